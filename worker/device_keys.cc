@@ -215,11 +215,15 @@ void DeviceKeys::enqueue(Work work) {
 }
 
 std::unique_ptr<Event> DeviceKeys::spare_event() {
-  const std::lock_guard lock(mutex_);
-  if (spare_.empty()) return device_.make_event();
-  std::unique_ptr<Event> event = std::move(spare_.back());
-  spare_.pop_back();
-  return event;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!spare_.empty()) {
+      std::unique_ptr<Event> event = std::move(spare_.back());
+      spare_.pop_back();
+      return event;
+    }
+  }
+  return device_.make_event();
 }
 
 // `copy_in` enqueues the copies of the gradient.

@@ -1,5 +1,6 @@
 // Keys whose gradients and results are in the memory of a device, where they come and go on its
-// streams: no call waits, neither for the caller's stream nor for the box.
+// streams: no call waits, neither for the caller's stream nor for the box. (A driver may hold a
+// call up while what was enqueued before fills its queues.)
 //
 //   DeviceKeys keys(worker, *device);
 //   keys.push(0, gradient, stream);      // taken when `stream` comes here

@@ -81,6 +81,9 @@ class Stream final : public SwitchUplink {
     return !std::exchange(has_left_, true);
   }
   bool has_left() const { return has_left_; }
+  // For good: the program's order would hold up another generation as well.
+  void stay_away() { stays_away_ = true; }
+  bool stays_away() const { return stays_away_; }
   // Whether this round goes through the switch.
   bool takes(uint64_t round) const { return !has_left_ && round >= first_round_; }
 
@@ -160,6 +163,7 @@ class Stream final : public SwitchUplink {
   uint64_t first_round_;  // of this one
   uint32_t index_ = 0;
   bool has_left_ = false;  // it
+  bool stays_away_ = false;
   Datagrams& datagrams_;
   const std::span<const std::byte> gradients_;
   std::vector<SwitchedChunk> chunks_;
@@ -281,6 +285,7 @@ class SwitchEndpoint final : public Endpoint {
     const SwitchBeginning beginning = switch_beginning(imm, stream->chunks().front().round);
     // It comes on every queue. One that comes too late is none: what this rank has sent ends it.
     if (beginning.index <= stream->index() || !stream->is_before(beginning.round)) return true;
+    if (stream->stays_away()) return true;  // so it does, too
     end(*stream);
     stream->begin(beginning);
     note_change();
@@ -317,7 +322,9 @@ class SwitchEndpoint final : public Endpoint {
       if (sender.due_ns() <= now) sender.poll(now);
       stream->advance(now);
       const uint64_t since = stream->misses_one_since_ns();
-      if (sender.ended() || (since != kNever && now > since + patience_.order_ns)) end(*stream);
+      const bool out_of_order = since != kNever && now > since + patience_.order_ns;
+      if (sender.ended() || out_of_order) end(*stream);
+      if (out_of_order) stream->stay_away();
     }
   }
 

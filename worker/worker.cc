@@ -652,8 +652,12 @@ uint64_t Worker::Impl::this_or_next(uint64_t round) {
 
 BranchReply Worker::Impl::change_branches(BranchChange change) {
   if (change.action != BranchAction::kList) change.round = this_or_next(change.round);
-  return keeper.ask_server(
-      [&](ControlClient& client) { return client.change_branches(keeper.credential(), change); });
+  // The files of a branch may wait behind others', and take as long as they are large.
+  const bool reads_files = change.action == BranchAction::kRevive;
+  const uint32_t limit_ms = reads_files ? 0 : ControlClient::kTimeoutMs;
+  return keeper.ask_server([&](ControlClient& client) {
+    return client.change_branches(keeper.credential(), change, limit_ms);
+  });
 }
 
 uint64_t Worker::Impl::change_branch(BranchAction action, uint32_t branch, uint64_t round) {

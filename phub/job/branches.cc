@@ -65,6 +65,10 @@ uint32_t Branches::free_shelf(bool with_dock) const {
   return 0;
 }
 
+void Branches::check_room_for_one() const {
+  if (free_shelf(true) == 0) fail_no_room();
+}
+
 // How many of its own come before the job's `round`. REQUIRES: nothing is decided for later ones.
 uint64_t Branches::rounds_before(uint32_t number, const Branch& branch, uint64_t round) const {
   return branch.rounds + (number == running_ ? round - runs_.back().round : 0);

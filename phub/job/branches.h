@@ -64,6 +64,8 @@ class Branches {
   // Some chunk may not have copied what is in the dock of `shelf`, if none is in a lower round.
   bool needs_dock(uint32_t shelf, uint64_t in_progress) const;
   uint64_t killed_bytes() const;  // held of branches that are killed
+  // Throws Error(kFull) if there is no shelf for another branch that comes from files.
+  void check_room_for_one() const;
 
   std::vector<BranchStatus> list(uint64_t in_progress) const;
   std::vector<BranchRun> runs(uint64_t in_progress) const;  // from that round on

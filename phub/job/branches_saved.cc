@@ -90,7 +90,10 @@ SavedBranches Branches::saved(uint64_t round) const {
 
 void Branches::restore(const Manifest& from) {
   const SavedBranches& saved = from.branches;
-  if (shelves_ == 0) return check_saved(saved.next == 0, "its job has none");
+  if (shelves_ == 0) {
+    return check_saved(saved.next == 0 && saved.shelves.empty() && saved.moves.empty(),
+                       "its job has none");
+  }
   check_saved(saved.next > 0, "there are none");
   branches_.clear();
   next_ = saved.next;

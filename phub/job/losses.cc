@@ -11,12 +11,12 @@ namespace phub {
 void Losses::learn(std::span<const BranchRun> runs) {
   std::erase_if(runs_, [&](const BranchRun& run) { return run.round >= runs.front().round; });
   runs_.insert(runs_.end(), runs.begin(), runs.end());
-  forget_runs();
+  forget_runs(std::max(latest_, runs.front().round));
 }
 
-// Those that ended before every round that is kept.
-void Losses::forget_runs() {
-  const uint64_t lowest = latest_ > kKeptLosses ? latest_ - kKeptLosses + 1 : 1;
+// Those that ended before every round that is kept when this one is reported.
+void Losses::forget_runs(uint64_t newest) {
+  const uint64_t lowest = newest > kKeptLosses ? newest - kKeptLosses + 1 : 1;
   const auto kept = std::ranges::upper_bound(runs_, lowest, {}, &BranchRun::round);
   if (kept != runs_.begin()) runs_.erase(runs_.begin(), std::prev(kept));
 }

@@ -16,6 +16,7 @@ class Losses {
   // What ran, and is to run, from the round of the first on. Ascending; not empty. Before add(),
   // and before runs that it has are forgotten.
   void learn(std::span<const BranchRun> runs);
+  bool empty() const { return entries_.empty(); }  // nobody has reported anything
 
   // A rank's rounds ascend: one that it has reported already, or a later one, counts once. So does
   // nothing of a round that is not kept any more. Throws Error(kInvalid): the round is above
@@ -33,7 +34,7 @@ class Losses {
     double sum = 0;
   };
   uint32_t branch_in(uint64_t round) const;
-  void forget_runs();
+  void forget_runs(uint64_t newest);
 
   std::vector<Entry> entries_;      // a ring, by round; empty until the first report
   std::vector<uint64_t> reported_;  // by rank: its latest round

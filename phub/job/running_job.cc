@@ -320,8 +320,8 @@ void RunningJob::carry_out() {
 // their oldest pages: those of jobs that have ended first.
 void RunningJob::count_growth() {
   const auto count = [&] {
-    const uint64_t now = job_->grown_bytes() + state_bytes() + interest_bytes() + losses_.bytes() +
-                         loaded_bytes();
+    const uint64_t now =
+        job_->grown_bytes() + state_bytes() + interest_bytes() + losses_.bytes() + loaded_bytes();
     const uint64_t before = std::exchange(grown_bytes_, now);
     host_.budget.grow(before, grown_bytes_);
   };

@@ -33,7 +33,11 @@ void RunningJob::revive(const BranchChange& change, Reply<BranchReply> reply) {
     return decide_about_branches(change, 0, std::move(reply));
   }
   if (has_remote_parts()) fail(ErrorCode::kInvalid, "branch {}: {}", branch, kOneBox);
-  if (loaded_.contains(branch)) fail(ErrorCode::kTaken, "branch {} is being revived", branch);
+  if (!loaded_.empty()) {
+    fail(ErrorCode::kTaken, "branch {} is being revived: wait until it is", loaded_.begin()->first);
+  }
+  membership_.branches().check_room_for_one();
+  count_growth();
   const uint64_t bytes = job_->shelf_bytes();
   if (!host_.budget.has_room(bytes)) {
     fail(ErrorCode::kFull,
@@ -42,6 +46,7 @@ void RunningJob::revive(const BranchChange& change, Reply<BranchReply> reply) {
          branch, bytes);
   }
   loaded_[branch];
+  count_growth();
   const auto answer = [this, branch, reply = std::move(reply)](Result<BranchReply> result) {
     if (const auto left = loaded_.find(branch); left != loaded_.end()) {  // it was refused
       drop_shelf(std::move(left->second));
@@ -57,6 +62,7 @@ void RunningJob::revive(const BranchChange& change, Reply<BranchReply> reply) {
         host_.checkpoints->read_branch(*job_, branch, *shelf);
       },
       [this, change, shelf, answer](const std::optional<Error>& failed) {
+        if (ending_ || failed) drop_shelf(std::move(*shelf));
         if (ending_) return answer({error_code_, "the job has ended"});
         if (failed) {
           return answer({failed->code(), fmt::format("branch {} cannot be revived: {}",

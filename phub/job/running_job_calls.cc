@@ -139,7 +139,7 @@ void RunningJob::change_branches(const BranchChange& change, Reply<BranchReply> 
          job_->spec().name);
   }
   if (change.action == BranchAction::kList) return reply(branches());
-  losses_.learn(membership_.branches().runs(0));
+  if (!losses_.empty()) losses_.learn(membership_.branches().runs(0));
   check_change(change.values);
   if (change.action == BranchAction::kSchedule) check_room_for_changes();
   if (change.action == BranchAction::kKill) check_may_kill();

@@ -179,6 +179,10 @@ void write_tensors(const Job& job, const Manifest& saved, CheckpointWriter& writ
   writer.sync();
 }
 
+bool is_damage(const Error& error) {
+  return error.code() == ErrorCode::kNotFound || error.code() == ErrorCode::kInvalid;
+}
+
 // Branches that the snapshot does not have, from the checkpoint before. Returns what is wrong.
 // What is gone or damaged is still to be missed, and is no reason not to save the rest.
 std::string share_branches(const Job& job, CheckpointReader& from, Manifest& saved,
@@ -191,7 +195,7 @@ std::string share_branches(const Job& job, CheckpointReader& from, Manifest& sav
       try {
         writer.share_tensors(from, file);
       } catch (const Error& error) {
-        if (error.code() != ErrorCode::kNotFound && error.code() != ErrorCode::kInvalid) throw;
+        if (!is_damage(error) || !is_on_disk(shelf.branch, saved)) throw;
         problems += fmt::format("{}branch {} cannot be revived: {}", problems.empty() ? "" : "; ",
                                 shelf.branch, error.what());
       }
@@ -401,7 +405,20 @@ std::string SavedJobs::write(const Job& job, const Manifest& saved) {
 std::unique_ptr<CheckpointReader> SavedJobs::latest(const std::string& job) {
   const auto at = latest_.find(job);
   if (at == latest_.end()) fail(ErrorCode::kNotFound, "job '{}' has no checkpoint", job);
-  return store_.open(job, at->second);
+  try {
+    return store_.open(job, at->second);
+  } catch (const Error& error) {
+    if (!is_damage(error)) throw;
+    for (const CheckpointId& id : store_.list(job)) {
+      if (id == at->second) continue;
+      try {
+        return store_.open(job, id);
+      } catch (const Error& of_another) {
+        if (!is_damage(of_another)) throw;
+      }
+    }
+    throw;
+  }
 }
 
 void SavedJobs::read_branch(const Job& job, uint32_t branch, Job::Shelf& into) {

@@ -83,6 +83,15 @@ TEST(Losses, ARoundInWhichTheJobCannotBeIsRefused) {
   EXPECT_THAT(rounds_of(losses.page(0)), ElementsAre(7));
 }
 
+TEST(Losses, WhatRanIsForgottenAlsoIfNobodyReports) {
+  Losses losses;
+  for (uint64_t round = 1; round <= 20 * kKeptLosses; ++round) {
+    const BranchRun runs[] = {{round, static_cast<uint32_t>(round % 2)}};
+    losses.learn(runs);
+  }
+  EXPECT_LT(losses.bytes(), 4 * kKeptLosses * sizeof(BranchRun));
+}
+
 // Ranks at their own pace, with rounds left out and reports sent again; branches that are decided
 // ahead, in other words replaced, and forgotten by who decides.
 TEST(Losses, RandomReports) {

@@ -76,9 +76,10 @@ class CudaDevice : public Device {
            fmt::format("{}: a budget of {} bytes", name, options.budget_bytes));
     }
     set_memory(memory_);
-    must(static_cast<cudaError_t>(load_on_cuda(nullptr)), ErrorCode::kUnavailable,
+    const CudaStream loading(*this, state_, "loading");
+    must(static_cast<cudaError_t>(load_on_cuda(loading.handle())), ErrorCode::kUnavailable,
          fmt::format("{}: its kernels", name));
-    must(cudaStreamSynchronize(nullptr), ErrorCode::kUnavailable, name);
+    must(cudaStreamSynchronize(loading.handle()), ErrorCode::kUnavailable, name);
   }
   ~CudaDevice() override {
     const CudaCurrent current(state_.ordinal());

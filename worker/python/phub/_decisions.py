@@ -126,6 +126,8 @@ class Policy:
             raise InvalidError(
                 f"most_clocks, {self.most_clocks}, are fewer than first_clocks, {self.first_clocks}"
             )
+        if not 0 <= self.improvement < math.inf:
+            raise InvalidError(f"improvement of a tuner: not below 0, not {self.improvement}")
         if self.compare not in COMPARE:
             raise InvalidError(f"a tuner cannot compare by '{self.compare}': {', '.join(COMPARE)}")
         if self.schedule not in SCHEDULE:

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 from phub.errors import InvalidError
 
+_MOST_ROWS = 100_000  # of a grid
+
 
 @dataclass(frozen=True)
 class Between:
@@ -76,6 +78,8 @@ def grid(space: Space, points: int = 7, seed: int = 0) -> Search:
         [given.at(i / (points - 1)) for i in range(points)] if isinstance(given, Between) else given
         for given in space.values()
     ]
+    if math.prod(map(len, columns)) > _MOST_ROWS:
+        raise InvalidError(f"a grid of more than {_MOST_ROWS} combinations: take fewer points")
     rows = [dict(zip(space, row, strict=True)) for row in itertools.product(*columns)]
     random.Random(seed).shuffle(rows)
     return _Listed(iter(rows))
@@ -84,6 +88,7 @@ def grid(space: Space, points: int = 7, seed: int = 0) -> Search:
 def sampled(space: Space, trials: int, seed: int = 0) -> Search:
     """So many independent random draws."""
     _check(space)
+    _check_trials(trials)
     draw = random.Random(seed)
 
     def rows() -> Iterator[Values]:
@@ -138,7 +143,13 @@ def tpe(space: Space, trials: int, seed: int = 0) -> Search:
     Raises InvalidError: Optuna is not installed.
     """
     _check(space)
+    _check_trials(trials)
     return _Modelled(space, trials, seed)
+
+
+def _check_trials(trials: int) -> None:
+    if trials < 1:
+        raise InvalidError(f"a search of {trials} trials finds nothing: at least 1")
 
 
 def _check(space: Space) -> None:

@@ -16,7 +16,7 @@ from phub._search import Values
 from phub._trials import judge
 from phub.errors import InvalidError
 
-_MOST_GONE = 5  # branches that are shown after they were discarded
+_MOST_GONE = 5  # branches that are known after they were discarded
 
 
 @dataclass
@@ -151,8 +151,12 @@ class Course:
             self._log.add("chosen", round=self.round, branch=branch, values=values)
             self._say(f"round {self.round}: branch {branch} is chosen: {values_text(values)}")
         self._best = best
-        if best and self.lines[best[0]].state != "gone":
-            self.lines[best[0]].state += ", best"
+        line = self.lines.get(best[0]) if best else None
+        if line and line.state != "gone":
+            line.state += ", best"
+        gone = [line.branch for line in self.lines.values() if line.state == "gone"]
+        for branch in gone[:-_MOST_GONE]:
+            del self.lines[branch]
 
     def show(self) -> None:
         """On a terminal, what there is now in place of what there was."""
@@ -163,9 +167,6 @@ class Course:
 
     def table(self) -> list[str]:
         """A head, and a line for each branch."""
-        gone = [line.branch for line in self.lines.values() if line.state == "gone"]
-        for branch in gone[:-_MOST_GONE]:
-            del self.lines[branch]
         rows = [HEAD, *(line.cells() for line in self.lines.values())]
         widths = [max(len(row[at]) for row in rows) for at in range(len(HEAD))]
         best = values_text(self._best[1]) if self._best else "none yet"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import os
 import signal
 import sys
@@ -19,7 +20,8 @@ from phub._search import Between, Search, Space
 from phub._tune_course import Course, Log
 
 _ENDED = "the job has ended"
-_PATIENCE_S = 30.0  # while the box does not answer
+_PATIENCE_S = 30.0  # while the box does not answer, or the training says nothing
+_MOST_S = 1e6  # that an option may say
 
 _DESCRIPTION = """\
 Finds hyperparameters of a training that runs: tries values on branches of the job, and goes on
@@ -39,14 +41,17 @@ goes on with the branch that runs then."""
 
 def _numbers(text: str, given: str) -> list[float]:
     try:
-        return [float(each) for each in text.split(",")]
+        numbers = [float(each) for each in text.split(",")]
     except ValueError:
-        raise errors.InvalidError(f"--search {given}: '{text}' is not a list of numbers") from None
+        numbers = []
+    if not numbers or not all(map(math.isfinite, numbers)):
+        raise errors.InvalidError(f"--search {given}: '{text}' is not a list of numbers")
+    return numbers
 
 
 def _range(text: str, given: str, *, logarithmic: bool) -> Between:
     ends = text.split("..")
-    if len(ends) != 2:
+    if len(ends) != 2 or "," in text:
         raise errors.InvalidError(f"--search {given}: a range is LOW..HIGH, not '{text}'")
     low, high = (_numbers(end, given)[0] for end in ends)
     return Between(low, high, logarithmic)
@@ -156,6 +161,7 @@ def _decided(job: RemoteJob, driver: Driver, since: int) -> bool:
 def _follow(job: RemoteJob, driver: Driver, course: Course, every_s: float) -> str:
     """Until the job ends, or the search does. Returns why."""
     since, patient_until = 0, time.monotonic() + _PATIENCE_S
+    silent_until = patient_until
     while True:
         try:
             heard = job.losses(since)
@@ -170,6 +176,12 @@ def _follow(job: RemoteJob, driver: Driver, course: Course, every_s: float) -> s
             since = each.round + 1
             driver.hear(each.round, each.branch, each.loss)
             course.hear(each)
+        if not since and time.monotonic() >= silent_until:
+            silent_until = math.inf
+            print(
+                f"phub tune: no rank of job '{job.name}' has reported a loss yet (report_loss)",
+                file=sys.stderr,
+            )
         if heard and not _decided(job, driver, since):
             return _ENDED
         course.decided(driver.decisions, driver.branch)
@@ -182,8 +194,8 @@ def _follow(job: RemoteJob, driver: Driver, course: Course, every_s: float) -> s
 def _tune(given: argparse.Namespace) -> None:
     decisions = Decisions(_policy_of(given), search_of(given))
     job = RemoteJob(Control(given.server, token_from_environment()), given.job)
-    log = Log(given.log)
     branches, root = _found(job, given.wait)
+    log = Log(given.log)
     course = Course(log, sys.stdout, given.job, root)
     log.add("begin", job=given.job, branch=root, tried=given.tried, method=given.method)
     if others := [branch for branch in branches if branch != root]:
@@ -209,8 +221,8 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     if not given.job:
         parser.error("--job NAME, or PHUB_JOB, says which job is to be tuned")
-    if given.every <= 0 or given.wait < 0:
-        parser.error("--every is above 0, and --wait not below 0")
+    if not 0 < given.every <= _MOST_S or not 0 <= given.wait <= _MOST_S:
+        parser.error(f"--every is above 0, --wait not below 0, and both are at most {_MOST_S:g}")
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGINT, _interrupt)
     _tune(given)

@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -276,6 +277,23 @@ def test_a_terminal_has_a_table_in_place():
     ]
 
 
+def test_a_terminal_forgets_branches_and_goes_on_without_the_best():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    course = Course(Log(None), Terminal(), "job", 0)
+    decisions = Decisions(Policy(), lambda: grid({"lr": (1,)}))
+    decisions.best = SimpleNamespace(branch=1, values={"lr": 1.0})
+    for branch in range(1, 9):
+        course.tell(Event(3, Fork(0, {"lr": branch}), branch=branch))
+    for branch in range(1, 9):
+        course.tell(Event(4, Discard(branch)))
+        course.decided(decisions, 0)
+        course.show()
+    assert list(course.lines) == [0, 4, 5, 6, 7, 8]
+
+
 # ---- Mistakes.
 
 
@@ -294,6 +312,14 @@ def test_a_terminal_has_a_table_in_place():
         (("--job", "x", "--search", "lr=1,2", "--points", "1"), "at least 2"),
         (("--job", "x", "--search", "lr=1,2", "--compare", "beauty"), "beauty"),
         (("--job", "x", "--search", "lr=1,2", "--every", "0"), "--every"),
+        (("--job", "x", "--search", "lr=1,2", "--every", "nan"), "--every"),
+        (("--job", "x", "--search", "lr=1,2", "--wait", "inf"), "--wait"),
+        (("--job", "x", "--search", "lr=1,nan"), "'1,nan' is not a list of numbers"),
+        (("--job", "x", "--search", "lr=log:1,2..3"), "LOW..HIGH"),
+        (("--job", "x", "--search", "lr=1,2", "--method", "sampled", "--points", "0"), "at least 1"),
+        (("--job", "x", "--search", "lr=1..2", "--points", "9"), "'1..2' is not a list"),
+        (("--job", "x", "--search", "lr=log:1..2", "--points", "9999999"), "take fewer points"),
+        (("--job", "x", "--search", "lr=1,2", "--improvement", "nan"), "improvement of a tuner"),
         (("--job", "x", "--search", "lr=1,2", "--server", "nowhere"), "host and port"),
         (("--job", "x", "--search", "lr=1,2", "--log", "/nowhere/log"), "--log /nowhere/log"),
         (
