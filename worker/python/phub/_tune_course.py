@@ -151,9 +151,9 @@ class Course:
             self._log.add("chosen", round=self.round, branch=branch, values=values)
             self._say(f"round {self.round}: branch {branch} is chosen: {values_text(values)}")
         self._best = best
-        line = self.lines.get(best[0]) if best else None
-        if line and line.state != "gone":
-            line.state += ", best"
+        chosen = self.lines.get(best[0]) if best else None
+        if chosen and chosen.state != "gone":
+            chosen.state += ", best"
         gone = [line.branch for line in self.lines.values() if line.state == "gone"]
         for branch in gone[:-_MOST_GONE]:
             del self.lines[branch]

@@ -316,7 +316,10 @@ def test_a_terminal_forgets_branches_and_goes_on_without_the_best():
         (("--job", "x", "--search", "lr=1,2", "--wait", "inf"), "--wait"),
         (("--job", "x", "--search", "lr=1,nan"), "'1,nan' is not a list of numbers"),
         (("--job", "x", "--search", "lr=log:1,2..3"), "LOW..HIGH"),
-        (("--job", "x", "--search", "lr=1,2", "--method", "sampled", "--points", "0"), "at least 1"),
+        (
+            ("--job", "x", "--search", "lr=1,2", "--method", "sampled", "--points", "0"),
+            "at least 1",
+        ),
         (("--job", "x", "--search", "lr=1..2", "--points", "9"), "'1..2' is not a list"),
         (("--job", "x", "--search", "lr=log:1..2", "--points", "9999999"), "take fewer points"),
         (("--job", "x", "--search", "lr=1,2", "--improvement", "nan"), "improvement of a tuner"),
