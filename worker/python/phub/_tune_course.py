@@ -67,9 +67,14 @@ class Log:
     def __init__(self, path: Path | None) -> None:
         self._file: TextIO | None = None
         try:
-            self._file = path.open("w") if path else None
+            self._file = path.open("a") if path else None
         except OSError as error:
             raise InvalidError(f"--log {path}: {error.strerror}") from None
+
+    def clear(self) -> None:
+        """What an earlier tuning has left."""
+        if self._file:
+            self._file.truncate(0)
 
     def add(self, kind: str, **more: Any) -> None:
         """Numbers that are not finite become null."""

@@ -194,8 +194,9 @@ def _follow(job: RemoteJob, driver: Driver, course: Course, every_s: float) -> s
 def _tune(given: argparse.Namespace) -> None:
     decisions = Decisions(_policy_of(given), search_of(given))
     job = RemoteJob(Control(given.server, token_from_environment()), given.job)
-    branches, root = _found(job, given.wait)
     log = Log(given.log)
+    branches, root = _found(job, given.wait)
+    log.clear()
     course = Course(log, sys.stdout, given.job, root)
     log.add("begin", job=given.job, branch=root, tried=given.tried, method=given.method)
     if others := [branch for branch in branches if branch != root]:
