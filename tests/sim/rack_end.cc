@@ -165,11 +165,17 @@ std::string Rack::check_error(const JobRun& job, const Trainer& trainer, bool fa
   const bool rack_may_go = !job.plan.box_of.empty();
   const bool rack_lost = rack_may_go && !plan_.rack_faults.empty();
   // What is in a switch the box does not see: where a rank hangs, it may take another for it.
-  const bool hidden = switch_ && &job == jobs_.front().get() && !job.plan.faults.empty() &&
-                      what.find("while the others waited for it") != what.npos;
+  const bool waited_for = what.find("while the others waited for it") != what.npos;
+  const bool hidden =
+      waited_for && switch_ && &job == jobs_.front().get() && !job.plan.faults.empty();
+  // A rank whose connections broke sends nothing while a shard that has to take it again hangs.
+  const bool kept_out =
+      waited_for && std::ranges::any_of(plan_.shard_faults, [&](const auto& fault) {
+        return fault.hangs && fault.ms > job.plan.spec.progress_limit_ms;
+      });
   switch (error.code()) {
     case ErrorCode::kFenced:
-      explained |= out || control || failed || rack_lost || hidden;
+      explained |= out || control || failed || rack_lost || hidden || kept_out;
       break;
     case ErrorCode::kUnauthorized:  // replaced before it connected, or another job of this name
       // Or at a box that has died, of which the server did not hear before it died, too.
