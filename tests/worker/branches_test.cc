@@ -17,6 +17,7 @@
 #include "tests/oracle/replay.h"
 #include "tests/seeds.h"
 #include "tests/worker/box.h"
+#include "tests/worker/branch_rounds.h"
 #include "tests/worker/expect_error.h"
 #include "transport/control/control_client.h"
 
@@ -27,7 +28,9 @@ using testing::Box;
 using testing::each_rank;
 using testing::expect_error;
 using Values = std::map<std::string, double>;
-using Model = std::vector<std::vector<std::byte>>;  // by key
+using testing::Model;
+using testing::model_of;
+using testing::push;
 
 JobSpec spec_of(const std::string& name, uint32_t ranks = 2) {
   JobSpec spec;
@@ -41,30 +44,6 @@ JobSpec spec_of(const std::string& name, uint32_t ranks = 2) {
   spec.hyper = {{"lr", 0.125}, {"momentum", 0.5}, {"lr_exponential", 0.9}};
   spec.lease_ms = 60'000;  // nobody is to be lost for being slow
   return spec;
-}
-
-// In the n-th round of branch `branch`, which is what it does in the n-th round of its own job.
-void push(Worker& worker, uint32_t seed, uint32_t branch, uint64_t n) {
-  for (size_t key = 0; key < worker.keys(); ++key) {
-    std::minstd_rand random(
-        static_cast<uint32_t>(1 + seed + 7919 * branch + 97 * n + 11 * worker.rank() + key));
-    const std::span<std::byte> out = worker.gradient_bytes(key);
-    const kernels::DType type = memory_dtype(worker.spec(), static_cast<uint32_t>(key));
-    for (size_t i = 0; i < out.size() / kernels::bytes_of(type); ++i) {
-      reference::store(out.data(), type, i, static_cast<float>(random() % 2001) / 1000 - 1);
-    }
-    worker.push(key);
-  }
-  worker.wait_all();
-}
-
-Model model_of(const Worker& worker) {
-  Model model;
-  for (size_t key = 0; key < worker.keys(); ++key) {
-    const auto bytes = worker.parameter_bytes(key);
-    model.emplace_back(bytes.begin(), bytes.end());
-  }
-  return model;
 }
 
 // What a branch does: the same as its parent for some rounds, then with these values.
@@ -101,7 +80,7 @@ std::vector<Model> alone(Box& box, JobSpec spec, const std::map<uint32_t, Life>&
     for (uint64_t n = 1; n <= rounds; ++n) {
       if (r == 0 && changes.contains(n)) EXPECT_EQ(worker.set_hyper(changes[n], n), n);
       worker.barrier();
-      push(worker, seed, who[n], n);
+      push(worker, n, who[n], seed);
       if (r == 0) models.push_back(model_of(worker));
     }
   });
@@ -130,7 +109,7 @@ std::vector<std::vector<Seen>> train(Box& box, const JobSpec& spec, uint64_t rou
     for (uint64_t round = 1; round <= rounds; ++round) {
       if (r == 0) decide(worker, round);
       const uint32_t branch = worker.branch_in(round);
-      push(worker, seed, branch, ++own.at(branch));
+      push(worker, ++own.at(branch), branch, seed);
       const uint32_t next = worker.branch_in(round + 1);
       seen[r].push_back({next, own.at(next), model_of(worker)});
     }
@@ -244,7 +223,7 @@ TEST(Branches, TheStateOfKeysIsThatOfTheBranchThatRuns) {
   const std::vector<uint64_t> want = {1, 2, 2, 3, 3, 4};  // after rounds: before 4 runs 1, …
   std::vector<std::vector<float>> states;
   for (uint64_t round = 1; round <= 6; ++round) {
-    push(worker, 1, 0, round);
+    push(worker, round, 0, 1);
     states.push_back(state_of_b(steps));
     EXPECT_EQ(steps, want[round - 1]) << "after round " << round;
   }
@@ -275,7 +254,7 @@ TEST(Branches, LossesAreThoseOfTheBranchThatRan) {
       if (r == 0) ran[round] = worker.branch_in(round);
       if (r == 0 || round % 2 == 0) worker.report_loss(loss(r, round), round % 3 == 0 ? round : 0);
       if (round == 9) worker.report_loss(99, 9);  // it counts once
-      push(worker, 1, 0, round);
+      push(worker, round, 0, 1);
     }
     expect_error(ErrorCode::kInvalid, "from 1 to", [&] { worker.report_loss(1, 1u << 30); });
     worker.barrier();
@@ -324,7 +303,7 @@ TEST(Branches, TheStatusHasThem) {
   const uint32_t child = worker.fork(0, {}, 3).branch;
   const BranchTurn turns[] = {{child, 0}};
   worker.schedule(turns, 4);
-  for (uint64_t round = 1; round <= 5; ++round) push(worker, 1, 0, round);
+  for (uint64_t round = 1; round <= 5; ++round) push(worker, round, 0, 1);
   std::vector<float> parameters(7), momentum(7);
   KeyState state{.key = 1, .arrays = {parameters, momentum}};
   worker.get_state({&state, 1});  // then the server knows which rounds are complete

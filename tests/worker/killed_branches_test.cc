@@ -22,6 +22,7 @@
 #include "tests/oracle/reference.h"
 #include "tests/seeds.h"
 #include "tests/worker/box.h"
+#include "tests/worker/branch_rounds.h"
 #include "tests/worker/expect_error.h"
 #include "tests/worker/server_process.h"
 #include "tests/worker/training.h"
@@ -34,7 +35,6 @@ namespace fs = std::filesystem;
 
 constexpr uint32_t kLongMs = 120'000;
 constexpr uint32_t kShelves = 2;
-using Model = std::vector<std::vector<std::byte>>;  // by key
 using Workers = std::vector<std::unique_ptr<Worker>>;
 
 JobSpec spec_of(const std::string& name, uint32_t ranks = 1, uint32_t branches = kShelves) {
@@ -63,29 +63,6 @@ Workers join(const ServerProcess& server, const JobSpec& spec,
     workers[rank]->wait_all();
   });
   return workers;
-}
-
-void push(Worker& worker, uint64_t round, uint32_t branch) {
-  for (size_t key = 0; key < worker.keys(); ++key) {
-    std::minstd_rand random(
-        static_cast<uint32_t>(1 + 7919 * branch + 97 * round + 11 * worker.rank() + key));
-    const std::span<std::byte> out = worker.gradient_bytes(key);
-    const kernels::DType type = memory_dtype(worker.spec(), static_cast<uint32_t>(key));
-    for (size_t i = 0; i < out.size() / kernels::bytes_of(type); ++i) {
-      reference::store(out.data(), type, i, static_cast<float>(random() % 2001) / 1000 - 1);
-    }
-    worker.push(key);
-  }
-  worker.wait_all();
-}
-
-Model model_of(const Worker& worker) {
-  Model model;
-  for (size_t key = 0; key < worker.keys(); ++key) {
-    const auto bytes = worker.parameter_bytes(key);
-    model.emplace_back(bytes.begin(), bytes.end());
-  }
-  return model;
 }
 
 // What rank 0 has after each of the rounds, and which branch the next is of. `decide(round)`: rank

@@ -18,6 +18,7 @@
 #include "tests/oracle/reference.h"
 #include "tests/seeds.h"
 #include "tests/worker/box.h"
+#include "tests/worker/branch_rounds.h"
 #include "tests/worker/server_process.h"
 #include "tests/worker/training.h"
 #include "worker/worker.h"
@@ -28,7 +29,6 @@ namespace {
 constexpr uint32_t kLongMs = 120'000;
 constexpr uint64_t kRounds = 24;
 using Workers = std::vector<std::unique_ptr<Worker>>;
-using Model = std::vector<std::vector<std::byte>>;  // by key
 
 JobSpec spec_of(const std::string& name, const std::string& optimizer, const std::string& dtype) {
   JobSpec spec;
@@ -107,20 +107,6 @@ void decide(Worker& worker, const Decision& decision) {
   }
 }
 
-void push(Worker& worker, uint64_t round, uint32_t branch) {
-  for (size_t key = 0; key < worker.keys(); ++key) {
-    std::minstd_rand random(
-        static_cast<uint32_t>(1 + 7919 * branch + 97 * round + 11 * worker.rank() + key));
-    const std::span<std::byte> out = worker.gradient_bytes(key);
-    const kernels::DType type = memory_dtype(worker.spec(), static_cast<uint32_t>(key));
-    for (size_t i = 0; i < out.size() / kernels::bytes_of(type); ++i) {
-      reference::store(out.data(), type, i, static_cast<float>(random() % 2001) / 1000 - 1);
-    }
-    worker.push(key);
-  }
-  worker.wait_all();
-}
-
 Workers join(const ServerProcess& server, const JobSpec& spec, const std::string& transport) {
   Workers workers(spec.world_size);
   each_rank(spec.world_size, [&](uint32_t rank) {
@@ -144,13 +130,7 @@ void train(const Workers& workers, uint64_t first, uint64_t last, const Decision
         for (const Decision& decision : decisions.at(round)) decide(worker, decision);
       }
       push(worker, round, worker.branch_in(round));
-      if (rank > 0) continue;
-      Model model;
-      for (size_t key = 0; key < worker.keys(); ++key) {
-        const auto bytes = worker.parameter_bytes(key);
-        model.emplace_back(bytes.begin(), bytes.end());
-      }
-      seen.emplace_back(worker.branch_in(round + 1), std::move(model));
+      if (rank == 0) seen.emplace_back(worker.branch_in(round + 1), model_of(worker));
     }
   });
 }
