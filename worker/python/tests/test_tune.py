@@ -7,6 +7,7 @@ import json
 import math
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -103,23 +104,24 @@ def test_every_branch_trains_as_in_one_process(box, start, monkeypatch, tmp_path
     values = ",".join(map(str, RULES[rule][1]))
     tuner = tune(
         *("--server", box.address, "--job", f"tune-{rule}", "--search", f"lr={values}"),
-        *("--first-clocks", "8", "--most-clocks", "32", "--window", "6", "--plateau", "2"),
+        *("--first-clocks", "8", "--most-clocks", "256", "--window", "6", "--plateau", "2"),
         *("--every", "0.01", "--seed", str(SEED), "--log", str(log)),
     )
     ranks = start(trains, WORLD, rule, tmp_path)
 
     def is_enough():
-        assert tuner.poll() is None, tuner.communicate()
-        return sum(row["kind"] == "discard" for row in rows_of(log)) >= 3 and any(
-            row["kind"] == "chosen" for row in rows_of(log)
-        )
+        ended = tuner.poll() is not None  # as it does when a later search finds nothing better
+        kinds = [row["kind"] for row in rows_of(log)]
+        enough = kinds.count("discard") >= 3 and "chosen" in kinds
+        assert enough or not ended, tuner.communicate()
+        return enough
 
     wait_until(is_enough, "a search is over")
     (tmp_path / "enough").touch()
     (first, mine), (second, others) = ranks.results()
     out, err = tuner.communicate(timeout=60)
     assert tuner.returncode == 0, err
-    assert "the job has ended; best: lr " in out
+    assert re.search("(the job has ended|nothing that converges); best: lr ", out), out
     for one, other in zip(mine, others, strict=True):
         assert torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)  # some trial may run
     rows = rows_of(log)
