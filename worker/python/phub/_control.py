@@ -248,7 +248,7 @@ class RemoteJob:
         return int(self._change("discard", branch=branch, round=round)["round"])
 
     def _change(self, action: str, **more: Any) -> Any:
-        asked = {"rank": 0, "incarnation": 0, "action": action, **more}
+        asked = {"rank": 0, "incarnation": 0, "epoch": self._epoch or 0, "action": action, **more}
         with self._about_tokens():
             return self._control.post(f"{self._path}/branches", asked)
 

@@ -41,12 +41,20 @@ class OwnState:
 
     def saved(self) -> bytes:
         """As it is now."""
+        groups = [
+            {name: value for name, value in group.items() if name != "params"}
+            for group in self._optimizer.param_groups
+        ]
+        return self._saved_with({"groups": groups})
+
+    def saved_of_branch(self) -> bytes:
+        """Without the groups' values: the box has those of each branch."""
+        return self._saved_with({})
+
+    def _saved_with(self, more: Mapping[str, Any]) -> bytes:
         content = io.BytesIO()
         state = {
-            "groups": [
-                {name: value for name, value in group.items() if name != "params"}
-                for group in self._optimizer.param_groups
-            ],
+            **more,
             "buffers": self._buffers,
             "torch": torch.get_rng_state(),
             "python": random.getstate(),
@@ -63,8 +71,9 @@ class OwnState:
                 f"the checkpoint has the state of {sorted(state['kept'])}, and steps() is given "
                 f"{sorted(self._kept)}: give it the same"
             )
-        for group, values in zip(self._optimizer.param_groups, state["groups"], strict=True):
-            group.update(values)
+        if "groups" in state:
+            for group, values in zip(self._optimizer.param_groups, state["groups"], strict=True):
+                group.update(values)
         with torch.no_grad():
             for name, buffer in self._buffers.items():
                 buffer.copy_(state["buffers"][name])

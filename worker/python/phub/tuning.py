@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from phub._by_branch import ByBranch
 from phub._decisions import (
     COMPARE,
     SCHEDULE,
@@ -28,6 +29,7 @@ __all__ = [
     "COMPARE",
     "SCHEDULE",
     "Between",
+    "ByBranch",
     "Decisions",
     "Discard",
     "Driver",
@@ -63,8 +65,9 @@ class Tuner:
     The other ranks train as ever: results bring them the branch that runs next. The job's option
     `branches` is at least the policy's, less one, and its on_nonfinite "pass": with "stop" a branch
     that diverges would end it. What ranks keep themselves, such as the statistics of batch
-    normalisation, is not of a branch, and goes on over all of them. What the tuner knows is not
-    saved: after a restart a new one begins with the branch that runs.
+    normalisation, goes on over all branches, unless the steps are counted with
+    `DistributedOptimizer.steps`, or `ByBranch` keeps it. What the tuner knows is not saved: after a
+    restart a new one begins with the branch that runs.
     """
 
     def __init__(

@@ -10,6 +10,7 @@ import random
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ import pytest
 import torch
 from conftest import SEED, Box, wait_until
 from test_tuner import FIRST_RATE, RULES, WORLD, Blobs
+from torch import nn
 
 import phub
 from phub._control import Control, RemoteJob, RoundLoss
@@ -359,6 +361,45 @@ def test_a_job_that_cannot_be_tuned_says_so(box, start, tmp_path):
     tuner = tune(*about, "--job", name)
     assert "has no branches" in tuner.communicate(timeout=60)[1]
     assert tuner.returncode == 1
+    (tmp_path / "enough").touch()
+    ranks.results()
+
+
+def goes_on(rank, folder):
+    """Until there is a file `enough`, at a box that may come back."""
+    model = nn.Linear(4, 1)
+    made = torch.optim.SGD(model.parameters(), 1e-3)
+    optimizer = phub.DistributedOptimizer(made, model, transport="tcp", branches=2)
+    while not (folder / "enough").exists():
+        try:
+            for step in optimizer.steps(optimizer.steps_done + 20):
+                optimizer.worker.report_loss(1 / (step + 1))
+                model(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+                time.sleep(0.002)
+        except phub.RewoundError:
+            optimizer.rejoin()
+    optimizer.close()
+
+
+def test_decisions_are_of_the_life_whose_losses_were_heard(
+    saving_box, start, tmp_path, monkeypatch
+):
+    name = "lives"
+    monkeypatch.setenv("PHUB_JOB", name)
+    ranks = start(goes_on, 1, tmp_path)
+    wait_until(lambda: saving_box.status(name).get("durable_round", 0) > 0, "a checkpoint")
+    before = RemoteJob(Control(saving_box.address), name)
+    assert before.losses(0)
+    before.fork(0, {"lr": 0.1})
+    saving_box.die_and_come_back()
+    wait_until(lambda: saving_box.status(name).get("state") == "running", "the job goes on")
+    for decide in (lambda: before.fork(0), lambda: before.schedule(0), lambda: before.discard(1)):
+        with pytest.raises(phub.RewoundError, match="looks anew"):
+            decide()
+    again = RemoteJob(Control(saving_box.address), name)
+    wait_until(lambda: again.losses(0), "losses")
+    again.fork(0, {"lr": 0.1})
     (tmp_path / "enough").touch()
     ranks.results()
 
