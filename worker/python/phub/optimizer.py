@@ -331,8 +331,8 @@ class DistributedOptimizer(Optimizer):
         box keeps a checkpoint, and is given back if the job goes on from there: the values of the
         parameter groups, the model's buffers, the random numbers of torch and random, and `kept`:
         schedulers, data loaders and others with state_dict() and load_state_dict(). In a job with
-        branches each branch has all of this, but for the groups' values, for itself. It ends when
-        all ranks have made the steps.
+        branches each branch has all of this, but for the groups' values and what has the attribute
+        `of_all_branches`, for itself. It ends when all ranks have made the steps.
         """
         return self._steps.count(until, kept)
 

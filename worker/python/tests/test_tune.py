@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import io
+import itertools
 import json
 import math
 import os
@@ -157,6 +158,7 @@ class Late:
         self.forks, self.runs, self.gone = [], [(1, 0)], []
         self.made, self.last = 0, 0
         self.ran = {0: []}
+        self.course = {}  # by round: branch, loss
 
     def soon(self):
         self.last = max(self.last, self.round + self.late())
@@ -192,6 +194,7 @@ class Late:
         loss = state * state if abs(state) < 1e15 else math.nan
         self.states[branch] = state * (1 - 2 * rate), rate
         self.ran[branch].append(loss)
+        self.course[self.round] = branch, loss
         self.round += 1
         return self.round - 1, branch, loss
 
@@ -251,6 +254,49 @@ def test_a_best_branch_that_diverges_is_gone_back_from(after):
         driver.decide()
     assert ran > after
     assert math.isfinite(job.states[driver.branch][0])
+
+
+def driver_of(job, events):
+    policy = Policy(first_clocks=4, window=10)
+    decisions = Decisions(policy, lambda: sampled({"lr": Between(1e-4, 3)}, 6, SEED))
+    return Driver(job, decisions, job.runs[-1][1], events.append)
+
+
+def drive(job, driver, before_round=lambda: None):
+    while job.round < 300 and not driver.done:
+        before_round()
+        driver.hear(*job.step())
+        driver.decide()
+
+
+def goes_on_from(state, job):
+    events = []
+    driver = driver_of(job, events)
+    there = job.ran.keys() - {*job.gone}
+    driver.load_state_dict(copy.deepcopy(state), there, job.runs)
+    drive(job, driver)
+    assert job.ran.keys() - {*job.gone} == driver._alive
+    assert job.runs[-1][1] == driver.branch
+    for event in events:
+        if isinstance(event.request, Run):  # it ran so, as far as this is remembered
+            ran = [job.course[at] for at in event.rounds]
+            assert ran == [(event.request.branch, loss) for loss in event.losses]
+
+
+@pytest.mark.parametrize("latest", [0, 3])
+def test_a_driver_goes_on_from_its_state(latest):
+    """From any round, with its branches, or with those that the next decisions made."""
+    job = Late(lambda: 1 + latest)
+    driver = driver_of(job, [])
+    points = []
+    drive(job, driver, lambda: points.append(copy.deepcopy((driver.state_dict(), job))))
+    for (state, then), (_, next_) in itertools.pairwise(points):
+        again = copy.deepcopy(then)
+        goes_on_from(state, again)
+        assert (again.course, again.gone) == (job.course, job.gone)  # as without a break
+        decided = copy.deepcopy(next_)
+        decided.round, decided.states, decided.course = then.round, {**then.states}, {**then.course}
+        goes_on_from(state, decided)
 
 
 # ---- What is shown.
