@@ -104,19 +104,27 @@ class Driver:
         what was decided a little later: that is undone, and will be decided again. Where it lacks
         a branch because of that, a new search begins, from the branch that runs.
         """
-        known = {*state["alive"]} & {*there}
-        surplus = {branch for branch in there if branch > state["newest"]}
-        if len(known) < len(state["alive"]):
-            self._begin(self.decisions.afresh(), runs[-1][1])
-            surplus |= known
-        else:
-            self._replay(state)
+        if not {*state["alive"]} <= {*there}:
+            self._alive, self._newest = {*state["alive"]}, state["newest"]
+            self.begin_anew(self._job, there, runs[-1][1])
+            return
+        self._replay(state)
         if self.branch != runs[-1][1]:
             at = self._job.schedule(self.branch, round=0)
             self._since = at
             self._runs = [run for run in runs if run[0] < at] + [(at, self.branch)]
-        for branch in sorted(surplus - {self.branch}):
-            self._job.discard(branch, round=0)
+        for branch in there:
+            if branch > self._newest:
+                self._job.discard(branch, round=0)
+
+    def begin_anew(self, job: Job, there: Collection[int], running: int) -> None:
+        """With a new search, from the branch that runs; the others that it made are discarded."""
+        mine = [of for of in there if of in self._alive or of > self._newest]
+        self._job = job
+        self._begin(self.decisions.afresh(), running)
+        for branch in mine:
+            if branch != running:
+                job.discard(branch, round=0)
 
     def _replay(self, state: Mapping[str, Any]) -> None:
         self._begin(self.decisions.afresh(), state["root"])

@@ -450,6 +450,40 @@ def test_decisions_are_of_the_life_whose_losses_were_heard(
     ranks.results()
 
 
+def test_a_tuner_begins_anew_when_the_job_goes_on_from_a_checkpoint(
+    saving_box, start, tmp_path, monkeypatch
+):
+    """There is room for a search only if what the first one forked is discarded."""
+    monkeypatch.setenv("PHUB_JOB", "goes-on")
+    log = tmp_path / "log"
+    tuner = tune(
+        *("--server", saving_box.address, "--job", "goes-on", "--search", "lr=1e-3,2e-3"),
+        *("--branches", "3", "--first-clocks", "20", "--every", "0.01", "--log", str(log)),
+    )
+    ranks = start(goes_on, 1, tmp_path)
+
+    def forked(times):
+        return lambda: [row["kind"] for row in rows_of(log)].count("fork") >= times
+
+    def is_saved_with_a_branch():
+        return forked(1)() and saving_box.status("goes-on").get("durable_round", 0) > max(
+            row["round"] for row in rows_of(log) if row["kind"] == "fork"
+        )
+
+    wait_until(is_saved_with_a_branch, "a checkpoint with a branch")
+    saving_box.die_and_come_back()
+    wait_until(lambda: any(row["kind"] == "rewound" for row in rows_of(log)), "it begins anew")
+    so_far = [row["kind"] for row in rows_of(log)].count("fork")
+    wait_until(forked(so_far + 2), "another search")
+    (tmp_path / "enough").touch()
+    ranks.results()
+    out, err = tuner.communicate(timeout=60)
+    assert tuner.returncode == 0, err
+    assert "a new search begins" in err
+    assert "the job has gone on from a checkpoint" in out
+    assert "the job has ended" in out
+
+
 @contextlib.contextmanager
 def guarded(tmp_path):
     """A box with TLS that asks for tokens; an admin's, and one that may only train."""

@@ -103,7 +103,7 @@ def test_every_branch_trains_as_in_one_process(box, start, monkeypatch, rule):
     ranks = start(trains, WORLD, rule).results()
     events, losses, parameters, alive = ranks[0]
     for mine, others in zip(parameters, ranks[1][2], strict=True):
-        assert torch.equal(mine, others)
+        assert torch.allclose(mine, others, rtol=0, atol=0, equal_nan=True)  # a trial may run
     tried = [
         e.request.values["lr"] for e in events if isinstance(e.request, Fork) if e.request.values
     ]
