@@ -147,10 +147,11 @@ class Run {
           result.loss = now;
         }
       }
-      if (result.accuracy.seconds != kNotReached) continue;
       forward(network, data_.test, sample);
       const auto correct = static_cast<double>(network.correct(data_.test.labels));
-      if (100 * correct >= options_.accuracy * static_cast<double>(data_.test.size())) {
+      const double percent = 100 * correct / static_cast<double>(data_.test.size());
+      result.accuracies.push_back({sample.seconds, sample.rounds, percent});
+      if (result.accuracy.seconds == kNotReached && percent >= options_.accuracy) {
         result.accuracy = now;
       }
     }
