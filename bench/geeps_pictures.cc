@@ -145,7 +145,7 @@ Points sizes(const Pictures& pictures) {
     const Training training = of_layers(layers);
     uint64_t moved = 0;
     const auto seconds = seconds_of(training, machine, budget, pictures, moved);
-    if (!seconds) fail(ErrorCode::kFull, "{} layers do not fit {} bytes", layers, budget);
+    if (!seconds) fail(ErrorCode::kFull, "{} layers do not fit in {} bytes", layers, budget);
     double connections = 0;
     for (const Layer& layer : net.layers) connections += layer.connections * net.images;
     const double computing = std::chrono::duration<double>(training.compute_time()).count();
@@ -165,14 +165,14 @@ Points largest(const Pictures& pictures) {
   const auto with = [&](double images) {
     Net other = net;
     other.images = images;
-    return Training(other, pictures.machine);
+    return Training(part_of(other, pictures.parts), pictures.machine);
   };
   Points points;
   for (const double gigabytes : {1, 2, 3, 4, 5, 6}) {
-    const auto budget = static_cast<uint64_t>(gigabytes * 1e9);
+    const auto budget = static_cast<uint64_t>(gigabytes * 1e9 / pictures.parts);
     const double most = 4096 * gigabytes;
     add(points, {{"picture", "largest"},
-                 {"budget_bytes", budget},
+                 {"budget_bytes", gigabytes * 1e9},
                  {"kept", most_images(most,
                                       [&](double images) {
                                         return with(images).least_unmoved_bytes() <= budget;
