@@ -60,7 +60,7 @@ WorkerOptions options_of(const Workers& workers, uint32_t rank, const Training& 
 
 // Of iterations, without the first ones.
 template <class Iterate>
-double seconds_of(const Workers& workers, Worker& worker, Stream& compute, Iterate iterate) {
+double timed(const Workers& workers, Worker& worker, Stream& compute, Iterate iterate) {
   for (uint32_t i = 0; i < workers.warmup; ++i) iterate();
   compute.synchronize();
   worker.barrier();
@@ -81,7 +81,7 @@ Report train_cached(const Workers& workers, Worker& worker, geeps::Exchange& exc
   cache.finish_sequence();
   const uint64_t copied_before = cache.stats().bytes_copied_by_caller;
   const double seconds =
-      seconds_of(workers, worker, *compute, [&] { training.iterate(cache, compute.get()); });
+      timed(workers, worker, *compute, [&] { training.iterate(cache, compute.get()); });
   const Report report{seconds, cache.stats().bytes_copied_by_caller - copied_before};
   cache.wait_all();
   return report;
@@ -93,7 +93,7 @@ Report train_from_host(const Workers& workers, Worker& worker, geeps::Exchange& 
   const auto compute = device->make_stream("compute");
   HostParameters parameters(*device, exchange, training.tables(), *compute);
   const double seconds =
-      seconds_of(workers, worker, *compute, [&] { training.iterate(parameters, *compute); });
+      timed(workers, worker, *compute, [&] { training.iterate(parameters, *compute); });
   parameters.wait_all();
   return {seconds, 0};
 }
