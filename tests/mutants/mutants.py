@@ -1851,7 +1851,7 @@ MUTANTS = [
     Mutant("iterstore: of a row with updates in the map those with a place are lost", STORE_ROWS,
            "if (place != nullptr && place->updated_at == now_) add(place->update);", "", IN_STORES),
     Mutant("iterstore: ranks that share no row lose each other", STORE_ROWS,
-           "worker_.push_null(keys_.size());", "", IN_STORES),
+           "worker_.push(keys_.size());", "", IN_STORES),
     Mutant("iterstore: a state is read before it is here", "worker/iterstore/shared_rows.h",
            "if (key.here.load(std::memory_order_acquire) != now_) await(place.key);",
            "if (key.state == nullptr) await(place.key);", IN_STORES, (ITERSTORE, STORE_ROWS)),

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "worker/iterstore/row_plan.h"
+#include "worker/iterstore/tally.h"
 #include "worker/worker.h"
 
 namespace phub::iterstore {
@@ -64,8 +65,10 @@ class SharedRows {
   void read(uint32_t thread, uint32_t table, uint64_t row, std::byte* into);
   void update(uint32_t thread, uint32_t table, uint64_t row, const std::byte* by);
 
-  // Combines and pushes what was updated, batch after batch. `wait`: and waits for all results.
-  void clock(bool wait);
+  // Combines and pushes what was updated, batch after batch, and `mine`, what this rank says with
+  // this clock. `wait`: and waits for all results. Returns what all ranks said with the clock
+  // before, zeros if this is the job's first; out of lock-step, with some clocks before.
+  Tally clock(const Tally& mine, bool wait);
   bool is_clocked() const;  // nothing was updated since
 
   // The whole state of all tables, on all ranks; all ranks call it. `name`: of a job that does it.
@@ -111,6 +114,7 @@ class SharedRows {
 
   void await(size_t key);
   void settle();
+  Tally told();
   Stripe& stripe_of(uint32_t table, uint64_t row);
   std::vector<std::vector<const DynamicRow*>> updated_rows();  // in the map; by key
   bool combine(size_t key, std::span<const DynamicRow* const> dynamic);
@@ -123,6 +127,7 @@ class SharedRows {
   States rest_;  // of narrow tables: rows that nobody accesses, and others as they were
   Worker worker_;
   uint64_t now_ = 1;
+  Tally told_;  // with all clocks, as far as it is known
   std::deque<Key> keys_;
   std::vector<const ThreadRows*> threads_;
   std::array<Stripe, kStripes> stripes_;

@@ -7,59 +7,22 @@
 #include <cstring>
 #include <functional>
 #include <optional>
+#include <utility>
 
 #include "numa/memory.h"
 #include "transport/error.h"
 #include "worker/iterstore/cores.h"
 #include "worker/iterstore/meeting.h"
 #include "worker/iterstore/one_round.h"
+#include "worker/iterstore/options.h"
+#include "worker/iterstore/pattern_watch.h"
 #include "worker/iterstore/shared_rows.h"
 #include "worker/iterstore/thread_rows.h"
 
 namespace phub::iterstore {
 namespace {
 
-constexpr uint32_t kMaxThreads = 4096;
 constexpr size_t kMaxSteps = 0x7fffffff;
-
-void check_options(const StoreOptions& options) {
-  const JobSpec& spec = options.worker.spec;
-  const auto refuse = [&spec](const std::string& what) {
-    fail(ErrorCode::kInvalid, "store '{}': {}", spec.name, what);
-  };
-  check_job_name(spec.name + ".4294967295-accesses");  // the longest of its jobs
-  if (spec.world_size == 0 || spec.world_size > kMaxRanks) {
-    refuse(fmt::format("a job has 1 to {} ranks, not {}", kMaxRanks, spec.world_size));
-  }
-  if (options.worker.rank < 0 || static_cast<uint32_t>(options.worker.rank) >= spec.world_size) {
-    refuse(
-        fmt::format("its rank is {}, and must be one of 0 to {}, as the application's data is "
-                    "divided by it",
-                    options.worker.rank, spec.world_size - 1));
-  }
-  if ((spec.min_ranks != 0 && spec.min_ranks != spec.world_size) ||
-      (spec.max_ranks != 0 && spec.max_ranks != spec.world_size)) {
-    refuse(
-        "all ranks are there from its beginning, and no others: leave out min_ranks and max_ranks");
-  }
-  if (!spec.keys.empty() || !options.worker.interest.empty()) {
-    refuse("keys and interest are made of its tables, and must be empty");
-  }
-  if (options.worker.saver) refuse("it saves nothing: leave out the saver");
-  if (options.worker.memory_device != nullptr) {
-    refuse("its rows lie in host memory: leave out the memory_device");
-  }
-  if (options.threads == 0 || options.threads > kMaxThreads) {
-    refuse(fmt::format("it has 1 to {} threads, not {}", kMaxThreads, options.threads));
-  }
-  if (options.batches == 0 || options.batches > kParts) {
-    refuse(fmt::format("a table has 1 to {} batches, not {}", kParts, options.batches));
-  }
-  if (!(options.cache_threshold >= 0)) {
-    refuse(
-        fmt::format("the cache_threshold is {}, and must be at least 0", options.cache_threshold));
-  }
-}
 
 }  // namespace
 
@@ -71,8 +34,10 @@ struct Store::Impl {
   }
   // Before anything is known of the accesses.
   void open();
-  // After an iteration that every thread has recorded.
-  void place_anew();
+  // After an iteration that every thread has recorded; `again`: by itself.
+  void place_anew(bool again);
+  void clock();
+  Tally accesses() const;  // since rows were placed
   // From now on threads use these.
   void use(std::unique_ptr<SharedRows> rows, std::span<const Recording> recorded);
   void check_clocked(const char* what) const;
@@ -88,6 +53,9 @@ struct Store::Impl {
   cpu_set_t cpus{};                        // that they had before
   uint64_t jobs = 0;
   uint64_t clocks = 0;
+  uint64_t placed = 0;
+  PatternWatch watch;
+  Tally told;                         // of accesses()
   std::vector<Recording> recordings;  // by thread
   std::unique_ptr<SharedRows> shared;
   std::atomic<SharedRows*> opened = nullptr;  // the same, for threads that have not met since
@@ -95,13 +63,15 @@ struct Store::Impl {
 };
 
 struct StoreThread::Impl {
-  enum class Mode : uint8_t { kClosed, kReal, kGathering, kVirtual };
+  // kAgain: a real one that the store records by itself.
+  enum class Mode : uint8_t { kClosed, kReal, kAgain, kGathering, kVirtual };
 
   Impl(Store::Impl& of, uint32_t number) : store(of), thread(number) {}
   void check(uint32_t table, std::span<const uint64_t> rows, kernels::ValueType type,
              size_t bytes) const;
   // Records, and makes sure that there is a job. False: nothing else happens.
   bool prepare(Access access, uint32_t table, std::span<const uint64_t> rows);
+  bool records() const { return mode > Mode::kReal; }
   void record(Step step);
   void begin(Mode recorded);
   void meet(const char* what, const std::function<void()>& work);
@@ -121,6 +91,7 @@ Store::Impl::Impl(StoreOptions store_options)
     : options(std::move(store_options)),
       tables(checked_tables(options.tables)),
       meeting(options.threads),
+      watch(options.gather_again, options.worker.spec.world_size),
       recordings(options.threads) {
   const WorkerOptions& worker = options.worker;
   const bool knows_neighbours = worker.local_world_size > 0 || worker.spec.world_size == 1;
@@ -178,14 +149,15 @@ void Store::Impl::check_clocked(const char* what) const {
        what);
 }
 
-void Store::Impl::place_anew() {
+void Store::Impl::place_anew(bool again) {
   check_clocked("finish()");
   const Unpinned for_the_workers(*this);
   States states = shared ? shared->states(next_job("state")) : first_states(tables);
   Use mine = use_of(recordings, tables);
-  const AllUse all = use_of_all(options.worker, next_job("accesses"), tables, mine);
+  if (again) keep_promise(mine, shared->use(), tables);
+  const AllRecorded all = use_of_all(options.worker, next_job("accesses"), tables, mine);
   const bool lock_step = options.worker.spec.consistency == "bsp";
-  RowPlan plan(tables, &all,
+  RowPlan plan(tables, &all.rows,
                {.placement = options.placement,
                 .narrow = lock_step,
                 .batches = options.prefetch ? options.batches : 1,
@@ -195,6 +167,29 @@ void Store::Impl::place_anew() {
                                    std::move(mine), std::move(states)),
       recordings);
   for (Recording& recording : recordings) recording = {};
+  watch.placed(all.clocks);
+  ++placed;
+}
+
+Tally Store::Impl::accesses() const {
+  Tally all;
+  for (const auto& rows : threads) {
+    const auto outside = static_cast<int64_t>(rows->by_index() + rows->dynamic);
+    all.outside += outside;
+    all.accesses += outside + static_cast<int64_t>(rows->in_sequence());
+  }
+  return all;
+}
+
+void Store::Impl::clock() {
+  open();
+  const Tally all = accesses();
+  Tally mine = all - std::exchange(told, all);
+  mine.ranks = 1;
+  const Tally before = shared->clock(mine, !options.prefetch);
+  for (const auto& rows : threads) rows->clock();
+  ++clocks;
+  if (watch.after_clock(before)) place_anew(true);
 }
 
 // One thread makes what all have of them, on each thread's node.
@@ -213,6 +208,7 @@ void Store::Impl::use(std::unique_ptr<SharedRows> rows, std::span<const Recordin
   }
   rows->set_threads(std::move(all));
   threads = std::move(made);
+  told = {};
   shared = std::move(rows);
   opened.store(shared.get(), std::memory_order_release);
 }
@@ -243,6 +239,7 @@ std::vector<std::byte> Store::table(uint32_t table) {
 StoreStats Store::stats() const {
   StoreStats stats;
   stats.clocks = impl_->clocks;
+  stats.placed = impl_->placed;
   for (uint32_t t = 0; t < impl_->options.threads; ++t) {
     if (t >= impl_->threads.size()) continue;
     const ThreadRows& rows = *impl_->threads[t];
@@ -272,7 +269,7 @@ void StoreThread::Impl::use_rows() {
   shared = store.opened.load(std::memory_order_acquire);
   rows = store.threads[thread].get();
   now = shared->now();
-  if (mode != Mode::kGathering) mode = Mode::kReal;
+  if (mode != Mode::kGathering) mode = store.watch.is_recording() ? Mode::kAgain : Mode::kReal;
 }
 
 void StoreThread::Impl::check(uint32_t table, std::span<const uint64_t> rows,
@@ -299,6 +296,7 @@ void StoreThread::Impl::check(uint32_t table, std::span<const uint64_t> rows,
 void StoreThread::Impl::record(Step step) {
   Recording& recording = store.recordings[thread];
   if (recording.size() == kMaxSteps) {
+    if (mode == Mode::kAgain) return;
     fail(ErrorCode::kInvalid, "more than {} calls were recorded: an iteration must be shorter",
          kMaxSteps);
   }
@@ -306,8 +304,8 @@ void StoreThread::Impl::record(Step step) {
 }
 
 bool StoreThread::Impl::prepare(Access access, uint32_t table, std::span<const uint64_t> of) {
-  if (mode == Mode::kGathering || mode == Mode::kVirtual) {
-    if (mode == Mode::kGathering && shared != nullptr) shared->check_promise(table, of, access);
+  if (records()) {
+    if (mode != Mode::kVirtual && shared != nullptr) shared->check_promise(table, of, access);
     for (const uint64_t row : of) record({.access = access, .table = table, .row = row});
     if (mode == Mode::kVirtual) return false;
   }
@@ -386,22 +384,17 @@ void StoreThread::Impl::meet(const char* what, const std::function<void()>& work
 
 void StoreThread::clock() {
   Impl& i = *impl_;
-  if (i.mode == Impl::Mode::kGathering || i.mode == Impl::Mode::kVirtual) i.record({});
+  if (i.records()) i.record({});
   if (i.mode == Impl::Mode::kVirtual) return;
-  i.meet("clock", [&store = i.store] {
-    store.open();
-    store.shared->clock(!store.options.prefetch);
-    ++store.clocks;
-  });
+  i.meet("clock", [&store = i.store] { store.clock(); });
   i.use_rows();
-  i.rows->clock();
 }
 
 void StoreThread::Impl::begin(Mode recorded) {
   if (mode == Mode::kGathering || mode == Mode::kVirtual) {
     fail(ErrorCode::kInvalid, "an iteration is being recorded already: finish() ends that");
   }
-  store.meeting.alone([] {});  // throws, if the store has ended
+  store.meeting.alone([this] { store.watch.stop(); });  // throws, if the store has ended
   store.recordings[thread].clear();
   mode = recorded;
 }
@@ -416,7 +409,7 @@ void StoreThread::finish() {
   if (i.mode != Impl::Mode::kGathering && i.mode != Impl::Mode::kVirtual) {
     fail(ErrorCode::kInvalid, "finish(): no iteration is being recorded");
   }
-  i.meet("finish", [&store = i.store] { store.place_anew(); });
+  i.meet("finish", [&store = i.store] { store.place_anew(false); });
   i.mode = Impl::Mode::kReal;
   i.use_rows();
 }

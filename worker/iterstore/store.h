@@ -89,6 +89,13 @@ struct StoreOptions {
   // A row is cached if its share of the process's accesses, times its threads, is at least this.
   double cache_threshold = 0.1;
   uint32_t batches = 8;  // of a table, at most, 1 to 64
+
+  // The share of an iteration's accesses, of all ranks, that do not come as recorded, from which on
+  // the store records the next iteration again by itself, and places the rows anew; 0: never. An
+  // iteration has as many clocks as when it was recorded first. Lock-step only, with static_index.
+  // Ranks that begin a recording themselves all do so after the same clock. Rows of a `fixed` table
+  // that were recorded remain so.
+  double gather_again = 0;
 };
 
 struct StoreStats {          // accesses are those since the last finish()
@@ -98,6 +105,7 @@ struct StoreStats {          // accesses are those since the last finish()
   uint64_t places = 0;       // rows of threads that have a place of their own
   uint64_t cached = 0;       // of these, that have a copy of the state
   uint64_t clocks = 0;
+  uint64_t placed = 0;  // times that rows were placed, by finish() or by the store itself
   WorkerStats worker;  // of the present job
 };
 
