@@ -89,8 +89,8 @@ TEST(GatherAgain, OfOneRankIsThatOfAll) {
 TEST(GatherAgain, ASmallerShareOrNoneDoesNot) {
   Box box(2);
   for (const double share : {0.0, 0.6}) {
-    each_store(box, fmt::format("less{}", static_cast<int>(10 * share)),
-               options_with(share, false), [](Store& store, StoreThread& mine, uint32_t rank) {
+    each_store(box, fmt::format("less{}", static_cast<int>(10 * share)), options_with(share, false),
+               [](Store& store, StoreThread& mine, uint32_t rank) {
                  mine.begin_gathering();
                  iterate(mine, rank, 0, 0);
                  mine.finish();
@@ -140,10 +140,10 @@ TEST(GatherAgain, TheApplicationsRecordingCounts) {
                mine.finish();
                iterate(mine, rank, 200, 0);
                iterate(mine, rank, 200, 2);  // the next is recorded, but for this
-               mine.begin_virtual();
-               iterate(mine, rank, 200, 0);
+               mine.begin_gathering();
+               iterate(mine, rank, 200, 4);
                mine.finish();
-               for (int32_t i = 0; i < 6; ++i) iterate(mine, rank, 200, 4 + 2 * i);
+               for (int32_t i = 0; i < 6; ++i) iterate(mine, rank, 200, 6 + 2 * i);
                EXPECT_EQ(store.stats().placed, 2U);
                EXPECT_EQ(store.stats().in_sequence, 6 * kOfIteration);
              });

@@ -79,7 +79,7 @@ void check_is_new(const Worker& worker) {
 }
 
 AllRecorded use_of_all(const WorkerOptions& store, const std::string& name,
-                  std::span<const Table> tables, const Use& mine) {
+                       std::span<const Table> tables, const Use& mine) {
   std::vector<KeySpec> keys;
   for (const Table& table : tables) {
     keys.push_back(key_of(table.name + "/accesses", table.rows, "add"));

@@ -26,7 +26,7 @@ struct AllRecorded {
   uint32_t clocks = 0;  // of the thread with the most
 };
 AllRecorded use_of_all(const WorkerOptions& store, const std::string& name,
-                  std::span<const Table> tables, const Use& mine);
+                       std::span<const Table> tables, const Use& mine);
 
 // Of each of these tables, arrays in which one rank at most has other than zeros in a place: on all
 // ranks those of all.

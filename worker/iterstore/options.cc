@@ -49,8 +49,8 @@ void check_options(const StoreOptions& options) {
         fmt::format("the cache_threshold is {}, and must be at least 0", options.cache_threshold));
   }
   if (!(options.gather_again >= 0 && options.gather_again <= 1)) {
-    refuse(fmt::format("gather_again is {}, and must be a share from 0 to 1",
-                       options.gather_again));
+    refuse(
+        fmt::format("gather_again is {}, and must be a share from 0 to 1", options.gather_again));
   }
   if (options.gather_again > 0 && spec.consistency != "bsp") {
     refuse(

@@ -12,8 +12,8 @@ namespace {
 
 constexpr const char* kClockKey = "clock";  // those of tables have a '/'
 
-// Every rank pushes the clock's key with each clock: so none is further than one ahead, even if they
-// share no rows, and each has something to push.
+// Every rank pushes the clock's key with each clock: so none is further than one ahead, even if
+// they share no rows, and each has something to push.
 WorkerOptions options_of_rows(const WorkerOptions& store, const std::string& name,
                               std::span<const Table> tables, const RowPlan& plan, const Use& use) {
   std::vector<KeySpec> keys = key_specs(plan, tables);

@@ -106,7 +106,7 @@ struct StoreStats {          // accesses are those since the last finish()
   uint64_t cached = 0;       // of these, that have a copy of the state
   uint64_t clocks = 0;
   uint64_t placed = 0;  // times that rows were placed, by finish() or by the store itself
-  WorkerStats worker;  // of the present job
+  WorkerStats worker;   // of the present job
 };
 
 template <typename T>
