@@ -57,6 +57,11 @@ void check_options(const StoreOptions& options) {
         "gather_again is for lock-step (consistency bsp): otherwise ranks see at different clocks "
         "that the accesses have changed");
   }
+  for (const TableSpec& table : options.tables) {
+    if (table.spare == 0 || spec.consistency == "bsp") continue;
+    refuse(fmt::format("table '{}' has spare rows, which are for lock-step (consistency bsp)",
+                       table.name));
+  }
   if (options.gather_again > 0 && !options.static_index) {
     refuse("gather_again needs the static_index, which knows what comes as recorded");
   }

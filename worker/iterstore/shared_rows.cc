@@ -41,13 +41,15 @@ std::vector<std::byte> rows_of(const RowPlan& plan, const RowPlan::Key& key, uin
 }  // namespace
 
 SharedRows::SharedRows(const WorkerOptions& store, const std::string& name,
-                       std::span<const Table> tables, RowPlan plan, Use use, States states)
+                       std::span<const Table> tables, RowPlan plan, Use use, States states,
+                       uint64_t now)
     : tables_(tables),
       plan_(std::move(plan)),
       use_(std::move(use)),
       options_(options_of_rows(store, name, tables, plan_, use_)),
       rest_(std::move(states)),
-      worker_(options_) {
+      worker_(options_),
+      now_(now) {
   check_is_new(worker_);
   std::vector<std::vector<std::byte>> initial;
   for (const RowPlan::Key& of : plan_.keys()) {

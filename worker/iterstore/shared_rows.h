@@ -31,9 +31,9 @@ class ThreadRows;
 class SharedRows {
  public:
   // Joins the job, and begins with these states, which are those of rank 0. `use`: of this process,
-  // for the interest in narrow tables.
+  // for the interest in narrow tables. `now`: its first clock.
   SharedRows(const WorkerOptions& store, const std::string& name, std::span<const Table> tables,
-             RowPlan plan, Use use, States states);
+             RowPlan plan, Use use, States states, uint64_t now = 1);
   ~SharedRows();
 
   const RowPlan& plan() const { return plan_; }
@@ -69,6 +69,8 @@ class SharedRows {
   // this clock. `wait`: and waits for all results. Returns what all ranks said with the clock
   // before, zeros if this is the job's first; out of lock-step, with some clocks before.
   Tally clock(const Tally& mine, bool wait);
+  // What all ranks said with the last clock, unless that was returned already. Waits for all.
+  Tally told();
   bool is_clocked() const;  // nothing was updated since
 
   // The whole state of all tables, on all ranks; all ranks call it. `name`: of a job that does it.
@@ -114,7 +116,6 @@ class SharedRows {
 
   void await(size_t key);
   void settle();
-  Tally told();
   Stripe& stripe_of(uint32_t table, uint64_t row);
   std::vector<std::vector<const DynamicRow*>> updated_rows();  // in the map; by key
   bool combine(size_t key, std::span<const DynamicRow* const> dynamic);
@@ -126,7 +127,7 @@ class SharedRows {
   const WorkerOptions options_;
   States rest_;  // of narrow tables: rows that nobody accesses, and others as they were
   Worker worker_;
-  uint64_t now_ = 1;
+  uint64_t now_;
   Tally told_;  // with all clocks, as far as it is known
   std::deque<Key> keys_;
   std::vector<const ThreadRows*> threads_;

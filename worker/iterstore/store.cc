@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <functional>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -16,6 +18,7 @@
 #include "worker/iterstore/one_round.h"
 #include "worker/iterstore/options.h"
 #include "worker/iterstore/pattern_watch.h"
+#include "worker/iterstore/row_names.h"
 #include "worker/iterstore/shared_rows.h"
 #include "worker/iterstore/thread_rows.h"
 
@@ -37,10 +40,19 @@ struct Store::Impl {
   // After an iteration that every thread has recorded; `again`: by itself.
   void place_anew(bool again);
   void clock();
+  Tally said();                         // by this rank with this clock
+  void change_rows(const Tally& with);  // what all ranks asked for
+  States cleared_states();              // of now, and deleted rows are as new
+  void clear_rows();
+  void check_spare(uint64_t table, uint64_t row, uint64_t left) const;
   Tally accesses() const;  // since rows were placed
   // From now on threads use these.
   void use(std::unique_ptr<SharedRows> rows, std::span<const Recording> recorded);
   void check_clocked(const char* what) const;
+  void check_table(uint32_t table) const {
+    if (table < tables.size()) return;
+    fail(ErrorCode::kInvalid, "there is no table {}, the store has {}", table, tables.size());
+  }
   std::optional<uint32_t> os_node_of(uint32_t thread) const;
   class Unpinned;
   void pin(uint32_t thread) const;
@@ -55,8 +67,13 @@ struct Store::Impl {
   uint64_t clocks = 0;
   uint64_t placed = 0;
   PatternWatch watch;
-  Tally told;                         // of accesses()
-  std::vector<Recording> recordings;  // by thread
+  Tally told;                                  // of accesses()
+  std::vector<std::optional<RowNames>> names;  // of tables with spare rows
+  std::vector<std::vector<RowChange>> asked;   // by thread, since the last clock
+  std::vector<RowChange> announced;            // with the last clock
+  std::vector<RowChange> deleted;              // `row`: the place, which is not cleared yet
+  Tally carried;                               // of the last clock of a job that has ended
+  std::vector<Recording> recordings;           // by thread
   std::unique_ptr<SharedRows> shared;
   std::atomic<SharedRows*> opened = nullptr;  // the same, for threads that have not met since
   std::vector<std::unique_ptr<ThreadRows>> threads;
@@ -73,6 +90,9 @@ struct StoreThread::Impl {
   bool prepare(Access access, uint32_t table, std::span<const uint64_t> rows);
   bool records() const { return mode > Mode::kReal; }
   void record(Step step);
+  // Of rows, which a table that changes may have elsewhere. Valid until the next call.
+  std::span<const uint64_t> places(uint32_t table, std::span<const uint64_t> of_rows);
+  void change(RowChange change);
   void begin(Mode recorded);
   void meet(const char* what, const std::function<void()>& work);
   void use_rows();
@@ -85,6 +105,7 @@ struct StoreThread::Impl {
   SharedRows* shared = nullptr;
   ThreadRows* rows = nullptr;
   uint64_t now = 0;
+  std::vector<uint64_t> found;
 };
 
 Store::Impl::Impl(StoreOptions store_options)
@@ -92,7 +113,12 @@ Store::Impl::Impl(StoreOptions store_options)
       tables(checked_tables(options.tables)),
       meeting(options.threads),
       watch(options.gather_again, options.worker.spec.world_size),
+      asked(options.threads),
       recordings(options.threads) {
+  for (const Table& table : tables) {
+    names.emplace_back();
+    if (table.spare > 0) names.back().emplace(table.rows - table.spare, table.spare);
+  }
   const WorkerOptions& worker = options.worker;
   const bool knows_neighbours = worker.local_world_size > 0 || worker.spec.world_size == 1;
   if (!options.numa || !knows_neighbours) return;
@@ -152,7 +178,7 @@ void Store::Impl::check_clocked(const char* what) const {
 void Store::Impl::place_anew(bool again) {
   check_clocked("finish()");
   const Unpinned for_the_workers(*this);
-  States states = shared ? shared->states(next_job("state")) : first_states(tables);
+  States states = shared ? cleared_states() : first_states(tables);
   Use mine = use_of(recordings, tables);
   if (again) keep_promise(mine, shared->use(), tables);
   const AllRecorded all = use_of_all(options.worker, next_job("accesses"), tables, mine);
@@ -168,6 +194,7 @@ void Store::Impl::place_anew(bool again) {
       recordings);
   for (Recording& recording : recordings) recording = {};
   watch.placed(all.clocks);
+  carried = {};
   ++placed;
 }
 
@@ -181,15 +208,83 @@ Tally Store::Impl::accesses() const {
   return all;
 }
 
-void Store::Impl::clock() {
-  open();
+Tally Store::Impl::said() {
   const Tally all = accesses();
   Tally mine = all - std::exchange(told, all);
   mine.ranks = 1;
-  const Tally before = shared->clock(mine, !options.prefetch);
+  for (const auto& changes : asked) mine.changes += static_cast<int64_t>(changes.size());
+  return mine;
+}
+
+void Store::Impl::clock() {
+  open();
+  const Tally before = shared->clock(said(), !options.prefetch) + std::exchange(carried, {});
   for (const auto& rows : threads) rows->clock();
   ++clocks;
+  change_rows(before);
+  for (auto& changes : asked) {
+    announced.insert(announced.end(), changes.begin(), changes.end());
+    changes.clear();
+  }
+  if (!deleted.empty()) clear_rows();
   if (watch.after_clock(before)) place_anew(true);
+}
+
+// Ranks ascending, their threads, and calls; first what is deleted, so that its places are free.
+void Store::Impl::change_rows(const Tally& with) {
+  if (with.changes == 0) return;
+  const auto each = static_cast<size_t>(with.changes);
+  std::vector<RowChange> all(each * options.worker.spec.world_size);
+  std::ranges::copy(announced, all.begin() + static_cast<ptrdiff_t>(options.worker.rank * each));
+  announced.clear();
+  const std::span<std::byte> bytes = std::as_writable_bytes(std::span(all));
+  unite(options.worker, next_job("changes"), {&bytes, 1});
+  for (const RowChange& change : all) {
+    if (change.change != RowChange::kDelete) continue;
+    RowNames& of = *names[change.table];
+    if (!of.place(change.row)) continue;  // two ranks have asked for it
+    deleted.push_back({RowChange::kDelete, change.table, of.remove(change.row)});
+  }
+  for (const RowChange& change : all) {
+    if (change.change != RowChange::kAdd) continue;
+    RowNames& of = *names[change.table];
+    if (of.place(change.row)) continue;
+    check_spare(change.table, change.row, of.free_places());
+    of.add(change.row);
+  }
+}
+
+void Store::Impl::check_spare(uint64_t table, uint64_t row, uint64_t left) const {
+  if (left > 0) return;
+  fail(ErrorCode::kInvalid,
+       "table '{}' has no spare row left for row {}: plan more (spare is {}), or delete others",
+       tables[table].name, row, tables[table].spare);
+}
+
+States Store::Impl::cleared_states() {
+  States states = shared->states(next_job("state"));
+  carried = carried + shared->told();
+  change_rows(carried);  // that clock is the last of its job
+  carried.changes = 0;
+  for (const RowChange& change : std::exchange(deleted, {})) {
+    const Table& table = tables[change.table];
+    const std::span<std::byte> rows(states[change.table]);
+    begin_rows(table, rows.subspan(change.row * table.row_bytes(), table.row_bytes()));
+  }
+  return states;
+}
+
+// The same rows in a job of their own; threads keep their places.
+void Store::Impl::clear_rows() {
+  const Unpinned for_the_worker(*this);
+  States states = cleared_states();
+  auto rows = std::make_unique<SharedRows>(options.worker, next_job("rows"), tables, shared->plan(),
+                                           shared->use(), std::move(states), shared->now());
+  std::vector<const ThreadRows*> all;
+  for (const auto& thread : threads) all.push_back(thread.get());
+  rows->set_threads(std::move(all));
+  shared = std::move(rows);
+  opened.store(shared.get(), std::memory_order_release);
 }
 
 // One thread makes what all have of them, on each thread's node.
@@ -224,15 +319,22 @@ Store::~Store() {
 
 std::vector<std::byte> Store::table(uint32_t table) {
   Impl& i = *impl_;
-  if (table >= i.tables.size()) {
-    fail(ErrorCode::kInvalid, "there is no table {}, the store has {}", table, i.tables.size());
-  }
+  i.check_table(table);
   std::vector<std::byte> rows;
   i.check_clocked("table()");
   i.meeting.alone([&] {
     i.open();
     rows = std::move(i.shared->states(i.next_job("state"))[table]);
   });
+  return rows;
+}
+
+std::vector<uint64_t> Store::rows(uint32_t table) const {
+  const Impl& i = *impl_;
+  i.check_table(table);
+  if (i.names[table]) return i.names[table]->row_at();
+  std::vector<uint64_t> rows(i.tables[table].rows);
+  std::iota(rows.begin(), rows.end(), 0);
   return rows;
 }
 
@@ -274,9 +376,7 @@ void StoreThread::Impl::use_rows() {
 
 void StoreThread::Impl::check(uint32_t table, std::span<const uint64_t> rows,
                               kernels::ValueType type, size_t bytes) const {
-  if (table >= store.tables.size()) {
-    fail(ErrorCode::kInvalid, "there is no table {}, the store has {}", table, store.tables.size());
-  }
+  store.check_table(table);
   const Table& of = store.tables[table];
   if (type != of.fold.type) {
     fail(ErrorCode::kInvalid, "table '{}' has values of type {}, and was accessed with others",
@@ -287,10 +387,56 @@ void StoreThread::Impl::check(uint32_t table, std::span<const uint64_t> rows,
          "{} rows of table '{}', which have {} values each, were accessed with {} bytes",
          rows.size(), of.name, of.columns, bytes);
   }
-  for (const uint64_t row : rows) {
-    if (row < of.rows) continue;
-    fail(ErrorCode::kInvalid, "table '{}' has no row {}, it has {}", of.name, row, of.rows);
+}
+
+std::span<const uint64_t> StoreThread::Impl::places(uint32_t table,
+                                                    std::span<const uint64_t> of_rows) {
+  const Table& of = store.tables[table];
+  const std::optional<RowNames>& names = store.names[table];
+  for (const uint64_t row : of_rows) {
+    if (names ? names->place(row).has_value() : row < of.rows) continue;
+    if (!names) {
+      fail(ErrorCode::kInvalid, "table '{}' has no row {}, it has {}", of.name, row, of.rows);
+    }
+    fail(ErrorCode::kInvalid,
+         "table '{}' has no row {}: it was deleted, or not added before the clock before", of.name,
+         row);
   }
+  if (!names) return of_rows;
+  found.clear();
+  for (const uint64_t row : of_rows) found.push_back(*names->place(row));
+  return found;
+}
+
+void StoreThread::Impl::change(RowChange change) {
+  const auto table = static_cast<uint32_t>(change.table);
+  store.check_table(table);
+  const Table& of = store.tables[table];
+  if (of.spare == 0 || change.row == kNoRow) {
+    fail(ErrorCode::kInvalid,
+         "row {} of table '{}' is added or deleted: tables that change have spare rows, and their "
+         "rows other numbers than kNoRow",
+         change.row, of.name);
+  }
+  const bool adds = change.change == RowChange::kAdd;
+  const RowNames& names = *store.names[table];
+  std::vector<RowChange>& asked = store.asked[thread];
+  if (names.place(change.row).has_value() == adds) {
+    fail(ErrorCode::kInvalid, "table '{}' has {} row {}", of.name, adds ? "already" : "no",
+         change.row);
+  }
+  uint64_t left = names.free_places();
+  for (const RowChange& before : asked) {
+    if (before.table != change.table) continue;
+    if (before.row == change.row) {
+      fail(ErrorCode::kInvalid, "row {} of table '{}' is {} twice in a clock", change.row, of.name,
+           adds ? "added" : "deleted");
+    }
+    left = before.change == RowChange::kDelete ? left + 1 : left - std::min<uint64_t>(left, 1);
+  }
+  if (adds) store.check_spare(table, change.row, left);
+  if (mode == Mode::kVirtual) return;
+  asked.push_back(change);
 }
 
 void StoreThread::Impl::record(Step step) {
@@ -355,6 +501,7 @@ void StoreThread::read_bytes(uint32_t table, std::span<const uint64_t> rows,
                              kernels::ValueType type, std::span<std::byte> into) {
   Impl& i = *impl_;
   i.check(table, rows, type, into.size());
+  rows = i.places(table, rows);
   if (i.mode != Impl::Mode::kReal && !i.prepare(Access::kRead, table, rows)) return;
   if (rows.size() > 1) i.shared->check_promise(table, rows, Access::kRead);
   const uint64_t bytes = i.store.tables[table].row_bytes();
@@ -365,6 +512,7 @@ void StoreThread::update_bytes(uint32_t table, std::span<const uint64_t> rows,
                                kernels::ValueType type, std::span<const std::byte> by) {
   Impl& i = *impl_;
   i.check(table, rows, type, by.size());
+  rows = i.places(table, rows);
   if (i.mode != Impl::Mode::kReal && !i.prepare(Access::kUpdate, table, rows)) return;
   if (rows.size() > 1) i.shared->check_promise(table, rows, Access::kUpdate);
   const uint64_t bytes = i.store.tables[table].row_bytes();
@@ -401,6 +549,21 @@ void StoreThread::Impl::begin(Mode recorded) {
 
 void StoreThread::begin_virtual() { impl_->begin(Impl::Mode::kVirtual); }
 void StoreThread::begin_gathering() { impl_->begin(Impl::Mode::kGathering); }
+
+void StoreThread::add_row(uint32_t table, uint64_t row) {
+  impl_->change({RowChange::kAdd, table, row});
+}
+
+void StoreThread::delete_row(uint32_t table, uint64_t row) {
+  impl_->change({RowChange::kDelete, table, row});
+}
+
+bool StoreThread::has_row(uint32_t table, uint64_t row) const {
+  const Store::Impl& store = impl_->store;
+  store.check_table(table);
+  const std::optional<RowNames>& names = store.names[table];
+  return names ? names->place(row).has_value() : row < store.tables[table].rows;
+}
 
 bool StoreThread::is_virtual() const { return impl_->mode == Impl::Mode::kVirtual; }
 
