@@ -296,8 +296,8 @@ class Calls {
       case 7: {
         std::array<uint64_t, 2> rounds = {};
         size_t count = 0;
-        return phub_branch_runs(worker(), in_.take() % 8 ? rounds.data() : nullptr,
-                                branches.data(), in_.take() % 3, &count);
+        return phub_branch_runs(worker(), in_.take() % 8 ? rounds.data() : nullptr, branches.data(),
+                                in_.take() % 3, &count);
       }
       default: {
         std::array<phub_branch, 2> all = {};
