@@ -42,7 +42,8 @@ struct Store::Impl {
   void clock();
   Tally said();                         // by this rank with this clock
   void change_rows(const Tally& with);  // what all ranks asked for
-  States cleared_states();              // of now, and deleted rows are as new
+  std::vector<RowChange> changes_of_all();
+  States cleared_states();  // of now, and deleted rows are as new
   void clear_rows();
   void check_spare(uint64_t table, uint64_t row, uint64_t left) const;
   Tally accesses() const;  // since rows were placed
@@ -69,7 +70,7 @@ struct Store::Impl {
   PatternWatch watch;
   Tally told;                                  // of accesses()
   std::vector<std::optional<RowNames>> names;  // of tables with spare rows
-  std::vector<std::vector<RowChange>> asked;   // by thread, since the last clock
+  std::vector<AskedChanges> asked;             // by thread, since the last clock
   std::vector<RowChange> announced;            // with the last clock
   std::vector<RowChange> deleted;              // `row`: the place, which is not cleared yet
   Tally carried;                               // of the last clock of a job that has ended
@@ -212,7 +213,7 @@ Tally Store::Impl::said() {
   const Tally all = accesses();
   Tally mine = all - std::exchange(told, all);
   mine.ranks = 1;
-  for (const auto& changes : asked) mine.changes += static_cast<int64_t>(changes.size());
+  for (const AskedChanges& of : asked) mine.changes += static_cast<int64_t>(of.changes.size());
   return mine;
 }
 
@@ -222,23 +223,48 @@ void Store::Impl::clock() {
   for (const auto& rows : threads) rows->clock();
   ++clocks;
   change_rows(before);
-  for (auto& changes : asked) {
-    announced.insert(announced.end(), changes.begin(), changes.end());
-    changes.clear();
+  for (AskedChanges& of : asked) {
+    announced.insert(announced.end(), of.changes.begin(), of.changes.end());
+    of = {};
   }
   if (!deleted.empty()) clear_rows();
   if (watch.after_clock(before)) place_anew(true);
 }
 
+// What a rank says before: how many changes, of which tables.
+struct ChangeHead {
+  uint64_t changes = 0;
+  uint64_t spare = 0;  // the places of all tables; the same on all ranks
+};
+
+std::vector<RowChange> Store::Impl::changes_of_all() {
+  const Unpinned for_the_workers(*this);
+  const auto rank = static_cast<size_t>(options.worker.rank);
+  std::vector<ChangeHead> heads(options.worker.spec.world_size);
+  heads[rank].changes = announced.size();
+  for (const Table& table : tables) heads[rank].spare = heads[rank].spare * 1'000'003 + table.spare;
+  std::span<std::byte> bytes = std::as_writable_bytes(std::span(heads));
+  unite(options.worker, next_job("changes"), {&bytes, 1});
+  uint64_t number = 0, at = 0;
+  for (size_t r = 0; r < heads.size(); ++r) {
+    if (heads[r].spare != heads[rank].spare) {
+      fail(ErrorCode::kInvalid, "rank {} has other spare rows in its tables than rank {}", r, rank);
+    }
+    if (r == rank) at = number;
+    number += heads[r].changes;
+  }
+  std::vector<RowChange> all(number);
+  std::ranges::copy(announced, all.begin() + static_cast<ptrdiff_t>(at));
+  announced.clear();
+  bytes = std::as_writable_bytes(std::span(all));
+  unite(options.worker, next_job("changes"), {&bytes, 1});
+  return all;
+}
+
 // Ranks ascending, their threads, and calls; first what is deleted, so that its places are free.
 void Store::Impl::change_rows(const Tally& with) {
   if (with.changes == 0) return;
-  const auto each = static_cast<size_t>(with.changes);
-  std::vector<RowChange> all(each * options.worker.spec.world_size);
-  std::ranges::copy(announced, all.begin() + static_cast<ptrdiff_t>(options.worker.rank * each));
-  announced.clear();
-  const std::span<std::byte> bytes = std::as_writable_bytes(std::span(all));
-  unite(options.worker, next_job("changes"), {&bytes, 1});
+  const std::vector<RowChange> all = changes_of_all();
   for (const RowChange& change : all) {
     if (change.change != RowChange::kDelete) continue;
     RowNames& of = *names[change.table];
@@ -371,7 +397,10 @@ void StoreThread::Impl::use_rows() {
   shared = store.opened.load(std::memory_order_acquire);
   rows = store.threads[thread].get();
   now = shared->now();
-  if (mode != Mode::kGathering) mode = store.watch.is_recording() ? Mode::kAgain : Mode::kReal;
+  if (mode == Mode::kGathering) return;
+  const Mode next = store.watch.is_recording() ? Mode::kAgain : Mode::kReal;
+  if (next == Mode::kAgain && mode != next) store.recordings[thread].clear();
+  mode = next;
 }
 
 void StoreThread::Impl::check(uint32_t table, std::span<const uint64_t> rows,
@@ -420,23 +449,22 @@ void StoreThread::Impl::change(RowChange change) {
   }
   const bool adds = change.change == RowChange::kAdd;
   const RowNames& names = *store.names[table];
-  std::vector<RowChange>& asked = store.asked[thread];
+  AskedChanges& asked = store.asked[thread];
+  store.meeting.alone([] {});  // throws, if the store has ended
   if (names.place(change.row).has_value() == adds) {
     fail(ErrorCode::kInvalid, "table '{}' has {} row {}", of.name, adds ? "already" : "no",
          change.row);
   }
-  uint64_t left = names.free_places();
-  for (const RowChange& before : asked) {
-    if (before.table != change.table) continue;
-    if (before.row == change.row) {
-      fail(ErrorCode::kInvalid, "row {} of table '{}' is {} twice in a clock", change.row, of.name,
-           adds ? "added" : "deleted");
-    }
-    left = before.change == RowChange::kDelete ? left + 1 : left - std::min<uint64_t>(left, 1);
+  if (asked.rows.contains({change.table, change.row})) {
+    fail(ErrorCode::kInvalid, "row {} of table '{}' is {} twice in a clock", change.row, of.name,
+         adds ? "added" : "deleted");
   }
-  if (adds) store.check_spare(table, change.row, left);
+  int64_t& more = asked.more_places[change.table];
+  if (adds) store.check_spare(table, change.row, names.free_places() + static_cast<uint64_t>(more));
   if (mode == Mode::kVirtual) return;
-  asked.push_back(change);
+  more += adds ? -1 : 1;
+  asked.rows.emplace(change.table, change.row);
+  asked.changes.push_back(change);
 }
 
 void StoreThread::Impl::record(Step step) {
