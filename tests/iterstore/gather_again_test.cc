@@ -59,6 +59,12 @@ void iterate(StoreThread& mine, uint32_t rank, uint64_t first, int32_t want) {
   }
 }
 
+// A clock: adds 1 to rows of the rank, in another order than iterate().
+void add_backwards(StoreThread& mine, uint32_t rank, uint64_t end) {
+  for (uint64_t row = end; row-- > 0;) mine.update(0, 2 * row + rank, int32_t{1});
+  mine.clock();
+}
+
 constexpr uint64_t kOfIteration = 400;  // accesses
 
 // Only rank 1 has another pattern from iteration 4 on. After it half of all accesses were others:
@@ -108,16 +114,10 @@ TEST(GatherAgain, APromiseRemains) {
   Box box(2);
   each_store(box, "promise", options_with(0.5, true),
              [](Store& store, StoreThread& mine, uint32_t rank) {
-               const auto backwards = [&](uint64_t end) {
-                 for (int clock = 0; clock < 2; ++clock) {
-                   for (uint64_t row = end; row-- > 0;) mine.update(0, 2 * row + rank, int32_t{1});
-                   mine.clock();
-                 }
-               };
                mine.begin_virtual();
                iterate(mine, rank, 0, 0);
                mine.finish();
-               for (int i = 0; i < 4; ++i) backwards(50);
+               for (int clock = 0; clock < 8; ++clock) add_backwards(mine, rank, 50);
                EXPECT_EQ(store.stats().placed, 2U);
                EXPECT_EQ(store.stats().places, 50U);
                for (uint64_t row = 0; row < 100; ++row) {
@@ -155,23 +155,18 @@ TEST(GatherAgain, TheApplicationsRecordingIsWhole) {
   for (const int iterations : {2, 3}) {
     each_store(box, fmt::format("whole{}", iterations), options_with(0.3, true),
                [iterations](Store& store, StoreThread& mine, uint32_t rank) {
-                 const auto update = [&](uint64_t end) {
-                   for (uint64_t row = end; row-- > 0;) mine.update(0, 2 * row + rank, int32_t{1});
-                   mine.clock();
-                 };
                  mine.begin_virtual();
                  iterate(mine, rank, 0, 0);
                  mine.finish();
-                 for (int clock = 0; clock < 4; ++clock) update(100);
+                 for (int clock = 0; clock < 4; ++clock) add_backwards(mine, rank, 100);
                  mine.begin_gathering();
-                 for (int i = 0; i < iterations; ++i) {
-                   update(100);
-                   update(100);
+                 for (int clock = 0; clock < 2 * iterations; ++clock) {
+                   add_backwards(mine, rank, 100);
                  }
                  mine.finish();
                  EXPECT_EQ(store.stats().placed, 2U);
                  EXPECT_EQ(store.stats().places, 100U);
-                 update(100);
+                 add_backwards(mine, rank, 100);
                  EXPECT_EQ(store.stats().in_sequence, 100U);
                });
   }

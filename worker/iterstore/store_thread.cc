@@ -84,18 +84,23 @@ std::span<const uint64_t> StoreThread::Impl::places(uint32_t table,
                                                     std::span<const uint64_t> of_rows) {
   const Table& of = store.tables[table];
   const std::optional<RowNames>& names = store.names[table];
-  for (const uint64_t row : of_rows) {
-    if (names ? names->place(row).has_value() : row < of.rows) continue;
-    if (!names) {
+  if (!names) {
+    for (const uint64_t row : of_rows) {
+      if (row < of.rows) continue;
       fail(ErrorCode::kInvalid, "table '{}' has no row {}, it has {}", of.name, row, of.rows);
     }
-    fail(ErrorCode::kInvalid,
-         "table '{}' has no row {}: it was deleted, or not added before the clock before", of.name,
-         row);
+    return of_rows;
   }
-  if (!names) return of_rows;
   found.clear();
-  for (const uint64_t row : of_rows) found.push_back(*names->place(row));
+  for (const uint64_t row : of_rows) {
+    const std::optional<uint64_t> place = names->place(row);
+    if (!place) {
+      fail(ErrorCode::kInvalid,
+           "table '{}' has no row {}: it was deleted, or not added before the clock before",
+           of.name, row);
+    }
+    found.push_back(*place);
+  }
   return found;
 }
 
