@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "bench/geeps_net.h"
+#include "bench/geeps_pictures.h"
 #include "bench/geeps_run.h"
 #include "bench/geeps_workers.h"
 #include "bench/zerocompute/processes.h"
@@ -41,11 +42,22 @@ struct Options {
 
 double link_of(const Options& options) { return options.link_gbps * 1e9 / 8; }
 
-Machine machine_of(const Options& options) {
-  return slower({.flops_per_second = options.tflops * 1e12,
-                 .link_bytes_per_second = link_of(options),
-                 .cuda = options.cuda},
-                options.slower);
+Machine stated(const Options& options) {
+  return {.flops_per_second = options.tflops * 1e12,
+          .link_bytes_per_second = link_of(options),
+          .cuda = options.cuda};
+}
+
+Machine machine_of(const Options& options) { return slower(stated(options), options.slower); }
+
+Pictures pictures_of(const Options& options) {
+  return {.machine = stated(options),
+          .slower = options.slower,
+          .parts = options.parts,
+          .turns = options.turns,
+          .iterations = options.iterations,
+          .transport = options.transport,
+          .tiny = options.tiny};
 }
 
 struct Figure {
@@ -63,9 +75,10 @@ class Bench {
  public:
   explicit Bench(const Options& options) : options_(options), machine_(machine_of(options)) {}
 
-  // The one with processes is the first: it forks.
+  // Those with processes are the first: they fork.
   void measure() {
     if (wanted("stall")) stalls();
+    if (wanted("forms")) compare_forms();
     if (wanted("budget")) small_budget();
     if (wanted("large")) large_model();
     if (wanted("call")) calls();
@@ -75,9 +88,13 @@ class Bench {
       add({"bytes copied by the application's thread", "B", 0, false,
            static_cast<double>(copied_by_caller_), "in all iterations of the runs above"});
     }
+    if (wanted("batches")) append(batches(pictures_of(options_)));
+    if (wanted("sizes")) append(sizes(pictures_of(options_)));
+    if (wanted("largest")) append(largest(pictures_of(options_)));
   }
 
   const std::vector<Figure>& figures() const { return figures_; }
+  const Points& points() const { return points_; }
 
  private:
   bool wanted(const char* figure) const { return options_.only.empty() || options_.only == figure; }
@@ -87,7 +104,10 @@ class Bench {
     copied_by_caller_ += run.bytes_copied_by_caller();
   }
 
+  void append(const Points& points) { points_.insert(points_.end(), points.begin(), points.end()); }
+
   void stalls();
+  void compare_forms();
   void stalls(const std::string& name, const Machine& machine);
   void small_budget();
   void large_model();
@@ -98,6 +118,7 @@ class Bench {
   Options options_;
   Machine machine_;
   std::vector<Figure> figures_;
+  Points points_;
   uint64_t copied_by_caller_ = 0;
   bool trained_ = false;
 };
@@ -148,6 +169,17 @@ void Bench::stalls(const std::string& name, const Machine& stated) {
        fmt::format("{:.1f}% with all layers in one table; a direction of the link needs {:.0f}% of "
                    "the computing's time",
                    median(single), 100 * sending / computing.count())});
+}
+
+// GeePS's figure 8, of which the last points are those of the most workers.
+void Bench::compare_forms() {
+  append(forms(pictures_of(options_)));
+  const nlohmann::json& host = points_.back();
+  const nlohmann::json& cache = points_[points_.size() - 2];
+  add({"the cache over parameters in host memory, 4 workers", "×", 2, true,
+       cache["images_per_s"].get<double>() / host["images_per_s"].get<double>(),
+       fmt::format("on GPUs of GeePS's machines, which stall {:.0f}% of the time, and {:.0f}%",
+                   100 * cache["stalled"].get<double>(), 100 * host["stalled"].get<double>())});
 }
 
 // GeePS's figure 12: a fraction of the memory that holds everything. It is compared with a device
@@ -275,9 +307,9 @@ void Bench::placements() {
   }
 }
 
-nlohmann::json json_of(const Options& options, const std::vector<Figure>& figures) {
+nlohmann::json json_of(const Options& options, const Bench& bench) {
   nlohmann::json rows = nlohmann::json::array();
-  for (const Figure& figure : figures) {
+  for (const Figure& figure : bench.figures()) {
     rows.push_back({{"figure", figure.name},
                     {"unit", figure.unit},
                     {"goal", figure.goal},
@@ -288,6 +320,7 @@ nlohmann::json json_of(const Options& options, const std::vector<Figure>& figure
   }
   const Machine machine = machine_of(options);
   return {{"rows", rows},
+          {"points", bench.points()},
           {"turns", options.turns},
           {"iterations", options.iterations},
           {"parts", options.parts},
@@ -332,7 +365,8 @@ int run(int argc, char** argv) {
                  "the number of a GPU, whose memory and copies are used instead of the host's")
       ->check(CLI::Range(0, 1023));
   app.add_option("--only", options.only, "one of the figures")
-      ->check(CLI::IsMember({"stall", "budget", "large", "call", "gradients", "placement"}));
+      ->check(CLI::IsMember({"stall", "forms", "budget", "large", "call", "gradients", "placement",
+                             "batches", "sizes", "largest"}));
   app.add_option("--json", options.json, "a file for the figures");
   app.add_flag("--tiny", options.tiny, "a smoke test: figures mean nothing");
   CLI11_PARSE(app, argc, argv);
@@ -345,7 +379,7 @@ int run(int argc, char** argv) {
   bench.measure();
   if (!options.json.empty()) {
     std::ofstream file(options.json);
-    file << json_of(options, bench.figures()).dump(2) << "\n";
+    file << json_of(options, bench).dump(2) << "\n";
     if (!file.flush()) fail(ErrorCode::kInvalid, "--json: cannot write '{}'", options.json);
   }
   return 0;

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "bench/geeps_host.h"
 #include "transport/error.h"
 #include "worker/device/cuda_device.h"
 #include "worker/device/host_device.h"
@@ -153,16 +154,18 @@ Training::Rows Training::add_weights(const std::string& name, double floats) {
 nanoseconds Training::compute_time() const {
   nanoseconds all{0};
   for (const Step& step : steps_) all += step.forward + step.backward;
-  return all;
+  return all * style_.batches;
 }
 
 // A layer's output stays acquired until the next layer has used it, and so do errors on the way
 // back: those are never in host memory. An output that is not needed again is not saved.
 template <class Calls>
 void Training::run(Calls& calls) const {
-  uint64_t output = 0;
-  forward(calls, output);
-  backward(calls, output);
+  for (uint32_t batch = 1; batch <= style_.batches; ++batch) {
+    uint64_t output = 0;
+    forward(calls, output);
+    backward(calls, output, batch == style_.batches);
+  }
 }
 
 template <class Calls>
@@ -191,7 +194,7 @@ void Training::forward(Calls& calls, uint64_t& output) const {
 }
 
 template <class Calls>
-void Training::backward(Calls& calls, uint64_t output) const {
+void Training::backward(Calls& calls, uint64_t output, bool last) const {
   uint64_t error = calls.local(steps_.back().error, false);
   for (size_t l = steps_.size(); l-- > 0;) {
     const Step& step = steps_[l];
@@ -214,7 +217,7 @@ void Training::backward(Calls& calls, uint64_t output) const {
     }
     calls.post_local(output, false);
     calls.post_local(error, false);
-    if (step.has_weights && !kept && !style_.one_table) calls.clock(step.weights.table);
+    if (step.has_weights && !kept && !style_.one_table && last) calls.clock(step.weights.table);
     output = input;
     error = next;
   }
@@ -226,7 +229,7 @@ void Training::backward(Calls& calls, uint64_t output) const {
     calls.post_local(weights, true);
     calls.post_local(gradient, false);
   }
-  if (style_.one_table) calls.clock(0);
+  if (style_.one_table && last) calls.clock(0);
 }
 
 void Training::iterate(geeps::Cache& cache, Stream* compute) const {
@@ -249,6 +252,28 @@ void Training::iterate(geeps::Cache& cache, Stream* compute) const {
     }
   };
   Calls calls{cache, compute};
+  run(calls);
+}
+
+void Training::iterate(HostParameters& parameters, Stream& compute) const {
+  struct Calls {
+    HostParameters& parameters;
+    Stream& stream;
+    uint64_t read(const Rows& rows) {
+      parameters.read(rows.table);
+      return 0;
+    }
+    void post_read(uint64_t /*handle*/) {}
+    uint64_t pre_update(const Rows& rows) { return rows.table; }
+    void update(uint64_t table) { parameters.update(static_cast<uint32_t>(table)); }
+    uint64_t local(const Rows& /*rows*/, bool /*fetch*/) { return 0; }  // on the device
+    void post_local(uint64_t /*handle*/, bool /*save*/) {}
+    void clock(uint32_t table) { parameters.clock(table); }
+    void compute(nanoseconds time) {
+      if (time.count() > 0) stream.work_for(time);
+    }
+  };
+  Calls calls{parameters, compute};
   run(calls);
 }
 

@@ -69,7 +69,12 @@ struct Style {
   // Weights and gradients stay on the device, where an optimizer uses them at the end of the
   // iteration: they are local data, without a log of updates and without an exchange.
   bool keep_gradients = false;
+  // Mini-batches of an iteration, of the net's images each; tables are clocked in the last one.
+  // More than one REQUIRES that the gradients are not kept.
+  uint32_t batches = 1;
 };
+
+class HostParameters;
 
 // The tables of a net, and its iteration.
 class Training {
@@ -82,6 +87,8 @@ class Training {
 
   // Enqueues the computations on `compute`. In a virtual iteration that is null.
   void iterate(geeps::Cache& cache, Stream* compute) const;
+  // The same without a cache. REQUIRES: a table per layer, and gradients that are not kept.
+  void iterate(HostParameters& parameters, Stream& compute) const;
   geeps::Demand demand() const;  // of iterate(), on device memory
 
   // All tables, their updates, and the double-buffered pool of accesses: GeePS's "everything in
@@ -109,7 +116,7 @@ class Training {
   template <class Calls>
   void forward(Calls& calls, uint64_t& output) const;
   template <class Calls>
-  void backward(Calls& calls, uint64_t output) const;
+  void backward(Calls& calls, uint64_t output, bool last) const;
   template <class Calls>
   uint64_t read_weights(Calls& calls, const Step& step) const;
   template <class Calls>

@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "bench/geeps_host.h"
 #include "bench/geeps_link.h"
 #include "bench/geeps_run.h"
 #include "bench/zerocompute/processes.h"
@@ -43,8 +44,7 @@ class Reports {
   Report* all_ = nullptr;
 };
 
-Report train_one(const Workers& workers, uint32_t rank, const Training& training,
-                 const Machine& machine) {
+WorkerOptions options_of(const Workers& workers, uint32_t rank, const Training& training) {
   WorkerOptions options;
   options.server = workers.server;
   options.transport = workers.transport;
@@ -55,9 +55,24 @@ Report train_one(const Workers& workers, uint32_t rank, const Training& training
   options.spec.reduction = "mean";
   options.spec.on_loss = "fail";
   options.spec.lease_ms = 10000;  // on a busy machine a process may get no CPU for seconds
-  Worker worker(options);
-  geeps::WorkerExchange box(worker, training.tables());
-  LinkedExchange exchange(box, machine.link_bytes_per_second);
+  return options;
+}
+
+// Of iterations, without the first ones.
+template <class Iterate>
+double timed(const Workers& workers, Worker& worker, Stream& compute, Iterate iterate) {
+  for (uint32_t i = 0; i < workers.warmup; ++i) iterate();
+  compute.synchronize();
+  worker.barrier();
+  const auto begin = std::chrono::steady_clock::now();
+  for (uint32_t i = 0; i < workers.iterations; ++i) iterate();
+  compute.synchronize();
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  return took.count() / workers.iterations;
+}
+
+Report train_cached(const Workers& workers, Worker& worker, geeps::Exchange& exchange,
+                    const Training& training, const Machine& machine) {
   const auto device = make_device(machine, training.everything_bytes());
   const auto compute = device->make_stream("compute");
   geeps::Cache cache(*device, exchange, training.tables(), cache_options(*compute));
@@ -65,18 +80,31 @@ Report train_one(const Workers& workers, uint32_t rank, const Training& training
   training.iterate(cache, nullptr);
   cache.finish_sequence();
   const uint64_t copied_before = cache.stats().bytes_copied_by_caller;
-  const auto run = [&](uint32_t iterations) {
-    const auto begin = std::chrono::steady_clock::now();
-    for (uint32_t i = 0; i < iterations; ++i) training.iterate(cache, compute.get());
-    compute->synchronize();
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-    return took.count() / iterations;
-  };
-  run(workers.warmup);
-  worker.barrier();
-  const Report report{run(workers.iterations),
-                      cache.stats().bytes_copied_by_caller - copied_before};
+  const double seconds =
+      timed(workers, worker, *compute, [&] { training.iterate(cache, compute.get()); });
+  const Report report{seconds, cache.stats().bytes_copied_by_caller - copied_before};
   cache.wait_all();
+  return report;
+}
+
+Report train_from_host(const Workers& workers, Worker& worker, geeps::Exchange& exchange,
+                       const Training& training, const Machine& machine) {
+  const auto device = make_device(machine, HostParameters::device_bytes(training.tables()));
+  const auto compute = device->make_stream("compute");
+  HostParameters parameters(*device, exchange, training.tables(), *compute);
+  const double seconds =
+      timed(workers, worker, *compute, [&] { training.iterate(parameters, *compute); });
+  parameters.wait_all();
+  return {seconds, 0};
+}
+
+Report train_one(const Workers& workers, uint32_t rank, const Training& training,
+                 const Machine& machine) {
+  Worker worker(options_of(workers, rank, training));
+  geeps::WorkerExchange box(worker, training.tables());
+  LinkedExchange exchange(box, machine.link_bytes_per_second);
+  const Report report = (workers.cached ? train_cached : train_from_host)(workers, worker, exchange,
+                                                                          training, machine);
   worker.barrier();
   return report;
 }

@@ -14,6 +14,7 @@ struct Workers {
   std::string job;
   uint32_t workers = 4;
   uint32_t warmup = 2, iterations = 10;
+  bool cached = true;  // false: parameters in host memory (HostParameters)
 };
 
 // Times are the mean over the workers, bytes their sum.
@@ -23,9 +24,9 @@ struct WorkersResult {
   uint64_t bytes_copied_by_caller = 0;
 };
 
-// Everything fits the devices; every worker has a link to the server as `machine` says. Throws
-// Error(kInternal) if a worker fails, which writes the reason to stderr. REQUIRES: the calling
-// process has one thread.
+// Everything fits the devices' memory; every worker has a link to the server as `machine` says.
+// Throws Error(kInternal) if a worker fails, which writes the reason to stderr. REQUIRES: the
+// calling process has one thread.
 WorkersResult train(const Workers& workers, const Net& net, const Machine& machine,
                     const Style& style);
 

@@ -79,7 +79,8 @@ double median(const std::vector<Result>& results, Field field) {
   return values[values.size() / 2];
 }
 
-// Medians over the turns. A goal that was not reached counts as infinite.
+// Medians over the turns. A goal that was not reached counts as infinite. Accuracies are those of
+// the first turn.
 Result median(const std::vector<Result>& results) {
   const auto of = [&](auto field) { return median(results, field); };
   Result result;
@@ -90,6 +91,7 @@ Result median(const std::vector<Result>& results) {
                      of([](const Result& r) { return r.accuracy.rounds; })};
   result.last_loss = of([](const Result& r) { return r.last_loss; });
   result.carried = of([](const Result& r) { return r.carried; });
+  result.accuracies = results.front().accuracies;
   for (const Result& r : results) {
     result.largest_lead = std::max(result.largest_lead, r.largest_lead);
   }
@@ -122,6 +124,12 @@ nlohmann::json json_of(const Reached& reached) {
   return {{"seconds", reached.seconds}, {"rounds", reached.rounds}};
 }
 
+nlohmann::json json_of(const std::vector<Accuracy>& accuracies) {
+  nlohmann::json points = nlohmann::json::array();
+  for (const Accuracy& at : accuracies) points.push_back({at.seconds, at.rounds, at.percent});
+  return points;
+}
+
 nlohmann::json json_of(const Options& options, const std::vector<Mode>& modes,
                        const std::vector<Result>& results) {
   nlohmann::json rows = nlohmann::json::array();
@@ -135,7 +143,8 @@ nlohmann::json json_of(const Options& options, const std::vector<Mode>& modes,
                     {"to_loss", json_of(results[m].loss)},
                     {"to_accuracy", json_of(results[m].accuracy)},
                     {"last_loss", results[m].last_loss},
-                    {"largest_lead", results[m].largest_lead}});
+                    {"largest_lead", results[m].largest_lead},
+                    {"accuracies", json_of(results[m].accuracies)}});
   }
   const Training& training = options.run.training;
   return {{"rows", rows},

@@ -69,6 +69,7 @@ class Run {
       compute(network, worker, round);
       std::this_thread::sleep_until(done);
       pushed_[rank] = round;
+      ++gradients_;
       for (size_t key = 0; key < worker.keys(); ++key) worker.push(key);
       worker.wait_all();
       note_lead(round);
@@ -128,9 +129,7 @@ class Run {
       const std::span<const float> values = worker.parameters(key);
       sample.parameters.insert(sample.parameters.end(), values.begin(), values.end());
     }
-    uint64_t gradients = 0;
-    for (const auto& pushed : pushed_) gradients += pushed == kLeft ? 0 : pushed.load();
-    sample.rounds = static_cast<double>(gradients) / training_.world;
+    sample.rounds = static_cast<double>(gradients_) / training_.world;
     samples_.push_back(std::move(sample));
   }
 
@@ -147,10 +146,11 @@ class Run {
           result.loss = now;
         }
       }
-      if (result.accuracy.seconds != kNotReached) continue;
       forward(network, data_.test, sample);
       const auto correct = static_cast<double>(network.correct(data_.test.labels));
-      if (100 * correct >= options_.accuracy * static_cast<double>(data_.test.size())) {
+      const double percent = 100 * correct / static_cast<double>(data_.test.size());
+      result.accuracies.push_back({sample.seconds, sample.rounds, percent});
+      if (result.accuracy.seconds == kNotReached && percent >= options_.accuracy) {
         result.accuracy = now;
       }
     }
@@ -177,6 +177,7 @@ class Run {
   Clock::time_point start_;
   std::atomic<uint64_t> taken_ = 0;            // gradients that somebody computes or has computed
   std::vector<std::atomic<uint64_t>> pushed_;  // per rank
+  std::atomic<uint64_t> gradients_ = 0;        // of all ranks
   std::atomic<uint64_t> largest_lead_ = 0;
   std::vector<Sample> samples_;  // rank 0's
   double carried_ = 0;           // the same

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "worker/examples/digits_data.h"
 #include "worker/examples/digits_training.h"
@@ -46,12 +47,20 @@ struct Reached {
   double rounds = kNotReached;
 };
 
+// Of the held-out images, after some time.
+struct Accuracy {
+  double seconds;
+  double rounds;
+  double percent;
+};
+
 struct Result {
   double rounds_per_second = 0;
   Reached loss, accuracy;
   double last_loss = 0;
   double largest_lead = 0;
   double carried = 0;  // of the chunks that rank 0 pushed, the part that was carried over
+  std::vector<Accuracy> accuracies;  // after each of rank 0's rounds
 };
 
 // Runs a job named `worker.spec.name` with a thread per rank, until the ranks together have

@@ -199,9 +199,8 @@ void Server::set_hyper(const Credential& who, const HyperChange& change, Reply<H
   authenticate(who).set_hyper(who.rank, change, std::move(reply));
 }
 
-void Server::set_hyper(const std::string& name, const HyperChange& change,
-                       Reply<HyperReply> reply) {
-  find_running(name).set_hyper(0, change, std::move(reply));
+void Server::set_hyper(const Admin& admin, const HyperChange& change, Reply<HyperReply> reply) {
+  find_running(admin).set_hyper(0, change, std::move(reply));
 }
 
 void Server::change_branches(const Credential& who, const BranchChange& change,
@@ -209,9 +208,9 @@ void Server::change_branches(const Credential& who, const BranchChange& change,
   authenticate(who).change_branches(change, std::move(reply));
 }
 
-void Server::change_branches(const std::string& name, const BranchChange& change,
+void Server::change_branches(const Admin& admin, const BranchChange& change,
                              Reply<BranchReply> reply) {
-  find_running(name).change_branches(change, std::move(reply));
+  find_running(admin).change_branches(change, std::move(reply));
 }
 
 void Server::report_loss(const Credential& who, const LossRequest& report, Reply<Done> reply) {
@@ -227,6 +226,12 @@ RunningJob& Server::find_running(const std::string& name) {
   RunningJob* job = find(name);
   if (!job || job->ending()) fail(ErrorCode::kNotFound, "there is no job '{}'", name);
   return *job;
+}
+
+RunningJob& Server::find_running(const Admin& admin) {
+  RunningJob& job = find_running(admin.job);
+  job.check_same_life(admin.epoch);
+  return job;
 }
 
 const JobOwner* Server::owner(const std::string& name) const {

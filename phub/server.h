@@ -65,11 +65,10 @@ class Server final : public ControlHandler {
   void leave_barrier(const Credential& who) override;
   void set_hyper(const Credential& who, const HyperChange& change,
                  Reply<HyperReply> reply) override;
-  void set_hyper(const std::string& job, const HyperChange& change,
-                 Reply<HyperReply> reply) override;
+  void set_hyper(const Admin& admin, const HyperChange& change, Reply<HyperReply> reply) override;
   void change_branches(const Credential& who, const BranchChange& change,
                        Reply<BranchReply> reply) override;
-  void change_branches(const std::string& job, const BranchChange& change,
+  void change_branches(const Admin& admin, const BranchChange& change,
                        Reply<BranchReply> reply) override;
   void report_loss(const Credential& who, const LossRequest& report, Reply<Done> reply) override;
   void losses(const std::string& job, uint64_t from, Reply<LossPage> reply) override;
@@ -154,6 +153,7 @@ class Server final : public ControlHandler {
   void retire(RunningJob& gone);
   RunningJob* find(const std::string& job);
   RunningJob& find_running(const std::string& job);  // throws kNotFound
+  RunningJob& find_running(const Admin& admin);      // and as RunningJob::check_same_life
   void check_branches_here(const JobSpec& spec) const;
   RunningJob* find(const BoxLink* link);
   RunningJob& find_part(uint64_t number);

@@ -508,6 +508,12 @@ PHUB_API phub_code phub_kill(phub_worker* worker, uint32_t branch, uint64_t* rou
 PHUB_API phub_code phub_revive(phub_worker* worker, uint32_t branch, uint64_t* round);
 /* Which branch runs in `round`: final for the round behind the latest result that this rank has. */
 PHUB_API phub_code phub_branch_in(phub_worker* worker, uint64_t round, uint32_t* branch);
+/* From which round on which branch runs, as far as it is decided: rounds ascend, the first is the
+ * one in progress or before it. The first `room` of them; *count: how many there are, at most
+ * PHUB_MOST_BRANCH_RUNS. */
+#define PHUB_MOST_BRANCH_RUNS 1025
+PHUB_API phub_code phub_branch_runs(phub_worker* worker, uint64_t* rounds, uint32_t* branches,
+                                    size_t room, size_t* count);
 /* The branches that there are, ascending: the first `room` of them. *count: how many there are.
  * What they have run is as of the server's latest look at the job, which is a moment ago. */
 typedef struct phub_branch {

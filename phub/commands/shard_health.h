@@ -25,13 +25,11 @@ class ShardHealth final : public ControlHandler {
   void leave(const Credential&, Reply<Done>) override { elsewhere(); }
   void barrier(const Credential&, Reply<Done>) override { elsewhere(); }
   void set_hyper(const Credential&, const HyperChange&, Reply<HyperReply>) override { elsewhere(); }
-  void set_hyper(const std::string&, const HyperChange&, Reply<HyperReply>) override {
-    elsewhere();
-  }
+  void set_hyper(const Admin&, const HyperChange&, Reply<HyperReply>) override { elsewhere(); }
   void change_branches(const Credential&, const BranchChange&, Reply<BranchReply>) override {
     elsewhere();
   }
-  void change_branches(const std::string&, const BranchChange&, Reply<BranchReply>) override {
+  void change_branches(const Admin&, const BranchChange&, Reply<BranchReply>) override {
     elsewhere();
   }
   void report_loss(const Credential&, const LossRequest&, Reply<Done>) override { elsewhere(); }

@@ -24,6 +24,12 @@ struct JobOwner {
   std::string token_sha256;  // of the job's token, in hexadecimal digits; "": nobody has got it yet
 };
 
+// Somebody who is none of a job's ranks, but may decide for it.
+struct Admin {
+  std::string job;
+  uint64_t epoch = 0;  // the life of the job that they have seen; 0: any
+};
+
 // Control thread only. A call may reply before it returns, or later. An Error that it throws
 // instead is the reply.
 class ControlHandler {
@@ -42,13 +48,12 @@ class ControlHandler {
   // `change.round` 0: from the first round that no chunk has completed.
   virtual void set_hyper(const Credential& who, const HyperChange& change,
                          Reply<HyperReply> reply) = 0;
-  // By an admin, who is no rank of the job.
-  virtual void set_hyper(const std::string& job, const HyperChange& change,
+  virtual void set_hyper(const Admin& admin, const HyperChange& change,
                          Reply<HyperReply> reply) = 0;
-  // What a job's branches are, or are to be; by a rank, or by an admin who is none.
+  // What a job's branches are, or are to be.
   virtual void change_branches(const Credential& who, const BranchChange& change,
                                Reply<BranchReply> reply) = 0;
-  virtual void change_branches(const std::string& job, const BranchChange& change,
+  virtual void change_branches(const Admin& admin, const BranchChange& change,
                                Reply<BranchReply> reply) = 0;
   // A rank's loss in a round; and those of a job, from round `from` on.
   virtual void report_loss(const Credential& who, const LossRequest& report, Reply<Done> reply) = 0;

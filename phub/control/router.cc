@@ -227,7 +227,9 @@ void check_names_rank(const Credential& who) {
 }
 void set_hyper(Call& call) {
   auto [who, change] = parse_hyper(call.request.body);
-  if (call.is_admin(who)) return call.handler.set_hyper(call.job, change, call.reply<HyperReply>());
+  if (call.is_admin(who)) {
+    return call.handler.set_hyper(Admin{call.job, who.epoch}, change, call.reply<HyperReply>());
+  }
   check_names_rank(who);
   const Credential rank = call.complete(who);
   call.handler.set_hyper(rank, change, call.reply<HyperReply>());
@@ -235,7 +237,8 @@ void set_hyper(Call& call) {
 void change_branches(Call& call) {
   auto [who, change] = parse_branch_request(call.request.body);
   if (call.is_admin(who)) {
-    return call.handler.change_branches(call.job, change, call.reply<BranchReply>());
+    return call.handler.change_branches(Admin{call.job, who.epoch}, change,
+                                        call.reply<BranchReply>());
   }
   check_names_rank(who);
   const Credential rank = call.complete(who);

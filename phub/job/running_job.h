@@ -104,6 +104,8 @@ class RunningJob {
   // Throw Error, kMismatch if a worker that joins means another job; kNotFound or kFenced if it was
   // in life `epoch` of a job of this name, which is not this one or is further. Any thread.
   void check_life(uint64_t epoch) const;
+  // And kRewound if the job has gone on from a checkpoint since. 0: any life.
+  void check_same_life(uint64_t epoch) const;
   void check_same(const JobSpec& spec, const std::string& transport) const;
   // A join that is sent again gets the answer of the first.
   void join(const JoinRequest& request, Reply<JoinReply> reply);

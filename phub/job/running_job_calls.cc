@@ -39,11 +39,19 @@ void RunningJob::check_life(uint64_t epoch) const {
   }
 }
 
-void RunningJob::authenticate(const Credential& who) {
-  check_life(who.epoch);
-  if (who.epoch != 0 && who.epoch < life_.epoch) {
-    fail(ErrorCode::kRewound, "job '{}' has gone on from its checkpoint: join again", who.job);
+void RunningJob::check_same_life(uint64_t epoch) const {
+  check_life(epoch);
+  if (epoch != 0 && epoch < life_.epoch) {
+    fail(
+        ErrorCode::kRewound,
+        "job '{}' has gone on from its checkpoint: join again; a program that is none of its ranks "
+        "looks anew at what the job has",
+        job_->spec().name);
   }
+}
+
+void RunningJob::authenticate(const Credential& who) {
+  check_same_life(who.epoch);
   if (who.rank >= seats_.size()) {
     fail(ErrorCode::kNotFound, "job '{}' has no rank {}", who.job, who.rank);
   }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""bench/ladder: that it measures what it says, what it refuses; and the pictures of it and of bench/torch_loss.
+"""bench/ladder: that it measures what it says, what it refuses; and the pictures of it, of bench/torch_loss and of geeps_bench.
 
   ladder_test.py CASE BUILD_BIN
 
@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 sys.dont_write_bytecode = True
-from scripts_test import BENCH, SKIPPED, expect, run  # noqa: E402
+from scripts_test import BENCH, ROOT, SKIPPED, expect, run  # noqa: E402
 
 
 def ladder_climbs(folder, binaries):
@@ -68,9 +68,66 @@ def ladder_refuses(_, __):
     return 0
 
 
+def geeps_is_drawn(folder, binaries):
+    if not has_matplotlib():
+        return SKIPPED
+
+    def drawn(picture, *files):
+        text = run(BENCH / "plot_geeps", *files, "--out", folder)
+        expect(text, f"geeps_{picture}.png")
+        assert (folder / f"geeps_{picture}.png").stat().st_size > 5000
+        return text
+
+    def points_of(picture):
+        file = folder / f"{picture}.json"
+        run(binaries / "geeps_bench", "--tiny", "--only", picture, "--json", file)
+        drawn(picture, file)
+        return json.loads(file.read_text())["points"]
+
+    forms = points_of("forms")
+    assert [(point["workers"], point["form"]) for point in forms] == [
+        (workers, form) for workers in (1, 2, 4) for form in ("cache", "host")], forms
+    assert all(0 < point["images_per_s"] < point["never_waits"] for point in forms), forms
+    rate = forms[0]["never_waits"]
+    assert all(abs(point["never_waits"] - point["workers"] * rate) < 1 for point in forms), forms
+
+    batches = points_of("batches")
+    whole, quarter = ([point["budget_percent"] for point in batches if point["images"] == images] for images in (200, 50))
+    assert whole[-1] == quarter[-1] == 100 and len(whole) < len(quarter), batches  # what fits
+    for images in (200, 100, 50):
+        moved = [point["moved_bytes"] for point in batches if abs(point["images"] - images) < 1]
+        assert moved == sorted(moved, reverse=True) and moved[-1] == 0 < moved[0], batches
+
+    sizes = points_of("sizes")
+    assert [point["layers"] for point in sizes] == [16, 10, 6, 4, 2], sizes
+    assert len({point["budget_bytes"] for point in sizes}) == 1, sizes
+    largest = points_of("largest")
+    assert all(0 < point["kept"] < point["swapped"] for point in largest), largest
+
+    file = folder / "loss.json"
+    run(binaries / "time_to_loss", "--tiny", "--data", ROOT / "build" / "data" / "digits.csv", "--json", file)
+    text = drawn("accuracy", file, folder / "sizes.json")
+    expect(text, "geeps_sizes.png")
+
+    def refused(found, message):
+        file.write_text(json.dumps(found))
+        expect(run(BENCH / "plot_geeps", file, "--out", folder, status=1), message)
+
+    refused({"rows": [], "points": []}, "no picture can be drawn")
+    for wrong in ([], {}, {"rows": [], "points": [{"picture": "none"}]}, {"rows": [], "points": [{"picture": "largest"}]},
+                  {"rows": [], "points": [forms[0] | {"form": "none"}]}, {"rows": [{"accuracies": []}]},
+                  {"rows": [{"accuracies": [[1, 2]], "consistency": "bsp", "slack": 0}], "workers": 1, "batch": 1},
+                  {"rows": [{"accuracies": [], "consistency": "bsp", "slack": 0}], "workers": 1, "batch": 1}):
+        refused(wrong, "is no file of geeps_bench's or time_to_loss's --json")
+    return 0
+
+
+def has_matplotlib():
+    return subprocess.run(["/usr/bin/python3", "-c", "import matplotlib"], capture_output=True, check=False).returncode == 0
+
+
 def plots_draw(folder, _):
-    if subprocess.run(["/usr/bin/python3", "-c", "import matplotlib"], capture_output=True,
-                      check=False).returncode != 0:
+    if not has_matplotlib():
         return SKIPPED
     file = folder / "rows.json"
 
@@ -111,7 +168,7 @@ def plots_draw(folder, _):
     return 0
 
 
-CASES = {case.__name__: case for case in (ladder_climbs, ladder_refuses, plots_draw)}
+CASES = {case.__name__: case for case in (ladder_climbs, ladder_refuses, plots_draw, geeps_is_drawn)}
 
 
 def main():

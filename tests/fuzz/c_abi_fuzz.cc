@@ -293,6 +293,12 @@ class Calls {
         return phub_revive(worker(), branches[1], &round);
       case 6:
         return phub_report_loss(worker(), values[0], round);
+      case 7: {
+        std::array<uint64_t, 2> rounds = {};
+        size_t count = 0;
+        return phub_branch_runs(worker(), in_.take() % 8 ? rounds.data() : nullptr, branches.data(),
+                                in_.take() % 3, &count);
+      }
       default: {
         std::array<phub_branch, 2> all = {};
         size_t count = 0;

@@ -73,7 +73,7 @@ class Handler : public ControlHandler {
     PHUB_CHECK(!change.values.empty());
     reply(HyperReply{change.round});
   }
-  void set_hyper(const std::string&, const HyperChange&, Reply<HyperReply> reply) override {
+  void set_hyper(const Admin&, const HyperChange&, Reply<HyperReply> reply) override {
     reply(HyperReply{1});
   }
   void change_branches(const Credential&, const BranchChange& change,
@@ -81,7 +81,7 @@ class Handler : public ControlHandler {
     PHUB_CHECK(change.turns.size() <= kMostBranchTurns);
     reply(BranchReply{.round = change.round});
   }
-  void change_branches(const std::string&, const BranchChange&, Reply<BranchReply> reply) override {
+  void change_branches(const Admin&, const BranchChange&, Reply<BranchReply> reply) override {
     reply(BranchReply{});
   }
   void report_loss(const Credential& who, const LossRequest& report, Reply<Done> reply) override {

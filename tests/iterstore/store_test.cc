@@ -77,6 +77,7 @@ Scene some_scene(uint64_t seed) {
   options.prefetch = random() % 4 > 0;
   options.batches = static_cast<uint32_t>(1 + random() % 10);
   options.cache_threshold = std::vector{0.0, 0.01, 0.1}[random() % 3];
+  if (options.static_index) options.gather_again = std::vector{0.0, 0.01, 0.3}[random() % 3];
   bool gathered = false;
   for (uint64_t phases = 1 + random() % 3; phases > 0; --phases) {
     Phase& phase = scene.phases.emplace_back();
@@ -95,7 +96,7 @@ Scene some_scene(uint64_t seed) {
       }
       return clocks;
     });
-    const uint64_t iterations = 1 + random() % 3;
+    const uint64_t iterations = 1 + random() % 6;
     phase.run = for_each_thread(scene, [&](uint32_t r, uint32_t t) {
       std::vector<Calls> clocks;
       for (uint64_t c = 0; c < iterations * phase.clocks; ++c) {
@@ -445,6 +446,15 @@ TEST(Store, WrongCallsAreRefused) {
   refuses_options("threads, not 0", [](StoreOptions& o) { o.threads = 0; });
   refuses_options("batches, not 65", [](StoreOptions& o) { o.batches = 65; });
   refuses_options("cache_threshold", [](StoreOptions& o) { o.cache_threshold = -1; });
+  refuses_options("gather_again is 1.5", [](StoreOptions& o) { o.gather_again = 1.5; });
+  refuses_options("gather_again is for lock-step", [](StoreOptions& o) {
+    o.gather_again = 0.5;
+    o.worker.spec.consistency = "async";
+  });
+  refuses_options("needs the static_index", [](StoreOptions& o) {
+    o.gather_again = 0.5;
+    o.static_index = false;
+  });
   refuses_options("a store has 1 to", [](StoreOptions& o) { o.tables.clear(); });
 }
 

@@ -71,9 +71,9 @@ void FakeHandler::set_hyper(const Credential& who, const HyperChange& change,
   reply(HyperReply{change.round + 1});
 }
 
-void FakeHandler::set_hyper(const std::string& job, const HyperChange& change,
+void FakeHandler::set_hyper(const Admin& admin, const HyperChange& change,
                             Reply<HyperReply> reply) {
-  calls.push_back(fmt::format("hyper {} by an admin", job));
+  calls.push_back(fmt::format("hyper {} by an admin of life {}", admin.job, admin.epoch));
   reply(HyperReply{change.round + 1});
 }
 
@@ -85,9 +85,10 @@ void FakeHandler::change_branches(const Credential& who, const BranchChange& cha
   reply(BranchReply{.round = change.round + 1, .branch = 7, .runs = {{1, 0}}});
 }
 
-void FakeHandler::change_branches(const std::string& job, const BranchChange& change,
+void FakeHandler::change_branches(const Admin& admin, const BranchChange& change,
                                   Reply<BranchReply> reply) {
-  calls.push_back(fmt::format("{} branches of {} by an admin", word_of(change.action), job));
+  calls.push_back(fmt::format("{} branches of {} by an admin of life {}", word_of(change.action),
+                              admin.job, admin.epoch));
   reply(BranchReply{.runs = {{1, 0}}});
 }
 

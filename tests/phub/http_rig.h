@@ -30,11 +30,10 @@ class FakeHandler : public ControlHandler {
   void leave_barrier(const Credential& who) override;
   void set_hyper(const Credential& who, const HyperChange& change,
                  Reply<HyperReply> reply) override;
-  void set_hyper(const std::string& job, const HyperChange& change,
-                 Reply<HyperReply> reply) override;
+  void set_hyper(const Admin& admin, const HyperChange& change, Reply<HyperReply> reply) override;
   void change_branches(const Credential& who, const BranchChange& change,
                        Reply<BranchReply> reply) override;
-  void change_branches(const std::string& job, const BranchChange& change,
+  void change_branches(const Admin& admin, const BranchChange& change,
                        Reply<BranchReply> reply) override;
   void report_loss(const Credential& who, const LossRequest& report, Reply<Done> reply) override;
   void losses(const std::string& job, uint64_t from, Reply<LossPage> reply) override;

@@ -265,7 +265,8 @@ TEST(Http, WhoShowsNoTicketIsNoRank) {
   const auto fork = [&](const std::string& bearer, int incarnation) {
     return client.request(
         "POST", "/v1/jobs/j/branches", bearer,
-        fmt::format(R"({{"rank":0,"incarnation":{},"action":"fork","branch":2}})", incarnation),
+        fmt::format(R"({{"rank":0,"incarnation":{},"epoch":5,"action":"fork","branch":2}})",
+                    incarnation),
         5000);
   };
   EXPECT_EQ(fork("", 0).status, 200u);
@@ -274,10 +275,10 @@ TEST(Http, WhoShowsNoTicketIsNoRank) {
   const HttpAnswer refused = fork("ticket", 0);
   EXPECT_EQ(refused.status, 401u);
   EXPECT_THAT(refused.body, HasSubstr("no token of role admin"));
-  EXPECT_THAT(
-      rig.on_control([&] { return rig.handler.calls; }),
-      ElementsAre("fork branches of j by an admin", "fork branch 2 at 0, 0 turns j/0/4/ticket",
-                  "fork branches of j by an admin"));
+  EXPECT_THAT(rig.on_control([&] { return rig.handler.calls; }),
+              ElementsAre("fork branches of j by an admin of life 5",
+                          "fork branch 2 at 0, 0 turns j/0/4/ticket",
+                          "fork branches of j by an admin of life 5"));
 }
 
 TEST(Http, ThePageComesWithAPolicyThatLetsNothingElseIn) {

@@ -394,8 +394,8 @@ static void branches(void) {
   phub_options* options = options_of("branches", 0, 1);
   phub_branch all[3];
   phub_worker* worker;
-  uint32_t child = 9, turns[3] = {1, 0, 5}, running = 9;
-  uint64_t rounds[3] = {1, 0, 0}, at = 3;
+  uint32_t child = 9, turns[3] = {1, 0, 5}, running = 9, run[2];
+  uint64_t rounds[3] = {1, 0, 0}, at = 3, starts[2];
   size_t count = 9;
   int round;
   OK(phub_options_set(options, "optimizer", "sgd"));
@@ -412,6 +412,10 @@ static void branches(void) {
   FAILS(phub_schedule(worker, turns, rounds, 257, NULL), PHUB_INVALID, "at most 256");
   OK(phub_schedule(worker, turns, rounds, 2, &at));
   CHECK(at == 3);
+  OK(phub_branch_runs(worker, starts, run, 2, &count));
+  CHECK(count == 3 && starts[0] <= 1 && run[0] == 0 && starts[1] == 3 && run[1] == 1);
+  FAILS(phub_branch_runs(worker, NULL, run, 2, &count), PHUB_INVALID, "rounds");
+  FAILS(phub_branch_runs(worker, starts, NULL, 2, &count), PHUB_INVALID, "branches");
   for (round = 1; round <= 4; ++round) {
     OK(phub_branch_in(worker, (uint64_t)round, &running));
     CHECK(running == (round == 3));

@@ -433,6 +433,22 @@ phub_code phub_report_loss(phub_worker* worker, double loss, uint64_t round) {
   return with(__func__, worker, [&](Worker& w, auto&) { w.report_loss(loss, round); });
 }
 
+static_assert(PHUB_MOST_BRANCH_RUNS == kMostBranchRuns + 1);
+phub_code phub_branch_runs(phub_worker* worker, uint64_t* rounds, uint32_t* branches, size_t room,
+                           size_t* count) {
+  return with(__func__, worker, [&](Worker& w, auto&) {
+    if (room > 0) need(rounds, "rounds");
+    if (room > 0) need(branches, "branches");
+    need(count, "count");
+    const std::vector<BranchRun> runs = w.branches().runs;
+    *count = runs.size();
+    for (size_t i = 0; i < std::min(room, runs.size()); ++i) {
+      rounds[i] = runs[i].round;
+      branches[i] = runs[i].branch;
+    }
+  });
+}
+
 phub_code phub_branches(phub_worker* worker, phub_branch* branches, size_t room, size_t* count) {
   return with(__func__, worker, [&](Worker& w, auto&) {
     if (room > 0) need(branches, "branches");

@@ -78,8 +78,8 @@ void check_is_new(const Worker& worker) {
        worker.spec().name, worker.first_round());
 }
 
-AllUse use_of_all(const WorkerOptions& store, const std::string& name,
-                  std::span<const Table> tables, const Use& mine) {
+AllRecorded use_of_all(const WorkerOptions& store, const std::string& name,
+                       std::span<const Table> tables, const Use& mine) {
   std::vector<KeySpec> keys;
   for (const Table& table : tables) {
     keys.push_back(key_of(table.name + "/accesses", table.rows, "add"));
@@ -87,14 +87,17 @@ AllUse use_of_all(const WorkerOptions& store, const std::string& name,
     keys.push_back(key_of(table.name + "/owner", table.rows, "max"));
     keys.push_back(key_of(table.name + "/first", table.rows, "max"));
   }
+  keys.push_back(key_of("clocks", 1, "max"));
+  const size_t key_of_clocks = keys.size() - 1;
   const WorkerOptions options = options_of_round(store, name, std::move(keys));
   const auto rank = static_cast<uint32_t>(store.rank);
   const auto most = static_cast<int32_t>(INT32_MAX / store.spec.world_size);
-  AllUse all;
-  for (const Table& table : tables) all.emplace_back(table.rows);
+  AllRecorded all;
+  for (const Table& table : tables) all.rows.emplace_back(table.rows);
   exchange(
       options,
       [&](size_t key, std::span<std::byte> to) {
+        if (key == key_of_clocks) return put(to, 0, static_cast<int32_t>(mine.clocks));
         const std::vector<RowUse>& rows = mine.rows[key / kFields];
         for (size_t r = 0; r < rows.size(); ++r) {
           const bool here = rows[r].accesses > 0;
@@ -115,7 +118,11 @@ AllUse use_of_all(const WorkerOptions& store, const std::string& name,
         }
       },
       [&](size_t key, std::span<const std::byte> from) {
-        std::vector<SharedUse>& rows = all[key / kFields];
+        if (key == key_of_clocks) {
+          all.clocks = static_cast<uint32_t>(get<int32_t>(from, 0));
+          return;
+        }
+        std::vector<SharedUse>& rows = all.rows[key / kFields];
         for (size_t r = 0; r < rows.size(); ++r) {
           switch (key % kFields) {
             case kAccesses:

@@ -20,9 +20,13 @@ WorkerOptions options_of_job(const WorkerOptions& store, const std::string& name
                              std::vector<KeySpec> keys);
 void check_is_new(const Worker& worker);
 
-// What all ranks access. `name`: of the job.
-AllUse use_of_all(const WorkerOptions& store, const std::string& name,
-                  std::span<const Table> tables, const Use& mine);
+// What all ranks recorded. `name`: of the job.
+struct AllRecorded {
+  AllUse rows;
+  uint32_t clocks = 0;  // of the thread with the most
+};
+AllRecorded use_of_all(const WorkerOptions& store, const std::string& name,
+                       std::span<const Table> tables, const Use& mine);
 
 // Of each of these tables, arrays in which one rank at most has other than zeros in a place: on all
 // ranks those of all.

@@ -33,8 +33,12 @@ struct RowUse {
 struct Use {
   std::vector<std::vector<RowUse>> rows;  // by table and row
   uint64_t accesses = 0;                  // in all
+  uint32_t clocks = 0;                    // of the thread with the most
 };
 
 Use use_of(std::span<const Recording> threads, std::span<const Table> tables);
+
+// Of tables that are fixed, what was used before may be used again.
+void keep_promise(Use& use, const Use& before, std::span<const Table> tables);
 
 }  // namespace phub::iterstore

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "worker/iterstore/one_round.h"
 #include "worker/iterstore/thread_rows.h"
@@ -11,12 +12,15 @@ namespace {
 
 constexpr const char* kClockKey = "clock";  // those of tables have a '/'
 
-// Every rank pushes a null of the clock's key with each clock: so none is further than one ahead,
-// even if they share no rows, and each has something to push.
+// Every rank pushes the clock's key with each clock: so none is further than one ahead, even if
+// they share no rows, and each has something to push.
 WorkerOptions options_of_rows(const WorkerOptions& store, const std::string& name,
                               std::span<const Table> tables, const RowPlan& plan, const Use& use) {
   std::vector<KeySpec> keys = key_specs(plan, tables);
-  keys.push_back({.name = kClockKey, .elements = 1, .operation = "or", .value_type = "i32"});
+  keys.push_back({.name = kClockKey,
+                  .elements = sizeof(Tally) / sizeof(uint32_t),
+                  .operation = "add",
+                  .value_type = "i64"});
   WorkerOptions options = options_of_job(store, name, std::move(keys));
   options.spec.initial = "broadcast";
   options.interest = interest_of(plan, tables, use, store.spec.chunk_elements);
@@ -37,13 +41,15 @@ std::vector<std::byte> rows_of(const RowPlan& plan, const RowPlan::Key& key, uin
 }  // namespace
 
 SharedRows::SharedRows(const WorkerOptions& store, const std::string& name,
-                       std::span<const Table> tables, RowPlan plan, Use use, States states)
+                       std::span<const Table> tables, RowPlan plan, Use use, States states,
+                       uint64_t now)
     : tables_(tables),
       plan_(std::move(plan)),
       use_(std::move(use)),
       options_(options_of_rows(store, name, tables, plan_, use_)),
       rest_(std::move(states)),
-      worker_(options_) {
+      worker_(options_),
+      now_(now) {
   check_is_new(worker_);
   std::vector<std::vector<std::byte>> initial;
   for (const RowPlan::Key& of : plan_.keys()) {
@@ -53,7 +59,7 @@ SharedRows::SharedRows(const WorkerOptions& store, const std::string& name,
     if (!worker_.initial_counts()) continue;
     initial.push_back(rows_of(plan_, of, key.row_bytes, rest_[of.table]));
   }
-  initial.emplace_back(sizeof(uint32_t));
+  initial.emplace_back(sizeof(Tally));
   std::vector<const float*> initial_of;
   for (const auto& rows : initial) {
     initial_of.push_back(reinterpret_cast<const float*>(rows.data()));
@@ -226,17 +232,26 @@ bool SharedRows::combine(size_t k, std::span<const DynamicRow* const> dynamic) {
   return any || !dynamic.empty();
 }
 
-void SharedRows::clock(bool wait) {
+Tally SharedRows::told() {
+  worker_.wait(keys_.size());
+  Tally all;
+  std::memcpy(&all, worker_.parameter_bytes(keys_.size()).data(), sizeof all);
+  return all - std::exchange(told_, all);
+}
+
+Tally SharedRows::clock(const Tally& mine, bool wait) {
   const auto dynamic = updated_rows();
   for (size_t k = 0; k < keys_.size(); ++k) {
     if (!keys_[k].exchanged) continue;
     await(k);  // what was pushed before is in the key's memory until then
     worker_.push(k, {.null = !combine(k, dynamic[k])});
   }
-  worker_.push_null(keys_.size());
+  const Tally before = told();
+  std::memcpy(worker_.gradient_bytes(keys_.size()).data(), &mine, sizeof mine);
+  worker_.push(keys_.size());
   ++now_;
-  if (!wait) return;
-  for (size_t k = 0; k < keys_.size(); ++k) await(k);
+  for (size_t k = 0; wait && k < keys_.size(); ++k) await(k);
+  return before;
 }
 
 bool SharedRows::is_clocked() const {

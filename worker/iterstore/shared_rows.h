@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "worker/iterstore/row_plan.h"
+#include "worker/iterstore/tally.h"
 #include "worker/worker.h"
 
 namespace phub::iterstore {
@@ -30,9 +31,9 @@ class ThreadRows;
 class SharedRows {
  public:
   // Joins the job, and begins with these states, which are those of rank 0. `use`: of this process,
-  // for the interest in narrow tables.
+  // for the interest in narrow tables. `now`: its first clock.
   SharedRows(const WorkerOptions& store, const std::string& name, std::span<const Table> tables,
-             RowPlan plan, Use use, States states);
+             RowPlan plan, Use use, States states, uint64_t now = 1);
   ~SharedRows();
 
   const RowPlan& plan() const { return plan_; }
@@ -64,8 +65,12 @@ class SharedRows {
   void read(uint32_t thread, uint32_t table, uint64_t row, std::byte* into);
   void update(uint32_t thread, uint32_t table, uint64_t row, const std::byte* by);
 
-  // Combines and pushes what was updated, batch after batch. `wait`: and waits for all results.
-  void clock(bool wait);
+  // Combines and pushes what was updated, batch after batch, and `mine`, what this rank says with
+  // this clock. `wait`: and waits for all results. Returns what all ranks said with the clock
+  // before, zeros if this is the job's first; out of lock-step, with some clocks before.
+  Tally clock(const Tally& mine, bool wait);
+  // What all ranks said with the last clock, unless that was returned already. Waits for all.
+  Tally told();
   bool is_clocked() const;  // nothing was updated since
 
   // The whole state of all tables, on all ranks; all ranks call it. `name`: of a job that does it.
@@ -122,7 +127,8 @@ class SharedRows {
   const WorkerOptions options_;
   States rest_;  // of narrow tables: rows that nobody accesses, and others as they were
   Worker worker_;
-  uint64_t now_ = 1;
+  uint64_t now_;
+  Tally told_;  // with all clocks, as far as it is known
   std::deque<Key> keys_;
   std::vector<const ThreadRows*> threads_;
   std::array<Stripe, kStripes> stripes_;

@@ -63,7 +63,12 @@ struct TableSpec {
   // lock-step and with `placement`; a call that breaks the promise is kInvalid.
   // False: any row may be accessed, and every process has the whole table.
   bool fixed = false;
+  // Places for rows that are added later (add_row), which take memory from the beginning. Lock-step
+  // only, and not of a table that is fixed.
+  uint64_t spare = 0;
 };
+
+inline constexpr uint64_t kNoRow = ~uint64_t{0};
 
 // Each process of the job has the same tables, threads and settings.
 struct StoreOptions {
@@ -89,6 +94,13 @@ struct StoreOptions {
   // A row is cached if its share of the process's accesses, times its threads, is at least this.
   double cache_threshold = 0.1;
   uint32_t batches = 8;  // of a table, at most, 1 to 64
+
+  // The share of an iteration's accesses, of all ranks, that do not come as recorded, from which on
+  // the store records the next iteration again by itself, and places the rows anew; 0: never. An
+  // iteration has as many clocks as when it was recorded first. Lock-step only, with static_index.
+  // Ranks that begin a recording themselves all do so after the same clock. Rows of a `fixed` table
+  // that were recorded remain so.
+  double gather_again = 0;
 };
 
 struct StoreStats {          // accesses are those since the last finish()
@@ -98,7 +110,8 @@ struct StoreStats {          // accesses are those since the last finish()
   uint64_t places = 0;       // rows of threads that have a place of their own
   uint64_t cached = 0;       // of these, that have a copy of the state
   uint64_t clocks = 0;
-  WorkerStats worker;  // of the present job
+  uint64_t placed = 0;  // times that rows were placed, by finish() or by the store itself
+  WorkerStats worker;   // of the present job
 };
 
 template <typename T>
@@ -118,7 +131,10 @@ class Store {
   // The whole state of a table, row after row, with all that was clocked (also without a rank that
   // was lost, if spec.on_loss lets the others go on). All ranks call it, after equally many clocks,
   // while no thread makes a call: nothing may be updated and not clocked.
+  // Of a table with spare rows: place after place, the identity where there is no row.
   std::vector<std::byte> table(uint32_t table);
+  // The row in each of its places; kNoRow: none. While no thread makes a call.
+  std::vector<uint64_t> rows(uint32_t table) const;
   StoreStats stats() const;  // while no thread makes a call
 
  private:
@@ -148,6 +164,16 @@ class StoreThread {
   // All threads of all ranks call it, with everything clocked. Returns when rows are placed as the
   // iteration wants them. The state of tables stays.
   void finish();
+
+  // Of a table with spare rows: asks for a row more, of any number but kNoRow, or less. From the
+  // second clock() behind the call on, at the latest, all ranks have it, all from the same clock
+  // on; has_row() tells. It begins with the identity. What two ask for at once happens once. A
+  // clock that deletes rows moves all tables, as finish() does.
+  // Throws Error(kInvalid): the table has the row already, or has it not; no spare row is left. If
+  // threads and ranks ask for more than there are, clock() throws that, everywhere.
+  void add_row(uint32_t table, uint64_t row);
+  void delete_row(uint32_t table, uint64_t row);
+  bool has_row(uint32_t table, uint64_t row) const;
 
   // A row, or several: row after row in `into`. REQUIRES: T is the table's type; columns values for
   // each row.

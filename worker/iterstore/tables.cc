@@ -1,5 +1,6 @@
 #include "worker/iterstore/tables.h"
 
+#include <algorithm>
 #include <unordered_set>
 
 #include "transport/control/job_spec.h"
@@ -23,13 +24,19 @@ Table checked(const TableSpec& spec) {
          spec.name, spec.operation, spec.type);
   }
   const uint64_t words = kernels::words_of(fold->type);
-  if (spec.rows == 0 || spec.columns == 0 || spec.rows > kMaxElements / (spec.columns * words)) {
+  const uint64_t most = spec.columns == 0 ? 0 : kMaxElements / (spec.columns * words);
+  if (spec.rows == 0 || spec.rows > most || spec.spare > most - spec.rows) {
     fail(ErrorCode::kInvalid,
-         "table '{}' has {} rows of {} values: there must be some, and at most {} words of 4 bytes",
-         spec.name, spec.rows, spec.columns, kMaxElements);
+         "table '{}' has {} rows and {} spare ones of {} values: there must be some, and at most "
+         "{} words of 4 bytes",
+         spec.name, spec.rows, spec.spare, spec.columns, kMaxElements);
+  }
+  if (spec.fixed && spec.spare > 0) {
+    fail(ErrorCode::kInvalid, "table '{}' has spare rows, so that it cannot be fixed", spec.name);
   }
   return {.name = spec.name,
-          .rows = spec.rows,
+          .rows = spec.rows + spec.spare,
+          .spare = spec.spare,
           .columns = spec.columns,
           .fold = *fold,
           .fixed = spec.fixed};
@@ -52,12 +59,18 @@ std::vector<Table> checked_tables(std::span<const TableSpec> specs) {
   return tables;
 }
 
+void begin_rows(const Table& table, std::span<std::byte> rows) {
+  if (table.fold.operation == kernels::Operation::kAdd) {  // whose identity is -0
+    std::ranges::fill(rows, std::byte{0});
+  } else {
+    kernels::fill_with_identity(table.fold, rows.data(), rows.size() / sizeof(uint32_t));
+  }
+}
+
 States first_states(std::span<const Table> tables) {
   States states;
   for (const Table& table : tables) {
-    std::vector<std::byte>& rows = states.emplace_back(table.bytes());  // zeros
-    if (table.fold.operation == kernels::Operation::kAdd) continue;     // whose identity is -0
-    kernels::fill_with_identity(table.fold, rows.data(), rows.size() / sizeof(uint32_t));
+    begin_rows(table, states.emplace_back(table.bytes()));
   }
   return states;
 }

@@ -16,7 +16,8 @@ inline constexpr size_t kMaxTables = 1024;
 
 struct Table {
   std::string name;
-  uint64_t rows = 0;
+  uint64_t rows = 0;  // with the spare ones
+  uint64_t spare = 0;
   uint32_t columns = 0;
   kernels::Fold fold;
   bool fixed = false;
@@ -32,6 +33,8 @@ std::vector<Table> checked_tables(std::span<const TableSpec> specs);
 // All rows of each table, one after another.
 using States = std::vector<std::vector<std::byte>>;
 
+// What rows of a table begin with.
+void begin_rows(const Table& table, std::span<std::byte> rows);
 States first_states(std::span<const Table> tables);  // what tables begin with
 
 }  // namespace phub::iterstore

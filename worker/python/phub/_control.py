@@ -194,8 +194,8 @@ class RemoteJob:
     """A job, driven from outside: an admin's token is needed where the box asks for tokens."""
 
     def __init__(self, control: Control, name: str) -> None:
-        self.name = name
-        self._control, self._path = control, f"/v1/jobs/{quote(name, safe='')}"
+        self.name, self.control = name, control
+        self._path = f"/v1/jobs/{quote(name, safe='')}"
         self._epoch: int | None = None
         self._latest = 0
 
@@ -204,12 +204,12 @@ class RemoteJob:
 
         Raises RewoundError: the job has gone on from a checkpoint, or is another one.
         """
-        page = self._control.get(f"{self._path}/losses/{since}")
+        page = self.control.get(f"{self._path}/losses/{since}")
         epoch, latest = page.get("epoch", 0), page.get("latest", 0)
         if latest < self._latest or self._epoch not in (None, epoch):
             raise errors.RewoundError(
                 f"job '{self.name}' has begun anew, or has gone on from a checkpoint: rounds that "
-                "were seen, and what was decided in them, are void; tune it anew"
+                "were seen, and what was decided in them, are void"
             )
         self._epoch, self._latest = epoch, latest
         return [
@@ -248,9 +248,9 @@ class RemoteJob:
         return int(self._change("discard", branch=branch, round=round)["round"])
 
     def _change(self, action: str, **more: Any) -> Any:
-        asked = {"rank": 0, "incarnation": 0, "action": action, **more}
+        asked = {"rank": 0, "incarnation": 0, "epoch": self._epoch or 0, "action": action, **more}
         with self._about_tokens():
-            return self._control.post(f"{self._path}/branches", asked)
+            return self.control.post(f"{self._path}/branches", asked)
 
     @contextlib.contextmanager
     def _about_tokens(self) -> Any:

@@ -144,11 +144,15 @@ class Decisions:
     def __init__(self, policy: Policy, search: Callable[[], Search]) -> None:
         """search: makes a new one for every search."""
         policy.check()
-        self._policy, self._search = policy, search
+        self._policy, self._new_search = policy, search
         self._compare, self._schedule = COMPARE[policy.compare], SCHEDULE[policy.schedule]
         self.trials: list[Trial] = []  # of the search in progress, or of the last one
         self.best: Trial | None = None  # of the last one
         self._diverged: list[Values] = []  # that were the best, until then
+
+    def afresh(self) -> Decisions:
+        """Others by the same policy, which have decided nothing yet."""
+        return Decisions(self._policy, self._new_search)
 
     def requests(self, root: int = 0) -> Requests:
         """From a branch that exists, whose values are not tried."""
@@ -158,7 +162,7 @@ class Decisions:
             parent = yield from self._until_plateau(best, parent)
 
     def _search_from(self, parent: int) -> Generator[Request, Any, Trial | None]:
-        policy, search = self._policy, self._search()
+        policy, search = self._policy, self._new_search()
         self.trials = []
         alive: list[Trial] = []
         clocks, found = policy.first_clocks, False

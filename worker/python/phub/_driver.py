@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from phub._decisions import Decisions, Discard, Event, Fork, Request, Run
@@ -43,17 +43,21 @@ class Driver:
         report: Callable[[Event], None] | None = None,
     ) -> None:
         """branch: that runs when all is done that was decided."""
+        self._job, self._report = job, report
+        self._begin(decisions, branch)
+
+    def _begin(self, decisions: Decisions, branch: int) -> None:
         self.decisions = decisions
         self.done = False  # the last search found nothing
-        self.branch = branch  # as above
-        self._job, self._report = job, report
+        self.branch = branch  # that runs when all is done that was decided
+        self._root = self._newest = branch
         self._alive = {branch}
         self._runs = [(0, branch)]  # (from this round on, this branch)
         self._heard: dict[int, list[tuple[int, float]]] = {}  # by branch, and not told yet
         self._requests = decisions.requests(branch)
+        self._answers: list[Any] = []  # which the requests were sent
         self._run = Run(branch, 1)  # only then it may fork
         self._since = 0  # the round from which all holds that was decided
-        self._begun = False
 
     def branch_in(self, round: int) -> int:  # noqa: A002
         """Which branch runs in a round that has begun, as far as this driver knows."""
@@ -76,13 +80,71 @@ class Driver:
             del self._heard[self._run.branch]
             rounds, losses = [at for at, _ in heard], [loss for _, loss in heard]
             self._told(rounds[-1], self._run, rounds=rounds, losses=losses)
-            answer: Any = losses if self._begun else None
-            self._begun = True
-            self._until_run(answer, soonest)
+            self._until_run(losses if self._answers else None, soonest)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it knows after the latest round that it heard of."""
+        return {
+            "root": self._root,
+            "newest": self._newest,
+            "branch": self.branch,
+            "alive": sorted(self._alive),
+            "runs": self._runs,
+            "heard": self._heard,
+            "answers": self._answers,
+            "since": self._since,
+        }
+
+    def load_state_dict(
+        self, state: Mapping[str, Any], there: Collection[int], runs: Sequence[tuple[int, int]]
+    ) -> None:
+        """Goes on from a state, with a job that has gone on from its checkpoint of that round.
+
+        there, runs: the job's branches, and from which round on which runs. The checkpoint may have
+        what was decided a little later: that is undone, and will be decided again. Where it lacks
+        a branch because of that, a new search begins, from the branch that runs.
+        """
+        if not {*state["alive"]} <= {*there}:
+            self._alive, self._newest = {*state["alive"]}, state["newest"]
+            self.begin_anew(self._job, there, runs[-1][1])
+            return
+        self._replay(state)
+        if self.branch != runs[-1][1]:
+            at = self._job.schedule(self.branch, round=0)
+            self._since = at
+            self._runs = [run for run in runs if run[0] < at] + [(at, self.branch)]
+        for branch in there:
+            if branch > self._newest:
+                self._job.discard(branch, round=0)
+
+    def begin_anew(self, job: Job, there: Collection[int], running: int) -> None:
+        """With a new search, from the branch that runs; the others that it made are discarded."""
+        mine = [of for of in there if of in self._alive or of > self._newest]
+        self._job = job
+        self._begin(self.decisions.afresh(), running)
+        for branch in mine:
+            if branch != running:
+                job.discard(branch, round=0)
+
+    def _replay(self, state: Mapping[str, Any]) -> None:
+        self._begin(self.decisions.afresh(), state["root"])
+        for answer in state["answers"]:
+            self._answers.append(answer)
+            try:
+                request = self._requests.send(answer)
+            except StopIteration:
+                self.done = True
+            else:
+                self._run = request if isinstance(request, Run) else self._run
+        self.branch, self._newest = state["branch"], state["newest"]
+        self._alive, self._since = {*state["alive"]}, state["since"]
+        self._runs = [(at, branch) for at, branch in state["runs"]]
+        self._heard = {of: [(at, loss) for at, loss in each] for of, each in state["heard"].items()}
 
     def _until_run(self, answer: Any, soonest: int) -> None:
         while True:
             try:
+                self._answers.append(answer)
                 request = self._requests.send(answer)
             except StopIteration:
                 self.done = True
@@ -96,6 +158,7 @@ class Driver:
         if isinstance(request, Fork):
             branch, at = self._job.fork(request.parent, request.values, round=soonest)
             self._alive.add(branch)
+            self._newest = max(self._newest, branch)
             self._since = at
             self._told(at, request, branch=branch)
             return branch

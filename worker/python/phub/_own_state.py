@@ -41,16 +41,31 @@ class OwnState:
 
     def saved(self) -> bytes:
         """As it is now."""
+        groups = [
+            {name: value for name, value in group.items() if name != "params"}
+            for group in self._optimizer.param_groups
+        ]
+        return self._saved_with(self._kept, {"groups": groups})
+
+    def saved_of_branch(self) -> bytes:
+        """Without the groups' values, which the box has, and what is of all branches."""
+        return self._saved_with(self._of_branch(), {})
+
+    def _of_branch(self) -> Mapping[str, Stateful]:
+        return {
+            name: each
+            for name, each in self._kept.items()
+            if not getattr(each, "of_all_branches", False)
+        }
+
+    def _saved_with(self, kept: Mapping[str, Stateful], more: Mapping[str, Any]) -> bytes:
         content = io.BytesIO()
         state = {
-            "groups": [
-                {name: value for name, value in group.items() if name != "params"}
-                for group in self._optimizer.param_groups
-            ],
+            **more,
             "buffers": self._buffers,
             "torch": torch.get_rng_state(),
             "python": random.getstate(),
-            "kept": {name: each.state_dict() for name, each in self._kept.items()},
+            "kept": {name: each.state_dict() for name, each in kept.items()},
         }
         torch.save(state, content)
         return content.getvalue()
@@ -58,17 +73,19 @@ class OwnState:
     def load(self, saved: bytes) -> None:
         """Makes it as it was."""
         state = self._load_as_saved(saved)
-        if state["kept"].keys() != self._kept.keys():
+        kept = self._kept if "groups" in state else self._of_branch()
+        if state["kept"].keys() != kept.keys():
             raise InvalidError(
                 f"the checkpoint has the state of {sorted(state['kept'])}, and steps() is given "
-                f"{sorted(self._kept)}: give it the same"
+                f"{sorted(kept)}: give it the same"
             )
-        for group, values in zip(self._optimizer.param_groups, state["groups"], strict=True):
-            group.update(values)
+        if "groups" in state:
+            for group, values in zip(self._optimizer.param_groups, state["groups"], strict=True):
+                group.update(values)
         with torch.no_grad():
             for name, buffer in self._buffers.items():
                 buffer.copy_(state["buffers"][name])
-        for name, each in self._kept.items():
+        for name, each in kept.items():
             each.load_state_dict(state["kept"][name])
         torch.set_rng_state(state["torch"])
         random.setstate(state["python"])

@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
+from phub._by_branch import ByBranch
 from phub._own_state import OwnState, Stateful
 from phub.worker import Worker
 
 _ENTRY = "steps"
+_OF_BRANCHES = "branches"
 
 
 class Steps:
     """The steps of a job that goes on from its checkpoints."""
 
-    def __init__(self, own: OwnState) -> None:
+    def __init__(
+        self, own: OwnState, synchronize: Callable[[], object], *, has_branches: bool
+    ) -> None:
+        """synchronize: waits for the results of the step before."""
         self.done = 0  # by the job
         self.restored: bytes | None = None  # not loaded yet
-        self._own = own
+        self._own, self._synchronize = own, synchronize
+        self._by_branch = ByBranch(own.saved_of_branch, own.load) if has_branches else None
         self._counts = False
         self._made = True  # the present one
 
     def save(self, _round: int) -> dict[str, bytes]:
         """The worker's saver."""
-        return {_ENTRY: self._own.saved()} if self._counts else {}
+        if not self._counts:
+            return {}
+        saved = {_ENTRY: self._own.saved()}
+        if self._by_branch:
+            saved[_OF_BRANCHES] = self._by_branch.saved()
+        return saved
 
     def begin(self, worker: Worker) -> None:
         """It has joined."""
         self._worker = worker
         self.done = worker.first_round - 1
         self.restored = worker.restored(_ENTRY)
+        if self._by_branch and (saved := worker.restored(_OF_BRANCHES)) is not None:
+            self._by_branch.restore(saved)
         self._made = True
 
     def end_step(self) -> None:
@@ -46,6 +59,9 @@ class Steps:
         self._own.keep(kept)
         while self.done < until:
             self._save_point()
+            if self._by_branch:
+                self._synchronize()
+                self._by_branch.begin(self._worker, self.done + 1)
             self._made = False
             yield self.done
             if not self._made:

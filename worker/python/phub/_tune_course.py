@@ -144,6 +144,15 @@ class Course:
                 f"{verdict.loss:.4g}, {verdict.course.value}"
             )
 
+    def rewound(self, root: int) -> None:
+        """The job has gone on from a checkpoint, with this branch, and the driver begins anew."""
+        for line in self.lines.values():
+            line.state = "gone"
+        values = self.lines[root].values if root in self.lines else {}
+        self.lines[root] = Line(root, values)
+        self._log.add("rewound", round=self.round, branch=root)
+        self._say(f"round {self.round}: the job has gone on from a checkpoint, with branch {root}")
+
     def decided(self, decisions: Decisions, running: int) -> None:
         """After the driver has decided: what runs, and what is the best."""
         for line in self.lines.values():

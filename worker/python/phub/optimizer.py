@@ -158,7 +158,8 @@ class DistributedOptimizer(Optimizer):
             fixed["max_norm"] = max_norm
         self._model, self._options = model, options
         self._buffers: Buffers | None = None  # from the first sync_buffers() on
-        self._steps = Steps(OwnState(model, self))
+        branches = bool(options.get("branches"))
+        self._steps = Steps(OwnState(model, self), self.synchronize, has_branches=branches)
         saver = self._steps.save if server else None
         self.worker = Worker(keys, hyper=fixed, formats=formats, saver=saver, **given)
         self._mine = [
@@ -329,8 +330,9 @@ class DistributedOptimizer(Optimizer):
         Call step() once in each. What a rank has for itself is saved before each step of which the
         box keeps a checkpoint, and is given back if the job goes on from there: the values of the
         parameter groups, the model's buffers, the random numbers of torch and random, and `kept`:
-        schedulers, data loaders and others with state_dict() and load_state_dict(). It ends when
-        all ranks have made the steps.
+        schedulers, data loaders and others with state_dict() and load_state_dict(). In a job with
+        branches each branch has all of this, but for the groups' values and what has the attribute
+        `of_all_branches`, for itself. It ends when all ranks have made the steps.
         """
         return self._steps.count(until, kept)
 

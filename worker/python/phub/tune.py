@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import math
 import os
@@ -155,23 +156,33 @@ def _decided(job: RemoteJob, driver: Driver, since: int) -> bool:
         except errors.NotFoundError:
             return False
         raise
+    except errors.UnavailableError:  # whether it was decided is known if the box has begun again
+        end = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < end:
+            time.sleep(0.1)
+            with contextlib.suppress(errors.NotFoundError, errors.UnavailableError):
+                job.losses(since)
+                break
+        raise
     return True
 
 
 def _follow(job: RemoteJob, driver: Driver, course: Course, every_s: float) -> str:
     """Until the job ends, or the search does. Returns why."""
     since, patient_until = 0, time.monotonic() + _PATIENCE_S
-    silent_until = patient_until
+    silent_until, was_away = patient_until, False
     while True:
         try:
             heard = job.losses(since)
-            patient_until = time.monotonic() + _PATIENCE_S
+            patient_until, was_away = time.monotonic() + _PATIENCE_S, False
         except errors.NotFoundError:
-            return _ENDED
+            if not was_away or time.monotonic() >= patient_until:
+                return _ENDED
+            heard = []  # its ranks come to a box that has begun again
         except errors.UnavailableError:
             if time.monotonic() >= patient_until:
                 raise
-            heard = []
+            heard, was_away = [], True
         for each in heard:
             since = each.round + 1
             driver.hear(each.round, each.branch, each.loss)
@@ -191,6 +202,15 @@ def _follow(job: RemoteJob, driver: Driver, course: Course, every_s: float) -> s
         time.sleep(every_s)
 
 
+def _follow_life(job: RemoteJob, driver: Driver, course: Course, every_s: float) -> str | None:
+    """As _follow. None: the job has gone on from a checkpoint."""
+    try:
+        return _follow(job, driver, course, every_s)
+    except errors.RewoundError as error:
+        print(f"phub tune: {error}; a new search begins", file=sys.stderr)
+        return None
+
+
 def _tune(given: argparse.Namespace) -> None:
     decisions = Decisions(_policy_of(given), search_of(given))
     job = RemoteJob(Control(given.server, token_from_environment()), given.job)
@@ -204,7 +224,12 @@ def _tune(given: argparse.Namespace) -> None:
     driver = Driver(job, decisions, root, course.tell)
     why = "it was interrupted"
     try:
-        why = _follow(job, driver, course, given.every)
+        while not (ended := _follow_life(job, driver, course, given.every)):
+            job = RemoteJob(job.control, given.job)
+            branches, root = _found(job, given.wait)
+            driver.begin_anew(job, branches, root)
+            course.rewound(root)
+        why = ended
     except errors.Error as error:
         why = f"it failed: {error}"
         raise

@@ -6,8 +6,10 @@ Parameter Servers, section 5, with the decisions of MLtuner (Cui et al. 2018, se
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from phub._by_branch import ByBranch
 from phub._decisions import (
     COMPARE,
     SCHEDULE,
@@ -28,6 +30,7 @@ __all__ = [
     "COMPARE",
     "SCHEDULE",
     "Between",
+    "ByBranch",
     "Decisions",
     "Discard",
     "Driver",
@@ -63,9 +66,14 @@ class Tuner:
     The other ranks train as ever: results bring them the branch that runs next. The job's option
     `branches` is at least the policy's, less one, and its on_nonfinite "pass": with "stop" a branch
     that diverges would end it. What ranks keep themselves, such as the statistics of batch
-    normalisation, is not of a branch, and goes on over all of them. What the tuner knows is not
-    saved: after a restart a new one begins with the branch that runs.
+    normalisation, goes on over all branches, unless the steps are counted with
+    `DistributedOptimizer.steps`, or `ByBranch` keeps it. Given to `steps`, on the rank that has it,
+    the tuner is saved with the job, and goes on where the job does:
+
+        for step in optimizer.steps(n, tuner=tuner):
     """
+
+    of_all_branches = True
 
     def __init__(
         self,
@@ -84,8 +92,13 @@ class Tuner:
         """
         self._worker = worker
         self._key = worker.keys[0]
-        self.decisions = Decisions(policy or Policy(), search)
-        self._driver = Driver(worker, self.decisions, worker.branch_in(_LAST_ROUND), report)
+        decisions = Decisions(policy or Policy(), search)
+        self._driver = Driver(worker, decisions, worker.branch_in(_LAST_ROUND), report)
+
+    @property
+    def decisions(self) -> Decisions:
+        """What was tried in the last search, and the best."""
+        return self._driver.decisions
 
     @property
     def done(self) -> bool:
@@ -104,3 +117,15 @@ class Tuner:
             return
         self._driver.hear(at, self._driver.branch_in(at), loss)
         self._driver.decide(at + 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it knows."""
+        return self._driver.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """The same, in a job that has gone on from its checkpoint of that round.
+
+        Branches that were forked since are discarded, and what was decided since is decided again.
+        """
+        there = [each.branch for each in self._worker.branches()]
+        self._driver.load_state_dict(state_dict, there, self._worker.branch_runs())

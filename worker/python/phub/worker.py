@@ -19,6 +19,7 @@ from phub._saver import Saver, set_saver
 from phub._waiting import waiting_call
 
 _DESCRIPTION_BYTES = 4096
+_MOST_RUNS = 1025  # PHUB_MOST_BRANCH_RUNS
 _MOST_BRANCHES = 511  # of a job: 255 that are killed, and one more than the option may be
 
 
@@ -410,6 +411,14 @@ class Worker:
         found = c_uint32()
         call("branch_in", self._worker, round, byref(found))
         return found.value
+
+    def branch_runs(self) -> tuple[tuple[int, int], ...]:
+        """(round, branch): from this round on it runs, as far as it is decided. Rounds ascend."""
+        self._settle()
+        rounds, branches = (c_uint64 * _MOST_RUNS)(), (c_uint32 * _MOST_RUNS)()
+        count = c_size_t()
+        call("branch_runs", self._worker, rounds, branches, _MOST_RUNS, byref(count))
+        return tuple(zip(rounds[: count.value], branches[: count.value], strict=True))
 
     def branches(self) -> tuple[Branch, ...]:
         """All that there are, when everything is done that was decided."""

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import io
+import itertools
 import json
 import math
 import os
@@ -10,6 +11,7 @@ import random
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +19,7 @@ import pytest
 import torch
 from conftest import SEED, Box, wait_until
 from test_tuner import FIRST_RATE, RULES, WORLD, Blobs
+from torch import nn
 
 import phub
 from phub._control import Control, RemoteJob, RoundLoss
@@ -155,6 +158,7 @@ class Late:
         self.forks, self.runs, self.gone = [], [(1, 0)], []
         self.made, self.last = 0, 0
         self.ran = {0: []}
+        self.course = {}  # by round: branch, loss
 
     def soon(self):
         self.last = max(self.last, self.round + self.late())
@@ -190,6 +194,7 @@ class Late:
         loss = state * state if abs(state) < 1e15 else math.nan
         self.states[branch] = state * (1 - 2 * rate), rate
         self.ran[branch].append(loss)
+        self.course[self.round] = branch, loss
         self.round += 1
         return self.round - 1, branch, loss
 
@@ -249,6 +254,49 @@ def test_a_best_branch_that_diverges_is_gone_back_from(after):
         driver.decide()
     assert ran > after
     assert math.isfinite(job.states[driver.branch][0])
+
+
+def driver_of(job, events):
+    policy = Policy(first_clocks=4, window=10)
+    decisions = Decisions(policy, lambda: sampled({"lr": Between(1e-4, 3)}, 6, SEED))
+    return Driver(job, decisions, job.runs[-1][1], events.append)
+
+
+def drive(job, driver, before_round=lambda: None):
+    while job.round < 300 and not driver.done:
+        before_round()
+        driver.hear(*job.step())
+        driver.decide()
+
+
+def goes_on_from(state, job):
+    events = []
+    driver = driver_of(job, events)
+    there = job.ran.keys() - {*job.gone}
+    driver.load_state_dict(copy.deepcopy(state), there, job.runs)
+    drive(job, driver)
+    assert job.ran.keys() - {*job.gone} == driver._alive
+    assert job.runs[-1][1] == driver.branch
+    for event in events:
+        if isinstance(event.request, Run):  # it ran so, as far as this is remembered
+            ran = [job.course[at] for at in event.rounds]
+            assert ran == [(event.request.branch, loss) for loss in event.losses]
+
+
+@pytest.mark.parametrize("latest", [0, 3])
+def test_a_driver_goes_on_from_its_state(latest):
+    """From any round, with its branches, or with those that the next decisions made."""
+    job = Late(lambda: 1 + latest)
+    driver = driver_of(job, [])
+    points = []
+    drive(job, driver, lambda: points.append(copy.deepcopy((driver.state_dict(), job))))
+    for (state, then), (_, next_) in itertools.pairwise(points):
+        again = copy.deepcopy(then)
+        goes_on_from(state, again)
+        assert (again.course, again.gone) == (job.course, job.gone)  # as without a break
+        decided = copy.deepcopy(next_)
+        decided.round, decided.states, decided.course = then.round, {**then.states}, {**then.course}
+        goes_on_from(state, decided)
 
 
 # ---- What is shown.
@@ -361,6 +409,79 @@ def test_a_job_that_cannot_be_tuned_says_so(box, start, tmp_path):
     assert tuner.returncode == 1
     (tmp_path / "enough").touch()
     ranks.results()
+
+
+def goes_on(rank, folder):
+    """Until there is a file `enough`, at a box that may come back."""
+    model = nn.Linear(4, 1)
+    made = torch.optim.SGD(model.parameters(), 1e-3)
+    optimizer = phub.DistributedOptimizer(made, model, transport="tcp", branches=2)
+    while not (folder / "enough").exists():
+        try:
+            for step in optimizer.steps(optimizer.steps_done + 20):
+                optimizer.worker.report_loss(1 / (step + 1))
+                model(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+                time.sleep(0.002)
+        except phub.RewoundError:
+            optimizer.rejoin()
+    optimizer.close()
+
+
+def test_decisions_are_of_the_life_whose_losses_were_heard(
+    saving_box, start, tmp_path, monkeypatch
+):
+    name = "lives"
+    monkeypatch.setenv("PHUB_JOB", name)
+    ranks = start(goes_on, 1, tmp_path)
+    wait_until(lambda: saving_box.status(name).get("durable_round", 0) > 0, "a checkpoint")
+    before = RemoteJob(Control(saving_box.address), name)
+    assert before.losses(0)
+    before.fork(0, {"lr": 0.1})
+    saving_box.die_and_come_back()
+    wait_until(lambda: saving_box.status(name).get("state") == "running", "the job goes on")
+    for decide in (lambda: before.fork(0), lambda: before.schedule(0), lambda: before.discard(1)):
+        with pytest.raises(phub.RewoundError, match="looks anew"):
+            decide()
+    again = RemoteJob(Control(saving_box.address), name)
+    wait_until(lambda: again.losses(0), "losses")
+    again.fork(0, {"lr": 0.1})
+    (tmp_path / "enough").touch()
+    ranks.results()
+
+
+def test_a_tuner_begins_anew_when_the_job_goes_on_from_a_checkpoint(
+    saving_box, start, tmp_path, monkeypatch
+):
+    """There is room for a search only if what the first one forked is discarded."""
+    monkeypatch.setenv("PHUB_JOB", "goes-on")
+    log = tmp_path / "log"
+    tuner = tune(
+        *("--server", saving_box.address, "--job", "goes-on", "--search", "lr=1e-3,2e-3"),
+        *("--branches", "3", "--first-clocks", "20", "--every", "0.01", "--log", str(log)),
+    )
+    ranks = start(goes_on, 1, tmp_path)
+
+    def forked(times):
+        return lambda: [row["kind"] for row in rows_of(log)].count("fork") >= times
+
+    def is_saved_with_a_branch():
+        return forked(1)() and saving_box.status("goes-on").get("durable_round", 0) > max(
+            row["round"] for row in rows_of(log) if row["kind"] == "fork"
+        )
+
+    wait_until(is_saved_with_a_branch, "a checkpoint with a branch")
+    saving_box.die_and_come_back()
+    wait_until(lambda: any(row["kind"] == "rewound" for row in rows_of(log)), "it begins anew")
+    so_far = [row["kind"] for row in rows_of(log)].count("fork")
+    wait_until(forked(so_far + 2), "another search")
+    (tmp_path / "enough").touch()
+    ranks.results()
+    out, err = tuner.communicate(timeout=60)
+    assert tuner.returncode == 0, err
+    assert "a new search begins" in err
+    assert "the job has gone on from a checkpoint" in out
+    assert "the job has ended" in out
 
 
 @contextlib.contextmanager

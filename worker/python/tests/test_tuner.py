@@ -6,6 +6,8 @@ import math
 import pytest
 import torch
 from conftest import SEED
+from deaths import JOB, death_anywhere
+from deaths import STEPS as STEPS_OF_DEATHS
 from torch import nn
 from torch.nn import functional
 
@@ -101,7 +103,7 @@ def test_every_branch_trains_as_in_one_process(box, start, monkeypatch, rule):
     ranks = start(trains, WORLD, rule).results()
     events, losses, parameters, alive = ranks[0]
     for mine, others in zip(parameters, ranks[1][2], strict=True):
-        assert torch.equal(mine, others)
+        assert torch.allclose(mine, others, rtol=0, atol=0, equal_nan=True)  # a trial may run
     tried = [
         e.request.values["lr"] for e in events if isinstance(e.request, Fork) if e.request.values
     ]
@@ -114,6 +116,55 @@ def test_every_branch_trains_as_in_one_process(box, start, monkeypatch, rule):
     made = {0} | {e.branch for e in events if isinstance(e.request, Fork)}
     gone = {e.request.branch for e in events if isinstance(e.request, Discard)}
     assert set(alive) == made - gone
+
+
+def trains_at_a_box_that_dies(rank, death):
+    """As `trains`; and the branches that rank 0's tuner has in the end."""
+    model = Blobs()
+    made = torch.optim.SGD(model.parameters(), FIRST_RATE, momentum=0.5)
+    optimizer = phub.DistributedOptimizer(
+        made, model, transport="tcp", job=JOB, branches=POLICY.branches - 1, on_nonfinite="pass"
+    )
+    tuner = Tuner(optimizer.worker, search_of("sgd"), POLICY) if rank == 0 else None
+    lives, losses = 1, []
+    while True:
+        try:
+            for step in optimizer.steps(STEPS_OF_DEATHS, **({"tuner": tuner} if tuner else {})):
+                death.at(rank, step, 0)
+                optimizer.zero_grad()
+                loss = model(step, rank)
+                losses[step:] = [loss.item()]
+                if tuner:
+                    tuner.step(losses[-1])
+                loss.backward()
+                death.at(rank, step, 1)
+                optimizer.step()
+                death.at(rank, step, 2)
+            break
+        except phub.RewoundError:
+            lives += 1
+            optimizer.rejoin()
+    optimizer.synchronize()
+    alive = {each.branch for each in optimizer.worker.branches()}
+    parameters = [p.detach().clone() for p in model.parameters()]
+    optimizer.worker.barrier()
+    optimizer.close()
+    return lives, parameters, alive, tuner and tuner._driver._alive, losses
+
+
+def test_a_tuner_goes_on_with_its_job(saving_box, start):
+    death = death_anywhere("tuner")
+    ranks = start(trains_at_a_box_that_dies, 2, death)
+    death.allow_a_checkpoint(saving_box)
+    death.await_due()
+    saving_box.die_and_come_back()
+    death.allow(STEPS_OF_DEATHS)
+    (lives, mine, alive, of_tuner, losses), (_, others, *_) = ranks.results()
+    assert lives == 2
+    assert len(losses) == STEPS_OF_DEATHS
+    assert alive == of_tuner
+    for one, other in zip(mine, others, strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 def with_little_room(rank):

@@ -1,0 +1,44 @@
+// The points of GeePS's figures that bench/plot_geeps draws, each a row of JSON that is printed
+// too. `picture` says of which. Throughput is that of the stated machine: as if nothing was slower.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "bench/geeps_net.h"
+
+namespace phub::geeps_bench {
+
+struct Pictures {
+  Machine machine;    // the stated one
+  double slower = 8;  // than that
+  double parts = 8;   // of the net that is trained
+  uint32_t turns = 5, iterations = 5;
+  std::string transport = "shm";
+  bool tiny = false;
+};
+using Points = std::vector<nlohmann::json>;
+
+// Figure 8: AdamLike on 1, 2 and 4 of GeePS's machines, with caches and with parameters in host
+// memory. `form` (cache, host), `workers`, `images_per_s` of all, `never_waits` (the images of
+// devices that never wait), `stalled` (a fraction). It forks: the process has one thread.
+Points forms(const Pictures& pictures);
+
+// Figure 12: AdamLike by the budget, with mini-batches of 200 images, and of fewer, of which a
+// clock has several. `images` of a mini-batch, `budget_percent` of what holds everything of 200
+// images, `budget_bytes`, `moved_bytes` of a clock, `images_per_s`. Where a mini-batch does not fit
+// there is no row. Bytes are those of the whole net.
+Points batches(const Pictures& pictures);
+
+// Figure 13: fully connected layers of 373 MB on one budget. `layers`, `model_bytes`, `data_bytes`
+// (all tables and the log of updates), `budget_bytes`, `connections_per_s`, `busy` (the fraction in
+// which the device computes).
+Points sizes(const Pictures& pictures);
+
+// The largest mini-batch of AlexNet by the budget: `budget_bytes`, `kept` (images if nothing is
+// moved), `swapped` (images if everything may be). Plans alone.
+Points largest(const Pictures& pictures);
+
+}  // namespace phub::geeps_bench

@@ -1,0 +1,27 @@
+#include "worker/iterstore/row_names.h"
+
+#include <numeric>
+
+namespace phub::iterstore {
+
+RowNames::RowNames(uint64_t rows, uint64_t spare) : row_at_(rows + spare, kNoRow) {
+  std::iota(row_at_.begin(), row_at_.begin() + static_cast<ptrdiff_t>(rows), 0);
+  for (uint64_t place = rows; place < rows + spare; ++place) free_.insert(free_.end(), place);
+}
+
+void RowNames::add(uint64_t row) {
+  const uint64_t at = *free_.begin();
+  free_.erase(free_.begin());
+  row_at_[at] = row;
+  if (at != row) moved_.emplace(row, at);
+}
+
+uint64_t RowNames::remove(uint64_t row) {
+  const uint64_t at = *place(row);
+  moved_.erase(row);
+  row_at_[at] = kNoRow;
+  free_.insert(at);
+  return at;
+}
+
+}  // namespace phub::iterstore

@@ -1,0 +1,166 @@
+"""What a rank has for itself is that of the branch that runs: to the bit as in a job of its own."""
+
+import random
+
+import pytest
+import torch
+from conftest import SEED
+from deaths import JOB, STEPS, NoDeath, death_anywhere
+from test_rejoin import Batches, make_net
+from torch import nn
+
+import phub
+from phub.tuning import ByBranch
+
+RATE, OTHER, THIRD = 0.05, 0.2, 0.01
+FORKED, FORKED_AGAIN = 6, 20
+
+
+def turns_of(rank_seed):
+    """(branch, rounds), after which branch 0 runs; the second is forked meanwhile."""
+    draw = random.Random(SEED + rank_seed)
+    turns = [(draw.choice((0, 1)), draw.randint(1, 3)) for _ in range(12)]
+    return [*turns, (2, 8), (1, 2), (2, 4), 0]
+
+
+def interleaves(worker):
+    assert worker.fork(0, {"lr": OTHER}, round=FORKED) == (1, FORKED)
+    assert worker.schedule(*turns_of(0)[:12], 0, round=FORKED) == FORKED
+
+
+def forks_again(worker):
+    """Of a branch that may wait."""
+    done = FORKED + sum(rounds for _, rounds in turns_of(0)[:12])
+    assert worker.fork(0, {"lr": THIRD}, round=done)[0] == 2
+    worker.schedule(*turns_of(0)[12:], round=done)
+
+
+def learns(rank, job, decide, death):
+    """(branch, loss) of each step, and what the rank has in the end."""
+    net = make_net()
+    made = torch.optim.SGD(net.parameters(), RATE, momentum=0.5)
+    optimizer = phub.DistributedOptimizer(made, net, transport="tcp", job=job, branches=2)
+    batches = Batches(rank)
+    torch.manual_seed(SEED + rank)
+    course = {}
+    while True:
+        try:
+            for step in optimizer.steps(STEPS, batches=batches):
+                death.at(rank, step, 0)
+                if rank == 0 and step == 1:  # the optimizer's own values went out in step 0
+                    for each in decide:
+                        each(optimizer.worker)
+                inputs, labels = next(batches)
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(net(inputs), labels)
+                course[step] = optimizer.worker.branch_in(step + 1), loss.item()
+                loss.backward()
+                death.at(rank, step, 1)
+                optimizer.step()
+                death.at(rank, step, 2)
+            break
+        except phub.RewoundError:
+            optimizer.rejoin()
+    optimizer.worker.barrier()
+    buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    optimizer.close()
+    return [course[step] for step in sorted(course)], buffers
+
+
+def changes(**at):
+    """Of a job that is not forked: these rates from these rounds on."""
+
+    def decide(worker):
+        for rate, round_ in at.values():
+            worker.set_hyper({"lr": rate}, round=round_)
+
+    return decide
+
+
+def alone(start, name, *decide):
+    return [course for course, _ in start(learns, 2, name, decide, NoDeath()).results()]
+
+
+def of(branch, course):
+    return [loss for running, loss in course if running == branch]
+
+
+def test_each_branch_has_its_own_statistics_order_and_random_numbers(box, start):
+    both = start(learns, 2, "both", (interleaves, forks_again), NoDeath()).results()
+    root = alone(start, "root")
+    child = alone(start, "child", changes(first=(OTHER, FORKED)))
+    forked = len(of(0, both[0][0][: FORKED - 1 + sum(n for _, n in turns_of(0)[:12])]))
+    third = alone(start, "third", changes(first=(THIRD, forked + 1)))
+    for rank in range(2):
+        course = both[rank][0]
+        assert {branch for branch, _ in course} == {0, 1, 2}
+        for branch, before, expected in (
+            (0, 0, root[rank]),
+            (1, FORKED - 1, child[rank]),
+            (2, forked, third[rank]),
+        ):
+            mine = of(branch, course)
+            assert mine == of(0, expected)[before : before + len(mine)], (branch, turns_of(0))
+    assert both[0][0] != both[1][0]
+
+
+def test_they_are_in_the_checkpoints(saving_box, start):
+    calm = start(learns, 2, "calm", (interleaves, forks_again), NoDeath()).results()
+    death = death_anywhere("branches")
+    ranks = start(learns, 2, JOB, (interleaves, forks_again), death)
+    death.allow_a_checkpoint(saving_box)
+    death.await_due()
+    saving_box.die_and_come_back()
+    death.allow(STEPS)
+    for (course, buffers), (expected, others) in zip(ranks.results(), calm, strict=True):
+        assert course == expected
+        torch.testing.assert_close(buffers, others, rtol=0, atol=0)
+
+
+class Played:
+    """A worker whose branches are as they are told."""
+
+    keys = ("key",)
+
+    def __init__(self):
+        self.runs, self.there = [(1, 0)], {0: (0, 0)}
+
+    def branch_runs(self):
+        return tuple(self.runs)
+
+    def branches(self):
+        return tuple(
+            phub.Branch(branch, parent, round_, 0, runs=False)
+            for branch, (parent, round_) in self.there.items()
+        )
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_branch_that_will_be_discarded_has_its_state_until_then(again):
+    worker, state = Played(), [b"zero"]
+
+    def load(given):
+        state[0] = given
+
+    own = ByBranch(lambda: state[0], load)
+    worker.there[1] = (0, 3)
+    worker.runs = [(1, 0), (3, 1), (5, 0)]
+    assert [own.begin(worker, round_) for round_ in (1, 2, 3)] == [0, 0, 1]
+    assert state == [b"zero"]
+    state[0] = b"one"
+    # Before round 7 branch 1 runs once more, has a child and is discarded.
+    del worker.there[1]
+    worker.there[2] = (1, 7)
+    worker.runs = [(3, 1), (5, 0), (6, 1), (7, 2)]
+    seen = []
+    for round_ in (4, 5, 6, 7):
+        if again:
+            saved, kept = own.saved(), own
+            own = ByBranch(lambda: state[0], load)
+            own.restore(saved)
+            assert own.saved() == kept.saved()
+        branch = own.begin(worker, round_)
+        seen.append((branch, state[0]))
+        state[0] += b"'"
+    assert seen == [(1, b"one"), (0, b"zero"), (1, b"one'"), (2, b"one''")]
+    assert own.saved().startswith(b'{"branch": 2, "next": 8, "waiting": [[0, 0]], "bytes": [5]}\n')
