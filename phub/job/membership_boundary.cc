@@ -148,9 +148,13 @@ void Membership::place_changes() {
 }
 
 // In lock-step a chunk that is in the boundary's round may have begun it. Else a rank has pushed
-// round started_ and may have its result, of the next one it may not.
+// round started_ and may have its result, of the next one it may not. So it is with the last round
+// of those that are gone.
 uint64_t Membership::first_unbegun_round() const {
-  return choices_.lock_step() ? boundary_.round + 1 : std::max(boundary_.round, started_ + 1) + 1;
+  if (choices_.lock_step()) return boundary_.round + 1;
+  uint64_t pushed = started_;
+  for (const Rank& rank : ranks_) pushed = std::max(pushed, rank.last_round);
+  return std::max(boundary_.round, pushed + 1) + 1;
 }
 
 // After the changes of hyperparameters, which are of the branch that runs.
