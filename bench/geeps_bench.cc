@@ -86,7 +86,8 @@ class Bench {
     if (wanted("placement")) placements();
     if (trained_) {
       add({"bytes copied by the application's thread", "B", 0, false,
-           static_cast<double>(copied_by_caller_), "in all iterations of the runs above"});
+           static_cast<double>(copied_by_caller_),
+           "in all iterations of the runs above, but for forms"});
     }
     if (wanted("batches")) append(batches(pictures_of(options_)));
     if (wanted("sizes")) append(sizes(pictures_of(options_)));

@@ -114,10 +114,10 @@ def geeps_is_drawn(folder, binaries):
         expect(run(BENCH / "plot_geeps", file, "--out", folder, status=1), message)
 
     refused({"rows": [], "points": []}, "no picture can be drawn")
+    refused({"rows": [{"accuracies": []}]}, "no picture can be drawn")  # rank 0 made no round in time
     for wrong in ([], {}, {"rows": [], "points": [{"picture": "none"}]}, {"rows": [], "points": [{"picture": "largest"}]},
-                  {"rows": [], "points": [forms[0] | {"form": "none"}]}, {"rows": [{"accuracies": []}]},
-                  {"rows": [{"accuracies": [[1, 2]], "consistency": "bsp", "slack": 0}], "workers": 1, "batch": 1},
-                  {"rows": [{"accuracies": [], "consistency": "bsp", "slack": 0}], "workers": 1, "batch": 1}):
+                  {"rows": [], "points": [forms[0] | {"form": "none"}]}, {"rows": [{"accuracies": [[1, 2, 3]]}]},
+                  {"rows": [{"accuracies": [[1, 2]], "consistency": "bsp", "slack": 0}], "workers": 1, "batch": 1}):
         refused(wrong, "is no file of geeps_bench's or time_to_loss's --json")
     return 0
 

@@ -294,9 +294,10 @@ class Calls {
       case 6:
         return phub_report_loss(worker(), values[0], round);
       case 7: {
-        std::array<uint64_t, 2> rounds = {};
+        std::array<uint64_t, 2> from = {};
+        std::array<uint32_t, 2> runs = {};
         size_t count = 0;
-        return phub_branch_runs(worker(), in_.take() % 8 ? rounds.data() : nullptr, branches.data(),
+        return phub_branch_runs(worker(), in_.take() % 8 ? from.data() : nullptr, runs.data(),
                                 in_.take() % 3, &count);
       }
       default: {

@@ -102,6 +102,7 @@ std::vector<Turn> some_turns(std::mt19937_64& random) {
       if (change.adds) state.emplace(change.row, change.row.first == 0 ? 0 : kLowest);
     }
   }
+  turns.push_back({.state = state, .updates = {}, .changes = {}});
   return turns;
 }
 
@@ -125,7 +126,7 @@ void run_thread(Store& store, const std::vector<Turn>& turns, uint32_t rank, uin
   StoreThread mine(store, thread);
   const uint32_t asker = rank * kThreads + thread;
   for (uint32_t c = 0; c < kClocks; ++c) {
-    if (c == 5) {
+    if (c == 4 || c == 14) {  // at 4 changes are under way
       mine.begin_virtual();
       make_calls(mine, turns[c], asker, seed);
       mine.clock();
@@ -157,7 +158,9 @@ void expect_table(Store& store, uint32_t table, const Turn& last) {
       EXPECT_EQ(value, table == 0 ? 0 : kLowest);
       continue;
     }
-    EXPECT_TRUE(last.state.contains({table, rows[place]}));
+    const auto row = last.state.find({table, rows[place]});
+    ASSERT_NE(row, last.state.end()) << "row " << rows[place];
+    EXPECT_EQ(value, row->second) << "row " << rows[place];
     ++there;
   }
   EXPECT_EQ(there, std::ranges::count_if(

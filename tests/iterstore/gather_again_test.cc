@@ -149,6 +149,34 @@ TEST(GatherAgain, TheApplicationsRecordingCounts) {
              });
 }
 
+// One of more clocks than before, which the store would have recorded in part.
+TEST(GatherAgain, TheApplicationsRecordingIsWhole) {
+  Box box(2);
+  for (const int iterations : {2, 3}) {
+    each_store(box, fmt::format("whole{}", iterations), options_with(0.3, true),
+               [iterations](Store& store, StoreThread& mine, uint32_t rank) {
+                 const auto update = [&](uint64_t end) {
+                   for (uint64_t row = end; row-- > 0;) mine.update(0, 2 * row + rank, int32_t{1});
+                   mine.clock();
+                 };
+                 mine.begin_virtual();
+                 iterate(mine, rank, 0, 0);
+                 mine.finish();
+                 for (int clock = 0; clock < 4; ++clock) update(100);
+                 mine.begin_gathering();
+                 for (int i = 0; i < iterations; ++i) {
+                   update(100);
+                   update(100);
+                 }
+                 mine.finish();
+                 EXPECT_EQ(store.stats().placed, 2U);
+                 EXPECT_EQ(store.stats().places, 100U);
+                 update(100);
+                 EXPECT_EQ(store.stats().in_sequence, 100U);
+               });
+  }
+}
+
 // Iterations that are all different are recorded ever more seldom; one that is as recorded ends
 // that. A lost rank does, too.
 TEST(GatherAgain, HasPatienceWithWhatAlwaysChanges) {
@@ -172,6 +200,13 @@ TEST(GatherAgain, HasPatienceWithWhatAlwaysChanges) {
   EXPECT_EQ(recorded_in(12, kOther).size(), 2U);
   watch.placed(1);
   EXPECT_TRUE(recorded_in(50, {.ranks = 1, .accesses = 10, .outside = 10}).empty());
+  PatternWatch loses(0.5, 2);
+  loses.placed(1);
+  EXPECT_FALSE(loses.after_clock({}));
+  EXPECT_FALSE(loses.after_clock(kOther));
+  EXPECT_TRUE(loses.is_recording());
+  EXPECT_FALSE(loses.after_clock({.ranks = 1, .accesses = 5, .outside = 5}));
+  EXPECT_FALSE(loses.is_recording());
 }
 
 }  // namespace

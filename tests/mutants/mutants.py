@@ -16,6 +16,8 @@ class Mutant(typing.NamedTuple):
 RACKS = ("racks",)
 IN_STORES = ("iterstore/store_test",)
 ITERSTORE = "worker/iterstore/store.cc"
+STORE_THREAD = "worker/iterstore/store_thread.cc"
+STORE_CHANGES = "worker/iterstore/store_changes.cc"
 STORE_ROWS = "worker/iterstore/shared_rows.cc"
 CORE = "phub/core/core_job.cc"
 CHUNKS = "phub/core/chunk_table.cc"
@@ -1845,13 +1847,13 @@ MUTANTS = [
            "      pins_[entry] = true;\n    };", ("geeps/placement_test:PeakFirst.*",)),
     Mutant("table-slack: a cache reads what is two rounds staler than the slack", CLOCKED,
            "  return clock - slowest <= std::min(", "  return clock - slowest <= 2 + std::min(", ("geeps/cache_consistency_test",)),
-    Mutant("iterstore: a thread does not read its own updates", ITERSTORE,
+    Mutant("iterstore: a thread does not read its own updates", STORE_THREAD,
            "if (place->updated_at == now) kernels::fold(of.fold, place->update, into, of.row_words());", "", IN_STORES),
-    Mutant("iterstore: a thread's copy of the state is never made anew", ITERSTORE,
+    Mutant("iterstore: a thread's copy of the state is never made anew", STORE_THREAD,
            "if (place->copied_at != now) {", "if (place->copied_at == 0) {", IN_STORES),
-    Mutant("iterstore: a virtual iteration is made", ITERSTORE,
+    Mutant("iterstore: a virtual iteration is made", STORE_THREAD,
            "if (mode == Mode::kVirtual) return false;", "", IN_STORES),
-    Mutant("iterstore: a promise may be broken by who only reads", ITERSTORE,
+    Mutant("iterstore: a promise may be broken by who only reads", STORE_THREAD,
            "if (!place->may_update)", "if (false)", IN_STORES),
     Mutant("iterstore: the updates of the clock before go out once more", STORE_ROWS,
            "if (!updated && row.sent) clear(row.row);", "", IN_STORES),
@@ -1877,12 +1879,12 @@ MUTANTS = [
            "if (again) keep_promise(mine, shared->use(), tables);", "", ("iterstore/gather_again_test",)),
     Mutant("iterstore: what always changes is recorded all the time", "worker/iterstore/pattern_watch.cc",
            "patience_ = std::min(2 * patience_, kMostPatience);", "", ("iterstore/gather_again_test",)),
-    Mutant("iterstore: the application's recording does not end the store's", ITERSTORE,
+    Mutant("iterstore: the application's recording does not end the store's", STORE_THREAD,
            "store.watch.stop(); });", "});", ("iterstore/gather_again_test",)),
-    Mutant("iterstore: a deleted row is found in its place by the next one", ITERSTORE,
+    Mutant("iterstore: a deleted row is found in its place by the next one", STORE_CHANGES,
            "begin_rows(table, rows.subspan(change.row * table.row_bytes(), table.row_bytes()));", "",
            ("iterstore/changing_rows_test",)),
-    Mutant("iterstore: changes of a job's last clock are lost", ITERSTORE,
+    Mutant("iterstore: changes of a job's last clock are lost", STORE_CHANGES,
            "change_rows(carried);", "", ("iterstore/changing_rows_test",)),
     Mutant("iterstore: nobody notices that a thread is gone", "worker/iterstore/meeting.cc",
            "if (here_ > 0) all_here_.notify_all();", "if (here_ > 0) gone_[thread] = false;",

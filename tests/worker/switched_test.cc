@@ -446,9 +446,9 @@ TEST(Switched, ARankWhosePartsComeHasNotSentNothing) {
   UdpSwitch through({.seed = seed, .slots = 16, .loss = 0.3});
   const auto box = box_behind(through, 1);
   GroupedTraining run{.spec = spec_of("long", 3), .seed = seed, .rounds = 1};
-  run.spec.chunk_elements = 200 * kSwitchElements;
+  run.spec.chunk_elements = 250 * kSwitchElements;
   run.spec.keys = {{.name = "a", .elements = run.spec.chunk_elements}};
-  run.spec.progress_limit_ms = 1000;
+  run.spec.progress_limit_ms = 3000;
   const Seen seen = train(*box, run);
   expect_as_alone(seen, run);
   EXPECT_EQ(seen.status.switch_chunks, 1u);

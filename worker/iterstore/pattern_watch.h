@@ -21,9 +21,11 @@ class PatternWatch {
   bool after_clock(const Tally& before);
   // Any thread: the calls are recorded.
   bool is_recording() const { return recording_.load(std::memory_order_relaxed); }
-  void stop() { recording_.store(false, std::memory_order_relaxed); }
+  // The application records: nothing is recorded until rows are placed.
+  void stop();
 
  private:
+  bool is_of_all(const Tally& iteration) const;
   bool has_changed(const Tally& iteration);
 
   const double share_;
@@ -32,6 +34,7 @@ class PatternWatch {
   uint64_t clocks_ = 0;               // since rows were placed
   Tally iteration_;
   std::atomic<bool> recording_ = false;
+  bool stopped_ = false;
   uint64_t patience_ = 1;  // iterations before the next recording
 };
 

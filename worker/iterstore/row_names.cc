@@ -4,14 +4,13 @@
 
 namespace phub::iterstore {
 
-RowNames::RowNames(uint64_t rows, uint64_t spare) : row_at_(rows + spare, kNoRow) {
+RowNames::RowNames(uint64_t rows, uint64_t spare) : row_at_(rows + spare, kNoRow), used_(rows) {
   std::iota(row_at_.begin(), row_at_.begin() + static_cast<ptrdiff_t>(rows), 0);
-  for (uint64_t place = rows; place < rows + spare; ++place) free_.insert(free_.end(), place);
 }
 
 void RowNames::add(uint64_t row) {
-  const uint64_t at = *free_.begin();
-  free_.erase(free_.begin());
+  const uint64_t at = free_.empty() ? used_++ : *free_.begin();
+  free_.erase(at);
   row_at_[at] = row;
   if (at != row) moved_.emplace(row, at);
 }

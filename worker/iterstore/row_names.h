@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "worker/iterstore/store.h"
@@ -22,7 +23,7 @@ class RowNames {
     const auto moved = moved_.find(row);
     return moved == moved_.end() ? std::nullopt : std::optional(moved->second);
   }
-  uint64_t free_places() const { return free_.size(); }
+  uint64_t free_places() const { return free_.size() + (row_at_.size() - used_); }
   const std::vector<uint64_t>& row_at() const { return row_at_; }  // by place; kNoRow: it is free
 
   void add(uint64_t row);         // in the first free place. REQUIRES: there is one, no such row
@@ -31,15 +32,23 @@ class RowNames {
  private:
   std::vector<uint64_t> row_at_;
   std::unordered_map<uint64_t, uint64_t> moved_;  // places of rows that are not their numbers
-  std::set<uint64_t> free_;
+  uint64_t used_;                                 // places from here on were never used
+  std::set<uint64_t> free_;                       // below
 };
 
-// What a thread asks for; `change` 0: nothing.
+// A change that a thread asks for; `change` 0: none.
 struct RowChange {
   enum : uint64_t { kNone, kAdd, kDelete };
   uint64_t change = kNone;
   uint64_t table = 0;
   uint64_t row = 0;
+};
+
+// What a thread asks for in a clock.
+struct AskedChanges {
+  std::vector<RowChange> changes;
+  std::set<std::pair<uint64_t, uint64_t>> rows;       // table and row, of these
+  std::unordered_map<uint64_t, int64_t> more_places;  // by table: that they free, less those taken
 };
 
 }  // namespace phub::iterstore

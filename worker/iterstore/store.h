@@ -36,7 +36,7 @@
 // Errors are phub::Error: kInvalid, a wrong call, which has no effect; those of the worker
 // (worker.h), after which no call succeeds. A store does not outlive its server: kRewound ends it.
 // When a rank is lost, spec.on_loss decides what becomes of clocks ("fail": an error for all);
-// finish(), and table() of a `fixed` one, need all.
+// finish(), changes of rows, and table() of a `fixed` one, need all.
 #pragma once
 
 #include <concepts>
@@ -97,13 +97,13 @@ struct StoreOptions {
 
   // The share of an iteration's accesses, of all ranks, that do not come as recorded, from which on
   // the store records the next iteration again by itself, and places the rows anew; 0: never. An
-  // iteration has as many clocks as when it was recorded first. Lock-step only, with static_index.
+  // iteration has as many clocks as when it was recorded last. Lock-step only, with static_index.
   // Ranks that begin a recording themselves all do so after the same clock. Rows of a `fixed` table
   // that were recorded remain so.
   double gather_again = 0;
 };
 
-struct StoreStats {          // accesses are those since the last finish()
+struct StoreStats {          // accesses are those since rows were placed last
   uint64_t in_sequence = 0;  // accesses that came as recorded
   uint64_t by_index = 0;     // others, of rows that the thread is known to access
   uint64_t dynamic = 0;      // others: by a hash map with locks
@@ -168,7 +168,8 @@ class StoreThread {
   // Of a table with spare rows: asks for a row more, of any number but kNoRow, or less. From the
   // second clock() behind the call on, at the latest, all ranks have it, all from the same clock
   // on; has_row() tells. It begins with the identity. What two ask for at once happens once. A
-  // clock that deletes rows moves all tables, as finish() does.
+  // clock that deletes rows moves all tables, as finish() does. In a virtual iteration it checks
+  // the call, and does nothing else.
   // Throws Error(kInvalid): the table has the row already, or has it not; no spare row is left. If
   // threads and ranks ask for more than there are, clock() throws that, everywhere.
   void add_row(uint32_t table, uint64_t row);

@@ -19,7 +19,8 @@ class ByBranch:
         for batch in data:
             own.begin(worker)  # before anything of the round
 
-    A rank that comes later than a fork begins the child with what it has.
+    A rank that comes later than a fork begins the child with what it has; so it is with a child
+    that is forked, scheduled and discarded at once.
     """
 
     def __init__(self, save: Callable[[], bytes], load: Callable[[bytes], object]) -> None:
@@ -32,10 +33,11 @@ class ByBranch:
     def begin(self, worker: Worker, round: int = 0) -> int:  # noqa: A002
         """Before this rank begins a round (0: its next) whose predecessor's results are all here.
 
-        Returns the branch that runs in it. Call it before each round, or before none.
+        With overlap="forward" synchronize() before. Returns the branch that runs in it. Call it
+        before each round, or before none; again for the same round it does nothing.
         """
+        runs = worker.branch_runs()  # once what is under way on a device is there
         round_ = round or worker.round(worker.keys[0]) + 1
-        runs = worker.branch_runs()
         there = {each.branch: each for each in worker.branches()}
         states = dict(self._waiting)
         now = [branch for at, branch in runs if at <= round_][-1]

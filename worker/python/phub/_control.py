@@ -222,10 +222,21 @@ class RemoteJob:
             for of in page["losses"]
         ]
 
-    def branches(self) -> tuple[list[int], int]:
-        """Those that there are, and the one that runs when all is done that was decided."""
+    def branches(self) -> tuple[list[int], list[tuple[int, int]]]:
+        """Those that there are, and (round, branch): from that round on it runs. Rounds ascend."""
         found = self._change("list")
-        return [of["branch"] for of in found["branches"]], found["runs"][-1]["branch"]
+        runs = [(of["round"], of["branch"]) for of in found["runs"]]
+        return [of["branch"] for of in found["branches"]], runs
+
+    def has_gone_on(self) -> bool:
+        """After a RewoundError: whether it was a checkpoint, and not the end of the job."""
+        try:
+            self.branches()
+        except errors.RewoundError:
+            return True
+        except errors.NotFoundError:
+            return False
+        return False  # a job of this name that is not saved
 
     def fork(
         self,

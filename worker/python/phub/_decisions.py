@@ -85,6 +85,7 @@ SCHEDULE: dict[str, Schedule] = {
     ],
 }
 
+_MOST_LOSSES = 640  # that are kept of the best
 _LIKE_THE_BEST = 5  # so many trials, within
 _LIKENESS = 0.1  # of the best speed, end a search
 
@@ -148,21 +149,26 @@ class Decisions:
         self._compare, self._schedule = COMPARE[policy.compare], SCHEDULE[policy.schedule]
         self.trials: list[Trial] = []  # of the search in progress, or of the last one
         self.best: Trial | None = None  # of the last one
-        self._diverged: list[Values] = []  # that were the best, until then
+        self.diverged: list[Values] = []  # that were the best, until then
+        self.searches = 0
+        self.safe = 0  # the branch to go back to if all others were gone
 
-    def afresh(self) -> Decisions:
+    def afresh(self, diverged: Sequence[Values] = ()) -> Decisions:
         """Others by the same policy, which have decided nothing yet."""
-        return Decisions(self._policy, self._new_search)
+        made = Decisions(self._policy, self._new_search)
+        made.diverged = [*diverged]
+        return made
 
     def requests(self, root: int = 0) -> Requests:
         """From a branch that exists, whose values are not tried."""
-        parent = root
-        while best := (yield from self._search_from(parent)):
+        self.safe = root
+        while best := (yield from self._search_from(self.safe)):
             self.best = best
-            parent = yield from self._until_plateau(best, parent)
+            self.safe = yield from self._until_plateau(best, self.safe)
 
     def _search_from(self, parent: int) -> Generator[Request, Any, Trial | None]:
         policy, search = self._policy, self._new_search()
+        self.searches += 1
         self.trials = []
         alive: list[Trial] = []
         clocks, found = policy.first_clocks, False
@@ -183,7 +189,7 @@ class Decisions:
         return best
 
     def _proposed(self, search: Search) -> Values | None:
-        while (values := search.propose()) is not None and values in self._diverged:
+        while (values := search.propose()) is not None and values in self.diverged:
             search.tell(values, 0)
         return values
 
@@ -229,19 +235,21 @@ class Decisions:
         lowest, worse = best.verdict.loss, 0
         while worse < self._policy.plateau:
             losses = yield Run(best.branch, self._policy.window)
-            best.losses += losses
+            best.losses = [*best.losses, *losses][-_MOST_LOSSES:]
             if not _lives(best):
-                self._diverged.append(best.values)
+                self.diverged.append(best.values)
                 yield from self._drop(copy, best.branch)
                 return safe
             if copy is not None:
-                yield Discard(safe)
-                safe, copy = copy, None
+                before, safe, copy = safe, copy, None
+                self.safe = safe
+                yield Discard(before)
             mean = sum(losses) / len(losses)
             worse += 1
             if mean < lowest - self._policy.improvement * abs(lowest):
                 lowest, worse = mean, 0
                 copy = yield Fork(best.branch, {})
+        self.safe = best.branch
         yield from self._drop(copy, safe)
         return best.branch
 

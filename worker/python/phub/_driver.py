@@ -41,23 +41,32 @@ class Driver:
         decisions: Decisions,
         branch: int,
         report: Callable[[Event], None] | None = None,
+        there: Collection[int] = (),
     ) -> None:
-        """branch: that runs when all is done that was decided."""
+        """branch: that runs when all is done that was decided. there: those that there are."""
         self._job, self._report = job, report
-        self._begin(decisions, branch)
+        self._begin(decisions, branch, [(0, branch)], max([branch, *there]))
 
-    def _begin(self, decisions: Decisions, branch: int) -> None:
+    def _begin(
+        self, decisions: Decisions, branch: int, runs: Sequence[tuple[int, int]], newest: int
+    ) -> None:
         self.decisions = decisions
         self.done = False  # the last search found nothing
         self.branch = branch  # that runs when all is done that was decided
-        self._root = self._newest = branch
+        self._newest = newest  # branches up to it are not forked by this driver, but for _alive
         self._alive = {branch}
-        self._runs = [(0, branch)]  # (from this round on, this branch)
+        self._runs = [*runs]  # (from this round on, this branch)
         self._heard: dict[int, list[tuple[int, float]]] = {}  # by branch, and not told yet
-        self._requests = decisions.requests(branch)
-        self._answers: list[Any] = []  # which the requests were sent
         self._run = Run(branch, 1)  # only then it may fork
-        self._since = 0  # the round from which all holds that was decided
+        self._since = runs[-1][0]  # the round from which all holds that was decided
+        decisions.safe = branch
+        self._begin_search(branch)
+        self._requests = decisions.requests(branch)
+
+    def _begin_search(self, root: int) -> None:
+        self._root, self._searches = root, self.decisions.searches
+        self._diverged = [*self.decisions.diverged]
+        self._course: list[tuple[Any, list[Any]]] = []  # answers, and the next request
 
     def branch_in(self, round: int) -> int:  # noqa: A002
         """Which branch runs in a round that has begun, as far as this driver knows."""
@@ -68,7 +77,7 @@ class Driver:
     def hear(self, round: int, branch: int, loss: float) -> None:  # noqa: A002
         """The loss of a round, in which this branch ran. Rounds ascend."""
         if branch in self._alive and not self.done:
-            self._heard.setdefault(branch, []).append((round, loss))
+            self._heard.setdefault(branch, []).append((round, float(loss)))
 
     def decide(self, soonest: int = 0) -> None:
         """What follows from what was heard holds from round `soonest` on, or later; 0: soon."""
@@ -80,18 +89,20 @@ class Driver:
             del self._heard[self._run.branch]
             rounds, losses = [at for at, _ in heard], [loss for _, loss in heard]
             self._told(rounds[-1], self._run, rounds=rounds, losses=losses)
-            self._until_run(losses if self._answers else None, soonest)
+            self._until_run(losses if self._course else None, soonest)
 
     def state_dict(self) -> dict[str, Any]:
-        """What it knows after the latest round that it heard of."""
+        """What it knows after the latest round that it heard of: since its search began."""
         return {
             "root": self._root,
+            "diverged": self._diverged,
+            "course": self._course,
+            "safe": self.decisions.safe,
             "newest": self._newest,
             "branch": self.branch,
             "alive": sorted(self._alive),
             "runs": self._runs,
             "heard": self._heard,
-            "answers": self._answers,
             "since": self._since,
         }
 
@@ -102,52 +113,71 @@ class Driver:
 
         there, runs: the job's branches, and from which round on which runs. The checkpoint may have
         what was decided a little later: that is undone, and will be decided again. Where it lacks
-        a branch because of that, a new search begins, from the branch that runs.
+        a branch because of that, or what is tried or by what is decided is not what it was, a new
+        search begins.
         """
-        if not {*state["alive"]} <= {*there}:
-            self._alive, self._newest = {*state["alive"]}, state["newest"]
-            self.begin_anew(self._job, there, runs[-1][1])
+        self._alive, self._newest = {*state["alive"]}, state["newest"]
+        self.decisions = self.decisions.afresh(state["diverged"])
+        self.decisions.safe = state["safe"]
+        if not self._alive <= {*there} or not self._replays(state):
+            self._alive, self.decisions.safe = {*state["alive"]}, state["safe"]
+            self.begin_anew(self._job, there, runs)
             return
-        self._replay(state)
         if self.branch != runs[-1][1]:
-            at = self._job.schedule(self.branch, round=0)
-            self._since = at
-            self._runs = [run for run in runs if run[0] < at] + [(at, self.branch)]
+            self._runs = _with(runs, self._job.schedule(self.branch, round=0), self.branch)
+            self._since = self._runs[-1][0]
         for branch in there:
             if branch > self._newest:
                 self._job.discard(branch, round=0)
 
-    def begin_anew(self, job: Job, there: Collection[int], running: int) -> None:
-        """With a new search, from the branch that runs; the others that it made are discarded."""
-        mine = [of for of in there if of in self._alive or of > self._newest]
-        self._job = job
-        self._begin(self.decisions.afresh(), running)
-        for branch in mine:
-            if branch != running:
-                job.discard(branch, round=0)
+    def begin_anew(self, job: Job, there: Collection[int], runs: Sequence[tuple[int, int]]) -> None:
+        """With a new search, from what is safe; others that it made are discarded.
 
-    def _replay(self, state: Mapping[str, Any]) -> None:
-        self._begin(self.decisions.afresh(), state["root"])
-        for answer in state["answers"]:
-            self._answers.append(answer)
-            try:
-                request = self._requests.send(answer)
-            except StopIteration:
-                self.done = True
-            else:
-                self._run = request if isinstance(request, Run) else self._run
-        self.branch, self._newest = state["branch"], state["newest"]
-        self._alive, self._since = {*state["alive"]}, state["since"]
+        That is where the search began, or a copy of the best that has run a while. If it is gone,
+        it is the branch that runs.
+        """
+        running = runs[-1][1]
+        root = self.decisions.safe if self.decisions.safe in there else running
+        if root != running:
+            runs = _with(runs, job.schedule(root, round=0), root)
+        for branch in there:
+            if branch != root and (branch in self._alive or branch > self._newest):
+                job.discard(branch, round=0)
+        self._job = job
+        diverged = self.decisions.diverged
+        self._begin(self.decisions.afresh(diverged), root, runs, max(there))
+
+    def _replays(self, state: Mapping[str, Any]) -> bool:
+        """Whether it decides the same again."""
+        decisions = self.decisions.afresh(state["diverged"])
+        self._begin(decisions, state["root"], state["runs"], state["newest"])
+        for answer, request in state["course"]:
+            made = self._sent(answer)
+            if _plain(made) != request:
+                return False
+            self._run = made if isinstance(made, Run) else self._run
+        self.branch, self._alive = state["branch"], {*state["alive"]}
+        self._since = state["since"]
         self._runs = [(at, branch) for at, branch in state["runs"]]
         self._heard = {of: [(at, loss) for at, loss in each] for of, each in state["heard"].items()}
+        return True
+
+    def _sent(self, answer: Any) -> Request | None:
+        """The next request; None: it is done."""
+        try:
+            request = self._requests.send(answer)
+        except StopIteration:
+            request, self.done = None, True
+        if self._searches != self.decisions.searches:  # replayed, it begins here
+            self._begin_search(self.decisions.safe)
+            answer = None
+        self._course.append((answer, _plain(request)))
+        return request
 
     def _until_run(self, answer: Any, soonest: int) -> None:
         while True:
-            try:
-                self._answers.append(answer)
-                request = self._requests.send(answer)
-            except StopIteration:
-                self.done = True
+            request = self._sent(answer)
+            if request is None:
                 return self._switch(max(self._alive), soonest)
             if isinstance(request, Run):
                 self._run = request
@@ -175,8 +205,23 @@ class Driver:
             return
         at = self._job.schedule(branch, round=soonest)
         self.branch, self._since = branch, at
-        self._runs = [run for run in self._runs if run[0] < at] + [(at, branch)]
+        self._runs = _with(self._runs, at, branch)
 
     def _told(self, at: int, request: Request, **more: Any) -> None:
         if self._report:
             self._report(Event(at, request, **more))
+
+
+def _with(runs: Sequence[tuple[int, int]], at: int, branch: int) -> list[tuple[int, int]]:
+    """From round `at` on this branch runs."""
+    return [run for run in runs if run[0] < at] + [(at, branch)]
+
+
+def _plain(request: Request | None) -> list[Any]:
+    """As it is saved."""
+    if isinstance(request, Fork):
+        values = {name: float(value) for name, value in request.values.items()}
+        return ["fork", request.parent, values]
+    if isinstance(request, Run):
+        return ["run", request.branch, request.clocks]
+    return ["discard", request.branch] if request else ["done"]

@@ -73,13 +73,16 @@ class OwnState:
     def load(self, saved: bytes) -> None:
         """Makes it as it was."""
         state = self._load_as_saved(saved)
-        kept = self._kept if "groups" in state else self._of_branch()
-        if state["kept"].keys() != kept.keys():
+        is_whole = "groups" in state  # else that of a branch, since when others may be kept
+        kept = {
+            name: each for name, each in self._kept.items() if is_whole or name in state["kept"]
+        }
+        if is_whole and state["kept"].keys() != kept.keys():
             raise InvalidError(
                 f"the checkpoint has the state of {sorted(state['kept'])}, and steps() is given "
                 f"{sorted(kept)}: give it the same"
             )
-        if "groups" in state:
+        if is_whole:
             for group, values in zip(self._optimizer.param_groups, state["groups"], strict=True):
                 group.update(values)
         with torch.no_grad():

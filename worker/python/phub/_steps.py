@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 
 from phub._by_branch import ByBranch
@@ -10,19 +11,27 @@ from phub.worker import Worker
 
 _ENTRY = "steps"
 _OF_BRANCHES = "branches"
+_SENT = "values"
 
 
 class Steps:
     """The steps of a job that goes on from its checkpoints."""
 
     def __init__(
-        self, own: OwnState, synchronize: Callable[[], object], *, has_branches: bool
+        self,
+        own: OwnState,
+        synchronize: Callable[[], object],
+        sent: Callable[[], Mapping[str, float]],
+        *,
+        has_branches: bool,
     ) -> None:
-        """synchronize: waits for the results of the step before."""
+        """synchronize: waits for the results of the step before. sent: the groups' values."""
         self.done = 0  # by the job
         self.restored: bytes | None = None  # not loaded yet
-        self._own, self._synchronize = own, synchronize
-        self._by_branch = ByBranch(own.saved_of_branch, own.load) if has_branches else None
+        self.restored_values: dict[str, float] | None = None  # of the groups, that were sent
+        self._own, self._synchronize, self._sent = own, synchronize, sent
+        self._has_branches = has_branches
+        self._by_branch: ByBranch | None = None
         self._counts = False
         self._made = True  # the present one
 
@@ -33,6 +42,7 @@ class Steps:
         saved = {_ENTRY: self._own.saved()}
         if self._by_branch:
             saved[_OF_BRANCHES] = self._by_branch.saved()
+            saved[_SENT] = json.dumps(self._sent()).encode()
         return saved
 
     def begin(self, worker: Worker) -> None:
@@ -40,8 +50,12 @@ class Steps:
         self._worker = worker
         self.done = worker.first_round - 1
         self.restored = worker.restored(_ENTRY)
-        if self._by_branch and (saved := worker.restored(_OF_BRANCHES)) is not None:
-            self._by_branch.restore(saved)
+        if self._has_branches:
+            self._by_branch = ByBranch(self._own.saved_of_branch, self._own.load)
+            if (saved := worker.restored(_OF_BRANCHES)) is not None:
+                self._by_branch.restore(saved)
+            sent = worker.restored(_SENT)
+            self.restored_values = None if sent is None else json.loads(sent)
         self._made = True
 
     def end_step(self) -> None:
@@ -58,21 +72,21 @@ class Steps:
         self._counts = True
         self._own.keep(kept)
         while self.done < until:
-            self._save_point()
-            if self._by_branch:
-                self._synchronize()
-                self._by_branch.begin(self._worker, self.done + 1)
+            self._between_steps()
             self._made = False
             yield self.done
             if not self._made:
                 raise RuntimeError(
                     f"step {self.done} of steps() was not made: call step() once in each"
                 )
-        self._save_point()
+        self._between_steps()
         self._worker.barrier()
 
-    def _save_point(self) -> None:
+    def _between_steps(self) -> None:
         saved, self.restored = self.restored, None
         if saved is not None:
             self._own.load(saved)
         self._worker.save_point(self.done)
+        if self._by_branch:
+            self._synchronize()
+            self._by_branch.begin(self._worker, self.done + 1)

@@ -45,6 +45,19 @@ class Values:
         self._sent = {}
         self._of_round = None
 
+    def take_as_sent(self, sent: dict[str, float] | None) -> None:
+        """What the box has is of the branch that runs: of these only changes go out.
+
+        sent: what had gone out; None: what there is now.
+        """
+        self._sent = self._now() if sent is None else sent
+        self._of_round = None
+
+    @property
+    def sent(self) -> dict[str, float]:
+        """What has gone out, as far as the groups have it."""
+        return self._sent
+
     def begin_round(self) -> None:
         """Before its first push; later calls do nothing."""
         if self._of_round is None:

@@ -159,7 +159,12 @@ class DistributedOptimizer(Optimizer):
         self._model, self._options = model, options
         self._buffers: Buffers | None = None  # from the first sync_buffers() on
         branches = bool(options.get("branches"))
-        self._steps = Steps(OwnState(model, self), self.synchronize, has_branches=branches)
+        self._steps = Steps(
+            OwnState(model, self),
+            self.synchronize,
+            lambda: self._values.sent,
+            has_branches=branches,
+        )
         saver = self._steps.save if server else None
         self.worker = Worker(keys, hyper=fixed, formats=formats, saver=saver, **given)
         self._mine = [
@@ -173,7 +178,7 @@ class DistributedOptimizer(Optimizer):
         self._begin()
         self._values = Values(self.worker, self._rule, self)
         if self._steps.restored:
-            self._values.forget()
+            self._forget_values()
         self._at_box = BoxState(self.worker, self._mine, self._rule, optimizer, self._values)
         if server:
             self._at_box.send_first()
@@ -349,9 +354,16 @@ class DistributedOptimizer(Optimizer):
             with contextlib.suppress(RewoundError):  # that box is gone as well
                 self._go_on()
                 break
-        self._values.forget()
+        self._forget_values()
         self._at_box.forget_loaded()
         self._synchronized = False
+
+    def _forget_values(self) -> None:
+        """The job has gone on from a checkpoint."""
+        if self._options.get("branches"):
+            self._values.take_as_sent(self._steps.restored_values)
+        else:
+            self._values.forget()
 
     def _go_on(self) -> None:
         self.worker.rejoin()

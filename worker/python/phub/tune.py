@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import math
 import os
@@ -14,13 +13,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from phub import _search, errors
-from phub._control import Control, RemoteJob, token_from_environment
+from phub._control import Control, RemoteJob, RoundLoss, token_from_environment
 from phub._decisions import COMPARE, SCHEDULE, Decisions, Policy
 from phub._driver import Driver
 from phub._search import Between, Search, Space
 from phub._tune_course import Course, Log
 
 _ENDED = "the job has ended"
+_MOMENT_S = 3.0  # for which a job may not be there, at a box that has begun again
 _PATIENCE_S = 30.0  # while the box does not answer, or the training says nothing
 _MOST_S = 1e6  # that an option may say
 
@@ -134,8 +134,8 @@ def _policy_of(given: argparse.Namespace) -> Policy:
     return policy
 
 
-def _found(job: RemoteJob, limit_s: float) -> tuple[list[int], int]:
-    """The branches of the job, when it is there."""
+def _found(job: RemoteJob, limit_s: float) -> tuple[list[int], list[tuple[int, int]]]:
+    """The branches of the job, and which run, when it is there."""
     end = time.monotonic() + limit_s
     while True:
         try:
@@ -146,90 +146,108 @@ def _found(job: RemoteJob, limit_s: float) -> tuple[list[int], int]:
         time.sleep(0.1)
 
 
-def _decided(job: RemoteJob, driver: Driver, since: int) -> bool:
-    """False: the job ended meanwhile."""
-    try:
-        driver.decide()
-    except errors.NotFoundError:
-        try:
-            job.losses(since)
-        except errors.NotFoundError:
-            return False
-        raise
-    except errors.UnavailableError:  # whether it was decided is known if the box has begun again
-        end = time.monotonic() + _PATIENCE_S
-        while time.monotonic() < end:
-            time.sleep(0.1)
-            with contextlib.suppress(errors.NotFoundError, errors.UnavailableError):
-                job.losses(since)
+class _Follower:
+    """Has a driver hear a job's losses, and decide."""
+
+    def __init__(
+        self, job: RemoteJob, driver: Driver, course: Course, given: argparse.Namespace
+    ) -> None:
+        self._job, self._driver, self._course = job, driver, course
+        self._every_s, self._wait_s = given.every, given.wait
+
+    def follow(self) -> str:
+        """Until the job ends, or the search does. Returns why."""
+        while True:
+            try:
+                return self._follow_life()
+            except errors.RewoundError as error:
+                if not self._job.has_gone_on():
+                    return _ENDED
+                print(f"phub tune: {error}; a new search begins", file=sys.stderr)
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        end = time.monotonic() + max(self._wait_s, _PATIENCE_S)
+        while True:
+            try:
+                job = RemoteJob(self._job.control, self._job.name)
+                job.losses(0)  # of which life it is
+                self._driver.begin_anew(job, *job.branches())
                 break
-        raise
-    return True
+            except (errors.NotFoundError, errors.RewoundError, errors.UnavailableError):
+                if time.monotonic() >= end:
+                    raise
+            time.sleep(0.1)
+        self._job = job
+        self._course.rewound(self._driver.branch)
 
-
-def _follow(job: RemoteJob, driver: Driver, course: Course, every_s: float) -> str:
-    """Until the job ends, or the search does. Returns why."""
-    since, patient_until = 0, time.monotonic() + _PATIENCE_S
-    silent_until, was_away = patient_until, False
-    while True:
-        try:
-            heard = job.losses(since)
-            patient_until, was_away = time.monotonic() + _PATIENCE_S, False
-        except errors.NotFoundError:
-            if not was_away or time.monotonic() >= patient_until:
+    def _follow_life(self) -> str:
+        since, silent_until = 0, time.monotonic() + _PATIENCE_S
+        while True:
+            heard = self._ask(since)
+            if heard is None:
                 return _ENDED
-            heard = []  # its ranks come to a box that has begun again
-        except errors.UnavailableError:
-            if time.monotonic() >= patient_until:
-                raise
-            heard, was_away = [], True
-        for each in heard:
-            since = each.round + 1
-            driver.hear(each.round, each.branch, each.loss)
-            course.hear(each)
-        if not since and time.monotonic() >= silent_until:
-            silent_until = math.inf
-            print(
-                f"phub tune: no rank of job '{job.name}' has reported a loss yet (report_loss)",
-                file=sys.stderr,
-            )
-        if heard and not _decided(job, driver, since):
-            return _ENDED
-        course.decided(driver.decisions, driver.branch)
-        course.show()
-        if driver.done:
-            return "a search found nothing that converges"
-        time.sleep(every_s)
+            for each in heard:
+                since = each.round + 1
+                self._driver.hear(each.round, each.branch, each.loss)
+                self._course.hear(each)
+            if not since and time.monotonic() >= silent_until:
+                silent_until = math.inf
+                print(
+                    f"phub tune: no rank of job '{self._job.name}' has reported a loss yet "
+                    "(report_loss)",
+                    file=sys.stderr,
+                )
+            if heard and not self._decided(since):
+                return _ENDED
+            self._course.decided(self._driver.decisions, self._driver.branch)
+            self._course.show()
+            if self._driver.done:
+                return "a search found nothing that converges"
+            time.sleep(self._every_s)
 
+    def _ask(self, since: int) -> list[RoundLoss] | None:
+        """The losses. None: the job has ended. While the box is away, and its ranks, it waits."""
+        began, was_away = time.monotonic(), False
+        while True:
+            try:
+                return self._job.losses(since)
+            except errors.NotFoundError:  # it may have been away for a moment
+                if time.monotonic() >= began + (_PATIENCE_S if was_away else _MOMENT_S):
+                    return None
+            except errors.UnavailableError:
+                was_away = True
+                if time.monotonic() >= began + _PATIENCE_S:
+                    raise
+            time.sleep(min(0.1, self._every_s))
 
-def _follow_life(job: RemoteJob, driver: Driver, course: Course, every_s: float) -> str | None:
-    """As _follow. None: the job has gone on from a checkpoint."""
-    try:
-        return _follow(job, driver, course, every_s)
-    except errors.RewoundError as error:
-        print(f"phub tune: {error}; a new search begins", file=sys.stderr)
-        return None
+    def _decided(self, since: int) -> bool:
+        """False: the job ended meanwhile."""
+        try:
+            self._driver.decide()
+        except (errors.NotFoundError, errors.UnavailableError):
+            # If the box has begun again, this is RewoundError: what was decided is void.
+            if self._ask(since) is None:
+                return False
+            raise
+        return True
 
 
 def _tune(given: argparse.Namespace) -> None:
     decisions = Decisions(_policy_of(given), search_of(given))
     job = RemoteJob(Control(given.server, token_from_environment()), given.job)
     log = Log(given.log)
-    branches, root = _found(job, given.wait)
+    branches, runs = _found(job, given.wait)
+    root = runs[-1][1]
     log.clear()
     course = Course(log, sys.stdout, given.job, root)
     log.add("begin", job=given.job, branch=root, tried=given.tried, method=given.method)
     if others := [branch for branch in branches if branch != root]:
         print(f"phub tune: branches {others} were there before, and take room", file=sys.stderr)
-    driver = Driver(job, decisions, root, course.tell)
+    driver = Driver(job, decisions, root, course.tell, branches)
     why = "it was interrupted"
     try:
-        while not (ended := _follow_life(job, driver, course, given.every)):
-            job = RemoteJob(job.control, given.job)
-            branches, root = _found(job, given.wait)
-            driver.begin_anew(job, branches, root)
-            course.rewound(root)
-        why = ended
+        why = _Follower(job, driver, course, given).follow()
     except errors.Error as error:
         why = f"it failed: {error}"
         raise

@@ -93,7 +93,8 @@ class Tuner:
         self._worker = worker
         self._key = worker.keys[0]
         decisions = Decisions(policy or Policy(), search)
-        self._driver = Driver(worker, decisions, worker.branch_in(_LAST_ROUND), report)
+        there = [each.branch for each in worker.branches()]
+        self._driver = Driver(worker, decisions, worker.branch_in(_LAST_ROUND), report, there)
 
     @property
     def decisions(self) -> Decisions:

@@ -183,6 +183,9 @@ class Late:
         assert len(self.ran) - len(self.gone) >= 1
         return self.soon()
 
+    def there(self):
+        return self.ran.keys() - {*self.gone}
+
     def step(self):
         """A round: (round, branch, loss)."""
         for at, child, parent, hyper in self.forks:
@@ -256,10 +259,13 @@ def test_a_best_branch_that_diverges_is_gone_back_from(after):
     assert math.isfinite(job.states[driver.branch][0])
 
 
-def driver_of(job, events):
+BACKUP = 1  # that somebody else has forked, which stays as it is
+
+
+def driver_of(job, events, seed=SEED):
     policy = Policy(first_clocks=4, window=10)
-    decisions = Decisions(policy, lambda: sampled({"lr": Between(1e-4, 3)}, 6, SEED))
-    return Driver(job, decisions, job.runs[-1][1], events.append)
+    decisions = Decisions(policy, lambda: sampled({"lr": Between(1e-4, 3)}, 6, seed))
+    return Driver(job, decisions, job.runs[-1][1], events.append, job.there())
 
 
 def drive(job, driver, before_round=lambda: None):
@@ -272,10 +278,9 @@ def drive(job, driver, before_round=lambda: None):
 def goes_on_from(state, job):
     events = []
     driver = driver_of(job, events)
-    there = job.ran.keys() - {*job.gone}
-    driver.load_state_dict(copy.deepcopy(state), there, job.runs)
+    driver.load_state_dict(copy.deepcopy(state), job.there(), job.runs)
     drive(job, driver)
-    assert job.ran.keys() - {*job.gone} == driver._alive
+    assert job.there() - {BACKUP} == driver._alive
     assert job.runs[-1][1] == driver.branch
     for event in events:
         if isinstance(event.request, Run):  # it ran so, as far as this is remembered
@@ -287,6 +292,7 @@ def goes_on_from(state, job):
 def test_a_driver_goes_on_from_its_state(latest):
     """From any round, with its branches, or with those that the next decisions made."""
     job = Late(lambda: 1 + latest)
+    assert job.fork(0, {}, 0)[0] == BACKUP
     driver = driver_of(job, [])
     points = []
     drive(job, driver, lambda: points.append(copy.deepcopy((driver.state_dict(), job))))
@@ -297,6 +303,17 @@ def test_a_driver_goes_on_from_its_state(latest):
         decided = copy.deepcopy(next_)
         decided.round, decided.states, decided.course = then.round, {**then.states}, {**then.course}
         goes_on_from(state, decided)
+        lost = copy.deepcopy(then)
+        anew = driver_of(lost, [])
+        anew.load_state_dict(copy.deepcopy(state), lost.there(), lost.runs)
+        anew.begin_anew(lost, lost.there(), lost.runs)
+        assert lost.there() - {BACKUP} == {anew.branch} == {state["safe"]} == {lost.runs[-1][1]}
+        other = copy.deepcopy(then)
+        changed = driver_of(other, [], SEED + 1)  # who tries other values
+        changed.load_state_dict(copy.deepcopy(state), other.there(), other.runs)
+        assert (
+            other.there() - {BACKUP} == {changed.branch} == {state["safe"]} or not state["course"]
+        )
 
 
 # ---- What is shown.
@@ -524,7 +541,7 @@ def test_who_drives_from_outside_is_an_admin(start, tmp_path, monkeypatch):
 
         def is_there():
             with contextlib.suppress(phub.NotFoundError):
-                return admin.branches() == ([0], 0)
+                return admin.branches() == ([0], [(1, 0)])
 
         wait_until(is_there, "the job is there")
         assert admin.losses(0) == []

@@ -126,10 +126,14 @@ def trains_at_a_box_that_dies(rank, death):
         made, model, transport="tcp", job=JOB, branches=POLICY.branches - 1, on_nonfinite="pass"
     )
     tuner = Tuner(optimizer.worker, search_of("sgd"), POLICY) if rank == 0 else None
-    lives, losses = 1, []
+    lives, losses, known = 1, [], {}
     while True:
         try:
             for step in optimizer.steps(STEPS_OF_DEATHS, **({"tuner": tuner} if tuner else {})):
+                if tuner:  # it has begun anew, or knows what it knew
+                    course = repr(tuner._driver._course)
+                    assert lives == 1 or step not in known or course in (known[step], "[]")
+                    known[step] = course
                 death.at(rank, step, 0)
                 optimizer.zero_grad()
                 loss = model(step, rank)
@@ -144,6 +148,7 @@ def trains_at_a_box_that_dies(rank, death):
         except phub.RewoundError:
             lives += 1
             optimizer.rejoin()
+            known = {step: known[step] for step in known if step <= optimizer.steps_done}
     optimizer.synchronize()
     alive = {each.branch for each in optimizer.worker.branches()}
     parameters = [p.detach().clone() for p in model.parameters()]

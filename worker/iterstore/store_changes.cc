@@ -1,0 +1,96 @@
+// Rows that are added and deleted.
+#include <algorithm>
+#include <utility>
+
+#include "transport/error.h"
+#include "worker/iterstore/one_round.h"
+#include "worker/iterstore/store_impl.h"
+
+namespace phub::iterstore {
+namespace {
+
+// What a rank says before: how many changes, of which tables.
+struct ChangeHead {
+  uint64_t changes = 0;
+  uint64_t spare = 0;  // the places of all tables; the same on all ranks
+};
+
+}  // namespace
+
+std::vector<RowChange> Store::Impl::changes_of_all() {
+  const Unpinned for_the_workers(*this);
+  const auto rank = static_cast<size_t>(options.worker.rank);
+  std::vector<ChangeHead> heads(options.worker.spec.world_size);
+  heads[rank].changes = announced.size();
+  for (const Table& table : tables) heads[rank].spare = heads[rank].spare * 1'000'003 + table.spare;
+  std::span<std::byte> bytes = std::as_writable_bytes(std::span(heads));
+  unite(options.worker, next_job("changes"), {&bytes, 1});
+  uint64_t number = 0, at = 0;
+  for (size_t r = 0; r < heads.size(); ++r) {
+    if (heads[r].spare != heads[rank].spare) {
+      fail(ErrorCode::kInvalid, "rank {} has other spare rows in its tables than rank {}", r, rank);
+    }
+    if (r == rank) at = number;
+    number += heads[r].changes;
+  }
+  std::vector<RowChange> all(number);
+  std::ranges::copy(announced, all.begin() + static_cast<ptrdiff_t>(at));
+  announced.clear();
+  bytes = std::as_writable_bytes(std::span(all));
+  unite(options.worker, next_job("changes"), {&bytes, 1});
+  return all;
+}
+
+// Ranks ascending, their threads, and calls; first what is deleted, so that its places are free.
+void Store::Impl::change_rows(const Tally& with) {
+  if (with.changes == 0) return;
+  const std::vector<RowChange> all = changes_of_all();
+  for (const RowChange& change : all) {
+    if (change.change != RowChange::kDelete) continue;
+    RowNames& of = *names[change.table];
+    if (!of.place(change.row)) continue;  // two ranks have asked for it
+    deleted.push_back({RowChange::kDelete, change.table, of.remove(change.row)});
+  }
+  for (const RowChange& change : all) {
+    if (change.change != RowChange::kAdd) continue;
+    RowNames& of = *names[change.table];
+    if (of.place(change.row)) continue;
+    check_spare(change.table, change.row, of.free_places());
+    of.add(change.row);
+  }
+}
+
+void Store::Impl::check_spare(uint64_t table, uint64_t row, uint64_t left) const {
+  if (left > 0) return;
+  fail(ErrorCode::kInvalid,
+       "table '{}' has no spare row left for row {}: plan more (spare is {}), or delete others",
+       tables[table].name, row, tables[table].spare);
+}
+
+States Store::Impl::cleared_states() {
+  States states = shared->states(next_job("state"));
+  carried = carried + shared->told();
+  change_rows(carried);  // that clock is the last of its job
+  carried.changes = 0;
+  for (const RowChange& change : std::exchange(deleted, {})) {
+    const Table& table = tables[change.table];
+    const std::span<std::byte> rows(states[change.table]);
+    begin_rows(table, rows.subspan(change.row * table.row_bytes(), table.row_bytes()));
+  }
+  return states;
+}
+
+// The same rows in a job of their own; threads keep their places.
+void Store::Impl::clear_rows() {
+  const Unpinned for_the_worker(*this);
+  States states = cleared_states();
+  auto rows = std::make_unique<SharedRows>(options.worker, next_job("rows"), tables, shared->plan(),
+                                           shared->use(), std::move(states), shared->now());
+  std::vector<const ThreadRows*> all;
+  for (const auto& thread : threads) all.push_back(thread.get());
+  rows->set_threads(std::move(all));
+  shared = std::move(rows);
+  opened.store(shared.get(), std::memory_order_release);
+}
+
+}  // namespace phub::iterstore

@@ -1,0 +1,93 @@
+// What a store is made of. All of its processes make the same calls in the same order: what changes
+// here does so in a meeting of the process's threads, by one of them.
+#pragma once
+
+#include <fmt/format.h>
+#include <sched.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "numa/topology.h"
+#include "worker/iterstore/meeting.h"
+#include "worker/iterstore/pattern_watch.h"
+#include "worker/iterstore/recording.h"
+#include "worker/iterstore/row_names.h"
+#include "worker/iterstore/shared_rows.h"
+#include "worker/iterstore/store.h"
+#include "worker/iterstore/tally.h"
+#include "worker/iterstore/thread_rows.h"
+
+namespace phub::iterstore {
+
+struct Store::Impl {
+  explicit Impl(StoreOptions store_options);
+
+  std::string next_job(const char* what) {
+    return fmt::format("{}.{}-{}", options.worker.spec.name, ++jobs, what);
+  }
+  // Before anything is known of the accesses.
+  void open();
+  // After an iteration that every thread has recorded; `again`: by itself.
+  void place_anew(bool again);
+  void clock();
+  Tally said();                         // by this rank with this clock
+  void change_rows(const Tally& with);  // what all ranks asked for
+  std::vector<RowChange> changes_of_all();
+  States cleared_states();  // of now, and deleted rows are as new
+  void clear_rows();
+  void check_spare(uint64_t table, uint64_t row, uint64_t left) const;
+  Tally accesses() const;  // since rows were placed
+  // From now on threads use these.
+  void use(std::unique_ptr<SharedRows> rows, std::span<const Recording> recorded);
+  void check_clocked(const char* what) const;
+  void check_table(uint32_t table) const {
+    if (table < tables.size()) return;
+    fail(ErrorCode::kInvalid, "there is no table {}, the store has {}", table, tables.size());
+  }
+  std::optional<uint32_t> os_node_of(uint32_t thread) const;
+  class Unpinned;
+  void pin(uint32_t thread) const;
+  void unpin() const;
+
+  const StoreOptions options;
+  const std::vector<Table> tables;
+  Meeting meeting;
+  std::optional<numa::Topology> topology;  // where threads are pinned
+  cpu_set_t cpus{};                        // that they had before
+  uint64_t jobs = 0;
+  uint64_t clocks = 0;
+  uint64_t placed = 0;
+  PatternWatch watch;
+  Tally told;                                  // of accesses()
+  std::vector<std::optional<RowNames>> names;  // of tables with spare rows
+  std::vector<AskedChanges> asked;             // by thread, since the last clock
+  std::vector<RowChange> announced;            // with the last clock
+  std::vector<RowChange> deleted;              // `row`: the place, which is not cleared yet
+  Tally carried;                               // of the last clock of a job that has ended
+  std::vector<Recording> recordings;           // by thread
+  std::unique_ptr<SharedRows> shared;
+  std::atomic<SharedRows*> opened = nullptr;  // the same, for threads that have not met since
+  std::vector<std::unique_ptr<ThreadRows>> threads;
+};
+
+// A worker's own threads do not share the core of the thread that makes it.
+class Store::Impl::Unpinned {
+ public:
+  explicit Unpinned(const Impl& store) {
+    if (sched_getaffinity(0, sizeof own_, &own_) == 0) store.unpin();
+  }
+  ~Unpinned() { sched_setaffinity(0, sizeof own_, &own_); }
+  Unpinned(const Unpinned&) = delete;
+  Unpinned& operator=(const Unpinned&) = delete;
+
+ private:
+  cpu_set_t own_{};
+};
+
+}  // namespace phub::iterstore
