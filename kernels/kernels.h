@@ -117,6 +117,8 @@ struct Hyper {
   double lr_polynomial_power = 1.0;
   double lr_cosine = 0.0;  // rounds; 0: none
   double lr_end = 0.0;     // of lr_polynomial and lr_cosine
+  // Out of lock-step: rounds that a rank may be ahead of the slowest, if the job allows as many.
+  double slack = 4294967295.0;
 };
 Hyper default_hyper(Optimizer o);  // PyTorch's defaults
 

@@ -237,6 +237,8 @@ PHUB_API phub_code phub_options_set_format(phub_options* options, const char* pa
  *   grad_scale          gradients arrive multiplied by it   1
  *   max_norm            all; norm of all keys together to which they are clipped, 0: none; no
  *                       groups, may change if it was set before round 1   0
+ *   slack               ssp, async: rounds that a rank may be ahead of the slowest, in ssp at
+ *                       most the option `slack`; no groups   the option's
  * Schedules of the learning rate, of all optimizers; where several are set, the rate is lr times
  * all of their factors. n rounds came before, since the warm-up:
  *   lr_rounds_before    rounds that they have behind them in round 1   0

@@ -5,7 +5,7 @@
 namespace phub {
 
 Clocked::Clocked(const Stages& stages)
-    : Way(stages), clocks_(stages.table.size(), stages.table.max_ranks(), stages.parameters.slack) {
+    : Way(stages), clocks_(stages.table.size(), stages.table.max_ranks()) {
   const uint64_t first = stages.parameters.first_round;
   for (uint32_t i = 0; i < stages.table.size(); ++i) {
     for (uint32_t r = 0; r < stages.table.max_ranks(); ++r) {
@@ -52,21 +52,29 @@ bool Clocked::apply(uint32_t rank, uint32_t index) {
   return true;
 }
 
-// The slowest rank may have moved: notes the round in progress, and sends the results that are no
-// longer withheld.
+// The slowest rank may have moved: carries out what is ordered before the round in progress, notes
+// that, and sends the results that are no longer withheld.
 void Clocked::release(uint32_t index) {
   CoreChunk& chunk = stages_.table[index];
   const uint64_t slowest = clocks_.slowest(index);
   if (slowest == kNever || chunk.round == 0) return;
+  stages_.shelves.before_round(index, slowest + 1, *this);
   if (slowest + 1 > chunk.round) stages_.table.count_completed(index, slowest + 1 - chunk.round);
   chunk.round = slowest + 1;
   for (uint32_t rank = 0; rank < stages_.table.attached_end; ++rank) {
     if (!clocks_.withheld(index, rank) || !stages_.table.rank(rank).attached) continue;
-    if (!clocks_.may_have(clocks_.of(index, rank), slowest)) continue;
+    if (!may_have(index, clocks_.of(index, rank), slowest)) continue;
     clocks_.withhold(index, rank, false);
     stages_.reducer.copy_result(rank, chunk);
     send(rank, index);
   }
+}
+
+// The slack is that of the round which begins with the result of `clock`.
+bool Clocked::may_have(uint32_t index, uint64_t clock, uint64_t slowest) const {
+  if (clock <= slowest) return true;
+  if (clock + 1 >= stages_.shelves.next_order(index)) return false;
+  return clock - slowest <= std::min(stages_.parameters.slack, stages_.reducer.slack(clock + 1));
 }
 
 // Everyone gets the initial parameters.

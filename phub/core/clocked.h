@@ -3,6 +3,10 @@
 //
 // Others may change a chunk while its parameters are on their way: each rank has results of its
 // own, copied at one instant. The round in progress of a chunk is the slowest rank's next one.
+//
+// What is ordered about branches before round R is a wall: nobody gets the result of R − 1 before
+// the slowest rank has come as far, so that the chunk has all updates up to it and no later one.
+// Then the order is carried out, and everybody gets what the branch has with which R begins.
 #pragma once
 
 #include "phub/core/clocks.h"
@@ -38,18 +42,26 @@ class Clocked final : public Way {
     return clock == kNever ? 0 : clock;
   }
   void lose(const Boundary::Lost& lost) override;
+  void settle(uint32_t index) override { release(index); }  // there may be more slack
   void admit(const Boundary::Admitted& admitted) override;
   void resend(uint32_t rank, uint32_t index) override;
   void save(uint32_t index, uint64_t /*round*/, const SavedClocks& to) const override {
     clocks_.save(index, to, stages_.table[index].id);
   }
   void restore(const SavedClocks& from) override;
+  uint64_t steps_before(uint32_t index, uint64_t /*round*/) const override {
+    return clocks_.steps(index);
+  }
+  void set_steps_before(uint32_t index, uint64_t /*round*/, uint64_t steps) override {
+    clocks_.steps(index) = steps;
+  }
   bool anyone_waits(uint32_t index) const override;
   uint64_t lacking(uint32_t index, uint32_t word) const override;
 
  private:
   bool apply(uint32_t rank, uint32_t index);
   void release(uint32_t index);
+  bool may_have(uint32_t index, uint64_t clock, uint64_t slowest) const;
 
   CoreClocks clocks_;
 };

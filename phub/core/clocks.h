@@ -14,10 +14,8 @@ namespace phub {
 
 class CoreClocks {
  public:
-  // `slack`: how far a rank may be ahead of the slowest; kNever: as far as it likes (async).
-  CoreClocks(size_t chunks, uint32_t ranks, uint64_t slack)
+  CoreClocks(size_t chunks, uint32_t ranks)
       : ranks_(ranks),
-        slack_(slack),
         clocks_(chunks * ranks, kNever),
         latest_(chunks * ranks),
         withheld_(chunks * ranks),
@@ -54,13 +52,10 @@ class CoreClocks {
 
   bool withheld(uint32_t chunk, uint32_t rank) const { return withheld_[at(chunk, rank)] != 0; }
   void withhold(uint32_t chunk, uint32_t rank, bool yes) { withheld_[at(chunk, rank)] = yes; }
-  // Whether the slowest rank is close enough for the result of `clock`.
-  bool may_have(uint64_t clock, uint64_t slowest) const {
-    return slack_ == kNever || clock <= slowest || clock - slowest <= slack_;
-  }
 
   // Of the optimizer, taken on the chunk for anybody.
   uint64_t& steps(uint32_t chunk) { return steps_[chunk]; }
+  uint64_t steps(uint32_t chunk) const { return steps_[chunk]; }
 
   // Chunk `id` of the job is `chunk` here.
   void save(uint32_t chunk, const SavedClocks& to, uint32_t id) const {
@@ -76,7 +71,6 @@ class CoreClocks {
   size_t at(uint32_t chunk, uint32_t rank) const { return size_t{chunk} * ranks_ + rank; }
 
   const uint32_t ranks_;
-  const uint64_t slack_;
   std::vector<uint64_t> clocks_;   // [chunk][rank]
   std::vector<uint64_t> latest_;   // [chunk][rank]
   std::vector<uint8_t> withheld_;  // [chunk][rank]

@@ -45,7 +45,7 @@ CoreJob::CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays
       outbox_(parameters_, arrays, endpoint, table_, trace_),
       snapshot_(arrays, table_, trace_),
       states_(arrays, table_, trace_),
-      shelves_(arrays, table_, reducer_, snapshot_, states_, trace_),
+      shelves_(arrays, table_, snapshot_, states_, trace_),
       way_(way_of({parameters_, table_, reducer_, outbox_, trace_, reports_, shelves_},
                   make_lock_step)),
       core_(core),

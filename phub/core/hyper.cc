@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <string_view>
 #include <tuple>
@@ -16,6 +17,8 @@ namespace phub {
 namespace {
 
 using kernels::Hyper;
+
+constexpr const char* kSlack = "slack";
 
 // Calls visit(group, field, value), for all groups first, as the map has them ("lr", "lr@1").
 template <typename Visit>
@@ -103,6 +106,24 @@ void check_hyper(const std::map<std::string, double>& values, uint32_t groups) {
   apply(versions, 0, values);
 }
 
+void check_slack(const std::map<std::string, double>& values, const JobSpec& spec) {
+  const auto found = values.find(kSlack);
+  if (found == values.end()) return;
+  const double slack = found->second;
+  if (spec.consistency == "bsp") {
+    fail(ErrorCode::kInvalid,
+         "slack: in lock-step nobody is ahead: consistency must be ssp or async");
+  }
+  if (slack != std::floor(slack)) {
+    fail(ErrorCode::kInvalid, "slack: must be a whole number of rounds, got {}", slack);
+  }
+  if (spec.consistency == "ssp" && slack > spec.slack) {
+    fail(ErrorCode::kInvalid,
+         "slack: must be from 0 to {}, which job '{}' was created with, got {}", spec.slack,
+         spec.name, slack);
+  }
+}
+
 KeyClasses key_classes(const JobSpec& spec) {
   KeyClasses out;
   out.groups = hyper_groups(spec);
@@ -137,6 +158,16 @@ kernels::Hyper HyperView::of(uint64_t round, size_t key_class) const {
   hyper.lr = kernels::learning_rate(hyper, round) * scale.lr;
   hyper.weight_decay *= scale.decay;
   return hyper;
+}
+
+uint64_t HyperView::slack(uint64_t round) const {
+  static const size_t field = kernels::hyper_field(kSlack);
+  const HyperVersion* version = &latest(schedule, round, groups, 0);
+  if (!changes.empty() && changes.front().from_round <= round) {
+    const HyperVersion& set = latest(changes, round, groups, 0);
+    if (set.since[field] >= version->since[field]) version = &set;
+  }
+  return static_cast<uint64_t>(version->values.slack);
 }
 
 HyperTable::HyperTable(const JobSpec& spec, kernels::Optimizer optimizer, const KeyClasses& classes)

@@ -19,6 +19,10 @@ namespace phub {
 // names, or says which value or group is out of range.
 void check_hyper(const std::map<std::string, double>& values, uint32_t groups);
 
+// The slack among these values is one that the job may have: whole rounds, in SSP no more than the
+// job's. Throws Error(kInvalid).
+void check_slack(const std::map<std::string, double>& values, const JobSpec& spec);
+
 // Sets them, of each group; those of all groups first. Throws likewise.
 void set_values(const std::map<std::string, double>& values, std::span<kernels::Hyper> groups);
 
@@ -61,6 +65,7 @@ struct HyperView {
   // round's, that which was made while the job ran. `lr` is the round's: learning_rate(), and the
   // key's scale.
   kernels::Hyper of(uint64_t round, size_t key_class) const;
+  uint64_t slack(uint64_t round) const;  // as far as the job allows it
 };
 
 // The hyperparameters of a job. A change costs the same however many there were before it, and

@@ -54,6 +54,12 @@ class LockStep : public Way {
     to.steps[chunk.id] = chunk.steps_before(round);
   }
   void restore(const SavedClocks& from) final;
+  uint64_t steps_before(uint32_t index, uint64_t round) const final {
+    return stages_.table[index].steps_before(round);
+  }
+  void set_steps_before(uint32_t index, uint64_t round, uint64_t steps) final {
+    stages_.table[index].set_steps_before(round, steps);
+  }
   bool anyone_waits(uint32_t index) const override {
     return stages_.table[index].arrived > 0 && stages_.table[index].missing > 0;
   }
@@ -65,7 +71,10 @@ class LockStep : public Way {
  protected:
   // The rounds before are complete: their result, or what another branch has, goes to everybody.
   void begin_round(uint32_t index, uint64_t round) {
-    stages_.shelves.before_round(index, round, *this);
+    if (stages_.shelves.before_round(index, round, *this)) {
+      stages_.table[index].same = false;
+      stages_.reducer.publish(index);
+    }
     stages_.table.begin_round(index, round);
     stages_.outbox.send_to_all(index, round - 1);
   }

@@ -51,6 +51,7 @@ class Reducer {
   std::optional<PartialSum> sum_for_parent(uint32_t index, float* to);
   // Writes the parameters, or their difference from the view, as the round's result.
   void publish(uint32_t index);
+  uint64_t slack(uint64_t round) const { return hyper_.slack(round); }
   double max_norm(uint64_t round) const { return hyper_.of(round, 0).max_norm; }
 
   // Applies one rank's contribution of `round` alone: a step of the optimizer, or plain addition.

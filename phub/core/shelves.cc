@@ -4,11 +4,12 @@
 #include <cstring>
 
 #include "phub/core/snapshot.h"
+#include "phub/core/way.h"
 
 namespace phub {
 
-void Shelves::carry_out(uint32_t index, uint64_t round, const Way& way) {
-  CoreChunk& chunk = table_[index];
+bool Shelves::carry_out(uint32_t index, uint64_t round, Way& way) {
+  const CoreChunk& chunk = table_[index];
   const uint64_t done = chunk.round;
   bool is_another = false;  // the result is not that of the round that ends
   for (const BranchOrder& order : orders_) {
@@ -18,15 +19,13 @@ void Shelves::carry_out(uint32_t index, uint64_t round, const Way& way) {
     do_what_is_due(index, order.round, way);
     const TraceSpan span = trace_.span("branch", chunk);
     if (order.kind == BranchOrder::kCopy) {
-      copy(order, chunk);
+      copy(order, index, way);
     } else {
-      swap(order, chunk);
+      swap(order, index, way);
       is_another = true;
     }
   }
-  if (!is_another) return;
-  chunk.same = false;
-  reducer_.publish(index);
+  return is_another;
 }
 
 // What is still to be copied or set before an earlier round is of the branch that ran then, and of
@@ -62,25 +61,27 @@ float* Shelves::elements_of(uint32_t place, size_t array, const CoreChunk& chunk
   return all + chunk.offset;
 }
 
-void Shelves::copy(const BranchOrder& order, const CoreChunk& chunk) {
+void Shelves::copy(const BranchOrder& order, uint32_t index, const Way& way) {
+  const CoreChunk& chunk = table_[index];
   for (size_t array = 0; array < arrays_.shelves.each; ++array) {
     std::memcpy(elements_of(order.to, array, chunk), elements_of(order.from, array, chunk),
                 chunk.elements * sizeof(float));
   }
   cost_ += arrays_.shelves.each * chunk.elements * 2 * sizeof(float);
   steps_of(order.to, chunk) =
-      order.from == 0 ? chunk.steps_before(order.round) : steps_of(order.from, chunk);
+      order.from == 0 ? way.steps_before(index, order.round) : steps_of(order.from, chunk);
 }
 
-void Shelves::swap(const BranchOrder& order, CoreChunk& chunk) {
+void Shelves::swap(const BranchOrder& order, uint32_t index, Way& way) {
+  const CoreChunk& chunk = table_[index];
   for (size_t array = 0; array < arrays_.shelves.each; ++array) {
     float* const running = elements_of(0, array, chunk);
     std::swap_ranges(running, running + chunk.elements, elements_of(order.to, array, chunk));
   }
   cost_ += arrays_.shelves.each * chunk.elements * 4 * sizeof(float);
   uint64_t& steps = steps_of(order.to, chunk);
-  const uint64_t before = chunk.steps_before(order.round);
-  chunk.set_steps_before(order.round, steps);
+  const uint64_t before = way.steps_before(index, order.round);
+  way.set_steps_before(index, order.round, steps);
   steps = before;
 }
 

@@ -1,13 +1,14 @@
 // A core's part of a job's branches: their states, and the orders that move them (branch_orders.h).
 //
-// A chunk carries out what is ordered before round R when it begins R: after the step of the round
-// before, and before that round's result is sent. So that result is what the branch has with which
-// R begins, on every transport; nobody reads the parameters that are replaced, as every rank has
-// pushed; and a chunk in round R has carried out all orders up to R, which is all that is to be
+// A chunk carries out what is ordered before round R when it begins R: after the steps of the
+// rounds before, and before the result of R − 1 is sent. So that result is what the branch has with
+// which R begins, on every transport; nobody reads the parameters that are replaced, as every rank
+// has pushed; and a chunk in round R has carried out all orders up to R, which is all that is to be
 // known of it. What is still to be copied or set before an earlier round is done first. Nothing
 // allocates after construction.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <utility>
@@ -16,7 +17,6 @@
 #include "phub/core/chunk_table.h"
 #include "phub/core/job_parameters.h"
 #include "phub/core/key_states.h"
-#include "phub/core/reducer.h"
 #include "phub/core/trace.h"
 
 namespace phub {
@@ -26,33 +26,36 @@ class Way;
 
 class Shelves {
  public:
-  Shelves(const JobArrays& arrays, ChunkTable& table, Reducer& reducer, Snapshot& snapshot,
-          KeyStates& states, const CoreTrace& trace)
-      : arrays_(arrays),
-        table_(table),
-        reducer_(reducer),
-        snapshot_(snapshot),
-        states_(states),
-        trace_(trace) {}
+  Shelves(const JobArrays& arrays, ChunkTable& table, Snapshot& snapshot, KeyStates& states,
+          const CoreTrace& trace)
+      : arrays_(arrays), table_(table), snapshot_(snapshot), states_(states), trace_(trace) {}
 
   // At a boundary, ascending by round, with those before that some chunk has not carried out. What
   // they refer to lives until the next call. REQUIRES: no chunk has begun the rounds of new ones.
   void take(std::span<const BranchOrder> orders) { orders_ = orders; }
 
-  // The chunk is about to begin this round.
-  void before_round(uint32_t index, uint64_t round, const Way& way) {
-    if (orders_.empty() || orders_.back().round <= table_[index].round) return;
-    carry_out(index, round, way);
+  // The chunk is about to begin this round. True: its parameters are now others than those that the
+  // round before has made.
+  bool before_round(uint32_t index, uint64_t round, Way& way) {
+    return is_any_left(index) && carry_out(index, round, way);
+  }
+  // The round before which something is ordered that the chunk has not carried out; kNever: none.
+  uint64_t next_order(uint32_t index) const {
+    if (!is_any_left(index)) return kNever;
+    return std::ranges::upper_bound(orders_, table_[index].round, {}, &BranchOrder::round)->round;
   }
 
   // Bytes that were read and written for orders since this was asked last.
   uint64_t take_cost() { return std::exchange(cost_, 0); }
 
  private:
-  void carry_out(uint32_t index, uint64_t round, const Way& way);
+  bool is_any_left(uint32_t index) const {
+    return !orders_.empty() && orders_.back().round > table_[index].round;
+  }
+  bool carry_out(uint32_t index, uint64_t round, Way& way);
   void do_what_is_due(uint32_t index, uint64_t round, const Way& way);
-  void copy(const BranchOrder& order, const CoreChunk& chunk);
-  void swap(const BranchOrder& order, CoreChunk& chunk);
+  void copy(const BranchOrder& order, uint32_t index, const Way& way);
+  void swap(const BranchOrder& order, uint32_t index, Way& way);
   float* elements_of(uint32_t place, size_t array, const CoreChunk& chunk) const;
   uint64_t& steps_of(uint32_t shelf, const CoreChunk& chunk) const {
     return arrays_.shelves.steps[shelf - 1][chunk.id];
@@ -60,7 +63,6 @@ class Shelves {
 
   const JobArrays arrays_;
   ChunkTable& table_;
-  Reducer& reducer_;
   Snapshot& snapshot_;
   KeyStates& states_;
   const CoreTrace& trace_;

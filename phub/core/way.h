@@ -102,6 +102,9 @@ class Way {
   // before the job begins with its first round.
   virtual void save(uint32_t index, uint64_t round, const SavedClocks& to) const = 0;
   virtual void restore(const SavedClocks& from) = 0;
+  // Of the optimizer, on the chunk, before `round` begins.
+  virtual uint64_t steps_before(uint32_t index, uint64_t round) const = 0;
+  virtual void set_steps_before(uint32_t index, uint64_t round, uint64_t steps) = 0;
 
   // Of the connection to a parent: what another thread does to it now, this one does not see. Then
   // it is a new one, and what was not answered is sent again.

@@ -196,6 +196,7 @@ class Membership {
   void advance();
   void build_boundary();
   void place_changes();
+  uint64_t first_unbegun_round() const;
   void place_branches(MembershipAction& commit);
   std::string difference_of(const Hyper& hyper) const;
   void remember(Hyper& hyper);

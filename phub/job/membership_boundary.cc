@@ -147,14 +147,23 @@ void Membership::place_changes() {
   });
 }
 
-// After the changes of hyperparameters, which are of the branch that runs. A chunk that is in the
-// boundary's round may have begun it.
+// In lock-step a chunk that is in the boundary's round may have begun it. Else a rank has pushed
+// round started_ and may have its result, of the next one it may not. So it is with the last round
+// of those that are gone.
+uint64_t Membership::first_unbegun_round() const {
+  if (choices_.lock_step()) return boundary_.round + 1;
+  uint64_t pushed = started_;
+  for (const Rank& rank : ranks_) pushed = std::max(pushed, rank.last_round);
+  return std::max(boundary_.round, pushed + 1) + 1;
+}
+
+// After the changes of hyperparameters, which are of the branch that runs.
 void Membership::place_branches(MembershipAction& commit) {
   std::erase_if(current_of_branches_, [&](OfBranches& of) {
     BranchChange change = of.change;
     const uint64_t farthest = boundary_.round + kFarthestChange;
     const std::optional<Error> refused = error_of([&] {
-      change.round = std::max({change.round, boundary_.round + 1, last_change_});
+      change.round = std::max({change.round, first_unbegun_round(), last_change_});
       if (change.round > farthest) {
         fail(ErrorCode::kInvalid,
              "round {} is too far away: job '{}' is in round {}, and changes can be made up to {} "

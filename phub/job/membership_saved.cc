@@ -83,6 +83,9 @@ void Membership::restore(const Manifest& saved, const SavedClocks& clocks) {
     last_change_ = std::max(last_change_, move.round);
   }
   const std::vector<uint64_t> latest = latest_of_all(clocks, chunks_);
+  if (spec_.branches > 0) {  // these rounds are of the branches of which they were
+    for (const uint64_t round : latest) last_change_ = std::max(last_change_, round + 1);
+  }
   const size_t known = std::min(ranks_.size(), saved.ranks.size());
   for (uint32_t r = 0; r < ranks_.size(); ++r) ranks_[r] = {};
   for (uint32_t r = 0; r < known; ++r) {

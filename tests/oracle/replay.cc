@@ -32,6 +32,7 @@ const std::map<std::string, double reference::Hyper::*> kFields = {
     {"lr_polynomial_power", &reference::Hyper::lr_polynomial_power},
     {"lr_cosine", &reference::Hyper::lr_cosine},
     {"lr_end", &reference::Hyper::lr_end},
+    {"slack", &reference::Hyper::slack},
 };
 
 // Those of all groups come before the group's own, as a map has them.

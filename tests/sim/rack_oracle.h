@@ -139,9 +139,14 @@ class Oracle {
   // Of jobs that are not in lock-step.
   struct History;
   History history_of(uint32_t rank, uint32_t chunk, const Participation& participation) const;
-  void check_clocks(uint32_t chunk, const Participation& participation) const;
+  struct Stretch;
+  std::vector<Stretch> stretches_of(uint32_t chunk, const std::vector<History>& histories,
+                                    const HyperHistory& hyper) const;
+  void check_clocks(uint32_t chunk, const Participation& participation,
+                    const HyperHistory& hyper) const;
   std::string check_clock(const Contribution& by, uint32_t chunk, const History& history,
-                          uint32_t rank, size_t count, const Participation& participation) const;
+                          uint32_t rank, size_t count, uint64_t slack,
+                          const Participation& participation) const;
 
   const JobPlan& job_;
   const Plan& plan_;

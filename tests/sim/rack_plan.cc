@@ -240,11 +240,21 @@ std::vector<ElementRange> some_ranges(SimRandom& random, uint64_t elements) {
   return ranges;
 }
 
+// Whatever the order, the server's steps have the same bits: it subtracts whole numbers.
+void step_in_whole_numbers(JobPlan& job) {
+  job.spec.optimizer = "sgd";
+  job.spec.hyper = {{"lr", 1}};
+  for (KeySpec& key : job.spec.keys) key.lr_scale = 1;
+  job.hyper_calls.clear();
+}
+
 // The job has branches, if it may; and some more rounds for them. `saved`: they can be killed.
 void add_branches(SimRandom& random, JobPlan& job, bool saved) {
   JobSpec& spec = job.spec;
-  if (!job.lock_step() || !job.box_of.empty()) return;
-  if (spec.optimizer == "none") {
+  if (!job.box_of.empty()) return;
+  if (!job.lock_step()) {
+    step_in_whole_numbers(job);
+  } else if (spec.optimizer == "none") {
     spec.optimizer = random.chance(0.5) ? "adam" : "momentum";
     job.digits = false;
   }

@@ -22,7 +22,12 @@ void Trainer::call_branches() {
       case 1:
         change.action = BranchAction::kFork;
         change.branch = some_branch();
-        if (random.chance(0.7) && job_.spec.optimizer != "fold") {
+        if (!job_.plan.lock_step()) {
+          const uint64_t most = job_.spec.consistency == "ssp" ? job_.spec.slack : 4;
+          if (random.chance(0.7)) {
+            change.values["slack"] = static_cast<double>(random.below(most + 1));
+          }
+        } else if (random.chance(0.7) && job_.spec.optimizer != "fold") {
           change.values["lr"] = 0.001 * static_cast<double>(random.between(1, 500));
         }
         break;

@@ -191,6 +191,21 @@ TEST(Branches, InterleavedTheyAreAsJobsOfTheirOwn) {
   }
 }
 
+// With one rank there is one order.
+TEST(Branches, OutOfLockStepTheyAreToo) {
+  const auto seed = static_cast<uint32_t>(testing::fresh_seeds(1).first);
+  Box box(2);
+  for (const std::string consistency : {"ssp", "async"}) {
+    for (const std::string optimizer : {"sgd", "momentum", "adam"}) {
+      JobSpec spec = spec_of(fmt::format("{}-{}", consistency, optimizer), 1);
+      spec.consistency = consistency;
+      spec.slack = consistency == "ssp" ? 2 : 0;
+      spec.optimizer = optimizer;
+      take_turns(box, spec, seed);
+    }
+  }
+}
+
 TEST(Branches, GatedRoundsAreOfABranchToo) {
   const auto seed = static_cast<uint32_t>(testing::fresh_seeds(1).first);
   Box box(3);
@@ -353,7 +368,7 @@ TEST(Branches, JobsThatCannotHaveThemAreRefused) {
     change(spec);
     expect_error(ErrorCode::kInvalid, words, [&] { Worker worker(box.options(spec)); });
   };
-  refused("consistency: must be 'bsp'", [](JobSpec& spec) { spec.consistency = "async"; });
+  refused("slack: in lock-step", [](JobSpec& spec) { spec.hyper["slack"] = 1; });
   refused("this job has none: choose one", [](JobSpec& spec) {
     spec.optimizer = "none";
     spec.hyper.clear();

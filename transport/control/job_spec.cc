@@ -307,19 +307,17 @@ void check_racks(const JobSpec& spec, uint32_t ranks) {
   }
 }
 
-// A branch is what the box has of a round that all ranks have completed, and all go on from another
-// in the same round.
+// A branch is what the box has of the rounds that all ranks have completed, and all go on from
+// another in the same round.
 void check_branches(const JobSpec& spec) {
   check_number("branches", spec.branches, 0, kMaxBranches);
   if (spec.branches == 0) return;
-  const auto expect = [](std::string_view field, const std::string& value, std::string_view only,
-                         std::string_view why) {
-    if (value == only) return;
-    fail(ErrorCode::kInvalid, "{}: must be '{}' in a job with branches, {}, got '{}'", field, only,
-         why, printable(value));
-  };
-  expect("consistency", spec.consistency, "bsp", "where all ranks change in the same round");
-  expect("work", spec.work, "all", "which are what the optimizer works on");
+  if (spec.work != "all") {
+    fail(ErrorCode::kInvalid,
+         "work: must be 'all' in a job with branches, which are what the optimizer works on, got "
+         "'{}'",
+         printable(spec.work));
+  }
   if (spec.optimizer == "none") {
     fail(ErrorCode::kInvalid,
          "branches: are states of the server's optimizer, and this job has none: choose one");
