@@ -6,6 +6,7 @@
 As scripts_test.py, whose means it has."""
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -168,7 +169,30 @@ def plots_draw(folder, _):
     return 0
 
 
-CASES = {case.__name__: case for case in (ladder_climbs, ladder_refuses, plots_draw, geeps_is_drawn)}
+def topics_are_drawn(folder, binaries):
+    if not has_matplotlib():
+        return SKIPPED
+    counts = folder / "counts.txt"
+    counts.write_text("sea 9 1 0\nship 6 0 0\ncamel 0 5 0\nand 30 30 0\n")
+    expect(run(BENCH / "plot_topics", counts, "--out", folder), "topics.png")
+    assert (folder / "topics.png").stat().st_size > 5000
+    run(BENCH / "plot_topics", counts, "--words", "3", "--format", "svg", "--out", folder)
+    picture = (folder / "topics.svg").read_text()
+    for title in ("topic 0: 55.6% of all words", "topic 1: 44.4% of all words"):
+        expect(picture, title)
+    assert "topic 2" not in picture  # of no word
+    # "and" is in both topics, and more of topic 1 than of all words.
+    for word, times in (("sea", 1), ("ship", 1), ("camel", 1), ("and", 1)):
+        assert len(re.findall(f"<!-- {word} -->", picture)) == times, word
+    for text, message in (("sea 1 2\nship 1\n", "line 2: it is not a word"), ("sea 1 -2\n", "line 1: it is not a word"),
+                          ("sea a b\n", "is no file of lda --out"), ("", "has no words"), ("sea 0 0\n", "has no words")):
+        counts.write_text(text)
+        expect(run(BENCH / "plot_topics", counts, "--out", folder, status=1), message)
+    expect(run(BENCH / "plot_topics", folder / "none", "--out", folder, status=1), "No such file")
+    return 0
+
+
+CASES = {case.__name__: case for case in (ladder_climbs, ladder_refuses, plots_draw, geeps_is_drawn, topics_are_drawn)}
 
 
 def main():
