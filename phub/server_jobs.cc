@@ -316,16 +316,15 @@ std::optional<Manifest> Server::newest_checkpoint(const JoinRequest& request,
 }
 
 // Over all boxes; over this one alone if the others cannot serve the job: workers read its memory,
-// its ranks take part in some chunks only, its creator may have some cores only, or it is so small
-// that one of them would have nothing. Then `shards` is empty. On the builder's thread.
+// its creator may have some cores only, or it is so small that one of them would have nothing. Then
+// `shards` is empty. On the builder's thread.
 Plan Server::plan_for(const PendingJoin& join, const JobSpec& spec, const Transport& transport,
                       const numa::Topology& topology, std::vector<ShardBox>& shards,
                       const Rack* rack) const {
   std::erase_if(shards, [&](const ShardBox& shard) {
     return std::ranges::count(shard.about.transports, transport.name()) == 0;
   });
-  const bool here_alone = transport.shares_memory() || !join.request.interest.empty();
-  if (here_alone || join.quota.cores != Quota::kNone) shards.clear();
+  if (transport.shares_memory() || join.quota.cores != Quota::kNone) shards.clear();
   const std::set<uint32_t> cpus = quotas_.cpus_of(join.request.caller.id);
   const uint64_t most_cores = std::clamp<uint64_t>(join.quota.cores, 1, ~uint32_t{0});
   PlanOptions options{.most_cores = static_cast<uint32_t>(most_cores),

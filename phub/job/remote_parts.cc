@@ -81,10 +81,14 @@ void RemoteParts::make(const ShardPart& like, Done done) {
   }
 }
 
-void RemoteParts::admit(uint32_t rank, uint32_t incarnation, Offer& offer, Offered done) {
+void RemoteParts::admit(uint32_t rank, uint32_t incarnation, std::span<const KeyInterest> interest,
+                        Offer& offer, Offered done) {
   ask(offers_[rank], &offer, std::move(done));
-  order(
-      {.kind = ShardDo::kAdmit, .rank = rank, .incarnation = incarnation, .ticket = offer.ticket});
+  order({.kind = ShardDo::kAdmit,
+         .rank = rank,
+         .incarnation = incarnation,
+         .ticket = offer.ticket,
+         .interest = {interest.begin(), interest.end()}});
 }
 
 void RemoteParts::reconnect(uint32_t rank, Offer& offer, Offered done) {
@@ -232,7 +236,8 @@ std::optional<CoreReport> RemoteParts::take(uint64_t shard, const ShardReport& r
   out.said = report.said;
   out.round = report.round;
   out.started = report.started;
-  out.min_round = out.lowest = report.min_round;
+  out.min_round = report.min_round;
+  out.lowest = report.lowest;
   return out;
 }
 

@@ -37,7 +37,8 @@ class RemoteParts {
   void make(const ShardPart& part, Done done);
   // They make memory and queue pairs of the rank, or queue pairs only; then `offer`, whose ticket
   // is theirs, has theirs too, and `done` is called.
-  void admit(uint32_t rank, uint32_t incarnation, Offer& offer, Offered done);
+  void admit(uint32_t rank, uint32_t incarnation, std::span<const KeyInterest> interest,
+             Offer& offer, Offered done);
   void reconnect(uint32_t rank, Offer& offer, Offered done);
   // kStart, kRevoke and what a core gets, but for kCommit and kProbe.
   void send(ShardDo what, uint32_t rank = 0, uint32_t incarnation = 0);

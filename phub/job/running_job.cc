@@ -399,7 +399,7 @@ void RunningJob::admitted(uint32_t rank, Seat seat, std::optional<Error> refused
     if (refused) admitted_.erase(rank);
   }
   if (refused || remote_.empty()) return finish_admission(rank, refused);
-  remote_.admit(rank, incarnation, seats_[rank].offer,
+  remote_.admit(rank, incarnation, seats_[rank].interest, seats_[rank].offer,
                 [this, rank](const std::optional<Error>& failed) {
                   if (ending_) return;
                   if (failed) {

@@ -257,14 +257,6 @@ void RunningJob::check_same(const JobSpec& spec, const std::string& transport) c
 }
 
 void RunningJob::join(const JoinRequest& request, Reply<JoinReply> reply) {
-  if (!request.interest.empty() && has_remote_parts()) {
-    reply(
-        {ErrorCode::kInvalid,
-         fmt::format("interest: job '{}' has parts on other boxes, where every rank takes part in "
-                     "every chunk; its first rank must join with an interest, or all without",
-                     job_->spec().name)});
-    return;
-  }
   const std::string& id = request.id;
   for (auto& [token, waiting] : joins_) {
     if (id.empty() || waiting.id != id || waiting.caller.id != request.caller.id) continue;

@@ -79,6 +79,10 @@ std::vector<uint32_t> chunks_here(const Plan& plan) {
   return chunks;
 }
 
+uint64_t bytes_of(const std::vector<ChunkInterest>& chunks) {
+  return chunks.size() * sizeof(ChunkInterest);
+}
+
 bool fit(std::span<const BranchMove> moves, const JobSpec& spec) {
   return std::ranges::all_of(moves, [&spec](const BranchMove& move) {
     return std::max(move.from, move.to) <= spec.branches && (!move.copies || move.from != move.to);
@@ -305,9 +309,10 @@ void ShardServer::take(uint64_t number, Part& part, std::shared_ptr<JobPart> job
 void ShardServer::offer(uint64_t number, Part& part, const ShardOrder& order) {
   const uint32_t rank = order.rank;
   const bool again = order.kind == ShardDo::kReconnect;
-  if (again != part.incarnations.contains(rank)) return;
+  if (again != part.seats.contains(rank)) return;
+  const auto chunks = std::make_shared<std::vector<ChunkInterest>>();
   const auto open = [this, number, rank, again, incarnation = order.incarnation,
-                     ticket = order.ticket](const std::optional<Error>& refused) {
+                     ticket = order.ticket, chunks](const std::optional<Error>& refused) {
     Part& part = parts_[number];
     if (!again) --part.tasks;
     if (part.ending) return;
@@ -324,7 +329,9 @@ void ShardServer::offer(uint64_t number, Part& part, const ShardOrder& order) {
       });
     }
     if (!failed) {
-      if (!again) part.incarnations[rank] = incarnation;
+      if (again) return;
+      budget_.grow(0, bytes_of(*chunks));
+      part.seats[rank] = {incarnation, std::move(*chunks)};
       return;
     }
     answer.refused = true;
@@ -333,11 +340,20 @@ void ShardServer::offer(uint64_t number, Part& part, const ShardOrder& order) {
   };
   if (again) return open({});
   ++part.tasks;
-  builder_.run([job = part.job, rank] { job->link().prepare(rank); }, open);
+  builder_.run(
+      [job = part.job, rank, chunks, interest = order.interest] {
+        check_interest(interest, job->spec());
+        job->link().prepare(rank);
+        *chunks = interest_in_chunks(interest, job->spec().keys, job->plan());
+      },
+      open);
 }
 
 void ShardServer::revoke(Part& part, uint32_t rank) {
-  if (part.incarnations.erase(rank) == 0) return;
+  const auto seat = part.seats.find(rank);
+  if (seat == part.seats.end()) return;
+  budget_.grow(bytes_of(seat->second.chunks), 0);
+  part.seats.erase(seat);
   BoxLink::Rest rest = part.job->link().revoke(rank);
   if (!rest) return;
   builder_.run([rest = std::move(rest)]() mutable { rest.reset(); });
@@ -354,11 +370,13 @@ void ShardServer::commit(uint64_t number, Part& part, const ShardBoundary& order
                              .last_rounds = part.last_rounds[i]});
   }
   for (const ShardAdmitted& admitted : order.admitted) {
-    if (!part.incarnations.contains(admitted.rank)) return;
+    const auto seat = part.seats.find(admitted.rank);
+    if (seat == part.seats.end()) return;
     boundary.admitted.push_back({.rank = admitted.rank,
                                  .incarnation = admitted.incarnation,
                                  .first_round = admitted.first_round,
-                                 .slots = part.job->link().slots(admitted.rank)});
+                                 .slots = part.job->link().slots(admitted.rank),
+                                 .interest = seat->second.chunks});
   }
   for (const uint32_t rank : order.forgotten) {
     if (rank < ranks) boundary.forgotten.push_back(rank);
@@ -431,6 +449,7 @@ void ShardServer::handle(CoreOfPart from, const CoreReport& said) {
   out.round = said.round;
   out.started = said.started;
   out.min_round = said.min_round;
+  out.lowest = said.lowest;
   if (said.type == CoreReport::kFailed) {
     out.text = said.job->failure();
   }
@@ -603,7 +622,7 @@ void ShardServer::end_all() {
 
 void ShardServer::free(uint64_t number, Part& part) {
   if (part.job) {
-    while (!part.incarnations.empty()) revoke(part, part.incarnations.begin()->first);
+    while (!part.seats.empty()) revoke(part, part.seats.begin()->first);
     part.job->link().close();
     for (uint32_t i = 0; i < part.job->cores(); ++i) by_core_job_.erase(&part.job->core_job(i));
     builder_.run([this, job = std::move(part.job), states = std::move(part.states)]() mutable {

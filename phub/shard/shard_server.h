@@ -77,8 +77,12 @@ class ShardServer {
     Boundary boundary;
     std::vector<std::vector<uint64_t>> last_rounds;
     std::vector<ShardReport> committed;
-    std::map<uint32_t, uint32_t> incarnations;  // of the ranks that the link has
-    Manifest restored;                          // what the part goes on from, until it has that
+    struct Seat {
+      uint32_t incarnation = 0;
+      std::vector<ChunkInterest> chunks;  // what it writes and reads; empty: everything
+    };
+    std::map<uint32_t, Seat> seats;  // of the ranks that the link has
+    Manifest restored;               // what the part goes on from, until it has that
     // What moves of a checkpoint: to the server when all cores have copied, or from it.
     enum class Moving : uint8_t { kNothing, kUp, kDown } moving = Moving::kNothing;
     bool piece_under_way = false;

@@ -120,6 +120,7 @@ void fields(A& a, const ShardOrder*) {
   a.optional("rank", &ShardOrder::rank, {0, kMaxRanks - 1});
   a.optional("incarnation", &ShardOrder::incarnation);
   a.optional("ticket", &ShardOrder::ticket, kWord);
+  a.optional("interest", &ShardOrder::interest, {0, kMaxKeys});
   a.optional("part", &ShardOrder::part, {0, 1});
   a.optional("boundary", &ShardOrder::boundary, {0, 1});
   a.optional("decision", &ShardOrder::decision, {0, 1});
@@ -167,6 +168,7 @@ void fields(A& a, const ShardReport*) {
   a.optional("round", &ShardReport::round);
   a.optional("started", &ShardReport::started);
   a.optional("min_round", &ShardReport::min_round);
+  a.optional("lowest", &ShardReport::lowest);
   a.optional("refused", &ShardReport::refused);
   a.optional("code", &ShardReport::code);
   a.optional("text", &ShardReport::text, kReason);

@@ -182,6 +182,7 @@ struct ShardOrder {
   uint32_t rank = 0;
   uint32_t incarnation = 0;
   std::string ticket;                   // kAdmit, kReconnect
+  std::vector<KeyInterest> interest;    // kAdmit: as the rank said it; empty: everything
   std::vector<ShardPart> part;          // kMake: one
   std::vector<ShardBoundary> boundary;  // kCommit: one
   std::vector<ShardDecision> decision;  // kDecide: one
@@ -233,6 +234,7 @@ struct ShardReport {
   uint32_t violation = 0;
   uint32_t chunk = 0;
   uint64_t said = 0, round = 0, started = 0, min_round = 0;
+  uint64_t lowest = 0;   // kHeld: as CoreReport has it
   bool refused = false;  // kMade, kOffered, kStateThere: could not be, and why
   ErrorCode code = ErrorCode::kInternal;
   std::string text;                      // why
