@@ -52,7 +52,8 @@ Participation::Participation(std::span<const LogRecord> log, uint32_t chunks) {
 
 void Participation::begin(const LogRecord& record, uint32_t chunks) {
   std::vector<uint64_t> before(chunks);
-  for (const Stay& stay : stays_) {
+  for (Stay& stay : stays_) {
+    if (stay.until_checkpoint) stay.checkpoint = std::min(stay.checkpoint, record.round - 1);
     if (stay.rank != record.rank) continue;
     if (stay.last.empty()) {
       fail(ErrorCode::kInvalid, "rank {} is admitted while its incarnation {} is still there",

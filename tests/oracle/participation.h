@@ -28,6 +28,9 @@ class Participation {
     std::vector<uint64_t> last;     // of each chunk; empty: it is still there
     std::vector<uint64_t> before;   // of each chunk: what it did again up to this round was there
     bool until_checkpoint = false;  // it ended because the job went on from one
+    // Of this round, says who was admitted next. Out of lock-step the checkpoint has more rounds of
+    // ranks that were ahead, but nothing that these ranks had for themselves then.
+    uint64_t checkpoint = ~uint64_t{0};
     bool covers(uint64_t round, uint32_t chunk) const {
       return round >= first && round > before[chunk] && (last.empty() || round <= last[chunk]);
     }

@@ -110,6 +110,8 @@ TEST(Participation, RoundsThatAreDoneAgainAreThePredecessors) {
   EXPECT_EQ(incarnation(10, 3), 3u);
   EXPECT_TRUE(participation.stays()[1].repeats(8, 3));
   EXPECT_FALSE(participation.stays()[1].repeats(8, 0));
+  EXPECT_EQ(participation.stays()[0].checkpoint, 7u);  // of which chunk 3 has more
+  EXPECT_EQ(participation.stays()[1].checkpoint, ~uint64_t{0});
 }
 
 TEST(Participation, AContradictionIsNamed) {

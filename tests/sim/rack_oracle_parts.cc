@@ -34,7 +34,7 @@ std::optional<Member> holder_of(uint32_t rank, uint64_t round, const Participati
   std::optional<Member> holder;
   for (const Participation::Stay& stay : participation.stays()) {
     const bool took_part = stay.last.empty() || std::ranges::max(stay.last) >= round;
-    if (stay.rank != rank || stay.first > round || !took_part) continue;
+    if (stay.rank != rank || stay.first > round || stay.checkpoint < round || !took_part) continue;
     if (!holder || stay.incarnation > holder->incarnation) holder = stay;
   }
   return holder;
