@@ -47,8 +47,8 @@ void run(int argc, char** argv) {
     fail(ErrorCode::kInvalid, "--clips {}: {} workers need at least one each", clips, workers);
   }
   const Videos videos(options.share.seed, clips, kHeldOut, frames);
-  const std::string name = fmt::format("{} videos of {} frames, {} filters, {} units", clips,
-                                       frames, filters, hidden);
+  const std::string name =
+      fmt::format("{} videos of {} frames, {} filters, {} units", clips, frames, filters, hidden);
   train(options, name, [&](const Share& share) {
     return std::make_unique<VideoNetwork>(videos, filters, hidden, share);
   });

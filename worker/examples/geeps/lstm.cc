@@ -119,8 +119,8 @@ std::vector<float> Lstm::initial() const {
   set_uniform(random, limit, parameters.first(of_symbols));
   initialize_lstm_cell(random, sizes_.hidden,
                        parameters.subspan(of_symbols, LstmCell::parameters(sizes_.hidden)));
-  set_uniform(random, limit, parameters.subspan(tables_.part_floats(recurrent_),
-                                                sizes_.hidden * sizes_.symbols));
+  set_uniform(random, limit,
+              parameters.subspan(tables_.part_floats(recurrent_), sizes_.hidden * sizes_.symbols));
   return all;
 }
 

@@ -42,8 +42,8 @@ void Stack::add_local() {
   activations_.push_back(add("out", outputs() * samples, options_.parts));
   for (size_t l = 0; l < layers_.size(); ++l) {
     const bool needed = l > 0 || options_.input_error;
-    errors_.push_back(
-        needed ? add(fmt::format("error{}", l), layers_[l]->inputs() * samples, 1) : kNone);
+    errors_.push_back(needed ? add(fmt::format("error{}", l), layers_[l]->inputs() * samples, 1)
+                             : kNone);
     const size_t scratch = layers_[l]->scratch(samples);
     scratch_.push_back(scratch == 0 ? kNone : add(fmt::format("scratch{}", l), scratch, 1));
   }

@@ -65,8 +65,7 @@ double VideoNetwork::train(Cache& cache, Math* math, uint64_t clock) {
       clips = videos_.batch(share_.seed, share_.rank, share_.world, clock * share_.mini_batches + i,
                             share_.samples);
     }
-    loss += train_mini_batch(cache, math, clips ? &*clips : nullptr,
-                             i + 1 == share_.mini_batches);
+    loss += train_mini_batch(cache, math, clips ? &*clips : nullptr, i + 1 == share_.mini_batches);
   }
   return loss / (static_cast<double>(share_.samples) * share_.mini_batches);
 }
@@ -159,8 +158,7 @@ void VideoNetwork::backward_cell(Cache& cache, Math* math, size_t frame) const {
 void VideoNetwork::give_to_classes(Cache& cache, Math* math) const {
   const size_t units = share_.samples * hidden_;
   const uint32_t table = classes_.input();
-  LocalBuffer last(cache, states_, tables_.rows(states_, videos_.frames()), Fetch::kYes,
-                   Save::kNo);
+  LocalBuffer last(cache, states_, tables_.rows(states_, videos_.frames()), Fetch::kYes, Save::kNo);
   LocalBuffer in(cache, table, tables_.rows(table), Fetch::kNo);
   if (math != nullptr) math->run(1, units, Copy{last.data() + units, in.data()});
 }
@@ -181,8 +179,7 @@ size_t VideoNetwork::correct(const Parameters& parameters, const Clips& clips) c
   std::vector<float> cell(units), output(units), next_cell(units), next_output(units);
   for (size_t f = 0; f < clips.frames; ++f) {
     const auto pixels = clips.frame(f);
-    std::vector<float> gates =
-        frames_.compute(parameters, {pixels.begin(), pixels.end()}, streams);
+    std::vector<float> gates = frames_.compute(parameters, {pixels.begin(), pixels.end()}, streams);
     lstm_cell_forward(*math, {.streams = streams,
                               .hidden = hidden_,
                               .weights = parameters[cell_].data(),

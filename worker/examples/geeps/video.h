@@ -51,8 +51,8 @@ class VideoNetwork : public Model {
   Stack frames_;
   uint32_t cell_;  // parameters
   Stack classes_;
-  uint32_t states_;   // after every frame, and before the first one: cells and outputs
-  uint32_t flowing_;  // error of the state, from a frame to the one before
+  uint32_t states_;           // after every frame, and before the first one: cells and outputs
+  uint32_t flowing_;          // error of the state, from a frame to the one before
   std::optional<Loss> loss_;  // set by the constructor
 };
 

@@ -55,9 +55,8 @@ std::span<const float> Clips::frame(size_t frame) const {
 Videos::Videos(uint64_t seed, size_t train, size_t test, size_t frames)
     : seed_(Random(seed).next()), train_(train), test_(test), frames_(frames) {
   if (train == 0 || test == 0 || frames == 0) {
-    fail(ErrorCode::kInvalid,
-         "{} clips to train with and {} held out, of {} frames: none may be 0", train, test,
-         frames);
+    fail(ErrorCode::kInvalid, "{} clips to train with and {} held out, of {} frames: none may be 0",
+         train, test, frames);
   }
 }
 

@@ -1,6 +1,6 @@
 // Generated videos: a small random shape moves over a noisy picture, whose edges are joined, by a
-// pixel per frame. Which way is the class. A shape starts anywhere, so that one frame, or the frames
-// out of order, say nothing about the class.
+// pixel per frame. Which way is the class. A shape starts anywhere, so that one frame, or the
+// frames out of order, say nothing about the class.
 #pragma once
 
 #include <cstddef>
