@@ -91,7 +91,8 @@ TEST(Videos, HeldOutClipsAreNotTrainedWithAndShardsAreApart) {
   EXPECT_NE(videos.batch(1, 0, 1, 7, 5).pixels, videos.batch(1, 0, 1, 8, 5).pixels);
 }
 
-// Of all parameters together, through frames and time, against finite differences of the loss.
+// Through frames and time, against finite differences of the loss. The step is small, because of
+// the kinks of many Relus.
 TEST(VideoNetwork, GradientsAreThoseOfTheLoss) {
   const Clips clips = Videos(11, 1, 3, 4).test();
   ReferenceVideo network(2, 3);
@@ -100,7 +101,7 @@ TEST(VideoNetwork, GradientsAreThoseOfTheLoss) {
     double wrong = 0, norm = 0;
     for (size_t k = 0; k < gradients[i].size(); ++k) {
       float& parameter = network.parameters[i][k];
-      const float at = parameter, upper = at + 1e-3f, lower = at - 1e-3f;
+      const float at = parameter, upper = at + 2e-4f, lower = at - 2e-4f;
       parameter = upper;
       const double above = network.loss(clips);
       parameter = lower;
@@ -111,7 +112,7 @@ TEST(VideoNetwork, GradientsAreThoseOfTheLoss) {
       norm += std::pow(gradients[i][k], 2);
     }
     EXPECT_GT(norm, 0) << i;
-    EXPECT_LT(std::sqrt(wrong / norm), 2e-2) << "parameters " << i;
+    EXPECT_LT(std::sqrt(wrong / norm), 1e-2) << "parameters " << i;
   }
 }
 
