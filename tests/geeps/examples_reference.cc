@@ -1,8 +1,10 @@
 #include "tests/geeps/examples_reference.h"
 
 #include <cmath>
+#include <numeric>
 
 #include "worker/examples/geeps/lstm.h"
+#include "worker/examples/geeps/video.h"
 
 namespace phub::examples {
 namespace {
@@ -127,6 +129,119 @@ std::vector<float> reference_lstm(const Text& text, size_t hidden, size_t steps,
   std::vector<float> all;
   append_rows(recurrent, all);
   append_rows(output, all);
+  return all;
+}
+
+ReferenceVideo::ReferenceVideo(size_t filters, size_t hidden)
+    : hidden_(hidden),
+      frames_(video_frame_layers(filters, hidden)),
+      classes_(video_class_layers(hidden)) {
+  Random random(kSeed);
+  const auto add_layers = [&](const Layers& layers) {
+    for (const auto& layer : layers) {
+      parameters.emplace_back(layer->parameters());
+      layer->initialize(random, parameters.back());
+    }
+  };
+  add_layers(frames_);
+  parameters.emplace_back(LstmCell::parameters(hidden));
+  initialize_lstm_cell(random, hidden, parameters.back());
+  add_layers(classes_);
+}
+
+ReferenceVideo::Passed ReferenceVideo::forward(const Clips& clips) const {
+  const auto math = make_host_math();
+  const size_t samples = clips.size(), units = samples * hidden_, layers = frames_.size();
+  Passed p;
+  p.cells.assign(clips.frames + 1, std::vector<float>(units));
+  p.outputs = p.cells;
+  for (size_t f = 0; f < clips.frames; ++f) {
+    Arrays& passed = p.activations.emplace_back();
+    passed.emplace_back(clips.frame(f).begin(), clips.frame(f).end());
+    for (size_t l = 0; l < layers; ++l) {
+      std::vector<float> scratch(frames_[l]->scratch(samples));
+      passed.emplace_back(samples * frames_[l]->outputs());
+      frames_[l]->forward(*math, {samples, parameters[l].data(), passed[l].data(),
+                                  passed[l + 1].data(), scratch.data()});
+    }
+    p.gates.push_back(passed.back());
+    lstm_cell_forward(
+        *math, {samples, hidden_, parameters[layers].data(), p.cells[f].data(), p.outputs[f].data(),
+                p.cells[f + 1].data(), p.outputs[f + 1].data(), p.gates[f].data()});
+  }
+  p.logits.resize(samples * Videos::kClasses);
+  classes_[0]->forward(*math, {samples, parameters[layers + 1].data(), p.outputs.back().data(),
+                               p.logits.data(), nullptr});
+  return p;
+}
+
+double ReferenceVideo::losses(const Passed& passed, const Clips& clips, float scale,
+                              std::vector<float>& error) const {
+  const std::vector<float> labels(clips.labels.begin(), clips.labels.end());
+  std::vector<float> losses(clips.size());
+  error.resize(passed.logits.size());
+  make_host_math()->run(clips.size(), 1,
+                        SoftmaxLoss{Videos::kClasses, scale, passed.logits.data(), labels.data(),
+                                    error.data(), losses.data()});
+  return std::accumulate(losses.begin(), losses.end(), 0.0);
+}
+
+double ReferenceVideo::loss(const Clips& clips) const {
+  std::vector<float> error;
+  return losses(forward(clips), clips, 1, error);
+}
+
+ReferenceVideo::Arrays ReferenceVideo::gradients(const Clips& clips, float scale) const {
+  const auto math = make_host_math();
+  const size_t samples = clips.size(), units = samples * hidden_, layers = frames_.size();
+  Passed p = forward(clips);
+  Arrays sums;
+  for (const auto& of_layer : parameters) sums.emplace_back(of_layer.size());
+  std::vector<float> error, cell_error(units), hidden_error(units);
+  losses(p, clips, scale, error);
+  classes_[0]->backward(
+      *math, {samples, parameters[layers + 1].data(), p.outputs.back().data(), p.logits.data(),
+              error.data(), sums[layers + 1].data(), hidden_error.data(), nullptr});
+  for (size_t f = clips.frames; f-- > 0;) {
+    std::vector<float> of_cell(parameters[layers].size());
+    lstm_cell_backward(
+        *math,
+        {samples, hidden_, parameters[layers].data(), p.cells[f].data(), p.outputs[f].data(),
+         p.cells[f + 1].data(), p.outputs[f + 1].data(), p.gates[f].data()},
+        hidden_error.data(), cell_error.data(), of_cell.data());
+    add(of_cell, sums[layers]);
+    error = p.gates[f];
+    for (size_t l = layers; l-- > 0;) {
+      const std::vector<float>& in = p.activations[f][l];
+      std::vector<float> scratch(frames_[l]->scratch(samples)), below(in.size()),
+          gradient(parameters[l].size());
+      frames_[l]->backward(
+          *math, {samples, parameters[l].data(), in.data(), p.activations[f][l + 1].data(),
+                  error.data(), gradient.data(), below.data(), scratch.data()});
+      add(gradient, sums[l]);
+      error = below;
+    }
+  }
+  return sums;
+}
+
+void ReferenceVideo::train(const Videos& videos, const Run& run) {
+  const float scale = 1.0f / static_cast<float>(run.samples * run.world);
+  for (uint64_t clock = 0; clock < run.clocks; ++clock) {
+    Arrays sums;
+    for (uint32_t rank = 0; rank < run.world; ++rank) {
+      const Arrays of_rank =
+          gradients(videos.batch(kSeed, rank, run.world, clock, run.samples), scale);
+      if (rank == 0) sums = of_rank;
+      for (size_t i = 0; rank > 0 && i < sums.size(); ++i) add(of_rank[i], sums[i]);
+    }
+    for (size_t i = 0; i < sums.size(); ++i) descend(run.lr, sums[i], parameters[i]);
+  }
+}
+
+std::vector<float> ReferenceVideo::padded() const {
+  std::vector<float> all;
+  for (const auto& of_layer : parameters) append_rows(of_layer, all);
   return all;
 }
 

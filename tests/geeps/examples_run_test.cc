@@ -141,6 +141,9 @@ class ExamplesRun : public ::testing::Test {
   const Words digits_ = {"geeps_digits", "--data", PHUB_DIGITS_CSV};
   const Words deep_ = {"geeps_deep", "--data", PHUB_DIGITS_CSV};
   const Words text_ = {"geeps_text", "--text", PHUB_TEXT, "--batch", "8"};
+  const Words video_ = {"geeps_video", "--batch", "16"};
+  const Words small_video_ = {"geeps_video", "--batch", "4",        "--frames", "5",
+                              "--filters",   "4",       "--hidden", "12"};
   const Words small_text_ = text_ + Words{"--hidden", "16", "--steps", "24"};
 
  private:
@@ -188,6 +191,13 @@ TEST_F(ExamplesRun, LanguageModelLearnsMoreThanFrequencies) {
   EXPECT_LT(last_number(output, "held-out loss "), last_number(output, "frequencies alone: ") - 0.5)
       << output;
 }
+// Of one frame nobody can tell more than chance, which is 25%.
+TEST_F(ExamplesRun, VideoNetworkLearnsTheOrderOfFrames) {
+  const std::string output = run(video_ + Words{"--iterations", "400", "--budget", "30%"});
+  EXPECT_GE(last_number(output, "held-out accuracy "), 90) << output;
+  const std::string of_one = run(video_ + Words{"--iterations", "400", "--frames", "1"});
+  EXPECT_LT(last_number(of_one, "held-out accuracy "), 35) << of_one;
+}
 
 TEST_F(ExamplesRun, SameBitsAtEveryBudgetMlp) {
   expect_same_bits(digits_ + Words{"--iterations", "20"}, {"80%", "50%", "least"});
@@ -202,6 +212,9 @@ TEST_F(ExamplesRun, SameBitsAtEveryBudgetDeep) {
 }
 TEST_F(ExamplesRun, SameBitsAtEveryBudgetText) {
   expect_same_bits(small_text_ + Words{"--iterations", "6"}, {"70%", "30%", "least"});
+}
+TEST_F(ExamplesRun, SameBitsAtEveryBudgetVideo) {
+  expect_same_bits(small_video_ + Words{"--iterations", "6"}, {"70%", "40%", "least"});
 }
 
 // That of geeps_digits --model cnn.
@@ -239,6 +252,23 @@ TEST_F(ExamplesRun, LanguageModelIsThatOfTheReference) {
   EXPECT_EQ(floats("parameters"),
             reference_lstm(text, 16, 24, {.samples = 8, .clocks = 12, .lr = 1}));
 }
+TEST_F(ExamplesRun, VideoNetworkIsThatOfTheReference) {
+  constexpr size_t kClips = 40;
+  for (const uint32_t world : {1, 2}) {
+    const Words command = small_video_ + Words{"--clips",      std::to_string(kClips),
+                                               "--iterations", "12",
+                                               "--lr",         "1",
+                                               "--budget",     "50%",
+                                               "--out",        file("parameters%r")};
+    world == 1 ? run(command) : run_with_box(command, world);
+    ReferenceVideo reference(4, 12);
+    reference.train(Videos(1, kClips, 1, 5), {.samples = 4, .world = world, .clocks = 12, .lr = 1});
+    for (uint32_t rank = 0; rank < world; ++rank) {
+      EXPECT_EQ(floats(fmt::format("parameters{}", rank)), reference.padded())
+          << rank << " of " << world;
+    }
+  }
+}
 
 TEST_F(ExamplesRun, DevicesOfAProcessAreLikeWorkers) {
   const Words command = digits_ + Words{"--iterations", "40",  "--budget",   "50%",
@@ -265,9 +295,9 @@ TEST_F(ExamplesRun, MiniBatchesOfAClockAreOneLargeOne) {
 
 TEST_F(ExamplesRun, AResumedTrainingEndsWithTheSameBits) {
   const Words rate = {"--lr-decay", "0.9", "--lr-every", "4"};
-  for (const Words& command :
-       {digits_ + rate, small_text_ + rate, small_text_ + rate + Words{"--devices", "2"}}) {
-    const size_t ranks = command.back() == "2" ? 2 : 1;
+  for (const Words& command : {digits_ + rate, small_video_ + rate + Words{"--mini-batches", "2"},
+                               small_text_ + rate, small_text_ + rate + Words{"--devices", "2"}}) {
+    const size_t ranks = command[command.size() - 2] == "--devices" ? 2 : 1;
     const std::string whole = digest(run(command + Words{"--iterations", "20"}), ranks);
     const Words checkpoint = {"--checkpoint", file("checkpoint%r")};
     run(command + checkpoint + Words{"--iterations", "9", "--budget", "60%"});
@@ -373,6 +403,7 @@ TEST_F(ExamplesOnCuda, SameBitsAtEveryBudget) {
   expect_same_bits(deep_ + on_cuda_ + Words{"--layers", "20", "--width", "64", "--iterations", "8"},
                    {"60%", "20%", "least"});
   expect_same_bits(small_text_ + on_cuda_ + Words{"--iterations", "6"}, {"70%", "30%", "least"});
+  expect_same_bits(small_video_ + on_cuda_ + Words{"--iterations", "6"}, {"70%", "40%", "least"});
 }
 TEST_F(ExamplesOnCuda, NetworksAreNearThoseOfTheReference) {
   const digits::Dataset data = digits::load(PHUB_DIGITS_CSV);
@@ -425,6 +456,7 @@ TEST_F(ExamplesRun, SaysWhatIsWrong) {
       {digits_ + Words{"--devices", "2", "--iterations", "100", "--checkpoint", file("of%r/none"),
                        "--checkpoint-every", "3"},
        "No such file"},  // one device fails, the other would wait for it
+      {video_ + Words{"--clips", "1", "--devices", "2"}, "2 workers need at least one each"},
       {Words{"geeps_text", "--text", PHUB_TEXT, "--steps", "1000000"}, "streams of 1000000"},
   };
   for (const auto& [command, message] : mistakes) {

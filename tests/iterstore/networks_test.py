@@ -3,7 +3,7 @@
 of two, they end with the bits that a job of the box ends with, on every rank; with more devices in a process; after a
 checkpoint, too. Out of lock-step they end.
 
-    networks_test.py PHUB GEEPS_DIGITS GEEPS_TEXT DIGITS
+    networks_test.py PHUB GEEPS_DIGITS GEEPS_TEXT GEEPS_VIDEO DIGITS
 """
 import os
 import re
@@ -13,7 +13,7 @@ import tempfile
 from programs import box_of, run_ranks
 
 LIMIT_S = 200
-phub, digits, text, data = sys.argv[1:]
+phub, digits, text, video, data = sys.argv[1:]
 COMMON = ["--lr", "0.25"]
 DIGITS = [digits, "--data", data, "--batch", "8", *COMMON]
 CASES = {
@@ -22,6 +22,7 @@ CASES = {
     "mlp, with another rate": [*DIGITS, "--model", "mlp", "--lr-decay", "0.5", "--lr-every", "5"],
     "mlp, with two devices": [*DIGITS, "--model", "mlp", "--devices", "2"],
     "lstm": [text, "--hidden", "16", *COMMON],
+    "video": [video, "--batch", "4", "--frames", "4", *COMMON],
 }
 
 

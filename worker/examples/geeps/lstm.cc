@@ -18,14 +18,59 @@ using geeps::ReadBuffer;
 using geeps::Save;
 using geeps::UpdateBuffer;
 
+namespace {
+
+float initial_limit(size_t hidden) { return std::sqrt(3.0f / static_cast<float>(hidden)); }
+
+void set_uniform(digits::Random& random, float limit, std::span<float> weights) {
+  for (float& weight : weights) weight = limit * (2 * random.uniform() - 1);
+}
+
+LstmCell cell_of(const LstmStep& s) {
+  return {.streams = s.streams,
+          .hidden = s.sizes.hidden,
+          .weights = s.recurrent + s.sizes.symbols * 4 * s.sizes.hidden,
+          .cell_before = s.cell_before,
+          .output_before = s.output_before,
+          .cell = s.cell,
+          .output = s.hidden_output,
+          .gates = s.gates};
+}
+
+}  // namespace
+
+void lstm_cell_forward(Math& math, const LstmCell& c) {
+  const size_t hidden = c.hidden, all_gates = 4 * hidden;
+  math.multiply({.rows = c.streams, .columns = all_gates, .depth = hidden, .add = true},
+                c.output_before, c.weights, c.gates);
+  math.run(c.streams, all_gates, AddBias{all_gates, c.weights + hidden * all_gates, c.gates});
+  math.run(c.streams, hidden, LstmForward{hidden, c.cell_before, c.gates, c.cell, c.output});
+}
+
+void lstm_cell_backward(Math& math, const LstmCell& c, float* hidden_error, float* cell_error,
+                        float* gradient) {
+  const size_t hidden = c.hidden, all_gates = 4 * hidden;
+  math.run(c.streams, hidden,
+           LstmBackward{hidden, c.cell_before, c.cell, hidden_error, c.gates, cell_error});
+  math.multiply({.rows = c.streams, .columns = hidden, .depth = all_gates, .transpose_b = true},
+                c.gates, c.weights, hidden_error);
+  math.multiply({.rows = hidden, .columns = all_gates, .depth = c.streams, .transpose_a = true},
+                c.output_before, c.gates, gradient);
+  math.run(1, all_gates, SumRows{c.streams, all_gates, c.gates, gradient + hidden * all_gates});
+}
+
+void initialize_lstm_cell(digits::Random& random, size_t hidden, std::span<float> parameters) {
+  const size_t weights = hidden * 4 * hidden;
+  set_uniform(random, initial_limit(hidden), parameters.first(weights));
+  std::ranges::fill(parameters.subspan(weights), 0.0f);
+  std::ranges::fill(parameters.subspan(weights + hidden, hidden), 1.0f);
+}
+
 void lstm_forward(Math& math, const LstmStep& s, float scale, float* losses) {
   const size_t hidden = s.sizes.hidden, symbols = s.sizes.symbols, all_gates = 4 * hidden;
-  const float* weights = s.recurrent + symbols * all_gates;
-  math.multiply({.rows = s.streams, .columns = all_gates, .depth = hidden}, s.output_before,
-                weights, s.gates);
-  math.run(s.streams, all_gates, AddBias{all_gates, weights + hidden * all_gates, s.gates});
+  math.run(1, s.streams * all_gates, Fill{0, s.gates});
   math.run(s.streams, all_gates, AddNamedRow{all_gates, s.recurrent, s.inputs, s.gates});
-  math.run(s.streams, hidden, LstmForward{hidden, s.cell_before, s.gates, s.cell, s.hidden_output});
+  lstm_cell_forward(math, cell_of(s));
   math.multiply({.rows = s.streams, .columns = symbols, .depth = hidden}, s.hidden_output, s.output,
                 s.error);
   math.run(s.streams, symbols, AddBias{symbols, s.output + hidden * symbols, s.error});
@@ -35,25 +80,17 @@ void lstm_forward(Math& math, const LstmStep& s, float scale, float* losses) {
 void lstm_backward(Math& math, const LstmStep& s, float* hidden_error, float* cell_error,
                    float* recurrent_gradient, float* output_gradient) {
   const size_t hidden = s.sizes.hidden, symbols = s.sizes.symbols, all_gates = 4 * hidden;
-  const float* weights = s.recurrent + symbols * all_gates;
-  float* weights_gradient = recurrent_gradient + symbols * all_gates;
   math.multiply({.rows = hidden, .columns = symbols, .depth = s.streams, .transpose_a = true},
                 s.hidden_output, s.error, output_gradient);
   math.run(1, symbols, SumRows{s.streams, symbols, s.error, output_gradient + hidden * symbols});
   math.multiply(
       {.rows = s.streams, .columns = hidden, .depth = symbols, .transpose_b = true, .add = true},
       s.error, s.output, hidden_error);
-  math.run(s.streams, hidden,
-           LstmBackward{hidden, s.cell_before, s.cell, hidden_error, s.gates, cell_error});
-  math.multiply({.rows = s.streams, .columns = hidden, .depth = all_gates, .transpose_b = true},
-                s.gates, weights, hidden_error);
+  lstm_cell_backward(math, cell_of(s), hidden_error, cell_error,
+                     recurrent_gradient + symbols * all_gates);
   math.run(1, symbols * all_gates, Fill{0, recurrent_gradient});
   math.run(1, all_gates,
            AddToNamedRows{s.streams, all_gates, s.gates, s.inputs, recurrent_gradient});
-  math.multiply({.rows = hidden, .columns = all_gates, .depth = s.streams, .transpose_a = true},
-                s.output_before, s.gates, weights_gradient);
-  math.run(1, all_gates,
-           SumRows{s.streams, all_gates, s.gates, weights_gradient + hidden * all_gates});
 }
 
 Lstm::Lstm(const Text& text, size_t hidden, size_t steps, const Share& share)
@@ -73,19 +110,17 @@ Lstm::Lstm(const Text& text, size_t hidden, size_t steps, const Share& share)
   window(text.train(), size_t{share.world} * share.samples, 0, 1, steps, 0);  // long enough?
 }
 
-// Weights uniform with variance 1/hidden; biases zero, but one for the forget gates.
 std::vector<float> Lstm::initial() const {
   std::vector<float> all(tables_.part_floats(recurrent_) + tables_.part_floats(output_));
   digits::Random random(share_.seed);
-  const float limit = std::sqrt(3.0f / static_cast<float>(sizes_.hidden));
-  const auto set = [&](size_t from, size_t count) {
-    for (size_t i = from; i < from + count; ++i) all[i] = limit * (2 * random.uniform() - 1);
-  };
-  const size_t weights = sizes_.recurrent() - 4 * sizes_.hidden;
-  set(0, weights);
-  const auto forget = all.begin() + static_cast<std::ptrdiff_t>(weights + sizes_.hidden);
-  std::fill_n(forget, sizes_.hidden, 1.0f);
-  set(tables_.part_floats(recurrent_), sizes_.hidden * sizes_.symbols);
+  const size_t of_symbols = sizes_.symbols * 4 * sizes_.hidden;
+  const float limit = initial_limit(sizes_.hidden);
+  const std::span<float> parameters(all);
+  set_uniform(random, limit, parameters.first(of_symbols));
+  initialize_lstm_cell(random, sizes_.hidden,
+                       parameters.subspan(of_symbols, LstmCell::parameters(sizes_.hidden)));
+  set_uniform(random, limit,
+              parameters.subspan(tables_.part_floats(recurrent_), sizes_.hidden * sizes_.symbols));
   return all;
 }
 

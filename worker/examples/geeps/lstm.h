@@ -6,23 +6,44 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "worker/examples/digits_data.h"
 #include "worker/examples/geeps/model.h"
 #include "worker/examples/geeps/text.h"
 
 namespace phub::examples {
 
+// The cell of an LSTM, for so many streams (rows).
+struct LstmCell {
+  size_t streams, hidden;
+  const float* weights;                      // hidden × 4 · hidden, then the bias
+  const float *cell_before, *output_before;  // streams × hidden
+  float *cell, *output;                      // the same, after the step
+  float* gates;  // streams × 4 · hidden: what the step's inputs add, then the gates
+
+  static size_t parameters(size_t hidden) { return (hidden + 1) * 4 * hidden; }
+};
+void lstm_cell_forward(Math& math, const LstmCell& cell);
+// hidden_error and cell_error: of what the step gave to the next one (and to the layer above),
+// replaced by that of what it got. Writes the gradient of the weights, and the error of what the
+// inputs add over the gates.
+void lstm_cell_backward(Math& math, const LstmCell& cell, float* hidden_error, float* cell_error,
+                        float* gradient);
+// Weights uniform with variance 1/hidden; biases zero, but one for the forget gates.
+void initialize_lstm_cell(digits::Random& random, size_t hidden, std::span<float> parameters);
+
 struct LstmSizes {
   size_t symbols = 0, hidden = 128;
 
   // Of the recurrent layer: symbols × 4 · hidden, hidden × 4 · hidden, then the bias.
-  size_t recurrent() const { return (symbols + hidden + 1) * 4 * hidden; }
+  size_t recurrent() const { return symbols * 4 * hidden + LstmCell::parameters(hidden); }
   size_t output() const { return (hidden + 1) * symbols; }  // hidden × symbols, then the bias
 };
 
-// What a time step is computed from, for so many streams (rows).
+// What a time step of the language model is computed from, for so many streams (rows).
 struct LstmStep {
   LstmSizes sizes;
   size_t streams;
