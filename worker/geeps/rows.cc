@@ -33,6 +33,15 @@ std::vector<Run> runs_of(std::span<const uint32_t> positions, std::span<const ui
   return runs;
 }
 
+std::vector<uint32_t> RowSplit::used() const {
+  std::vector<uint32_t> used;
+  for (uint32_t row = 0; row < rows; ++row) {
+    const uint32_t partition = partition_of(row);
+    if (used.empty() || used.back() != partition) used.push_back(partition);
+  }
+  return used;
+}
+
 RowMap::RowMap(std::span<const uint64_t> keys) : rows_(static_cast<uint32_t>(keys.size())) {
   PHUB_CHECK(keys.size() <= std::numeric_limits<uint32_t>::max());
   dense_ = true;

@@ -22,6 +22,18 @@ std::vector<Run> runs_of(std::span<const uint32_t> sources, uint32_t first_posit
 // The runs of sources[i] at positions[i].
 std::vector<Run> runs_of(std::span<const uint32_t> positions, std::span<const uint32_t> sources);
 
+// Divides the rows of a table among partitions: contiguous ranges of equal size, or of one row
+// more.
+struct RowSplit {
+  uint32_t rows = 0, partitions = 1;
+  uint32_t first = 0;  // the partition of the first range: others for other tables
+
+  uint32_t partition_of(uint32_t row) const {
+    return static_cast<uint32_t>((first + uint64_t{row} * partitions / rows) % partitions);
+  }
+  std::vector<uint32_t> used() const;  // the partitions that have rows
+};
+
 // A map from keys to rows. For keys 0, 1, 2, … it takes no memory.
 class RowMap {
  public:
