@@ -163,17 +163,22 @@ bool Mover::finish(Task& task) {
       }
       return false;
     default:
-      finish_part(task);
-      return false;
+      break;
   }
+  const bool fills = task.kind == Task::Kind::kFill;
+  if (!task.poisons) {
+    (fills ? stats.bytes_to_device : stats.bytes_to_host) += task.bytes;
+    if (--*task.parts > 0) return false;
+    task.poisons = options.poison && !fills && task.kind != Task::Kind::kClock;
+    if (task.poisons) return true;
+  }
+  finish_last(task);
+  return false;
 }
 
-void Mover::finish_part(Task& task) {
+void Mover::finish_last(Task& task) {
   Table& table = tables[task.table];
-  const bool fills = task.kind == Task::Kind::kFill;
-  (fills ? stats.bytes_to_device : stats.bytes_to_host) += task.bytes;
-  if (--*task.parts > 0) return;
-  if (fills) {
+  if (task.kind == Task::Kind::kFill) {
     end_reading(table);
     PlannedAccess& access = schedule->accesses[task.planned->access];
     access.filling = false;
@@ -235,6 +240,7 @@ void Mover::fill(Lane& lane, Task& task) {
 void Mover::store(Lane& lane, Task& task) {
   Table& table = tables[task.table];
   Stream& stream = *lane.stream;
+  if (task.poisons) return poison(stream, task);
   for (const Event* event : task.after) stream.wait(*event);
   if (task.kind == Task::Kind::kClock) return store_clock(lane, task);
   if (task.kind != Task::Kind::kFree) {
@@ -254,7 +260,10 @@ void Mover::store(Lane& lane, Task& task) {
       stream.record(updates ? *events.logged : *events.saved);
     });
   }
-  if (options.poison) poison(stream, task);
+  end_release(stream, task);
+}
+
+void Mover::end_release(Stream& stream, const Task& task) {
   if (task.done != nullptr) {
     stream.record(*task.done);
   } else {
@@ -288,19 +297,14 @@ void Mover::store_clock(Lane& lane, Task& task) {
   stream.record(*table.parts[lane.partition].logged);
 }
 
-// The part's rows of the buffer. Pinned rows of a list are poisoned by its first part.
+// A part may copy what lies between its rows, too: the buffer is poisoned behind all of them.
 void Mover::poison(Stream& stream, const Task& task) {
-  const size_t row_floats = tables[task.table].row_floats;
-  const auto fill = [&](const std::vector<Run>& runs) {
-    for (const Run& run : runs) {
-      stream.fill(task.buffer + run.first * row_floats, kPoison, run.rows * row_floats);
-    }
-  };
-  for (const HostPart& part : task.list->host) {
-    if (is_of(task, part)) fill(part.runs);
+  if (task.planned) {
+    const PlannedAccess& access = schedule->accesses[task.planned->access];
+    for (const uint32_t i : task.list->partitions) stream.wait(*access.done[i]);
   }
-  if (!task.list->partitions.empty() && task.partition != task.list->partitions.front()) return;
-  for (const PinnedPart& part : task.list->pinned) fill(part.runs);
+  stream.fill(task.buffer, kPoison, size_t{task.list->rows} * tables[task.table].row_floats);
+  end_release(stream, task);
 }
 
 // The first update of a clock is copied, since 0 + -0 is not -0. If it has only some rows of an
@@ -342,8 +346,8 @@ void Mover::complete_log(HostRows& rows, uint32_t number, uint32_t partition,
     part.host_log = used(part.host_log) ? HostLog::kOld : HostLog::kZero;
   }
   if (!table.loose_rows) return;
-  for (uint32_t row = 0; row < table.loose_log.size(); ++row) {
-    if (table.split.partition_of(row) != partition) continue;
+  const auto [begin, end] = table.split.range_of(partition);
+  for (uint32_t row = begin; row < end; ++row) {
     if (schedule && schedule->entry_of_row[number][row] != kNoEntry) continue;
     HostLog& log = table.loose_log[row];
     if (log == HostLog::kOld) clear(table, std::array{Run{0, row, 1}});

@@ -126,6 +126,7 @@ struct Task {
   std::vector<FactorPairs> factors = {};   // kClock, kPush: of a table with samples, in its log
   bool null = false;                       // kClock, kPush: there are no updates
   bool handed_over = false;                // kPush: only the call of the exchange is left
+  bool poisons = false;                    // all parts have run: only the poison is left
   bool refreshed = false;                  // kPull: there are pinned rows
   uint64_t bytes = 0, staged = 0;          // moved by run()
 };
@@ -152,7 +153,7 @@ class Mover {
   // mover.cc: tasks
   std::optional<Task> begin(Lane& lane);  // nothing: no task can begin
   void run(Lane& lane, Task& task);
-  bool finish(Task& task);  // true: the task has another part to run
+  bool finish(Task& task);  // true: it is to be run once more
   // Fetches the host rows of an access outside the sequence. The caller runs it in its own lane,
   // between begin_reading() and end_reading(). REQUIRES: rows_are_ready().
   Task fill_task(const Outside& outside, float* buffer);
@@ -222,12 +223,13 @@ class Mover {
   void begin_fill(Instance instance);
   void divide(const Task& task, Lane::Kind kind, const std::vector<uint32_t>& partitions);
   void make_due(Lane::Kind kind);
-  void finish_part(Task& task);
+  void finish_last(Task& task);
   bool can_begin(const Task& task) const;
   void open(Instance instance);
   void fill(Lane& lane, Task& task);
   void store(Lane& lane, Task& task);
   void store_clock(Lane& lane, Task& task);
+  void end_release(Stream& stream, const Task& task);
   void poison(Stream& stream, const Task& task);
   void log(HostRows& rows, Table& table, const HostPart& part, const float* buffer);
   void push(Task& task);

@@ -108,10 +108,14 @@ void Mover::post(Task task) {
   Table& table = tables[task.table];
   ++table.jobs;
   if (task.outside) ++outside_jobs;
-  static const std::vector<uint32_t> first = {0};  // for a list without rows in host memory
-  const std::vector<uint32_t>& partitions =
-      task.kind == Task::Kind::kClock ? table.partitions : task.list->partitions;
-  divide(task, Lane::Kind::kStore, partitions.empty() ? first : partitions);
+  if (task.kind == Task::Kind::kClock) {
+    divide(task, Lane::Kind::kStore, table.partitions);
+  } else if (task.kind == Task::Kind::kFree || task.list->partitions.empty()) {
+    // No rows to move: one part, in a lane where the table's next clock is behind it.
+    divide(task, Lane::Kind::kStore, {table.partitions.front()});
+  } else {
+    divide(task, Lane::Kind::kStore, task.list->partitions);
+  }
 }
 
 void Mover::arrived(size_t key) {

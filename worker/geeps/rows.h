@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace phub::geeps {
@@ -31,7 +32,8 @@ struct RowSplit {
   uint32_t partition_of(uint32_t row) const {
     return static_cast<uint32_t>((first + uint64_t{row} * partitions / rows) % partitions);
   }
-  std::vector<uint32_t> used() const;  // the partitions that have rows
+  std::pair<uint32_t, uint32_t> range_of(uint32_t partition) const;  // [begin, end)
+  std::vector<uint32_t> used() const;  // the partitions that have rows, in their order
 };
 
 // A map from keys to rows. For keys 0, 1, 2, … it takes no memory.
