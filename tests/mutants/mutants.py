@@ -89,6 +89,7 @@ SAVER_RACKS = ("worker/saver_racks_test",)
 SAVER = ("worker/saver_test",)
 CODER = "worker/gradient_coder.cc"
 SEEDED = ("geeps/cache_seeded_test",)
+PARTITIONS = ("geeps/partitions_test",)
 TABLES = ("geeps/saved_tables_test",)
 EXCHANGED = "worker/python/phub/_exchanged.py"
 OPTIMIZER = "worker/python/phub/optimizer.py"
@@ -1078,11 +1079,11 @@ MUTANTS = [
 
     # The cache's mover.
     Mutant("log: the log is written before that of the last clock is handed over", MOVER,
-           "return table.handed_over == table.logged_clocks && (table.kept_twice || result_is_here);",
+           "return table.handed_over == task.clocks_before && (table.kept_twice || result_is_here);",
            "return true || result_is_here;", SEEDED),
     Mutant("logged: a push does not wait for the copies of its log", MOVER,
-           "  table.logged->wait();\n  table.fetched->wait();",
-           "  table.fetched->wait();", SEEDED),
+           "    part.logged->wait();\n    part.fetched->wait();",
+           "    part.fetched->wait();", SEEDED),
     Mutant("clocked-add: the first update of a clock is added to the log of the last", MOVER,
            "if (entry.host_log == HostLog::kUsed) {",
            "if (entry.host_log != HostLog::kZero) {", SEEDED),
@@ -1093,11 +1094,27 @@ MUTANTS = [
            "if (table.refreshing || (table.spec.read_my_writes && table.jobs > 0)) return false;",
            "", SEEDED),
     Mutant("given-back: what is enqueued for a buffer's memory is not waited for", MOVER_ORDER,
-           "if (before.done_recorded && !before.done->done()) events.push_back(before.done.get());",
+           "if (!done->done()) events.push_back(done.get());",
            "", SEEDED),
-    Mutant("posted: the store lane is not told of a task", MOVER_ORDER,
-           "  store.due = true;",
-           "", SEEDED),
+    Mutant("posted: the store lane is not told of a part", MOVER_ORDER,
+           "lane(kind, partition).due = true;",
+           "lane(kind, partition).due |= kind == Lane::Kind::kFetch;", SEEDED),
+    Mutant("part-order: an update of pinned rows alone is not before its clock", MOVER_ORDER,
+           "{table.partitions.front()}", "{0}", PARTITIONS),
+    Mutant("part-log: a partition writes the log of the first one", MOVER,
+           "lane.partition, task.used_logs", "table.partitions.front(), task.used_logs", PARTITIONS),
+    Mutant("part-last: a clock is pushed when its first part is stored", MOVER,
+           "if (--*task.parts > 0) return false;", "if (*task.parts == 0) return false;\n    *task.parts = 0;", SEEDED),
+    Mutant("part-zeros: a partial update zeroes the log of its own partitions alone", "worker/geeps/schedule.cc",
+           "if (for_update && entry != nullptr) add_untouched", "if (false) add_untouched", PARTITIONS),
+    Mutant("part-clock: a clock completes the log of the first partition alone", MOVER_ORDER,
+           "divide(task, Lane::Kind::kStore, table.partitions);",
+           "divide(task, Lane::Kind::kStore, {table.partitions.front()});", PARTITIONS),
+    Mutant("part-factors: the last factors are not copied", MOVER,
+           "floats * (part + 1) / table.partitions.size()", "floats * (part + 1) / (table.partitions.size() + 1)",
+           PARTITIONS),
+    Mutant("part-poison: a buffer is poisoned before all parts are copied", MOVER,
+           "stream.wait(*access.done[i]);", "{}", SEEDED),
 
     # Checkpoints.
     Mutant("fsync: the files of tensors are not synced", CHECKPOINT + "checked_file.cc",

@@ -95,7 +95,7 @@ struct CacheOptions {
                                 // of it; while a sequence is recorded, by finish_sequence()
   bool poison = false;          // released buffers become NaN, except those whose rows are kept for
                                 // the next read
-  uint32_t partitions = 1;      // of the tables, each with its own copying threads
+  uint32_t partitions = 1;      // of each table's rows, with copying threads of their own
   Stream* compute = nullptr;    // the application computes there; null: in the calling thread
   std::chrono::milliseconds timeout{0};  // of a blocking call; 0: only that of the exchange
   bool measure_stalls = false;  // with a compute stream: time its waits (two callbacks for each)

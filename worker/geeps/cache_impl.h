@@ -25,7 +25,7 @@ struct Held {
   std::span<const uint64_t> keys;  // of the list, or of `own_keys`
   std::vector<uint64_t> own_keys;
   std::optional<Instance> planned;   // set for an access in the sequence
-  std::unique_ptr<Outside> outside;  // set for one outside of it; neither: virtual
+  std::shared_ptr<Outside> outside;  // set for one outside of it; neither: virtual
   bool last_update = false;          // it is, or replaces, the table's last Update of the sequence
   std::optional<uint32_t> recorded;  // its step in the recorder
   uint64_t since_ns = 0;

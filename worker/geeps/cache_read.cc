@@ -243,17 +243,17 @@ void Cache::Impl::fetch_planned(Lock& lock, Held& held, uint64_t back) {
   wait_until(lock, held.table, filled_or_asked, [&] { return describe_read(table, back); });
   if (access.call == Call::kRead) held.buffer.age = age_of(access.version);
   lock.unlock();
-  wait_for(*access.ready, held.table);
+  for (const uint32_t i : list_of(held).partitions) wait_for(*access.ready[i], held.table);
   lock.lock();
 }
 
 void Cache::Impl::acquire_outside(Lock& lock, Held& held, bool fetch, uint64_t back) {
   Table& table = table_of(held);
   const bool reads = held.call == Call::kRead;
-  held.outside = std::make_unique<Outside>(
-      Outside{.list = plan_list(mover_.schedule ? &*mover_.schedule : nullptr, held.table,
-                                rows_of(held.table, held.own_keys), held.call == Call::kPreUpdate),
-              .computed = device_.make_event()});
+  held.outside = std::make_shared<Outside>(Outside{
+      .list = plan_list(mover_.schedule ? &*mover_.schedule : nullptr, held.table, table.split,
+                        rows_of(held.table, held.own_keys), held.call == Call::kPreUpdate),
+      .computed = device_.make_event()});
   ++mover_.stats.outside_sequence;
   reserve(lock, held);
   if (!reads && (held.call == Call::kPreUpdate || !fetch)) return;

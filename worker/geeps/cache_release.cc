@@ -91,7 +91,7 @@ void Cache::Impl::give_back(Lock& lock, Held held, bool use) {
     if (options_.poison && !access->kept_on) {
       work_.fill(buffer, std::numeric_limits<float>::quiet_NaN(), held.buffer.floats());
     }
-    work_.record(*access->done);
+    work_.record(*access->done.front());
   }
   lock.lock();
   if (access != nullptr) access->held = false;
@@ -107,7 +107,7 @@ void Cache::Impl::give_back(Lock& lock, Held held, bool use) {
             .outside = std::move(held.outside),
             .list = &list,
             .buffer = buffer,
-            .done = access == nullptr ? nullptr : access->done.get()};
+            .clocks_before = table.clocks};
   if (work_.in_stream()) task.after.push_back(&computed);
   mover_.post(std::move(task));
 }
@@ -184,8 +184,12 @@ void Cache::Impl::table_clock(uint32_t number, std::span<const FactorPairs> fact
 void Cache::Impl::clock(uint32_t number, std::vector<FactorPairs> factors) {
   Table& table = mover_.tables[number];
   table.clocked_last = true;
-  table.unclocked = false;
-  Task task{.kind = Task::Kind::kClock, .table = number, .factors = std::move(factors)};
+  const bool updated = std::exchange(table.unclocked, false) || !factors.empty();
+  Task task{.kind = Task::Kind::kClock,
+            .table = number,
+            .clocks_before = table.clocks,
+            .factors = std::move(factors),
+            .null = !updated};
   if (mover_.schedule) {
     for (const uint32_t entry : mover_.schedule->table_entries[number]) {
       if (std::exchange(mover_.schedule->entries[entry].log_used, false)) {

@@ -94,7 +94,7 @@ std::optional<RankState> Cache::Impl::local_state() {
   RankState state;
   for (Table& table : mover_.tables) {
     if (!is_saved(table.spec)) continue;
-    table.saved->wait();
+    for (const Table::Part& part : table.parts) part.saved->wait();
     const auto rows = std::as_bytes(table.own_rows.floats());
     const uint64_t digest = digest_of(table.spec);
     std::vector<std::byte>& entry = state[entry_of(table.spec)];

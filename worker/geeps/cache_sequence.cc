@@ -86,7 +86,7 @@ Placement Cache::Impl::place_anew(const Sequence& sequence, SequenceDemand& dema
 // REQUIRES: the results of all clocked updates are here.
 void Cache::Impl::install(Sequence sequence) {
   Lock lock(*this);
-  for (Lane& lane : mover_.lanes()) lane.waiting.clear();
+  mover_.waiting.clear();
   if (mover_.schedule) {
     wait_until(
         lock, 0,
@@ -99,11 +99,15 @@ void Cache::Impl::install(Sequence sequence) {
   SequenceDemand demand = demand_of(sequence);
   Placement placement = place_anew(sequence, demand);  // may throw: nothing has changed so far
   std::vector<const RowMap*> maps;
-  for (const Table& table : mover_.tables) maps.push_back(&table.map);
+  std::vector<RowSplit> splits;
+  for (const Table& table : mover_.tables) {
+    maps.push_back(&table.map);
+    splits.push_back(table.split);
+  }
   try {
     const std::vector<bool> unclocked = save_dirty();
-    mover_.install(make_schedule(std::move(sequence), demand, std::move(placement), maps, device_,
-                                 static_cast<std::byte*>(memory_.data())));
+    mover_.install(make_schedule(std::move(sequence), demand, std::move(placement), maps, splits,
+                                 device_, static_cast<std::byte*>(memory_.data())));
     reserved_offset_ = mover_.schedule->placement.reserved_offset;
     mover_.reserved = std::make_unique<Arena>(budget_ - reserved_offset_);
     load_pinned(unclocked);
@@ -125,8 +129,11 @@ std::vector<bool> Cache::Impl::save_dirty() {
         if (mover_.schedule->entries[entry].log_used) used_logs.push_back(entry);
       }
     }
-    unclocked.push_back(!mover_.tables[table].spec.local &&
-                        !mover_.complete_log(*own_lane_.rows, table, used_logs));
+    unclocked.push_back(mover_.tables[table].unclocked);
+    if (!unclocked.back()) continue;
+    for (const uint32_t partition : mover_.tables[table].partitions) {
+      mover_.complete_log(*own_lane_.rows, table, partition, used_logs);
+    }
   }
   store_dirty();
   return unclocked;
@@ -139,7 +146,10 @@ void Cache::Impl::store_dirty() {
   for (PlacedEntry& entry : mover_.schedule->entries) {
     if (!std::exchange(entry.dirty, false)) continue;
     const Table& table = mover_.tables[entry.table];
-    own_lane_.rows->store(entry.rows, table.own_rows.floats().data(), entry.runs, table.row_floats);
+    for (const EntryPart& part : entry.parts) {
+      own_lane_.rows->store(entry.rows, table.own_rows.floats().data(), part.runs,
+                            table.row_floats);
+    }
   }
   own_lane_.stream->synchronize();
 }
@@ -148,13 +158,15 @@ void Cache::Impl::store_dirty() {
 void Cache::Impl::load_pinned(const std::vector<bool>& unclocked) {
   for (PlacedEntry& entry : mover_.schedule->entries) {
     const Table& table = mover_.tables[entry.table];
-    if (unclocked[entry.table]) entry.host_log = HostLog::kUsed;
-    if (!entry.pinned) continue;
-    own_lane_.rows->fetch(entry.rows, table.rows, nullptr, entry.runs, table.row_floats);
-    if (!unclocked[entry.table] || entry.log == nullptr) continue;
-    own_lane_.rows->fetch(entry.log, table.log, nullptr, entry.runs, table.row_floats);
-    entry.host_log = HostLog::kOld;
-    entry.log_used = true;
+    const bool has_log = unclocked[entry.table] && entry.log != nullptr;
+    entry.log_used = has_log;
+    for (EntryPart& part : entry.parts) {
+      if (unclocked[entry.table] && !has_log) part.host_log = HostLog::kUsed;
+      if (!entry.pinned) continue;
+      own_lane_.rows->fetch(entry.rows, table.rows, nullptr, part.runs, table.row_floats);
+      if (!has_log) continue;
+      own_lane_.rows->fetch(entry.log, table.log, nullptr, part.runs, table.row_floats);
+    }
   }
   for (uint32_t i = 0; i < mover_.tables.size(); ++i) {
     Table& table = mover_.tables[i];

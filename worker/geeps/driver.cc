@@ -86,6 +86,7 @@ class Threads final : public Driver {
       return task.has_value();
     });
     if (!task) return false;
+    wake();  // begin() may have given parts to other lanes
     bool more = true;
     while (more) {
       lock.unlock();

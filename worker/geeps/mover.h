@@ -7,8 +7,11 @@
 //   push   log ─▶ exchange                when the previous result is here and nothing reads it
 //   pull   exchange ─▶ rows ─▶ pinned     when the exchange has returned the key
 //
-// Each partition of the tables has one of each of the first three. The driver (driver.h) runs a
-// task of each lane that is due:
+// Each partition has one of each of the first three, and owns a contiguous range of the rows of
+// every table. An access and a clock are divided into parts, one for each partition that has rows
+// of them; the last part that finishes has the consequences. Rows of all parts are of the same
+// version. The exchange gets a key whole, when the last part of its log is stored. The driver
+// (driver.h) runs a task of each lane that is due:
 //
 //   lock; task = begin(lane); do { unlock; run(lane, *task); lock; } while (finish(*task));
 //
@@ -48,8 +51,9 @@ struct Table {
   TableSpec spec;
   RowMap map;
   uint32_t row_floats;
-  uint32_t partition = 0;
-  size_t key = 0;  // of the exchange
+  RowSplit split;
+  std::vector<uint32_t> partitions;  // those that have rows
+  size_t key = 0;                    // of the exchange
   int32_t priority = 0;
   bool kept_twice = false;  // rows and log are the cache's own memory, not the exchange's
   HostMemory own_rows, own_log;
@@ -59,7 +63,6 @@ struct Table {
 
   // Guarded by the cache's mutex.
   uint64_t clocks = 0;            // number of TableClocks
-  uint64_t logged_clocks = 0;     // of these: the log is complete in host memory
   uint64_t handed_over = 0;       // of these: pushed
   uint64_t version = 0;           // of these: the result is in `rows`
   bool refreshing = false;        // `rows` are being replaced
@@ -74,16 +77,19 @@ struct Table {
 
   uint64_t pushed_ns = 0;  // with a trace
 
-  // Used by the store lane.
+  // Used by the store lane of the row's partition.
   std::vector<HostLog> loose_log;  // by row, of rows in no entry
   bool loose_rows = true;          // the table has such rows
 
-  std::unique_ptr<Event> fetched;    // the latest copy from `rows` has completed
   std::unique_ptr<Event> refreshed;  // pinned rows are those of `version`
   std::unique_ptr<Event> gathered;   // kept twice: the latest read of pinned rows has completed
   std::unique_ptr<Event> clocked;    // the updates before the latest TableClock have completed
-  std::unique_ptr<Event> logged;     // the updates so far are in the host's log
-  std::unique_ptr<Event> saved;      // local: the saves so far are in `rows`
+  struct Part {                      // the rows in a partition
+    std::unique_ptr<Event> fetched;  // the latest copy from `rows` has completed
+    std::unique_ptr<Event> logged;   // the updates so far are in the host's log
+    std::unique_ptr<Event> saved;    // local: the saves so far are in `rows`
+  };
+  std::vector<Part> parts;  // by partition
 };
 
 // An access of the sequence, in an iteration.
@@ -107,17 +113,22 @@ struct Task {
   uint64_t clock = 0;  // of the table, for traces
   // kFill, kUpdate, kSave, kFree: the access, in the sequence or outside of it
   std::optional<Instance> planned = {};
-  std::unique_ptr<Outside> outside = {};
+  std::shared_ptr<Outside> outside = {};  // of all parts
   const ListPlan* list = nullptr;
   float* buffer = nullptr;
-  std::vector<const Event*> after = {};   // the device's work waits for these
-  Event* done = nullptr;                  // recorded at the end; null: run() waits for the end
-  std::vector<uint32_t> used_logs = {};   // kClock: pinned entries with updates
-  std::vector<FactorPairs> factors = {};  // kClock, kPush: of a table with samples, in its log
-  bool null = false;                      // kClock, kPush: there are no updates
-  bool handed_over = false;               // kPush: only the call of the exchange is left
-  bool refreshed = false;                 // kPull: there are pinned rows
-  uint64_t bytes = 0, staged = 0;         // moved by run()
+  std::vector<const Event*> after = {};    // the device's work waits for these
+  bool after_saves = false;                // kFill: and for the saves so far
+  Event* done = nullptr;                   // recorded at the end; null: run() waits for the end
+  std::optional<uint32_t> partition = {};  // of this part; nothing: all rows
+  std::shared_ptr<uint32_t> parts = {};    // of an access or a clock, that have not finished
+  uint64_t clocks_before = 0;              // kUpdate, kClock: number of TableClocks before it
+  std::vector<uint32_t> used_logs = {};    // kClock: pinned entries with updates
+  std::vector<FactorPairs> factors = {};   // kClock, kPush: of a table with samples, in its log
+  bool null = false;                       // kClock, kPush: there are no updates
+  bool handed_over = false;                // kPush: only the call of the exchange is left
+  bool poisons = false;                    // all parts have run: only the poison is left
+  bool refreshed = false;                  // kPull: there are pinned rows
+  uint64_t bytes = 0, staged = 0;          // moved by run()
 };
 
 struct Lane {
@@ -125,9 +136,9 @@ struct Lane {
   Kind kind;
   std::unique_ptr<Stream> stream;  // null: kPush
   std::unique_ptr<HostRows> rows;
-  std::vector<Instance> waiting = {};  // kFetch: accesses to fill, in the order of opening
-  std::deque<Task> tasks = {};         // the other kinds: tasks in this order
-  bool due = false;                    // the result of begin() may have changed
+  uint32_t partition = 0;
+  std::deque<Task> tasks = {};  // in this order; kFetch: parts of accesses that others began
+  bool due = false;             // the result of begin() may have changed
 };
 
 class Mover {
@@ -142,7 +153,7 @@ class Mover {
   // mover.cc: tasks
   std::optional<Task> begin(Lane& lane);  // nothing: no task can begin
   void run(Lane& lane, Task& task);
-  bool finish(Task& task);  // true: the task has another part to run
+  bool finish(Task& task);  // true: it is to be run once more
   // Fetches the host rows of an access outside the sequence. The caller runs it in its own lane,
   // between begin_reading() and end_reading(). REQUIRES: rows_are_ready().
   Task fill_task(const Outside& outside, float* buffer);
@@ -150,11 +161,12 @@ class Mover {
   void begin_reading(Table& table) { ++table.moving; }
   void end_reading(Table& table);
 
-  // Completes the log of the clock in host memory. Returns true if there were no updates.
-  bool complete_log(HostRows& rows, uint32_t table, const std::vector<uint32_t>& used_logs);
+  // Completes a partition's part of the log, of a clock with updates, in host memory.
+  void complete_log(HostRows& rows, uint32_t table, uint32_t partition,
+                    const std::vector<uint32_t>& used_logs);
 
   // mover_order.cc: the order of tasks
-  void post(Task task);      // gives it to the store lane of its table
+  void post(Task task);      // divides it among the store lanes
   void arrived(size_t key);  // the exchange's next() has returned the key
   void add_waiting(Instance instance);
   void install(Schedule placed);      // REQUIRES: no task is in progress or waits
@@ -180,7 +192,10 @@ class Mover {
     if (failed()) throw failure();
   }
 
-  Lane& lane(Lane::Kind kind, const Table& table);
+  Lane& lane(Lane::Kind kind, uint32_t partition) {
+    return lanes_[3 * partition + static_cast<size_t>(kind)];
+  }
+  Lane& push_lane(const Table& table) { return lane(Lane::Kind::kPush, table.split.first); }
   std::vector<Lane>& lanes() { return lanes_; }
   Lane& pull_lane() { return lanes_.back(); }
   // Calls `enqueue`, which enqueues work on the stream. A trace gets the time of the work on the
@@ -197,17 +212,26 @@ class Mover {
   std::vector<Table> tables;
   std::optional<Schedule> schedule;  // fixed, except for the progress of accesses and entries
   Follower follower;
+  std::vector<Instance> waiting;  // accesses to fill, in the order of opening
   CacheStats stats;
   std::unique_ptr<Arena> reserved;  // device memory for accesses outside the sequence
   uint32_t outside_jobs = 0;        // buffers there that are being released
 
  private:
   bool can_fill(const Instance& instance) const;
+  bool has_rows(const Lane& lane, const Instance& instance) const;
+  void begin_fill(Instance instance);
+  void divide(const Task& task, Lane::Kind kind, const std::vector<uint32_t>& partitions);
+  void make_due(Lane::Kind kind);
+  void finish_last(Task& task);
   bool can_begin(const Task& task) const;
   void open(Instance instance);
   void fill(Lane& lane, Task& task);
   void store(Lane& lane, Task& task);
-  void log(HostRows& rows, Table& table, const ListPlan& list, const float* buffer);
+  void store_clock(Lane& lane, Task& task);
+  void end_release(Stream& stream, const Task& task);
+  void poison(Stream& stream, const Task& task);
+  void log(HostRows& rows, Table& table, const HostPart& part, const float* buffer);
   void push(Task& task);
   void pull(Lane& lane, Task& task);
 

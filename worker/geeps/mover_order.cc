@@ -10,10 +10,17 @@ Mover::Mover(Device& of_device, Exchange& over_exchange, const CacheOptions& cac
     : device(of_device), exchange(over_exchange), options(cache_options) {
   for (const TableSpec& spec : specs) {
     Table& table = tables.emplace_back(spec);
-    table.partition = static_cast<uint32_t>(tables.size() - 1) % options.partitions;
-    for (auto* event : {&table.fetched, &table.refreshed, &table.gathered, &table.clocked,
-                        &table.logged, &table.saved}) {
+    table.split = {.rows = static_cast<uint32_t>(spec.keys.size()),
+                   .partitions = options.partitions,
+                   .first = static_cast<uint32_t>(tables.size() - 1) % options.partitions};
+    table.partitions = table.split.used();
+    for (auto* event : {&table.refreshed, &table.gathered, &table.clocked}) {
       *event = device.make_event();
+    }
+    for (uint32_t i = 0; i < options.partitions; ++i) {
+      table.parts.push_back({.fetched = device.make_event(),
+                             .logged = device.make_event(),
+                             .saved = device.make_event()});
     }
     const size_t bytes = table.floats() * sizeof(float);
     if (spec.local) {
@@ -54,42 +61,61 @@ Mover::Mover(Device& of_device, Exchange& over_exchange, const CacheOptions& cac
     phub::fail(ErrorCode::kInvalid, "{} tables of parameters, but the exchange has {} keys",
                table_of_key_.size(), exchange.keys());
   }
-  const auto add_lane = [&](Lane::Kind kind, const std::string& name) {
-    Lane& lane = lanes_.emplace_back(Lane{.kind = kind, .stream = {}, .rows = {}});
+  const auto add_lane = [&](Lane::Kind kind, uint32_t partition, const std::string& name) {
+    Lane& lane =
+        lanes_.emplace_back(Lane{.kind = kind, .stream = {}, .rows = {}, .partition = partition});
     if (name.empty()) return;
     lane.stream = device.make_stream(name);
     lane.rows = std::make_unique<HostRows>(device, *lane.stream);
   };
   for (uint32_t i = 0; i < options.partitions; ++i) {
-    add_lane(Lane::Kind::kFetch, fmt::format("geeps fetch {}", i));
-    add_lane(Lane::Kind::kStore, fmt::format("geeps store {}", i));
-    add_lane(Lane::Kind::kPush, "");
+    add_lane(Lane::Kind::kFetch, i, fmt::format("geeps fetch {}", i));
+    add_lane(Lane::Kind::kStore, i, fmt::format("geeps store {}", i));
+    add_lane(Lane::Kind::kPush, i, "");
   }
-  add_lane(Lane::Kind::kPull, "geeps pull");
+  add_lane(Lane::Kind::kPull, 0, "geeps pull");
 }
 
-Lane& Mover::lane(Lane::Kind kind, const Table& table) {
-  return lanes_[3 * table.partition + static_cast<size_t>(kind)];
+void Mover::make_due(Lane::Kind kind) {
+  for (Lane& lane : lanes_) lane.due |= lane.kind == kind;
+}
+
+// Gives a part to the lane of each partition.
+void Mover::divide(const Task& task, Lane::Kind kind, const std::vector<uint32_t>& partitions) {
+  const auto parts = std::make_shared<uint32_t>(static_cast<uint32_t>(partitions.size()));
+  for (const uint32_t partition : partitions) {
+    Task part = task;
+    part.partition = partition;
+    part.parts = parts;
+    if (task.planned) {
+      PlannedAccess& access = schedule->accesses[task.planned->access];
+      part.done = (kind == Lane::Kind::kFetch ? access.ready : access.done)[partition].get();
+    }
+    lane(kind, partition).tasks.push_back(std::move(part));
+    lane(kind, partition).due = true;
+  }
 }
 
 void Mover::add_waiting(Instance instance) {
   const PlannedAccess& access = schedule->accesses[instance.access];
   const ListPlan& list = schedule->lists[access.list];
   if (access.call == Call::kPreUpdate || list.host.empty()) return;
-  Lane& fetch = lane(Lane::Kind::kFetch, tables[list.table]);
-  if (std::ranges::find(fetch.waiting, instance) == fetch.waiting.end()) {
-    fetch.waiting.push_back(instance);
-  }
-  fetch.due = true;
+  if (std::ranges::find(waiting, instance) == waiting.end()) waiting.push_back(instance);
+  for (const uint32_t i : list.partitions) lane(Lane::Kind::kFetch, i).due = true;
 }
 
 void Mover::post(Task task) {
   Table& table = tables[task.table];
   ++table.jobs;
   if (task.outside) ++outside_jobs;
-  Lane& store = lane(Lane::Kind::kStore, table);
-  store.tasks.push_back(std::move(task));
-  store.due = true;
+  if (task.kind == Task::Kind::kClock) {
+    divide(task, Lane::Kind::kStore, table.partitions);
+  } else if (task.kind == Task::Kind::kFree || task.list->partitions.empty()) {
+    // No rows to move: one part, in a lane where the table's next clock is behind it.
+    divide(task, Lane::Kind::kStore, {table.partitions.front()});
+  } else {
+    divide(task, Lane::Kind::kStore, task.list->partitions);
+  }
 }
 
 void Mover::arrived(size_t key) {
@@ -102,7 +128,7 @@ void Mover::arrived(size_t key) {
 void Mover::end_reading(Table& table) {
   if (--table.moving > 0) return;
   pull_lane().due = true;
-  lane(Lane::Kind::kPush, table).due = true;
+  push_lane(table).due = true;
 }
 
 bool Mover::fail(const std::exception_ptr& error) {
@@ -125,9 +151,11 @@ void Mover::install(Schedule placed) {
   follower = Follower(placed.sequence);
   schedule = std::move(placed);
   for (PlannedAccess& access : schedule->accesses) {
-    access.ready = device.make_event();
     access.computed = device.make_event();
-    access.done = device.make_event();
+    for (uint32_t i = 0; i < options.partitions; ++i) {
+      access.ready.push_back(device.make_event());
+      access.done.push_back(device.make_event());
+    }
   }
   for (uint32_t i = 0; i < tables.size(); ++i) {
     Table& table = tables[i];
@@ -177,8 +205,7 @@ void Mover::leave_out(Instance instance) {
   PlannedAccess& access = schedule->accesses[instance.access];
   Table& table = tables[schedule->lists[access.list].table];
   if (access.call == Call::kLocalAccess) mark_irregular(table);
-  Lane& fetch = lane(Lane::Kind::kFetch, table);
-  std::erase(fetch.waiting, instance);
+  std::erase(waiting, instance);
   if (access.released < instance.iteration) {  // an earlier instance is still in use
     access.skipped_to = instance.iteration + 1;
     return;
@@ -188,7 +215,9 @@ void Mover::leave_out(Instance instance) {
     return;
   }
   if (access.filled > instance.iteration) {
-    fetch.stream->record(*access.done);
+    for (const uint32_t i : schedule->lists[access.list].partitions) {
+      lane(Lane::Kind::kFetch, i).stream->record(*access.done[i]);
+    }
     access.done_recorded = true;
   }
   release(instance);
@@ -202,7 +231,7 @@ void Mover::mark_irregular(Table& table) {
 void Mover::release(Instance instance) {
   PlannedAccess& access = schedule->accesses[instance.access];
   access.released = std::max(instance.iteration + 1, access.skipped_to);
-  for (Lane& lane : lanes_) lane.due |= !lane.waiting.empty();
+  if (!waiting.empty()) make_due(Lane::Kind::kFetch);
 }
 
 bool Mover::memory_is_free(const Instance& instance) const {
@@ -218,7 +247,10 @@ std::vector<const Event*> Mover::events_before(const Instance& instance) const {
   for (const Dependency& d : schedule->accesses[instance.access].waits_for) {
     if (instance.iteration < d.behind) continue;
     const PlannedAccess& before = schedule->accesses[d.access];
-    if (before.done_recorded && !before.done->done()) events.push_back(before.done.get());
+    if (!before.done_recorded) continue;
+    for (const auto& done : before.done) {
+      if (!done->done()) events.push_back(done.get());
+    }
   }
   return events;
 }

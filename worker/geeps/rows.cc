@@ -33,6 +33,24 @@ std::vector<Run> runs_of(std::span<const uint32_t> positions, std::span<const ui
   return runs;
 }
 
+std::pair<uint32_t, uint32_t> RowSplit::range_of(uint32_t partition) const {
+  const uint64_t place = (uint64_t{partition} + partitions - first) % partitions;
+  const auto begin = [&](uint64_t at) {
+    return static_cast<uint32_t>((at * rows + partitions - 1) / partitions);
+  };
+  return {begin(place), begin(place + 1)};
+}
+
+std::vector<uint32_t> RowSplit::used() const {
+  std::vector<uint32_t> used;
+  for (uint32_t i = 0; i < partitions; ++i) {
+    const uint32_t partition = (first + i) % partitions;
+    const auto [begin, end] = range_of(partition);
+    if (begin < end) used.push_back(partition);
+  }
+  return used;
+}
+
 RowMap::RowMap(std::span<const uint64_t> keys) : rows_(static_cast<uint32_t>(keys.size())) {
   PHUB_CHECK(keys.size() <= std::numeric_limits<uint32_t>::max());
   dense_ = true;

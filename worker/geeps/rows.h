@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace phub::geeps {
@@ -21,6 +22,19 @@ struct Run {
 std::vector<Run> runs_of(std::span<const uint32_t> sources, uint32_t first_position = 0);
 // The runs of sources[i] at positions[i].
 std::vector<Run> runs_of(std::span<const uint32_t> positions, std::span<const uint32_t> sources);
+
+// Divides the rows of a table among partitions: contiguous ranges of equal size, or of one row
+// more.
+struct RowSplit {
+  uint32_t rows = 0, partitions = 1;
+  uint32_t first = 0;  // the partition of the first range: others for other tables
+
+  uint32_t partition_of(uint32_t row) const {
+    return static_cast<uint32_t>((first + uint64_t{row} * partitions / rows) % partitions);
+  }
+  std::pair<uint32_t, uint32_t> range_of(uint32_t partition) const;  // [begin, end)
+  std::vector<uint32_t> used() const;  // the partitions that have rows, in their order
+};
 
 // A map from keys to rows. For keys 0, 1, 2, … it takes no memory.
 class RowMap {

@@ -14,8 +14,23 @@ constexpr uint32_t kAhead = 16;  // phases
 
 float* at(std::byte* memory, uint64_t offset) { return reinterpret_cast<float*>(memory + offset); }
 
+std::vector<EntryPart> parts_of(std::span<const uint32_t> rows, const RowSplit& split) {
+  std::vector<std::vector<uint32_t>> positions(split.partitions), sources(split.partitions);
+  for (uint32_t i = 0; i < rows.size(); ++i) {
+    const uint32_t partition = split.partition_of(rows[i]);
+    positions[partition].push_back(i);
+    sources[partition].push_back(rows[i]);
+  }
+  std::vector<EntryPart> parts;
+  for (uint32_t i = 0; i < split.partitions; ++i) {
+    parts.push_back({.rows = static_cast<uint32_t>(sources[i].size()),
+                     .runs = runs_of(positions[i], sources[i])});
+  }
+  return parts;
+}
+
 void add_entries(const SequenceDemand& demand, std::span<const RowMap* const> rows,
-                 std::byte* memory, Schedule& schedule) {
+                 std::span<const RowSplit> splits, std::byte* memory, Schedule& schedule) {
   schedule.table_entries.resize(rows.size());
   for (const RowMap* table : rows) {
     schedule.entry_of_row.emplace_back(table->rows(), kNoEntry);
@@ -35,7 +50,7 @@ void add_entries(const SequenceDemand& demand, std::span<const RowMap* const> ro
     PlacedEntry entry{.table = keys.table,
                       .pinned = place.pinned,
                       .count = static_cast<uint32_t>(sources.size()),
-                      .runs = runs_of(sources)};
+                      .parts = parts_of(sources, splits[keys.table])};
     if (place.pinned) {
       entry.rows = at(memory, place.offset);
       if (demand.demand.entries[i].log_bytes > 0) entry.log = at(memory, place.log_offset);
@@ -45,8 +60,8 @@ void add_entries(const SequenceDemand& demand, std::span<const RowMap* const> ro
   }
 }
 
-void add_lists(std::span<const RowMap* const> rows, Device& device, std::byte* memory,
-               Schedule& schedule) {
+void add_lists(std::span<const RowMap* const> rows, std::span<const RowSplit> splits,
+               Device& device, std::byte* memory, Schedule& schedule) {
   std::map<std::pair<uint32_t, uint32_t>, uint64_t> index_places;
   for (const IndexPlace& place : schedule.placement.indexes) {
     index_places[{place.batch, place.entry}] = place.offset;
@@ -55,7 +70,7 @@ void add_lists(std::span<const RowMap* const> rows, Device& device, std::byte* m
     const KeyList& list = schedule.sequence.lists[i];
     std::vector<uint32_t> numbers;
     for (const uint64_t key : list.keys) numbers.push_back(*rows[list.table]->find(key));
-    ListPlan plan = plan_list(&schedule, list.table, numbers, false);
+    ListPlan plan = plan_list(&schedule, list.table, splits[list.table], numbers, false);
     for (PinnedPart& part : plan.pinned) {
       if (part.runs.size() == 1) continue;  // a plain copy
       std::vector<uint32_t> positions;
@@ -156,10 +171,36 @@ void add_openings(const Demand& demand, Schedule& schedule) {
       });
 }
 
+void add_host(ListPlan& plan, uint32_t entry, const RowSplit& split,
+              std::span<const uint32_t> positions, std::span<const uint32_t> rows) {
+  std::map<uint32_t, std::pair<std::vector<uint32_t>, std::vector<uint32_t>>> parts;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    auto& [part_positions, part_rows] = parts[split.partition_of(rows[i])];
+    part_positions.push_back(positions[i]);
+    part_rows.push_back(rows[i]);
+  }
+  for (const auto& [partition, part] : parts) {
+    plan.host.push_back({partition, entry, static_cast<uint32_t>(part.first.size()),
+                         runs_of(part.first, part.second)});
+  }
+}
+
+// An update of some rows of an entry zeroes the log of the others, wherever they are.
+void add_untouched(ListPlan& plan, uint32_t number, const PlacedEntry& entry) {
+  for (uint32_t i = 0; i < entry.parts.size(); ++i) {
+    const auto is_this = [&](const HostPart& part) {
+      return part.entry == number && part.partition == i;
+    };
+    if (entry.parts[i].rows > 0 && std::ranges::none_of(plan.host, is_this)) {
+      plan.host.push_back({i, number, 0, {}});
+    }
+  }
+}
+
 }  // namespace
 
-ListPlan plan_list(const Schedule* schedule, uint32_t table, std::span<const uint32_t> rows,
-                   bool for_update) {
+ListPlan plan_list(const Schedule* schedule, uint32_t table, const RowSplit& split,
+                   std::span<const uint32_t> rows, bool for_update) {
   ListPlan plan{
       .table = table, .rows = static_cast<uint32_t>(rows.size()), .pinned = {}, .host = {}};
   std::map<uint32_t, std::vector<uint32_t>> positions;  // by entry
@@ -172,7 +213,8 @@ ListPlan plan_list(const Schedule* schedule, uint32_t table, std::span<const uin
     std::vector<uint32_t> sources;
     if (entry == nullptr || !entry->pinned || (for_update && entry->log == nullptr)) {
       for (const uint32_t position : at) sources.push_back(rows[position]);
-      plan.host.push_back({number, count, runs_of(at, sources)});
+      add_host(plan, number, split, at, sources);
+      if (for_update && entry != nullptr) add_untouched(plan, number, *entry);
       continue;
     }
     const auto& row_in_entry = schedule->row_in_entry[table];
@@ -180,16 +222,23 @@ ListPlan plan_list(const Schedule* schedule, uint32_t table, std::span<const uin
     for (const uint32_t position : at) sources.push_back(row_in_entry[rows[position]]);
     plan.pinned.push_back({number, count, runs_of(at, sources)});
   }
+  std::ranges::stable_sort(plan.host, {}, &HostPart::partition);
+  for (const HostPart& part : plan.host) {
+    if (plan.partitions.empty() || plan.partitions.back() != part.partition) {
+      plan.partitions.push_back(part.partition);
+    }
+  }
   return plan;
 }
 
 Schedule make_schedule(Sequence sequence, const SequenceDemand& demand, Placement placement,
-                       std::span<const RowMap* const> rows, Device& device, std::byte* memory) {
+                       std::span<const RowMap* const> rows, std::span<const RowSplit> splits,
+                       Device& device, std::byte* memory) {
   Schedule schedule{.sequence = std::move(sequence),
                     .placement = std::move(placement),
                     .phases = demand.demand.phases};
-  add_entries(demand, rows, memory, schedule);
-  add_lists(rows, device, memory, schedule);
+  add_entries(demand, rows, splits, memory, schedule);
+  add_lists(rows, splits, device, memory, schedule);
   schedule.access_of_step.resize(schedule.sequence.operations.size());
   for (uint32_t i = 0; i < demand.demand.accesses.size(); ++i) {
     const Access& access = demand.demand.accesses[i];

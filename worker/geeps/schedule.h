@@ -22,6 +22,13 @@ enum class HostLog : uint8_t {
   kUsed,  // has updates
 };
 
+// The rows of an entry that are in a partition.
+struct EntryPart {
+  uint32_t rows = 0;
+  std::vector<Run> runs;             // row of the entry -> row of the table
+  HostLog host_log = HostLog::kOld;  // used by the partition's store lane
+};
+
 // Rows that are always used together.
 struct PlacedEntry {
   uint32_t table = 0;
@@ -29,13 +36,11 @@ struct PlacedEntry {
   float* rows = nullptr;  // in device memory, if pinned
   float* log = nullptr;   // the updates of a clock, beside the rows; null: in host memory
   uint32_t count = 0;
-  std::vector<Run> runs;  // row of the entry -> row of the table
+  std::vector<EntryPart> parts;  // by partition
 
   // Used by the application's thread.
   bool log_used = false;  // `log` has updates of this clock
   bool dirty = false;     // pinned local rows are newer than those in host memory
-  // Used by the table's store lane.
-  HostLog host_log = HostLog::kOld;
 };
 
 constexpr uint32_t kNoEntry = ~uint32_t{0};  // for rows that are not in the sequence
@@ -48,8 +53,9 @@ struct PinnedPart {
   std::optional<RowIndex> index = {};  // by row of the entry: the row of the list
 };
 
-// The rows of a list that are in host memory, of one entry or of none.
+// The rows of a list that are in host memory: those in a partition, of one entry or of none.
 struct HostPart {
+  uint32_t partition;
   uint32_t entry;  // or kNoEntry
   uint32_t rows;
   std::vector<Run> runs;  // row of the list -> row of the table
@@ -60,7 +66,8 @@ struct ListPlan {
   uint32_t table = 0;
   uint32_t rows = 0;
   std::vector<PinnedPart> pinned;
-  std::vector<HostPart> host;
+  std::vector<HostPart> host;             // by partition
+  std::vector<uint32_t> partitions = {};  // of `host`, each once
 };
 
 // An instance of an access must wait until `access` was released `behind` iterations before.
@@ -92,10 +99,11 @@ struct PlannedAccess {
   bool filling = false;
   bool left_out = false;  // while filling: the application omits this instance
   bool held = false;
-  bool done_recorded = false;         // false: there is nothing to wait for
-  uint64_t version = 0, changes = 0;  // of the table, when it was filled
-  uint64_t back = 0;                  // how many clocks old its rows may be
-  std::unique_ptr<Event> ready = {}, computed = {}, done = {};
+  bool done_recorded = false;                                 // false: there is nothing to wait for
+  uint64_t version = 0, changes = 0;                          // of the table, when it was filled
+  uint64_t back = 0;                                          // how many clocks old its rows may be
+  std::vector<std::unique_ptr<Event>> ready = {}, done = {};  // by partition
+  std::unique_ptr<Event> computed = {};
 };
 
 // From this phase on, an access of this iteration or of the next may get its buffer.
@@ -120,14 +128,16 @@ struct Schedule {
 };
 
 // The places of a table's rows, in the order of a list. For an update, rows of a pinned entry
-// without a log count as rows in host memory, since their log is there. Without a schedule all rows
-// are in host memory.
-ListPlan plan_list(const Schedule* schedule, uint32_t table, std::span<const uint32_t> rows,
-                   bool for_update);
+// without a log count as rows in host memory, since their log is there, and an entry is named with
+// every partition that has rows of it. Without a schedule all rows are in host memory.
+ListPlan plan_list(const Schedule* schedule, uint32_t table, const RowSplit& split,
+                   std::span<const uint32_t> rows, bool for_update);
 
-// `demand` is that of the sequence, `placement` was made for it, `rows` are those of the tables.
+// `demand` is that of the sequence, `placement` was made for it, `rows` and `splits` are those of
+// the tables.
 // Blocks until the indexes are on the device.
 Schedule make_schedule(Sequence sequence, const SequenceDemand& demand, Placement placement,
-                       std::span<const RowMap* const> rows, Device& device, std::byte* memory);
+                       std::span<const RowMap* const> rows, std::span<const RowSplit> splits,
+                       Device& device, std::byte* memory);
 
 }  // namespace phub::geeps

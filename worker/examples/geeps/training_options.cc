@@ -32,7 +32,8 @@ void add_device_options(CLI::App& app, TrainingOptions& o) {
       ->default_str("on");
   app.add_flag("--peak-first", o.peak_first, "Rows are pinned in the order of Algorithm 2")
       ->group(group);
-  app.add_option("--partitions", o.partitions, "Of the tables, each with threads of its own")
+  app.add_option("--partitions", o.partitions,
+                 "Of every table's rows, each with threads of its own")
       ->group(group)
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
