@@ -86,7 +86,8 @@ void Clocked::begin(uint32_t index) {
   release(index);
 }
 
-// What the rank sent and can be relied on is applied now.
+// What the rank sent and can be relied on is applied now. The others go on in settle(): whoever is
+// admitted by the same boundary may be slower than they are.
 void Clocked::lose(const Boundary::Lost& lost) {
   const ChunkTable& table = stages_.table;
   for (uint32_t i = 0; i < table.size(); ++i) {
@@ -100,7 +101,6 @@ void Clocked::lose(const Boundary::Lost& lost) {
     note_last_round(lost, i);
     clocks_.withhold(i, lost.rank, false);
     clocks_.set(i, lost.rank, lost.expected_again == kNever ? kNever : lost.expected_again - 1);
-    release(i);
   }
 }
 
@@ -108,7 +108,6 @@ void Clocked::admit(const Boundary::Admitted& admitted) {
   for (uint32_t i = 0; i < stages_.table.size(); ++i) {
     clocks_.set(i, admitted.rank, admitted.first_round - 1);
     clocks_.withhold(i, admitted.rank, true);
-    release(i);
   }
 }
 

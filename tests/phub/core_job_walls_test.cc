@@ -90,6 +90,27 @@ TEST(CoreWalls, WhoIsLostIsNotWaitedFor) {
   EXPECT_EQ(rig.shelves.arrays[0][0], -9);
 }
 
+// By the same boundary: nobody passes the wall between the two.
+TEST(CoreWalls, WhoComesAsAnotherGoesIsWaitedFor) {
+  Rig rig(options(kNever, 1));
+  const std::vector<BranchOrder> orders = {{3, BranchOrder::kCopy, 0, 1}};
+  order(rig, orders);
+  for (uint32_t rank = 0; rank < kRanks; ++rank) rig.push(rank, 0, 1, 1);
+  rig.run();
+  rig.push(0, 0, 2, 8);
+  rig.push(1, 0, 2, 8);
+  rig.run();
+  rig.take_posts();
+  const uint64_t round = rig.job->hold().round;
+  rig.job->commit({.round = round,
+                   .lost = {{.rank = 2, .expected_again = kNever}},
+                   .admitted = {rig.admission(2, 2, 2)}});
+  EXPECT_THAT(posts_after(rig), ElementsAre("2:0@1")) << "what round 2 begins with";
+  rig.push(2, 0, 2, 64);
+  EXPECT_THAT(posts_after(rig), ElementsAre("0:0@2", "1:0@2", "2:0@2"));
+  EXPECT_EQ(rig.shelves.arrays[0][0], -3 - 2 * 8 - 64);
+}
+
 // Who comes while a wall is ahead of a chunk stands before it as the others do.
 TEST(CoreWalls, WhoJoinsBeforeAWallGetsWhatIsBehindIt) {
   Rig::Options with = options(kNever, 1);

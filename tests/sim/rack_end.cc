@@ -44,6 +44,10 @@ uint64_t Rack::limit_ns() const {
   for (const auto& job : jobs_) ms += 1'500 * (job->plan.faults.size() + 1);
   ms += 1'500 * plan_.box_faults.size() + 30'000 * plan_.shard_faults.size();
   ms += 5'000 * plan_.rack_faults.size();
+  // What has a budget takes its time: a write of a chunk, of a worker.
+  if (plan_.worker_bytes_per_s + plan_.box_bytes_per_s + plan_.uplink_bytes_per_s > 0) {
+    for (const auto& job : jobs_) ms += 50 * job->plan.rounds;
+  }
   // Where packets are lost on both ways, a part is sent again and again.
   if (switch_) ms += 200 * jobs_.front()->plan.rounds;
   return ms * kMs;
