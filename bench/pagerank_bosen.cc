@@ -1,13 +1,14 @@
 // PageRank over Debian's packages on petuum's Bösen (github.com/sailing-pmls/bosen), for
 // bench/pagerank_peers: the loop of worker/examples/page_rank.cc, with a table of Bösen's, in
-// lock-step (staleness 0), pushed by its servers. Every process is a server, too, at port PORT +
-// 100 × its number. OUT gets each package's rank, as `pagerank --out` writes it.
+// lock-step (staleness 0). Every process is a server, too, at port PORT + 100 × its number. OUT
+// gets each package's rank, as `pagerank --out` writes it.
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <fstream>
 #include <iomanip>
 #include <petuum_ps_common/include/petuum_ps.hpp>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -47,7 +48,8 @@ petuum::TableGroupConfig group_of(const Options& options) {
   group.num_tables = 1;
   group.num_local_app_threads = options.threads + 1;
   group.client_id = options.process;
-  group.consistency_model = petuum::SSPPush;
+  // SSPPush is faster, and comes to other ranks between processes.
+  group.consistency_model = options.processes == 1 ? petuum::SSPPush : petuum::SSP;
   for (int i = 0; i < options.processes; ++i) {
     group.host_map[i] = petuum::HostInfo(i, "127.0.0.1", std::to_string(options.port + 100 * i));
   }
@@ -77,8 +79,8 @@ void iterate(petuum::Table<double>& rows, std::vector<Link>& links) {
   petuum::PSTableGroup::Clock();
 }
 
-void write(const Options& options, const phub::examples::PackageGraph& graph,
-           petuum::Table<double>& rows) {
+std::vector<double> ranks_of(const phub::examples::PackageGraph& graph,
+                             petuum::Table<double>& rows) {
   std::vector<double> ranks;
   double sum = 0;
   for (size_t v = 0; v < graph.names.size(); ++v) {
@@ -86,9 +88,16 @@ void write(const Options& options, const phub::examples::PackageGraph& graph,
     ranks.push_back(1 - kDamping + rows.Get<Row>(static_cast<int>(v), &accessor)[0]);
     sum += ranks.back();
   }
-  std::ofstream file(options.out);
+  for (double& rank : ranks) rank /= sum;
+  return ranks;
+}
+
+void write(const std::string& path, const phub::examples::PackageGraph& graph,
+           const std::vector<double>& ranks) {
+  std::ofstream file(path);
   file << std::setprecision(17);
-  for (size_t v = 0; v < ranks.size(); ++v) file << graph.names[v] << ' ' << ranks[v] / sum << '\n';
+  for (size_t v = 0; v < ranks.size(); ++v) file << graph.names[v] << ' ' << ranks[v] << '\n';
+  if (!file.flush()) throw std::runtime_error(path + ": cannot be written");
 }
 
 void run(const Options& options) {
@@ -98,6 +107,7 @@ void run(const Options& options) {
   petuum::PSTableGroup::Init(group_of(options), false);
   petuum::PSTableGroup::CreateTable(0, table_of(graph.names.size()));
   petuum::PSTableGroup::CreateTableDone();
+  std::vector<double> ranks;
   std::vector<std::thread> threads;
   for (int t = 0; t < options.threads; ++t) {
     threads.emplace_back([&, t] {
@@ -109,13 +119,14 @@ void run(const Options& options) {
                              links.begin() + all * (part + 1) / parts);
       for (int i = 0; i < options.iterations; ++i) iterate(rows, mine);
       petuum::PSTableGroup::GlobalBarrier();
-      if (options.process == 0 && t == 0) write(options, graph, rows);
+      if (options.process == 0 && t == 0) ranks = ranks_of(graph, rows);
       petuum::PSTableGroup::GlobalBarrier();
       petuum::PSTableGroup::DeregisterThread();
     });
   }
   for (std::thread& thread : threads) thread.join();
   petuum::PSTableGroup::ShutDown();
+  if (options.process == 0) write(options.out, graph, ranks);
 }
 
 }  // namespace

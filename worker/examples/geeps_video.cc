@@ -25,7 +25,7 @@ void run(int argc, char** argv) {
   constexpr size_t kHeldOut = 500;
   CLI::App app("Trains a network on generated videos, within a GeePS cache's budget.");
   app.add_option("--frames", frames, "Of a video")
-      ->check(CLI::Range(size_t{1}, size_t{1} << 16))
+      ->check(CLI::Range(size_t{1}, size_t{1024}))
       ->capture_default_str();
   app.add_option("--filters", filters, "Of the first convolution; the second one has twice as many")
       ->check(CLI::Range(size_t{1}, size_t{1} << 10))

@@ -71,12 +71,16 @@ std::optional<Task> Mover::begin(Lane& lane) {
       begin_fill(next);
     }
   }
-  if (lane.tasks.empty() || !can_begin(lane.tasks.front())) {
+  auto next = lane.tasks.begin();
+  if (lane.kind == Lane::Kind::kPush) {  // one table does not wait for another's result
+    next = std::ranges::find_if(lane.tasks, [this](const Task& each) { return can_begin(each); });
+  }
+  if (next == lane.tasks.end() || !can_begin(*next)) {
     lane.due = false;
     return task;
   }
-  task = std::move(lane.tasks.front());
-  lane.tasks.pop_front();
+  task = std::move(*next);
+  lane.tasks.erase(next);
   task->clock = tables[task->table].clocks;
   return task;
 }
