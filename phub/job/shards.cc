@@ -9,7 +9,19 @@
 namespace phub {
 namespace {
 
-constexpr size_t kMostOrders = 4096;  // in one answer
+// In one answer; an order that is larger by itself comes alone.
+constexpr size_t kMostOrders = 4096;
+constexpr uint64_t kMostInterestBytes = 8 << 20;
+
+// About what the interest takes as JSON; all else of an order is small beside it.
+uint64_t interest_bytes(const ShardOrder& order) {
+  constexpr uint64_t kBytesOfKey = 64, kBytesOfRange = 48;
+  uint64_t bytes = 0;
+  for (const KeyInterest& key : order.interest) {
+    bytes += kBytesOfKey + key.key.size() + kBytesOfRange * (key.writes.size() + key.reads.size());
+  }
+  return bytes;
+}
 
 uint64_t random_id() {
   std::random_device source;
@@ -29,9 +41,15 @@ ShardWelcome Shards::join(ShardHello hello, uint64_t now_ms) {
 }
 
 void Shards::answer(Shard& shard, const Reply<ShardOrders>& reply) {
-  const auto end =
-      shard.orders.begin() + static_cast<ptrdiff_t>(std::min(shard.orders.size(), kMostOrders));
-  reply(ShardOrders{.first = shard.first, .orders = {shard.orders.begin(), end}});
+  ShardOrders answer{.first = shard.first, .orders = {}};
+  uint64_t bytes = 0;
+  for (const ShardOrder& order : shard.orders) {
+    bytes += interest_bytes(order);
+    const bool is_full = answer.orders.size() == kMostOrders || bytes > kMostInterestBytes;
+    if (is_full && !answer.orders.empty()) break;
+    answer.orders.push_back(order);
+  }
+  reply(std::move(answer));
 }
 
 void Shards::answer_waiting(Shard& shard) {

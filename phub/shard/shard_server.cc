@@ -321,6 +321,12 @@ void ShardServer::offer(uint64_t number, Part& part, const ShardOrder& order) {
     std::optional<Error> failed = refused;
     if (!failed) {
       failed = error_of([&] {
+        if (!budget_.has_room(bytes_of(*chunks))) {
+          fail(ErrorCode::kFull,
+               "which chunks rank {} touches takes {} bytes, for which the box has no room now: "
+               "raise --memory-limit",
+               rank, bytes_of(*chunks));
+        }
         BoxLink& link = part.job->link();
         link.use_ticket(ticket);
         const Offer offer = again ? link.reconnect(rank) : link.admit(rank, incarnation);

@@ -64,6 +64,23 @@ TEST_F(ShardsTest, OrdersComeUntilTheyWereReceived) {
   EXPECT_THAT(rest.jobs(), ElementsAre(3));
 }
 
+// What they say of who touches what: an answer has a limit, and one that is longer comes alone.
+TEST_F(ShardsTest, LargeOrdersComeInSeveralAnswers) {
+  const uint64_t box = join();
+  for (uint64_t job = 1; job <= 5; ++job) {
+    const std::vector<ElementRange> ranges((job == 3 ? 250'000 : 80'000), {.begin = 0, .end = 1});
+    shards_.send(
+        box, {.kind = ShardDo::kAdmit, .job = job, .interest = {{.key = "k", .writes = ranges}}});
+  }
+  Answer first, second, third;
+  mail(box, {.wait = true}, &first);
+  EXPECT_THAT(first.jobs(), ElementsAre(1, 2));
+  mail(box, {.received = 2, .wait = true}, &second);
+  EXPECT_THAT(second.jobs(), ElementsAre(3));
+  mail(box, {.received = 3, .wait = true}, &third);
+  EXPECT_THAT(third.jobs(), ElementsAre(4, 5));
+}
+
 TEST_F(ShardsTest, WhoWaitsIsAnsweredByTheNextOrderOrInTime) {
   const uint64_t box = join();
   Answer order, nothing;
