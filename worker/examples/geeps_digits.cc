@@ -52,12 +52,7 @@ void run(int argc, char** argv) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--data", data_path, "The digits as CSV")->capture_default_str();
-  add_options(app, options);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    std::exit(app.exit(e));
-  }
+  parse(app, options, argc, argv);
   const digits::Dataset data = digits::load(data_path);
   train(options, fmt::format("digits {} {}", model, hidden), [&](const Share& share) {
     return std::make_unique<Network>(layers_of(model, hidden), data, share);

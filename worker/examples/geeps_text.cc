@@ -31,12 +31,7 @@ void run(int argc, char** argv) {
   app.add_option("--steps", steps, "Time steps of a mini-batch")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  add_options(app, options);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    std::exit(app.exit(e));
-  }
+  parse(app, options, argc, argv);
   const Text text = Text::load(path);
   const uint64_t size = text.train().size() + text.test().size();
   const std::string name = fmt::format("text of {} bytes, {} units, {} steps", size, hidden, steps);

@@ -36,12 +36,7 @@ void run(int argc, char** argv) {
   app.add_option("--clips", clips, "Videos to train with; they follow from --seed")
       ->check(CLI::Range(size_t{1}, size_t{1} << 40))
       ->capture_default_str();
-  add_options(app, options);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    std::exit(app.exit(e));
-  }
+  parse(app, options, argc, argv);
   const uint64_t workers = uint64_t{options.worker.spec.world_size} * options.devices;
   if (clips < workers) {
     fail(ErrorCode::kInvalid, "--clips {}: {} workers need at least one each", clips, workers);

@@ -49,8 +49,9 @@ struct TrainingOptions {
   bool resume = false;
 };
 
-// `options` has the defaults.
-void add_options(CLI::App& app, TrainingOptions& options);
+// Adds these to the application's own, and reads the command line; where that asks for help, or is
+// wrong, the process ends. `options` has the defaults.
+void parse(CLI::App& app, TrainingOptions& options, int argc, char** argv);
 
 using MakeModel = std::function<std::unique_ptr<Model>(const Share& share)>;
 

@@ -1,4 +1,5 @@
 #include <CLI/CLI.hpp>
+#include <cstdlib>
 
 #include "worker/examples/geeps/training.h"
 
@@ -67,7 +68,7 @@ void add_job_options(CLI::App& app, TrainingOptions& o) {
 
 }  // namespace
 
-void add_options(CLI::App& app, TrainingOptions& o) {
+void parse(CLI::App& app, TrainingOptions& o, int argc, char** argv) {
   add_device_options(app, o);
   add_job_options(app, o);
   app.add_option("--iterations", o.clocks, "Clocks in all")->capture_default_str();
@@ -97,6 +98,11 @@ void add_options(CLI::App& app, TrainingOptions& o) {
   app.add_option("--checkpoint-every", o.checkpoint_every, "Iterations; 0: only at the end")
       ->capture_default_str();
   app.add_flag("--resume", o.resume, "Go on from the checkpoint")->needs(checkpoint);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    std::exit(app.exit(e));
+  }
 }
 
 }  // namespace phub::examples
