@@ -37,7 +37,8 @@ class Shelves {
   // The chunk is about to begin this round. True: its parameters are now others than those that the
   // round before has made.
   bool before_round(uint32_t index, uint64_t round, Way& way) {
-    return is_any_left(index) && carry_out(index, round, way);
+    const bool is_another = is_any_left(index) && carry_out(index, round, way);
+    return set_in_skipped(index, round, way) || is_another;
   }
   // The round before which something is ordered that the chunk has not carried out; kNever: none.
   uint64_t next_order(uint32_t index) const {
@@ -53,6 +54,12 @@ class Shelves {
     return !orders_.empty() && orders_.back().round > table_[index].round;
   }
   bool carry_out(uint32_t index, uint64_t round, Way& way);
+  // Of rounds that are skipped none is closed: what is to be set in one of them is set now.
+  bool set_in_skipped(uint32_t index, uint64_t round, const Way& way) {
+    const bool skips = round > table_[index].round + 1 && states_.set.is_before(index, round);
+    if (skips) do_what_is_due(index, round, way);
+    return skips;
+  }
   void do_what_is_due(uint32_t index, uint64_t round, const Way& way);
   void copy(const BranchOrder& order, uint32_t index, const Way& way);
   void swap(const BranchOrder& order, uint32_t index, Way& way);

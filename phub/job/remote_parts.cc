@@ -9,6 +9,8 @@
 namespace phub {
 namespace {
 
+constexpr std::string_view kServesNoMore = "it serves no more";
+
 [[noreturn]] void nonsense(std::string_view what) {
   fail(ErrorCode::kInvalid, "mail: a report does not fit its job: {}", what);
 }
@@ -62,6 +64,10 @@ void RemoteParts::order(ShardOrder order) {
 }
 
 void RemoteParts::make(const ShardPart& like, Done done) {
+  for (const Part& part : parts_) {  // one may be lost since the job was begun
+    if (shards_.has(part.shard)) continue;
+    return done(Error(ErrorCode::kUnavailable, fmt::format("{}: {}", part.name, kServesNoMore)));
+  }
   ask(making_, nullptr, std::move(done));
   for (const Part& part : parts_) {
     const Plan plan = part_of(plan_, part.box);
@@ -265,7 +271,8 @@ std::optional<RemoteParts::Lost> RemoteParts::lose(uint64_t shard) {
   if (part == parts_.end()) return std::nullopt;
   const Lost lost{part->name, std::exchange(part->cores_left, 0),
                   std::exchange(part->committing, 0)};
-  ShardReport gone{.refused = true, .code = ErrorCode::kUnavailable, .text = "it serves no more"};
+  ShardReport gone{
+      .refused = true, .code = ErrorCode::kUnavailable, .text = std::string(kServesNoMore)};
   answered(making_, *part, gone);
   for (auto& [rank, asked] : offers_) answered(asked, *part, gone);
   answered(sharing_, *part, gone);

@@ -33,7 +33,8 @@ class RemoteParts {
 
   using Done = std::function<void(const std::optional<Error>& failed)>;
   using Offered = std::function<void(const std::optional<Error>& failed)>;
-  // All boxes make their parts of a job like `part`; `done` is called once, when all have answered.
+  // All boxes make their parts of a job like `part`; `done` is called once, when all have answered,
+  // or at once: one of them is lost.
   void make(const ShardPart& part, Done done);
   // They make memory and queue pairs of the rank, or queue pairs only; then `offer`, whose ticket
   // is theirs, has theirs too, and `done` is called.

@@ -97,6 +97,11 @@ ShardBox Shards::remove(uint64_t id) {
   return box;
 }
 
+bool Shards::has(uint64_t id) const {
+  return std::ranges::find(shards_, id, [](const Shard& shard) { return shard.box.id; }) !=
+         shards_.end();
+}
+
 void Shards::send(uint64_t id, ShardOrder order) {
   const auto at = std::ranges::find(shards_, id, [](const Shard& shard) { return shard.box.id; });
   if (at == shards_.end()) return;

@@ -38,6 +38,7 @@ class Shards {
                                 uint64_t now_ms);
   // It has sent nonsense, or leaves: from now on it is not known. REQUIRES: it is there.
   ShardBox remove(uint64_t shard);
+  bool has(uint64_t shard) const;
   // Nothing happens if it is lost.
   void send(uint64_t shard, ShardOrder order);
   // Answers those that have waited long enough, and returns those that are lost since.

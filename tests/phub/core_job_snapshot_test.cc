@@ -245,5 +245,35 @@ TEST(CoreJobKeyStates, AreCopiedBeforeTheirRoundIsClosed) {
   }
 }
 
+// Everybody is gone before some chunks come to the round, and who comes begins behind it: nobody
+// closes the round, and the newcomer gets what was set.
+TEST(CoreJobKeyStates, AreSetInARoundThatIsSkipped) {
+  Rig rig(options());
+  for (uint32_t chunk = 0; chunk < kChunks; ++chunk) push_round(rig, chunk, 1);
+  rig.run();
+  const StateMemory from(5, 2);
+  ASSERT_EQ(rig.job->hold().round, 2u);
+  rig.job->commit({.round = 3, .set_state = &from.memory});
+  rig.run();
+  rig.take_posts();
+  EXPECT_THAT(rig.take_reports(), IsEmpty());
+
+  std::vector<uint64_t> last_rounds(kChunks);
+  Boundary boundary{.round = 5};
+  for (const uint32_t rank : kRanks) {
+    boundary.lost.push_back({.rank = rank, .last_rounds = last_rounds});
+  }
+  boundary.admitted.push_back(rig.admission(0, 2, 5));
+  rig.job->hold();
+  rig.job->commit(boundary);
+  rig.run();
+  EXPECT_THAT(rig.take_reports(), ElementsAre("set @3"));
+  EXPECT_EQ(rig.take_posts().size(), kChunks);
+  for (uint32_t chunk = 1; chunk < kChunks; ++chunk) {  // of chunk 0 nothing is set
+    EXPECT_EQ(rig.result(chunk), 5) << chunk;
+    EXPECT_EQ(rig.state[size_t{chunk} * StateMemory::kElements], 2) << chunk;
+  }
+}
+
 }  // namespace
 }  // namespace phub

@@ -265,16 +265,24 @@ class RandomWalls {
     for (uint32_t r = 0; r < kRanks; ++r, seen >>= 6) {
       const uint64_t count = model.counted[r] + static_cast<uint64_t>(seen & 63);
       EXPECT_LE(count, model.clocks[r]) << "rank " << r;
-      if (r == rank) EXPECT_EQ(count, clock);
-      if (!is_lost_[r]) EXPECT_GE(count + slack, clock) << "rank " << r;
-      if (at < orders_.size()) EXPECT_LT(count, orders_[at].round) << "rank " << r;
+      if (r == rank) {
+        EXPECT_EQ(count, clock);
+      }
+      if (!is_lost_[r]) {
+        EXPECT_GE(count + slack, clock) << "rank " << r;
+      }
+      if (at < orders_.size()) {
+        EXPECT_LT(count, orders_[at].round) << "rank " << r;
+      }
     }
     EXPECT_EQ(seen, 0);
   }
 
   void wait_for_all(const Model& model, uint64_t wall) const {
     for (uint32_t r = 0; r < kRanks; ++r) {
-      if (!is_lost_[r]) EXPECT_GE(model.clocks[r] + 1, wall) << "rank " << r;
+      if (!is_lost_[r]) {
+        EXPECT_GE(model.clocks[r] + 1, wall) << "rank " << r;
+      }
     }
   }
 

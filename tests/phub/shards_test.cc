@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "phub/job/remote_parts.h"
 #include "transport/error.h"
 
 namespace phub {
@@ -142,6 +143,30 @@ TEST_F(ShardsTest, WhoHasSentNoMailServesNotYetAndIsForgottenAfterALease) {
   const uint64_t again = join("box", Shards::kLeaseMs + 1);
   mail(again, {}, nullptr, Shards::kLeaseMs + 1);
   EXPECT_THAT(shards_.boxes(), SizeIs(1));
+}
+
+// Nobody else hears of a job one of whose boxes was lost while it was made here.
+TEST_F(ShardsTest, AJobIsNotMadeWithABoxThatIsLost) {
+  const uint64_t stays = join("stays"), goes = join("goes");
+  Plan plan;
+  plan.queues.resize(2);
+  plan.cores = {{.box = 1}, {.box = 2}};
+  plan.queues[1].core = 1;
+  std::vector<ShardBox> boxes(2);
+  boxes[0] = {.id = stays, .about = {.name = "stays"}};
+  boxes[1] = {.id = goes, .about = {.name = "goes"}};
+  RemoteParts parts(shards_, 7, plan, boxes);
+  shards_.remove(goes);
+  std::vector<std::optional<Error>> done;
+  parts.make({}, [&](const std::optional<Error>& failed) { done.push_back(failed); });
+  ASSERT_THAT(done, SizeIs(1));
+  ASSERT_TRUE(done[0]);
+  EXPECT_EQ(done[0]->code(), ErrorCode::kUnavailable) << "the worker tries again";
+  EXPECT_STREQ(done[0]->what(), "goes: it serves no more");
+  EXPECT_FALSE(parts.being_made());
+  Answer answer;
+  mail(stays, {.wait = true}, &answer);
+  EXPECT_FALSE(answer.orders);
 }
 
 }  // namespace
