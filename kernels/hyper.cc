@@ -24,7 +24,8 @@ std::string set(Hyper& hyper, const std::string& name, double value) {
   const HyperField& field = kHyperFields[at];
   if (!std::isfinite(value) || value < field.at_least || value >= field.below) {
     return fmt::format("hyperparameter '{}' is {}: it must be at least {}{}", name, value,
-                       field.at_least, field.below == HUGE_VAL ? "" : " and below 1");
+                       field.at_least,
+                       field.below == HUGE_VAL ? "" : fmt::format(" and below {}", field.below));
   }
   hyper.*field.member = value;
   return "";

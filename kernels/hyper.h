@@ -16,7 +16,7 @@ struct HyperField {
   double below;         // exclusive
   bool of_job = false;  // the same for all groups of keys
 };
-inline constexpr std::array<HyperField, 24> kHyperFields = {{
+inline constexpr std::array<HyperField, 25> kHyperFields = {{
     {"lr", &Hyper::lr, 0, HUGE_VAL},
     {"momentum", &Hyper::momentum, 0, HUGE_VAL},
     {"dampening", &Hyper::dampening, -HUGE_VAL, HUGE_VAL},
@@ -41,6 +41,7 @@ inline constexpr std::array<HyperField, 24> kHyperFields = {{
     {"lr_cosine", &Hyper::lr_cosine, 0, HUGE_VAL},
     {"lr_end", &Hyper::lr_end, 0, HUGE_VAL},
     {"slack", &Hyper::slack, 0, 4294967296.0, true},
+    {"batch", &Hyper::batch, 0, 4294967296.0, true},
 }};
 static_assert(sizeof(Hyper) == kHyperFields.size() * sizeof(double));
 

@@ -119,6 +119,7 @@ struct Hyper {
   double lr_end = 0.0;     // of lr_polynomial and lr_cosine
   // Out of lock-step: rounds that a rank may be ahead of the slowest, if the job allows as many.
   double slack = 4294967295.0;
+  double batch = 0.0;  // samples of a rank's gradient, which it asks for; 0: as the program has it
 };
 Hyper default_hyper(Optimizer o);  // PyTorch's defaults
 

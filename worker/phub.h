@@ -237,6 +237,8 @@ PHUB_API phub_code phub_options_set_format(phub_options* options, const char* pa
  *   grad_scale          gradients arrive multiplied by it   1
  *   max_norm            all; norm of all keys together to which they are clipped, 0: none; no
  *                       groups, may change if it was set before round 1   0
+ *   batch               of a branch: samples of a rank's gradient, which the ranks ask for
+ *                       (phub_batch_in), 0: as the program has it; whole; no groups   0
  *   slack               ssp, async: rounds that a rank may be ahead of the slowest, in ssp at
  *                       most the option `slack`; no groups   the option's
  * Schedules of the learning rate, of all optimizers; where several are set, the rate is lr times
@@ -508,6 +510,9 @@ PHUB_API phub_code phub_kill(phub_worker* worker, uint32_t branch, uint64_t* rou
 PHUB_API phub_code phub_revive(phub_worker* worker, uint32_t branch, uint64_t* round);
 /* Which branch runs in `round`: final for the round behind the latest result that this rank has. */
 PHUB_API phub_code phub_branch_in(phub_worker* worker, uint64_t round, uint32_t* branch);
+/* The hyperparameter `batch` of that branch: how many samples a rank's gradient is of. 0: none is
+ * set, and the program decides. */
+PHUB_API phub_code phub_batch_in(phub_worker* worker, uint64_t round, uint64_t* samples);
 /* From which round on which branch runs, as far as it is decided: rounds ascend, the first is the
  * one in progress or before it. The first `room` of them; *count: how many there are, at most
  * PHUB_MOST_BRANCH_RUNS. */
@@ -523,6 +528,7 @@ typedef struct phub_branch {
   uint32_t parent;
   uint32_t runs;   /* 1: in the round that is in progress */
   uint32_t killed; /* 1: and there is no room for another yet; 2: it is on disk alone */
+  uint64_t batch;  /* its hyperparameter `batch`, samples; 0: none is set */
 } phub_branch;
 PHUB_API phub_code phub_branches(phub_worker* worker, phub_branch* branches, size_t room,
                                  size_t* count);

@@ -343,6 +343,9 @@ class Worker {
   // Which branch runs in `round`. Of the round behind the latest result that this rank has, and of
   // those before it as far as they are remembered, this is final.
   uint32_t branch_in(uint64_t round);
+  // The hyperparameter `batch` of that branch: how many samples a rank's gradient is of; 0: none is
+  // set, and the program decides.
+  uint64_t batch_in(uint64_t round);
   // Tells the server this rank's loss in `round`; 0: in the first round in which it has pushed no
   // key. Before it pushes that round, and in ascending rounds. Any number may be reported, also one
   // that is not finite. The server keeps the means of the latest rounds, of all ranks that report,

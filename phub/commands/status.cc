@@ -107,7 +107,8 @@ std::string branch_note(const BranchStatus& branch) {
   if (branch.round > 0) {
     text += fmt::format("forked from {} before round {}, ", branch.parent, branch.round);
   }
-  return text + fmt::format("{} rounds", branch.rounds);
+  text += fmt::format("{} rounds", branch.rounds);
+  return branch.batch > 0 ? text + fmt::format(", batches of {}", branch.batch) : text;
 }
 
 // "" where no switch that adds was used, and none was to be.

@@ -19,6 +19,7 @@ namespace {
 using kernels::Hyper;
 
 constexpr const char* kSlack = "slack";
+constexpr const char* kBatch = "batch";
 
 // Calls visit(group, field, value), for all groups first, as the map has them ("lr", "lr@1").
 template <typename Visit>
@@ -58,6 +59,38 @@ const HyperVersion& latest(std::span<const HyperVersion> versions, uint64_t roun
       versions.begin(), versions.end(), round,
       [](uint64_t r, const HyperVersion& version) { return r < version.from_round; });
   return *(after - groups + group);
+}
+
+void check_batch(const std::map<std::string, double>& values, const JobSpec& spec) {
+  const auto found = values.find(kBatch);
+  if (found == values.end()) return;
+  if (spec.branches == 0) {
+    fail(ErrorCode::kInvalid,
+         "batch: it is what the ranks are told of a branch, and job '{}' has no branches: create "
+         "it with some (the option branches), or let the program decide",
+         spec.name);
+  }
+  if (found->second != std::floor(found->second)) {
+    fail(ErrorCode::kInvalid, "batch: must be a whole number of samples, got {}", found->second);
+  }
+}
+
+void check_slack(const std::map<std::string, double>& values, const JobSpec& spec) {
+  const auto found = values.find(kSlack);
+  if (found == values.end()) return;
+  const double slack = found->second;
+  if (spec.consistency == "bsp") {
+    fail(ErrorCode::kInvalid,
+         "slack: in lock-step nobody is ahead: consistency must be ssp or async");
+  }
+  if (slack != std::floor(slack)) {
+    fail(ErrorCode::kInvalid, "slack: must be a whole number of rounds, got {}", slack);
+  }
+  if (spec.consistency == "ssp" && slack > spec.slack) {
+    fail(ErrorCode::kInvalid,
+         "slack: must be from 0 to {}, which job '{}' was created with, got {}", spec.slack,
+         spec.name, slack);
+  }
 }
 
 }  // namespace
@@ -106,22 +139,9 @@ void check_hyper(const std::map<std::string, double>& values, uint32_t groups) {
   apply(versions, 0, values);
 }
 
-void check_slack(const std::map<std::string, double>& values, const JobSpec& spec) {
-  const auto found = values.find(kSlack);
-  if (found == values.end()) return;
-  const double slack = found->second;
-  if (spec.consistency == "bsp") {
-    fail(ErrorCode::kInvalid,
-         "slack: in lock-step nobody is ahead: consistency must be ssp or async");
-  }
-  if (slack != std::floor(slack)) {
-    fail(ErrorCode::kInvalid, "slack: must be a whole number of rounds, got {}", slack);
-  }
-  if (spec.consistency == "ssp" && slack > spec.slack) {
-    fail(ErrorCode::kInvalid,
-         "slack: must be from 0 to {}, which job '{}' was created with, got {}", spec.slack,
-         spec.name, slack);
-  }
+void check_for_job(const std::map<std::string, double>& values, const JobSpec& spec) {
+  check_slack(values, spec);
+  check_batch(values, spec);
 }
 
 KeyClasses key_classes(const JobSpec& spec) {

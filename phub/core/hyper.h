@@ -19,9 +19,9 @@ namespace phub {
 // names, or says which value or group is out of range.
 void check_hyper(const std::map<std::string, double>& values, uint32_t groups);
 
-// The slack among these values is one that the job may have: whole rounds, in SSP no more than the
-// job's. Throws Error(kInvalid).
-void check_slack(const std::map<std::string, double>& values, const JobSpec& spec);
+// The slack and the batch among these values are some that the job may have: whole numbers, and in
+// SSP a slack of no more than the job's. Throws Error(kInvalid).
+void check_for_job(const std::map<std::string, double>& values, const JobSpec& spec);
 
 // Sets them, of each group; those of all groups first. Throws likewise.
 void set_values(const std::map<std::string, double>& values, std::span<kernels::Hyper> groups);

@@ -238,7 +238,8 @@ std::vector<BranchStatus> Branches::list(uint64_t in_progress) const {
                         .round = branch.forked,
                         .rounds = branch.rounds,
                         .killed = branch.killed,
-                        .on_disk = branch.place == kOnDisk};
+                        .on_disk = branch.place == kOnDisk,
+                        .batch = static_cast<uint64_t>(branch.values.front().batch)};
     for (size_t i = 0; i < runs_.size(); ++i) {
       if (runs_[i].branch != number) continue;
       const uint64_t first = std::max(runs_[i].round, in_progress);

@@ -144,11 +144,11 @@ void complete_spec(JobSpec& spec) {
   check_groups(spec, choices);
   const uint32_t groups = hyper_groups(spec);
   check_hyper(spec.hyper, groups);
-  check_slack(spec.hyper, spec);
+  check_for_job(spec.hyper, spec);
   const bool states_vary = choices.optimizer == kernels::Optimizer::kRmsprop;
   for (const HyperChange& change : spec.schedule) {
     check_hyper(change.values, groups);
-    check_slack(change.values, spec);
+    check_for_job(change.values, spec);
     if (states_vary && change.values.contains("rmsprop_momentum")) {
       fail(ErrorCode::kInvalid, "schedule: rmsprop_momentum cannot change after round 1");
     }

@@ -99,7 +99,7 @@ void RunningJob::leave_barrier(const Credential& who) {
 // Throws Error: these hyperparameters cannot be changed.
 void RunningJob::check_change(const std::map<std::string, double>& values) const {
   check_hyper(values, hyper_groups(job_->spec()));
-  check_slack(values, job_->spec());
+  check_for_job(values, job_->spec());
   if (values.contains("rmsprop_momentum")) {
     fail(ErrorCode::kInvalid, "rmsprop_momentum cannot change: it decides how much state there is");
   }

@@ -33,6 +33,7 @@ const std::map<std::string, double reference::Hyper::*> kFields = {
     {"lr_cosine", &reference::Hyper::lr_cosine},
     {"lr_end", &reference::Hyper::lr_end},
     {"slack", &reference::Hyper::slack},
+    {"batch", &reference::Hyper::batch},
 };
 
 // Those of all groups come before the group's own, as a map has them.

@@ -350,6 +350,33 @@ TEST(Branches, TheirMemoryIsCounted) {
   EXPECT_EQ(bytes[3] - bytes[2], bytes[2] - bytes[1]);
 }
 
+TEST(Branches, RanksAreToldOfTheBatchOfEachBranch) {
+  Box box(2);
+  JobSpec spec = spec_of("batches", 2);
+  spec.branches = 2;
+  spec.hyper["batch"] = 64;
+  each_rank(2, [&](uint32_t r) {
+    WorkerOptions options = box.options(spec);
+    options.rank = static_cast<int32_t>(r);
+    Worker worker(options);
+    worker.wait_all();
+    if (r == 0) {
+      EXPECT_EQ(worker.fork(0, {{"batch", 8}}, 3).branch, 1u);
+      EXPECT_EQ(worker.fork(1, {{"lr", 0.5}}, 4).branch, 2u);
+      const std::vector<BranchTurn> turns = {{1, 2}, {2, 1}, {0, 0}};
+      EXPECT_EQ(worker.schedule(turns, 5), 5u);
+    }
+    worker.barrier();
+    std::vector<uint64_t> batches;
+    for (uint64_t round = 1; round <= 8; ++round) {
+      batches.push_back(worker.batch_in(round));
+      push(worker, round, 0, 1);
+    }
+    EXPECT_EQ(batches, (std::vector<uint64_t>{64, 64, 64, 64, 8, 8, 8, 64}));
+    worker.barrier();
+  });
+}
+
 TEST(Branches, ServersThatCannotHaveThemRefuseThem) {
   JobSpec spec = spec_of("refused", 1);
   spec.branches = 1;
@@ -369,6 +396,11 @@ TEST(Branches, JobsThatCannotHaveThemAreRefused) {
     expect_error(ErrorCode::kInvalid, words, [&] { Worker worker(box.options(spec)); });
   };
   refused("slack: in lock-step", [](JobSpec& spec) { spec.hyper["slack"] = 1; });
+  refused("batch: must be a whole number", [](JobSpec& spec) { spec.hyper["batch"] = 1.5; });
+  refused("batch: it is what the ranks are told of a branch", [](JobSpec& spec) {
+    spec.branches = 0;
+    spec.hyper["batch"] = 8;
+  });
   refused("this job has none: choose one", [](JobSpec& spec) {
     spec.optimizer = "none";
     spec.hyper.clear();

@@ -389,13 +389,14 @@ static void gated(void) {
 /* A branch with twice the rate runs in round 3 and is gone then. */
 static void branches(void) {
   static const char* const name = "lr";
-  static const double twice = 2;
+  static const char* const batch_name = "batch";
+  static const double twice = 2, thirty_two = 32;
   static const float want[] = {-1, -2, -2, -3};
   phub_options* options = options_of("branches", 0, 1);
   phub_branch all[3];
   phub_worker* worker;
   uint32_t child = 9, turns[3] = {1, 0, 5}, running = 9, run[2];
-  uint64_t rounds[3] = {1, 0, 0}, at = 3, starts[2];
+  uint64_t rounds[3] = {1, 0, 0}, at = 3, starts[2], batch = 9;
   size_t count = 9;
   int round;
   OK(phub_options_set(options, "optimizer", "sgd"));
@@ -433,6 +434,12 @@ static void branches(void) {
   OK(phub_branches(worker, all, 3, &count));
   CHECK(count == 2 && all[1].branch == 1 && all[1].parent == 0 && all[1].round == 3);
   CHECK(all[1].rounds == 3 && all[1].runs == 0);
+  OK(phub_set_hyper(worker, &batch_name, &thirty_two, 1, NULL));
+  OK(phub_batch_in(worker, 100, &batch));
+  CHECK(batch == 32);
+  FAILS(phub_batch_in(worker, 100, NULL), PHUB_INVALID, "samples");
+  OK(phub_branches(worker, all, 3, &count));
+  CHECK(all[0].batch == 32 && all[1].batch == 0);
   FAILS(phub_discard(worker, 0, NULL), PHUB_INVALID, "schedule another");
   FAILS(phub_kill(worker, 1, NULL), PHUB_INVALID, "keeps no checkpoints");
   FAILS(phub_revive(worker, 1, NULL), PHUB_INVALID, "not killed");

@@ -264,6 +264,7 @@ void fields(A& a, const BranchStatus*) {
   a.optional("runs", &BranchStatus::runs);
   a.optional("killed", &BranchStatus::killed);
   a.optional("on_disk", &BranchStatus::on_disk);
+  a.optional("batch", &BranchStatus::batch);
 }
 
 template <class A>

@@ -248,6 +248,7 @@ struct BranchStatus {
   bool runs = false;     // in the round that is in progress
   uint64_t killed = 0;   // before this round; 0: it is not
   bool on_disk = false;  // it was killed, and a durable checkpoint has it: its shelf is free
+  uint64_t batch = 0;    // its hyperparameter `batch`: samples of a rank's gradient; 0: none is set
 
   friend bool operator==(const BranchStatus&, const BranchStatus&) = default;
 };

@@ -29,6 +29,7 @@ class Branch:
     runs: bool  # in the round that is in progress
     killed: bool = False
     on_disk: bool = False  # it is killed, and there is room for another
+    batch: int = 0  # its hyperparameter `batch`, samples; 0: none is set
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,7 @@ class BranchInfo(ctypes.Structure):
         ("parent", c_uint32),
         ("runs", c_uint32),
         ("killed", c_uint32),
+        ("batch", c_uint64),
     )
 
 
@@ -171,6 +172,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "kill": (c_void_p, c_uint32, POINTER(c_uint64)),
     "revive": (c_void_p, c_uint32, POINTER(c_uint64)),
     "branch_in": (c_void_p, c_uint64, POINTER(c_uint32)),
+    "batch_in": (c_void_p, c_uint64, POINTER(c_uint64)),
     "branch_runs": (c_void_p, POINTER(c_uint64), POINTER(c_uint32), c_size_t, POINTER(c_size_t)),
     "branches": (c_void_p, POINTER(BranchInfo), c_size_t, POINTER(c_size_t)),
     "report_loss": (c_void_p, c_double, c_uint64),

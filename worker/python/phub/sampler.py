@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
@@ -104,6 +105,18 @@ class Sampler(torch.utils.data.Sampler[int]):
                 "taken is not known"
             )
         return self._batches(loader, until)
+
+    def next(self, samples: int) -> list[int]:
+        """The numbers of the next samples, fewer at an epoch's end, for a program without a loader.
+
+        So batches may have another size each time, on all ranks the same, as where a branch of the
+        job has its own: next(worker.batch_in(round) or 32).
+        """
+        if samples < 1:
+            raise InvalidError(f"{samples} samples cannot be taken: there must be at least 1")
+        taken = list(itertools.islice(self._rest(), samples))
+        self.skip(1, samples)
+        return taken
 
     def _batches(
         self, loader: torch.utils.data.DataLoader[Any], until: int | None

@@ -412,6 +412,13 @@ class Worker:
         call("branch_in", self._worker, round, byref(found))
         return found.value
 
+    def batch_in(self, round: int) -> int:  # noqa: A002
+        """The hyperparameter `batch` of the branch that runs then, in samples; 0: none is set."""
+        self._settle()
+        found = c_uint64()
+        call("batch_in", self._worker, round, byref(found))
+        return found.value
+
     def branch_runs(self) -> tuple[tuple[int, int], ...]:
         """(round, branch): from this round on it runs, as far as it is decided. Rounds ascend."""
         self._settle()
@@ -435,6 +442,7 @@ class Worker:
                 bool(of.runs),
                 killed=of.killed > 0,
                 on_disk=of.killed > 1,
+                batch=of.batch,
             )
             for of in found[: count.value]
         )

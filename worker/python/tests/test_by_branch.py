@@ -104,6 +104,54 @@ def test_each_branch_has_its_own_statistics_order_and_random_numbers(box, start)
     assert both[0][0] != both[1][0]
 
 
+OWN_SIZE, SIZE = 16, 5
+
+
+def learns_in_batches(rank, job, decide):
+    """(branch, (batch, loss)) of each step."""
+    torch.manual_seed(SEED)
+    inputs, labels = torch.randn(150, 6), torch.randint(3, (150,))
+    net = nn.Linear(6, 3)
+    optimizer = phub.DistributedOptimizer(
+        torch.optim.SGD(net.parameters(), RATE), net, transport="tcp", job=job, branches=1
+    )
+    sampler = phub.Sampler(labels, rank=rank, world_size=2, seed=SEED)
+    course = []
+    for step in optimizer.steps(STEPS, sampler=sampler):
+        if rank == 0 and step == 1:
+            decide(optimizer.worker)
+        batch = optimizer.worker.batch_in(step + 1)
+        at = sampler.next(batch or OWN_SIZE)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(net(inputs[at]), labels[at])
+        course.append((optimizer.worker.branch_in(step + 1), (batch, loss.item())))
+        loss.backward()
+        optimizer.step()
+    optimizer.worker.barrier()
+    optimizer.close()
+    return course
+
+
+def test_each_branch_has_batches_of_its_own_size(box, start):
+    values = {"lr": OTHER, "batch": SIZE}
+
+    def interleaves_sizes(worker):
+        assert worker.fork(0, values, round=FORKED) == (1, FORKED)
+        assert [each.batch for each in worker.branches()] == [0, SIZE]
+        worker.schedule(*turns_of(1)[:12], 1, round=FORKED)
+
+    both = start(learns_in_batches, 2, "both", interleaves_sizes).results()
+    root = start(learns_in_batches, 2, "root", lambda worker: None).results()
+    child = start(
+        learns_in_batches, 2, "child", lambda worker: worker.set_hyper(values, round=FORKED)
+    ).results()
+    for rank, course in enumerate(both):
+        for branch, before, alone_ in ((0, 0, root[rank]), (1, FORKED - 1, child[rank])):
+            mine = of(branch, course)
+            assert mine == of(0, alone_)[before : before + len(mine)], (branch, turns_of(1))
+    assert {batch for _, (batch, _) in both[0]} == {0, SIZE}
+
+
 def test_they_are_in_the_checkpoints(saving_box, start):
     calm = start(learns, 2, "calm", (interleaves, forks_again), NoDeath()).results()
     death = death_anywhere("branches")

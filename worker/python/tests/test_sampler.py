@@ -242,6 +242,19 @@ def test_skipped_batches_are_those_that_would_have_come():
             assert one.state_dict() == state_after(other, batches, size)
 
 
+def test_samples_that_are_taken_are_those_of_the_loader():
+    draw = random.Random(SEED)
+    for _ in range(50):
+        samples, options = drawn(draw)
+        one, other = (phub.Sampler(range(samples), rank=0, **options) for _ in range(2))
+        for size in (draw.randint(1, 20) for _ in range(10)):
+            loader = DataLoader(Numbers(samples), batch_size=size, sampler=one)
+            assert other.next(size) == next(one.batches(loader)).tolist()
+            assert other.state_dict() == one.state_dict()
+    with pytest.raises(phub.InvalidError, match="at least 1"):
+        other.next(0)
+
+
 def test_another_world_goes_on_in_the_middle_of_an_epoch():
     draw = random.Random(SEED)
     for _ in range(100):
