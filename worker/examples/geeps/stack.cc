@@ -108,9 +108,7 @@ void Stack::backward_layer(Cache& cache, Math* math, size_t l, size_t part) cons
                                  .gradient = update.data(),
                                  .below = below ? below->data() : nullptr,
                                  .scratch = scratch ? scratch->data() : nullptr});
-    const size_t parameters_end = layers_[l]->parameters();
-    math->run(1, tables_.part_floats(table) - parameters_end,
-              Fill{0, update.data() + parameters_end});
+    tables_.clear_padding(*math, table, update.data());
   }
   update.update();
 }
@@ -167,6 +165,11 @@ size_t count_correct(std::span<const float> logits, std::span<const int> labels)
     correct += std::max_element(row, row + classes) - row == labels[n] ? 1 : 0;
   }
   return correct;
+}
+
+std::string held_out_accuracy(size_t correct, size_t samples) {
+  return fmt::format("held-out accuracy {:.1f}%",
+                     100 * static_cast<double>(correct) / static_cast<double>(samples));
 }
 
 }  // namespace phub::examples

@@ -74,5 +74,7 @@ class Loss {
 
 // How many rows of logits are highest at their label.
 size_t count_correct(std::span<const float> logits, std::span<const int> labels);
+// For people.
+std::string held_out_accuracy(size_t correct, size_t samples);
 
 }  // namespace phub::examples
