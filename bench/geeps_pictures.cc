@@ -175,18 +175,19 @@ Points minibatches(const Pictures& pictures) {
   for (const uint32_t in_a_clock : {8U, 4U, 2U, 1U}) {
     const Training training = of(in_a_clock);
     const uint64_t all = all_bytes(training);
-    uint64_t moved = 0, moved_of_all = 0;
-    const auto seconds = seconds_of(training, machine, budget, pictures, moved);
-    const auto of_all = seconds_of(training, machine, all, pictures, moved_of_all);
-    if (!seconds || !of_all) fail(ErrorCode::kFull, "{} bytes are not enough", budget);
+    TrainingRun on_budget(training, machine, budget);
+    TrainingRun with_all(training, machine, all);
+    TrainingRun* const runs[] = {&on_budget, &with_all};
+    const std::vector<double> seconds = alternate(runs, pictures.iterations, pictures.turns);
     const double computing = std::chrono::duration<double>(training.compute_time()).count();
+    const auto moved = static_cast<double>(on_budget.cache().placement().moved_bytes);
     add(points, {{"picture", "minibatches"},
                  {"images", whole.images / in_a_clock * pictures.parts},
                  {"budget_bytes", static_cast<double>(budget) * pictures.parts},
-                 {"moved_bytes", static_cast<double>(moved) * pictures.parts},
-                 {"images_per_s", images / *seconds},
+                 {"moved_bytes", moved * pictures.parts},
+                 {"images_per_s", images / seconds[0]},
                  {"all_bytes", static_cast<double>(all) * pictures.parts},
-                 {"all_images_per_s", images / *of_all},
+                 {"all_images_per_s", images / seconds[1]},
                  {"never_waits", images / computing}});
   }
   return points;

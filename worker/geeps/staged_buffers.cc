@@ -32,21 +32,29 @@ StagedBuffers::~StagedBuffers() {
 }
 
 StagedBuffers::Copy StagedBuffers::copy_of(const float* buffer, size_t count, Stream& stream,
-                                           Event& copied) {
+                                           Event& done) {
+  const auto await_stream = [&] {
+    stream.record(done);
+    done.wait();
+  };
   Buffer* copy = nullptr;
   {
     const std::lock_guard lock(mutex_);
     copy = &buffers_[buffer];
   }
-  const std::lock_guard lock(copy->mutex);
-  if (copy->memory.bytes() > 0) return {copy->memory.floats().data(), 0};
-  const size_t bytes = count * sizeof(float);
-  HostMemory memory = pool_.take(bytes);
-  stream.copy_to_host(memory.data(), buffer, bytes);
-  stream.record(copied);
-  copied.wait();
-  copy->memory = std::move(memory);
-  return {copy->memory.floats().data(), bytes};
+  {
+    const std::lock_guard lock(copy->mutex);
+    if (copy->memory.bytes() == 0) {
+      const size_t bytes = count * sizeof(float);
+      HostMemory memory = pool_.take(bytes);
+      stream.copy_to_host(memory.data(), buffer, bytes);
+      await_stream();
+      copy->memory = std::move(memory);
+      return {copy->memory.floats().data(), bytes};
+    }
+  }
+  await_stream();
+  return {copy->memory.floats().data(), 0};
 }
 
 }  // namespace phub::geeps

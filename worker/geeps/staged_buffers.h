@@ -38,9 +38,11 @@ class StagedBuffers {
     const float* floats;
     size_t copied_bytes;  // by this call
   };
-  // The first call for a buffer copies it on the stream, and waits for that; later ones wait for
-  // the first. The copy stays until the end of this. REQUIRES: `count` is the same in all calls.
-  Copy copy_of(const float* buffer, size_t count, Stream& stream, Event& copied);
+  // The first call for a buffer copies it on the stream; later ones wait for the first. All return
+  // when the stream's own work so far is done, which may write where the rows go: `done` is
+  // recorded behind it. The copy stays until the end of this. REQUIRES: `count` is the same in all
+  // calls.
+  Copy copy_of(const float* buffer, size_t count, Stream& stream, Event& done);
 
  private:
   struct Buffer {

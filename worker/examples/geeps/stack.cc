@@ -66,7 +66,8 @@ void Stack::forward(Cache& cache, Math* math, size_t part) const {
   const uint32_t bottom = activations_.front();
   held[0].emplace(cache, bottom, tables_.rows(bottom, part), Fetch::kYes, Save::kNo);
   for (size_t l = 0; l < layers_.size(); ++l) {
-    std::optional<LocalBuffer>&in = held[l % 2], &out = held[(l + 1) % 2];
+    auto& in = held[l % 2];
+    auto& out = held[(l + 1) % 2];
     const uint32_t above = activations_[l + 1];
     out.emplace(cache, above, tables_.rows(above, part), Fetch::kNo);
     forward_layer(cache, math, l,
@@ -95,8 +96,10 @@ void Stack::backward(Cache& cache, Math* math, bool last, size_t part) const {
   outputs[top % 2].emplace(cache, out_table, tables_.rows(out_table, part), Fetch::kYes, Save::kNo);
   errors[top % 2].emplace(cache, error_table, tables_.rows(error_table), Fetch::kYes, Save::kNo);
   for (size_t l = top; l-- > 0;) {
-    std::optional<LocalBuffer>&in = outputs[l % 2], &out = outputs[(l + 1) % 2];
-    std::optional<LocalBuffer>&below = errors[l % 2], &error = errors[(l + 1) % 2];
+    auto& in = outputs[l % 2];
+    auto& out = outputs[(l + 1) % 2];
+    auto& below = errors[l % 2];
+    auto& error = errors[(l + 1) % 2];
     in.emplace(cache, activations_[l], tables_.rows(activations_[l], part), Fetch::kYes, Save::kNo);
     if (errors_[l] != kNone) {
       below.emplace(cache, errors_[l], tables_.rows(errors_[l]), Fetch::kNo,
