@@ -136,7 +136,8 @@ def geeps_is_drawn(folder, binaries):
     refused({"rows": [], "points": []}, "no picture can be drawn")
     refused({"rows": [{"accuracies": []}]}, "no picture can be drawn")  # rank 0 made no round in time
     for wrong in ([], {}, {"rows": [], "points": [{"picture": "none"}]}, {"rows": [], "points": [{"picture": "largest"}]},
-                  {"rows": [], "points": [forms[0] | {"form": "none"}]}, {"rows": [], "points": [frames[0] | {"form": "cache"}]}, {"rows": [{"accuracies": [[1, 2, 3]]}]},
+                  {"rows": [], "points": [forms[0] | {"form": "none"}]}, {"rows": [], "points": [frames[0] | {"form": "cache"}]},
+                  {"rows": [{"accuracies": [[1, 2, 3]]}]},
                   {"rows": [{"accuracies": [[1, 2]], "consistency": "bsp", "slack": 0}], "workers": 1, "batch": 1}):
         refused(wrong, "is no file of geeps_bench's or time_to_loss's --json")
     return 0
