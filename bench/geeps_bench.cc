@@ -91,7 +91,10 @@ class Bench {
     }
     if (wanted("batches")) append(batches(pictures_of(options_)));
     if (wanted("sizes")) append(sizes(pictures_of(options_)));
+    if (wanted("minibatches")) append(minibatches(pictures_of(options_)));
     if (wanted("largest")) append(largest(pictures_of(options_)));
+    if (wanted("frames")) append(frames(pictures_of(options_)));
+    if (wanted("partitions")) append(partitions(pictures_of(options_)));
   }
 
   const std::vector<Figure>& figures() const { return figures_; }
@@ -210,10 +213,7 @@ void Bench::large_model() {
   const double parts = options_.parts * 8;
   const uint32_t layers = options_.tiny ? 24 : 48;
   const Training training(part_of(very_large(layers), parts), machine_);
-  uint64_t data = 0;
-  for (const geeps::TableSpec& table : training.tables()) {
-    data += table.keys.size() * table.row_floats * sizeof(float) * (table.local ? 1 : 2);
-  }
+  const uint64_t data = data_bytes(training.tables());
   const uint64_t budget = data / (options_.tiny ? 10 : 20);
   TrainingRun fits(training, machine_, training.everything_bytes());
   TrainingRun large(training, machine_, budget);
@@ -366,8 +366,9 @@ int run(int argc, char** argv) {
                  "the number of a GPU, whose memory and copies are used instead of the host's")
       ->check(CLI::Range(0, 1023));
   app.add_option("--only", options.only, "one of the figures")
-      ->check(CLI::IsMember({"stall", "forms", "budget", "large", "call", "gradients", "placement",
-                             "batches", "sizes", "largest"}));
+      ->check(
+          CLI::IsMember({"stall", "forms", "budget", "large", "call", "gradients", "placement",
+                         "batches", "sizes", "minibatches", "largest", "frames", "partitions"}));
   app.add_option("--json", options.json, "a file for the figures");
   app.add_flag("--tiny", options.tiny, "a smoke test: figures mean nothing");
   CLI11_PARSE(app, argc, argv);

@@ -2,18 +2,23 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <iostream>
+#include <memory>
 #include <optional>
 
 #include "bench/geeps_run.h"
+#include "bench/geeps_video.h"
 #include "bench/geeps_workers.h"
 #include "bench/zerocompute/processes.h"
 #include "transport/error.h"
 
 namespace phub::geeps_bench {
 namespace {
+
+constexpr uint64_t kReserved = 256;  // by a run's cache, for calls outside the sequence
 
 void add(Points& points, nlohmann::json point) {
   fmt::print("{}\n", point.dump());
@@ -36,14 +41,6 @@ std::optional<double> seconds_of(const Training& training, const Machine& machin
   return alternate(runs, pictures.iterations, pictures.turns)[0];
 }
 
-uint64_t data_bytes(const Training& training) {
-  uint64_t bytes = 0;
-  for (const geeps::TableSpec& table : training.tables()) {
-    bytes += table.keys.size() * table.row_floats * sizeof(float) * (table.local ? 1 : 2);
-  }
-  return bytes;
-}
-
 bool fits(const Training& training, uint64_t budget) {
   try {
     geeps::place(training.demand(), {.budget_bytes = budget});
@@ -57,7 +54,8 @@ bool fits(const Training& training, uint64_t budget) {
 // The most images, up to `most`, with which `fits` is true; 0: not with one.
 template <class Fits>
 double most_images(double most, Fits fits) {
-  double least = 0, too_many = most + 1;
+  if (fits(most)) return most;
+  double least = 0, too_many = most;
   while (too_many - least > 1) {
     const double images = std::floor((least + too_many) / 2);
     (fits(images) ? least : too_many) = images;
@@ -138,7 +136,7 @@ Points sizes(const Pictures& pictures) {
     return Training(part_of(very_large(layers), parts), machine);
   };
   const uint32_t most = pictures.tiny ? 16 : 56;
-  const uint64_t budget = data_bytes(of_layers(most)) / (pictures.tiny ? 6 : 20);
+  const uint64_t budget = data_bytes(of_layers(most).tables()) / (pictures.tiny ? 6 : 20);
   Points points;
   for (uint32_t layers = most; layers >= 2; layers = layers * 2 / 3) {
     const Net net = part_of(very_large(layers), parts);
@@ -152,10 +150,105 @@ Points sizes(const Pictures& pictures) {
     add(points, {{"picture", "sizes"},
                  {"layers", layers},
                  {"model_bytes", net.weights() * 4 * parts},
-                 {"data_bytes", static_cast<double>(data_bytes(training)) * parts},
+                 {"data_bytes", static_cast<double>(data_bytes(training.tables())) * parts},
                  {"budget_bytes", static_cast<double>(budget) * parts},
                  {"connections_per_s", connections * pictures.slower / *seconds},
                  {"busy", computing / *seconds}});
+  }
+  return points;
+}
+
+Points minibatches(const Pictures& pictures) {
+  const Machine machine = slower(pictures.machine, pictures.slower);
+  const Net whole = part_of(adam_like(), pictures.parts);
+  const auto of = [&](uint32_t in_a_clock) {
+    Net net = whole;
+    net.images /= in_a_clock;
+    return Training(net, machine, {.batches = in_a_clock});
+  };
+  const auto all_bytes = [](const Training& training) {
+    return training.least_unmoved_bytes() + kReserved;
+  };
+  const uint64_t budget = all_bytes(of(4));
+  const double images = whole.images * pictures.slower;  // of a clock, on the stated machine
+  Points points;
+  for (const uint32_t in_a_clock : {8U, 4U, 2U, 1U}) {
+    const Training training = of(in_a_clock);
+    const uint64_t all = all_bytes(training);
+    TrainingRun on_budget(training, machine, budget);
+    TrainingRun with_all(training, machine, all);
+    TrainingRun* const runs[] = {&on_budget, &with_all};
+    const std::vector<double> seconds = alternate(runs, pictures.iterations, pictures.turns);
+    const double computing = std::chrono::duration<double>(training.compute_time()).count();
+    const auto moved = static_cast<double>(on_budget.cache().placement().moved_bytes);
+    add(points, {{"picture", "minibatches"},
+                 {"images", whole.images / in_a_clock * pictures.parts},
+                 {"budget_bytes", static_cast<double>(budget) * pictures.parts},
+                 {"moved_bytes", moved * pictures.parts},
+                 {"images_per_s", images / seconds[0]},
+                 {"all_bytes", static_cast<double>(all) * pictures.parts},
+                 {"all_images_per_s", images / seconds[1]},
+                 {"never_waits", images / computing}});
+  }
+  return points;
+}
+
+Points partitions(const Pictures& pictures) {
+  const Machine machine = slower(pictures.machine, pictures.slower);
+  const Net net = part_of(adam_like(), pictures.parts);
+  const Training training(net, machine);
+  const uint64_t budget = training.everything_bytes() * 35 / 100;
+  const double computing = std::chrono::duration<double>(training.compute_time()).count();
+  const double images = net.images * pictures.slower;
+  constexpr std::array<uint32_t, 4> kPartitions = {1, 2, 4, 8};
+  std::vector<std::unique_ptr<TrainingRun>> owned;
+  std::vector<TrainingRun*> runs;
+  for (const uint32_t count : kPartitions) {
+    owned.push_back(std::make_unique<TrainingRun>(training, machine, budget, count));
+    runs.push_back(owned.back().get());
+  }
+  const std::vector<double> seconds = alternate(runs, pictures.iterations, pictures.turns);
+  Points points;
+  for (size_t i = 0; i < kPartitions.size(); ++i) {
+    add(points, {{"picture", "partitions"},
+                 {"partitions", kPartitions[i]},
+                 {"images_per_s", images / seconds[i]},
+                 {"never_waits", images / computing}});
+  }
+  return points;
+}
+
+Points frames(const Pictures& pictures) {
+  constexpr double kCopies =
+      4;  // of parameters, for every frame: as much slower as that takes here
+  const double slower_by = pictures.slower * (pictures.tiny ? 1 : kCopies);
+  const Machine machine = slower(pictures.machine, slower_by);
+  const VideoShape shape = pictures.tiny ? VideoShape{4, 8, 2} : VideoShape{};
+  constexpr size_t kMost = 192;  // the paper's longest
+  const size_t most = pictures.tiny ? kMost / 12 : kMost;
+  Points points;
+  const auto measure = [&](const char* form, size_t frames, uint64_t budget) {
+    VideoTraining training(shape, frames, machine);
+    TrainingRun run(training.iteration(), machine, budget);
+    TrainingRun* const runs[] = {&run};
+    const double seconds = alternate(runs, pictures.iterations, pictures.turns)[0];
+    add(points, {{"picture", "frames"},
+                 {"form", form},
+                 {"budget_bytes", budget},
+                 {"frames", frames},
+                 {"moved_bytes", run.cache().placement().moved_bytes},
+                 {"s_per_iteration", seconds / slower_by},
+                 {"ms_per_frame", 1e3 * seconds / slower_by / static_cast<double>(frames)},
+                 {"busy", run.busy(seconds)}});
+  };
+  for (size_t kept = most / (pictures.tiny ? 4 : 16); kept <= most; kept *= 2) {
+    const uint64_t budget = VideoTraining(shape, kept, machine).least_unmoved_bytes();
+    measure("kept", kept, budget);
+    if (kept == most) break;
+    const double longest = most_images(static_cast<double>(most), [&](double frames) {
+      return VideoTraining(shape, static_cast<size_t>(frames), machine).fits(budget);
+    });
+    measure("swapped", static_cast<size_t>(longest), budget);
   }
   return points;
 }

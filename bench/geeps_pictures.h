@@ -37,6 +37,24 @@ Points batches(const Pictures& pictures);
 // which the device computes).
 Points sizes(const Pictures& pictures);
 
+// AdamLike with mini-batches of 25 to 200 images, of which a clock has 200, on the least memory
+// that holds everything with 50. `images` of a mini-batch, `budget_bytes`, `moved_bytes` of a
+// clock, `images_per_s`; the same on a device that just holds everything of this mini-batch:
+// `all_bytes`, `all_images_per_s`; and `never_waits`, where nothing is waited for. Bytes are those
+// of the whole net.
+Points minibatches(const Pictures& pictures);
+
+// What several partitions of every table bring (4.2): AdamLike with 35% of the memory that holds
+// everything. `partitions`, `images_per_s`, `never_waits`.
+Points partitions(const Pictures& pictures);
+
+// The longest videos (5.3) by the budget, with the network of worker/examples/geeps/video.h.
+// Budgets are those that just hold 12, 24, 48, 96 and 192 frames without moves. Each has two rows,
+// of the `form` kept (so many frames) and swapped: the longest that fit if everything may be moved,
+// up to 192. `budget_bytes`, `frames`, `moved_bytes` and `s_per_iteration` of an iteration,
+// `ms_per_frame`, `busy`.
+Points frames(const Pictures& pictures);
+
 // The largest mini-batch of AlexNet by the budget: `budget_bytes`, `kept` (images if nothing is
 // moved), `swapped` (images if everything may be). Plans alone.
 Points largest(const Pictures& pictures);

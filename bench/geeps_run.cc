@@ -25,19 +25,37 @@ JobSpec job_of(std::span<const geeps::TableSpec> tables) {
   return spec;
 }
 
-geeps::CacheOptions cache_options(Stream& compute) {
-  return {.reserved_bytes = 1, .compute = &compute};  // no call is outside of the sequence
+geeps::CacheOptions cache_options(Stream& compute, uint32_t partitions) {
+  // No call is outside of the sequence.
+  return {.reserved_bytes = 1, .partitions = partitions, .compute = &compute};
 }
 
-TrainingRun::TrainingRun(Training training, const Machine& machine, uint64_t budget_bytes)
-    : training_(std::move(training)),
+uint64_t data_bytes(std::span<const geeps::TableSpec> tables) {
+  uint64_t bytes = 0;
+  for (const geeps::TableSpec& table : tables) {
+    bytes += table.keys.size() * table.row_floats * sizeof(float) * (table.local ? 1 : 2);
+  }
+  return bytes;
+}
+
+TrainingRun::TrainingRun(const Training& training, const Machine& machine, uint64_t budget_bytes,
+                         uint32_t partitions)
+    : TrainingRun({.tables = training.tables(),
+                   .run = [training](geeps::Cache& cache,
+                                     Stream* compute) { training.iterate(cache, compute); },
+                   .compute_time = [training] { return training.compute_time(); }},
+                  machine, budget_bytes, partitions) {}
+
+TrainingRun::TrainingRun(Iteration iteration, const Machine& machine, uint64_t budget_bytes,
+                         uint32_t partitions)
+    : iteration_(std::move(iteration)),
       device_(make_device(machine, budget_bytes)),
       compute_(device_->make_stream("compute")),
-      exchange_(std::make_unique<geeps::StandaloneExchange>(job_of(training_.tables()))),
-      cache_(std::make_unique<geeps::Cache>(*device_, *exchange_, training_.tables(),
-                                            cache_options(*compute_))) {
+      exchange_(std::make_unique<geeps::StandaloneExchange>(job_of(iteration_.tables))),
+      cache_(std::make_unique<geeps::Cache>(*device_, *exchange_, iteration_.tables,
+                                            cache_options(*compute_, partitions))) {
   cache_->begin_virtual();
-  training_.iterate(*cache_, nullptr);
+  iteration_.run(*cache_, nullptr);
   cache_->finish_sequence();
   copied_before_ = cache_->stats().bytes_copied_by_caller;
   seconds_per_iteration(1);
@@ -45,14 +63,14 @@ TrainingRun::TrainingRun(Training training, const Machine& machine, uint64_t bud
 
 double TrainingRun::seconds_per_iteration(uint32_t iterations) {
   const auto begin = std::chrono::steady_clock::now();
-  for (uint32_t i = 0; i < iterations; ++i) training_.iterate(*cache_, compute_.get());
+  for (uint32_t i = 0; i < iterations; ++i) iteration_.run(*cache_, compute_.get());
   compute_->synchronize();
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   return took.count() / iterations;
 }
 
 double TrainingRun::busy(double seconds) const {
-  return std::chrono::duration<double>(training_.compute_time()).count() / seconds;
+  return std::chrono::duration<double>(iteration_.compute_time()).count() / seconds;
 }
 
 std::vector<double> alternate(std::span<TrainingRun* const> runs, uint32_t iterations,

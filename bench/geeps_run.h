@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -19,16 +20,28 @@ double median(std::vector<double> values);
 // The job of every benchmark, for a cache's tables: SGD with momentum, BSP.
 JobSpec job_of(std::span<const geeps::TableSpec> tables);
 
-geeps::CacheOptions cache_options(Stream& compute);
+geeps::CacheOptions cache_options(Stream& compute, uint32_t partitions = 1);
+
+// Of all tables and the log of updates.
+uint64_t data_bytes(std::span<const geeps::TableSpec> tables);
+
+// What is trained: its tables, and the calls and computations of an iteration.
+struct Iteration {
+  std::vector<geeps::TableSpec> tables;
+  std::function<void(geeps::Cache& cache, Stream* compute)> run;  // without a stream: virtual
+  std::function<std::chrono::nanoseconds()> compute_time;         // of one that has run
+};
 
 class TrainingRun {
  public:
   // Records the iteration virtually, and runs one to fill device memory.
-  TrainingRun(Training training, const Machine& machine, uint64_t budget_bytes);
+  TrainingRun(Iteration iteration, const Machine& machine, uint64_t budget_bytes,
+              uint32_t partitions = 1);
+  TrainingRun(const Training& training, const Machine& machine, uint64_t budget_bytes,
+              uint32_t partitions = 1);
 
   double seconds_per_iteration(uint32_t iterations);
 
-  const Training& training() const { return training_; }
   geeps::Cache& cache() { return *cache_; }
   const geeps::Cache& cache() const { return *cache_; }
   DeviceStats device() const { return device_->stats(); }
@@ -40,7 +53,7 @@ class TrainingRun {
   double busy(double seconds) const;
 
  private:
-  Training training_;
+  Iteration iteration_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<Stream> compute_;
   std::unique_ptr<geeps::Exchange> exchange_;

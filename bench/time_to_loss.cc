@@ -162,6 +162,7 @@ nlohmann::json json_of(const Options& options, const std::vector<Mode>& modes,
           {"loss", options.run.loss},
           {"accuracy", options.run.accuracy},
           {"budget", options.budget},
+          {"cache", options.run.cache},
           {"transport", options.transport}};
 }
 
@@ -212,6 +213,9 @@ void add_options(CLI::App& app, Options& options) {
       ->capture_default_str();
   app.add_option("--budget", options.budget,
                  "What each worker may send, over tcp: 250mbit, or bytes per second");
+  app.add_option("--cache", options.run.cache,
+                 "Each rank has a GeePS cache in a host device with so much memory: 64M, 35% of "
+                 "what everything takes, or least");
   app.add_option("--transport", options.transport, "Of the workers: shm or tcp")
       ->capture_default_str();
   app.add_option("--data", options.data, "The digits as CSV")->capture_default_str();

@@ -4,12 +4,13 @@
 #include <atomic>
 #include <chrono>
 #include <future>
+#include <memory>
 #include <mutex>
 #include <span>
-#include <thread>
 #include <utility>
 #include <vector>
 
+#include "bench/time_to_loss_rank.h"
 #include "transport/error.h"
 #include "worker/examples/digits_model.h"
 
@@ -55,28 +56,29 @@ class Run {
  private:
   static constexpr uint64_t kLeft = ~uint64_t{0};
 
-  void train(uint32_t rank) {
-    Network network = digits::network(training_);
+  void train(uint32_t number) {
     WorkerOptions options = worker_;
-    options.rank = static_cast<int32_t>(rank);
-    Worker worker(options);
-    worker.broadcast(rank == 0 ? network.initial(training_.seed) : std::vector<float>());
+    options.rank = static_cast<int32_t>(number);
+    const std::unique_ptr<Rank> rank =
+        options_.cache.empty() ? make_plain_rank(training_, data_, options)
+                               : make_cached_rank(training_, data_, options, options_.cache);
+    Worker& worker = rank->worker();
+    worker.broadcast(number == 0 ? rank->initial() : std::vector<float>());
+    rank->begin();
     worker.barrier();
     std::call_once(started_, [this] { start_ = Clock::now(); });
     const uint64_t gradients = training_.rounds * training_.world;
     for (uint64_t round = 1; taken_.fetch_add(1) < gradients; ++round) {
-      const auto done = Clock::now() + computation_of(rank, round);
-      compute(network, worker, round);
-      std::this_thread::sleep_until(done);
-      pushed_[rank] = round;
-      ++gradients_;
-      for (size_t key = 0; key < worker.keys(); ++key) worker.push(key);
-      worker.wait_all();
-      note_lead(round);
-      if (rank == 0) take_sample(worker);
+      const auto computed = [&] {
+        pushed_[number] = round;
+        ++gradients_;
+      };
+      note_lead(rank->train(round, computation_of(number, round), computed));
+      if (number == 0) take_sample(*rank);
     }
-    pushed_[rank] = kLeft;
-    if (rank == 0) {
+    pushed_[number] = kLeft;
+    rank->end();
+    if (number == 0) {
       const WorkerStats stats = worker.stats();
       carried_ = static_cast<double>(stats.chunks_carried_over) /
                  static_cast<double>(std::max<uint64_t>(stats.chunks_pushed, 1));
@@ -93,22 +95,6 @@ class Run {
     return std::chrono::nanoseconds(static_cast<int64_t>(ms * 1e6));
   }
 
-  void compute(Network& network, Worker& worker, uint64_t round) const {
-    const Samples batch = digits::batch(data_.train, training_.seed, worker.rank(), training_.world,
-                                        round, training_.batch);
-    network.start(batch.images);
-    for (size_t l = 0; l < network.layers(); ++l) {
-      network.forward(l, worker.parameters(Network::weights_key(l)),
-                      worker.parameters(Network::bias_key(l)));
-    }
-    network.loss(batch.labels);
-    for (size_t l = network.layers(); l-- > 0;) {
-      const size_t weights = Network::weights_key(l);
-      network.backward(l, worker.parameters(weights), worker.gradient(weights),
-                       worker.gradient(Network::bias_key(l)));
-    }
-  }
-
   // How many rounds a rank that has its result is ahead of the slowest.
   void note_lead(uint64_t round) {
     uint64_t slowest = round;
@@ -122,15 +108,10 @@ class Run {
     }
   }
 
-  void take_sample(const Worker& worker) {
-    Sample sample;
-    sample.seconds = std::chrono::duration<double>(Clock::now() - start_).count();
-    for (size_t key = 0; key < worker.keys(); ++key) {
-      const std::span<const float> values = worker.parameters(key);
-      sample.parameters.insert(sample.parameters.end(), values.begin(), values.end());
-    }
-    sample.rounds = static_cast<double>(gradients_) / training_.world;
-    samples_.push_back(std::move(sample));
+  void take_sample(const Rank& rank) {
+    samples_.push_back({.seconds = std::chrono::duration<double>(Clock::now() - start_).count(),
+                        .rounds = static_cast<double>(gradients_) / training_.world,
+                        .parameters = rank.parameters()});
   }
 
   // Computed after the run, so that it costs no time of the run.

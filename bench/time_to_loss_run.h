@@ -37,6 +37,7 @@ struct TimeToLoss {
   bool random = false;    // true: each rank is a straggler at times; false: the last rank always
   double loss = 0.1;      // mean over the training images
   double accuracy = 95;   // percent of the held-out images
+  std::string cache;      // memory of each rank's GeePS cache (time_to_loss_rank.h); empty: none
 };
 
 inline constexpr double kNotReached = std::numeric_limits<double>::infinity();

@@ -102,6 +102,21 @@ def geeps_is_drawn(folder, binaries):
     sizes = points_of("sizes")
     assert [point["layers"] for point in sizes] == [16, 10, 6, 4, 2], sizes
     assert len({point["budget_bytes"] for point in sizes}) == 1, sizes
+    minibatches = points_of("minibatches")
+    assert [round(point["images"]) for point in minibatches] == [25, 50, 100, 200], minibatches
+    for point in minibatches:  # it moves what does not fit
+        assert (point["moved_bytes"] == 0) == (point["all_bytes"] <= point["budget_bytes"]), minibatches
+        assert 0 < max(point["images_per_s"], point["all_images_per_s"]) < point["never_waits"], minibatches
+    assert [point["moved_bytes"] > 0 for point in minibatches] == [False, False, True, True], minibatches
+    partitions = points_of("partitions")
+    assert [point["partitions"] for point in partitions] == [1, 2, 4, 8], partitions
+    assert all(0 < point["images_per_s"] < point["never_waits"] for point in partitions), partitions
+    frames = points_of("frames")
+    assert [(point["form"], point["frames"]) for point in frames] == [
+        ("kept", 4), ("swapped", 16), ("kept", 8), ("swapped", 16), ("kept", 16)], frames
+    for point in frames:
+        assert (point["moved_bytes"] == 0) == (point["form"] == "kept") and 0 < point["busy"] <= 1, frames
+        assert abs(point["ms_per_frame"] * point["frames"] / 1e3 / point["s_per_iteration"] - 1) < 1e-6, frames
     largest = points_of("largest")
     assert all(0 < point["kept"] < point["swapped"] for point in largest), largest
 
@@ -109,6 +124,10 @@ def geeps_is_drawn(folder, binaries):
     run(binaries / "time_to_loss", "--tiny", "--data", ROOT / "build" / "data" / "digits.csv", "--json", file)
     text = drawn("accuracy", file, folder / "sizes.json")
     expect(text, "geeps_sizes.png")
+    cached = folder / "cached.json"
+    run(binaries / "time_to_loss", "--tiny", "--data", ROOT / "build" / "data" / "digits.csv", "--modes", "bsp",
+        "--cache", "100%", "--json", cached)
+    drawn("accuracy", file, cached)
 
     def refused(found, message):
         file.write_text(json.dumps(found))
@@ -117,7 +136,8 @@ def geeps_is_drawn(folder, binaries):
     refused({"rows": [], "points": []}, "no picture can be drawn")
     refused({"rows": [{"accuracies": []}]}, "no picture can be drawn")  # rank 0 made no round in time
     for wrong in ([], {}, {"rows": [], "points": [{"picture": "none"}]}, {"rows": [], "points": [{"picture": "largest"}]},
-                  {"rows": [], "points": [forms[0] | {"form": "none"}]}, {"rows": [{"accuracies": [[1, 2, 3]]}]},
+                  {"rows": [], "points": [forms[0] | {"form": "none"}]}, {"rows": [], "points": [frames[0] | {"form": "cache"}]},
+                  {"rows": [{"accuracies": [[1, 2, 3]]}]},
                   {"rows": [{"accuracies": [[1, 2]], "consistency": "bsp", "slack": 0}], "workers": 1, "batch": 1}):
         refused(wrong, "is no file of geeps_bench's or time_to_loss's --json")
     return 0

@@ -378,6 +378,32 @@ def time_to_loss_reports(folder, binaries):
     return 0
 
 
+def time_to_loss_trains_on_caches(folder, binaries):
+    program, report = binaries / "time_to_loss", folder / "report.json"
+
+    def rows(*options):
+        run(program, "--rounds", "60", "--turns", "1", "--compute-ms", "1", "--delay-ms", "3", "--hidden", "16",
+            "--data", ROOT / "build" / "data" / "digits.csv", "--json", report, *options)
+        return json.loads(report.read_text())["rows"]
+
+    # In lock-step every round of rank 0 gives what it gives without a cache, up to sums in another order.
+    plain, = rows("--modes", "bsp")
+    for budget in ("100%", "least"):
+        cached, = rows("--modes", "bsp", "--cache", budget)
+        found, want = ([percent for _, _, percent in row["accuracies"]] for row in (cached, plain))
+        assert len(found) > 40 and found[-1] > want[0] + 20, cached
+        assert all(abs(a - b) < 1 for a, b in zip(found, want)), (found, want)
+        assert cached["largest_lead"] == 0, cached
+    for row in rows("--modes", "ssp:1,ssp:3,async", "--cache", "100%"):
+        assert row["consistency"] == "async" or row["largest_lead"] <= row["slack"], row
+        assert row["accuracies"][-1][2] > row["accuracies"][0][2] + 20, row
+    # Over a NIC's budget, with chunks that are left to later rounds.
+    carried, = rows("--modes", "ssp:2+magnitude+carry", "--cache", "100%", "--transport", "tcp", "--budget", "2000000")
+    assert carried["accuracies"], carried
+    expect(run(program, "--tiny", "--data", ROOT / "build" / "data" / "digits.csv", "--cache", "much", status=1), "much")
+    return 0
+
+
 def time_to_loss_refuses(folder, binaries):
     program = binaries / "time_to_loss"
     expect(run(program, "--modes", "bsp,lazy", status=2), "'lazy' is not bsp, ssp:SLACK or async")

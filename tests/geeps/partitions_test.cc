@@ -315,6 +315,127 @@ TEST(Partitions, AnUpdateOfPinnedRowsComesBeforeItsClock) {
   }
 }
 
+// Of a table whose rows are used in no order, so that those of all partitions lie among each other
+// in a buffer: what is copied to the host are these rows, however many partitions there are.
+class ScatteredRows : public ::testing::Test {
+ protected:
+  static constexpr uint32_t kRows = 240, kFloats = 16;
+  static constexpr uint64_t kRowBytes = kFloats * sizeof(float);
+
+  ScatteredRows() {
+    const phub::testing::Seeds seeds = phub::testing::fresh_seeds(1);
+    random_.seed(seeds.first);
+    for (std::vector<uint64_t>* keys : {&all_, &some_}) std::ranges::shuffle(*keys, random_);
+    some_.resize(kRows / 3);
+  }
+
+  void start(CacheOptions options) {
+    cache_.reset();
+    exchange_.emplace(job_of(specs_));
+    cache_.emplace(*device_, *exchange_, specs_, options);
+  }
+  void update(const std::vector<uint64_t>& keys) {
+    UpdateBuffer buffer(*cache_, 0, keys);
+    if (buffer.data() != nullptr) std::fill_n(buffer.data(), buffer.buffer().floats(), 1.0F);
+    buffer.update();
+  }
+  void save(const std::vector<uint64_t>& keys) {
+    const LocalBuffer buffer(*cache_, 1, keys, Fetch::kNo);
+    if (buffer.data() != nullptr) std::fill_n(buffer.data(), buffer.buffer().floats(), 2.0F);
+  }
+  // Reads what was saved, so that all saves have completed.
+  void await_saves() {
+    const LocalBuffer buffer(*cache_, 1, all_, Fetch::kYes, Save::kNo);
+    if (buffer.data() != nullptr) EXPECT_EQ(buffer.data()[0], 2);
+  }
+  uint64_t bytes_to_host() const { return device_->stats().bytes_to_host; }
+
+  std::mt19937_64 random_;
+  std::vector<uint64_t> all_ = dense(kRows), some_ = dense(kRows);
+  const std::vector<TableSpec> specs_ = {
+      {.name = "w", .row_floats = kFloats, .keys = dense(kRows)},
+      {.name = "local", .row_floats = kFloats, .keys = dense(kRows), .local = true}};
+  const std::unique_ptr<Device> device_ = make_host_device({.budget_bytes = 1 << 20});
+  std::optional<StandaloneExchange> exchange_;
+  std::optional<Cache> cache_;
+};
+
+TEST_F(ScatteredRows, AreCopiedOnceFromBuffers) {
+  for (const uint32_t partitions : {1u, 2u, 4u, 7u}) {
+    SCOPED_TRACE(partitions);
+    start({.partitions = partitions});
+    const uint64_t before = bytes_to_host();
+    update(all_);
+    update(some_);
+    cache_->table_clock(0);
+    save(all_);
+    save(some_);
+    cache_->wait_all();
+    await_saves();
+    EXPECT_EQ(bytes_to_host() - before, 2 * (all_.size() + some_.size()) * kRowBytes);
+    std::vector<float> want(size_t{kRows} * kFloats, -1);
+    for (const uint64_t key : some_) std::fill_n(want.begin() + key * kFloats, kFloats, -2.0F);
+    EXPECT_TRUE(std::ranges::equal(exchange_->parameters(0), want));
+  }
+}
+
+TEST_F(ScatteredRows, AreCopiedOnceFromPinnedLogs) {
+  for (const uint32_t partitions : {1u, 2u, 4u, 7u}) {
+    SCOPED_TRACE(partitions);
+    start({.partitions = partitions});
+    const auto iterate = [&] {
+      { const ReadBuffer read(*cache_, 0, all_); }
+      update(all_);
+      cache_->table_clock(0);
+    };
+    cache_->begin_virtual();
+    iterate();
+    cache_->finish_sequence();
+    ASSERT_TRUE(cache_->placement().entries[0].pinned);
+    const uint64_t before = bytes_to_host();
+    iterate();
+    cache_->wait_all();
+    EXPECT_EQ(bytes_to_host() - before, all_.size() * kRowBytes);
+  }
+}
+
+// The caller copies what is pinned when there is another sequence.
+TEST_F(ScatteredRows, AreCopiedOnceForANewSequence) {
+  for (const uint32_t partitions : {1u, 4u}) {
+    SCOPED_TRACE(partitions);
+    start({.partitions = partitions});
+    const auto iterate = [&] {
+      save(all_);
+      await_saves();
+    };
+    const auto record = [&] {
+      cache_->begin_virtual();
+      iterate();
+      cache_->finish_sequence();
+    };
+    record();
+    ASSERT_TRUE(cache_->placement().entries[0].pinned);
+    iterate();
+    const uint64_t before = bytes_to_host();
+    record();
+    EXPECT_EQ(bytes_to_host() - before, all_.size() * kRowBytes);
+    iterate();
+  }
+}
+
+TEST(Stretches, ThatOverlapBecomeOne) {
+  Stretch a{0, 4}, b{4, 2}, c{3, 1}, none{0, 0}, d{9, 3}, e{10, 5}, f{11, 1};
+  join_overlapping({&f, &b, &a, &d, &none, &c, &e});
+  EXPECT_EQ(a, (Stretch{0, 4}));
+  EXPECT_EQ(c, a);
+  EXPECT_EQ(b, (Stretch{4, 2}));
+  EXPECT_EQ(none, (Stretch{0, 0}));
+  for (const Stretch& each : {d, e, f}) EXPECT_EQ(each, (Stretch{9, 6}));
+  const std::vector<geeps::Run> runs = {{7, 0, 2}, {3, 9, 1}};
+  EXPECT_EQ(stretch_of(runs), (Stretch{3, 6}));
+  EXPECT_EQ(stretch_of({}), (Stretch{0, 0}));
+}
+
 TEST(Partitions, EveryRowIsInTheRangeOfItsPartition) {
   for (uint32_t rows = 1; rows < 40; ++rows) {
     for (uint32_t partitions = 1; partitions < 9; ++partitions) {

@@ -131,8 +131,9 @@ std::vector<bool> Cache::Impl::save_dirty() {
     }
     unclocked.push_back(mover_.tables[table].unclocked);
     if (!unclocked.back()) continue;
+    StagedBuffers staged(mover_.staging);
     for (const uint32_t partition : mover_.tables[table].partitions) {
-      mover_.complete_log(*own_lane_.rows, table, partition, used_logs);
+      mover_.complete_log(*own_lane_.rows, table, partition, used_logs, staged);
     }
   }
   store_dirty();
@@ -146,9 +147,10 @@ void Cache::Impl::store_dirty() {
   for (PlacedEntry& entry : mover_.schedule->entries) {
     if (!std::exchange(entry.dirty, false)) continue;
     const Table& table = mover_.tables[entry.table];
+    StagedBuffers staged(mover_.staging);
     for (const EntryPart& part : entry.parts) {
-      own_lane_.rows->store(entry.rows, table.own_rows.floats().data(), part.runs,
-                            table.row_floats);
+      own_lane_.rows->store({entry.rows, part.stretch, staged}, table.own_rows.floats().data(),
+                            part.runs, table.row_floats);
     }
   }
   own_lane_.stream->synchronize();

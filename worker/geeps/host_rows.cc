@@ -89,13 +89,13 @@ void HostRows::fetch(float* buffer, const float* memory, const float* log,
   stream_.record(*staged_copies_);
 }
 
-void HostRows::store(const float* buffer, float* memory, std::span<const Run> runs,
+void HostRows::store(const StoredBuffer& buffer, float* memory, std::span<const Run> runs,
                      uint32_t row_floats) {
   moved_ += bytes_in(runs, row_floats);
   if (!staged(runs, row_floats)) {
     for (const Run& run : runs) {
       stream_.copy_to_host(memory + size_t{run.source} * row_floats,
-                           buffer + size_t{run.first} * row_floats,
+                           buffer.rows + size_t{run.first} * row_floats,
                            size_t{run.rows} * row_floats * sizeof(float));
     }
     return;
@@ -105,7 +105,7 @@ void HostRows::store(const float* buffer, float* memory, std::span<const Run> ru
   });
 }
 
-void HostRows::store_add(const float* buffer, float* memory, std::span<const Run> runs,
+void HostRows::store_add(const StoredBuffer& buffer, float* memory, std::span<const Run> runs,
                          uint32_t row_floats) {
   moved_ += bytes_in(runs, row_floats);
   through_staging(buffer, runs, row_floats, [&](size_t row, const float* from, size_t floats) {
@@ -114,21 +114,17 @@ void HostRows::store_add(const float* buffer, float* memory, std::span<const Run
 }
 
 template <class Use>
-void HostRows::through_staging(const float* buffer, std::span<const Run> runs, uint32_t row_floats,
-                               Use use) {
+void HostRows::through_staging(const StoredBuffer& buffer, std::span<const Run> runs,
+                               uint32_t row_floats, Use use) {
   if (runs.empty()) return;
-  uint32_t begin = runs.front().first, end = begin;  // rows of the buffer
+  const auto [begin, rows] = buffer.stretch;
+  const StagedBuffers::Copy copy =
+      buffer.staged.copy_of(buffer.rows + size_t{begin} * row_floats, size_t{rows} * row_floats,
+                            stream_, *staged_copies_);
+  staged_ += copy.copied_bytes;
   for (const Run& run : runs) {
-    begin = std::min(begin, run.first);
-    end = std::max(end, run.first + run.rows);
-  }
-  const size_t floats = size_t{end - begin} * row_floats;
-  float* const copy = staging(floats);
-  stream_.copy_to_host(copy, buffer + size_t{begin} * row_floats, floats * sizeof(float));
-  stream_.record(*staged_copies_);
-  staged_copies_->wait();
-  for (const Run& run : runs) {
-    use(run.source, copy + size_t{run.first - begin} * row_floats, size_t{run.rows} * row_floats);
+    use(run.source, copy.floats + size_t{run.first - begin} * row_floats,
+        size_t{run.rows} * row_floats);
   }
 }
 

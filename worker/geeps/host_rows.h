@@ -8,8 +8,16 @@
 
 #include "worker/device/device.h"
 #include "worker/geeps/rows.h"
+#include "worker/geeps/staged_buffers.h"
 
 namespace phub::geeps {
+
+// A buffer of which parts store rows, each those in its stretch.
+struct StoredBuffer {
+  const float* rows;
+  Stretch stretch;
+  StagedBuffers& staged;  // of all parts
+};
 
 // Not thread-safe. Copies are enqueued on the stream; those through staging memory to the host have
 // completed when the call returns.
@@ -24,20 +32,21 @@ class HostRows {
   void fetch(float* buffer, const float* memory, const float* log, std::span<const Run> runs,
              uint32_t row_floats);
   // Memory row `source` = buffer row `first`.
-  void store(const float* buffer, float* memory, std::span<const Run> runs, uint32_t row_floats);
+  void store(const StoredBuffer& buffer, float* memory, std::span<const Run> runs,
+             uint32_t row_floats);
   // The same with +=. Has completed when it returns.
-  void store_add(const float* buffer, float* memory, std::span<const Run> runs,
+  void store_add(const StoredBuffer& buffer, float* memory, std::span<const Run> runs,
                  uint32_t row_floats);
 
   // Whether fetch() uses staging memory, so that it has read the rows when it returns.
   static bool staged(std::span<const Run> runs, uint32_t row_floats);
   uint64_t moved_bytes() const { return moved_; }    // bytes of all rows
-  uint64_t staged_bytes() const { return staged_; }  // of these, through staging memory
+  uint64_t staged_bytes() const { return staged_; }  // through staging memory, and what is between
 
  private:
   float* staging(size_t floats);  // waits until no copy uses it
   template <class Use>
-  void through_staging(const float* buffer, std::span<const Run> runs, uint32_t row_floats,
+  void through_staging(const StoredBuffer& buffer, std::span<const Run> runs, uint32_t row_floats,
                        Use use);
 
   Device& device_;

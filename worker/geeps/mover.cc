@@ -172,7 +172,7 @@ bool Mover::finish(Task& task) {
   const bool fills = task.kind == Task::Kind::kFill;
   if (!task.poisons) {
     (fills ? stats.bytes_to_device : stats.bytes_to_host) += task.bytes;
-    if (--*task.parts > 0) return false;
+    if (--task.parts->left > 0) return false;
     task.poisons = options.poison && !fills && task.kind != Task::Kind::kClock;
     if (task.poisons) return true;
   }
@@ -253,11 +253,11 @@ void Mover::store(Lane& lane, Task& task) {
       for (const HostPart& part : task.list->host) {
         if (!is_of(task, part)) continue;
         task.bytes += uint64_t{part.rows} * table.row_floats * sizeof(float);
+        const StoredBuffer buffer{task.buffer, part.stretch, task.parts->staged};
         if (updates) {
-          log(*lane.rows, table, part, task.buffer);
+          log(*lane.rows, table, part, buffer);
         } else {
-          lane.rows->store(task.buffer, table.own_rows.floats().data(), part.runs,
-                           table.row_floats);
+          lane.rows->store(buffer, table.own_rows.floats().data(), part.runs, table.row_floats);
         }
       }
       const Table::Part& events = table.parts[lane.partition];
@@ -294,8 +294,9 @@ void Mover::store_clock(Lane& lane, Task& task) {
     });
   } else if (!task.null) {
     const uint64_t moved = lane.rows->moved_bytes();
-    traced(stream, CacheTrack::kToHost, "log", task,
-           [&] { complete_log(*lane.rows, task.table, lane.partition, task.used_logs); });
+    traced(stream, CacheTrack::kToHost, "log", task, [&] {
+      complete_log(*lane.rows, task.table, lane.partition, task.used_logs, task.parts->staged);
+    });
     task.bytes = lane.rows->moved_bytes() - moved;
   }
   stream.record(*table.parts[lane.partition].logged);
@@ -313,7 +314,7 @@ void Mover::poison(Stream& stream, const Task& task) {
 
 // The first update of a clock is copied, since 0 + -0 is not -0. If it has only some rows of an
 // entry, the other rows become zero.
-void Mover::log(HostRows& rows, Table& table, const HostPart& part, const float* buffer) {
+void Mover::log(HostRows& rows, Table& table, const HostPart& part, const StoredBuffer& buffer) {
   if (part.entry == kNoEntry) {
     const ByUse loose = by_use(table, part.runs);
     rows.store_add(buffer, table.log, loose.used, table.row_floats);
@@ -335,14 +336,15 @@ void Mover::log(HostRows& rows, Table& table, const HostPart& part, const float*
 
 // Used logs are complete; the others become zero.
 void Mover::complete_log(HostRows& rows, uint32_t number, uint32_t partition,
-                         const std::vector<uint32_t>& used_logs) {
+                         const std::vector<uint32_t>& used_logs, StagedBuffers& staged) {
   Table& table = tables[number];
   const std::vector<uint32_t> none;
   const auto used = [](HostLog log) { return log == HostLog::kUsed; };
   for (const uint32_t i : schedule ? schedule->table_entries[number] : none) {
     EntryPart& part = schedule->entries[i].parts[partition];
     if (std::ranges::find(used_logs, i) != used_logs.end()) {
-      rows.store(schedule->entries[i].log, table.log, part.runs, table.row_floats);
+      rows.store({schedule->entries[i].log, part.stretch, staged}, table.log, part.runs,
+                 table.row_floats);
       part.host_log = HostLog::kOld;
       continue;
     }

@@ -37,6 +37,7 @@
 #include "worker/geeps/host_rows.h"
 #include "worker/geeps/rows.h"
 #include "worker/geeps/schedule.h"
+#include "worker/geeps/staged_buffers.h"
 
 namespace phub::geeps {
 
@@ -106,6 +107,14 @@ struct Outside {
   std::unique_ptr<Event> computed;
 };
 
+// What the parts of a task share.
+struct TaskParts {
+  TaskParts(uint32_t parts, StagingPool& pool) : left(parts), staged(pool) {}
+
+  uint32_t left;  // have not finished
+  StagedBuffers staged;
+};
+
 struct Task {
   enum class Kind : uint8_t { kFill, kUpdate, kSave, kFree, kClock, kPush, kPull };
   Kind kind;
@@ -120,7 +129,7 @@ struct Task {
   bool after_saves = false;                // kFill: and for the saves so far
   Event* done = nullptr;                   // recorded at the end; null: run() waits for the end
   std::optional<uint32_t> partition = {};  // of this part; nothing: all rows
-  std::shared_ptr<uint32_t> parts = {};    // of an access or a clock, that have not finished
+  std::shared_ptr<TaskParts> parts = {};   // of an access or a clock
   uint64_t clocks_before = 0;              // kUpdate, kClock: number of TableClocks before it
   std::vector<uint32_t> used_logs = {};    // kClock: pinned entries with updates
   std::vector<FactorPairs> factors = {};   // kClock, kPush: of a table with samples, in its log
@@ -163,7 +172,7 @@ class Mover {
 
   // Completes a partition's part of the log, of a clock with updates, in host memory.
   void complete_log(HostRows& rows, uint32_t table, uint32_t partition,
-                    const std::vector<uint32_t>& used_logs);
+                    const std::vector<uint32_t>& used_logs, StagedBuffers& staged);
 
   // mover_order.cc: the order of tasks
   void post(Task task);      // divides it among the store lanes
@@ -206,6 +215,7 @@ class Mover {
   Device& device;
   Exchange& exchange;
   const CacheOptions options;
+  StagingPool staging;  // of stores
   std::unique_ptr<CacheTrace> trace;
 
   // Guarded by the cache's lock.
@@ -231,7 +241,7 @@ class Mover {
   void store_clock(Lane& lane, Task& task);
   void end_release(Stream& stream, const Task& task);
   void poison(Stream& stream, const Task& task);
-  void log(HostRows& rows, Table& table, const HostPart& part, const float* buffer);
+  void log(HostRows& rows, Table& table, const HostPart& part, const StoredBuffer& buffer);
   void push(Task& task);
   void pull(Lane& lane, Task& task);
 

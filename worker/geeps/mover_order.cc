@@ -7,7 +7,7 @@ namespace phub::geeps {
 
 Mover::Mover(Device& of_device, Exchange& over_exchange, const CacheOptions& cache_options,
              const std::vector<TableSpec>& specs)
-    : device(of_device), exchange(over_exchange), options(cache_options) {
+    : device(of_device), exchange(over_exchange), options(cache_options), staging(of_device) {
   for (const TableSpec& spec : specs) {
     Table& table = tables.emplace_back(spec);
     table.split = {.rows = static_cast<uint32_t>(spec.keys.size()),
@@ -82,7 +82,7 @@ void Mover::make_due(Lane::Kind kind) {
 
 // Gives a part to the lane of each partition.
 void Mover::divide(const Task& task, Lane::Kind kind, const std::vector<uint32_t>& partitions) {
-  const auto parts = std::make_shared<uint32_t>(static_cast<uint32_t>(partitions.size()));
+  const auto parts = std::make_shared<TaskParts>(static_cast<uint32_t>(partitions.size()), staging);
   for (const uint32_t partition : partitions) {
     Task part = task;
     part.partition = partition;

@@ -1,5 +1,6 @@
 #include "worker/geeps/rows.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "transport/error.h"
@@ -31,6 +32,30 @@ std::vector<Run> runs_of(std::span<const uint32_t> positions, std::span<const ui
   std::vector<Run> runs;
   for (size_t i = 0; i < positions.size(); ++i) append(runs, positions[i], sources[i]);
   return runs;
+}
+
+Stretch stretch_of(std::span<const Run> runs) {
+  if (runs.empty()) return {};
+  uint32_t begin = runs.front().first, end = begin;
+  for (const Run& run : runs) {
+    begin = std::min(begin, run.first);
+    end = std::max(end, run.first + run.rows);
+  }
+  return {begin, end - begin};
+}
+
+void join_overlapping(std::vector<Stretch*> stretches) {
+  std::erase_if(stretches, [](const Stretch* stretch) { return stretch->rows == 0; });
+  std::ranges::sort(stretches, {}, &Stretch::first);
+  for (size_t begin = 0, end = 0; begin < stretches.size(); begin = end) {
+    Stretch joined = *stretches[begin];
+    while (end < stretches.size() && stretches[end]->first < joined.first + joined.rows) {
+      const uint32_t last = stretches[end]->first + stretches[end]->rows;
+      joined.rows = std::max(joined.rows, last - joined.first);
+      ++end;
+    }
+    for (size_t i = begin; i < end; ++i) *stretches[i] = joined;
+  }
 }
 
 std::pair<uint32_t, uint32_t> RowSplit::range_of(uint32_t partition) const {

@@ -23,6 +23,16 @@ std::vector<Run> runs_of(std::span<const uint32_t> sources, uint32_t first_posit
 // The runs of sources[i] at positions[i].
 std::vector<Run> runs_of(std::span<const uint32_t> positions, std::span<const uint32_t> sources);
 
+// Rows of a buffer from one of a list to another, and what lies between them.
+struct Stretch {
+  uint32_t first = 0, rows = 0;
+  bool operator==(const Stretch&) const = default;
+};
+// From the first to the last of the runs' rows in the first place.
+Stretch stretch_of(std::span<const Run> runs);
+// Those that overlap become one that has them all.
+void join_overlapping(std::vector<Stretch*> stretches);
+
 // Divides the rows of a table among partitions: contiguous ranges of equal size, or of one row
 // more.
 struct RowSplit {

@@ -14,6 +14,17 @@ constexpr uint32_t kAhead = 16;  // phases
 
 float* at(std::byte* memory, uint64_t offset) { return reinterpret_cast<float*>(memory + offset); }
 
+// Stretches of parts whose rows lie among each other are the same.
+template <class Part>
+void set_stretches(std::vector<Part>& parts) {
+  std::vector<Stretch*> stretches;
+  for (Part& part : parts) {
+    part.stretch = stretch_of(part.runs);
+    stretches.push_back(&part.stretch);
+  }
+  join_overlapping(std::move(stretches));
+}
+
 std::vector<EntryPart> parts_of(std::span<const uint32_t> rows, const RowSplit& split) {
   std::vector<std::vector<uint32_t>> positions(split.partitions), sources(split.partitions);
   for (uint32_t i = 0; i < rows.size(); ++i) {
@@ -26,6 +37,7 @@ std::vector<EntryPart> parts_of(std::span<const uint32_t> rows, const RowSplit& 
     parts.push_back({.rows = static_cast<uint32_t>(sources[i].size()),
                      .runs = runs_of(positions[i], sources[i])});
   }
+  set_stretches(parts);
   return parts;
 }
 
@@ -222,6 +234,7 @@ ListPlan plan_list(const Schedule* schedule, uint32_t table, const RowSplit& spl
     for (const uint32_t position : at) sources.push_back(row_in_entry[rows[position]]);
     plan.pinned.push_back({number, count, runs_of(at, sources)});
   }
+  set_stretches(plan.host);
   std::ranges::stable_sort(plan.host, {}, &HostPart::partition);
   for (const HostPart& part : plan.host) {
     if (plan.partitions.empty() || plan.partitions.back() != part.partition) {

@@ -26,6 +26,7 @@ enum class HostLog : uint8_t {
 struct EntryPart {
   uint32_t rows = 0;
   std::vector<Run> runs;             // row of the entry -> row of the table
+  Stretch stretch = {};              // of the entry, with all runs: stored with other parts
   HostLog host_log = HostLog::kOld;  // used by the partition's store lane
 };
 
@@ -59,6 +60,7 @@ struct HostPart {
   uint32_t entry;  // or kNoEntry
   uint32_t rows;
   std::vector<Run> runs;  // row of the list -> row of the table
+  Stretch stretch = {};   // of the list, with all runs: stored with other parts
 };
 
 // The places of the rows of a list.

@@ -25,18 +25,6 @@ int cuda_ordinal(std::string_view device) {
   return ordinal;
 }
 
-// Where a device with so much memory would have what. Nothing is computed.
-geeps::Placement placement_at(Model& model, uint64_t budget, uint32_t max_lead) {
-  const std::span<const geeps::TableSpec> tables = model.tables().specs();
-  const auto device = make_host_device({.budget_bytes = budget});
-  geeps::StandaloneExchange exchange({.name = "plan", .keys = geeps::keys_of(tables)});
-  geeps::Cache cache(*device, exchange, model.tables().specs(), {.max_lead = max_lead});
-  cache.begin_virtual();
-  model.train(cache, nullptr, 0);
-  cache.finish_sequence();
-  return cache.placement();
-}
-
 // Parameters, their updates, and buffers for twice all that.
 uint64_t more_than_enough(const Model& model) {
   uint64_t floats = 0;
@@ -50,7 +38,7 @@ uint64_t least_budget(Model& model, uint64_t enough) {
   while (enough - too_little > kPrecision) {
     const uint64_t half = too_little + (enough - too_little) / 2;
     try {
-      placement_at(model, half, 1);
+      plan(model, {.budget_bytes = half, .max_lead = 1});
       enough = half;
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kFull) throw;
@@ -61,6 +49,17 @@ uint64_t least_budget(Model& model, uint64_t enough) {
 }
 
 }  // namespace
+
+geeps::Placement plan(Model& model, const geeps::CacheOptions& options) {
+  const std::span<const geeps::TableSpec> tables = model.tables().specs();
+  const auto device = make_host_device({.budget_bytes = options.budget_bytes});
+  geeps::StandaloneExchange exchange({.name = "plan", .keys = geeps::keys_of(tables)});
+  geeps::Cache cache(*device, exchange, model.tables().specs(), options);
+  cache.begin_virtual();
+  model.train(cache, nullptr, 0);
+  cache.finish_sequence();
+  return cache.placement();
+}
 
 ComputeDevice make_device(const TrainingOptions& options, uint32_t number, uint64_t budget_bytes) {
   if (options.device == "host") {
@@ -84,18 +83,26 @@ ComputeDevice make_device(const TrainingOptions& options, uint32_t number, uint6
 uint64_t budget_bytes(const TrainingOptions& options, const MakeModel& make) {
   std::string text = options.budget;
   if (text != "least" && !text.ends_with('%')) {
-    const std::string error = CLI::AsSizeValue(false)(text);  // replaces 64M by its number
-    if (!error.empty()) fail(ErrorCode::kInvalid, "--budget {}: {}", options.budget, error);
+    std::string error;
+    try {
+      error = CLI::AsSizeValue(false)(text);  // replaces 64M by its number
+    } catch (const CLI::ValidationError& e) {
+      error = e.what();
+    }
+    if (!error.empty()) {
+      fail(ErrorCode::kInvalid, "device memory of '{}': {}", options.budget, error);
+    }
     return std::stoull(text);
   }
   const auto model = make(options.share);
-  const uint64_t all = placement_at(*model, more_than_enough(*model), 1).total_bytes();
+  const uint64_t all =
+      plan(*model, {.budget_bytes = more_than_enough(*model), .max_lead = 1}).total_bytes();
   if (text == "least") return least_budget(*model, all);
   unsigned percent = 0;
   const char* end = text.data() + text.size() - 1;
   if (const auto [at, error] = std::from_chars(text.data(), end, percent);
       error != std::errc() || at != end) {
-    fail(ErrorCode::kInvalid, "--budget {}: not a whole number of percent", text);
+    fail(ErrorCode::kInvalid, "device memory of '{}': not a whole number of percent", text);
   }
   return all * percent / 100;
 }

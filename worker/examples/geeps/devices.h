@@ -7,6 +7,7 @@
 #include "worker/device/device.h"
 #include "worker/examples/geeps/device_math.h"
 #include "worker/examples/geeps/training.h"
+#include "worker/geeps/cache.h"
 
 namespace phub::examples {
 
@@ -16,6 +17,10 @@ struct ComputeDevice {
   std::unique_ptr<Stream> compute;  // null: the calling thread computes
   std::unique_ptr<Math> math;
 };
+
+// Where a cache with these options, on a device of its budget, would have what. Nothing is
+// computed.
+geeps::Placement plan(Model& model, const geeps::CacheOptions& options);
 
 // "64M", "35%" of what everything takes (nothing is moved, buffers are double), or "least".
 uint64_t budget_bytes(const TrainingOptions& options, const MakeModel& make);

@@ -16,16 +16,16 @@ using digits::Random;
 
 struct ForwardMemory {
   size_t samples;
-  const float *parameters, *in;
-  float *out, *scratch;
+  const float *parameters = nullptr, *in = nullptr;
+  float *out = nullptr, *scratch = nullptr;
 };
 struct BackwardMemory {
   size_t samples;
-  const float *parameters, *in, *out;
-  float* error;     // of out: the gradient of the loss by it. May be overwritten
-  float* gradient;  // of the parameters: all of them are written
-  float* below;     // error of in; null: not needed
-  float* scratch;   // holds nothing at first
+  const float *parameters = nullptr, *in = nullptr, *out = nullptr;
+  float* error = nullptr;     // of out: the gradient of the loss by it. May be overwritten
+  float* gradient = nullptr;  // of the parameters: all of them are written
+  float* below = nullptr;     // error of in; null: not needed
+  float* scratch = nullptr;   // holds nothing at first
 };
 
 class Layer {

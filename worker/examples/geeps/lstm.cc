@@ -217,10 +217,8 @@ void Lstm::backward(Cache& cache, Math* math, size_t step) const {
                    .error = error.data()},
                   flowing.data() + units, flowing.data(), recurrent_update.data(),
                   output_update.data());
-    math->run(1, recurrent_update.buffer().floats() - sizes_.recurrent(),
-              Fill{0, recurrent_update.data() + sizes_.recurrent()});
-    math->run(1, output_update.buffer().floats() - sizes_.output(),
-              Fill{0, output_update.data() + sizes_.output()});
+    tables_.clear_padding(*math, recurrent_, recurrent_update.data());
+    tables_.clear_padding(*math, output_, output_update.data());
   }
   recurrent_update.update();
   output_update.update();

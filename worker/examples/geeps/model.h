@@ -44,12 +44,14 @@ class Tables {
     return std::span(specs_[table].keys).subspan(part * part_rows_[table], part_rows_[table]);
   }
   size_t part_floats(uint32_t table) const { return part_rows_[table] * kRowFloats; }
+  // Zeroes what a part has behind its floats.
+  void clear_padding(Math& math, uint32_t table, float* part) const;
 
  private:
   uint32_t add(const std::string& name, size_t floats, size_t parts, bool local);
 
   std::vector<geeps::TableSpec> specs_;
-  std::vector<size_t> part_rows_;
+  std::vector<size_t> floats_, part_rows_;  // of a part
 };
 
 // Parameters, by table.

@@ -1,7 +1,5 @@
 #include "worker/examples/geeps/network.h"
 
-#include <fmt/format.h>
-
 #include <optional>
 
 namespace phub::examples {
@@ -63,9 +61,7 @@ size_t Network::correct(const Parameters& parameters, const digits::Samples& sam
 }
 
 std::string Network::evaluate(const Parameters& parameters) const {
-  const double right = static_cast<double>(correct(parameters, data_.test));
-  return fmt::format("held-out accuracy {:.1f}%",
-                     100 * right / static_cast<double>(data_.test.size()));
+  return held_out_accuracy(correct(parameters, data_.test), data_.test.size());
 }
 
 }  // namespace phub::examples

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <optional>
 
@@ -58,59 +59,78 @@ void Stack::initialize(Random& random, std::vector<float>& all) const {
   }
 }
 
+// A layer's output stays acquired until the next layer has used it, and so do outputs and errors on
+// the way back: errors between layers are never in host memory.
 void Stack::forward(Cache& cache, Math* math, size_t part) const {
-  for (size_t l = 0; l < layers_.size(); ++l) forward_layer(cache, math, l, part);
-}
-
-void Stack::backward(Cache& cache, Math* math, bool last, size_t part) const {
-  for (size_t l = layers_.size(); l-- > 0;) {
-    backward_layer(cache, math, l, part);
-    if (last) cache.table_clock(parameters_[l]);
+  std::array<std::optional<LocalBuffer>, 2> held;
+  const uint32_t bottom = activations_.front();
+  held[0].emplace(cache, bottom, tables_.rows(bottom, part), Fetch::kYes, Save::kNo);
+  for (size_t l = 0; l < layers_.size(); ++l) {
+    auto& in = held[l % 2];
+    auto& out = held[(l + 1) % 2];
+    const uint32_t above = activations_[l + 1];
+    out.emplace(cache, above, tables_.rows(above, part), Fetch::kNo);
+    forward_layer(cache, math, l,
+                  {.samples = options_.samples, .in = in->data(), .out = out->data()});
+    in.reset();
   }
 }
 
-void Stack::forward_layer(Cache& cache, Math* math, size_t l, size_t part) const {
-  const uint32_t table = parameters_[l], below = activations_[l], above = activations_[l + 1];
-  ReadBuffer parameters(cache, table, tables_.rows(table));
-  LocalBuffer in(cache, below, tables_.rows(below, part), Fetch::kYes, Save::kNo);
-  LocalBuffer out(cache, above, tables_.rows(above, part), Fetch::kNo);
+void Stack::forward_layer(Cache& cache, Math* math, size_t l, ForwardMemory memory) const {
+  const uint32_t table = parameters_[l];
+  const ReadBuffer parameters(cache, table, tables_.rows(table));
   std::optional<LocalBuffer> scratch;
   if (scratch_[l] != kNone) {
     scratch.emplace(cache, scratch_[l], tables_.rows(scratch_[l]), Fetch::kNo, Save::kNo);
   }
   if (math == nullptr) return;
-  layers_[l]->forward(*math, {.samples = options_.samples,
-                              .parameters = parameters.data(),
-                              .in = in.data(),
-                              .out = out.data(),
-                              .scratch = scratch ? scratch->data() : nullptr});
+  memory.parameters = parameters.data();
+  memory.scratch = scratch ? scratch->data() : nullptr;
+  layers_[l]->forward(*math, memory);
 }
 
-void Stack::backward_layer(Cache& cache, Math* math, size_t l, size_t part) const {
-  const uint32_t table = parameters_[l], in_table = activations_[l],
-                 out_table = activations_[l + 1];
-  ReadBuffer parameters(cache, table, tables_.rows(table));
+void Stack::backward(Cache& cache, Math* math, bool last, size_t part) const {
+  std::array<std::optional<LocalBuffer>, 2> outputs, errors;
+  const size_t top = layers_.size();
+  const uint32_t out_table = activations_[top], error_table = errors_[top];
+  outputs[top % 2].emplace(cache, out_table, tables_.rows(out_table, part), Fetch::kYes, Save::kNo);
+  errors[top % 2].emplace(cache, error_table, tables_.rows(error_table), Fetch::kYes, Save::kNo);
+  for (size_t l = top; l-- > 0;) {
+    auto& in = outputs[l % 2];
+    auto& out = outputs[(l + 1) % 2];
+    auto& below = errors[l % 2];
+    auto& error = errors[(l + 1) % 2];
+    in.emplace(cache, activations_[l], tables_.rows(activations_[l], part), Fetch::kYes, Save::kNo);
+    if (errors_[l] != kNone) {
+      below.emplace(cache, errors_[l], tables_.rows(errors_[l]), Fetch::kNo,
+                    l > 0 ? Save::kNo : Save::kYes);
+    }
+    backward_layer(cache, math, l,
+                   {.samples = options_.samples,
+                    .in = in->data(),
+                    .out = out->data(),
+                    .error = error->data(),
+                    .below = below ? below->data() : nullptr});
+    out.reset();
+    error.reset();
+    if (last) cache.table_clock(parameters_[l]);
+  }
+}
+
+void Stack::backward_layer(Cache& cache, Math* math, size_t l, BackwardMemory memory) const {
+  const uint32_t table = parameters_[l];
+  const ReadBuffer parameters(cache, table, tables_.rows(table));
   UpdateBuffer update(cache, table, tables_.rows(table));
-  LocalBuffer in(cache, in_table, tables_.rows(in_table, part), Fetch::kYes, Save::kNo);
-  LocalBuffer out(cache, out_table, tables_.rows(out_table, part), Fetch::kYes, Save::kNo);
-  LocalBuffer error(cache, errors_[l + 1], tables_.rows(errors_[l + 1]), Fetch::kYes, Save::kNo);
-  std::optional<LocalBuffer> below, scratch;
-  if (errors_[l] != kNone) below.emplace(cache, errors_[l], tables_.rows(errors_[l]), Fetch::kNo);
+  std::optional<LocalBuffer> scratch;
   if (scratch_[l] != kNone) {
     scratch.emplace(cache, scratch_[l], tables_.rows(scratch_[l]), Fetch::kNo, Save::kNo);
   }
   if (math != nullptr) {
-    layers_[l]->backward(*math, {.samples = options_.samples,
-                                 .parameters = parameters.data(),
-                                 .in = in.data(),
-                                 .out = out.data(),
-                                 .error = error.data(),
-                                 .gradient = update.data(),
-                                 .below = below ? below->data() : nullptr,
-                                 .scratch = scratch ? scratch->data() : nullptr});
-    const size_t parameters_end = layers_[l]->parameters();
-    math->run(1, tables_.part_floats(table) - parameters_end,
-              Fill{0, update.data() + parameters_end});
+    memory.parameters = parameters.data();
+    memory.gradient = update.data();
+    memory.scratch = scratch ? scratch->data() : nullptr;
+    layers_[l]->backward(*math, memory);
+    tables_.clear_padding(*math, table, update.data());
   }
   update.update();
 }
@@ -167,6 +187,11 @@ size_t count_correct(std::span<const float> logits, std::span<const int> labels)
     correct += std::max_element(row, row + classes) - row == labels[n] ? 1 : 0;
   }
   return correct;
+}
+
+std::string held_out_accuracy(size_t correct, size_t samples) {
+  return fmt::format("held-out accuracy {:.1f}%",
+                     100 * static_cast<double>(correct) / static_cast<double>(samples));
 }
 
 }  // namespace phub::examples

@@ -44,8 +44,9 @@ class Stack {
                              size_t samples) const;
 
  private:
-  void forward_layer(geeps::Cache& cache, Math* math, size_t layer, size_t part) const;
-  void backward_layer(geeps::Cache& cache, Math* math, size_t layer, size_t part) const;
+  // They have all memory but that of the parameters, of their gradient, and scratch.
+  void forward_layer(geeps::Cache& cache, Math* math, size_t layer, ForwardMemory memory) const;
+  void backward_layer(geeps::Cache& cache, Math* math, size_t layer, BackwardMemory memory) const;
 
   Tables& tables_;
   Layers layers_;
@@ -74,5 +75,7 @@ class Loss {
 
 // How many rows of logits are highest at their label.
 size_t count_correct(std::span<const float> logits, std::span<const int> labels);
+// For people.
+std::string held_out_accuracy(size_t correct, size_t samples);
 
 }  // namespace phub::examples

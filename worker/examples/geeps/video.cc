@@ -1,10 +1,6 @@
 #include "worker/examples/geeps/video.h"
 
-#include <fmt/format.h>
-
 #include <utility>
-
-#include "transport/error.h"
 
 namespace phub::examples {
 
@@ -148,9 +144,7 @@ void VideoNetwork::backward_cell(Cache& cache, Math* math, size_t frame) const {
                         .output = after.data() + units,
                         .gates = error.data()},
                        flowing.data() + units, flowing.data(), update.data());
-    const size_t parameters_end = LstmCell::parameters(hidden_);
-    math->run(1, tables_.part_floats(cell_) - parameters_end,
-              Fill{0, update.data() + parameters_end});
+    tables_.clear_padding(*math, cell_, update.data());
   }
   update.update();
 }
@@ -196,8 +190,7 @@ size_t VideoNetwork::correct(const Parameters& parameters, const Clips& clips) c
 
 std::string VideoNetwork::evaluate(const Parameters& parameters) const {
   const Clips test = videos_.test();
-  const double right = static_cast<double>(correct(parameters, test));
-  return fmt::format("held-out accuracy {:.1f}%", 100 * right / static_cast<double>(test.size()));
+  return held_out_accuracy(correct(parameters, test), test.size());
 }
 
 }  // namespace phub::examples
