@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/worker/box.h"
 #include "tests/worker/branch_rounds.h"
 #include "tests/worker/server_process.h"
 #include "tests/worker/shard_process.h"
@@ -60,8 +61,8 @@ inline Workers join(const ServerProcess& server, const JobSpec& spec, const std:
 
 // What rank 0 has after each of the rounds, and which branch the next is of. `decide(round)`: rank
 // 0, before it pushes that round.
-using Seen = std::vector<std::pair<uint32_t, Model>>;
-inline void train(const Workers& workers, uint64_t first, uint64_t last, Seen& seen,
+using SeenRounds = std::vector<std::pair<uint32_t, Model>>;
+inline void train(const Workers& workers, uint64_t first, uint64_t last, SeenRounds& seen,
                   const std::function<void(uint64_t round)>& decide = nullptr) {
   each_rank(static_cast<uint32_t>(workers.size()), [&](uint32_t rank) {
     Worker& worker = *workers[rank];

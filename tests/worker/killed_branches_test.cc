@@ -163,7 +163,7 @@ class Decider {
 
 // At the end every branch runs for two rounds, those that are killed too.
 void visit_all(const Workers& workers, uint64_t round, const std::vector<uint32_t>& killed,
-               Seen& seen) {
+               SeenRounds& seen) {
   Worker& worker = *workers[0];
   for (const uint32_t branch : killed) {
     await_on_disk(worker, branch);
@@ -198,7 +198,7 @@ void visit_all(const Workers& workers, uint64_t round, const std::vector<uint32_
 
 // The same decisions, where nobody is killed; and the same visits.
 void visit_all_alive(const Workers& workers, uint64_t round, const std::vector<uint32_t>& killed,
-                     Seen& seen) {
+                     SeenRounds& seen) {
   Worker& worker = *workers[0];
   uint64_t at = round + 40;
   std::set<uint32_t> there;
@@ -221,7 +221,7 @@ void visit_all_alive(const Workers& workers, uint64_t round, const std::vector<u
   train(workers, round, at, seen);
 }
 
-void expect_same(const Seen& got, const Seen& want) {
+void expect_same(const SeenRounds& got, const SeenRounds& want) {
   ASSERT_EQ(got.size(), want.size());
   for (size_t i = 0; i < got.size(); ++i) {
     EXPECT_EQ(got[i].first, want[i].first) << "after round " << i + 1;
@@ -250,7 +250,7 @@ TEST_P(KilledBranches, AreToTheBitAsIfTheyHadNeverBeen) {
       return made;
     };
     Decider decider(seed);
-    Seen seen, want;
+    SeenRounds seen, want;
     uint64_t round = 0;
     for (int life = 0; life < 3; ++life) {
       if (life > 0) server.start(life == 1 ? "pack:1 core:4 pu:1" : "pack:1 core:2 pu:1");
@@ -320,8 +320,8 @@ class OneKilled : public ::testing::TestWithParam<size_t> {
     await_on_disk(worker(), 1);
   }
   void restart() {
-    workers_.clear();
     server_.kill();
+    workers_.clear();  // else they leave, and the job has ended
     server_.start();
     workers_ = join(*server_, spec_of("one"), server_.transport());
     round_ = worker().first_round() - 1;
@@ -351,7 +351,7 @@ class OneKilled : public ::testing::TestWithParam<size_t> {
 
   SavingServer server_{GetParam()};
   Workers workers_;
-  Seen seen_;
+  SeenRounds seen_;
   uint64_t round_ = 0;
 };
 
@@ -487,8 +487,8 @@ TEST_P(OneKilled, IsWhatItWasAfterAShardHasDied) {
   kill_on_disk();
   run_some();
   save(worker());
-  workers_.clear();
   server_.restart_shard(1);
+  workers_.clear();
   workers_ = join(*server_, spec_of("one"), server_.transport());
   round_ = worker().first_round() - 1;
   EXPECT_EQ(boxes_of("one"), 1 + GetParam());
