@@ -94,6 +94,10 @@ ShardRestored restored_elsewhere(const Manifest& saved) {
   for (uint32_t rank = 0; rank < saved.ranks.size(); ++rank) {
     if (saved.ranks[rank].expected) restored.expected.push_back(rank);
   }
+  const uint32_t shelves = saved.spec.branches;
+  for (const SavedShelf& shelf : saved.branches.shelves) {
+    if (shelf.place > shelves) restored.docks.push_back(shelf.place - shelves);
+  }
   return restored;
 }
 
@@ -405,12 +409,6 @@ std::shared_ptr<RunningJob> Server::make(const PendingJoin& join, const numa::To
   Transport& link_transport = machine_.transport_named(request.transport);
   if (!spec.rack_ranks.empty() && link_transport.shares_memory()) {
     fail(ErrorCode::kInvalid, "racks send over a network, not over '{}'", request.transport);
-  }
-  // Only this box reads the files of a branch that is being revived.
-  if (saved && std::ranges::any_of(saved->branches.shelves, [&](const SavedShelf& shelf) {
-        return shelf.place > spec.branches;
-      })) {
-    shards.clear();
   }
   Plan plan = plan_for(join, spec, link_transport, topology, shards, rack);
   for (size_t k = 0; k < spec.keys.size(); ++k) spec.keys[k].tile_rows = plan.tile_rows[k];

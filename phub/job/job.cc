@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "transport/box_memory.h"
+
 namespace phub {
 namespace {
 
@@ -44,6 +46,7 @@ Job::Job(const JobSpec& spec, Split plan, Transport& transport, kernels::Store s
         whole_plan().cores.front().os_node,
         fmt::format("what another box has of job '{}'", spec.name));
   }
+  if (restored) make_docks_of_others(restored->branches);
 }
 
 NodeMemory Job::memory_for(const Plan& plan, const JobSpec& spec, bool snapshots,
@@ -93,15 +96,18 @@ void Job::for_each_part_of_copy(uint32_t shelf, size_t array, size_t key,
 
 void Job::for_each_part(uint32_t shelf, size_t array, size_t key, const VisitPart& visit) {
   const auto array_of = [&](uint32_t box) {
-    return box == 0 ? own_array(shelf, array) : copies_[box - 1].array(shelf, array);
+    if (box == 0) return own_array(shelf, array);
+    const uint32_t shelves = spec().branches;
+    return shelf > shelves ? docks_of_others_[box - 1].at(shelf - shelves).array(array)
+                           : copies_[box - 1].array(shelf, array);
   };
   visit_parts(key, array_of, visit);
 }
 
-void Job::for_each_part(const Shelf& shelf, size_t array, size_t key,
+void Job::for_each_part(const Branch& branch, size_t array, size_t key,
                         const VisitPart& visit) const {
   visit_parts(
-      key, [&](uint32_t) { return shelf.array(array); }, visit);
+      key, [&](uint32_t box) { return branch[box].array(array); }, visit);
 }
 
 void Job::publish_restored(const Manifest& saved) {
@@ -109,6 +115,11 @@ void Job::publish_restored(const Manifest& saved) {
   JobPart::publish_restored(saved);
   const SavedClocks& all = saved_clocks();
   const size_t numbers = whole_plan().chunks.size() * (size_t{all.ranks} + 1);
+  for (Docks& docks : docks_of_others_) {
+    for (auto& [shelf, dock] : docks) {
+      std::copy_n(own_steps(spec().branches + shelf), dock.steps.size(), dock.steps.begin());
+    }
+  }
   for (const RemoteCopy& copy : copies_) {
     std::copy_n(all.steps, numbers, copy.clocks().steps);
     for (uint32_t shelf = 1; shelf <= spec().branches; ++shelf) {
@@ -117,8 +128,69 @@ void Job::publish_restored(const Manifest& saved) {
   }
 }
 
+// Laid out as that box does it.
+JobPart::Shelf Job::make_shelf_of(uint32_t box) const {
+  if (box == 0) return make_shelf();
+  const RemoteCopy::Size size = RemoteCopy::size_of(whole_plan(), box, spec(), 0);
+  Shelf shelf;
+  for (size_t array = 0; array < size.arrays_of_shelf; ++array) {
+    shelf.arrays.push_back(
+        allocate(size.elements * sizeof(float), whole_plan().cores.front().os_node,
+                 fmt::format("what another box has of a branch of job '{}'", spec().name)));
+  }
+  shelf.steps.resize(size.chunks);
+  return shelf;
+}
+
+Job::Branch Job::make_branch() const {
+  Branch branch;
+  for (uint32_t box = 0; box < boxes(); ++box) branch.push_back(make_shelf_of(box));
+  return branch;
+}
+
+uint64_t Job::branch_bytes() const {
+  uint64_t bytes = shelf_bytes();
+  for (uint32_t box = 1; box < boxes(); ++box) {
+    bytes += RemoteCopy::size_of(whole_plan(), box, spec(), 0).bytes_of_shelf();
+  }
+  return bytes;
+}
+
+void Job::make_docks_of_others(const SavedBranches& saved) {
+  docks_of_others_.resize(copies_.size());
+  for (const SavedShelf& shelf : saved.shelves) {
+    if (shelf.place <= spec().branches) continue;
+    for (uint32_t box = 1; box <= copies_.size(); ++box) {
+      docks_of_others_[box - 1][shelf.place - spec().branches] = make_shelf_of(box);
+    }
+  }
+}
+
+uint64_t Job::docked_bytes_of_others() const {
+  uint64_t bytes = 0;
+  for (const Docks& docks : docks_of_others_) {
+    for (const auto& [shelf, dock] : docks) bytes += dock.bytes();
+  }
+  return bytes;
+}
+
 SavedImage Job::image_of(uint32_t box) const {
   return copies_.empty() ? SavedImage() : copies_[box - 1].image();
+}
+
+SavedImage Job::restored_image_of(uint32_t box) {
+  SavedImage image = image_of(box);
+  if (docks_of_others_.empty()) return image;
+  for (auto& [shelf, dock] : docks_of_others_[box - 1]) image.append(dock.image());
+  return image;
+}
+
+std::vector<JobPart::Shelf> Job::take_docks_of_others() {
+  std::vector<Shelf> all;
+  for (Docks& docks : std::exchange(docks_of_others_, {})) {
+    for (auto& [shelf, dock] : docks) all.push_back(std::move(dock));
+  }
+  return all;
 }
 
 void Job::take_clocks_of_others() {

@@ -5,8 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "phub/job/job_part.h"
@@ -41,19 +43,26 @@ class Job : public JobPart {
   void for_each_part_of_copy(uint32_t shelf, size_t array, size_t key,
                              const VisitPart& visit) const;
   void for_each_part(uint32_t shelf, size_t array, size_t key, const VisitPart& visit);
-  // Of one that lies nowhere yet. REQUIRES: this box has all of the job.
-  void for_each_part(const Shelf& shelf, size_t array, size_t key, const VisitPart& visit) const;
+  // A branch that lies nowhere yet: what each box has of it, by box. Takes long; any thread. Throws
+  // Error(kFull).
+  using Branch = std::vector<Shelf>;
+  Branch make_branch() const;
+  uint64_t branch_bytes() const;
+  void for_each_part(const Branch& branch, size_t array, size_t key, const VisitPart& visit) const;
   // What the job's arrays and clocks have is what it goes on from. Before a core or another box
   // has the job.
   void publish_restored(const Manifest& saved);
   // Of another box, from 1 on; empty: there is nothing to save.
   SavedImage image_of(uint32_t box) const;
-  void take_clocks_of_others();  // from their copies, which are complete
+  // The same of what the job goes on from, with what lies in that box's docks.
+  SavedImage restored_image_of(uint32_t box);
+  std::vector<Shelf> take_docks_of_others();  // they have fetched them
+  void take_clocks_of_others();               // from their copies, which are complete
   // What has grown since it was made: the log, changes of hyperparameters, orders about branches,
   // and those that are killed or come back.
   uint64_t grown_bytes() {
     return membership_.log().bytes() + hyper().bytes() + branch_orders().bytes() +
-           membership_.branches().killed_bytes() + docked_bytes();
+           membership_.branches().killed_bytes() + docked_bytes() + docked_bytes_of_others();
   }
 
  private:
@@ -68,8 +77,14 @@ class Job : public JobPart {
   template <typename ArrayOf>
   void visit_parts(size_t key, const ArrayOf& array_of, const VisitPart& visit) const;
 
+  using Docks = std::map<uint32_t, Shelf>;  // by shelf
+  Shelf make_shelf_of(uint32_t box) const;
+  void make_docks_of_others(const SavedBranches& saved);
+  uint64_t docked_bytes_of_others() const;
+
   const std::unique_ptr<const Plan> whole_;  // null: this box has all of it
   std::vector<RemoteCopy> copies_;           // of the second box and further ones
+  std::vector<Docks> docks_of_others_;       // likewise, until they have them
   Membership membership_;
 };
 

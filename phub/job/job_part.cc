@@ -317,8 +317,13 @@ SavedImage JobPart::image_of(const Arrays& arrays) const {
   }
   return SavedImage(std::move(memory));
 }
-template SavedImage JobPart::image_of(const JobArrays& arrays) const;
 template SavedImage JobPart::image_of(const SnapshotArrays& arrays) const;
+
+SavedImage JobPart::image_of_values() {
+  SavedImage image = image_of(arrays_);
+  for (Shelf& dock : docks_) image.append(dock.image());
+  return image;
+}
 
 // What is sent in 16 bits is made of the parameters as the optimizer makes it; results of their own
 // are made for ranks when they come.

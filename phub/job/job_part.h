@@ -84,10 +84,10 @@ class JobPart {
   const SavedClocks& saved_clocks() const { return arrays_.copy.clocks; }
   std::vector<uint64_t> saved_steps(uint64_t round) const;  // as its manifest has them
   std::vector<uint64_t> saved_steps_of_shelf(uint32_t shelf) const;
-  // The snapshot's copy; the values that the job goes on from. Both end with the clocks, and the
-  // steps of shelves.
+  // The snapshot's copy; the values that the job goes on from, with what lies in docks. Both have
+  // the clocks behind the arrays, and the steps of shelves.
   SavedImage image_of_copy() const { return image_of(arrays_.copy); }
-  SavedImage image_of_values() const { return image_of(arrays_); }
+  SavedImage image_of_values();
   // Of saved_arrays(), or of those of a shelf (from 1 on; or of a dock), in the layout of the box's
   // memory: the job's own, and the snapshot's copy.
   float* own_array(uint32_t shelf, size_t array) { return array_of(arrays_, shelf, array); }
@@ -104,6 +104,7 @@ class JobPart {
 
     float* array(size_t i) const { return reinterpret_cast<float*>(arrays[i].bytes().data()); }
     uint64_t bytes() const;
+    SavedImage image();  // the arrays, then the steps
   };
   Shelf make_shelf() const;  // all of it is there. Takes long; any thread. Throws Error(kFull).
   uint64_t shelf_bytes() const;

@@ -15,6 +15,13 @@ uint64_t JobPart::Shelf::bytes() const {
   return bytes;
 }
 
+SavedImage JobPart::Shelf::image() {
+  std::vector<std::span<std::byte>> memory;
+  for (const numa::Memory& array_memory : arrays) memory.push_back(array_memory.bytes());
+  memory.push_back(std::as_writable_bytes(std::span(steps)));
+  return SavedImage(std::move(memory));
+}
+
 uint64_t JobPart::shelf_bytes() const {
   return optimized_arrays_of(spec_) * plan_.box_elements * sizeof(float) +
          plan_.chunks.size() * sizeof(uint64_t);

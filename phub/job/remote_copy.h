@@ -25,6 +25,9 @@ class RemoteCopy {
     size_t arrays_of_shelf = 0;
 
     size_t all_arrays() const { return arrays + shelves * arrays_of_shelf; }
+    uint64_t bytes_of_shelf() const {
+      return elements * arrays_of_shelf * sizeof(float) + chunks * sizeof(uint64_t);
+    }
     uint64_t bytes() const {
       return elements * all_arrays() * sizeof(float) + SavedClocks::bytes(chunks, clock_ranks) +
              shelves * chunks * sizeof(uint64_t);

@@ -109,7 +109,8 @@ void RemoteParts::send(ShardDo what, uint32_t rank, uint32_t incarnation) {
   order({.kind = what, .rank = rank, .incarnation = incarnation});
 }
 
-void RemoteParts::commit(const Boundary& boundary, const MembershipAction& action, uint64_t state) {
+void RemoteParts::commit(const Boundary& boundary, const MembershipAction& action, uint64_t state,
+                         uint64_t branch) {
   if (empty()) return;
   ShardBoundary sent{.round = boundary.round,
                      .forgotten = boundary.forgotten,
@@ -118,7 +119,8 @@ void RemoteParts::commit(const Boundary& boundary, const MembershipAction& actio
                      .lowest_round = action.lowest_round,
                      .snapshot = boundary.snapshot,
                      .snapshot_round = boundary.snapshot_round,
-                     .state = state};
+                     .state = state,
+                     .branch = branch};
   for (const Boundary::Lost& lost : boundary.lost) {
     sent.lost.push_back({lost.rank, lost.expected_again});
   }
@@ -128,7 +130,7 @@ void RemoteParts::commit(const Boundary& boundary, const MembershipAction& actio
   for (Part& part : parts_) {
     part.committing = part.cores;
     if (boundary.snapshot) part.copied = 0;
-    if (state > 0) (shared_.set ? part.setting : part.getting) = part.cores;
+    if (state > 0) (keys_.what.set ? part.setting : part.getting) = part.cores;
   }
   ShardOrder commit{.kind = ShardDo::kCommit};
   commit.boundary.push_back(std::move(sent));
@@ -136,16 +138,21 @@ void RemoteParts::commit(const Boundary& boundary, const MembershipAction& actio
 }
 
 void RemoteParts::share_state(const ShardKeys& state, Done done) {
-  ask(sharing_, nullptr, std::move(done));
-  shared_ = state;
+  Shared& shared = state.keys.empty() ? branch_ : keys_;
+  ask(shared.asked, nullptr, std::move(done));
+  shared.what = state;
   ShardOrder share{.kind = ShardDo::kState};
   share.state.push_back(state);
   order(std::move(share));
 }
 
 void RemoteParts::drop_state(uint64_t number) {
-  sharing_ = {};
+  (branch_.what.number == number ? branch_ : keys_).asked = {};
   order({.kind = ShardDo::kDropState, .number = number});
+}
+
+void RemoteParts::free_dock(uint32_t shelf) {
+  order({.kind = ShardDo::kFreeDock, .number = shelf});
 }
 
 void RemoteParts::probe(uint64_t begun) {
@@ -203,8 +210,9 @@ std::optional<CoreReport> RemoteParts::take(uint64_t shard, const ShardReport& r
     const auto offer = offers_.find(report.rank);
     if (offer != offers_.end()) answered(offer->second, *part, report);
   }
-  if (report.kind == ShardSays::kStateThere && report.state == shared_.number) {
-    answered(sharing_, *part, report);
+  for (Shared* shared : {&keys_, &branch_}) {
+    if (report.kind != ShardSays::kStateThere || report.state != shared->what.number) continue;
+    answered(shared->asked, *part, report);
   }
   const std::optional<CoreReport::Type> type = report_of(report.kind);
   if (!type || type == CoreReport::kFailed) return std::nullopt;
@@ -263,7 +271,7 @@ void RemoteParts::copied(uint64_t shard, uint64_t bytes) { part_of_shard(shard).
 void RemoteParts::forget() {
   making_ = {};
   offers_.clear();
-  sharing_ = {};
+  keys_ = branch_ = {};
 }
 
 std::optional<RemoteParts::Lost> RemoteParts::lose(uint64_t shard) {
@@ -275,7 +283,8 @@ std::optional<RemoteParts::Lost> RemoteParts::lose(uint64_t shard) {
       .refused = true, .code = ErrorCode::kUnavailable, .text = std::string(kServesNoMore)};
   answered(making_, *part, gone);
   for (auto& [rank, asked] : offers_) answered(asked, *part, gone);
-  answered(sharing_, *part, gone);
+  answered(keys_.asked, *part, gone);
+  answered(branch_.asked, *part, gone);
   return lost;
 }
 

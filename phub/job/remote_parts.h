@@ -43,12 +43,15 @@ class RemoteParts {
   void reconnect(uint32_t rank, Offer& offer, Offered done);
   // kStart, kRevoke and what a core gets, but for kCommit and kProbe.
   void send(ShardDo what, uint32_t rank = 0, uint32_t incarnation = 0);
-  // `state`: the number of the state of keys that it reads or sets; 0: of none.
-  void commit(const Boundary& boundary, const MembershipAction& action, uint64_t state);
-  // They make memory for their part of it, and fetch what is set. One at a time, until it is
-  // committed or dropped; `done` is not called for one that was dropped.
+  // `state`: the number of the state of keys that it reads or sets, `branch`: of that which comes
+  // from files; 0: of none.
+  void commit(const Boundary& boundary, const MembershipAction& action, uint64_t state,
+              uint64_t branch);
+  // They make memory for their part of it, and fetch what is set. One of keys at a time and one
+  // branch, until it is committed or dropped; `done` is not called for one that was dropped.
   void share_state(const ShardKeys& state, Done done);
   void drop_state(uint64_t number);
+  void free_dock(uint32_t shelf);
   // `begun`: the latest round that a gate has begun to close; 0: rounds are not gated.
   void probe(uint64_t begun);
   // Something has happened there since the last probe, or that round is a later one.
@@ -120,8 +123,11 @@ class RemoteParts {
   uint64_t decided_ = 0;
   Asked making_;
   std::map<uint32_t, Asked> offers_;  // by rank
-  Asked sharing_;
-  ShardKeys shared_;  // the latest state of keys
+  struct Shared {                     // the latest
+    ShardKeys what;
+    Asked asked;
+  };
+  Shared keys_, branch_;
 };
 
 }  // namespace phub

@@ -321,7 +321,7 @@ void RunningJob::carry_out() {
 void RunningJob::count_growth() {
   const auto count = [&] {
     const uint64_t now =
-        job_->grown_bytes() + state_bytes() + interest_bytes() + losses_.bytes() + loaded_bytes();
+        job_->grown_bytes() + state_bytes() + interest_bytes() + losses_.bytes() + revived_bytes();
     const uint64_t before = std::exchange(grown_bytes_, now);
     host_.budget.grow(before, grown_bytes_);
   };
@@ -423,13 +423,14 @@ void RunningJob::commit(const MembershipAction& action) {
   if (!action.hyper.empty()) {
     boundary.hyper = job_->hyper().change(action.hyper, action.lowest_round);
   }
+  uint64_t branch = 0;
   if (!action.orders.empty()) {
-    place_loaded(action.orders);
+    branch = place_revived(action.orders);
     boundary.orders = job_->branch_orders().add(action.orders, action.lowest_round);
   }
   if (boundary.snapshot) choose_saved_round(boundary);
   const uint64_t state = boundary.moves_state ? place_state(boundary) : 0;
-  remote_.commit(boundary, action, state);
+  remote_.commit(boundary, action, state, branch);
   broadcast({.type = CoreMessage::kCommit, .boundary = &boundary});
 }
 
@@ -492,6 +493,7 @@ RunningJob::Remains RunningJob::finish() {
   }
   for (auto& [token, reply] : requests_) reply({code, message});
   refuse_state(code, message);
+  if (revived_ && revived_->reply) refuse_revival(code, message);
   if (passed_state_) passed_state_->refuse(code, message);
   answer_checkpoints({code, message});
   host_.budget.release(grown_bytes_);

@@ -203,6 +203,14 @@ class RunningJob {
     std::vector<KeyInterest> interest = {};
     std::vector<Reply<JoinReply>> replies;  // more than one: it was sent again
   };
+  struct Revived {
+    BranchChange change;
+    uint64_t number;  // by which other boxes know it
+    uint64_t bytes;   // that it takes
+    Job::Branch files = {};
+    bool is_shared = false;              // other boxes may have it, and no boundary
+    Reply<BranchReply> reply = nullptr;  // until it is decided
+  };
   struct Reconnection {
     uint32_t incarnation = 0;
     uint32_t answers = 0;
@@ -299,10 +307,16 @@ class RunningJob {
   void check_may_kill() const;
   void revive(const BranchChange& change, Reply<BranchReply> reply);
   void decide_about_branches(const BranchChange& change, uint32_t child, Reply<BranchReply> reply);
-  void place_loaded(std::span<const BranchOrder> orders);
+  void share_branch(const std::shared_ptr<Revived>& revived);
+  void decide_revival(const std::shared_ptr<Revived>& revived);
+  void refuse_revival(ErrorCode code, const std::string& why);
+  void drop_revived();
+  uint64_t place_revived(std::span<const BranchOrder> orders);
   void free_docks();
-  uint64_t loaded_bytes() const;
+  uint64_t revived_bytes() const { return revived_ ? revived_->bytes : 0; }
+  SavedImage image_of_revived(uint64_t shard) const;
   void drop_shelf(Job::Shelf shelf);
+  void free_beside(std::vector<Job::Shelf> shelves);
   uint64_t expect(Reply<uint64_t> reply);
   void answer(const MembershipAction& action);
   void answer_join(const MembershipAction& action);
@@ -370,10 +384,10 @@ class RunningJob {
   // The state that a rank reads or sets; that which the cores have not taken up yet.
   std::shared_ptr<StateTransfer> state_, set_state_;
   const std::unique_ptr<PassedState> passed_state_;  // null: there is no parent
-  uint64_t states_ = 0;                              // that were begun
+  uint64_t states_ = 0;                              // that were begun, and branches that came
 
-  // Branches that are revived, which wait for their files or their boundary.
-  std::map<uint32_t, Job::Shelf> loaded_;
+  // A branch that is revived, which waits for its files, for other boxes or its boundary.
+  std::shared_ptr<Revived> revived_;
 
   uint64_t grown_bytes_ = 0;  // as counted in the budget
   uint32_t tasks_ = 0;        // beside the control thread

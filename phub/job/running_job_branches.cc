@@ -1,30 +1,25 @@
 // A running job: branches that are killed, and revived (job/branches.h).
 //
 // The files of one that is revived are read beside the control thread, into memory of their own.
-// Then the boundary decides for a shelf, in whose dock that memory waits for every chunk. It is
+// Other boxes that have parts of the job make memory for theirs, and fetch what it has. Then the
+// boundary decides for a shelf, in whose dock that memory waits for every chunk, in each box. It is
 // counted as long as it is there.
 #include <fmt/format.h>
 
+#include <iterator>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "phub/job/running_job.h"
 
 namespace phub {
-namespace {
-
-constexpr const char* kOneBox =
-    "the job has parts on other boxes, and these cannot fetch a branch from files";
-
-}  // namespace
 
 void RunningJob::check_may_kill() const {
-  if (!host_.checkpoints) {
-    fail(ErrorCode::kInvalid,
-         "this server keeps no checkpoints, where a branch that is killed lies: start it with "
-         "'phub serve --checkpoints DIR'");
-  }
-  if (has_remote_parts()) fail(ErrorCode::kInvalid, "no branch can be killed: {}", kOneBox);
+  if (host_.checkpoints) return;
+  fail(ErrorCode::kInvalid,
+       "this server keeps no checkpoints, where a branch that is killed lies: start it with "
+       "'phub serve --checkpoints DIR'");
 }
 
 void RunningJob::revive(const BranchChange& change, Reply<BranchReply> reply) {
@@ -32,57 +27,87 @@ void RunningJob::revive(const BranchChange& change, Reply<BranchReply> reply) {
   if (!membership_.branches().is_on_disk(branch)) {  // its shelf has it
     return decide_about_branches(change, 0, std::move(reply));
   }
-  if (has_remote_parts()) fail(ErrorCode::kInvalid, "branch {}: {}", branch, kOneBox);
-  if (!loaded_.empty()) {
-    fail(ErrorCode::kTaken, "branch {} is being revived: wait until it is", loaded_.begin()->first);
+  if (revived_) {
+    fail(ErrorCode::kTaken, "branch {} is being revived: wait until it is",
+         revived_->change.branch);
   }
   membership_.branches().check_room_for_one();
   count_growth();
-  const uint64_t bytes = job_->shelf_bytes();
+  const uint64_t bytes = job_->branch_bytes();
   if (!host_.budget.has_room(bytes)) {
     fail(ErrorCode::kFull,
          "branch {} takes {} bytes beside its shelf while it is revived, for which the server has "
          "no room now: end another job, or raise --memory-limit",
          branch, bytes);
   }
-  loaded_[branch];
+  const auto revived = std::make_shared<Revived>(
+      Revived{.change = change, .number = ++states_, .bytes = bytes, .reply = std::move(reply)});
+  revived->change.is_loaded = true;
+  revived_ = revived;
   count_growth();
-  const auto answer = [this, branch, reply = std::move(reply)](Result<BranchReply> result) {
-    if (const auto left = loaded_.find(branch); left != loaded_.end()) {  // it was refused
-      drop_shelf(std::move(left->second));
-      loaded_.erase(left);
-    }
-    reply(std::move(result));
-  };
-  const auto shelf = std::make_shared<Job::Shelf>();
   run_beside(
       host_.writer,
-      [this, branch, shelf] {
-        *shelf = job_->make_shelf();
-        host_.checkpoints->read_branch(*job_, branch, *shelf);
+      [this, branch, revived] {
+        revived->files = job_->make_branch();
+        host_.checkpoints->read_branch(*job_, branch, revived->files);
       },
-      [this, change, shelf, answer](const std::optional<Error>& failed) {
-        if (ending_ || failed) drop_shelf(std::move(*shelf));
-        if (ending_) return answer({error_code_, "the job has ended"});
-        if (failed) {
-          return answer({failed->code(), fmt::format("branch {} cannot be revived: {}",
-                                                     change.branch, failed->what())});
-        }
-        loaded_[change.branch] = std::move(*shelf);
-        BranchChange loaded = change;
-        loaded.is_loaded = true;
-        decide_about_branches(loaded, 0, answer);
+      [this, revived](const std::optional<Error>& failed) {
+        if (ending_) return refuse_revival(error_code_, "the job has ended");
+        if (failed) return refuse_revival(failed->code(), failed->what());
+        share_branch(revived);
       });
 }
 
-// Into the docks that the boundary's orders copy from. No core has these orders yet.
-void RunningJob::place_loaded(std::span<const BranchOrder> orders) {
+void RunningJob::share_branch(const std::shared_ptr<Revived>& revived) {
+  if (remote_.empty()) return decide_revival(revived);
+  revived->is_shared = true;
+  remote_.share_state({.number = revived->number, .set = true},
+                      [this, revived](const std::optional<Error>& failed) {
+                        if (ending_) return;
+                        if (failed) return refuse_revival(failed->code(), failed->what());
+                        std::vector<Job::Shelf> rest;
+                        std::move(std::next(revived->files.begin()), revived->files.end(),
+                                  std::back_inserter(rest));
+                        revived->files.resize(1);
+                        revived->bytes = job_->shelf_bytes();
+                        free_beside(std::move(rest));
+                        decide_revival(revived);
+                      });
+}
+
+void RunningJob::decide_revival(const std::shared_ptr<Revived>& revived) {
+  const auto answer = [this, revived,
+                       reply = std::exchange(revived->reply, nullptr)](Result<BranchReply> result) {
+    if (revived_ == revived) drop_revived();  // it was refused
+    reply(std::move(result));
+  };
+  decide_about_branches(revived->change, 0, answer);
+}
+
+void RunningJob::refuse_revival(ErrorCode code, const std::string& why) {
+  const Reply<BranchReply> reply = std::exchange(revived_->reply, nullptr);
+  const uint32_t branch = revived_->change.branch;
+  drop_revived();
+  reply({code, fmt::format("branch {} cannot be revived: {}", branch, why)});
+}
+
+void RunningJob::drop_revived() {
+  if (revived_->is_shared) remote_.drop_state(revived_->number);
+  free_beside(std::move(revived_->files));
+  revived_ = nullptr;
+}
+
+// Into the dock that an order of the boundary copies from, of which no core knows yet. Returns the
+// number by which other boxes know what lies there; 0: there is none.
+uint64_t RunningJob::place_revived(std::span<const BranchOrder> orders) {
   const uint32_t shelves = job_->spec().branches;
   for (const BranchOrder& order : orders) {
     if (order.kind != BranchOrder::kCopy || order.from <= shelves) continue;
-    auto loaded = loaded_.extract(order.child);
-    drop_shelf(job_->exchange_dock(order.from - shelves, std::move(loaded.mapped())));
+    const std::shared_ptr<Revived> revived = std::exchange(revived_, nullptr);
+    drop_shelf(job_->exchange_dock(order.from - shelves, std::move(revived->files.front())));
+    return revived->number;
   }
+  return 0;
 }
 
 void RunningJob::free_docks() {
@@ -91,16 +116,31 @@ void RunningJob::free_docks() {
     const uint64_t in_progress = membership_.completed_round() + 1;
     if (!job_->has_dock(shelf) || membership_.branches().needs_dock(shelf, in_progress)) continue;
     drop_shelf(job_->exchange_dock(shelf, {}));
+    remote_.free_dock(shelf);
   }
 }
 
-// Memory is given back beside this thread.
 void RunningJob::drop_shelf(Job::Shelf shelf) {
-  if (shelf.arrays.empty()) return;
-  host_.builder.run(
-      [rest = std::make_shared<Job::Shelf>(std::move(shelf))]() mutable { rest.reset(); });
+  std::vector<Job::Shelf> one;
+  one.push_back(std::move(shelf));
+  free_beside(std::move(one));
 }
 
-uint64_t RunningJob::loaded_bytes() const { return loaded_.size() * job_->shelf_bytes(); }
+// Memory is given back beside this thread.
+void RunningJob::free_beside(std::vector<Job::Shelf> shelves) {
+  std::erase_if(shelves, [](const Job::Shelf& shelf) { return shelf.arrays.empty(); });
+  if (shelves.empty()) return;
+  host_.builder.run([rest = std::make_shared<std::vector<Job::Shelf>>(
+                         std::move(shelves))]() mutable { rest.reset(); });
+}
+
+// What another box fetches of it. Throws Error(kInvalid): nothing now.
+SavedImage RunningJob::image_of_revived(uint64_t shard) const {
+  const uint32_t box = remote_.at(shard).box;
+  if (!ending_ && revived_ && revived_->is_shared && box < revived_->files.size()) {
+    return revived_->files[box].image();
+  }
+  fail(ErrorCode::kInvalid, "job '{}' revives no branch now", job_->spec().name);
+}
 
 }  // namespace phub

@@ -39,7 +39,10 @@ void RunningJob::make_remote_parts(RemoteParts::Done done) {
                 .transport = transport_,
                 .saved = job_->takes_snapshots(),
                 .restored = life_.elsewhere},
-               std::move(done));
+               [this, done = std::move(done)](const std::optional<Error>& failed) {
+                 free_beside(job_->take_docks_of_others());
+                 done(failed);
+               });
 }
 
 void RunningJob::drop_remote_parts() { remote_.send(ShardDo::kRemove); }
@@ -94,6 +97,12 @@ void RunningJob::check_snapped(uint64_t shard, const ShardReport& report) const 
 }
 
 PartBytes RunningJob::read_copy(uint64_t shard, const CopyPlace& place) const {
+  const auto copy_of = [](std::span<const std::byte> piece) {
+    return PartBytes{.bytes = {reinterpret_cast<const char*>(piece.data()), piece.size()}};
+  };
+  if (revived_ && place.state == revived_->number) {
+    return copy_of(image_of_revived(shard).piece(place.offset, kCopyPieceBytes));
+  }
   if (place.state > 0) {
     const SavedImage& image = share_of(shard, place, true).image;
     const uint64_t left = image.bytes() - std::min(image.bytes(), place.offset);
@@ -101,13 +110,13 @@ PartBytes RunningJob::read_copy(uint64_t shard, const CopyPlace& place) const {
     image.read(place.offset, std::as_writable_bytes(std::span(piece.bytes)));
     return piece;
   }
-  const SavedImage image = job_->image_of(remote_.at(shard).box);
+  const SavedImage image = job_->restored_image_of(remote_.at(shard).box);
   const std::span<std::byte> piece = image.piece(place.offset, kCopyPieceBytes);
   if (!remote_.being_made() || place.round != life_.from.round || piece.empty()) {
     fail(ErrorCode::kInvalid, "a part of job '{}' goes on from no checkpoint of round {}, byte {}",
          job_->spec().name, place.round, place.offset);
   }
-  return {.bytes = {reinterpret_cast<const char*>(piece.data()), piece.size()}};
+  return copy_of(piece);
 }
 
 void RunningJob::check_copy(uint64_t shard, const CopyPlace& place, uint64_t bytes) const {

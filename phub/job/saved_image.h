@@ -1,7 +1,7 @@
 // What moves between two boxes in pieces, as bytes one after another that both count alike: what a
 // checkpoint has of one box's part of a job, the f32 arrays in the box's layout, those of shelves
-// too, then the clocks, and the steps of shelves; or its part of the state of keys
-// (transport/control/shard_messages.h).
+// too, then the clocks, and the steps of shelves; or its part of the state of keys, or
+// of a branch that comes from files (transport/control/shard_messages.h).
 #pragma once
 
 #include <algorithm>
@@ -19,6 +19,9 @@ class SavedImage {
   // Where its bytes lie; the memory outlives this.
   explicit SavedImage(std::vector<std::span<std::byte>> memory) : memory_(std::move(memory)) {}
 
+  void append(const SavedImage& more) {
+    memory_.insert(memory_.end(), more.memory_.begin(), more.memory_.end());
+  }
   uint64_t bytes() const {
     uint64_t bytes = 0;
     for (const auto& one : memory_) bytes += one.size();

@@ -421,12 +421,14 @@ std::unique_ptr<CheckpointReader> SavedJobs::latest(const std::string& job) {
   }
 }
 
-void SavedJobs::read_branch(const Job& job, uint32_t branch, Job::Shelf& into) {
+void SavedJobs::read_branch(const Job& job, uint32_t branch, Job::Branch& into) {
   std::unique_lock lock(mutex_);
   const std::unique_ptr<CheckpointReader> reader = latest(job.spec().name);
   lock.unlock();
   const Manifest& saved = reader->manifest();
-  job.take_steps(shelf_of(saved, branch).steps, saved.round, into.steps.data());
+  for (Job::Shelf& of_box : into) {
+    job.take_steps(shelf_of(saved, branch).steps, saved.round, of_box.steps.data());
+  }
   size_t array = 0;
   for (const std::string& file : files_of_branch(job, branch)) {
     read_tensors(*reader, file, tensors_of(saved.spec),

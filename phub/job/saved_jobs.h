@@ -59,7 +59,7 @@ class SavedJobs {
   // Fills `into` with a branch that is on disk, from the newest checkpoint of this life of the job,
   // or that which it goes on from. Throws Error: kNotFound or kInvalid, its files are gone or
   // damaged.
-  void read_branch(const Job& job, uint32_t branch, Job::Shelf& into);
+  void read_branch(const Job& job, uint32_t branch, Job::Branch& into);
   // Writes the snapshot that the job holds, with the parts that were added; branches that the
   // snapshot does not have, it shares with the checkpoint before. Throws Error: it is not
   // there, and those before are. Returns what else went wrong, for the log; "": nothing.

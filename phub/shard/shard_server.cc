@@ -83,9 +83,15 @@ uint64_t bytes_of(const std::vector<ChunkInterest>& chunks) {
   return chunks.size() * sizeof(ChunkInterest);
 }
 
-bool fit(std::span<const BranchMove> moves, const JobSpec& spec) {
-  return std::ranges::all_of(moves, [&spec](const BranchMove& move) {
-    return std::max(move.from, move.to) <= spec.branches && (!move.copies || move.from != move.to);
+// `has_dock(shelf)`: something lies there that a move may copy.
+template <typename HasDock>
+bool fit(std::span<const BranchMove> moves, const JobSpec& spec, const HasDock& has_dock) {
+  return std::ranges::all_of(moves, [&](const BranchMove& move) {
+    if (move.from > spec.branches) {
+      return move.copies && move.to > 0 && move.to <= spec.branches &&
+             move.from == spec.branches + move.to && has_dock(move.to);
+    }
+    return move.to <= spec.branches && (!move.copies || move.from != move.to);
   });
 }
 
@@ -95,7 +101,10 @@ Manifest manifest_of(const ShardRestored& restored, const JobSpec& spec) {
   Manifest manifest{.spec = spec, .round = restored.round, .steps = restored.steps};
   manifest.hyper = restored.hyper;
   manifest.branches.moves = restored.moves;
-  if (!fit(restored.moves, spec)) misfit("moves of branches");
+  const auto has_dock = [&restored](uint32_t shelf) {
+    return std::ranges::count(restored.docks, shelf) == 1;
+  };
+  if (!fit(restored.moves, spec, has_dock)) misfit("moves of branches");
   manifest.ranks.resize(restored.ranks);
   for (const uint32_t rank : restored.expected) {
     if (rank >= restored.ranks) misfit("a rank that is expected");
@@ -199,6 +208,8 @@ void ShardServer::handle(const ShardOrder& order) {
       return;
     case ShardDo::kDropState:
       return drop_state(part, order.number);
+    case ShardDo::kFreeDock:
+      return free_dock(part, order.number);
     case ShardDo::kProbe:
       if (RoundGate* const gate = part.job->gate()) gate->begin_elsewhere(order.round);
       part.told_active = false;
@@ -245,13 +256,31 @@ std::shared_ptr<JobPart> ShardServer::made(const ShardPart& order, Manifest& res
   const NodeMemory memory = total_memory(plan, order.spec, order.saved, restored.ranks.size());
   budget_.reserve(order.spec, memory);
   try {
-    return std::make_shared<JobPart>(order.spec, std::move(plan), transport, options_.store,
-                                     order.saved, goes_on ? &restored : nullptr,
-                                     QueueNumbers{order.first_queue, order.all_queues});
+    auto part = std::make_shared<JobPart>(order.spec, std::move(plan), transport, options_.store,
+                                          order.saved, goes_on ? &restored : nullptr,
+                                          QueueNumbers{order.first_queue, order.all_queues});
+    if (goes_on) make_docks(*part, order.restored.front().docks);
+    return part;
   } catch (...) {
     budget_.release(memory.total());
     throw;
   }
+}
+
+// What the job goes on from has branches that are still to come from files.
+void ShardServer::make_docks(JobPart& part, const std::vector<uint32_t>& shelves) {
+  const uint64_t bytes = shelves.size() * part.shelf_bytes();
+  if (!budget_.has_room(bytes)) {
+    fail(ErrorCode::kFull,
+         "branches that come from files take {} bytes beside their shelves, for which the box has "
+         "no room: raise --memory-limit",
+         bytes);
+  }
+  for (const uint32_t shelf : shelves) {
+    if (shelf == 0 || shelf > part.spec().branches || part.has_dock(shelf)) misfit("a dock");
+    part.exchange_dock(shelf, part.make_shelf());
+  }
+  budget_.grow(0, part.docked_bytes());
 }
 
 void ShardServer::make(uint64_t number, const ShardPart& order) {
@@ -392,7 +421,9 @@ void ShardServer::commit(uint64_t number, Part& part, const ShardBoundary& order
   if (!order.hyper.empty()) {
     boundary.hyper = part.job->hyper().change(order.hyper, order.lowest_round);
   }
-  if (!fit(order.moves, part.job->spec())) return;
+  if (order.branch > 0) place_branch(number, part, order);
+  const auto has_dock = [&part](uint32_t shelf) { return part.job->has_dock(shelf); };
+  if (!fit(order.moves, part.job->spec(), has_dock)) return;
   if (!order.moves.empty()) {
     boundary.orders = part.job->branch_orders().add(orders_of(order.moves), order.lowest_round);
   }
@@ -632,7 +663,7 @@ void ShardServer::free(uint64_t number, Part& part) {
     part.job->link().close();
     for (uint32_t i = 0; i < part.job->cores(); ++i) by_core_job_.erase(&part.job->core_job(i));
     builder_.run([this, job = std::move(part.job), states = std::move(part.states)]() mutable {
-      uint64_t bytes = job->memory().total();
+      uint64_t bytes = job->memory().total() + job->docked_bytes();
       for (const auto& share : states) bytes += share->memory_bytes();
       states.clear();
       job.reset();

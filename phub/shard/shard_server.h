@@ -102,6 +102,7 @@ class ShardServer {
 
   void make(uint64_t number, const ShardPart& order);
   std::shared_ptr<JobPart> made(const ShardPart& order, Manifest& restored);
+  void make_docks(JobPart& part, const std::vector<uint32_t>& shelves);
   void take(uint64_t number, Part& part, std::shared_ptr<JobPart> job);
   void refuse(uint64_t number, const Error& why);
   void begin_move(uint64_t number, Part& part, Part::Moving moving, uint64_t round);
@@ -125,7 +126,11 @@ class ShardServer {
   void state_is_there(uint64_t number, StateShare& share);
   void drop_state(Part& part, uint64_t state);
   void drop_state(Part& part, const std::shared_ptr<StateShare>& share);
+  StateShare* state_for_boundary(uint64_t number, Part& part, uint64_t state, bool is_branch);
   void place_state(uint64_t number, Part& part, uint64_t state);
+  void place_branch(uint64_t number, Part& part, const ShardBoundary& order);
+  void free_dock(Part& part, uint64_t shelf);
+  void drop_shelf(JobPart::Shelf shelf);
   void state_copied(CoreOfPart from, Part& part, bool was_set);
   void state_has_moved(uint64_t number, Part& part, const std::shared_ptr<StateShare>& share);
   static std::optional<ShardPiece> next_piece_of_state(uint64_t number, Part& part);

@@ -19,9 +19,10 @@ void ShardServer::make_state(uint64_t number, Part& part, const ShardKeys& order
     share = std::make_shared<StateShare>(*part.job, order);
     if (budget_.has_room(share->memory_bytes())) return;
     fail(ErrorCode::kFull,
-         "the state has {} bytes, for which the box has no room now: ask for fewer keys at a time, "
-         "or raise --memory-limit",
-         share->memory_bytes());
+         "the {} bytes, for which the box has no room now: {}raise --memory-limit",
+         fmt::format("{} {}", share->is_branch() ? "branch takes" : "state has",
+                     share->memory_bytes()),
+         share->is_branch() ? "" : "ask for fewer keys at a time, or ");
   });
   if (refused) return refuse_state(number, order.number, *refused);
   budget_.grow(0, share->memory_bytes());
@@ -73,23 +74,58 @@ void ShardServer::drop_state(Part& part, const std::shared_ptr<StateShare>& shar
   });
 }
 
+// Null: it is not there, and the job fails.
+StateShare* ShardServer::state_for_boundary(uint64_t number, Part& part, uint64_t state,
+                                            bool is_branch) {
+  for (const auto& share : part.states) {
+    const bool is_it = share->what.number == state && share->is_branch() == is_branch;
+    if (is_it && share->stage == Stage::kThere) return share.get();
+  }
+  ShardReport& said = report(ShardSays::kFailed, number);
+  said.core = ShardReport::kNoCore;
+  said.text = fmt::format("{} {}, which a boundary moves, is not there",
+                          is_branch ? "branch" : "state of keys", state);
+  return nullptr;
+}
+
 // The boundary reads or sets it.
 void ShardServer::place_state(uint64_t number, Part& part, uint64_t state) {
-  const auto at =
-      std::ranges::find(part.states, state, [](const auto& share) { return share->what.number; });
-  if (at == part.states.end() || (*at)->stage != Stage::kThere) {
-    ShardReport& said = report(ShardSays::kFailed, number);
-    said.core = ShardReport::kNoCore;
-    said.text = fmt::format("state {} of keys, which a boundary moves, is not there", state);
-    return;
-  }
-  StateShare& share = **at;
-  share.stage = Stage::kCopying;
-  if (share.what.set) {
-    part.boundary.set_state = &share.where;
+  StateShare* const share = state_for_boundary(number, part, state, false);
+  if (share == nullptr) return;
+  share->stage = Stage::kCopying;
+  if (share->what.set) {
+    part.boundary.set_state = &share->where;
   } else {
-    part.boundary.get_state = &share.where;
+    part.boundary.get_state = &share->where;
   }
+}
+
+// Into the dock that one of the boundary's moves copies from.
+void ShardServer::place_branch(uint64_t number, Part& part, const ShardBoundary& order) {
+  StateShare* const share = state_for_boundary(number, part, order.branch, true);
+  const uint32_t shelves = part.job->spec().branches;
+  const auto move = std::ranges::find_if(
+      order.moves, [shelves](const BranchMove& each) { return each.from > shelves; });
+  if (share == nullptr || move == order.moves.end() || move->from > 2 * shelves) return;
+  JobPart::Shelf branch = std::move(share->branch);
+  budget_.grow(share->memory_bytes(), branch.bytes());
+  std::erase_if(part.states, [share](const auto& each) { return each.get() == share; });
+  drop_shelf(part.job->exchange_dock(move->from - shelves, std::move(branch)));
+}
+
+void ShardServer::free_dock(Part& part, uint64_t shelf) {
+  if (shelf == 0 || shelf > part.job->spec().branches) return;
+  drop_shelf(part.job->exchange_dock(static_cast<uint32_t>(shelf), {}));
+}
+
+// Memory is given back beside this thread.
+void ShardServer::drop_shelf(JobPart::Shelf shelf) {
+  if (shelf.arrays.empty()) return;
+  builder_.run([this, rest = std::make_shared<JobPart::Shelf>(std::move(shelf))]() mutable {
+    const uint64_t bytes = rest->bytes();
+    rest.reset();
+    budget_.release(bytes);
+  });
 }
 
 // By a core. All of a get's cores say so when the server has what they copied.

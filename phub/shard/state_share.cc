@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstring>
 
 #include "phub/job/memory.h"
@@ -13,6 +12,13 @@ namespace phub {
 
 StateShare::StateShare(const JobPart& job, const ShardKeys& order) : what(order) {
   const JobSpec& spec = job.spec();
+  if (is_branch()) {
+    if (spec.branches == 0 || !what.set) {
+      fail(ErrorCode::kInvalid, "job '{}' has no branches that come from files", spec.name);
+    }
+    bytes = job.shelf_bytes();
+    return;
+  }
   std::vector<bool> wanted(spec.keys.size());
   for (const uint32_t key : order.keys) {
     if (key >= wanted.size()) {
@@ -33,16 +39,17 @@ StateShare::StateShare(const JobPart& job, const ShardKeys& order) : what(order)
 }
 
 void StateShare::allocate(const JobPart& job) {
+  if (is_branch()) {
+    branch = job.make_shelf();
+    image = branch.image();
+    return;
+  }
   if (bytes == 0) return;
   memory = phub::allocate(bytes, job.plan().cores.front().os_node,
                           fmt::format("the state of keys of job '{}'", job.spec().name));
   numa::populate(memory.bytes());
   where.floats = reinterpret_cast<float*>(memory.bytes().data());
-}
-
-std::span<std::byte> StateShare::piece() const {
-  if (moved == bytes) return {};
-  return memory.bytes().subspan(moved, std::min(kCopyPieceBytes, bytes - moved));
+  image = SavedImage({memory.bytes()});
 }
 
 void StateShare::send_steps() const {

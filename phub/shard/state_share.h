@@ -1,5 +1,6 @@
 // A shard's part of the state of keys on its way between its cores and the server: memory for the
-// chunks that are here. Plain data: control thread only, but for the memory while it is copied.
+// chunks that are here. Or of a branch that comes from files: memory for all that is here. Plain
+// data: control thread only, but for the memory while it is copied.
 #pragma once
 
 #include <cstddef>
@@ -10,17 +11,21 @@
 #include "numa/memory.h"
 #include "phub/core/key_states.h"
 #include "phub/job/job_part.h"
+#include "phub/job/saved_image.h"
 #include "transport/control/shard_messages.h"
 
 namespace phub {
 
 struct StateShare {
-  // Throws Error(kInvalid): a key that the job does not have.
+  // Throws Error(kInvalid): a key, or branches, that the job does not have.
   StateShare(const JobPart& job, const ShardKeys& order);
 
   // Takes long. Throws Error(kFull).
   void allocate(const JobPart& job);
-  std::span<std::byte> piece() const;  // that moves next; empty: all has moved
+  bool is_branch() const { return what.keys.empty(); }
+  std::span<std::byte> piece() const {  // that moves next; empty: all has moved
+    return image.piece(moved, kCopyPieceBytes);
+  }
   // Between `where`, as cores have it, and the end of what moves.
   void send_steps() const;
   void take_steps();
@@ -43,7 +48,9 @@ struct StateShare {
   uint64_t moved = 0;
   uint32_t cores = 0;  // that have copied
   KeyStateMemory where;
-  numa::Memory memory;
+  numa::Memory memory;    // of keys
+  JobPart::Shelf branch;  // until the boundary
+  SavedImage image;       // what moves
 };
 
 }  // namespace phub

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "tests/kernels/slots.h"
@@ -69,10 +70,69 @@ HyperHistory::HyperHistory(const JobSpec& spec, std::span<const LogRecord> log)
                              record.kind == LogRecord::Kind::kScheduled ||
                              record.kind == LogRecord::Kind::kDiscarded;
     if (of_branches) branches_.push_back(record);
+    const bool of_killed =
+        record.kind == LogRecord::Kind::kKilled || record.kind == LogRecord::Kind::kRevived;
+    if (of_killed) kills_.push_back(record);
   }
   if (!std::ranges::is_sorted(branches_, {}, &LogRecord::round)) {
     fail(ErrorCode::kInvalid, "what the log says of branches goes back to an earlier round");
   }
+  follow_killed(log);
+}
+
+// One that is killed neither runs nor is forked until it is revived. (That it has then what it had
+// is seen in its rounds: to the replay nothing happens to it.)
+void HyperHistory::follow_killed(std::span<const LogRecord> log) {
+  using Kind = LogRecord::Kind;
+  std::set<uint32_t> killed, once;
+  uint32_t runs = 0;
+  uint64_t last = 0;
+  for (const LogRecord& record : log) {
+    const uint32_t branch = record.kind == Kind::kForked ? record.parent : record.branch;
+    const bool is_killed = killed.contains(branch);
+    bool fits = true;
+    switch (record.kind) {
+      case Kind::kForked:
+        fits = !is_killed;
+        break;
+      case Kind::kScheduled:
+        fits = !is_killed;
+        runs = branch;
+        if (once.contains(branch)) revived_.push_back(record.round);
+        break;
+      case Kind::kDiscarded:
+        fits = branch != runs;
+        killed.erase(branch);
+        break;
+      case Kind::kKilled:
+        fits = !is_killed && branch != runs;
+        killed.insert(branch);
+        once.insert(branch);
+        break;
+      case Kind::kRevived:
+        fits = is_killed;
+        killed.erase(branch);
+        break;
+      default:
+        continue;
+    }
+    if (!fits || record.round < last) {
+      fail(ErrorCode::kInvalid,
+           "the log says of branch {} before round {} what cannot be: it {}, and what was said "
+           "before is about rounds up to {}",
+           branch, record.round,
+           is_killed        ? "is killed"
+           : branch == runs ? "runs"
+                            : "is not killed",
+           last);
+    }
+    last = record.round;
+  }
+}
+
+uint64_t HyperHistory::revived_runs(uint64_t last) const {
+  return static_cast<uint64_t>(
+      std::ranges::count_if(revived_, [last](uint64_t round) { return round <= last; }));
 }
 
 uint32_t HyperHistory::branch_in(uint64_t round) const {

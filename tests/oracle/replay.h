@@ -26,16 +26,23 @@ namespace phub {
 // says were set; of the same round the later ones count. And what became of its branches.
 class HyperHistory {
  public:
+  // Throws Error(kInvalid): the log says of branches what cannot be.
   HyperHistory(const JobSpec& spec, std::span<const LogRecord> log);
   reference::Hyper of(uint32_t key, uint64_t round) const;
-  // Forks and what was scheduled, by ascending round.
+  // Forks, what was scheduled and discarded, by ascending round.
   std::span<const LogRecord> branches() const { return branches_; }
-  uint32_t branch_in(uint64_t round) const;  // which one runs
+  std::span<const LogRecord> kills() const { return kills_; }  // and revivals, likewise
+  uint32_t branch_in(uint64_t round) const;                    // which one runs
+  // Of branches that had been killed: how often one of them went on before a round up to `last`.
+  uint64_t revived_runs(uint64_t last) const;
 
  private:
+  void follow_killed(std::span<const LogRecord> log);
+
   const JobSpec& spec_;
   std::vector<HyperChange> changes_;  // by ascending round
-  std::vector<LogRecord> branches_;
+  std::vector<uint64_t> revived_;     // rounds from which one that had been killed ran
+  std::vector<LogRecord> branches_, kills_;
 };
 
 class Replay {

@@ -45,6 +45,8 @@ struct RackResult {
   uint64_t chunks_carried = 0;       // to a later round
   uint64_t forks = 0, switches = 0;  // of branches
   uint64_t kills = 0, revivals = 0;  // of branches: decided; of those that were on disk
+  uint64_t spread_kills = 0, spread_revivals = 0;  // of jobs over several boxes
+  uint64_t revived_runs = 0;                       // a branch that had been killed went on
   uint64_t restored_with_branches = 0;
   uint64_t jobs_of_differences = 0;
   uint64_t states = 0;                          // of chunks, that were compared

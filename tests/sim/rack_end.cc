@@ -110,6 +110,9 @@ void Rack::check_end(RackResult& result) {
     result.switches += job->oracle.switches();
     result.kills += job->kills;
     result.revivals += job->revivals;
+    result.spread_kills += job->spread ? job->kills : 0;
+    result.spread_revivals += job->spread ? job->revivals : 0;
+    result.revived_runs += job->oracle.revived_runs();
     result.restored_with_branches += job->oracle.restored_with_branches();
     if (failure_.empty()) fail(check_outcomes(*job));
   }

@@ -317,6 +317,10 @@ void Oracle::check_branches(const HyperHistory& history) {
       fail(ErrorCode::kInvalid, "{}: the log lacks the fork of branch {} in round {}",
            job_.spec.name, reply.branch, reply.round);
     }
+    const bool kills = change.action == BranchAction::kKill;
+    if (kills || change.action == BranchAction::kRevive) {
+      check_killed(change.branch, kills, reply.round, history);
+    }
     if (reply.round < change.round) {
       fail(ErrorCode::kInvalid, "{}: a change of branches for round {} holds from round {} on",
            job_.spec.name, change.round, reply.round);
@@ -335,6 +339,19 @@ void Oracle::check_branches(const HyperHistory& history) {
     forks_ += record.kind == LogRecord::Kind::kForked;
     switches_ += record.kind == LogRecord::Kind::kScheduled;
   }
+  revived_runs_ += history.revived_runs(last);
+}
+
+// Who was told that a branch is killed, or that it is back, finds that in the log.
+void Oracle::check_killed(uint32_t branch, bool kills, uint64_t round,
+                          const HyperHistory& history) const {
+  const auto kind = kills ? LogRecord::Kind::kKilled : LogRecord::Kind::kRevived;
+  const bool is_logged = std::ranges::any_of(history.kills(), [&](const LogRecord& record) {
+    return record.kind == kind && record.branch == branch && record.round == round;
+  });
+  if (is_logged) return;
+  fail(ErrorCode::kInvalid, "{}: branch {} was said to be {} before round {}, which the log lacks",
+       job_.spec.name, branch, kills ? "killed" : "revived", round);
 }
 
 // Who got the result of a round that it had pushed to took part in it.

@@ -94,6 +94,7 @@ class Oracle {
   uint64_t switches() const { return switches_; }
   // From checkpoints that had more than one branch, or what was to come of them.
   uint64_t restored_with_branches() const { return restored_with_branches_; }
+  uint64_t revived_runs() const { return revived_runs_; }  // of branches that had been killed
 
  private:
   using Witness = std::tuple<Member, uint32_t, uint64_t>;  // who, chunk, round
@@ -117,6 +118,7 @@ class Oracle {
   void check_rounds(Replay replay, uint32_t chunk, const std::vector<SetCall>& sets,
                     MostSteps& most_steps) const;
   void check_branches(const HyperHistory& history);
+  void check_killed(uint32_t branch, bool kills, uint64_t round, const HyperHistory& history) const;
   void check_gated_rounds(GatedReplay replay) const;
   void check_round(uint32_t chunk, const Replay& replay) const;
 
@@ -170,7 +172,7 @@ class Oracle {
   std::vector<std::pair<uint64_t, uint32_t>> told_to_run_;  // round, branch
   std::vector<std::pair<BranchChange, BranchReply>> decided_;
   uint64_t observations_ = 0, states_ = 0, forks_ = 0, switches_ = 0;
-  uint64_t restored_with_branches_ = 0;
+  uint64_t restored_with_branches_ = 0, revived_runs_ = 0;
   std::vector<uint64_t> restored_rounds_;
 };
 

@@ -260,7 +260,7 @@ void add_branches(SimRandom& random, JobPlan& job, bool saved) {
   }
   spec.branches = static_cast<uint32_t>(random.between(1, 4));
   spec.schedule.clear();
-  job.rounds += random.below(30);
+  job.rounds += random.below(saved ? 60 : 30);
   for (uint64_t i = random.between(1, saved ? 80 : 20); i > 0; --i) {
     job.branch_calls.push_back({.rank = static_cast<uint32_t>(random.below(spec.world_size)),
                                 .after_pushes = random.below(job.rounds * spec.keys.size()),

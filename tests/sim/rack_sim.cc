@@ -53,7 +53,7 @@ struct Totals {
   uint64_t jobs_of_rows = 0, lazy_jobs = 0, jobs_of_interest = 0;
   uint64_t limited_racks = 0, limited_uplinks = 0, near_links = 0, mixed_links = 0, near_writes = 0;
   uint64_t chunks_carried = 0, forks = 0, switches = 0, restored_with_branches = 0;
-  uint64_t kills = 0, revivals = 0;
+  uint64_t kills = 0, revivals = 0, spread_kills = 0, spread_revivals = 0, revived_runs = 0;
   uint64_t racked_jobs = 0, racks_admitted = 0, racks_lost = 0, boxes_below_died = 0;
   uint64_t switched_jobs = 0, switch_chunks = 0, switch_generations = 0;
 };
@@ -115,6 +115,9 @@ bool run_one(uint64_t seed, const Options& options, Totals& totals) {
   totals.switches += result.switches;
   totals.kills += result.kills;
   totals.revivals += result.revivals;
+  totals.spread_kills += result.spread_kills;
+  totals.spread_revivals += result.spread_revivals;
+  totals.revived_runs += result.revived_runs;
   totals.restored_with_branches += result.restored_with_branches;
   totals.void_snapshots += result.void_snapshots;
   totals.switched_jobs += result.switched_jobs;
@@ -148,7 +151,9 @@ int run_range(uint64_t first, uint64_t last, uint64_t stride, const Options& opt
       "residuals again; {} jobs had differences for results; {} racks had NICs with budgets, {} "
       "uplinks, {} links were within a host, {} partly, with {} writes; {} chunks were carried "
       "over; {} branches were forked, another went on {} times, {} checkpoints with some were gone "
-      "on from; {} branches were killed, and {} revived from files; {} jobs were behind a switch, "
+      "on from; {} branches were killed, {} of them over several boxes, and {} revived from files, "
+      "{} over several boxes; {} times one that had been killed went on; {} jobs were behind a "
+      "switch, "
       "{} chunks came through it, in {} generations\n",
       totals.racks, totals.failures, totals.observations, totals.states, totals.admitted,
       totals.lost, totals.failed_jobs, totals.writes, totals.overtakes, totals.breaks, totals.steps,
@@ -159,8 +164,9 @@ int run_range(uint64_t first, uint64_t last, uint64_t stride, const Options& opt
       totals.coded_jobs, totals.residuals_restored, totals.jobs_of_differences,
       totals.limited_racks, totals.limited_uplinks, totals.near_links, totals.mixed_links,
       totals.near_writes, totals.chunks_carried, totals.forks, totals.switches,
-      totals.restored_with_branches, totals.kills, totals.revivals, totals.switched_jobs,
-      totals.switch_chunks, totals.switch_generations);
+      totals.restored_with_branches, totals.kills, totals.spread_kills, totals.revivals,
+      totals.spread_revivals, totals.revived_runs, totals.switched_jobs, totals.switch_chunks,
+      totals.switch_generations);
   return totals.failures == 0 ? 0 : 1;
 }
 

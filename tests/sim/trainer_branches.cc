@@ -17,6 +17,15 @@ void Trainer::call_branches() {
     const auto some_branch = [&] { return branches_[random.below(branches_.size())]; };
     BranchChange change;
     if (random.chance(0.5)) change.round = session_->next_round() + random.below(4);
+    const auto on_disk = std::ranges::find(killed_, true, &BranchStatus::on_disk);
+    if (!killed_.empty() && random.chance(0.5)) {  // asks until it is on disk: then it comes back
+      if (on_disk != killed_.end()) {
+        change.action = BranchAction::kRevive;
+        change.branch = on_disk->branch;
+      }
+      change_branches(change);
+      continue;
+    }
     switch (random.below(10)) {
       case 0:
       case 1:

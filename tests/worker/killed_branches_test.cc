@@ -1,5 +1,8 @@
 // Branches that are killed, and revived: to the bit what they would be if they had never been
-// killed, also where the box dies in between; and what becomes of their files.
+// killed, also where the box dies in between; and what becomes of their files. In one box, and in
+// three of which two are shards.
+#include "tests/worker/killed_branches.h"
+
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -24,7 +27,6 @@
 #include "tests/worker/box.h"
 #include "tests/worker/branch_rounds.h"
 #include "tests/worker/expect_error.h"
-#include "tests/worker/server_process.h"
 #include "tests/worker/training.h"
 #include "worker/worker.h"
 
@@ -32,71 +34,6 @@ namespace phub::testing {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr uint32_t kLongMs = 120'000;
-constexpr uint32_t kShelves = 2;
-using Workers = std::vector<std::unique_ptr<Worker>>;
-
-JobSpec spec_of(const std::string& name, uint32_t ranks = 1, uint32_t branches = kShelves) {
-  JobSpec spec;
-  spec.name = name;
-  spec.keys = {{.name = "a", .elements = 3000, .priority = 1},
-               {.name = "b", .elements = 7, .lr_scale = 0.5, .group = 1},
-               {.name = "c", .elements = 640}};
-  spec.world_size = ranks;
-  spec.chunk_elements = 96;
-  spec.optimizer = "momentum";
-  spec.hyper = {{"lr", 0.0625}, {"momentum", 0.5}, {"lr_exponential", 0.9}};
-  spec.branches = branches;
-  spec.lease_ms = 60'000;  // nobody is to be lost for being slow
-  return spec;
-}
-
-Workers join(const ServerProcess& server, const JobSpec& spec,
-             const std::string& transport = "shm") {
-  Workers workers(spec.world_size);
-  each_rank(spec.world_size, [&](uint32_t rank) {
-    WorkerOptions options = server.options(spec);
-    options.rank = static_cast<int32_t>(rank);
-    options.transport = transport;
-    workers[rank] = std::make_unique<Worker>(options);
-    workers[rank]->wait_all();
-  });
-  return workers;
-}
-
-// What rank 0 has after each of the rounds, and which branch the next is of. `decide(round)`: rank
-// 0, before it pushes that round.
-using Seen = std::vector<std::pair<uint32_t, Model>>;
-void train(const Workers& workers, uint64_t first, uint64_t last, Seen& seen,
-           const std::function<void(uint64_t round)>& decide = nullptr) {
-  each_rank(static_cast<uint32_t>(workers.size()), [&](uint32_t rank) {
-    Worker& worker = *workers[rank];
-    for (uint64_t round = first; round <= last; ++round) {
-      if (rank == 0 && decide) decide(round);
-      push(worker, round, worker.branch_in(round));
-      if (rank == 0) seen.emplace_back(worker.branch_in(round + 1), model_of(worker));
-    }
-  });
-}
-
-BranchStatus status_of(Worker& worker, uint32_t branch) {
-  for (const BranchStatus& status : worker.branches().branches) {
-    if (status.branch == branch) return status;
-  }
-  ADD_FAILURE() << "there is no branch " << branch;
-  return {};
-}
-
-void await_on_disk(Worker& worker, uint32_t branch) {
-  EXPECT_TRUE(becomes([&] { return status_of(worker, branch).on_disk; }));
-}
-
-uint64_t save(Worker& worker) {
-  const uint64_t round = worker.checkpoint();
-  worker.await_checkpoint(round, kLongMs);
-  return round;
-}
 
 // A decision that is one for a job whose branches are never killed, too.
 struct Decision {
@@ -224,38 +161,9 @@ class Decider {
   uint64_t last_ = 0;
 };
 
-class SavingServer {
- public:
-  explicit SavingServer(uint32_t keep = 3) : keep_(keep) { start(); }
-
-  void start(const std::string& topology = "pack:1 core:2 pu:1") {
-    server_.emplace(PHUB_BINARY,
-                    std::vector<std::string>{"--checkpoints", folder(), "--checkpoint-every",
-                                             "1000000", "--checkpoint-keep", std::to_string(keep_)},
-                    "127.0.0.1:0", topology);
-  }
-  void kill() { EXPECT_EQ(server_->end(SIGKILL), -SIGKILL); }
-  const ServerProcess& operator*() const { return *server_; }
-  std::string folder() const { return directory_.path() + "/checkpoints"; }
-  // Of all checkpoints of all jobs.
-  std::vector<fs::path> files_of(uint32_t branch) const {
-    std::vector<fs::path> files;
-    for (const auto& entry : fs::recursive_directory_iterator(folder())) {
-      const std::string name = entry.path().filename();
-      if (name.starts_with(fmt::format("branch-{}-", branch))) files.push_back(entry.path());
-    }
-    return files;
-  }
-
- private:
-  const TemporaryDirectory directory_;
-  const uint32_t keep_;
-  std::optional<ServerProcess> server_;
-};
-
 // At the end every branch runs for two rounds, those that are killed too.
 void visit_all(const Workers& workers, uint64_t round, const std::vector<uint32_t>& killed,
-               Seen& seen) {
+               SeenRounds& seen) {
   Worker& worker = *workers[0];
   for (const uint32_t branch : killed) {
     await_on_disk(worker, branch);
@@ -290,7 +198,7 @@ void visit_all(const Workers& workers, uint64_t round, const std::vector<uint32_
 
 // The same decisions, where nobody is killed; and the same visits.
 void visit_all_alive(const Workers& workers, uint64_t round, const std::vector<uint32_t>& killed,
-                     Seen& seen) {
+                     SeenRounds& seen) {
   Worker& worker = *workers[0];
   uint64_t at = round + 40;
   std::set<uint32_t> there;
@@ -313,7 +221,7 @@ void visit_all_alive(const Workers& workers, uint64_t round, const std::vector<u
   train(workers, round, at, seen);
 }
 
-void expect_same(const Seen& got, const Seen& want) {
+void expect_same(const SeenRounds& got, const SeenRounds& want) {
   ASSERT_EQ(got.size(), want.size());
   for (size_t i = 0; i < got.size(); ++i) {
     EXPECT_EQ(got[i].first, want[i].first) << "after round " << i + 1;
@@ -321,7 +229,9 @@ void expect_same(const Seen& got, const Seen& want) {
   }
 }
 
-TEST(KilledBranches, AreToTheBitAsIfTheyHadNeverBeen) {
+class KilledBranches : public ::testing::TestWithParam<size_t> {};
+
+TEST_P(KilledBranches, AreToTheBitAsIfTheyHadNeverBeen) {
   const Seeds seeds = fresh_seeds(scaled(4));
   const std::vector<std::pair<std::string, std::string>> kinds = {
       {"adam", "f32"}, {"momentum", "bf16"}, {"sgd", "f32"}, {"rmsprop", "f16"}};
@@ -329,7 +239,7 @@ TEST(KilledBranches, AreToTheBitAsIfTheyHadNeverBeen) {
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
     SCOPED_TRACE(fmt::format("PHUB_SEED={}", seed));
     std::mt19937_64 random(seed);
-    SavingServer server(1 + static_cast<uint32_t>(random() % 2));
+    SavingServer server(GetParam(), 1 + static_cast<uint32_t>(random() % 2));
     const auto& [optimizer, dtype] = kinds[seed % kinds.size()];
     const auto spec = [&, optimizer = optimizer, dtype = dtype](const char* name,
                                                                 uint32_t branches) {
@@ -340,11 +250,12 @@ TEST(KilledBranches, AreToTheBitAsIfTheyHadNeverBeen) {
       return made;
     };
     Decider decider(seed);
-    Seen seen, want;
+    SeenRounds seen, want;
     uint64_t round = 0;
     for (int life = 0; life < 3; ++life) {
       if (life > 0) server.start(life == 1 ? "pack:1 core:4 pu:1" : "pack:1 core:2 pu:1");
-      const Workers workers = join(*server, spec("killed", kShelves), life == 1 ? "tcp" : "shm");
+      const Workers workers =
+          join(*server, spec("killed", kShelves), life == 1 ? "tcp" : server.transport());
       ASSERT_EQ(workers[0]->first_round(), round + 1);
       const uint64_t last = round + 12 + random() % 20;
       train(workers, round + 1, last, seen,
@@ -379,16 +290,25 @@ TEST(KilledBranches, AreToTheBitAsIfTheyHadNeverBeen) {
   }
 }
 
-class OneKilled : public ::testing::Test {
+class OneKilled : public ::testing::TestWithParam<size_t> {
  protected:
   // Branch 1 has made a round of its own, and lies on its shelf from round 6 on.
   void begin(const std::string& job = "one") {
-    workers_ = join(*server_, spec_of(job));
+    workers_ = join(*server_, spec_of(job), server_.transport());
     worker().fork(0, {{"lr", 0.25}}, 3);
     const BranchTurn turns[] = {{1, 2}, {0, 0}};
     worker().schedule(turns, 4);
     train(workers_, 1, 6, seen_);
     round_ = 6;
+    EXPECT_EQ(boxes_of(job), 1 + GetParam());
+  }
+  size_t boxes_of(const std::string& job) const {
+    std::set<uint32_t> boxes;
+    for (const JobStatus& one : server_.status().jobs) {
+      if (one.name != job) continue;
+      for (const JobCoreStatus& core : one.cores) boxes.insert(core.box);
+    }
+    return boxes.size();
   }
   void run_some(uint64_t rounds = 2) {
     train(workers_, round_ + 1, round_ + rounds, seen_);
@@ -400,10 +320,10 @@ class OneKilled : public ::testing::Test {
     await_on_disk(worker(), 1);
   }
   void restart() {
-    workers_.clear();
     server_.kill();
+    workers_.clear();  // else they leave, and the job has ended
     server_.start();
-    workers_ = join(*server_, spec_of("one"));
+    workers_ = join(*server_, spec_of("one"), server_.transport());
     round_ = worker().first_round() - 1;
   }
   // What branch 1 has, which makes a round then.
@@ -429,13 +349,13 @@ class OneKilled : public ::testing::Test {
   }
   Worker& worker() { return *workers_[0]; }
 
-  SavingServer server_;
+  SavingServer server_{GetParam()};
   Workers workers_;
-  Seen seen_;
+  SeenRounds seen_;
   uint64_t round_ = 0;
 };
 
-TEST_F(OneKilled, LeavesRoomForAnotherAndComesBack) {
+TEST_P(OneKilled, LeavesRoomForAnotherAndComesBack) {
   begin();
   worker().fork(0);
   expect_error(ErrorCode::kFull, "no room for another", [&] { worker().fork(0); });
@@ -461,7 +381,7 @@ TEST_F(OneKilled, LeavesRoomForAnotherAndComesBack) {
   EXPECT_FALSE(status_of(worker(), 1).on_disk);
 }
 
-TEST_F(OneKilled, IsWhatItWasAfterARestartToo) {
+TEST_P(OneKilled, IsWhatItWasAfterARestartToo) {
   begin();
   std::vector<Model> models = {run_it()};
   kill_on_disk();
@@ -477,7 +397,7 @@ TEST_F(OneKilled, IsWhatItWasAfterARestartToo) {
 }
 
 // The checkpoint before has it on its shelf.
-TEST_F(OneKilled, IsAliveWhereTheBoxDiesBeforeItIsSaved) {
+TEST_P(OneKilled, IsAliveWhereTheBoxDiesBeforeItIsSaved) {
   begin();
   save(worker());
   worker().kill(1, round_ + 1000);
@@ -487,7 +407,7 @@ TEST_F(OneKilled, IsAliveWhereTheBoxDiesBeforeItIsSaved) {
 }
 
 // A kill that is decided for a later round goes on, and so does a revival.
-TEST_F(OneKilled, DecisionsToComeSurvive) {
+TEST_P(OneKilled, DecisionsToComeSurvive) {
   begin();
   const uint64_t at = round_ + 6;
   EXPECT_EQ(worker().kill(1, at), at);
@@ -506,7 +426,7 @@ TEST_F(OneKilled, DecisionsToComeSurvive) {
   EXPECT_TRUE(std::vector<Model>{run_it()} == never_killed(1));
 }
 
-TEST_F(OneKilled, IsRevivedFromItsShelfIfItIsStillThere) {
+TEST_P(OneKilled, IsRevivedFromItsShelfIfItIsStillThere) {
   begin();
   const uint64_t at = worker().kill(1, round_ + 5);
   EXPECT_EQ(worker().revive(1), at);
@@ -515,7 +435,7 @@ TEST_F(OneKilled, IsRevivedFromItsShelfIfItIsStillThere) {
   EXPECT_TRUE(server_.files_of(1).empty()) << "no checkpoint was needed";
 }
 
-TEST_F(OneKilled, LiesInOneFileForAllCheckpoints) {
+TEST_P(OneKilled, LiesInOneFileForAllCheckpoints) {
   begin();
   kill_on_disk();
   const std::vector<fs::path> first = server_.files_of(1);
@@ -535,7 +455,7 @@ TEST_F(OneKilled, LiesInOneFileForAllCheckpoints) {
   EXPECT_TRUE(server_.files_of(1).empty());
 }
 
-TEST_F(OneKilled, DamageIsToldAndTheJobGoesOn) {
+TEST_P(OneKilled, DamageIsToldAndTheJobGoesOn) {
   begin();
   kill_on_disk();
   for (const fs::path& file : server_.files_of(1)) {
@@ -559,6 +479,25 @@ TEST_F(OneKilled, DamageIsToldAndTheJobGoesOn) {
   run_some(4);
 }
 
+// What the killed branch has is at the server: the job goes on from there.
+TEST_P(OneKilled, IsWhatItWasAfterAShardHasDied) {
+  if (GetParam() == 0) GTEST_SKIP() << "there is no shard";
+  begin();
+  std::vector<Model> models = {run_it()};
+  kill_on_disk();
+  run_some();
+  save(worker());
+  server_.restart_shard(1);
+  workers_.clear();
+  workers_ = join(*server_, spec_of("one"), server_.transport());
+  round_ = worker().first_round() - 1;
+  EXPECT_EQ(boxes_of("one"), 1 + GetParam());
+  ASSERT_TRUE(status_of(worker(), 1).on_disk);
+  worker().revive(1);
+  models.push_back(run_it());
+  EXPECT_TRUE(models == never_killed(2));
+}
+
 TEST(KilledBranchesWithoutFiles, AreRefused) {
   Box box(2);
   Worker worker(box.options(spec_of("none")));
@@ -567,6 +506,9 @@ TEST(KilledBranchesWithoutFiles, AreRefused) {
   expect_error(ErrorCode::kInvalid, "keeps no checkpoints", [&] { worker.kill(1); });
   expect_error(ErrorCode::kInvalid, "is not killed", [&] { worker.revive(1); });
 }
+
+INSTANTIATE_TEST_SUITE_P(Every, KilledBranches, ::testing::Values(0, 2), name_of_shards);
+INSTANTIATE_TEST_SUITE_P(Every, OneKilled, ::testing::Values(0, 2), name_of_shards);
 
 }  // namespace
 }  // namespace phub::testing

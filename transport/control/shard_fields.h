@@ -8,8 +8,8 @@ namespace phub {
 
 template <>
 inline constexpr std::string_view kWords<ShardDo>[] = {
-    "make",  "admit",  "reconnect", "revoke", "start",  "hold",  "commit",
-    "probe", "detach", "attach",    "remove", "decide", "state", "drop_state"};
+    "make",   "admit",  "reconnect", "revoke", "start", "hold",       "commit",   "probe",
+    "detach", "attach", "remove",    "decide", "state", "drop_state", "free_dock"};
 template <>
 inline constexpr std::string_view kWords<ShardSays>[] = {
     "made",         "offered", "held",   "committed", "probed",      "detached",  "attached",
@@ -61,6 +61,7 @@ void fields(A& a, const ShardRestored*) {
   a.optional("steps", &ShardRestored::steps);
   a.optional("hyper", &ShardRestored::hyper, {0, kMaxScheduleEntries});
   a.optional("moves", &ShardRestored::moves, {0, kMostBranchMoves});
+  a.optional("docks", &ShardRestored::docks, {0, kMostBranchMoves});
 }
 template <class A>
 void fields(A& a, const ShardPart*) {
@@ -99,6 +100,7 @@ void fields(A& a, const ShardBoundary*) {
   a.optional("snapshot", &ShardBoundary::snapshot);
   a.optional("snapshot_round", &ShardBoundary::snapshot_round);
   a.optional("state", &ShardBoundary::state);
+  a.optional("branch", &ShardBoundary::branch);
 }
 template <class A>
 void fields(A& a, const ShardDecision*) {
@@ -111,7 +113,7 @@ template <class A>
 void fields(A& a, const ShardKeys*) {
   a.required("number", &ShardKeys::number, {1, kAny});
   a.optional("set", &ShardKeys::set);
-  a.required("keys", &ShardKeys::keys, {1, kMaxKeys});
+  a.optional("keys", &ShardKeys::keys, {0, kMaxKeys});
 }
 template <class A>
 void fields(A& a, const ShardOrder*) {

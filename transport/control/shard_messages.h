@@ -9,7 +9,8 @@
 //
 // What a shard has of a job's checkpoint goes over …/copies/{job}/{round}/{offset}, in pieces: to
 // the server after each snapshot, from it if the job goes on from one. The state of keys that a
-// rank reads or sets goes over …/states/{job}/{state}/{offset} in the same way.
+// rank reads or sets goes over …/states/{job}/{state}/{offset} in the same way, and so does a branch
+// that comes from files.
 #pragma once
 
 #include <cstdint>
@@ -36,8 +37,9 @@ enum class ShardDo : uint8_t {
   kAttach,
   kRemove,
   kDecide,  // what becomes of a round that is applied as a whole
-  kState,   // memory for the state of keys; what is set is fetched: kStateThere
+  kState,   // memory for the state of keys, or a branch; what is set is fetched: kStateThere
   kDropState,
+  kFreeDock,  // every chunk has copied what lay there
 };
 enum class ShardSays : uint8_t {
   kMade,  // or, with a code, that it could not be made; so kOffered
@@ -109,6 +111,7 @@ struct ShardRestored {  // of the checkpoint that a job goes on from
   std::vector<uint64_t> steps;  // as the manifest has them
   std::vector<HyperChange> hyper;
   std::vector<BranchMove> moves;  // that are still to come
+  std::vector<uint32_t> docks;    // shelves to which some of them copy from files
 
   friend bool operator==(const ShardRestored&, const ShardRestored&) = default;
 };
@@ -150,7 +153,8 @@ struct ShardBoundary {
   uint64_t lowest_round = 0;      // that a chunk is in
   bool snapshot = false;          // as Boundary has it
   uint64_t snapshot_round = 0;
-  uint64_t state = 0;  // of keys, by its number: is read or set; 0: none
+  uint64_t state = 0;   // of keys, by its number: is read or set; 0: none
+  uint64_t branch = 0;  // likewise: what one of the moves copies from files
 
   friend bool operator==(const ShardBoundary&, const ShardBoundary&) = default;
 };
@@ -167,11 +171,12 @@ struct ShardDecision {
 
 // The state of keys that a rank reads or sets. Its bytes are f32, by chunk of the part in ascending
 // order: the parameters, then each of the optimizer's states. Behind them are 64-bit numbers by
-// chunk: the optimizer's steps.
+// chunk: the optimizer's steps. Or a branch that comes from files, which is set: arrays in the
+// layout of the box's memory, then the steps by chunk of the job.
 struct ShardKeys {
   uint64_t number = 0;  // of the job: from 1 on
   bool set = false;
-  std::vector<uint32_t> keys;
+  std::vector<uint32_t> keys;  // none: it is a branch
 
   friend bool operator==(const ShardKeys&, const ShardKeys&) = default;
 };
@@ -188,7 +193,7 @@ struct ShardOrder {
   std::vector<ShardDecision> decision;  // kDecide: one
   uint64_t round = 0;                   // kProbe: the latest that some box has begun to close
   std::vector<ShardKeys> state;         // kState: one
-  uint64_t number = 0;                  // kDropState: of the state
+  uint64_t number = 0;                  // kDropState: of the state; kFreeDock: the shelf
 
   friend bool operator==(const ShardOrder&, const ShardOrder&) = default;
 };
