@@ -18,6 +18,7 @@ IN_STORES = ("iterstore/store_test",)
 ITERSTORE = "worker/iterstore/store.cc"
 STORE_THREAD = "worker/iterstore/store_thread.cc"
 STORE_CHANGES = "worker/iterstore/store_changes.cc"
+STORE_STRAYS = "worker/iterstore/store_strays.cc"
 STORE_ROWS = "worker/iterstore/shared_rows.cc"
 CORE = "phub/core/core_job.cc"
 CHUNKS = "phub/core/chunk_table.cc"
@@ -1880,7 +1881,13 @@ MUTANTS = [
            "if (place->copied_at != now) {", "if (place->copied_at == 0) {", IN_STORES),
     Mutant("iterstore: a virtual iteration is made", STORE_THREAD,
            "if (mode == Mode::kVirtual) return false;", "", IN_STORES),
-    Mutant("iterstore: a promise may be broken by who only reads", STORE_THREAD,
+    Mutant("iterstore: updates that were made before a thread strays are lost", ITERSTORE,
+           "  rows->take_updates(*shared);\n", "", IN_STORES),
+    Mutant("iterstore: so is what ranks said with the clock before", STORE_STRAYS,
+           "  carried = carried + shared->told();\n", "", IN_STORES),
+    Mutant("iterstore: who strays once does so for ever", STORE_STRAYS,
+           "for (const auto& thread : threads) thread->allow_updates(table);", "", IN_STORES),
+    Mutant("iterstore: who only reads a row updates it, and nobody sees that", STORE_THREAD,
            "if (!place->may_update)", "if (false)", IN_STORES),
     Mutant("iterstore: the updates of the clock before go out once more", STORE_ROWS,
            "if (!updated && row.sent) clear(row.row);", "", IN_STORES),

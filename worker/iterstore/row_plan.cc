@@ -109,6 +109,18 @@ void RowPlan::place_table(uint32_t table, const Table& of, const std::vector<Sha
   }
 }
 
+void RowPlan::widen(uint32_t table) {
+  OfTable& of = tables_[table];
+  of.narrow = false;
+  of.owner.clear();
+  uint64_t first = 0;
+  for (const uint32_t k : of.keys) first += keys_[k].rows;
+  if (first == of.row_at.size()) return;
+  of.keys.push_back(static_cast<uint32_t>(keys_.size()));
+  keys_.push_back(
+      {.table = table, .first = first, .rows = of.row_at.size() - first, .part = kParts});
+}
+
 std::optional<RowPlace> RowPlan::place(uint32_t table, uint64_t row) const {
   const OfTable& of = tables_[table];
   const uint64_t position = of.position.empty() ? row : of.position[row];

@@ -7,6 +7,7 @@
 // come first.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -53,6 +54,9 @@ class RowPlan {
   const std::vector<Key>& keys() const { return keys_; }  // by their first read
   // Rows that nobody accesses are not in the job.
   bool is_narrow(uint32_t table) const { return tables_[table].narrow; }
+  bool has_narrow() const { return std::ranges::any_of(tables_, &OfTable::narrow); }
+  // Is so no longer. What had a place keeps it; the other rows are in a key behind all others.
+  void widen(uint32_t table);
   // Nothing: it is not in the job.
   std::optional<RowPlace> place(uint32_t table, uint64_t row) const;
   // Of a narrow table: a rank that accesses the row; -1: nobody does.
