@@ -30,7 +30,8 @@ using AllUse = std::vector<std::vector<SharedUse>>;  // by table and row
 
 struct PlanSettings {
   bool placement = true;
-  bool narrow = true;  // tables that are fixed: only rows that somebody accesses are in the job
+  bool narrow = true;   // tables that are fixed: only rows that somebody accesses are in the job
+  bool balance = true;  // the job's keys say how many ranks exchange which rows of these
   uint32_t batches = 8;
   uint32_t chunk_elements = 8192;
 };
@@ -44,8 +45,9 @@ class RowPlan {
  public:
   struct Key {
     uint32_t table = 0;
-    uint64_t first = 0, rows = 0;  // positions of the table
-    uint32_t part = 0;             // in which it is first read, 0 … kParts
+    uint64_t first = 0, rows = 0;                   // positions of the table
+    uint32_t part = 0;                              // in which it is first read, 0 … kParts
+    std::vector<ExchangedRange> exchanged_by = {};  // of a narrow table; empty: all of it by all
   };
 
   // `use`: nothing: nothing is known. All rows are in their order, in one batch.

@@ -80,6 +80,7 @@ void Store::Impl::place_anew(bool again) {
   RowPlan plan(tables, &all.rows,
                {.placement = options.placement,
                 .narrow = lock_step,
+                .balance = options.balance,
                 .batches = options.prefetch ? options.batches : 1,
                 .chunk_elements = options.worker.spec.chunk_elements});
   // The job before is left only when all ranks are in this one.

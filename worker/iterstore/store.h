@@ -85,6 +85,8 @@ struct StoreOptions {
   // bits.
   bool placement = true;      // rows that the same processes access lie together, so that tables
                               // which are `fixed` travel only to these
+  bool balance = true;        // boxes, cores and NICs share rows of tables that are `fixed` by how
+                              // many ranks access them; false: by bytes
   bool numa = true;           // each thread is pinned to a core, and its memory is on that node; on
                               // machines with several nodes. With several ranks only if
                               // local_world_size says how many of them are on this host

@@ -64,7 +64,7 @@ void StoreThread::Impl::use_rows() {
   shared = store.opened.load(std::memory_order_acquire);
   rows = store.threads[thread].get();
   now = shared->now();
-  if (mode == Mode::kGathering) return;
+  if (mode == Mode::kGathering || mode == Mode::kVirtual) return;
   const Mode next = store.watch.is_recording() ? Mode::kAgain : Mode::kReal;
   if (next == Mode::kAgain && mode != next) store.recordings[thread].clear();
   mode = next;
