@@ -18,12 +18,13 @@ namespace {
 
 std::vector<PlanLoad> load_of(const Plan& plan, const JobSpec& spec) {
   std::vector<PlanLoad> load;
+  const std::vector<uint64_t> bytes = exchanged_bytes(plan, spec.keys, spec.max_ranks);
   for (size_t q = 0; q < plan.queues.size(); ++q) {
     const QueuePlan& queue = plan.queues[q];
     const CorePlan& core = plan.cores[queue.core];
     load.push_back({core.box, core.os_cpu, plan.nics[queue.nic].name, 0});
     for (const uint32_t chunk : plan.queue_chunks[q]) {
-      load.back().bytes += uint64_t{plan.chunks[chunk].slot_bytes} * spec.max_ranks;
+      load.back().bytes += bytes[chunk] * spec.max_ranks;
     }
   }
   return load;

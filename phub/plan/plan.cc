@@ -180,7 +180,7 @@ std::vector<KeySpec> with_tiles(std::span<const KeySpec> keys, size_t cores,
 // A candidate for chunks: a site, a core or a queue.
 struct Bin {
   double share = 1;
-  uint64_t bytes = 0;  // of one rank's gradients
+  uint64_t bytes = 0;  // of the mean rank's gradients
 };
 
 // The candidate whose load, relative to its share, is least after it gets the chunk; the first of
@@ -228,13 +228,14 @@ constexpr size_t kRunsPerCore = 64;
 constexpr size_t kSinglePart = 8;  // the last of so many
 
 // The number of chunks from order[first] on that have one size and are neighbours in one key.
-size_t run_length(const Plan& plan, std::span<const uint32_t> order, size_t first, size_t longest) {
+size_t run_length(const Plan& plan, std::span<const uint64_t> bytes,
+                  std::span<const uint32_t> order, size_t first, size_t longest) {
   size_t length = 1;
   for (; length < longest && first + length < order.size(); ++length) {
     const ChunkLayout& next = plan.chunks[order[first + length]];
     const bool follows = order[first + length] == order[first] + length &&
                          next.key == plan.chunks[order[first]].key &&
-                         next.elements == plan.chunks[order[first]].elements;
+                         bytes[order[first + length]] == bytes[order[first]];
     if (!follows) break;
   }
   return length;
@@ -262,7 +263,7 @@ std::vector<std::vector<uint32_t>> units_of(const PlanOptions& options, const Pl
 // to the site with the least load for its share, there to such a core, there to such a queue. Equal
 // chunks go in their order, so that the chunks of one key are spread over the whole box.
 void deal(const std::vector<Site>& sites, std::span<const double> queue_share,
-          const PlanOptions& options, Plan& plan) {
+          const PlanOptions& options, std::span<const uint64_t> bytes_of, Plan& plan) {
   std::vector<Bin> site_bins(sites.size()), core_bins(plan.cores.size());
   std::vector<Bin> queue_bins(plan.queues.size());
   std::vector<uint32_t> all_sites(sites.size());
@@ -284,7 +285,7 @@ void deal(const std::vector<Site>& sites, std::span<const double> queue_share,
   // All to one core; there each by itself, or all to one queue.
   const auto put = [&](std::span<const uint32_t> chunks, bool to_one_queue) {
     uint64_t bytes = 0;
-    for (const uint32_t chunk : chunks) bytes += plan.chunks[chunk].slot_bytes;
+    for (const uint32_t chunk : chunks) bytes += bytes_of[chunk];
     const uint32_t s = least_loaded(site_bins, all_sites, bytes);
     const uint32_t k = least_loaded(core_bins, site_cores[s], bytes);
     site_bins[s].bytes += bytes;
@@ -293,11 +294,11 @@ void deal(const std::vector<Site>& sites, std::span<const double> queue_share,
     uint32_t queue = least_loaded(queue_bins, plan.cores[k].queues, bytes);
     for (const uint32_t id : chunks) {
       ChunkLayout& chunk = plan.chunks[id];
-      if (!to_one_queue) queue = least_loaded(queue_bins, plan.cores[k].queues, chunk.slot_bytes);
+      if (!to_one_queue) queue = least_loaded(queue_bins, plan.cores[k].queues, bytes_of[id]);
       chunk.queue = queue;
-      queue_bins[queue].bytes += chunk.slot_bytes;
+      queue_bins[queue].bytes += bytes_of[id];
       NicPlan& nic = plan.nics[plan.queues[queue].nic];
-      nic.gradient_bytes += chunk.slot_bytes;
+      nic.gradient_bytes += bytes_of[id];
       nic.elements += chunk.elements;
       plan.cores[k].elements += chunk.elements;
     }
@@ -308,15 +309,14 @@ void deal(const std::vector<Site>& sites, std::span<const double> queue_share,
   }
   std::vector<uint32_t> order(plan.chunks.size());
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
-    return plan.chunks[a].slot_bytes > plan.chunks[b].slot_bytes;
-  });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](uint32_t a, uint32_t b) { return bytes_of[a] > bytes_of[b]; });
   const bool no_links = options.shared_memory && sites.front().nics.empty();
   const size_t longest =
       std::clamp<size_t>(order.size() / (plan.cores.size() * kRunsPerCore), 1, kLongestRun);
   const size_t runs_end = no_links ? order.size() - order.size() / kSinglePart : 0;
   for (size_t first = 0, length = 0; first < order.size(); first += length) {
-    length = first < runs_end ? run_length(plan, order, first, longest) : 1;
+    length = first < runs_end ? run_length(plan, bytes_of, order, first, longest) : 1;
     put(std::span(order).subspan(first, length), true);
   }
 }
@@ -412,9 +412,26 @@ Plan make_plan(const numa::Topology& topology, std::span<const KeySpec> keys,
   static_cast<Layout&>(plan) = lay_out_keys(tiled, options.chunk_elements, options.gradient_dtype);
   for (const KeySpec& key : tiled) plan.tile_rows.push_back(key.tile_rows);
   plan.trailer_elements = options.trailer_elements;
-  deal(sites, queue_share, options, plan);
+  deal(sites, queue_share, options, exchanged_bytes(plan, tiled, options.ranks), plan);
   lay_out_boxes(plan, options.shared_memory);
   return plan;
+}
+
+std::vector<uint64_t> exchanged_bytes(const Layout& layout, std::span<const KeySpec> keys,
+                                      uint32_t ranks) {
+  std::vector<uint64_t> bytes;
+  for (const ChunkLayout& chunk : layout.chunks) {
+    const std::vector<ExchangedRange>& ranges = keys[chunk.key].exchanged_by;
+    uint64_t most = ranges.empty() ? ranks : 0;
+    auto range = std::ranges::upper_bound(ranges, chunk.key_element, {}, &ExchangedRange::end);
+    for (uint64_t at = chunk.key_element;
+         range != ranges.end() && at < chunk.key_element + chunk.elements; ++range) {
+      most = std::max<uint64_t>(most, range->ranks);
+      at = range->end;
+    }
+    bytes.push_back((chunk.slot_bytes * most + ranks - 1) / ranks);
+  }
+  return bytes;
 }
 
 uint32_t boxes_of(const Plan& plan) { return plan.cores.back().box + 1; }

@@ -10,6 +10,9 @@
 // cores and NICs are spread alike, both are balanced; otherwise the largest load is as small as it
 // can be.
 //
+// Where it is known how many ranks exchange what (KeySpec::exchanged_by), bytes are those of the
+// mean rank: a chunk of half of the ranks counts half.
+//
 // Several boxes are planned for at once: their nodes follow each other in the topology. Queues of a
 // box follow each other, too.
 //
@@ -64,14 +67,14 @@ struct CorePlan {
   uint32_t os_node = 0;
   uint32_t os_cpu = 0;
   uint64_t elements = 0;
-  uint64_t gradient_bytes = 0;  // of one rank
+  uint64_t gradient_bytes = 0;  // of the mean rank
   std::vector<uint32_t> queues;
 };
 struct NicPlan {
   uint32_t node = 0;
   std::string name;
   uint64_t elements = 0;
-  uint64_t gradient_bytes = 0;  // of one rank
+  uint64_t gradient_bytes = 0;  // of the mean rank
 };
 
 // Where every chunk lies, and who handles it.
@@ -87,6 +90,10 @@ struct Plan : Layout {
 // pseudo-NIC "memN" per node, so that each core has exactly one queue.
 Plan make_plan(const numa::Topology& topology, std::span<const KeySpec> keys,
                const PlanOptions& options);
+
+// What the mean rank sends of each chunk in a round.
+std::vector<uint64_t> exchanged_bytes(const Layout& layout, std::span<const KeySpec> keys,
+                                      uint32_t ranks);
 
 // What one box has of it, as a plan of its own: that box's cores, NICs and queues, renumbered from
 // 0; all chunks, of which those of other boxes are in no queue (kElsewhere). REQUIRES: the box has

@@ -41,6 +41,8 @@ Plan plan_of(const ShardPart& order, const Machine& machine) {
     plan.cores.push_back({core->node, 0, topology.nodes[core->node].os_node, cpu});
   }
   for (ChunkLayout& chunk : plan.chunks) chunk.queue = kElsewhere;
+  const std::vector<uint64_t> bytes =
+      exchanged_bytes(plan, order.spec.keys, static_cast<uint32_t>(ranks_of(order.spec)));
   for (uint32_t q = 0; q < queues; ++q) {
     const ShardQueue& queue = order.queues[q];
     if (queue.core >= plan.cores.size() || (q > 0 && queue.core < order.queues[q - 1].core)) {
@@ -58,9 +60,9 @@ Plan plan_of(const ShardPart& order, const Machine& machine) {
       const ChunkLayout& chunk = plan.chunks[id];
       plan.chunks[id].queue = q;
       plan.cores[queue.core].elements += chunk.elements;
-      plan.cores[queue.core].gradient_bytes += chunk.slot_bytes;
+      plan.cores[queue.core].gradient_bytes += bytes[id];
       plan.nics[plan.queues[q].nic].elements += chunk.elements;
-      plan.nics[plan.queues[q].nic].gradient_bytes += chunk.slot_bytes;
+      plan.nics[plan.queues[q].nic].gradient_bytes += bytes[id];
     }
     lay_out_queue(plan, q, order.queue_chunks[q]);
   }

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <map>
+#include <optional>
 #include <random>
 #include <set>
 #include <thread>
@@ -70,6 +72,53 @@ AllUse all_of(std::span<const Use> ranks, std::span<const Table> tables) {
   return all;
 }
 
+// The keys of narrow tables say of each chunk how many ranks access some of its rows.
+void expect_exchanged(const RowPlan& plan, std::span<const Table> tables,
+                      std::span<const KeySpec> keys, std::span<const Use> ranks,
+                      const PlanSettings& settings) {
+  for (size_t k = 0; k < keys.size(); ++k) {
+    const RowPlan::Key& key = plan.keys()[k];
+    ASSERT_EQ(keys[k].exchanged_by.empty(), !plan.is_narrow(key.table) || !settings.balance);
+    if (keys[k].exchanged_by.empty()) continue;
+    ASSERT_EQ(keys[k].exchanged_by.back().end, keys[k].elements);
+    std::map<uint64_t, std::set<const Use*>> of_chunks;
+    for (uint64_t i = 0; i < keys[k].elements; ++i) {
+      const uint64_t row = plan.row_at(key.table, key.first + i / tables[key.table].row_words());
+      for (const Use& use : ranks) {
+        if (use.rows[key.table][row].accesses > 0) of_chunks[i / kChunk].insert(&use);
+      }
+    }
+    auto range = keys[k].exchanged_by.begin();
+    for (const auto& [chunk, of] : of_chunks) {
+      while (range->end <= chunk * kChunk) ++range;
+      ASSERT_EQ(range->ranks, of.size());
+    }
+  }
+}
+
+// What had a place has the same, and all else one behind; nothing is known of who exchanges it.
+void expect_widened(RowPlan& plan, std::span<const Table> tables) {
+  for (uint32_t t = 0; t < tables.size(); ++t) {
+    const bool was = plan.is_narrow(t);
+    std::vector<std::optional<RowPlace>> before;
+    for (uint64_t row = 0; row < tables[t].rows; ++row) before.push_back(plan.place(t, row));
+    if (was) plan.widen(t);
+    ASSERT_FALSE(plan.is_narrow(t));
+    std::set<std::pair<uint32_t, uint64_t>> taken;
+    for (uint64_t row = 0; row < tables[t].rows; ++row) {
+      const RowPlace place = plan.place(t, row).value();
+      ASSERT_TRUE(taken.insert({place.key, place.row}).second);
+      const RowPlan::Key& key = plan.keys()[place.key];
+      ASSERT_EQ(plan.row_at(t, key.first + place.row), row);
+      ASSERT_TRUE(key.exchanged_by.empty());
+      if (!before[row]) continue;
+      ASSERT_EQ(place.key, before[row]->key);
+      ASSERT_EQ(place.row, before[row]->row);
+    }
+  }
+  ASSERT_FALSE(plan.has_narrow());
+}
+
 // Every row has one place, every place one row; only rows of fixed tables that nobody accesses have
 // none. A rank's interest has all chunks of the rows that it uses, and no others.
 TEST(RowPlan, PlacesEveryRowOnce) {
@@ -83,9 +132,10 @@ TEST(RowPlan, PlacesEveryRowOnce) {
     const bool known = random() % 5 > 0;
     const PlanSettings settings{.placement = random() % 3 > 0,
                                 .narrow = random() % 3 > 0,
+                                .balance = random() % 3 > 0,
                                 .batches = static_cast<uint32_t>(1 + random() % kParts),
                                 .chunk_elements = kChunk};
-    const RowPlan plan(tables, known ? &all : nullptr, settings);
+    RowPlan plan(tables, known ? &all : nullptr, settings);
     const std::vector<KeySpec> keys = key_specs(plan, tables);
     std::set<std::pair<uint32_t, uint64_t>> taken;
     for (uint32_t t = 0; t < tables.size(); ++t) {
@@ -131,6 +181,8 @@ TEST(RowPlan, PlacesEveryRowOnce) {
         }
       }
     }
+    expect_exchanged(plan, tables, keys, ranks, settings);
+    expect_widened(plan, tables);
     if (HasFailure()) return;
   }
 }

@@ -88,7 +88,8 @@ Calls some_calls(std::span<const TableSpec> tables, uint32_t share, uint32_t sha
   return calls;
 }
 
-Calls like(const Calls& calls, std::span<const TableSpec> tables, std::mt19937_64& random) {
+Calls like(const Calls& calls, std::span<const TableSpec> tables, bool strays,
+           std::mt19937_64& random) {
   Calls others;
   const uint64_t changes = random() % 3;  // none in a third
   for (const Call& call : calls) {
@@ -98,7 +99,7 @@ Calls like(const Calls& calls, std::span<const TableSpec> tables, std::mt19937_6
     if (changes == 0 || random() % 20 > 0) continue;
     Call more = calls[random() % calls.size()];
     more.seed = random();
-    if (!tables[more.table].fixed) {
+    if (!tables[more.table].fixed || (strays && random() % 10 == 0)) {
       more.row = random() % tables[more.table].rows;
       more.update = random() % 2 == 0;
     }

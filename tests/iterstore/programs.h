@@ -31,9 +31,9 @@ std::vector<iterstore::TableSpec> some_tables(std::mt19937_64& random);
 // Of a thread that has a share of the rows, and some of all rows.
 Calls some_calls(std::span<const iterstore::TableSpec> tables, uint32_t share, uint32_t shares,
                  std::mt19937_64& random);
-// Others in about the same order: some left out, some more. Rows of tables that are fixed are those
-// of `calls`.
-Calls like(const Calls& calls, std::span<const iterstore::TableSpec> tables,
+// Others in about the same order: some left out, some more. `strays`: once in a while of rows of
+// tables that are fixed that are not in `calls`; else never.
+Calls like(const Calls& calls, std::span<const iterstore::TableSpec> tables, bool strays,
            std::mt19937_64& random);
 
 Words values(const iterstore::TableSpec& table, uint64_t seed);  // of a row

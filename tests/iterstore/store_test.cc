@@ -71,6 +71,7 @@ Scene some_scene(uint64_t seed) {
   options.tables = some_tables(random);
   if (options.tables.empty()) options.tables = {{.name = "only", .rows = 10}};
   options.placement = random() % 4 > 0;
+  options.balance = random() % 4 > 0;
   options.numa = random() % 4 > 0;
   options.thread_caches = random() % 4 > 0;
   options.static_index = random() % 4 > 0;
@@ -78,15 +79,13 @@ Scene some_scene(uint64_t seed) {
   options.batches = static_cast<uint32_t>(1 + random() % 10);
   options.cache_threshold = std::vector{0.0, 0.01, 0.1}[random() % 3];
   if (options.static_index) options.gather_again = std::vector{0.0, 0.01, 0.3}[random() % 3];
-  bool gathered = false;
+  const bool strays = random() % 2 == 0;
   for (uint64_t phases = 1 + random() % 3; phases > 0; --phases) {
     Phase& phase = scene.phases.emplace_back();
-    // What is fixed already is recorded virtually, as another real iteration is refused.
-    phase.gather = gathered            ? Gather::kVirtual
-                   : random() % 3 == 0 ? Gather::kNever
+    // Phases have other calls: what is fixed already, and not recorded again, is strayed from.
+    phase.gather = random() % 3 == 0   ? Gather::kNever
                    : random() % 2 == 0 ? Gather::kVirtual
                                        : Gather::kReal;
-    gathered |= phase.gather != Gather::kNever;
     phase.clocks = static_cast<uint32_t>(1 + random() % 2);
     const uint32_t shares = scene.ranks * options.threads;
     phase.of = for_each_thread(scene, [&](uint32_t r, uint32_t t) {
@@ -102,7 +101,7 @@ Scene some_scene(uint64_t seed) {
       for (uint64_t c = 0; c < iterations * phase.clocks; ++c) {
         const Calls& recorded = phase.of[r][t][c % phase.clocks];
         const bool first = phase.gather == Gather::kReal && c < phase.clocks;
-        clocks.push_back(first ? recorded : like(recorded, options.tables, random));
+        clocks.push_back(first ? recorded : like(recorded, options.tables, strays, random));
       }
       return clocks;
     });
@@ -254,38 +253,6 @@ TEST(Store, RowsTravelToThoseThatUseThem) {
   EXPECT_LE(narrow, 400U);
   EXPECT_GE(chunks_in_ten_clocks(box, "wide", false, true), 640U);
   EXPECT_GE(chunks_in_ten_clocks(box, "in-order", true, false), 640U);
-}
-
-TEST(Store, APromiseIsKept) {
-  Box box(2);
-  StoreOptions options;
-  options.tables = {{.name = "t", .rows = kRows, .type = "i32", .fixed = true}};
-  each_store(box, "fixed", 2, options, [](Store& store, StoreThread& mine, uint32_t rank) {
-    mine.begin_virtual();
-    iterate(mine, rank);
-    mine.read<int32_t>(0, 1 - rank);  // of the other rank: only read
-    mine.finish();
-    iterate(mine, rank);
-    expect_error(ErrorCode::kInvalid, fmt::format("row {} of table 't' is read", 9 - rank),
-                 [&] { mine.read<int32_t>(0, 9 - rank); });
-    expect_error(ErrorCode::kInvalid, fmt::format("row {} of table 't' is updated", 1 - rank),
-                 [&] { mine.update(0, 1 - rank, int32_t{5}); });
-    const std::vector<uint64_t> rows = {2 + rank, 1 - rank};  // the second may not
-    expect_error(ErrorCode::kInvalid, fmt::format("row {} of table 't' is updated", 1 - rank), [&] {
-      mine.update_batch(0, rows, std::span<const int32_t>(std::vector<int32_t>{5, 5}));
-    });
-    EXPECT_EQ(mine.read<int32_t>(0, 2 + rank), static_cast<int32_t>(2 + rank));
-    EXPECT_EQ(mine.read<int32_t>(0, 1 - rank), static_cast<int32_t>(1 - rank));
-    iterate(mine, rank);  // nothing has happened
-    EXPECT_EQ(mine.read<int32_t>(0, 10 + rank), 2 * (10 + static_cast<int32_t>(rank)));
-    mine.clock();
-    const std::vector<std::byte> table = store.table(0);
-    for (uint64_t row = 0; row < kRows; ++row) {
-      int32_t value = 0;
-      std::memcpy(&value, table.data() + row * 4, 4);
-      ASSERT_EQ(value, 2 * static_cast<int32_t>(row));
-    }
-  });
 }
 
 // Also of ranks that share no row, none is more than a clock ahead.

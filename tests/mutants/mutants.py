@@ -18,6 +18,7 @@ IN_STORES = ("iterstore/store_test",)
 ITERSTORE = "worker/iterstore/store.cc"
 STORE_THREAD = "worker/iterstore/store_thread.cc"
 STORE_CHANGES = "worker/iterstore/store_changes.cc"
+STORE_STRAYS = "worker/iterstore/store_strays.cc"
 STORE_ROWS = "worker/iterstore/shared_rows.cc"
 CORE = "phub/core/core_job.cc"
 CHUNKS = "phub/core/chunk_table.cc"
@@ -1886,8 +1887,14 @@ MUTANTS = [
            "if (place->copied_at != now) {", "if (place->copied_at == 0) {", IN_STORES),
     Mutant("iterstore: a virtual iteration is made", STORE_THREAD,
            "if (mode == Mode::kVirtual) return false;", "", IN_STORES),
-    Mutant("iterstore: a promise may be broken by who only reads", STORE_THREAD,
-           "if (!place->may_update)", "if (false)", IN_STORES),
+    Mutant("iterstore: updates that were made before a thread strays are lost", ITERSTORE,
+           "  rows->take_updates(*shared);\n", "", IN_STORES),
+    Mutant("iterstore: so is what ranks said with the clock before", STORE_STRAYS,
+           "  carried = carried + shared->told();\n", "", ("iterstore/straying_test",)),
+    Mutant("iterstore: who strays once does so for ever", STORE_STRAYS,
+           "for (const auto& thread : threads) thread->allow_updates(table);", "", IN_STORES),
+    Mutant("iterstore: who only reads a row updates it, and nobody sees that", STORE_THREAD,
+           "if (!place->may_update)", "if (false)", ("iterstore/straying_test",)),
     Mutant("iterstore: the updates of the clock before go out once more", STORE_ROWS,
            "if (!updated && row.sent) clear(row.row);", "", IN_STORES),
     Mutant("iterstore: so do those of the hash map", STORE_ROWS,
@@ -1899,6 +1906,10 @@ MUTANTS = [
     Mutant("iterstore: a state is read before it is here", "worker/iterstore/shared_rows.h",
            "if (key.here.load(std::memory_order_acquire) != now_) await(place.key);",
            "if (key.state == nullptr) await(place.key);", IN_STORES, (ITERSTORE, STORE_ROWS)),
+    Mutant("iterstore: keys do not say how many ranks exchange them", "worker/iterstore/row_plan.cc",
+           "if (to.narrow && settings.balance) {", "if (false) {", ("iterstore/parts_test",)),
+    Mutant("plan: boxes share bytes, and not what ranks exchange of them", "phub/plan/plan.cc",
+           "most = std::max<uint64_t>(most, range->ranks);", "most = ranks;", ("phub/plan_test",)),
     Mutant("iterstore: ranks write only the chunks that they read", "worker/iterstore/row_plan.cc",
            "if (row.updated) writes[c] = true;", "", ("iterstore/store_test", "iterstore/parts_test")),
     Mutant("iterstore: a row's words end in the chunk where it begins", "worker/iterstore/row_plan.cc",

@@ -522,6 +522,74 @@ TEST(Plan, HoldsForAHundredThousandChunks) {
   }
 }
 
+// Of random keys, with ranges that end anywhere, in all: what all ranks exchange of each element.
+std::vector<std::vector<uint32_t>> exchange_some(std::vector<KeySpec>& keys, uint32_t ranks,
+                                                 std::mt19937_64& random) {
+  std::vector<std::vector<uint32_t>> by_element;
+  for (KeySpec& key : keys) {
+    auto& of_key = by_element.emplace_back();
+    while (of_key.size() < key.elements) {
+      const uint64_t length = std::min<uint64_t>(1 + random() % 2000, key.elements - of_key.size());
+      const auto by = static_cast<uint32_t>(1 + random() % ranks);
+      of_key.insert(of_key.end(), length, by);
+      key.exchanged_by.push_back({.end = of_key.size(), .ranks = by});
+    }
+    if (random() % 4 > 0) continue;  // of this one nothing is known
+    key.exchanged_by.clear();
+    std::ranges::fill(of_key, ranks);
+  }
+  return by_element;
+}
+
+// Boxes, and their cores, have as much as travels, within the largest chunk. By bytes alone they
+// have not.
+TEST(Plan, BoxesShareWhatRanksExchange) {
+  constexpr uint32_t kChunk = 256, kRanks = 10;
+  std::mt19937_64 random(5);
+  uint64_t by_exchange = 0, by_bytes = 0;  // how far apart boxes are, in all
+  for (int turn = 0; turn < 100; ++turn) {
+    numa::Topology topology = make_topology({{2, 1}, {2, 1}, {2, 1}});
+    for (uint32_t n = 0; n < 3; ++n) topology.nodes[n].box = n;
+    std::vector<KeySpec> keys = make_keys({1 + random() % 50'000, 1 + random() % 3000, 40'000});
+    const auto by_element = exchange_some(keys, kRanks, random);
+    const auto loads = [&](const Plan& plan) {
+      std::pair<std::map<uint32_t, uint64_t>, std::map<uint32_t, uint64_t>> of;  // boxes, cores
+      for (const ChunkLayout& chunk : plan.chunks) {
+        const auto first =
+            by_element[chunk.key].begin() + static_cast<ptrdiff_t>(chunk.key_element);
+        const uint64_t bytes =
+            uint64_t{4} * chunk.elements * *std::max_element(first, first + chunk.elements);
+        const uint32_t core = plan.queues[chunk.queue].core;
+        of.first[plan.cores[core].box] += bytes;
+        of.second[core] += bytes;
+      }
+      return of;
+    };
+    const auto spread = [](const std::map<uint32_t, uint64_t>& of) {
+      uint64_t least = ~uint64_t{0}, most = 0;
+      for (const auto& [which, bytes] : of)
+        least = std::min(least, bytes), most = std::max(most, bytes);
+      return most - least;
+    };
+    const PlanOptions options{.ranks = kRanks, .chunk_elements = kChunk, .shared_memory = false};
+    const Plan plan = make_plan(topology, keys, options);
+    constexpr uint64_t kLargest = uint64_t{4} * kChunk * kRanks;
+    const auto [boxes, cores] = loads(plan);
+    EXPECT_EQ(boxes.size(), 3u);
+    EXPECT_LE(spread(boxes), kLargest + 3 * kRanks * plan.chunks.size());  // bytes are rounded
+    EXPECT_LE(spread(cores), 2 * kLargest);
+    uint64_t planned = 0;
+    for (const CorePlan& core : plan.cores) planned += core.gradient_bytes;
+    const uint64_t all = boxes.at(0) + boxes.at(1) + boxes.at(2);
+    EXPECT_GE(planned * kRanks, all);
+    EXPECT_LE(planned * kRanks, all + kRanks * plan.chunks.size());
+    for (KeySpec& key : keys) key.exchanged_by.clear();
+    by_exchange += spread(boxes);
+    by_bytes += spread(loads(make_plan(topology, keys, options)).first);
+  }
+  EXPECT_GE(by_bytes, 2 * by_exchange);
+}
+
 // Many small jobs, one after the other, each planned with what the others bring: every core and NIC
 // gets its part.
 TEST(Plan, TakesIntoAccountWhatTheBoxCarries) {

@@ -68,6 +68,7 @@ class Random {
       if (coin()) key.decay_scale = real();
       if (coin() && key.elements % 2 == 0) key.shape = {key.elements / 2, 1, 2};
       if (coin()) key.group = static_cast<uint32_t>(below(kMaxHyperGroups));
+      if (coin()) key.exchanged_by = {{.end = key.elements, .ranks = 1}};
       spec.keys.push_back(key);
     }
     spec.world_size = 1 + static_cast<uint32_t>(below(16));
@@ -574,6 +575,27 @@ TEST(BadInput, TopKOfChunksThatAreTooLong) {
   validate(spec);
   spec.gradient_dtype = "topk";
   EXPECT_THAT(message_of([&] { validate(spec); }), HasSubstr("gradient_dtype: topk is for chunks"));
+}
+
+TEST(BadInput, RangesThatRanksExchange) {
+  JobSpec spec;
+  spec.name = "job";
+  spec.world_size = 2;
+  spec.max_ranks = 3;
+  spec.keys = {{.name = "a", .elements = 100}, {.name = "b", .elements = 10}};
+  const auto refuses = [&spec](const std::string& words, std::vector<ExchangedRange> ranges) {
+    spec.keys[1].exchanged_by = std::move(ranges);
+    EXPECT_THAT(message_of([&] { validate(spec); }), HasSubstr("keys[1].exchanged_by: " + words));
+  };
+  refuses("a range from 4 up to, and without, 4", {{4, 1}, {4, 1}, {10, 1}});
+  refuses("a range from 4 up to, and without, 11", {{4, 1}, {11, 1}});
+  refuses("a range from 0 up to, and without, 0", {{0, 1}, {10, 1}});
+  refuses("0 ranks up to element 4; a job of 3 has 1 to 3", {{4, 0}, {10, 1}});
+  refuses("4 ranks up to element 10", {{4, 3}, {10, 4}});
+  refuses("the last range ends at element 9, and the key at 10", {{4, 1}, {9, 1}});
+  refuses("65537 ranges", std::vector<ExchangedRange>(65537));
+  spec.keys[1].exchanged_by = {{4, 1}, {10, 3}};
+  validate(spec);
 }
 
 TEST(JobSpec, FormatsAreSetByPatterns) {

@@ -231,6 +231,34 @@ void check_keys(const std::vector<KeySpec>& keys, uint32_t chunk_elements) {
   }
 }
 
+void check_exchanged(const KeySpec& key, size_t i, uint32_t max_ranks) {
+  const std::vector<ExchangedRange>& ranges = key.exchanged_by;
+  if (ranges.size() > kMaxExchangedRanges) {
+    fail(ErrorCode::kInvalid, "keys[{}].exchanged_by: {} ranges, more than {}", i, ranges.size(),
+         kMaxExchangedRanges);
+  }
+  uint64_t begin = 0;
+  for (const ExchangedRange& range : ranges) {
+    if (range.end <= begin || range.end > key.elements) {
+      fail(ErrorCode::kInvalid,
+           "keys[{}].exchanged_by: a range from {} up to, and without, {}; it must not be empty, "
+           "and the key has {} elements",
+           i, begin, range.end, key.elements);
+    }
+    if (range.ranks == 0 || range.ranks > max_ranks) {
+      fail(ErrorCode::kInvalid,
+           "keys[{}].exchanged_by: {} ranks up to element {}; a job of {} has 1 to {}", i,
+           range.ranks, range.end, max_ranks, max_ranks);
+    }
+    begin = range.end;
+  }
+  if (!ranges.empty() && begin != key.elements) {
+    fail(ErrorCode::kInvalid,
+         "keys[{}].exchanged_by: the last range ends at element {}, and the key at {}", i, begin,
+         key.elements);
+  }
+}
+
 void check_values(const std::string& field, const std::map<std::string, double>& values,
                   uint32_t groups) {
   check_number(field + ": number of values", values.size(), 0, kMaxHyperValues);
@@ -572,6 +600,7 @@ void validate(const JobSpec& spec) {
   for (size_t i = 0; i < spec.keys.size(); ++i) {
     check_compact(spec.keys[i], i, !spec.rack_ranks.empty());
     check_lazy(spec, i);
+    check_exchanged(spec.keys[i], i, max_ranks(spec));
     if (!has_tiles(spec.keys[i]) || spec.parameter_dtype != "topk") continue;
     fail(ErrorCode::kInvalid,
          "parameter_dtype: topk is for chunks of at most {} elements, and keys[{}], which has "

@@ -15,6 +15,14 @@
 
 namespace phub {
 
+// The elements before `end`, and behind those of the range before, are exchanged by so many ranks.
+struct ExchangedRange {
+  uint64_t end = 0;
+  uint32_t ranks = 0;
+
+  friend bool operator==(const ExchangedRange&, const ExchangedRange&) = default;
+};
+
 struct KeySpec {
   std::string name;
   uint64_t elements = 0;
@@ -45,6 +53,11 @@ struct KeySpec {
   std::string operation = "";
   std::string value_type = "";
   uint32_t tile_rows = 0;  // rows of a chunk of either kind; 0: the server decides
+  // How many ranks write or read which of its elements (KeyInterest), if that is known when the job
+  // is created: ascending, the last one up to its elements. A chunk is exchanged by the most of
+  // those that have some of it; boxes, cores and NICs share chunks by what that makes them travel.
+  // Empty: all of it by all ranks.
+  std::vector<ExchangedRange> exchanged_by = {};
 
   friend bool operator==(const KeySpec&, const KeySpec&) = default;
 };
@@ -115,6 +128,7 @@ inline constexpr size_t kMaxKeys = 1u << 20;
 inline constexpr size_t kMaxNameBytes = 255;
 inline constexpr uint64_t kMaxElements = 1ull << 40;  // of a job
 inline constexpr size_t kMaxKeyDimensions = 8;
+inline constexpr size_t kMaxExchangedRanges = 1u << 16;  // of a key
 inline constexpr uint32_t kMaxHyperGroups = 256;
 inline constexpr uint32_t kMaxBranches = 255;  // beside the one that runs
 inline constexpr uint32_t kMaxRankLimit = (1u << 20) - 1;

@@ -31,6 +31,12 @@ inline constexpr json::Bounds kValues{0, kMaxHyperValues};
 inline constexpr uint64_t kAny = std::numeric_limits<uint64_t>::max();
 
 template <class A>
+void fields(A& a, const ExchangedRange*) {
+  a.required("end", &ExchangedRange::end, {1, kAny});
+  a.required("ranks", &ExchangedRange::ranks, {1, kMaxRanks});
+}
+
+template <class A>
 void fields(A& a, const KeySpec*) {
   a.required("name", &KeySpec::name, {1, kMaxNameBytes});
   a.required("elements", &KeySpec::elements, {1, kAny});
@@ -46,6 +52,7 @@ void fields(A& a, const KeySpec*) {
   a.optional("operation", &KeySpec::operation, kWord);
   a.optional("value_type", &KeySpec::value_type, kWord);
   a.optional("tile_rows", &KeySpec::tile_rows);
+  a.optional("exchanged_by", &KeySpec::exchanged_by, {0, kMaxExchangedRanges});
 }
 
 template <class A>

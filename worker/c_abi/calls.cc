@@ -435,7 +435,7 @@ phub_code phub_report_loss(phub_worker* worker, double loss, uint64_t round) {
 
 static_assert(PHUB_MOST_BRANCH_RUNS == kMostBranchRuns + 1);
 phub_code phub_batch_in(phub_worker* worker, uint64_t round, uint64_t* samples) {
-  return with(__func__, worker, [&](Worker& w) {
+  return with(__func__, worker, [&](Worker& w, auto&) {
     need(samples, "samples");
     *samples = w.batch_in(round);
   });

@@ -55,15 +55,16 @@ void Meeting::run(const std::function<void()>& work) {
 void Meeting::meet(const char* what, const std::function<void()>& work) {
   std::unique_lock lock(mutex_);
   check();
-  if (here_ > 0 && std::string_view(what_) != what) {
+  if (what != nullptr && what_ != nullptr && std::string_view(what_) != what) {
     fail_with(Error(
         ErrorCode::kInvalid,
         fmt::format("one thread of the store calls {}() where another calls {}()", what, what_)));
     check();
   }
-  what_ = what;
+  if (what != nullptr) what_ = what;
   if (++here_ == present_.size()) {
     here_ = 0;
+    what_ = nullptr;
     ++meetings_;
     run(work);
     all_here_.notify_all();
@@ -76,8 +77,10 @@ void Meeting::meet(const char* what, const std::function<void()>& work) {
     const auto gone = std::ranges::find(gone_, true);
     if (gone != gone_.end()) {
       fail_with(Error(ErrorCode::kInvalid,
-                      fmt::format("thread {} of the store is gone, and others wait for it in {}()",
-                                  gone - gone_.begin(), what)));
+                      fmt::format("thread {} of the store is gone, and others wait for it in {}",
+                                  gone - gone_.begin(),
+                                  what == nullptr ? "an access to a row that was not recorded"
+                                                  : fmt::format("{}()", what))));
       continue;
     }
     all_here_.wait(lock);

@@ -23,8 +23,8 @@ class Meeting {
   void leave(uint32_t thread);
   bool is_empty() const;
 
-  // `what`: for the message, where one thread comes to something else than another. Throws what
-  // `work` threw, in all threads, now and ever after.
+  // `what`: for the message, where one thread comes to something else than another; null: it comes
+  // to whatever the others do. Throws what `work` threw, in all threads, now and ever after.
   void meet(const char* what, const std::function<void()>& work);
   // The work of one thread that others need not wait for, one after another.
   void alone(const std::function<void()>& work);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <numeric>
 #include <tuple>
 
@@ -24,6 +25,29 @@ uint32_t batches_of(const Table& table, const PlanSettings& settings) {
 uint32_t batch_of(const SharedUse& use, uint32_t batches) {
   if (use.owner < 0) return batches;  // after all others
   return std::min(use.first_part, static_cast<uint8_t>(kParts - 1)) * batches / kParts;
+}
+
+// How many ranks access some row of each chunk, of these rows in their order.
+std::vector<ExchangedRange> exchanged_by(std::span<const uint64_t> rows,
+                                         std::span<const SharedUse> use, uint64_t row_words,
+                                         uint32_t chunk_elements) {
+  const uint64_t elements = rows.size() * row_words;
+  std::vector<ExchangedRange> ranges;
+  for (uint64_t begin = 0; begin < elements; begin += chunk_elements) {
+    const uint64_t end = std::min(begin + chunk_elements, elements);
+    uint64_t of_chunk = 0;
+    for (uint64_t i = begin / row_words; i <= (end - 1) / row_words; ++i) {
+      of_chunk |= static_cast<uint64_t>(use[rows[i]].ranks);
+    }
+    const auto ranks = static_cast<uint32_t>(std::popcount(of_chunk));
+    if (!ranges.empty() && ranges.back().ranks == ranks) {
+      ranges.back().end = end;
+    } else {
+      ranges.push_back({.end = end, .ranks = ranks});
+    }
+  }
+  if (ranges.size() > kMaxExchangedRanges) return {};
+  return ranges;
 }
 
 // The chunks that have some of the ranges, as ranges of whole chunks. Too many: one from the first
@@ -105,8 +129,27 @@ void RowPlan::place_table(uint32_t table, const Table& of, const std::vector<Sha
     while (end < of.rows && batch_of((*use)[to.row_at[end]], batches) == batch) ++end;
     keys_.push_back(
         {.table = table, .first = first, .rows = end - first, .part = batch * kParts / batches});
+    if (to.narrow && settings.balance) {
+      keys_.back().exchanged_by = exchanged_by(std::span(to.row_at).subspan(first, end - first),
+                                               *use, of.row_words(), settings.chunk_elements);
+    }
     first = end;
   }
+}
+
+void RowPlan::widen(uint32_t table) {
+  OfTable& of = tables_[table];
+  of.narrow = false;
+  of.owner.clear();
+  uint64_t first = 0;
+  for (const uint32_t k : of.keys) {
+    keys_[k].exchanged_by.clear();
+    first += keys_[k].rows;
+  }
+  if (first == of.row_at.size()) return;
+  of.keys.push_back(static_cast<uint32_t>(keys_.size()));
+  keys_.push_back(
+      {.table = table, .first = first, .rows = of.row_at.size() - first, .part = kParts});
 }
 
 std::optional<RowPlace> RowPlan::place(uint32_t table, uint64_t row) const {
@@ -129,7 +172,8 @@ std::vector<KeySpec> key_specs(const RowPlan& plan, std::span<const Table> table
                      .priority = static_cast<int32_t>(kParts - key.part),
                      .shape = {key.rows, table.row_words()},
                      .operation = kOperationNames[static_cast<size_t>(table.fold.operation)],
-                     .value_type = kTypeNames[static_cast<size_t>(table.fold.type)]});
+                     .value_type = kTypeNames[static_cast<size_t>(table.fold.type)],
+                     .exchanged_by = key.exchanged_by});
   }
   return specs;
 }

@@ -7,6 +7,7 @@
 // come first.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -29,7 +30,8 @@ using AllUse = std::vector<std::vector<SharedUse>>;  // by table and row
 
 struct PlanSettings {
   bool placement = true;
-  bool narrow = true;  // tables that are fixed: only rows that somebody accesses are in the job
+  bool narrow = true;   // tables that are fixed: only rows that somebody accesses are in the job
+  bool balance = true;  // the job's keys say how many ranks exchange which rows of these
   uint32_t batches = 8;
   uint32_t chunk_elements = 8192;
 };
@@ -43,8 +45,9 @@ class RowPlan {
  public:
   struct Key {
     uint32_t table = 0;
-    uint64_t first = 0, rows = 0;  // positions of the table
-    uint32_t part = 0;             // in which it is first read, 0 … kParts
+    uint64_t first = 0, rows = 0;                   // positions of the table
+    uint32_t part = 0;                              // in which it is first read, 0 … kParts
+    std::vector<ExchangedRange> exchanged_by = {};  // of a narrow table; empty: all of it by all
   };
 
   // `use`: nothing: nothing is known. All rows are in their order, in one batch.
@@ -53,6 +56,9 @@ class RowPlan {
   const std::vector<Key>& keys() const { return keys_; }  // by their first read
   // Rows that nobody accesses are not in the job.
   bool is_narrow(uint32_t table) const { return tables_[table].narrow; }
+  bool has_narrow() const { return std::ranges::any_of(tables_, &OfTable::narrow); }
+  // Is so no longer. What had a place keeps it; the other rows are in a key behind all others.
+  void widen(uint32_t table);
   // Nothing: it is not in the job.
   std::optional<RowPlace> place(uint32_t table, uint64_t row) const;
   // Of a narrow table: a rank that accesses the row; -1: nobody does.

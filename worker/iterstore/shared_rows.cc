@@ -10,7 +10,9 @@
 namespace phub::iterstore {
 namespace {
 
-constexpr const char* kClockKey = "clock";  // those of tables have a '/'
+// Those of tables have a '/'.
+constexpr const char* kClockKey = "clock";
+constexpr const char* kStrayKey = "stray";  // the latest time somebody did; if a table is narrow
 
 // Every rank pushes the clock's key with each clock: so none is further than one ahead, even if
 // they share no rows, and each has something to push.
@@ -21,6 +23,9 @@ WorkerOptions options_of_rows(const WorkerOptions& store, const std::string& nam
                   .elements = sizeof(Tally) / sizeof(uint32_t),
                   .operation = "add",
                   .value_type = "i64"});
+  if (plan.has_narrow()) {
+    keys.push_back({.name = kStrayKey, .elements = 2, .operation = "max", .value_type = "i64"});
+  }
   WorkerOptions options = options_of_job(store, name, std::move(keys));
   options.spec.initial = "broadcast";
   options.interest = interest_of(plan, tables, use, store.spec.chunk_elements);
@@ -60,6 +65,7 @@ SharedRows::SharedRows(const WorkerOptions& store, const std::string& name,
     initial.push_back(rows_of(plan_, of, key.row_bytes, rest_[of.table]));
   }
   initial.emplace_back(sizeof(Tally));
+  if (plan_.has_narrow()) initial.emplace_back(sizeof(int64_t));
   std::vector<const float*> initial_of;
   for (const auto& rows : initial) {
     initial_of.push_back(reinterpret_cast<const float*>(rows.data()));
@@ -108,25 +114,11 @@ void SharedRows::await(size_t k) {
   key.here.store(now_, std::memory_order_release);
 }
 
-void SharedRows::check_promise(uint32_t table, std::span<const uint64_t> rows,
-                               Access access) const {
-  if (!plan_.is_narrow(table)) return;
-  for (const uint64_t row : rows) {
-    const RowUse& use = use_.rows[table][row];
-    if (use.accesses > 0 && (access == Access::kRead || use.updated)) continue;
-    fail(ErrorCode::kInvalid,
-         "row {} of table '{}' is {}, which no thread of rank {} did in the recorded iteration, "
-         "and the table is fixed: record an iteration that does, or leave out `fixed`",
-         row, tables_[table].name, access == Access::kUpdate ? "updated" : "read", worker_.rank());
-  }
-}
-
 SharedRows::Stripe& SharedRows::stripe_of(uint32_t table, uint64_t row) {
   return stripes_[(row ^ table) % kStripes];
 }
 
 void SharedRows::read(uint32_t thread, uint32_t table, uint64_t row, std::byte* into) {
-  check_promise(table, {&row, 1}, Access::kRead);
   const RowPlace at = place(table, row);
   const Table& of = tables_[table];
   std::memcpy(into, state(at), of.row_bytes());
@@ -141,7 +133,6 @@ void SharedRows::read(uint32_t thread, uint32_t table, uint64_t row, std::byte* 
 }
 
 void SharedRows::update(uint32_t thread, uint32_t table, uint64_t row, const std::byte* by) {
-  check_promise(table, {&row, 1}, Access::kUpdate);
   const RowPlace at = place(table, row);
   const Table& of = tables_[table];
   Stripe& stripe = stripe_of(table, row);
@@ -266,6 +257,22 @@ bool SharedRows::is_clocked() const {
                                  [this](const Part& part) { return part.updated_at != now_; });
     });
   });
+}
+
+bool SharedRows::anyone_strays(bool mine) {
+  if (!plan_.has_narrow()) return false;
+  const size_t key = keys_.size() + 1;
+  const int64_t by = mine ? ++asked_ : asked_++;
+  std::memcpy(worker_.gradient_bytes(key).data(), &by, sizeof by);
+  worker_.push(key);
+  worker_.wait(key);
+  int64_t latest = 0;
+  std::memcpy(&latest, worker_.parameter_bytes(key).data(), sizeof latest);
+  return latest == asked_;
+}
+
+void SharedRows::take_updates(SharedRows& before) {
+  for (size_t s = 0; s < kStripes; ++s) stripes_[s].rows = std::move(before.stripes_[s].rows);
 }
 
 // All results are here, and out of lock-step they have what all ranks have pushed.

@@ -51,17 +51,16 @@ class SharedRows {
     if (key.here.load(std::memory_order_acquire) != now_) await(place.key);
     return key.state + place.row * key.row_bytes;
   }
-  // Throws Error(kInvalid): the table is fixed, and no thread of this process has recorded such an
-  // access to one of the rows.
-  void check_promise(uint32_t table, std::span<const uint64_t> rows, Access access) const;
-  // REQUIRES: check_promise() would not throw.
-  RowPlace place(uint32_t table, uint64_t row) const { return *plan_.place(table, row); }
-  // Whether a thread may update the row, which it has recorded.
-  bool may_update(uint32_t table, uint64_t row) const {
-    return !plan_.is_narrow(table) || use_.rows[table][row].updated;
+  // False: the table is narrow, and no thread of this process has recorded such an access.
+  bool allows(uint32_t table, uint64_t row, Access access) const {
+    if (!plan_.is_narrow(table)) return true;
+    const RowUse& use = use_.rows[table][row];
+    return use.accesses > 0 && (access == Access::kRead || use.updated);
   }
+  // REQUIRES: a read is allowed.
+  RowPlace place(uint32_t table, uint64_t row) const { return *plan_.place(table, row); }
 
-  // Of rows for which the thread has no place.
+  // Of rows for which the thread has no place. REQUIRES: it is allowed.
   void read(uint32_t thread, uint32_t table, uint64_t row, std::byte* into);
   void update(uint32_t thread, uint32_t table, uint64_t row, const std::byte* by);
 
@@ -72,6 +71,12 @@ class SharedRows {
   // What all ranks said with the last clock, unless that was returned already. Waits for all.
   Tally told();
   bool is_clocked() const;  // nothing was updated since
+  // Whether a rank strays: a thread of it waits for a row of a narrow table that it may not access.
+  // All ranks ask each other before they do something together, if there is such a table: until
+  // then every state is as it was after the last clock, for all of them.
+  bool anyone_strays(bool mine);
+  // Updates of this clock that were made in the job before. REQUIRES: rows have the same places.
+  void take_updates(SharedRows& before);
 
   // The whole state of all tables, on all ranks; all ranks call it. `name`: of a job that does it.
   States states(const std::string& name);
@@ -128,7 +133,8 @@ class SharedRows {
   States rest_;  // of narrow tables: rows that nobody accesses, and others as they were
   Worker worker_;
   uint64_t now_;
-  Tally told_;  // with all clocks, as far as it is known
+  Tally told_;         // with all clocks, as far as it is known
+  int64_t asked_ = 0;  // how often, who strays
   std::deque<Key> keys_;
   std::vector<const ThreadRows*> threads_;
   std::array<Stripe, kStripes> stripes_;

@@ -21,6 +21,7 @@ Store::Impl::Impl(StoreOptions store_options)
       meeting(options.threads),
       watch(options.gather_again, options.worker.spec.world_size),
       asked(options.threads),
+      members(options.threads),
       recordings(options.threads) {
   for (const Table& table : tables) {
     names.emplace_back();
@@ -79,6 +80,7 @@ void Store::Impl::place_anew(bool again) {
   RowPlan plan(tables, &all.rows,
                {.placement = options.placement,
                 .narrow = lock_step,
+                .balance = options.balance,
                 .batches = options.prefetch ? options.batches : 1,
                 .chunk_elements = options.worker.spec.chunk_elements});
   // The job before is left only when all ranks are in this one.
@@ -144,6 +146,18 @@ void Store::Impl::use(std::unique_ptr<SharedRows> rows, std::span<const Recordin
   opened.store(shared.get(), std::memory_order_release);
 }
 
+void Store::Impl::move_rows(RowPlan plan, States states) {
+  auto rows =
+      std::make_unique<SharedRows>(options.worker, next_job("rows"), tables, std::move(plan),
+                                   shared->use(), std::move(states), shared->now());
+  std::vector<const ThreadRows*> all;
+  for (const auto& thread : threads) all.push_back(thread.get());
+  rows->set_threads(std::move(all));
+  rows->take_updates(*shared);
+  shared = std::move(rows);
+  opened.store(shared.get(), std::memory_order_release);
+}
+
 Store::Store(StoreOptions options) {
   check_options(options);
   impl_ = std::make_unique<Impl>(std::move(options));
@@ -160,6 +174,7 @@ std::vector<std::byte> Store::table(uint32_t table) {
   i.check_clocked("table()");
   i.meeting.alone([&] {
     i.open();
+    while (i.widen()) i.tell_threads();
     rows = std::move(i.shared->states(i.next_job("state"))[table]);
   });
   return rows;
@@ -178,6 +193,7 @@ StoreStats Store::stats() const {
   StoreStats stats;
   stats.clocks = impl_->clocks;
   stats.placed = impl_->placed;
+  stats.widened = impl_->widened;
   for (uint32_t t = 0; t < impl_->options.threads; ++t) {
     if (t >= impl_->threads.size()) continue;
     const ThreadRows& rows = *impl_->threads[t];

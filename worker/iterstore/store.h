@@ -36,7 +36,7 @@
 // Errors are phub::Error: kInvalid, a wrong call, which has no effect; those of the worker
 // (worker.h), after which no call succeeds. A store does not outlive its server: kRewound ends it.
 // When a rank is lost, spec.on_loss decides what becomes of clocks ("fail": an error for all);
-// finish(), changes of rows, and table() of a `fixed` one, need all.
+// finish(), changes of rows, table() of a `fixed` one, and what strays from it, need all.
 #pragma once
 
 #include <concepts>
@@ -58,10 +58,12 @@ struct TableSpec {
   uint32_t columns = 1;           // values of a row
   std::string type = "f32";       // "f64", "i32", "i64"
   std::string operation = "add";  // "multiply", "min", "max"; "or", of whole numbers
-  // A promise: in an iteration the threads of a process read rows that they accessed in the
-  // recorded iteration, and update rows that they updated there. Then only those travel, in
-  // lock-step and with `placement`; a call that breaks the promise is kInvalid.
-  // False: any row may be accessed, and every process has the whole table.
+  // The threads of a process will read rows that they accessed in the recorded iteration, and
+  // update rows that they updated there: only those travel, in lock-step and with `placement`. A
+  // call that strays from that gets what it would get otherwise; but it returns only when all other
+  // threads, of all ranks, have come to their next clock() or finish(), or stray, too (so hold no
+  // lock that they need), and it takes as long as a finish(). From then on, until rows are placed
+  // anew, the table is as if this were false: all of it travels to all.
   bool fixed = false;
   // Places for rows that are added later (add_row), which take memory from the beginning. Lock-step
   // only, and not of a table that is fixed.
@@ -83,6 +85,8 @@ struct StoreOptions {
   // bits.
   bool placement = true;      // rows that the same processes access lie together, so that tables
                               // which are `fixed` travel only to these
+  bool balance = true;        // boxes, cores and NICs share rows of tables that are `fixed` by how
+                              // many ranks access them; false: by bytes
   bool numa = true;           // each thread is pinned to a core, and its memory is on that node; on
                               // machines with several nodes. With several ranks only if
                               // local_world_size says how many of them are on this host
@@ -110,8 +114,9 @@ struct StoreStats {          // accesses are those since rows were placed last
   uint64_t places = 0;       // rows of threads that have a place of their own
   uint64_t cached = 0;       // of these, that have a copy of the state
   uint64_t clocks = 0;
-  uint64_t placed = 0;  // times that rows were placed, by finish() or by the store itself
-  WorkerStats worker;   // of the present job
+  uint64_t placed = 0;   // times that rows were placed, by finish() or by the store itself
+  uint64_t widened = 0;  // times that a table ceased to be `fixed`, until rows were placed anew
+  WorkerStats worker;    // of the present job
 };
 
 template <typename T>
@@ -156,8 +161,7 @@ class StoreThread {
 
   // Records the calls of an iteration, until finish(). Virtual: the calls do nothing else, reads
   // leave their destination as it is, and clock() waits for nobody. The second form records a real
-  // one. May be called again when the accesses have changed; of a `fixed` table a real iteration
-  // cannot access other rows than before: a virtual one tells which.
+  // one. May be called again when the accesses have changed.
   void begin_virtual();
   void begin_gathering();
   bool is_virtual() const;  // the application must not change anything of its own

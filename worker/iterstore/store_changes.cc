@@ -80,17 +80,10 @@ States Store::Impl::cleared_states() {
   return states;
 }
 
-// The same rows in a job of their own; threads keep their places.
 void Store::Impl::clear_rows() {
   const Unpinned for_the_worker(*this);
   States states = cleared_states();
-  auto rows = std::make_unique<SharedRows>(options.worker, next_job("rows"), tables, shared->plan(),
-                                           shared->use(), std::move(states), shared->now());
-  std::vector<const ThreadRows*> all;
-  for (const auto& thread : threads) all.push_back(thread.get());
-  rows->set_threads(std::move(all));
-  shared = std::move(rows);
-  opened.store(shared.get(), std::memory_order_release);
+  move_rows(shared->plan(), std::move(states));
 }
 
 }  // namespace phub::iterstore

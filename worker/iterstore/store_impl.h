@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -41,6 +42,13 @@ struct Store::Impl {
   std::vector<RowChange> changes_of_all();
   States cleared_states();  // of now, and deleted rows are as new
   void clear_rows();
+  // All ranks, before they do something together: if a thread of one strays, narrow tables become
+  // wide instead. True: they did.
+  bool widen();
+  // The same rows in another job; threads keep their places.
+  void move_rows(RowPlan plan, States states);
+  // Threads that make no call use what was moved.
+  void tell_threads();
   void check_spare(uint64_t table, uint64_t row, uint64_t left) const;
   Tally accesses() const;  // since rows were placed
   // From now on threads use these.
@@ -69,6 +77,9 @@ struct Store::Impl {
   std::vector<AskedChanges> asked;             // by thread, since the last clock
   std::vector<RowChange> announced;            // with the last clock
   std::vector<RowChange> deleted;              // `row`: the place, which is not cleared yet
+  std::set<uint32_t> strays;                   // tables for whose rows threads wait
+  uint64_t widened = 0;                        // how often a table was
+  std::vector<StoreThread::Impl*> members;     // by thread; null: there is none
   Tally carried;                               // of the last clock of a job that has ended
   std::vector<Recording> recordings;           // by thread
   std::unique_ptr<SharedRows> shared;

@@ -29,7 +29,10 @@ struct StoreThread::Impl {
   std::span<const uint64_t> places(uint32_t table, std::span<const uint64_t> of_rows);
   void change(RowChange change);
   void begin(Mode recorded);
+  // All threads of the process; again, if a thread of some rank came to it because it strays.
   void meet(const char* what, const std::function<void()>& work);
+  // The table is narrow, and the row may not be accessed: afterwards all may.
+  void stray(uint32_t table);
   void use_rows();
   void read(uint32_t table, uint64_t row, std::byte* into);
   void update(uint32_t table, uint64_t row, const std::byte* by);
@@ -46,12 +49,14 @@ struct StoreThread::Impl {
 StoreThread::StoreThread(Store& store, uint32_t thread) {
   store.impl_->meeting.enter(thread);
   impl_ = std::make_unique<Impl>(*store.impl_, thread);
+  store.impl_->members[thread] = impl_.get();
   store.impl_->pin(thread);
   if (store.impl_->opened.load(std::memory_order_acquire) != nullptr) impl_->use_rows();
 }
 
 StoreThread::~StoreThread() {
   impl_->store.unpin();
+  impl_->store.members[impl_->thread] = nullptr;
   impl_->store.meeting.leave(impl_->thread);
 }
 
@@ -59,10 +64,16 @@ void StoreThread::Impl::use_rows() {
   shared = store.opened.load(std::memory_order_acquire);
   rows = store.threads[thread].get();
   now = shared->now();
-  if (mode == Mode::kGathering) return;
+  if (mode == Mode::kGathering || mode == Mode::kVirtual) return;
   const Mode next = store.watch.is_recording() ? Mode::kAgain : Mode::kReal;
   if (next == Mode::kAgain && mode != next) store.recordings[thread].clear();
   mode = next;
+}
+
+void Store::Impl::tell_threads() {
+  for (StoreThread::Impl* const member : members) {
+    if (member != nullptr && member->shared != nullptr) member->use_rows();
+  }
 }
 
 void StoreThread::Impl::check(uint32_t table, std::span<const uint64_t> rows,
@@ -146,7 +157,6 @@ void StoreThread::Impl::record(Step step) {
 
 bool StoreThread::Impl::prepare(Access access, uint32_t table, std::span<const uint64_t> of) {
   if (records()) {
-    if (mode != Mode::kVirtual && shared != nullptr) shared->check_promise(table, of, access);
     for (const uint64_t row : of) record({.access = access, .table = table, .row = row});
     if (mode == Mode::kVirtual) return false;
   }
@@ -160,6 +170,7 @@ void StoreThread::Impl::read(uint32_t table, uint64_t row, std::byte* into) {
   Place* const place = rows->find(table, row);
   if (place == nullptr) {
     ++rows->dynamic;
+    if (!shared->allows(table, row, Access::kRead)) stray(table);
     return shared->read(thread, table, row, into);
   }
   const Table& of = store.tables[table];
@@ -180,9 +191,10 @@ void StoreThread::Impl::update(uint32_t table, uint64_t row, const std::byte* by
   Place* const place = rows->find(table, row);
   if (place == nullptr) {
     ++rows->dynamic;
+    if (!shared->allows(table, row, Access::kUpdate)) stray(table);
     return shared->update(thread, table, row, by);
   }
-  if (!place->may_update) shared->check_promise(table, {&row, 1}, Access::kUpdate);  // throws
+  if (!place->may_update) stray(table);
   const Table& of = store.tables[table];
   if (place->updated_at == now) {
     kernels::fold(of.fold, by, place->update, of.row_words());
@@ -198,7 +210,6 @@ void StoreThread::read_bytes(uint32_t table, std::span<const uint64_t> rows,
   i.check(table, rows, type, into.size());
   rows = i.places(table, rows);
   if (i.mode != Impl::Mode::kReal && !i.prepare(Access::kRead, table, rows)) return;
-  if (rows.size() > 1) i.shared->check_promise(table, rows, Access::kRead);
   const uint64_t bytes = i.store.tables[table].row_bytes();
   for (size_t r = 0; r < rows.size(); ++r) i.read(table, rows[r], into.data() + r * bytes);
 }
@@ -209,7 +220,6 @@ void StoreThread::update_bytes(uint32_t table, std::span<const uint64_t> rows,
   i.check(table, rows, type, by.size());
   rows = i.places(table, rows);
   if (i.mode != Impl::Mode::kReal && !i.prepare(Access::kUpdate, table, rows)) return;
-  if (rows.size() > 1) i.shared->check_promise(table, rows, Access::kUpdate);
   const uint64_t bytes = i.store.tables[table].row_bytes();
   for (size_t r = 0; r < rows.size(); ++r) i.update(table, rows[r], by.data() + r * bytes);
 }
@@ -217,12 +227,25 @@ void StoreThread::update_bytes(uint32_t table, std::span<const uint64_t> rows,
 // After an error every call comes here again, or to prepare(), and is told the same.
 void StoreThread::Impl::meet(const char* what, const std::function<void()>& work) {
   try {
-    store.meeting.meet(what, work);
+    for (;;) {
+      const uint64_t before = store.widened;
+      store.meeting.meet(what, [&] {
+        if (!store.widen()) work();
+      });
+      if (store.widened == before) return;
+      use_rows();
+      if (what == nullptr) return;
+    }
   } catch (...) {
     mode = Mode::kClosed;
     shared = nullptr;
     throw;
   }
+}
+
+void StoreThread::Impl::stray(uint32_t table) {
+  store.meeting.alone([&] { store.strays.insert(table); });
+  meet(nullptr, [] {});
 }
 
 void StoreThread::clock() {

@@ -40,7 +40,7 @@ ThreadRows::ThreadRows(const Recording& recording, const SharedRows& shared,
     places_.push_back({.table = step.table,
                        .row = step.row,
                        .at = shared.place(step.table, step.row),
-                       .may_update = shared.may_update(step.table, step.row),
+                       .may_update = shared.allows(step.table, step.row, Access::kUpdate),
                        .step = static_cast<uint32_t>(sequence_.size())});
     cached.push_back(caches);
     cached_ += caches ? 1 : 0;
@@ -81,6 +81,10 @@ Place* ThreadRows::look_up(uint32_t table, uint64_t row) {
 const Place* ThreadRows::peek(uint32_t table, uint64_t row) const {
   const auto at = index_.find(row_id(table, row));
   return at == index_.end() ? nullptr : &places_[at->second];
+}
+
+void ThreadRows::allow_updates(uint32_t table) {
+  for (Place& place : places_) place.may_update |= place.table == table;
 }
 
 void ThreadRows::clock() {

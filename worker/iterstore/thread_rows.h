@@ -58,6 +58,7 @@ class ThreadRows {
   }
   const Place* peek(uint32_t table, uint64_t row) const;
   void clock();  // the sequence goes on behind its next clock
+  void allow_updates(uint32_t table);
 
   std::span<const Place> places() const { return places_; }
   uint64_t in_sequence() const { return in_sequence_; }
