@@ -131,7 +131,9 @@ TEST(CoreJobBranches, ASnapshotHasThemAsTheyAreBeforeItsRound) {
     for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
       std::vector<State> places(1 + kShelves);
       for (uint64_t round = 1; round <= kRounds; ++round) {
-        if (round == wanted) EXPECT_EQ(copies_of(rig, chunk), places) << "chunk " << chunk;
+        if (round == wanted) {
+          EXPECT_EQ(copies_of(rig, chunk), places) << "chunk " << chunk;
+        }
         step(places[0],
              gradient(0, chunk, round) + gradient(1, chunk, round) + gradient(2, chunk, round));
         for (const BranchOrder& order : orders) {
