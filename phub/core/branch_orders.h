@@ -1,10 +1,10 @@
 // What the cores do about a job's branches between two rounds.
 //
 // A branch has the parameters and the optimizer's states of every chunk, and how many steps that
-// has made. The branch that runs has them in the arrays that everything else uses, which are place
-// 0. Each of the others has a shelf, place 1 or higher. An order moves them, chunk by chunk. Above
-// the shelves each has a *dock*: shelf S of a job with B shelves has place B + S. What is to be
-// copied to the shelf from files waits there, in memory that is there only meanwhile.
+// has made. The branch that runs is at place 0, each of the others on a shelf, place 1 or higher.
+// An order moves them, chunk by chunk; places.h knows whose memory a place uses. Above the shelves
+// each has a *dock*: shelf S of a job with B shelves has place B + S. What is to be copied to the
+// shelf from files waits there, in memory that is there only meanwhile.
 #pragma once
 
 #include <cstddef>

@@ -105,6 +105,9 @@ class ChunkTable {
   std::span<const CoreChunk> chunks() const { return chunks_; }
   CoreRank& rank(uint32_t rank) { return ranks_[rank]; }
   const CoreRank& rank(uint32_t rank) const { return ranks_[rank]; }
+  uint32_t index_of(const CoreChunk& chunk) const {  // REQUIRES: it is of this table
+    return static_cast<uint32_t>(&chunk - chunks_.data());
+  }
   uint32_t max_ranks() const { return static_cast<uint32_t>(ranks_.size()); }
   uint32_t words() const { return words_; }  // of 64 ranks each
 

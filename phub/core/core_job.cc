@@ -40,12 +40,13 @@ CoreJob::CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays
       table_(std::move(chunks), queues, parameters.max_ranks, expected),
       ready_(table_.chunks()),
       following_(table_.chunks()),
+      places_(arrays, table_),
       reports_(core, this, table_),
-      reducer_(parameters_, arrays, hyper, table_, reports_, trace_),
+      reducer_(parameters_, arrays, places_, hyper, table_, reports_, trace_),
       outbox_(parameters_, arrays, endpoint, table_, trace_),
-      snapshot_(arrays, table_, trace_),
-      states_(arrays, table_, trace_),
-      shelves_(arrays, table_, snapshot_, states_, trace_),
+      snapshot_(arrays, places_, table_, trace_),
+      states_(places_, table_, trace_),
+      shelves_(arrays, places_, table_, snapshot_, states_, trace_),
       way_(way_of({parameters_, table_, reducer_, outbox_, trace_, reports_, shelves_},
                   make_lock_step)),
       core_(core),
@@ -69,6 +70,7 @@ uint64_t CoreJob::bytes(const Size& size) {
          Reducer::bytes(size.max_ranks, size.classes, size.largest_chunk, size.levels,
                         size.differences, size.lazy) +
          RankTree::bytes(size.levels, size.max_ranks) +
+         (size.places > 1 ? Places::bytes(size.chunks, size.places) : 0) +
          (size.lock_step ? 0 : CoreClocks::bytes(size.chunks, size.max_ranks)) +
          (size.gated ? Gated::bytes(size.chunks) : 0) +
          (size.of_racks ? ChunkTable::rack_bytes(size.chunks) : 0) +

@@ -22,6 +22,7 @@
 #include "phub/core/key_states.h"
 #include "phub/core/messages.h"
 #include "phub/core/outbox.h"
+#include "phub/core/places.h"
 #include "phub/core/ready_chunks.h"
 #include "phub/core/reducer.h"
 #include "phub/core/reports.h"
@@ -56,6 +57,7 @@ class CoreJob {
     uint64_t classes = 1;        // of keys
     uint64_t largest_chunk = 0;  // elements
     uint64_t levels = 1;         // of the tree of ranks
+    uint64_t places = 1;         // of branches, docks included
     bool lock_step = true;
     bool gated = false;
     bool differences = false;
@@ -89,6 +91,11 @@ class CoreJob {
   bool step() {
     uint64_t bytes = 0;
     return step(bytes);
+  }
+
+  // Of a chunk, by its index: what a place (branch_orders.h) has now. For the core's thread.
+  const float* elements_of(uint32_t place, Places::Array array, uint32_t index) const {
+    return places_.at(place, array, table_[index]);
   }
 
   // Grows whenever something happened that a probe would tell. Any thread.
@@ -193,6 +200,7 @@ class CoreJob {
   ChunkTable table_;
   ReadyChunks ready_;
   ReadyChunks following_;  // that are left alone: when no other chunk is ready
+  Places places_;
   Reports reports_;
   Reducer reducer_;
   Outbox outbox_;

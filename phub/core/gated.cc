@@ -75,7 +75,7 @@ void Gated::apply(uint32_t index) {
   if (decision_.skipped) {
     stages_.reducer.publish(index);
   } else {
-    stages_.reducer.apply(index, decision_.factor);
+    stages_.reducer.apply(index, decision_.factor, store_of(index));
   }
 }
 

@@ -68,8 +68,8 @@ struct SavedClocks {
   }
 };
 
-// Where the branches that do not run lie (branch_orders.h); each array is laid out as those of the
-// one that runs.
+// The memory of shelves (branch_orders.h), and what each place has before any order; each array is
+// laid out as those of the branch that runs.
 struct ShelfArrays {
   std::span<float* const> arrays = {};    // [shelf][each]: parameters, and the optimizer's states
   std::span<uint64_t* const> steps = {};  // [shelf][chunk]: that the optimizer has made

@@ -4,10 +4,10 @@
 
 namespace phub {
 
-KeyStates::KeyStates(const JobArrays& arrays, ChunkTable& table, const CoreTrace& trace)
-    : get(table), set(table), arrays_(arrays), table_(table), trace_(trace) {
-  for (const float* array : {arrays.parameters, arrays.state0, arrays.state1}) {
-    if (array) bytes_per_element_ += 2 * sizeof(float);
+KeyStates::KeyStates(const Places& places, ChunkTable& table, const CoreTrace& trace)
+    : get(table), set(table), places_(places), table_(table), trace_(trace) {
+  for (const Places::Array array : Places::kArrays) {
+    if (places.has(array)) bytes_per_element_ += 2 * sizeof(float);
   }
 }
 
@@ -19,9 +19,9 @@ void KeyStates::copy_out(uint32_t index) {
   to.steps = was_set ? from_->places[chunk.id].steps + get.round() - set.round()
                      : chunk.steps_before(get.round());
   uint64_t nth = 0;
-  for (const float* array : {arrays_.parameters, arrays_.state0, arrays_.state1}) {
-    if (!array) continue;
-    const float* from = array + chunk.offset;
+  for (const Places::Array array : Places::kArrays) {
+    if (!places_.has(array)) continue;
+    const float* from = places_.running(array, chunk);
     if (was_set) {
       const KeyStateMemory::Place& place = from_->places[chunk.id];
       from = from_->floats + place.first + nth * place.stride;
@@ -37,9 +37,9 @@ void KeyStates::copy_in(uint32_t index) {
   const TraceSpan span = trace_.span("set state", chunk);
   const KeyStateMemory::Place& place = from_->places[chunk.id];
   uint64_t nth = 0;
-  for (float* array : {arrays_.parameters, arrays_.state0, arrays_.state1}) {
-    if (!array) continue;
-    std::memcpy(array + chunk.offset, from_->floats + place.first + nth * place.stride,
+  for (const Places::Array array : Places::kArrays) {
+    if (!places_.has(array)) continue;
+    std::memcpy(places_.running(array, chunk), from_->floats + place.first + nth * place.stride,
                 chunk.elements * sizeof(float));
     ++nth;
   }

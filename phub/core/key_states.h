@@ -13,7 +13,7 @@
 
 #include "phub/core/chunk_table.h"
 #include "phub/core/due_chunks.h"
-#include "phub/core/job_parameters.h"
+#include "phub/core/places.h"
 #include "phub/core/trace.h"
 
 namespace phub {
@@ -33,7 +33,7 @@ struct KeyStateMemory {
 
 class KeyStates {
  public:
-  KeyStates(const JobArrays& arrays, ChunkTable& table, const CoreTrace& trace);
+  KeyStates(const Places& places, ChunkTable& table, const CoreTrace& trace);
   static constexpr uint64_t bytes(uint64_t chunks) { return 2 * DueChunks::bytes(chunks); }
 
   // At a boundary. REQUIRES: the get or set before it is complete; no get is under way. The memory
@@ -58,7 +58,7 @@ class KeyStates {
     });
   }
 
-  const JobArrays arrays_;
+  const Places& places_;
   ChunkTable& table_;
   const CoreTrace& trace_;
   KeyStateMemory* to_ = nullptr;

@@ -22,7 +22,7 @@ class LockStep : public Way {
            chunk.round < stages_.table.hold_from && chunk.round <= stages_.table.closes_up_to;
   }
   Closed close(uint32_t index) override {
-    return stages_.reducer.reduce(index) ? Closed::kDone : Closed::kNotNow;
+    return stages_.reducer.reduce(index, store_of(index)) ? Closed::kDone : Closed::kNotNow;
   }
   void finish(uint32_t index) override {
     stages_.table.count_completed(index);
@@ -69,6 +69,11 @@ class LockStep : public Way {
   uint32_t indispensable_rank() const final;
 
  protected:
+  // Of the step of the round in progress: what an order reads behind it stays in the cache.
+  kernels::Store store_of(uint32_t index) const {
+    const bool is_last = stages_.shelves.next_order(index) == stages_.table[index].round + 1;
+    return is_last ? kernels::Store::kCached : stages_.parameters.store;
+  }
   // The rounds before are complete: their result, or what another branch has, goes to everybody.
   void begin_round(uint32_t index, uint64_t round) {
     if (stages_.shelves.before_round(index, round, *this)) {

@@ -27,10 +27,12 @@ size_t most_lazy_rows(std::span<const CoreChunk> chunks) {
 
 }  // namespace
 
-Reducer::Reducer(const JobParameters& parameters, const JobArrays& arrays, const HyperView& hyper,
-                 ChunkTable& table, Reports& reports, const CoreTrace& trace)
+Reducer::Reducer(const JobParameters& parameters, const JobArrays& arrays, const Places& places,
+                 const HyperView& hyper, ChunkTable& table, Reports& reports,
+                 const CoreTrace& trace)
     : parameters_(parameters),
       arrays_(arrays),
+      places_(places),
       table_(table),
       reports_(reports),
       trace_(trace),
@@ -106,14 +108,11 @@ bool Reducer::add_up(uint32_t index, float factor, float* to) {
 
 // Where results lie beside the parameters; null: they are the same memory, or differences.
 void* Reducer::separate_result(const CoreChunk& chunk) const {
-  if (parameters_.differences) return nullptr;
-  std::byte* result = result_of(chunk.offset);
-  const bool same =
-      arrays_.parameters && static_cast<void*>(arrays_.parameters + chunk.offset) == result;
-  return same ? nullptr : result;
+  const bool separate = !parameters_.differences && !places_.parameters_are_results();
+  return separate ? result_of(chunk.offset) : nullptr;
 }
 
-bool Reducer::reduce(uint32_t index) {
+bool Reducer::reduce(uint32_t index, kernels::Store store) {
   if (parameters_.work == Work::kNone) return true;
   CoreChunk& chunk = table_[index];
   chunk.same = false;
@@ -134,7 +133,7 @@ bool Reducer::reduce(uint32_t index) {
     chunk.same = !stepped && !parameters_.differences;
     return publish(index), true;
   }
-  optimize(step_of(chunk).step, chunk, to, separate_result(chunk), parameters_.store);
+  optimize(step_of(chunk).step, chunk, to, separate_result(chunk), store);
   return true;
 }
 
@@ -175,7 +174,7 @@ std::optional<Reducer::PartialSum> Reducer::sum_for_parent(uint32_t index, float
   return sum;
 }
 
-void Reducer::apply(uint32_t index, float factor) {
+void Reducer::apply(uint32_t index, float factor, kernels::Store store) {
   const CoreChunk& chunk = table_[index];
   if (chunk.unused) return leave_out(index);
   const TraceSpan span = trace_.span("optimize", chunk);
@@ -185,7 +184,7 @@ void Reducer::apply(uint32_t index, float factor) {
     kernels::sum({&slot, 1}, kernels::DType::kF32, factor, scratch_.data(), chunk.elements);
     gradient = scratch_.data();
   }
-  optimize(step_of(chunk).step, chunk, gradient, separate_result(chunk), parameters_.store);
+  optimize(step_of(chunk).step, chunk, gradient, separate_result(chunk), store);
 }
 
 void Reducer::publish(uint32_t index) {
@@ -199,8 +198,8 @@ void Reducer::publish(uint32_t index) {
 
 void Reducer::publish_to(void* result, const CoreChunk& chunk) const {
   if (result == nullptr) return;
-  kernels::convert(arrays_.parameters + chunk.offset, kernels::DType::kF32, result,
-                   parameters_.parameter_dtype, chunk.elements);
+  kernels::convert(parameters_at(chunk), kernels::DType::kF32, result, parameters_.parameter_dtype,
+                   chunk.elements);
 }
 
 // The round is none of the optimizer's steps on this chunk. One that nobody is in counts as one, as
@@ -217,14 +216,14 @@ void Reducer::optimize(const kernels::Step& step, const CoreChunk& chunk, const 
     fold(chunk, 0, chunk.elements, sum);
     return publish_to(out, chunk);
   }
-  const auto at = [&chunk](float* array) { return array ? array + chunk.offset : nullptr; };
-  kernels::optimize(step, sum, at(arrays_.parameters), at(arrays_.state0), at(arrays_.state1),
-                    chunk.elements, out, parameters_.parameter_dtype, store);
+  kernels::optimize(step, sum, parameters_at(chunk), places_.running(Places::kState0, chunk),
+                    places_.running(Places::kState1, chunk), chunk.elements, out,
+                    parameters_.parameter_dtype, store);
   if (parameters_.differences) make_difference(chunk);
 }
 
 void Reducer::fold(const CoreChunk& chunk, uint64_t first, size_t elements, const float* from) {
-  kernels::fold(chunk.fold(), from, arrays_.parameters + chunk.offset + first, elements);
+  kernels::fold(chunk.fold(), from, parameters_at(chunk) + first, elements);
 }
 
 // Once each, the rows that the slots have. False: there are none.
@@ -241,9 +240,11 @@ bool Reducer::optimize_rows(const kernels::Step& step, const CoreChunk& chunk,
       any = true;
       const uint64_t first = row * chunk.columns;
       if (chunk.fold()) return fold(chunk, first, chunk.columns, sum + first);
-      const auto at = [&](float* array) { return array ? array + chunk.offset + first : nullptr; };
-      kernels::optimize(step, sum + first, at(arrays_.parameters), at(arrays_.state0),
-                        at(arrays_.state1), chunk.columns, nullptr, kernels::DType::kF32,
+      const auto at = [&](Places::Array array) {
+        return places_.has(array) ? places_.running(array, chunk) + first : nullptr;
+      };
+      kernels::optimize(step, sum + first, at(Places::kParameters), at(Places::kState0),
+                        at(Places::kState1), chunk.columns, nullptr, kernels::DType::kF32,
                         kernels::Store::kCached);
     });
   }
@@ -253,7 +254,7 @@ bool Reducer::optimize_rows(const kernels::Step& step, const CoreChunk& chunk,
 // The view becomes what the ranks make of it: with what they decode of the difference added.
 void Reducer::make_difference(const CoreChunk& chunk) {
   const Differences& differences = *parameters_.differences;
-  const float* parameters = arrays_.parameters + chunk.offset;
+  const float* parameters = parameters_at(chunk);
   float* view = arrays_.view + chunk.offset;
   for (size_t i = 0; i < chunk.elements; ++i) scratch_[i] = parameters[i] - view[i];
   std::byte* slot =
@@ -335,7 +336,7 @@ bool Reducer::update(uint32_t rank, uint32_t index, uint64_t round, uint64_t& st
 }
 
 void Reducer::copy_result(uint32_t rank, const CoreChunk& chunk) {
-  kernels::convert(arrays_.parameters + chunk.offset, kernels::DType::kF32,
+  kernels::convert(parameters_at(chunk), kernels::DType::kF32,
                    result_of(chunk.offset) + rank * arrays_.result_stride,
                    parameters_.parameter_dtype, chunk.elements);
 }
@@ -343,8 +344,8 @@ void Reducer::copy_result(uint32_t rank, const CoreChunk& chunk) {
 void Reducer::store_initial(const CoreChunk& chunk, uint32_t part) {
   const auto [begin, count] = initial_part(chunk.elements, chunk.slot_bytes(), part);
   const std::byte* slot = slot_of(0, chunk);
-  if (arrays_.parameters) {
-    std::memcpy(arrays_.parameters + chunk.offset + begin, slot, count * sizeof(float));
+  if (places_.has(Places::kParameters)) {
+    std::memcpy(parameters_at(chunk) + begin, slot, count * sizeof(float));
   }
   const bool separate = parameters_.parameter_dtype != kernels::DType::kF32 || arrays_.view;
   if (separate && parameters_.lock_step) {

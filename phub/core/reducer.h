@@ -11,6 +11,7 @@
 #include "phub/core/chunk_table.h"
 #include "phub/core/hyper.h"
 #include "phub/core/job_parameters.h"
+#include "phub/core/places.h"
 #include "phub/core/reports.h"
 #include "phub/core/switch_intake.h"
 #include "phub/core/trace.h"
@@ -20,8 +21,8 @@ namespace phub {
 
 class Reducer {
  public:
-  Reducer(const JobParameters& parameters, const JobArrays& arrays, const HyperView& hyper,
-          ChunkTable& table, Reports& reports, const CoreTrace& trace);
+  Reducer(const JobParameters& parameters, const JobArrays& arrays, const Places& places,
+          const HyperView& hyper, ChunkTable& table, Reports& reports, const CoreTrace& trace);
   static constexpr uint64_t bytes(uint64_t max_ranks, uint64_t classes, uint64_t largest_chunk,
                                   uint64_t levels, bool differences, bool lazy) {
     return max_ranks * (sizeof(void*) + sizeof(uint32_t)) + classes * sizeof(CachedStep) +
@@ -34,14 +35,15 @@ class Reducer {
   void take_sums_of(const SwitchIntake& intake) { intake_ = &intake; }
 
   // Sums the contributions that have arrived, and writes the round's result. False: it cannot be
-  // done now, because reports are waiting to be read or the job has stopped.
-  bool reduce(uint32_t index);
+  // done now, because reports are waiting to be read or the job has stopped. `store`: how the
+  // optimizer does.
+  bool reduce(uint32_t index, kernels::Store store);
 
   // The two halves of reduce() in a gated job. The sum goes to the job's arena; its squares are
   // added up. False: as above.
   bool sum_for_gate(uint32_t index, double& square);
   // Applies the sum times `factor`, and writes the round's result.
-  void apply(uint32_t index, float factor);
+  void apply(uint32_t index, float factor, kernels::Store store);
   // Below a parent: the sum as it is, of so many ranks; null: nobody sent a gradient. What is not
   // finite goes up, where it stops the job; of whom it comes is reported. Nothing: as above.
   struct PartialSum {
@@ -93,6 +95,9 @@ class Reducer {
   void fold(const CoreChunk& chunk, uint64_t first, size_t elements, const float* from);
   bool optimize_rows(const kernels::Step& step, const CoreChunk& chunk,
                      std::span<const void* const> slots, const float* sum);
+  float* parameters_at(const CoreChunk& chunk) const {
+    return places_.running(Places::kParameters, chunk);
+  }
   const std::byte* slot_of(uint32_t rank, const CoreChunk& chunk) const {
     return table_.rank(rank).slots + chunk.slot_offset;
   }
@@ -102,6 +107,7 @@ class Reducer {
 
   const JobParameters& parameters_;
   const JobArrays arrays_;
+  const Places& places_;
   ChunkTable& table_;
   Reports& reports_;
   const CoreTrace& trace_;

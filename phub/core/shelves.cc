@@ -53,32 +53,21 @@ void Shelves::do_what_is_due(uint32_t index, uint64_t round, const Way& way) {
   }
 }
 
-float* Shelves::elements_of(uint32_t place, size_t array, const CoreChunk& chunk) const {
-  float* const running[] = {arrays_.parameters, arrays_.state0, arrays_.state1};
-  float* const all = place == 0
-                         ? running[array]
-                         : arrays_.shelves.arrays[(place - 1) * arrays_.shelves.each + array];
-  return all + chunk.offset;
-}
-
 void Shelves::copy(const BranchOrder& order, uint32_t index, const Way& way) {
   const CoreChunk& chunk = table_[index];
-  for (size_t array = 0; array < arrays_.shelves.each; ++array) {
-    std::memcpy(elements_of(order.to, array, chunk), elements_of(order.from, array, chunk),
+  for (size_t i = 0; i < places_.each(); ++i) {
+    const Places::Array array = Places::kArrays[i];
+    std::memcpy(places_.at(order.to, array, chunk), places_.at(order.from, array, chunk),
                 chunk.elements * sizeof(float));
   }
-  cost_ += arrays_.shelves.each * chunk.elements * 2 * sizeof(float);
+  cost_ += places_.each() * chunk.elements * 2 * sizeof(float);
   steps_of(order.to, chunk) =
       order.from == 0 ? way.steps_before(index, order.round) : steps_of(order.from, chunk);
 }
 
 void Shelves::swap(const BranchOrder& order, uint32_t index, Way& way) {
   const CoreChunk& chunk = table_[index];
-  for (size_t array = 0; array < arrays_.shelves.each; ++array) {
-    float* const running = elements_of(0, array, chunk);
-    std::swap_ranges(running, running + chunk.elements, elements_of(order.to, array, chunk));
-  }
-  cost_ += arrays_.shelves.each * chunk.elements * 4 * sizeof(float);
+  cost_ += places_.exchange(order.to, chunk);
   uint64_t& steps = steps_of(order.to, chunk);
   const uint64_t before = way.steps_before(index, order.round);
   way.set_steps_before(index, order.round, steps);

@@ -17,6 +17,7 @@
 #include "phub/core/chunk_table.h"
 #include "phub/core/job_parameters.h"
 #include "phub/core/key_states.h"
+#include "phub/core/places.h"
 #include "phub/core/trace.h"
 
 namespace phub {
@@ -26,9 +27,14 @@ class Way;
 
 class Shelves {
  public:
-  Shelves(const JobArrays& arrays, ChunkTable& table, Snapshot& snapshot, KeyStates& states,
-          const CoreTrace& trace)
-      : arrays_(arrays), table_(table), snapshot_(snapshot), states_(states), trace_(trace) {}
+  Shelves(const JobArrays& arrays, Places& places, ChunkTable& table, Snapshot& snapshot,
+          KeyStates& states, const CoreTrace& trace)
+      : steps_(arrays.shelves.steps),
+        places_(places),
+        table_(table),
+        snapshot_(snapshot),
+        states_(states),
+        trace_(trace) {}
 
   // At a boundary, ascending by round, with those before that some chunk has not carried out. What
   // they refer to lives until the next call. REQUIRES: no chunk has begun the rounds of new ones.
@@ -63,12 +69,12 @@ class Shelves {
   void do_what_is_due(uint32_t index, uint64_t round, const Way& way);
   void copy(const BranchOrder& order, uint32_t index, const Way& way);
   void swap(const BranchOrder& order, uint32_t index, Way& way);
-  float* elements_of(uint32_t place, size_t array, const CoreChunk& chunk) const;
   uint64_t& steps_of(uint32_t shelf, const CoreChunk& chunk) const {
-    return arrays_.shelves.steps[shelf - 1][chunk.id];
+    return steps_[shelf - 1][chunk.id];
   }
 
-  const JobArrays arrays_;
+  const std::span<uint64_t* const> steps_;  // [shelf][chunk]
+  Places& places_;
   ChunkTable& table_;
   Snapshot& snapshot_;
   KeyStates& states_;

@@ -4,8 +4,9 @@
 
 namespace phub {
 
-Snapshot::Snapshot(const JobArrays& arrays, const ChunkTable& table, const CoreTrace& trace)
-    : chunks(table), arrays_(arrays), table_(table), trace_(trace) {
+Snapshot::Snapshot(const JobArrays& arrays, const Places& places, const ChunkTable& table,
+                   const CoreTrace& trace)
+    : chunks(table), arrays_(arrays), places_(places), table_(table), trace_(trace) {
   for (const float* copy :
        {arrays.copy.parameters, arrays.copy.state0, arrays.copy.state1, arrays.copy.view}) {
     if (copy) bytes_per_element_ += 2 * sizeof(float);
@@ -21,16 +22,19 @@ void Snapshot::copy(uint32_t index, const Way& way) {
   const CoreChunk& chunk = table_[index];
   const TraceSpan span = trace_.span("snapshot", chunk);
   const auto copy = [&chunk](const float* from, float* to) {
-    if (to) std::memcpy(to + chunk.offset, from + chunk.offset, chunk.elements * sizeof(float));
+    if (to) std::memcpy(to + chunk.offset, from, chunk.elements * sizeof(float));
   };
-  copy(arrays_.parameters, arrays_.copy.parameters);
-  copy(arrays_.state0, arrays_.copy.state0);
-  copy(arrays_.state1, arrays_.copy.state1);
-  copy(arrays_.view, arrays_.copy.view);
-  const ShelfArrays &shelves = arrays_.shelves, &copies = arrays_.copy.shelves;
-  for (size_t i = 0; i < copies.arrays.size(); ++i) copy(shelves.arrays[i], copies.arrays[i]);
-  for (size_t i = 0; i < copies.steps.size(); ++i) {
-    copies.steps[i][chunk.id] = shelves.steps[i][chunk.id];
+  copy(places_.running(Places::kParameters, chunk), arrays_.copy.parameters);
+  copy(places_.running(Places::kState0, chunk), arrays_.copy.state0);
+  copy(places_.running(Places::kState1, chunk), arrays_.copy.state1);
+  if (arrays_.view) copy(arrays_.view + chunk.offset, arrays_.copy.view);
+  const ShelfArrays& copies = arrays_.copy.shelves;
+  for (uint32_t shelf = 0; shelf < copies.steps.size(); ++shelf) {
+    for (size_t array = 0; array < copies.each; ++array) {
+      copy(places_.at(shelf + 1, Places::kArrays[array], chunk),
+           copies.arrays[shelf * copies.each + array]);
+    }
+    copies.steps[shelf][chunk.id] = arrays_.shelves.steps[shelf][chunk.id];
   }
   if (arrays_.copy.clocks.steps) way.save(index, chunks.round(), arrays_.copy.clocks);
   chunks.done(index);

@@ -10,6 +10,7 @@
 #include "phub/core/chunk_table.h"
 #include "phub/core/due_chunks.h"
 #include "phub/core/job_parameters.h"
+#include "phub/core/places.h"
 #include "phub/core/trace.h"
 #include "phub/core/way.h"
 
@@ -17,8 +18,9 @@ namespace phub {
 
 class Snapshot {
  public:
-  // Copies what `arrays` has to arrays.copy, where that is not null.
-  Snapshot(const JobArrays& arrays, const ChunkTable& table, const CoreTrace& trace);
+  // Copies what `arrays` has, and what the places have, to arrays.copy, where that is not null.
+  Snapshot(const JobArrays& arrays, const Places& places, const ChunkTable& table,
+           const CoreTrace& trace);
 
   // At a boundary. REQUIRES: the snapshot before it is complete.
   void begin(uint64_t round) {
@@ -34,6 +36,7 @@ class Snapshot {
 
  private:
   const JobArrays arrays_;
+  const Places& places_;
   const ChunkTable& table_;
   const CoreTrace& trace_;
   uint64_t bytes_per_element_ = 0, bytes_per_chunk_ = 0;  // read and written

@@ -94,6 +94,7 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
                                                     .classes = classes,
                                                     .largest_chunk = largest_chunk,
                                                     .levels = levels,
+                                                    .places = 1 + 2 * uint64_t{spec.branches},
                                                     .lock_step = lock_step,
                                                     .gated = choices.gated,
                                                     .differences = choices.difference.has_value(),

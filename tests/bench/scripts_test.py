@@ -500,7 +500,14 @@ def branches_report(folder, binaries):
     expect(run(program, "--tiny", "--json", report), "a round of one branch", "until a fork is answered")
     times = json.loads(report.read_text())
     assert all(times[time] > 0 for time in ("alone_ms", "interleaved_ms", "fork_call_ms")), times
+    assert "other_ms" not in times
+    timed = ("--compute-ms", "3", "--straggle-ms", "2")
+    expect(run(program, "--tiny", *timed, "--slack", "2", "--stretch", "3", "--json", report),
+           "the branch with slack 2", "the branch with slack 0", "after every 3")
+    times = json.loads(report.read_text())
+    assert all(times[time] >= 3 for time in ("alone_ms", "other_ms", "interleaved_ms")), times
     expect(run(program, "--rounds", "201", status=2), "--rounds")
+    expect(run(program, "--slack", "17", status=2), "--slack")
     expect(run(program, "--optimizer", "none", "--tiny", status=1), "branches")
     return 0
 

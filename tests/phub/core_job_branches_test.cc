@@ -18,8 +18,11 @@ using Rig = testing::CoreJobRig;
 const std::vector<uint32_t> kRanks = {0, 1, 2};
 constexpr uint32_t kChunks = 5, kElements = 64, kShelves = 2;
 
-Rig::Options options() {
-  return {.parameters = {.max_ranks = 3, .optimizer = kernels::Optimizer::kMomentum},
+// Results in f32 are the parameters themselves; in 16 bits they have memory of their own.
+Rig::Options options(kernels::DType results = kernels::DType::kF32) {
+  return {.parameters = {.max_ranks = 3,
+                         .parameter_dtype = results,
+                         .optimizer = kernels::Optimizer::kMomentum},
           .chunks = kChunks,
           .elements = kElements,
           .snapshots = true,
@@ -60,15 +63,24 @@ void push_round(Rig& rig, uint32_t chunk, uint64_t round) {
 }
 
 // By place: what runs, and the shelves.
-std::vector<State> places_of(const Rig& rig, bool copies, uint32_t chunk, uint64_t round) {
+std::vector<State> places_of(const Rig& rig, uint32_t chunk, uint64_t round) {
+  const uint32_t id = kChunks - 1 - chunk;
+  std::vector<State> places = {{.steps = round}};
+  for (uint32_t shelf = 0; shelf < kShelves; ++shelf) {
+    places.push_back({.steps = rig.shelves.steps[shelf][id]});
+  }
+  for (uint32_t place = 0; place < places.size(); ++place) {
+    places[place].parameter = rig.at(place, Places::kParameters, chunk);
+    places[place].momentum = rig.at(place, Places::kState0, chunk);
+  }
+  return places;
+}
+
+std::vector<State> copies_of(const Rig& rig, uint32_t chunk) {
   const size_t at = size_t{chunk} * kElements;
   const uint32_t id = kChunks - 1 - chunk;
-  const auto& running = copies ? rig.copy_parameters : rig.parameters;
-  const auto& state = copies ? rig.copy_state : rig.state;
-  const auto* results = reinterpret_cast<const float*>(rig.results.data());
-  const uint64_t steps = copies ? rig.copy_steps[id] : round;
-  std::vector<State> places = {{copies ? running[at] : results[at], state[at], steps}};
-  const Rig::Shelves& shelves = copies ? rig.copied_shelves : rig.shelves;
+  std::vector<State> places = {{rig.copy_parameters[at], rig.copy_state[at], rig.copy_steps[id]}};
+  const Rig::Shelves& shelves = rig.copied_shelves;
   for (uint32_t shelf = 0; shelf < kShelves; ++shelf) {
     places.push_back({shelves.arrays[2 * shelf][at], shelves.arrays[2 * shelf + 1][at],
                       shelves.steps[shelf][id]});
@@ -91,7 +103,7 @@ TEST(CoreJobBranches, ASnapshotHasThemAsTheyAreBeforeItsRound) {
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
     SCOPED_TRACE(fmt::format("PHUB_SEED={}", seed));
     std::mt19937_64 random(seed);
-    Rig rig(options());
+    Rig rig(options(seed % 2 == 0 ? kernels::DType::kF32 : kernels::DType::kBF16));
     constexpr uint64_t kRounds = 8;
     std::vector<BranchOrder> orders;
     for (uint64_t round = 2; round <= kRounds; ++round) {
@@ -118,14 +130,17 @@ TEST(CoreJobBranches, ASnapshotHasThemAsTheyAreBeforeItsRound) {
     EXPECT_THAT(rig.take_reports(), ElementsAre(fmt::format("snapped @{}", wanted)));
     for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
       std::vector<State> places(1 + kShelves);
-      for (uint64_t round = 1; round < wanted; ++round) {
+      for (uint64_t round = 1; round <= kRounds; ++round) {
+        if (round == wanted) {
+          EXPECT_EQ(copies_of(rig, chunk), places) << "chunk " << chunk;
+        }
         step(places[0],
              gradient(0, chunk, round) + gradient(1, chunk, round) + gradient(2, chunk, round));
         for (const BranchOrder& order : orders) {
           if (order.round == round + 1) carry_out(order, places);
         }
       }
-      EXPECT_EQ(places_of(rig, true, chunk, wanted - 1), places) << "chunk " << chunk;
+      EXPECT_EQ(places_of(rig, chunk, places[0].steps), places) << "chunk " << chunk;
     }
   }
 }
@@ -140,7 +155,7 @@ TEST(CoreJobBranches, WhatIsSetBeforeARoundThatIsSkippedIsOfTheBranchOfThatRound
   for (uint32_t chunk = 0; chunk < kChunks; ++chunk) push_round(rig, chunk, 1);
   rig.run();
   rig.take_posts();
-  const std::vector<State> before = places_of(rig, false, 0, 1);
+  const std::vector<State> before = places_of(rig, 0, 1);
   ASSERT_EQ(before[0], before[1]);
 
   std::vector<float> values(2 * kElements, 5);
@@ -159,19 +174,20 @@ TEST(CoreJobBranches, WhatIsSetBeforeARoundThatIsSkippedIsOfTheBranchOfThatRound
   rig.run();
   EXPECT_THAT(rig.take_reports(), ElementsAre("snapped @2", "set @2"));
 
-  EXPECT_EQ(places_of(rig, true, 0, 1), before) << "as it was before the set";
+  EXPECT_EQ(copies_of(rig, 0), before) << "as it was before the set";
   // Branch 0, which runs in round 2, has what was set; it made no step in that round, which counts.
-  const std::vector<State> now = places_of(rig, false, 0, 1);
+  const std::vector<State> now = places_of(rig, 0, 1);
   EXPECT_EQ(now[1], (State{5, 7, 41}));
   EXPECT_EQ(now[0], before[1]) << "the other branch as it was forked";
-  EXPECT_EQ(places_of(rig, false, 1, 1)[1].parameter, places_of(rig, false, 1, 1)[0].parameter)
+  EXPECT_EQ(places_of(rig, 1, 1)[1].parameter, places_of(rig, 1, 1)[0].parameter)
       << "of another chunk nothing was set";
 }
 
 // What orders copy is in the core's account of a pass: other jobs have as much.
 TEST(CoreJobBranches, WhatIsCopiedCounts) {
-  const auto bytes_of_a_round = [](const std::vector<BranchOrder>& orders) {
-    Rig rig(options());
+  using Orders = std::vector<BranchOrder>;
+  const auto bytes_of_a_round = [](const Orders& orders, kernels::DType results) {
+    Rig rig(options(results));
     order(rig, orders);
     for (uint32_t chunk = 0; chunk < kChunks; ++chunk) push_round(rig, chunk, 1);
     uint64_t bytes = 0;
@@ -180,11 +196,17 @@ TEST(CoreJobBranches, WhatIsCopiedCounts) {
     return bytes;
   };
   const uint64_t array = kChunks * kElements * sizeof(float);
-  const uint64_t without = bytes_of_a_round({});
-  // A copy reads and writes the parameters and a state; two that change places do so both ways.
-  EXPECT_EQ(bytes_of_a_round({{2, BranchOrder::kCopy, 0, 1}}), without + 2 * 2 * array);
-  EXPECT_EQ(bytes_of_a_round({{2, BranchOrder::kCopy, 0, 1}, {2, BranchOrder::kSwap, 0, 1}}),
-            without + 3 * 2 * 2 * array);
+  const Orders fork = {{2, BranchOrder::kCopy, 0, 1}};
+  const Orders both = {{2, BranchOrder::kCopy, 0, 1}, {2, BranchOrder::kSwap, 0, 1}};
+  for (const auto results : {kernels::DType::kF32, kernels::DType::kBF16}) {
+    const uint64_t without = bytes_of_a_round({}, results);
+    // A copy reads and writes the parameters and a state. Of two that change places only parameters
+    // do so, both ways, that ranks read where they lie.
+    const uint64_t copied = without + 2 * 2 * array;
+    EXPECT_EQ(bytes_of_a_round(fork, results), copied);
+    EXPECT_EQ(bytes_of_a_round(both, results),
+              copied + (results == kernels::DType::kF32 ? 4 * array : 0));
+  }
 }
 
 }  // namespace

@@ -153,6 +153,7 @@ TEST(CoreJobMemory, IsWhatWasCounted) {
         CoreJob::Size{.chunks = 70, .max_ranks = 1024},
         CoreJob::Size{.chunks = 5000, .max_ranks = 4, .lock_step = false},
         CoreJob::Size{.chunks = 70, .max_ranks = 1024, .lock_step = false},
+        CoreJob::Size{.chunks = 5000, .places = 101},
         CoreJob::Size{.chunks = 9, .classes = 5000, .largest_chunk = 1 << 20},
         CoreJob::Size{.chunks = 9, .largest_chunk = 1 << 20, .differences = true},
         CoreJob::Size{.chunks = 9, .max_ranks = 1024, .largest_chunk = 1 << 18, .levels = 3}}) {
@@ -164,18 +165,20 @@ TEST(CoreJobMemory, IsWhatWasCounted) {
     const std::vector<uint32_t> expected = {0};
     const std::string groups = size.levels == 3 ? "(1000,20),4" : "";
     const auto differences = size.differences ? std::optional(Differences()) : std::nullopt;
+    std::vector<float*> arrays(size.places - 1);
+    std::vector<uint64_t*> steps(size.places - 1);
     const struct mallinfo2 before = mallinfo2();
     std::vector<CoreChunk> chunks(size.chunks);
     for (CoreChunk& chunk : chunks) chunk.elements = static_cast<uint32_t>(size.largest_chunk);
-    const auto job =
-        std::make_unique<CoreJob>(0,
-                                  JobParameters{.max_ranks = static_cast<uint32_t>(size.max_ranks),
-                                                .differences = differences,
-                                                .tree = RankTree(groups, 1024),
-                                                .lock_step = size.lock_step},
-                                  JobArrays{}, std::move(chunks), endpoint,
-                                  HyperView{.schedule = hyper, .changes = {}, .scales = scales},
-                                  expected, static_cast<uint32_t>(size.queues));
+    const auto job = std::make_unique<CoreJob>(
+        0,
+        JobParameters{.max_ranks = static_cast<uint32_t>(size.max_ranks),
+                      .differences = differences,
+                      .tree = RankTree(groups, 1024),
+                      .lock_step = size.lock_step},
+        JobArrays{.shelves = {.arrays = arrays, .steps = steps, .each = 1}}, std::move(chunks),
+        endpoint, HyperView{.schedule = hyper, .changes = {}, .scales = scales}, expected,
+        static_cast<uint32_t>(size.queues));
     const struct mallinfo2 after = mallinfo2();
     const uint64_t held = after.uordblks + after.hblkhd - before.uordblks - before.hblkhd;
     const uint64_t counted = CoreJob::bytes(size);

@@ -196,6 +196,10 @@ struct BasicCoreJobRig {
     return reinterpret_cast<const float*>(results.data())[chunk * stride()];
   }
   uint32_t stride() const { return options_.stride > 0 ? options_.stride : options_.elements; }
+  // Of a chunk that has the same in all elements, as a place has it now.
+  float at(uint32_t place, Places::Array array, uint32_t chunk) const {
+    return *job->elements_of(place, array, chunk);
+  }
   // What was written back to a rank, where each has results of its own.
   float result_of(uint32_t rank, uint32_t chunk) {
     const size_t total = size_t{options_.chunks} * options_.elements;

@@ -62,10 +62,11 @@ TEST(CoreWalls, NobodyGetsTheLastResultBeforeAllHavePushed) {
   rig.push(1, 0, 2, 8);
   rig.push(2, 0, 1, 64);
   EXPECT_THAT(posts_after(rig), ElementsAre("2:0@1"));
-  EXPECT_EQ(rig.shelves.arrays[0][0], 0);
+  EXPECT_EQ(rig.at(1, Places::kParameters, 0), 0);
   rig.push(2, 0, 2, 64);
   EXPECT_THAT(posts_after(rig), ElementsAre("0:0@2", "1:0@2", "2:0@2"));
-  EXPECT_EQ(rig.shelves.arrays[0][0], -2 * 73) << "the child has all updates before its round";
+  EXPECT_EQ(rig.at(1, Places::kParameters, 0), -2 * 73)
+      << "the child has all updates before its round";
   EXPECT_EQ(rig.shelves.steps[0][0], 6u);
   rig.push_all(std::vector<uint32_t>{0, 1, 2}, 0, 3);
   EXPECT_THAT(posts_after(rig), ElementsAre("0:0@3", "1:0@3", "2:0@3"));
@@ -87,7 +88,7 @@ TEST(CoreWalls, WhoIsLostIsNotWaitedFor) {
   const uint64_t round = rig.job->hold().round;
   rig.job->commit({.round = round, .lost = {{.rank = 2, .expected_again = kNever}}});
   EXPECT_THAT(posts_after(rig), ElementsAre("0:0@1", "1:0@1"));
-  EXPECT_EQ(rig.shelves.arrays[0][0], -9);
+  EXPECT_EQ(rig.at(1, Places::kParameters, 0), -9);
 }
 
 // By the same boundary: nobody passes the wall between the two.
@@ -108,7 +109,7 @@ TEST(CoreWalls, WhoComesAsAnotherGoesIsWaitedFor) {
   EXPECT_THAT(posts_after(rig), ElementsAre("2:0@1")) << "what round 2 begins with";
   rig.push(2, 0, 2, 64);
   EXPECT_THAT(posts_after(rig), ElementsAre("0:0@2", "1:0@2", "2:0@2"));
-  EXPECT_EQ(rig.shelves.arrays[0][0], -3 - 2 * 8 - 64);
+  EXPECT_EQ(rig.at(1, Places::kParameters, 0), -3 - 2 * 8 - 64);
 }
 
 // Who comes while a wall is ahead of a chunk stands before it as the others do.
@@ -128,7 +129,7 @@ TEST(CoreWalls, WhoJoinsBeforeAWallGetsWhatIsBehindIt) {
   rig.push(1, 0, 1, 8);
   EXPECT_THAT(posts_after(rig), ElementsAre("0:0@1", "1:0@1", "2:0@1"));
   EXPECT_EQ(rig.result_of(2, 0), 500);
-  EXPECT_EQ(rig.shelves.arrays[0][0], -9);
+  EXPECT_EQ(rig.at(1, Places::kParameters, 0), -9);
 }
 
 TEST(CoreWalls, ABranchHasASlackOfItsOwn) {
@@ -299,8 +300,7 @@ class RandomWalls {
     for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
       for (uint32_t shelf = 1; shelf <= kShelves; ++shelf) {
         const Model::State& want = models_[chunk].places[shelf];
-        EXPECT_EQ(rig_.shelves.arrays[2 * (shelf - 1)][size_t{chunk} * kElements],
-                  static_cast<float>(want.parameter));
+        EXPECT_EQ(rig_.at(shelf, Places::kParameters, chunk), static_cast<float>(want.parameter));
         EXPECT_EQ(rig_.shelves.steps[shelf - 1][kChunks - 1 - chunk], want.steps);
       }
     }

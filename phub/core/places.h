@@ -1,0 +1,65 @@
+// Where the f32 arrays of a core's chunks lie, of each branch (branch_orders.h).
+//
+// Every place has memory of its own for all arrays. Two places exchange what they have of a chunk
+// by exchanging that memory, so nothing is copied: each chunk knows whose memory its places use.
+// But parameters that ranks read, or are sent, from where they lie stay there: of place 0 they are
+// always in its own memory, and are exchanged as values.
+//
+// The core's thread. Nothing allocates after construction.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "phub/core/chunk_table.h"
+#include "phub/core/job_parameters.h"
+
+namespace phub {
+
+class Places {
+ public:
+  enum Array : uint8_t { kParameters, kState0, kState1 };
+  static constexpr std::array kArrays = {kParameters, kState0, kState1};
+
+  Places(const JobArrays& arrays, const ChunkTable& table);
+  // What it holds beside itself; `places` with docks.
+  static constexpr uint64_t bytes(uint64_t chunks, uint64_t places) {
+    return chunks * places * sizeof(uint16_t);
+  }
+
+  // The chunk's elements, of the branch that runs, and of any place. Null: there is no such array.
+  float* running(Array array, const CoreChunk& chunk) const { return at(0, array, chunk); }
+  float* at(uint32_t place, Array array, const CoreChunk& chunk) const {
+    const bool own = homes_.empty() || (array == kParameters && parameters_are_results_);
+    float* const all = memory(own ? place : homes_[first_home(chunk) + place], array);
+    return all ? all + chunk.offset : nullptr;
+  }
+  bool has(Array array) const { return running_[array] != nullptr; }
+  size_t each() const { return each_; }  // arrays of a shelf
+
+  // Ranks get the parameters from where they lie.
+  bool parameters_are_results() const { return parameters_are_results_; }
+
+  // What runs and what is at the place change places. How many bytes that reads and writes.
+  uint64_t exchange(uint32_t place, const CoreChunk& chunk);
+
+ private:
+  size_t first_home(const CoreChunk& chunk) const { return table_.index_of(chunk) * places_; }
+  float* memory(size_t home, Array array) const {
+    if (home == 0) return running_[array];
+    return array < each_ ? shelves_.arrays[(home - 1) * each_ + array] : nullptr;
+  }
+
+  const ChunkTable& table_;
+  const std::array<float*, kArrays.size()> running_;
+  const ShelfArrays shelves_;
+  const size_t each_;
+  const size_t places_;
+  const bool parameters_are_results_;
+  std::vector<uint16_t> homes_;  // [chunk][place]: whose memory it uses; empty: its own
+};
+
+}  // namespace phub
