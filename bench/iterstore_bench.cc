@@ -16,6 +16,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "bench/zerocompute/processes.h"
@@ -165,7 +166,17 @@ class Run {
   // Of the job with the rows, which is the latest: what the box with most has sent and received,
   // over the mean of all.
   double largest_box() const {
-    std::this_thread::sleep_for(std::chrono::seconds(1));  // that all boxes say so
+    constexpr auto kBetweenLooks = std::chrono::milliseconds(100);
+    std::vector<double> before, bytes = bytes_of_boxes();
+    for (int looks = 0; looks < 100 && (bytes != before || std::ranges::min(bytes) == 0); ++looks) {
+      std::this_thread::sleep_for(kBetweenLooks);  // until all boxes have said so
+      before = std::exchange(bytes, bytes_of_boxes());
+    }
+    return std::ranges::max(bytes) * options_.boxes /
+           std::max(std::accumulate(bytes.begin(), bytes.end(), 0.0), 1.0);
+  }
+
+  std::vector<double> bytes_of_boxes() const {
     std::vector<double> bytes(options_.boxes);
     for (const JobStatus& job : ControlClient(server_).status().jobs) {
       if (!job.name.starts_with(job_ + ".") || !job.name.ends_with("-rows")) continue;
@@ -176,8 +187,7 @@ class Run {
         }
       }
     }
-    return std::ranges::max(bytes) * options_.boxes /
-           std::accumulate(bytes.begin(), bytes.end(), 0.0);
+    return bytes;
   }
 
   Times run_thread(Store& store, uint32_t rank, uint32_t thread) {

@@ -68,7 +68,11 @@ class Run {
     worker.barrier();
     std::call_once(started_, [this] { start_ = Clock::now(); });
     const uint64_t gradients = training_.rounds * training_.world;
-    for (uint64_t round = 1; taken_.fetch_add(1) < gradients; ++round) {
+    const auto goes_on = [&](uint64_t round) {  // in lock-step all ranks make the same rounds
+      return mode_.consistency == "bsp" ? round <= training_.rounds
+                                        : taken_.fetch_add(1) < gradients;
+    };
+    for (uint64_t round = 1; goes_on(round); ++round) {
       const auto computed = [&] {
         pushed_[number] = round;
         ++gradients_;

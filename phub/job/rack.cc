@@ -88,7 +88,10 @@ JobSpec spec_above(const JobSpec& spec) {
   above.max_ranks = static_cast<uint32_t>(above.rack_ranks.size());
   above.groups = tree.above_last_groups();
   above.gradient_dtype = "f32";
-  for (KeySpec& key : above.keys) key.format.clear();
+  for (KeySpec& key : above.keys) {
+    key.format.clear();
+    key.exchanged_by.clear();  // every rack takes part in all sums
+  }
   // Whose gradient it was is found, and left out, where gradients are.
   if (spec.on_nonfinite == "exclude") above.on_nonfinite = "stop";
   const uint64_t pause = spec.on_loss == "wait" ? spec.wait_limit_ms : 0;

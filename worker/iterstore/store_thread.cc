@@ -49,8 +49,8 @@ struct StoreThread::Impl {
 StoreThread::StoreThread(Store& store, uint32_t thread) {
   store.impl_->meeting.enter(thread);
   impl_ = std::make_unique<Impl>(*store.impl_, thread);
-  store.impl_->members[thread] = impl_.get();
   store.impl_->pin(thread);
+  store.impl_->members[thread] = impl_.get();
   if (store.impl_->opened.load(std::memory_order_acquire) != nullptr) impl_->use_rows();
 }
 
