@@ -54,11 +54,11 @@ class Shelves {
     return !orders_.empty() && orders_.back().round > table_[index].round;
   }
   bool carry_out(uint32_t index, uint64_t round, Way& way);
-  // Of rounds that are skipped none is closed: what is to be set in one of them is set now.
+  // What is to be set in a round is set when it is closed. One that is skipped is not: now, then.
   bool set_in_skipped(uint32_t index, uint64_t round, const Way& way) {
-    const bool skips = round > table_[index].round + 1 && states_.set.is_before(index, round);
-    if (skips) do_what_is_due(index, round, way);
-    return skips;
+    if (!states_.set.is_before(index, round)) return false;
+    do_what_is_due(index, round, way);
+    return true;
   }
   void do_what_is_due(uint32_t index, uint64_t round, const Way& way);
   void copy(const BranchOrder& order, uint32_t index, const Way& way);

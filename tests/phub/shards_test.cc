@@ -149,9 +149,9 @@ TEST_F(ShardsTest, WhoHasSentNoMailServesNotYetAndIsForgottenAfterALease) {
 TEST_F(ShardsTest, AJobIsNotMadeWithABoxThatIsLost) {
   const uint64_t stays = join("stays"), goes = join("goes");
   Plan plan;
-  plan.queues.resize(2);
-  plan.cores = {{.box = 1}, {.box = 2}};
-  plan.queues[1].core = 1;
+  plan.cores.resize(3);
+  plan.queues.resize(3);
+  for (uint32_t box = 0; box < 3; ++box) plan.cores[box].box = plan.queues[box].core = box;
   std::vector<ShardBox> boxes(2);
   boxes[0] = {.id = stays, .about = {.name = "stays"}};
   boxes[1] = {.id = goes, .about = {.name = "goes"}};
