@@ -151,7 +151,10 @@ TEST_F(ShardsTest, AJobIsNotMadeWithABoxThatIsLost) {
   Plan plan;
   plan.cores.resize(3);
   plan.queues.resize(3);
-  for (uint32_t box = 0; box < 3; ++box) plan.cores[box].box = plan.queues[box].core = box;
+  for (uint32_t box = 0; box < 3; ++box) {
+    plan.cores[box].box = plan.queues[box].core = box;
+    plan.cores[box].queues = {box};
+  }
   std::vector<ShardBox> boxes(2);
   boxes[0] = {.id = stays, .about = {.name = "stays"}};
   boxes[1] = {.id = goes, .about = {.name = "goes"}};
