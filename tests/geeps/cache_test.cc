@@ -726,6 +726,20 @@ TEST(Cache, ASaveThatWasNotRecordedIsSeen) {
   for (int i = 1; i <= 8; ++i) iteration(*rig.cache, i % 4 == 2, static_cast<float>(i));
 }
 
+TEST(Cache, ASaveBesideASequenceOfClocksAloneIsSeen) {
+  Rig rig({{"w", 1, dense(1)}, {"h", 4, dense(4), true}},
+          {.budget_bytes = 4096, .reserved_bytes = 1});
+  rig.record([](Cache& cache) { cache.table_clock(0); });
+  for (float value = 1; value <= 3; ++value) {
+    {
+      const LocalBuffer saved(*rig.cache, 1, dense(4), Fetch::kNo);
+      std::fill_n(saved.data(), saved.buffer().floats(), value);
+    }
+    const LocalBuffer after(*rig.cache, 1, dense(4), Fetch::kYes, Save::kNo);
+    EXPECT_EQ(after.data()[15], value);
+  }
+}
+
 TEST(Cache, ThreadsOfTheCacheMoveTheBytesAheadOfTime) {
   std::vector<TableSpec> tables = {{"w", 1, dense(1)}};
   for (int i = 0; i < 8; ++i) tables.push_back({"h" + std::to_string(i), 1024, dense(32), true});

@@ -154,7 +154,8 @@ TEST(DataShards, OrdersFollowFromSeedAndEpochAndNothingElse) {
   EXPECT_EQ(order_of({.samples = 100, .seed = seed, .shuffle = false}, 7), all_of(100));
 }
 
-// The sum of (observed - expected)² / expected, as standard deviations from its mean.
+// The sum of (observed - expected)² / expected as standard deviations of a normal distribution, by
+// Wilson and Hilferty's cube root: its own tail is long where there are few counts.
 double deviation(const std::map<Numbers, uint64_t>& counts) {
   double total = 0;
   for (const auto& [what, count] : counts) total += static_cast<double>(count);
@@ -162,7 +163,8 @@ double deviation(const std::map<Numbers, uint64_t>& counts) {
   double sum = 0;
   for (const auto& [what, count] : counts) sum += std::pow(count - expected, 2);
   const auto freedom = static_cast<double>(counts.size() - 1);
-  return (sum / expected - freedom) / std::sqrt(2 * freedom);
+  const double variance = 2 / (9 * freedom);
+  return (std::cbrt(sum / expected / freedom) - (1 - variance)) / std::sqrt(variance);
 }
 
 // Over many seeds: whole orders, where there are few of them; else the two samples at the front,

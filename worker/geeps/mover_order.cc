@@ -223,9 +223,10 @@ void Mover::leave_out(Instance instance) {
   release(instance);
 }
 
-// Who saves its rows last is not who did so in the sequence, in this iteration and to the next.
+// Who saves its rows last is not who did so in the sequence, in this iteration and to the next. A
+// sequence without acquisitions plans no access that could wait for it.
 void Mover::mark_irregular(Table& table) {
-  if (schedule) table.regular_from = follower.next() / follower.length() + 2;
+  if (follower.length() > 0) table.regular_from = follower.next() / follower.length() + 2;
 }
 
 void Mover::release(Instance instance) {
