@@ -202,6 +202,7 @@ void HttpSession::dispatch() {
   reading_ = false;
   has_served_ = true;
   shared_->counters.request_bytes += message.body().size();
+  was_large_ = message.body().size() > kLargeBytes;
   const bool keep_alive = message.keep_alive();
   HttpRequest request{to_string(message.method_string()),
                       to_string(message.target()),
@@ -308,6 +309,8 @@ void HttpSession::respond(HttpResponse response, bool keep_alive) {
 void HttpSession::on_written(const SystemError& error, bool keep_alive) {
   response_.reset();
   release_answer();
+  // What was decoded of it is gone now.
+  if (std::exchange(was_large_, false)) shared_->large_message_is_over();
   if (error || shared_->handler == nullptr) return close();
   if (keep_alive) return await_request();
   linger();

@@ -113,6 +113,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   std::optional<boost::beast::http::response<boost::beast::http::string_body>> response_;
   std::shared_ptr<HttpBodyCharge> body_charge_;  // of the request that is being read
   bool takes_part_ = false;                      // which brings a part or a piece: bytes
+  bool was_large_ = false;                       // the request that is being answered
   uint64_t answer_charge_ = 0;                   // this connection's part of unread_bytes
   uint64_t discarded_bytes_ = 0;
   uint64_t most_discarded_ = 4u << 20;

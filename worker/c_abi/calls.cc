@@ -470,7 +470,8 @@ phub_code phub_branches(phub_worker* worker, phub_branch* branches, size_t room,
                      .runs = all[i].runs,
                      .killed = all[i].on_disk      ? 2u
                                : all[i].killed > 0 ? 1u
-                                                   : 0u};
+                                                   : 0u,
+                     .batch = all[i].batch};
     }
   });
 }
