@@ -12,6 +12,7 @@
 #include <future>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -33,9 +34,9 @@ struct Options {
   std::string optimizer = "nesterov";
   uint32_t workers = 2;
   uint32_t turns = 15;
-  uint32_t rounds = 8;   // of one kind, one after the other
-  uint32_t stretch = 1;  // rounds of a branch before the other runs
-  uint32_t slack = 0;    // of branch 0, out of lock-step; that of the other is 0
+  uint32_t rounds = 8;            // of one kind, one after the other
+  uint32_t stretch = 1;           // rounds of a branch before the other runs
+  std::optional<uint32_t> slack;  // of branch 0, out of lock-step; that of the other is 0
   double compute_ms = 0, straggle_ms = 0;
   std::string transport = "shm";
   std::string json;
@@ -61,7 +62,7 @@ double median(std::vector<double> values) {
 
 // Out of lock-step the rounds of a rank differ: then what counts is their mean.
 void add(const std::vector<double>& rounds, const Options& options, std::vector<double>& to) {
-  if (options.slack == 0) {
+  if (!options.slack) {
     to.insert(to.end(), rounds.begin(), rounds.end());
   } else {
     const double all = std::accumulate(rounds.begin(), rounds.end(), 0.0);
@@ -76,7 +77,7 @@ class Rank {
       : options_(options),
         leads_(worker.rank == 0),
         worker_(worker),
-        until_changed_(4 + options.slack) {
+        until_changed_(4 + options.slack.value_or(0)) {
     worker_.wait_all();
     for (size_t k = 0; k < worker_.spec().keys.size(); ++k) {
       std::ranges::fill(worker_.gradient(k), 1e-3F);
@@ -88,7 +89,7 @@ class Rank {
     for (uint32_t turn = 0; turn < options_.turns; ++turn) {
       const std::vector<double> before = rounds(options_.rounds);
       const uint32_t child = fork(median(before));
-      if (options_.slack > 0) add(rounds_of(child), options_, times_.other);
+      if (options_.slack) add(rounds_of(child), options_, times_.other);
       add(change_branches(child), options_, times_.interleaved);
       if (leads_) worker_.discard(child);
       rounds(2);
@@ -126,7 +127,7 @@ class Rank {
     double call = 0;
     if (leads_) {
       const auto begin = Clock::now();
-      child = options_.slack > 0 ? worker_.fork(0, {{"slack", 0}}).branch : worker_.fork(0).branch;
+      child = options_.slack ? worker_.fork(0, {{"slack", 0}}).branch : worker_.fork(0).branch;
       call = ms_since(begin);
     }
     double longer = 0;
@@ -182,8 +183,8 @@ Times run_job(const Options& options, const KeyTable& table, const std::string& 
       worker.spec.optimizer = options.optimizer;
       worker.spec.world_size = options.workers;
       worker.spec.branches = 2;
-      worker.spec.consistency = options.slack > 0 ? "ssp" : "bsp";
-      worker.spec.slack = options.slack;
+      worker.spec.consistency = options.slack ? "ssp" : "bsp";
+      worker.spec.slack = options.slack.value_or(0);
       worker.spec.initial = "zeros";
       worker.spec.lease_ms = 10'000;  // on a busy machine
       return Rank(options, worker).measure();
@@ -228,7 +229,7 @@ Options parse(int argc, char** argv) {
 // What a change of branch costs is measured against what the same rounds take without.
 void print(const Options& options, const KeyTable& table, const Times& times) {
   const double alone = median(times.alone), interleaved = median(times.interleaved);
-  const double other = options.slack > 0 ? median(times.other) : alone;
+  const double other = options.slack ? median(times.other) : alone;
   fmt::print(
       "{}: {} elements, {} of {} workers, {}; a gradient takes {} ms, and one of each round {} ms "
       "more; medians of {} turns of {} rounds\n",
@@ -238,9 +239,9 @@ void print(const Options& options, const KeyTable& table, const Times& times) {
   const auto row = [&out](double ms, const std::string& what) {
     out.add({fmt::format("{:.2f}", ms), what});
   };
-  row(alone, options.slack > 0 ? fmt::format("a round of the branch with slack {}", options.slack)
-                               : "a round of one branch");
-  if (options.slack > 0) row(other, "a round of the branch with slack 0");
+  row(alone, options.slack ? fmt::format("a round of the branch with slack {}", *options.slack)
+                           : "a round of one branch");
+  if (options.slack) row(other, "a round of the branch with slack 0");
   row(interleaved, fmt::format("a round where they change after every {} ({:+.1f}%)",
                                options.stretch, 100 * (interleaved * 2 / (alone + other) - 1)));
   row(median(times.calls), "until a fork is answered");
@@ -252,7 +253,8 @@ void write_json(const Options& options, const KeyTable& table, const Times& time
   nlohmann::json report = {{"model", table.name},
                            {"workers", options.workers},
                            {"transport", options.transport},
-                           {"slack", options.slack},
+                           {"consistency", options.slack ? "ssp" : "bsp"},
+                           {"slack", options.slack.value_or(0)},
                            {"stretch", options.stretch},
                            {"compute_ms", options.compute_ms},
                            {"straggle_ms", options.straggle_ms},
@@ -260,7 +262,7 @@ void write_json(const Options& options, const KeyTable& table, const Times& time
                            {"interleaved_ms", median(times.interleaved)},
                            {"fork_call_ms", median(times.calls)},
                            {"fork_rounds_ms", median(times.forks)}};
-  if (options.slack > 0) report["other_ms"] = median(times.other);
+  if (options.slack) report["other_ms"] = median(times.other);
   std::ofstream file(options.json);
   file << report.dump(1) << '\n';
   if (!file.flush()) fail(ErrorCode::kInternal, "{}: cannot be written", options.json);

@@ -40,16 +40,20 @@ Way::Closed Clocked::close(uint32_t index) {
 bool Clocked::apply(uint32_t rank, uint32_t index) {
   const uint64_t round = clocks_.of(index, rank) + 1;
   if (round > clocks_.latest(index, rank)) {
-    if (!stages_.table.is_null(rank, index) &&
-        !stages_.reducer.update(rank, index, round, clocks_.steps(index))) {
-      return false;
-    }
+    if (!stages_.table.is_null(rank, index) && !update(rank, index, round)) return false;
     clocks_.set_latest(index, rank, round);
   }
   stages_.table.unmark(rank, index);
   clocks_.tick(index, rank);
   clocks_.withhold(index, rank, true);
   return true;
+}
+
+bool Clocked::update(uint32_t rank, uint32_t index, uint64_t round) {
+  const uint32_t place = stages_.shelves.ahead(index, round).place;
+  uint64_t& steps =
+      place == 0 ? clocks_.steps(index) : stages_.shelves.steps_of(place, stages_.table[index]);
+  return stages_.reducer.update(rank, index, round, place, steps);
 }
 
 // The slowest rank may have moved: carries out what is ordered before the round in progress, notes
@@ -63,18 +67,19 @@ void Clocked::release(uint32_t index) {
   chunk.round = slowest + 1;
   for (uint32_t rank = 0; rank < stages_.table.attached_end; ++rank) {
     if (!clocks_.withheld(index, rank) || !stages_.table.rank(rank).attached) continue;
-    if (!may_have(index, clocks_.of(index, rank), slowest)) continue;
+    const uint64_t clock = clocks_.of(index, rank);
+    const Shelves::Ahead next = stages_.shelves.ahead(index, clock + 1);
+    if (!may_have(clock, next)) continue;
     clocks_.withhold(index, rank, false);
-    stages_.reducer.copy_result(rank, chunk);
+    stages_.reducer.copy_result(rank, chunk, next.place);
     send(rank, index);
   }
 }
 
 // The slack is that of the round which begins with the result of `clock`.
-bool Clocked::may_have(uint32_t index, uint64_t clock, uint64_t slowest) const {
-  if (clock <= slowest) return true;
-  if (clock + 1 >= stages_.shelves.next_order(index)) return false;
-  return clock - slowest <= std::min(stages_.parameters.slack, stages_.reducer.slack(clock + 1));
+bool Clocked::may_have(uint64_t clock, const Shelves::Ahead& next) const {
+  const uint64_t slack = std::min(stages_.parameters.slack, stages_.reducer.slack(clock + 1));
+  return next.is_settled && next.rounds <= slack;
 }
 
 // Everyone gets the initial parameters.

@@ -4,9 +4,14 @@
 // Others may change a chunk while its parameters are on their way: each rank has results of its
 // own, copied at one instant. The round in progress of a chunk is the slowest rank's next one.
 //
-// What is ordered about branches before round R is a wall: nobody gets the result of R − 1 before
-// the slowest rank has come as far, so that the chunk has all updates up to it and no later one.
-// Then the order is carried out, and everybody gets what the branch has with which R begins.
+// The slack is of one branch: how many of its rounds the slowest rank may be behind. Who waits for
+// nobody in the next round's branch goes on with that, however many rounds of others the slowest
+// has not made ("free slack"). An update changes the branch of its round, wherever that lies until
+// the slowest rank has come as far.
+//
+// A copy that is ordered before round R is a wall in the two branches that it is about: nobody gets
+// what one of them has in R or later before the slowest rank has come to R. So the copy has all
+// updates of the rounds before, and no later one.
 #pragma once
 
 #include "phub/core/clocks.h"
@@ -60,8 +65,9 @@ class Clocked final : public Way {
 
  private:
   bool apply(uint32_t rank, uint32_t index);
+  bool update(uint32_t rank, uint32_t index, uint64_t round);
   void release(uint32_t index);
-  bool may_have(uint32_t index, uint64_t clock, uint64_t slowest) const;
+  bool may_have(uint64_t clock, const Shelves::Ahead& next) const;
 
   CoreClocks clocks_;
 };

@@ -129,11 +129,11 @@ bool Reducer::reduce(uint32_t index, kernels::Store store) {
   if (in_place || parameters_.work == Work::kSumOnly) return true;
   if (chunk.unused) return leave_out(index), true;
   if (chunk.lazy) {
-    const bool stepped = optimize_rows(step_of(chunk).step, chunk, slots_, to);
+    const bool stepped = optimize_rows(step_of(chunk).step, chunk, 0, slots_, to);
     chunk.same = !stepped && !parameters_.differences;
     return publish(index), true;
   }
-  optimize(step_of(chunk).step, chunk, to, separate_result(chunk), store);
+  optimize(step_of(chunk).step, chunk, 0, to, separate_result(chunk), store);
   return true;
 }
 
@@ -184,7 +184,7 @@ void Reducer::apply(uint32_t index, float factor, kernels::Store store) {
     kernels::sum({&slot, 1}, kernels::DType::kF32, factor, scratch_.data(), chunk.elements);
     gradient = scratch_.data();
   }
-  optimize(step_of(chunk).step, chunk, gradient, separate_result(chunk), store);
+  optimize(step_of(chunk).step, chunk, 0, gradient, separate_result(chunk), store);
 }
 
 void Reducer::publish(uint32_t index) {
@@ -209,25 +209,22 @@ void Reducer::leave_out(uint32_t index) {
   publish(index);
 }
 
-// `out`: where the new parameters go as well; null: nowhere.
-void Reducer::optimize(const kernels::Step& step, const CoreChunk& chunk, const float* sum,
-                       void* out, kernels::Store store) {
+// `out`: where the new parameters, then of the branch that runs, go as well; null: nowhere.
+void Reducer::optimize(const kernels::Step& step, const CoreChunk& chunk, uint32_t place,
+                       const float* sum, void* out, kernels::Store store) {
+  float* const parameters = places_.at(place, Places::kParameters, chunk);
   if (chunk.fold()) {
-    fold(chunk, 0, chunk.elements, sum);
+    kernels::fold(chunk.fold(), sum, parameters, chunk.elements);
     return publish_to(out, chunk);
   }
-  kernels::optimize(step, sum, parameters_at(chunk), places_.running(Places::kState0, chunk),
-                    places_.running(Places::kState1, chunk), chunk.elements, out,
+  kernels::optimize(step, sum, parameters, places_.at(place, Places::kState0, chunk),
+                    places_.at(place, Places::kState1, chunk), chunk.elements, out,
                     parameters_.parameter_dtype, store);
   if (parameters_.differences) make_difference(chunk);
 }
 
-void Reducer::fold(const CoreChunk& chunk, uint64_t first, size_t elements, const float* from) {
-  kernels::fold(chunk.fold(), from, parameters_at(chunk) + first, elements);
-}
-
 // Once each, the rows that the slots have. False: there are none.
-bool Reducer::optimize_rows(const kernels::Step& step, const CoreChunk& chunk,
+bool Reducer::optimize_rows(const kernels::Step& step, const CoreChunk& chunk, uint32_t place,
                             std::span<const void* const> slots, const float* sum) {
   std::ranges::fill(stepped_, 0);
   bool any = false;
@@ -239,13 +236,16 @@ bool Reducer::optimize_rows(const kernels::Step& step, const CoreChunk& chunk,
       word |= bit;
       any = true;
       const uint64_t first = row * chunk.columns;
-      if (chunk.fold()) return fold(chunk, first, chunk.columns, sum + first);
       const auto at = [&](Places::Array array) {
-        return places_.has(array) ? places_.running(array, chunk) + first : nullptr;
+        float* const all = places_.at(place, array, chunk);
+        return all ? all + first : nullptr;
       };
-      kernels::optimize(step, sum + first, at(Places::kParameters), at(Places::kState0),
-                        at(Places::kState1), chunk.columns, nullptr, kernels::DType::kF32,
-                        kernels::Store::kCached);
+      float* const parameters = at(Places::kParameters);
+      if (chunk.fold()) {
+        return kernels::fold(chunk.fold(), sum + first, parameters, chunk.columns);
+      }
+      kernels::optimize(step, sum + first, parameters, at(Places::kState0), at(Places::kState1),
+                        chunk.columns, nullptr, kernels::DType::kF32, kernels::Store::kCached);
     });
   }
   return any;
@@ -306,7 +306,8 @@ void Reducer::exclude(int at, uint32_t index) {
   slot_ranks_.erase(slot_ranks_.begin() + at);
 }
 
-bool Reducer::update(uint32_t rank, uint32_t index, uint64_t round, uint64_t& steps) {
+bool Reducer::update(uint32_t rank, uint32_t index, uint64_t round, uint32_t place,
+                     uint64_t& steps) {
   const CoreChunk& chunk = table_[index];
   const TraceSpan span = trace_.span("update", chunk, round, rank);
 
@@ -328,15 +329,15 @@ bool Reducer::update(uint32_t rank, uint32_t index, uint64_t round, uint64_t& st
   const kernels::Step step = adds ? kernels::make_step(kernels::Optimizer::kSgd, {.lr = -1}, 1)
                                   : kernels::make_step(parameters_.optimizer, hyper, ++steps);
   if (chunk.lazy) {
-    optimize_rows(step, chunk, {&slot, 1}, scratch_.data());
+    optimize_rows(step, chunk, place, {&slot, 1}, scratch_.data());
   } else {
-    optimize(step, chunk, scratch_.data(), nullptr, kernels::Store::kCached);
+    optimize(step, chunk, place, scratch_.data(), nullptr, kernels::Store::kCached);
   }
   return true;
 }
 
-void Reducer::copy_result(uint32_t rank, const CoreChunk& chunk) {
-  kernels::convert(parameters_at(chunk), kernels::DType::kF32,
+void Reducer::copy_result(uint32_t rank, const CoreChunk& chunk, uint32_t place) {
+  kernels::convert(places_.at(place, Places::kParameters, chunk), kernels::DType::kF32,
                    result_of(chunk.offset) + rank * arrays_.result_stride,
                    parameters_.parameter_dtype, chunk.elements);
 }

@@ -56,11 +56,12 @@ class Reducer {
   uint64_t slack(uint64_t round) const { return hyper_.slack(round); }
   double max_norm(uint64_t round) const { return hyper_.of(round, 0).max_norm; }
 
-  // Applies one rank's contribution of `round` alone: a step of the optimizer, or plain addition.
-  // `steps` counts the optimizer's steps on this chunk. False: as above.
-  bool update(uint32_t rank, uint32_t index, uint64_t round, uint64_t& steps);
-  // Copies the parameters into the results of one rank.
-  void copy_result(uint32_t rank, const CoreChunk& chunk);
+  // Applies one rank's contribution of `round` alone to what is at `place` (branch_orders.h): a
+  // step of the optimizer, or plain addition. `steps` counts the optimizer's steps on this chunk
+  // there. False: as above.
+  bool update(uint32_t rank, uint32_t index, uint64_t round, uint32_t place, uint64_t& steps);
+  // Copies the parameters at `place` into the results of one rank.
+  void copy_result(uint32_t rank, const CoreChunk& chunk, uint32_t place);
 
   // Stores a part of the initial parameters, which lies at the beginning of rank 0's slot.
   void store_initial(const CoreChunk& chunk, uint32_t part);
@@ -90,10 +91,9 @@ class Reducer {
   void stop(uint32_t rank, uint32_t index);
   void exclude(int at, uint32_t index);
   bool resolve_nonfinite(uint32_t index, float* sum);
-  void optimize(const kernels::Step& step, const CoreChunk& chunk, const float* sum, void* out,
-                kernels::Store store);
-  void fold(const CoreChunk& chunk, uint64_t first, size_t elements, const float* from);
-  bool optimize_rows(const kernels::Step& step, const CoreChunk& chunk,
+  void optimize(const kernels::Step& step, const CoreChunk& chunk, uint32_t place, const float* sum,
+                void* out, kernels::Store store);
+  bool optimize_rows(const kernels::Step& step, const CoreChunk& chunk, uint32_t place,
                      std::span<const void* const> slots, const float* sum);
   float* parameters_at(const CoreChunk& chunk) const {
     return places_.running(Places::kParameters, chunk);

@@ -28,6 +28,32 @@ bool Shelves::carry_out(uint32_t index, uint64_t round, Way& way) {
   return is_another;
 }
 
+Shelves::Ahead Shelves::ahead(uint32_t index, uint64_t round) const {
+  const uint64_t in_progress = table_[index].round;
+  if (round <= in_progress) return {};
+  const auto next = std::ranges::upper_bound(orders_, in_progress, {}, &BranchOrder::round);
+  const auto end = std::ranges::upper_bound(orders_, round, {}, &BranchOrder::round);
+  Ahead ahead;
+  for (auto order = end; order != next;) {  // backwards, to where it is now
+    --order;
+    if (order->kind == BranchOrder::kSwap) {
+      ahead.place = swapped(ahead.place, *order);
+    } else if (order->from == ahead.place || order->to == ahead.place) {
+      ahead.is_settled = false;
+    }
+  }
+  uint64_t from = in_progress;
+  uint32_t place = ahead.place;
+  for (auto order = next; order != end; ++order) {
+    if (order->kind != BranchOrder::kSwap) continue;
+    if (place == 0) ahead.rounds += order->round - from;
+    place = swapped(place, *order);
+    from = order->round;
+  }
+  ahead.rounds += round - from;
+  return ahead;
+}
+
 // What is still to be copied or set before an earlier round is of the branch that ran then, and of
 // the shelves as they were. Of one round a snapshot is before a set, and that before a get.
 void Shelves::do_what_is_due(uint32_t index, uint64_t round, const Way& way) {

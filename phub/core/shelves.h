@@ -6,6 +6,9 @@
 // has pushed; and a chunk in round R has carried out all orders up to R, which is all that is to be
 // known of it. What is still to be copied or set before an earlier round is done first. Nothing
 // allocates after construction.
+//
+// Out of lock-step a rank may be ahead of the round that a chunk is in, and of what is ordered
+// before its own: what its round's branch is and where that lies follows from the orders between.
 #pragma once
 
 #include <algorithm>
@@ -46,6 +49,17 @@ class Shelves {
     const bool is_another = is_any_left(index) && carry_out(index, round, way);
     return set_in_skipped(index, round, way) || is_another;
   }
+  // The branch of a round that the chunk may be still to begin, as things are now.
+  struct Ahead {
+    uint32_t place = 0;
+    uint64_t rounds = 0;     // that are of it, from the one in progress to the one before
+    bool is_settled = true;  // no copy is ordered before the round that reads or makes it
+  };
+  Ahead ahead(uint32_t index, uint64_t round) const;
+  // Of the optimizer, on a chunk of a branch that does not run.
+  uint64_t& steps_of(uint32_t shelf, const CoreChunk& chunk) const {
+    return steps_[shelf - 1][chunk.id];
+  }
   // The round before which something is ordered that the chunk has not carried out; kNever: none.
   uint64_t next_order(uint32_t index) const {
     if (!is_any_left(index)) return kNever;
@@ -69,8 +83,10 @@ class Shelves {
   void do_what_is_due(uint32_t index, uint64_t round, const Way& way);
   void copy(const BranchOrder& order, uint32_t index, const Way& way);
   void swap(const BranchOrder& order, uint32_t index, Way& way);
-  uint64_t& steps_of(uint32_t shelf, const CoreChunk& chunk) const {
-    return steps_[shelf - 1][chunk.id];
+  // Where what is at this place will be, or was, before a swap.
+  static uint32_t swapped(uint32_t place, const BranchOrder& order) {
+    if (place == 0) return order.to;
+    return place == order.to ? 0 : place;
   }
 
   const std::span<uint64_t* const> steps_;  // [shelf][chunk]

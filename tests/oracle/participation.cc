@@ -23,7 +23,7 @@ Participation::Participation(std::span<const LogRecord> log, uint32_t chunks) {
           break;
         case LogRecord::Kind::kLost:
         case LogRecord::Kind::kLeft:
-          end(record, chunks);
+          end(record, i, chunks);
           break;
         case LogRecord::Kind::kExcluded:
           for (uint64_t round = record.round; round <= record.last_round; ++round) {
@@ -72,7 +72,7 @@ void Participation::begin(const LogRecord& record, uint32_t chunks) {
   stays_.push_back({{record.rank, record.incarnation}, record.round, {}, std::move(before)});
 }
 
-void Participation::end(const LogRecord& record, uint32_t chunks) {
+void Participation::end(const LogRecord& record, size_t number, uint32_t chunks) {
   const auto stay = std::ranges::find_if(stays_, [&](const Stay& s) {
     return s.rank == record.rank && s.incarnation == record.incarnation && s.last.empty();
   });
@@ -99,6 +99,7 @@ void Participation::end(const LogRecord& record, uint32_t chunks) {
   }
   stay->last = std::move(last);
   stay->until_checkpoint = record.reason == kWentOn;
+  stay->ended = number;
 }
 
 std::vector<Member> Participation::members(uint64_t round, uint32_t chunk) const {

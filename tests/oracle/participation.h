@@ -28,6 +28,7 @@ class Participation {
     std::vector<uint64_t> last;     // of each chunk; empty: it is still there
     std::vector<uint64_t> before;   // of each chunk: what it did again up to this round was there
     bool until_checkpoint = false;  // it ended because the job went on from one
+    size_t ended = ~size_t{0};      // which of the log's records says so
     // Of this round, says who was admitted next. Out of lock-step the checkpoint has more rounds of
     // ranks that were ahead, but nothing that these ranks had for themselves then.
     uint64_t checkpoint = ~uint64_t{0};
@@ -55,7 +56,7 @@ class Participation {
 
  private:
   void begin(const LogRecord& record, uint32_t chunks);
-  void end(const LogRecord& record, uint32_t chunks);
+  void end(const LogRecord& record, size_t number, uint32_t chunks);
 
   std::vector<Stay> stays_;
   std::set<std::tuple<uint64_t, uint32_t, uint32_t>> excluded_;  // round, chunk, rank

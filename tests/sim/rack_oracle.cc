@@ -280,7 +280,7 @@ std::string Oracle::check(const std::vector<LogRecord>& log) {
     MostSteps most_steps;
     for (uint32_t c = 0; c < plan_.chunks.size(); ++c) {
       if (!job_.lock_step()) {
-        check_clocks(c, participation, hyper);
+        check_clocks(c, participation, hyper, log);
       } else if (!seen_[c].empty() || !seen_states_[c].empty()) {
         check_rounds(replay_of(c, participation, hyper), c, sets, most_steps);
       }

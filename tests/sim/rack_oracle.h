@@ -139,16 +139,17 @@ class Oracle {
   void check_digits_of(uint32_t chunk, const Replay& replay, std::span<const std::byte> seen) const;
 
   // Of jobs that are not in lock-step.
-  struct History;
-  History history_of(uint32_t rank, uint32_t chunk, const Participation& participation) const;
-  struct Stretch;
-  std::vector<Stretch> stretches_of(uint32_t chunk, const std::vector<History>& histories,
-                                    const HyperHistory& hyper) const;
-  void check_clocks(uint32_t chunk, const Participation& participation,
-                    const HyperHistory& hyper) const;
-  std::string check_clock(const Contribution& by, uint32_t chunk, const History& history,
-                          uint32_t rank, size_t count, uint64_t slack,
-                          const Participation& participation) const;
+  struct Update;
+  struct Share;
+  struct Branch;
+  std::vector<Update> updates_of(uint32_t rank, uint32_t chunk, const Participation& participation,
+                                 std::span<const LogRecord> log) const;
+  std::map<uint32_t, Branch> branches_of(uint32_t chunk, const Participation& participation,
+                                         std::span<const LogRecord> log) const;
+  void check_clocks(uint32_t chunk, const Participation& participation, const HyperHistory& hyper,
+                    std::span<const LogRecord> log) const;
+  std::string check_clock(const Contribution& by, uint32_t chunk, const Share& share, uint32_t rank,
+                          size_t count, uint64_t least, const Participation& participation) const;
 
   const JobPlan& job_;
   const Plan& plan_;

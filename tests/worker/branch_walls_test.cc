@@ -1,9 +1,11 @@
-// Branches of jobs that are not in lock-step, on a whole box, with ranks that are slow: what is
-// decided is a wall, and between walls a rank may be ahead by the branch's own slack.
+// Branches of jobs that are not in lock-step, on a whole box, with ranks that are slow: a fork is a
+// wall, a rank may be ahead by the branch's own slack, and who waits in one branch goes on with
+// another.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <string>
@@ -119,6 +121,48 @@ void train(const std::string& consistency) {
 TEST(BranchWalls, AllChangeOverInTheSameRoundWithTheSameUpdates) {
   train("ssp");
   train("async");
+}
+
+// Rank 2 makes no round before rank 0 has the result of its own, which is that of another branch.
+TEST(BranchWalls, WhoWaitsInOneBranchGoesOnWithAnother) {
+  constexpr uint64_t kFirst = 6, kLast = 20;  // rounds in which the branches change
+  Box box(2);
+  JobSpec spec = spec_of("ssp");
+  spec.slack = 0;
+  std::atomic<uint64_t> has_result = 0;
+  each_rank(kRanks, [&](uint32_t r) {
+    WorkerOptions options = box.options(spec);
+    options.rank = static_cast<int32_t>(r);
+    Worker worker(options);
+    worker.wait_all();
+    if (r == 0) {
+      worker.fork(0, {}, 4);
+      std::vector<BranchTurn> turns;
+      for (uint64_t round = kFirst; round <= kLast; ++round) {
+        turns.push_back(
+            {.branch = static_cast<uint32_t>(round % 2), .rounds = round < kLast ? 1u : 0u});
+      }
+      worker.schedule(turns, kFirst);
+    }
+    worker.barrier();
+    for (uint64_t round = 1; round < kLast; ++round) {
+      const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+      while (r == 2 && round >= kFirst && has_result < round) {
+        ASSERT_LT(std::chrono::steady_clock::now(), deadline) << "round " << round;
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+      }
+      push_all(worker);
+      if (r == 0) has_result = round;
+      // Of each rank it has all updates of the rounds before; 3, 4 and 5 are of branch 0.
+      const uint64_t next = round + 1;
+      const uint64_t made = next <= kFirst ? round : (next % 2 == 0 ? 5 : 3) + (next - kFirst) / 2;
+      for (const float parameter : worker.parameters(0)) {
+        auto left = static_cast<uint64_t>(-parameter);
+        for (uint32_t rank = 0; rank < kRanks; ++rank, left >>= 6) ASSERT_GE(left & 63, made);
+      }
+    }
+    worker.barrier();
+  });
 }
 
 TEST(BranchWalls, WhoHasLeftIsNotWaitedFor) {
