@@ -349,6 +349,7 @@ void ShardServer::offer(uint64_t number, Part& part, const ShardOrder& order) {
     if (part.ending) return;
     ShardReport& answer = report(ShardSays::kOffered, number);
     answer.rank = rank;
+    answer.incarnation = incarnation;
     std::optional<Error> failed = refused;
     if (!failed) {
       failed = error_of([&] {
