@@ -161,16 +161,14 @@ struct Model {
   std::array<uint64_t, kRanks> counted = {};  // of the clocks, what is in places[0]
   std::array<State, kShelves + 1> places;
   uint64_t wall = 1;  // the last one that was passed
-  // Who was lost ahead of the others has made rounds behind a wall that was ordered afterwards.
-  std::array<bool, kRanks> is_lost = {};
 
   static int64_t weight(uint32_t rank) { return int64_t{1} << (6 * rank); }
-  void pass(const BranchOrder& order) {
+  // `until`: by rank, the last round that comes before it.
+  void pass(const BranchOrder& order, const std::array<uint64_t, kRanks>& until) {
     for (uint32_t r = 0; r < kRanks; ++r) {
-      const uint64_t until = is_lost[r] ? clocks[r] : std::min(clocks[r], order.round - 1);
-      places[0].parameter -= static_cast<int64_t>(until - counted[r]) * weight(r);
-      places[0].steps += until - counted[r];
-      counted[r] = until;
+      places[0].parameter -= static_cast<int64_t>(until[r] - counted[r]) * weight(r);
+      places[0].steps += until[r] - counted[r];
+      counted[r] = until[r];
     }
     wall = order.round;
     if (order.kind == BranchOrder::kCopy) {
@@ -191,10 +189,10 @@ class RandomWalls {
     for (int i = 0; i < 600; ++i) {
       const auto chunk = static_cast<uint32_t>(random_() % kChunks);
       const auto rank = static_cast<uint32_t>(random_() % kRanks);
-      if (is_lost_[rank]) continue;
+      if (is_lost(rank)) continue;
       push(chunk, rank);
       if (random_() % 40 == 0) decide();
-      if (i > 300 && !is_lost_[2] && random_() % 100 == 0) lose(2);
+      if (i > 300 && !is_lost(2) && random_() % 100 == 0) lose(2);
       for (uint64_t steps = random_() % 3; steps > 0; --steps) rig_.job->step();
       check_posts();
     }
@@ -211,9 +209,20 @@ class RandomWalls {
  private:
   static constexpr uint64_t kLast = 40;
 
+  bool is_lost(uint32_t rank) const { return orders_before_loss_[rank] != kNever; }
+  // Who was lost ahead of the others has made rounds behind walls that were ordered afterwards.
+  bool stops_at(uint32_t rank, size_t order) const { return order < orders_before_loss_[rank]; }
+  std::array<uint64_t, kRanks> rounds_before(size_t order, const Model& model) const {
+    std::array<uint64_t, kRanks> rounds = model.clocks;
+    for (uint32_t r = 0; r < kRanks; ++r) {
+      if (stops_at(r, order)) rounds[r] = std::min(rounds[r], orders_[order].round - 1);
+    }
+    return rounds;
+  }
+
   void push(uint32_t chunk, uint32_t rank) {
     uint64_t& clock = models_[chunk].clocks[rank];
-    if (is_lost_[rank] || !has_result_[chunk][rank] || clock == kLast) return;
+    if (is_lost(rank) || !has_result_[chunk][rank] || clock == kLast) return;
     rig_.push(rank, chunk, ++clock, static_cast<float>(Model::weight(rank)));
     has_result_[chunk][rank] = false;
   }
@@ -236,8 +245,7 @@ class RandomWalls {
   void lose(uint32_t rank) {
     rig_.run();
     check_posts();
-    is_lost_[rank] = true;
-    for (Model& model : models_) model.is_lost[rank] = true;
+    orders_before_loss_[rank] = orders_.size();
     const uint64_t round = rig_.job->hold().round;
     rig_.job->commit({.round = round, .lost = {{.rank = rank, .expected_again = kNever}}});
   }
@@ -261,7 +269,9 @@ class RandomWalls {
       if (each.round > model.wall && each.round <= clock + 1) wait_for_all(model, each.round);
     }
     size_t at = passed_[chunk];
-    for (; at < orders_.size() && orders_[at].round <= clock + 1; ++at) model.pass(orders_[at]);
+    for (; at < orders_.size() && orders_[at].round <= clock + 1; ++at) {
+      model.pass(orders_[at], rounds_before(at, model));
+    }
     passed_[chunk] = at;
     auto seen = model.places[0].parameter - static_cast<int64_t>(rig_.result_of(rank, chunk));
     uint64_t slack = slack_;
@@ -272,10 +282,10 @@ class RandomWalls {
       if (r == rank) {
         EXPECT_EQ(count, clock);
       }
-      if (!is_lost_[r]) {
+      if (!is_lost(r)) {
         EXPECT_GE(count + slack, clock) << "rank " << r;
       }
-      if (at < orders_.size() && !is_lost_[r]) {
+      if (at < orders_.size() && stops_at(r, at)) {
         EXPECT_LT(count, orders_[at].round) << "rank " << r;
       }
     }
@@ -284,7 +294,7 @@ class RandomWalls {
 
   void wait_for_all(const Model& model, uint64_t wall) const {
     for (uint32_t r = 0; r < kRanks; ++r) {
-      if (!is_lost_[r]) {
+      if (!is_lost(r)) {
         EXPECT_GE(model.clocks[r] + 1, wall) << "rank " << r;
       }
     }
@@ -293,7 +303,7 @@ class RandomWalls {
   bool all_at_rest() const {
     return std::ranges::all_of(models_, [this](const Model& model) {
       for (uint32_t r = 0; r < kRanks; ++r) {
-        if (!is_lost_[r] && model.clocks[r] < kLast) return false;
+        if (!is_lost(r) && model.clocks[r] < kLast) return false;
       }
       return true;
     });
@@ -317,7 +327,11 @@ class RandomWalls {
   uint64_t last_ = 1;
   std::array<Model, kChunks> models_;
   std::array<size_t, kChunks> passed_ = {};
-  std::array<bool, kRanks> is_lost_ = {};
+  std::array<uint64_t, kRanks> orders_before_loss_ = [] {  // kNever: it is not lost
+    std::array<uint64_t, kRanks> all;
+    all.fill(kNever);
+    return all;
+  }();
   std::array<std::array<bool, kRanks>, kChunks> has_result_ = [] {
     std::array<std::array<bool, kRanks>, kChunks> all;
     for (auto& of_chunk : all) of_chunk.fill(true);
