@@ -259,7 +259,7 @@ void Server::discard(std::shared_ptr<RunningJob> job) {
   job->drop_remote_parts();
   by_number_.erase(job->number());
   host_.builder.run([this, job = std::move(job)]() mutable {
-    const uint64_t bytes = job->job().memory().total();
+    const uint64_t bytes = job->counted_bytes();
     loads_.erase(&job->job());
     quotas_.remove(&job->job());
     job.reset();
@@ -428,8 +428,12 @@ std::shared_ptr<RunningJob> Server::make(const PendingJoin& join, const numa::To
                                : Quotas::BytesOfJobs();
     });
   }
-  host_.budget.reserve(spec, memory);
+  const uint64_t docked = saved ? Job::docked_bytes_for(plan, spec, saved->branches) : 0;
+  NodeMemory at_first = memory;
+  at_first.shelves += docked;
+  host_.budget.reserve(spec, at_first);
   SavedLife life{.durable_round = saved ? saved->round : 0,
+                 .docked_bytes = docked,
                  .owner = saved && !saved->owner.empty() ? saved->owner : request.caller.id};
   const std::string owner = life.owner;
   if (saved) {
@@ -470,7 +474,7 @@ std::shared_ptr<RunningJob> Server::make(const PendingJoin& join, const numa::To
     loads_.erase(job.get());
     quotas_.remove(job.get());
     job.reset();
-    host_.budget.release(memory.total());
+    host_.budget.release(at_first.total());
     throw;
   }
 }

@@ -148,12 +148,18 @@ Job::Branch Job::make_branch() const {
   return branch;
 }
 
-uint64_t Job::branch_bytes() const {
-  uint64_t bytes = shelf_bytes();
-  for (uint32_t box = 1; box < boxes(); ++box) {
-    bytes += RemoteCopy::size_of(whole_plan(), box, spec(), 0).bytes_of_shelf();
+uint64_t Job::branch_bytes(const Plan& whole, const JobSpec& spec) {
+  uint64_t bytes = 0;
+  for (uint32_t box = 0; box < boxes_of(whole); ++box) {
+    bytes += RemoteCopy::size_of(whole, box, spec, 0).bytes_of_shelf();
   }
   return bytes;
+}
+
+uint64_t Job::docked_bytes_for(const Plan& plan, const JobSpec& spec, const SavedBranches& saved) {
+  const auto docked = std::ranges::count_if(
+      saved.shelves, [&spec](const SavedShelf& shelf) { return shelf.place > spec.branches; });
+  return static_cast<uint64_t>(docked) * branch_bytes(plan, spec);
 }
 
 void Job::make_docks_of_others(const SavedBranches& saved) {
@@ -164,14 +170,6 @@ void Job::make_docks_of_others(const SavedBranches& saved) {
       docks_of_others_[box - 1][shelf.place - spec().branches] = make_shelf_of(box);
     }
   }
-}
-
-uint64_t Job::docked_bytes_of_others() const {
-  uint64_t bytes = 0;
-  for (const Docks& docks : docks_of_others_) {
-    for (const auto& [shelf, dock] : docks) bytes += dock.bytes();
-  }
-  return bytes;
 }
 
 SavedImage Job::image_of(uint32_t box) const {

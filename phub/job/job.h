@@ -29,6 +29,10 @@ class Job : public JobPart {
                                uint64_t saved_ranks, const Rack* rack = nullptr,
                                const SwitchedJob* switched = nullptr);
   NodeMemory memory() const;
+  // And of branches that a checkpoint has and that are still to be copied, in all boxes: those of
+  // this one until they are, those of others until they have fetched them.
+  static uint64_t docked_bytes_for(const Plan& plan, const JobSpec& spec,
+                                   const SavedBranches& saved);
 
   // Of all boxes; plan() is this box's part of it.
   const Plan& whole_plan() const { return whole_ ? *whole_ : plan(); }
@@ -47,7 +51,7 @@ class Job : public JobPart {
   // Error(kFull).
   using Branch = std::vector<Shelf>;
   Branch make_branch() const;
-  uint64_t branch_bytes() const;
+  static uint64_t branch_bytes(const Plan& whole, const JobSpec& spec);
   void for_each_part(const Branch& branch, size_t array, size_t key, const VisitPart& visit) const;
   // What the job's arrays and clocks have is what it goes on from. Before a core or another box
   // has the job.
@@ -62,7 +66,7 @@ class Job : public JobPart {
   // and those that are killed or come back.
   uint64_t grown_bytes() {
     return membership_.log().bytes() + hyper().bytes() + branch_orders().bytes() +
-           membership_.branches().killed_bytes() + docked_bytes() + docked_bytes_of_others();
+           membership_.branches().killed_bytes() + docked_bytes();
   }
 
  private:
@@ -80,7 +84,6 @@ class Job : public JobPart {
   using Docks = std::map<uint32_t, Shelf>;  // by shelf
   Shelf make_shelf_of(uint32_t box) const;
   void make_docks_of_others(const SavedBranches& saved);
-  uint64_t docked_bytes_of_others() const;
 
   const std::unique_ptr<const Plan> whole_;  // null: this box has all of it
   std::vector<RemoteCopy> copies_;           // of the second box and further ones

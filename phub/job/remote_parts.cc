@@ -55,6 +55,7 @@ RemoteParts::RemoteParts(Shards& shards, uint64_t job, const Plan& plan,
 
 void RemoteParts::ask(Asked& asked, Offer* offer, Done done) {
   asked = {.offer = offer, .done = std::move(done)};
+  for (const Part& part : parts_) asked.awaited.insert(part.shard);
   if (offer != nullptr) offer->queues.resize(plan_.queues.size());
 }
 
@@ -89,7 +90,8 @@ void RemoteParts::make(const ShardPart& like, Done done) {
 
 void RemoteParts::admit(uint32_t rank, uint32_t incarnation, std::span<const KeyInterest> interest,
                         Offer& offer, Offered done) {
-  ask(offers_[rank], &offer, std::move(done));
+  std::erase_if(offers_, [](const auto& asked) { return asked.second.awaited.empty(); });
+  ask(offers_[{rank, incarnation}], &offer, std::move(done));
   order({.kind = ShardDo::kAdmit,
          .rank = rank,
          .incarnation = incarnation,
@@ -97,9 +99,12 @@ void RemoteParts::admit(uint32_t rank, uint32_t incarnation, std::span<const Key
          .interest = {interest.begin(), interest.end()}});
 }
 
-void RemoteParts::reconnect(uint32_t rank, Offer& offer, Offered done) {
-  ask(offers_[rank], &offer, std::move(done));
-  order({.kind = ShardDo::kReconnect, .rank = rank, .ticket = offer.ticket});
+void RemoteParts::reconnect(uint32_t rank, uint32_t incarnation, Offer& offer, Offered done) {
+  ask(offers_[{rank, incarnation}], &offer, std::move(done));
+  order({.kind = ShardDo::kReconnect,
+         .rank = rank,
+         .incarnation = incarnation,
+         .ticket = offer.ticket});
 }
 
 void RemoteParts::send(ShardDo what, uint32_t rank, uint32_t incarnation) {
@@ -183,7 +188,7 @@ void RemoteParts::decide(const Decision& decision) {
 }
 
 void RemoteParts::answered(Asked& asked, const Part& part, const ShardReport& report) {
-  if (!asked.done) return;
+  if (!asked.awaited.contains(part.shard)) return;
   if (report.refused && !asked.failed) {
     asked.failed.emplace(report.code, fmt::format("{}: {}", part.name, report.text));
   }
@@ -193,7 +198,8 @@ void RemoteParts::answered(Asked& asked, const Part& part, const ShardReport& re
     }
     std::ranges::copy(report.queues, asked.offer->queues.begin() + part.first_queue);
   }
-  if (++asked.answers < parts_.size()) return;
+  asked.awaited.erase(part.shard);
+  if (!asked.awaited.empty()) return;
   const Done done = std::exchange(asked.done, nullptr);
   const std::optional<Error> failed = asked.failed;
   done(failed);
@@ -207,7 +213,7 @@ std::optional<CoreReport> RemoteParts::take(uint64_t shard, const ShardReport& r
   if (report.kind == ShardSays::kActive) active_ = true;
   if (report.kind == ShardSays::kMade) answered(making_, *part, report);
   if (report.kind == ShardSays::kOffered) {
-    const auto offer = offers_.find(report.rank);
+    const auto offer = offers_.find({report.rank, report.incarnation});
     if (offer != offers_.end()) answered(offer->second, *part, report);
   }
   for (Shared* shared : {&keys_, &branch_}) {
@@ -282,7 +288,7 @@ std::optional<RemoteParts::Lost> RemoteParts::lose(uint64_t shard) {
   ShardReport gone{
       .refused = true, .code = ErrorCode::kUnavailable, .text = std::string(kServesNoMore)};
   answered(making_, *part, gone);
-  for (auto& [rank, asked] : offers_) answered(asked, *part, gone);
+  for (auto& [of, asked] : offers_) answered(asked, *part, gone);
   answered(keys_.asked, *part, gone);
   answered(branch_.asked, *part, gone);
   return lost;

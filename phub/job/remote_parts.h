@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -40,7 +41,7 @@ class RemoteParts {
   // is theirs, has theirs too, and `done` is called.
   void admit(uint32_t rank, uint32_t incarnation, std::span<const KeyInterest> interest,
              Offer& offer, Offered done);
-  void reconnect(uint32_t rank, Offer& offer, Offered done);
+  void reconnect(uint32_t rank, uint32_t incarnation, Offer& offer, Offered done);
   // kStart, kRevoke and what a core gets, but for kCommit and kProbe.
   void send(ShardDo what, uint32_t rank = 0, uint32_t incarnation = 0);
   // `state`: the number of the state of keys that it reads or sets, `branch`: of that which comes
@@ -104,8 +105,8 @@ class RemoteParts {
   Part& part_of_shard(uint64_t shard) {
     return const_cast<Part&>(std::as_const(*this).part_of_shard(shard));
   }
-  struct Asked {  // all parts, and some have not answered
-    uint32_t answers = 0;
+  struct Asked {                      // all parts, and some have not answered
+    std::set<uint64_t> awaited = {};  // shards
     std::optional<Error> failed;
     Offer* offer = nullptr;
     Done done;
@@ -122,8 +123,8 @@ class RemoteParts {
   uint64_t begun_ = 0;  // as the boxes were told
   uint64_t decided_ = 0;
   Asked making_;
-  std::map<uint32_t, Asked> offers_;  // by rank
-  struct Shared {                     // the latest
+  std::map<std::pair<uint32_t, uint32_t>, Asked> offers_;  // by rank and incarnation
+  struct Shared {                                          // the latest
     ShardKeys what;
     Asked asked;
   };

@@ -87,6 +87,7 @@ RunningJob::RunningJob(std::shared_ptr<Job> job, std::string transport, std::vec
       next_save_(life_.durable_round + (host.checkpoints ? host.checkpoints->every() : 0)),
       durable_round_(life_.durable_round),
       passed_state_(uplink_ ? std::make_unique<PassedState>(job_->spec().name, *uplink_) : nullptr),
+      grown_bytes_(life_.docked_bytes),
       cores_left_(job_->all_cores()) {}
 
 void RunningJob::start() {
@@ -522,7 +523,7 @@ JobStatus RunningJob::status() const {
   status.keys = spec.keys.size();
   status.chunks = job_->plan().chunks.size();
   for (const KeySpec& key : spec.keys) status.elements += key.elements;
-  status.memory_bytes = job_->memory().total() + grown_bytes_;
+  status.memory_bytes = counted_bytes();
   status.completed_round = membership_.completed_round();
   status.durable_round = durable_round_;
   status.next_saved_round = parts_.round();

@@ -56,6 +56,7 @@ struct JobHost {
 // How a job begins.
 struct SavedLife {
   uint64_t durable_round = 0;  // it goes on after this one; 0: from its beginning
+  uint64_t docked_bytes = 0;   // in the budget: Job::docked_bytes_for()
   uint64_t epoch = 0;          // higher than that of any life before; 0: the job is not saved
   uint64_t ended = 0;          // lives up to this one were another job's
   std::string owner = {};      // the creator's token, by its hash; "": nobody's
@@ -74,6 +75,7 @@ class RunningJob {
 
   Job& job() { return *job_; }
   const JobMeter& meter() const { return meter_; }
+  uint64_t counted_bytes() const { return job_->memory().total() + grown_bytes_; }  // in the budget
   JobStatus status() const;
 
   // The shards make their parts; then `done` is called, at once if there are none. Before start().
@@ -389,9 +391,9 @@ class RunningJob {
   // A branch that is revived, which waits for its files, for other boxes or its boundary.
   std::shared_ptr<Revived> revived_;
 
-  uint64_t grown_bytes_ = 0;  // as counted in the budget
-  uint32_t tasks_ = 0;        // beside the control thread
-  uint32_t cores_left_;       // that have the job
+  uint64_t grown_bytes_;  // as counted in the budget
+  uint32_t tasks_ = 0;    // beside the control thread
+  uint32_t cores_left_;   // that have the job
   bool ending_ = false;
   ErrorCode error_code_ = ErrorCode::kInternal;
   std::string error_;  // empty: it ends well

@@ -33,7 +33,7 @@ void RunningJob::revive(const BranchChange& change, Reply<BranchReply> reply) {
   }
   membership_.branches().check_room_for_one();
   count_growth();
-  const uint64_t bytes = job_->branch_bytes();
+  const uint64_t bytes = Job::branch_bytes(job_->whole_plan(), job_->spec());
   if (!host_.budget.has_room(bytes)) {
     fail(ErrorCode::kFull,
          "branch {} takes {} bytes beside its shelf while it is revived, for which the server has "

@@ -371,17 +371,18 @@ void RunningJob::continue_reconnection(uint32_t rank) {
       error_of([&] { reconnection.offer = job_->link().reconnect(rank); });
   if (failed) return finish({failed->code(), failed->what()});
   if (remote_.empty()) return attach_again(rank);
-  remote_.reconnect(rank, reconnection.offer, [this, rank](const std::optional<Error>& refused) {
-    const auto waiting = reconnections_.find(rank);
-    if (waiting == reconnections_.end() || ending_) return;
-    const uint32_t incarnation = waiting->second.incarnation;
-    const bool secure = membership_.is_secure(rank, incarnation);
-    if (!refused && secure) return attach_again(rank);
-    const Reply<Offer> reply = std::move(waiting->second.reply);
-    reconnections_.erase(waiting);
-    if (refused) return reply({refused->code(), refused->what()});
-    reply({ErrorCode::kFenced, membership_.why_not_current(rank, incarnation)});
-  });
+  remote_.reconnect(rank, reconnection.incarnation, reconnection.offer,
+                    [this, rank](const std::optional<Error>& refused) {
+                      const auto waiting = reconnections_.find(rank);
+                      if (waiting == reconnections_.end() || ending_) return;
+                      const uint32_t incarnation = waiting->second.incarnation;
+                      const bool secure = membership_.is_secure(rank, incarnation);
+                      if (!refused && secure) return attach_again(rank);
+                      const Reply<Offer> reply = std::move(waiting->second.reply);
+                      reconnections_.erase(waiting);
+                      if (refused) return reply({refused->code(), refused->what()});
+                      reply({ErrorCode::kFenced, membership_.why_not_current(rank, incarnation)});
+                    });
 }
 
 void RunningJob::attach_again(uint32_t rank) {

@@ -40,6 +40,11 @@ ShardWelcome Shards::join(ShardHello hello, uint64_t now_ms) {
   return {.shard = shard.box.id, .lease_ms = kLeaseMs};
 }
 
+size_t Shards::find(uint64_t id) const {
+  const auto at = std::ranges::find(shards_, id, [](const Shard& shard) { return shard.box.id; });
+  return static_cast<size_t>(at - shards_.begin());
+}
+
 void Shards::answer(Shard& shard, const Reply<ShardOrders>& reply) {
   ShardOrders answer{.first = shard.first, .orders = {}};
   uint64_t bytes = 0;
@@ -61,11 +66,11 @@ void Shards::answer_waiting(Shard& shard) {
 
 std::vector<ShardReport> Shards::mail(uint64_t id, ShardMail mail, Reply<ShardOrders> reply,
                                       uint64_t now_ms) {
-  const auto at = std::ranges::find(shards_, id, [](const Shard& shard) { return shard.box.id; });
-  if (at == shards_.end()) {
+  const size_t at = find(id);
+  if (at == shards_.size()) {
     fail(ErrorCode::kNotFound, "this server does not know the shard {}: join again", id);
   }
-  Shard& shard = *at;
+  Shard& shard = shards_[at];
   if (mail.first > shard.reports || mail.received > shard.first + shard.orders.size()) {
     fail(ErrorCode::kInvalid,
          "mail: reports from number {} on, orders up to {}; this server has {} reports and gave {} "
@@ -90,23 +95,18 @@ std::vector<ShardReport> Shards::mail(uint64_t id, ShardMail mail, Reply<ShardOr
 }
 
 ShardBox Shards::remove(uint64_t id) {
-  const auto at = std::ranges::find(shards_, id, [](const Shard& shard) { return shard.box.id; });
-  PHUB_CHECK(at != shards_.end());
-  ShardBox box = std::move(at->box);
-  shards_.erase(at);
+  const size_t at = find(id);
+  PHUB_CHECK(at < shards_.size());
+  ShardBox box = std::move(shards_[at].box);
+  shards_.erase(shards_.begin() + static_cast<ptrdiff_t>(at));
   return box;
 }
 
-bool Shards::has(uint64_t id) const {
-  return std::ranges::find(shards_, id, [](const Shard& shard) { return shard.box.id; }) !=
-         shards_.end();
-}
-
 void Shards::send(uint64_t id, ShardOrder order) {
-  const auto at = std::ranges::find(shards_, id, [](const Shard& shard) { return shard.box.id; });
-  if (at == shards_.end()) return;
-  at->orders.push_back(std::move(order));
-  answer_waiting(*at);
+  const size_t at = find(id);
+  if (at == shards_.size()) return;
+  shards_[at].orders.push_back(std::move(order));
+  answer_waiting(shards_[at]);
 }
 
 std::vector<ShardBox> Shards::tick(uint64_t now_ms) {

@@ -38,7 +38,7 @@ class Shards {
                                 uint64_t now_ms);
   // It has sent nonsense, or leaves: from now on it is not known. REQUIRES: it is there.
   ShardBox remove(uint64_t shard);
-  bool has(uint64_t shard) const;
+  bool has(uint64_t shard) const { return find(shard) < shards_.size(); }
   // Nothing happens if it is lost.
   void send(uint64_t shard, ShardOrder order);
   // Answers those that have waited long enough, and returns those that are lost since.
@@ -57,6 +57,7 @@ class Shards {
     std::optional<Reply<ShardOrders>> waits;
     uint64_t waits_until_ms = 0;
   };
+  size_t find(uint64_t shard) const;  // among shards_; their number: it is not there
   static void answer(Shard& shard, const Reply<ShardOrders>& reply);
   static void answer_waiting(Shard& shard);
 

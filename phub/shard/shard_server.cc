@@ -15,7 +15,7 @@ namespace phub {
 namespace {
 
 [[noreturn]] void misfit(std::string_view what) {
-  fail(ErrorCode::kInvalid, "the server orders a part that does not fit together: {}", what);
+  fail(ErrorCode::kInvalid, "the server orders what does not fit a box's part: {}", what);
 }
 
 // The plan that the server's order comes to on this machine.
@@ -170,6 +170,12 @@ ShardHello ShardServer::hello() const {
 
 ShardReport& ShardServer::report(ShardSays what, uint64_t number) {
   return reports_.emplace_back(ShardReport{.kind = what, .job = number});
+}
+
+void ShardServer::report_failed(uint64_t number, std::string why) {
+  ShardReport& said = report(ShardSays::kFailed, number);
+  said.core = ShardReport::kNoCore;
+  said.text = std::move(why);
 }
 
 // --- orders --------------------------------------------------------------------------------------
@@ -349,6 +355,7 @@ void ShardServer::offer(uint64_t number, Part& part, const ShardOrder& order) {
     if (part.ending) return;
     ShardReport& answer = report(ShardSays::kOffered, number);
     answer.rank = rank;
+    answer.incarnation = incarnation;
     std::optional<Error> failed = refused;
     if (!failed) {
       failed = error_of([&] {
@@ -396,19 +403,30 @@ void ShardServer::revoke(Part& part, uint32_t rank) {
   builder_.run([rest = std::move(rest)]() mutable { rest.reset(); });
 }
 
+// One that does not fit is not carried out: the job fails when its cores have answered.
 void ShardServer::commit(uint64_t number, Part& part, const ShardBoundary& order) {
+  const std::optional<Error> refused = error_of([&] { take_boundary(part, order); });
+  if (refused) {
+    report_failed(number, refused->what());
+    part.boundary = {.round = order.round};
+  }
+  broadcast(part, {.type = CoreMessage::kCommit, .boundary = &part.boundary});
+}
+
+// Throws Error(kInvalid).
+void ShardServer::take_boundary(Part& part, const ShardBoundary& order) {
   const uint32_t ranks = part.job->spec().max_ranks;
   Boundary& boundary = part.boundary = {.round = order.round};
   part.last_rounds.assign(order.lost.size(), std::vector<uint64_t>(part.job->plan().chunks.size()));
   for (size_t i = 0; i < order.lost.size(); ++i) {
-    if (order.lost[i].rank >= ranks) return;
+    if (order.lost[i].rank >= ranks) misfit("a rank that is lost");
     boundary.lost.push_back({.rank = order.lost[i].rank,
                              .expected_again = order.lost[i].expected_again,
                              .last_rounds = part.last_rounds[i]});
   }
   for (const ShardAdmitted& admitted : order.admitted) {
     const auto seat = part.seats.find(admitted.rank);
-    if (seat == part.seats.end()) return;
+    if (seat == part.seats.end()) misfit("a rank that is admitted");
     boundary.admitted.push_back({.rank = admitted.rank,
                                  .incarnation = admitted.incarnation,
                                  .first_round = admitted.first_round,
@@ -423,14 +441,13 @@ void ShardServer::commit(uint64_t number, Part& part, const ShardBoundary& order
   if (!order.hyper.empty()) {
     boundary.hyper = part.job->hyper().change(order.hyper, order.lowest_round);
   }
-  if (order.branch > 0) place_branch(number, part, order);
+  if (order.branch > 0) place_branch(part, order);
   const auto has_dock = [&part](uint32_t shelf) { return part.job->has_dock(shelf); };
-  if (!fit(order.moves, part.job->spec(), has_dock)) return;
+  if (!fit(order.moves, part.job->spec(), has_dock)) misfit("moves of branches");
   if (!order.moves.empty()) {
     boundary.orders = part.job->branch_orders().add(orders_of(order.moves), order.lowest_round);
   }
-  if (order.state > 0) place_state(number, part, order.state);
-  broadcast(part, {.type = CoreMessage::kCommit, .boundary = &boundary});
+  if (order.state > 0) place_state(part, order.state);
 }
 
 // REQUIRES of the gate, and not of the server: the round is closed.
@@ -587,9 +604,7 @@ void ShardServer::moved(const ShardPiece& piece, const std::optional<Error>& fai
     refuse(number, *failed);
     return begin_end(part);
   }
-  ShardReport& said = report(ShardSays::kFailed, number);
-  said.core = ShardReport::kNoCore;
-  said.text = failed->what();
+  report_failed(number, failed->what());
 }
 
 void ShardServer::all_moved(uint64_t number, Part& part) {

@@ -109,6 +109,7 @@ class ShardServer {
   void all_moved(uint64_t number, Part& part);
   void offer(uint64_t number, Part& part, const ShardOrder& order);
   void commit(uint64_t number, Part& part, const ShardBoundary& order);
+  void take_boundary(Part& part, const ShardBoundary& order);
   static void decide(Part& part, const ShardDecision& order);
   void broadcast(Part& part, CoreMessage message);
   void handle(CoreOfPart from, const CoreReport& report);
@@ -117,6 +118,7 @@ class ShardServer {
   void begin_end(Part& part);
   void free(uint64_t number, Part& part);
   ShardReport& report(ShardSays what, uint64_t number);
+  void report_failed(uint64_t number, std::string why);  // the job can not go on here
   ShardProbe probe_of(const Part& part, uint32_t core) const;
   void revoke(Part& part, uint32_t rank);
 
@@ -126,9 +128,9 @@ class ShardServer {
   void state_is_there(uint64_t number, StateShare& share);
   void drop_state(Part& part, uint64_t state);
   void drop_state(Part& part, const std::shared_ptr<StateShare>& share);
-  StateShare* state_for_boundary(uint64_t number, Part& part, uint64_t state, bool is_branch);
-  void place_state(uint64_t number, Part& part, uint64_t state);
-  void place_branch(uint64_t number, Part& part, const ShardBoundary& order);
+  static StateShare& state_for_boundary(Part& part, uint64_t state, bool is_branch);
+  static void place_state(Part& part, uint64_t state);
+  void place_branch(Part& part, const ShardBoundary& order);
   void free_dock(Part& part, uint64_t shelf);
   void drop_shelf(JobPart::Shelf shelf);
   void state_copied(CoreOfPart from, Part& part, bool was_set);

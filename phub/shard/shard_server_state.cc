@@ -74,42 +74,37 @@ void ShardServer::drop_state(Part& part, const std::shared_ptr<StateShare>& shar
   });
 }
 
-// Null: it is not there, and the job fails.
-StateShare* ShardServer::state_for_boundary(uint64_t number, Part& part, uint64_t state,
-                                            bool is_branch) {
+// Throws Error(kInvalid): it is not there.
+StateShare& ShardServer::state_for_boundary(Part& part, uint64_t state, bool is_branch) {
   for (const auto& share : part.states) {
     const bool is_it = share->what.number == state && share->is_branch() == is_branch;
-    if (is_it && share->stage == Stage::kThere) return share.get();
+    if (is_it && share->stage == Stage::kThere) return *share;
   }
-  ShardReport& said = report(ShardSays::kFailed, number);
-  said.core = ShardReport::kNoCore;
-  said.text = fmt::format("{} {}, which a boundary moves, is not there",
-                          is_branch ? "branch" : "state of keys", state);
-  return nullptr;
+  fail(ErrorCode::kInvalid, "{} {}, which a boundary moves, is not there",
+       is_branch ? "branch" : "state of keys", state);
 }
 
 // The boundary reads or sets it.
-void ShardServer::place_state(uint64_t number, Part& part, uint64_t state) {
-  StateShare* const share = state_for_boundary(number, part, state, false);
-  if (share == nullptr) return;
-  share->stage = Stage::kCopying;
-  if (share->what.set) {
-    part.boundary.set_state = &share->where;
+void ShardServer::place_state(Part& part, uint64_t state) {
+  StateShare& share = state_for_boundary(part, state, false);
+  share.stage = Stage::kCopying;
+  if (share.what.set) {
+    part.boundary.set_state = &share.where;
   } else {
-    part.boundary.get_state = &share->where;
+    part.boundary.get_state = &share.where;
   }
 }
 
 // Into the dock that one of the boundary's moves copies from.
-void ShardServer::place_branch(uint64_t number, Part& part, const ShardBoundary& order) {
-  StateShare* const share = state_for_boundary(number, part, order.branch, true);
+void ShardServer::place_branch(Part& part, const ShardBoundary& order) {
+  StateShare& share = state_for_boundary(part, order.branch, true);
   const uint32_t shelves = part.job->spec().branches;
   const auto move = std::ranges::find_if(
       order.moves, [shelves](const BranchMove& each) { return each.from > shelves; });
-  if (share == nullptr || move == order.moves.end() || move->from > 2 * shelves) return;
-  JobPart::Shelf branch = std::move(share->branch);
-  budget_.grow(share->memory_bytes(), branch.bytes());
-  std::erase_if(part.states, [share](const auto& each) { return each.get() == share; });
+  if (move == order.moves.end() || move->from > 2 * shelves) return;
+  JobPart::Shelf branch = std::move(share.branch);
+  budget_.grow(share.memory_bytes(), branch.bytes());
+  std::erase_if(part.states, [&share](const auto& each) { return each.get() == &share; });
   drop_shelf(part.job->exchange_dock(move->from - shelves, std::move(branch)));
 }
 
@@ -180,9 +175,7 @@ void ShardServer::moved_of_state(const ShardPiece& piece, Part& part,
     refuse_state(number, share->what.number, *failed);
     return drop_state(part, share);
   }
-  ShardReport& said = report(ShardSays::kFailed, number);
-  said.core = ShardReport::kNoCore;
-  said.text = failed->what();
+  report_failed(number, failed->what());
 }
 
 }  // namespace phub

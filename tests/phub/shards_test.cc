@@ -145,20 +145,33 @@ TEST_F(ShardsTest, WhoHasSentNoMailServesNotYetAndIsForgottenAfterALease) {
   EXPECT_THAT(shards_.boxes(), SizeIs(1));
 }
 
-// Nobody else hears of a job one of whose boxes was lost while it was made here.
-TEST_F(ShardsTest, AJobIsNotMadeWithABoxThatIsLost) {
-  const uint64_t stays = join("stays"), goes = join("goes");
+// A job with a queue at each of three boxes, of which two serve under the server.
+Plan plan_of_three() {
   Plan plan;
   plan.cores.resize(3);
   plan.queues.resize(3);
+  plan.nics.resize(3);
+  plan.queue_chunks.resize(3);
   for (uint32_t box = 0; box < 3; ++box) {
-    plan.cores[box].box = plan.queues[box].core = box;
+    plan.cores[box].box = plan.queues[box].core = plan.queues[box].nic = box;
     plan.cores[box].queues = {box};
   }
+  return plan;
+}
+
+std::vector<ShardBox> two_boxes(uint64_t one, const char* name, uint64_t other,
+                                const char* name_of_other) {
   std::vector<ShardBox> boxes(2);
-  boxes[0] = {.id = stays, .about = {.name = "stays"}};
-  boxes[1] = {.id = goes, .about = {.name = "goes"}};
-  RemoteParts parts(shards_, 7, plan, boxes);
+  boxes[0] = {.id = one, .about = {.name = name}};
+  boxes[1] = {.id = other, .about = {.name = name_of_other}};
+  return boxes;
+}
+
+// Nobody else hears of a job one of whose boxes was lost while it was made here.
+TEST_F(ShardsTest, AJobIsNotMadeWithABoxThatIsLost) {
+  const uint64_t stays = join("stays"), goes = join("goes");
+  const Plan plan = plan_of_three();
+  RemoteParts parts(shards_, 7, plan, two_boxes(stays, "stays", goes, "goes"));
   shards_.remove(goes);
   std::vector<std::optional<Error>> done;
   parts.make({}, [&](const std::optional<Error>& failed) { done.push_back(failed); });
@@ -170,6 +183,83 @@ TEST_F(ShardsTest, AJobIsNotMadeWithABoxThatIsLost) {
   Answer answer;
   mail(stays, {.wait = true}, &answer);
   EXPECT_FALSE(answer.orders);
+}
+
+class RemotePartsTest : public ShardsTest {
+ protected:
+  using Failures = std::vector<std::optional<Error>>;
+  static RemoteParts::Done into(Failures& done) {
+    return [&done](const std::optional<Error>& failed) { done.push_back(failed); };
+  }
+  void take(uint64_t shard, const ShardReport& report) {
+    Probe probe;
+    Boundary boundary;
+    parts_.take(
+        shard, report, [&probe](uint32_t) -> Probe& { return probe; }, boundary);
+  }
+  static ShardReport offered(uint32_t incarnation, const char* address) {
+    return {.kind = ShardSays::kOffered,
+            .rank = 1,
+            .incarnation = incarnation,
+            .queues = {{.address = address}}};
+  }
+
+  const uint64_t one_ = join("one"), two_ = join("two");
+  const Plan plan_ = plan_of_three();
+  RemoteParts parts_{shards_, 7, plan_, two_boxes(one_, "one", two_, "two")};
+};
+
+TEST_F(RemotePartsTest, ABoxThatAnswersTwiceDoesNotAnswerForAnother) {
+  Failures done;
+  parts_.make({}, into(done));
+  take(one_, {.kind = ShardSays::kMade});
+  take(one_, {.kind = ShardSays::kMade});
+  EXPECT_THAT(done, IsEmpty());
+  EXPECT_TRUE(parts_.being_made());
+  take(two_, {.kind = ShardSays::kMade});
+  ASSERT_THAT(done, SizeIs(1));
+  EXPECT_FALSE(done[0]);
+  take(two_, {.kind = ShardSays::kMade});
+  EXPECT_THAT(done, SizeIs(1));
+}
+
+TEST_F(RemotePartsTest, ABoxThatIsLostAfterItHasAnsweredDoesNotAnswerForAnother) {
+  Failures done;
+  parts_.share_state({.number = 1, .keys = {0}}, into(done));
+  take(one_, {.kind = ShardSays::kStateThere, .state = 1});
+  parts_.lose(one_);
+  EXPECT_THAT(done, IsEmpty());
+  take(two_, {.kind = ShardSays::kStateThere, .state = 1});
+  ASSERT_THAT(done, SizeIs(1));
+  EXPECT_FALSE(done[0]);
+}
+
+TEST_F(RemotePartsTest, ABoxThatIsLostBeforeItHasAnsweredFailsIt) {
+  Failures done;
+  parts_.share_state({.number = 1, .keys = {0}}, into(done));
+  parts_.lose(one_);
+  EXPECT_THAT(done, IsEmpty()) << "the other one still copies from here";
+  take(two_, {.kind = ShardSays::kStateThere, .state = 1});
+  ASSERT_THAT(done, SizeIs(1));
+  EXPECT_STREQ(done[0]->what(), "one: it serves no more");
+}
+
+// Its predecessor's new connections were asked for before, and nobody has fetched them.
+TEST_F(RemotePartsTest, AnAnswerIsOfTheIncarnationThatWasAskedFor) {
+  Offer before, now;
+  before.ticket = "before";
+  now.ticket = "now";
+  Failures done_before, done_now;
+  parts_.reconnect(1, 1, before, into(done_before));
+  parts_.admit(1, 2, {}, now, into(done_now));
+  for (const uint64_t shard : {one_, two_}) take(shard, offered(1, "old"));
+  EXPECT_THAT(done_before, SizeIs(1));
+  EXPECT_THAT(done_now, IsEmpty());
+  for (const uint64_t shard : {one_, two_}) take(shard, offered(2, "new"));
+  ASSERT_THAT(done_now, SizeIs(1));
+  EXPECT_FALSE(done_now[0]);
+  EXPECT_EQ(now.queues[1].address, "new");
+  EXPECT_EQ(now.queues[2].address, "new");
 }
 
 }  // namespace

@@ -100,22 +100,23 @@ class SavingServer {
     start();
   }
 
-  void start(const std::string& topology = "pack:1 core:2 pu:1") {
-    server_.emplace(PHUB_BINARY,
-                    std::vector<std::string>{"--checkpoints", folder(), "--checkpoint-every",
-                                             std::to_string(every_), "--checkpoint-keep",
-                                             std::to_string(keep_)},
-                    "127.0.0.1:0", topology);
+  // `flags`: more of phub serve.
+  void start(const std::string& topology = "pack:1 core:2 pu:1", Flags flags = {}) {
+    flags.insert(flags.end(), {"--checkpoints", folder(), "--checkpoint-every",
+                               std::to_string(every_), "--checkpoint-keep", std::to_string(keep_)});
+    server_.emplace(PHUB_BINARY, flags, "127.0.0.1:0", topology);
     for (size_t i = 0; i < shards_.size(); ++i) start_shard(i);
     await_shards(shards_.size());
   }
   void kill() { EXPECT_EQ(server_->end(SIGKILL), -SIGKILL); }
   void restart_shard(size_t i) {
-    shards_[i]->end(SIGKILL);
+    kill_shard(i);
     await_shards(shards_.size() - 1);
     start_shard(i);
     await_shards(shards_.size());
   }
+  void stop_shard(size_t i) { shards_[i]->stop(); }
+  void kill_shard(size_t i) { shards_[i]->end(SIGKILL); }
   ServerStatus status() const { return ControlClient(server_->address()).status(); }
   const ServerProcess& operator*() const { return *server_; }
   // Memory does not reach from box to box.

@@ -121,6 +121,27 @@ TEST_P(ShardsTest, AShardThatIsEndedSaysSo) {
   EXPECT_TRUE(becomes([&] { return status().jobs.empty(); }));
 }
 
+// The join goes on trying until the box is lost, and the job is made over the others.
+TEST_P(ShardsTest, AShardThatDiesWhileAJobIsMadeHoldsUpNobodyForLong) {
+  const ShardProcess stays(PHUB_BINARY, server_.address());
+  ASSERT_TRUE(becomes_of(1));
+  ShardProcess dies(PHUB_BINARY, server_.address());
+  ASSERT_TRUE(becomes_of(2));
+  dies.stop();
+  Training training(server_.address(), spec("made"));
+  training.start(0, first_);
+  training.start(1, tcp_);
+  ASSERT_TRUE(becomes([&] { return status().memory_bytes > 0; }));
+  EXPECT_TRUE(status().jobs.empty()) << "it is being made";
+  dies.end(SIGKILL);
+  ASSERT_TRUE(training.goes_on(10));
+  ASSERT_TRUE(becomes_of(1));
+  EXPECT_EQ(arrivals("made").size(), 2u);
+  training.end();
+  training.check();
+  EXPECT_TRUE(becomes([&] { return status().memory_bytes == 0; }));
+}
+
 // It finds out that it is lost, ends what it had, and serves again.
 TEST_P(ShardsTest, AShardThatHangsForALeaseIsLostAndComesBack) {
   ShardProcess shard(PHUB_BINARY, server_.address());

@@ -1,0 +1,158 @@
+// A server and a box that serves under it, in one thread: the test is the mail between them, and
+// changes orders.
+#include "phub/shard/shard_server.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "numa/topology.h"
+#include "phub/server.h"
+#include "phub/shard/shard_post.h"
+#include "transport/tcp/transport.h"
+
+namespace phub {
+namespace {
+
+using ::testing::HasSubstr;
+
+class ShardServerTest : public ::testing::Test {
+ protected:
+  using Change = std::function<void(ShardBoundary& boundary)>;
+
+  ShardServerTest() {
+    server_.join_shard(shard_.hello(), [this](Result<ShardWelcome> welcome) {
+      ASSERT_TRUE(welcome);
+      post_.begin(*welcome.value);
+    });
+    run();
+    JoinRequest request;
+    request.spec.name = "job";
+    request.spec.keys = {{.name = "w", .elements = 4096}};
+    request.spec.chunk_elements = 64;
+    request.spec.world_size = request.spec.max_ranks = 2;
+    request.spec.optimizer = "sgd";
+    request.spec.branches = 1;
+    request.transport = "tcp";
+    for (request.rank = 0; request.rank < 2; ++request.rank) {
+      server_.join(request, [this](Result<JoinReply> reply) {
+        ASSERT_TRUE(reply) << reply.message;
+        who_ = {.job = "job",
+                .rank = reply.value->rank,
+                .incarnation = reply.value->incarnation,
+                .ticket = reply.value->offer.ticket};
+        ++admitted_;
+      });
+    }
+    run();
+    EXPECT_EQ(admitted_, 2);
+    EXPECT_FALSE(shard_.empty());
+  }
+
+  void run() {
+    for (int i = 0; i < 40; ++i) {
+      server_.poll();
+      shard_.poll();
+      for (uint32_t core = 0; core < server_.cores(); ++core) server_.core(core).step();
+      for (uint32_t core = 0; core < shard_.cores(); ++core) shard_.core(core).step();
+      carry_mail();
+    }
+  }
+  // All boundaries that go to the box from now on are changed.
+  void expect_failure(const Change& change, const std::string& what) {
+    change_ = change;
+    std::optional<Result<BranchReply>> forked;
+    server_.change_branches(who_, {.action = BranchAction::kFork},
+                            [&](Result<BranchReply> reply) { forked = std::move(reply); });
+    run();
+    EXPECT_TRUE(forked) << "the job waits";
+    EXPECT_FALSE(server_.has_job("job"));
+    EXPECT_TRUE(shard_.empty());
+    std::string reason;
+    server_.log("job", 0, [&reason](Result<LogPage> page) {
+      ASSERT_TRUE(page);
+      for (const LogRecord& record : page.value->records) {
+        if (record.kind == LogRecord::Kind::kFailed) reason = record.reason;
+      }
+    });
+    EXPECT_THAT(reason, HasSubstr(what));
+  }
+
+ private:
+  static std::vector<std::unique_ptr<Transport>> transports() {
+    std::vector<std::unique_ptr<Transport>> transports;
+    transports.push_back(make_tcp_transport());
+    return transports;
+  }
+  template <typename Options>
+  static Options options() {
+    Options options;
+    options.topology = numa::from_synthetic("pack:1 core:2 pu:1");
+    options.pin = false;
+    return options;
+  }
+
+  void carry_mail() {
+    const uint64_t shard = post_.welcome().shard;
+    post_.add(shard_.take_reports());
+    const ShardMail reports = post_.reporting();
+    server_.take_mail(shard, reports, [](const Result<ShardOrders>&) {});
+    post_.delivered(reports);
+    server_.take_mail(shard, post_.asking(), [this](Result<ShardOrders> result) {
+      for (ShardOrder& order : post_.take(*result.value)) {
+        for (ShardBoundary& boundary : order.boundary) {
+          if (change_) change_(boundary);
+        }
+        shard_.handle(order);
+      }
+    });
+  }
+
+  SteadyClock clock_;
+  Server server_{options<ServerOptions>(), transports(), clock_};
+  ShardServer shard_{options<ShardServerOptions>(), transports(), clock_};
+  ShardPost post_;
+  Change change_;
+  Credential who_;
+  int admitted_ = 0;
+};
+
+TEST_F(ShardServerTest, MovesThatDoNotFitFailTheJob) {
+  expect_failure(
+      [](ShardBoundary& boundary) {
+        for (BranchMove& move : boundary.moves) move.to = 9;
+      },
+      "the server orders what does not fit a box's part: moves of branches");
+}
+
+TEST_F(ShardServerTest, ALostRankThatIsNoneFailsTheJob) {
+  expect_failure(
+      [](ShardBoundary& boundary) {
+        boundary.lost = {{.rank = 0}, {.rank = 7}};
+      },
+      "what does not fit a box's part: a rank that is lost");
+}
+
+TEST_F(ShardServerTest, ANewRankWithoutConnectionsFailsTheJob) {
+  expect_failure([](ShardBoundary& boundary) { boundary.admitted = {{.rank = 5}}; },
+                 "what does not fit a box's part: a rank that is admitted");
+}
+
+TEST_F(ShardServerTest, AStateThatIsNotThereFailsTheJob) {
+  expect_failure([](ShardBoundary& boundary) { boundary.state = 3; },
+                 "state of keys 3, which a boundary moves, is not there");
+}
+
+TEST_F(ShardServerTest, ABranchThatIsNotThereFailsTheJob) {
+  expect_failure([](ShardBoundary& boundary) { boundary.branch = 4; },
+                 "branch 4, which a boundary moves, is not there");
+}
+
+}  // namespace
+}  // namespace phub
