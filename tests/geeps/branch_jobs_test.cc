@@ -10,12 +10,14 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "tests/worker/box.h"
 #include "tests/worker/expect_error.h"
+#include "tests/worker/saved_box.h"
 #include "transport/error.h"
 #include "worker/device/host_device.h"
 #include "worker/geeps/cache.h"
@@ -243,6 +245,71 @@ TEST(BranchJobs, RowsAreCountedFromTheirFirstWriteOn) {
   const uint64_t gone = worker.discard(fork.branch);
   while (worker.round(0) + 1 < gone) round({});
   EXPECT_EQ(round({}), 0u);
+}
+
+class SavedBranches : public phub::testing::SavedBoxTest {
+ protected:
+  SavedBranches() : SavedBoxTest(PHUB_BINARY) {}
+};
+
+// The server is killed when a checkpoint has both branches, and the child runs.
+TEST_F(SavedBranches, ARestoredRankHasTheRowsOfAllBranches) {
+  constexpr uint64_t kEvery = 3;
+  serve(kEvery);
+  const JobSpec spec = spec_of("saved", 1);
+  WorkerOptions mine = options(spec, 0);
+  mine.saver = [](uint64_t) { return RankState(); };
+  auto worker = std::make_unique<Worker>(mine);
+  const auto device = make_host_device({.budget_bytes = 1 << 20});
+  std::optional<WorkerExchange> exchange;
+  std::optional<Cache> cache;
+  const auto open = [&] {
+    exchange.emplace(*worker, tables());
+    cache.emplace(*device, *exchange, tables(), CacheOptions{.budget_bytes = 64 << 10});
+  };
+  open();
+  Plan plan;
+  std::map<uint64_t, std::map<uint32_t, Model>> before = {{1, {{0, {}}}}};  // by round
+  uint64_t round = 1, back = ~uint64_t{0};  // branch 0 runs again from `back` on
+  const auto train = [&] {
+    std::map<uint32_t, Model> models = before.at(round);
+    if (round == plan.forked) {
+      models[plan.child] = models.at(0);
+      models[plan.child].lr = 2;
+    }
+    Model& model = models.at(round >= back ? 0 : plan.branch_in(round));
+    const Step step = step_of(*cache, 0);
+    EXPECT_EQ(step.w, model.w) << "round " << round;
+    EXPECT_EQ(step.sum, model.sums[0]) << "round " << round;
+    model.sums[0] += model.w;
+    model.w -= model.lr;
+    before[++round] = models;
+  };
+  while (round < 3) train();
+  decide(*worker, plan);
+  while (round < plan.scheduled + 8) train();
+  ASSERT_TRUE(becomes_status("saved", [&](const JobStatus& status) {
+    train();
+    return status.durable_round > plan.scheduled + 8;
+  }));
+  die_and_come_back(kEvery);
+  try {
+    for (int i = 0; i < 100; ++i) train();
+    FAIL() << "nobody noticed";
+  } catch (const Error& error) {
+    ASSERT_EQ(error.code(), ErrorCode::kRewound) << error.what();
+  }
+  cache.reset();
+  exchange.reset();
+  worker = worker->rejoin();
+  round = worker->first_round();
+  ASSERT_GT(round, plan.scheduled + 8);
+  open();
+  for (int i = 0; i < 3; ++i) train();
+  const BranchTurn again[] = {{0, 0}};
+  back = worker->schedule(again);
+  for (int i = 0; i < 6; ++i) train();
+  EXPECT_GT(cache->stats().branch_bytes, 0u);
 }
 
 TEST(BranchJobs, AnIterationEndsWithItsSavePoint) {

@@ -106,12 +106,14 @@ namespace {
 
 constexpr size_t kWord = sizeof(uint32_t);
 
-void put(std::vector<std::byte>& to, std::span<const std::byte> bytes) {
+void append(std::vector<std::byte>& to, std::span<const std::byte> bytes) {
   const size_t at = to.size();
   to.resize(at + bytes.size());
   std::memcpy(to.data() + at, bytes.data(), bytes.size());
 }
-void put(std::vector<std::byte>& to, uint32_t word) { put(to, std::as_bytes(std::span(&word, 1))); }
+void append(std::vector<std::byte>& to, uint32_t word) {
+  append(to, std::as_bytes(std::span(&word, 1)));
+}
 
 }  // namespace
 
@@ -124,14 +126,14 @@ std::vector<std::byte> BranchRows::saved() const {
     if (copies_[copy]) numbers[copy] = there++;
   }
   std::vector<std::byte> saved;
-  put(saved, static_cast<uint32_t>(branches_.size()));
-  put(saved, there);
+  append(saved, static_cast<uint32_t>(branches_.size()));
+  append(saved, there);
   for (const auto& [branch, places] : branches_) {
-    put(saved, branch);
-    for (const uint32_t place : places) put(saved, place == kHome ? kHome : numbers[place]);
+    append(saved, branch);
+    for (const uint32_t place : places) append(saved, place == kHome ? kHome : numbers[place]);
   }
   for (const auto& copy : copies_) {
-    if (copy) put(saved, std::as_bytes(std::span(copy.get(), row_floats_)));
+    if (copy) append(saved, std::as_bytes(std::span(copy.get(), row_floats_)));
   }
   return saved;
 }

@@ -23,7 +23,9 @@ struct Head {
   uint64_t branch;
 };
 
-std::string entry_of(const Table& table) { return fmt::format("{}/{}", kSaved, table.spec.name); }
+std::string branches_entry(const Table& table) {
+  return fmt::format("{}/{}", kSaved, table.spec.name);
+}
 
 uint32_t running_in(const Exchange::Branches& at) {
   const auto after = std::ranges::upper_bound(at.all.runs, at.round, {}, &BranchRun::round);
@@ -176,7 +178,7 @@ void Cache::Impl::save_branches(RankState& state) const {
   const auto bytes = std::as_bytes(std::span(&head, 1));
   state[kSaved] = {bytes.begin(), bytes.end()};
   for (const Table& table : mover_.tables) {
-    if (table.branches) state[entry_of(table)] = table.branches->saved();
+    if (table.branches) state[branches_entry(table)] = table.branches->saved();
   }
 }
 
@@ -194,7 +196,7 @@ bool Cache::Impl::load_branches() {
   branch_ = static_cast<uint32_t>(head.branch);
   for (Table& table : mover_.tables) {
     if (!table.branches) continue;
-    const auto rows = mover_.exchange.restored(entry_of(table));
+    const auto rows = mover_.exchange.restored(branches_entry(table));
     if (rows) table.branches->restore(*rows, table.spec.name);
   }
   return true;
