@@ -18,7 +18,8 @@
 namespace phub::geeps_bench {
 namespace {
 
-constexpr uint64_t kReserved = 256;  // by a run's cache, for calls outside the sequence
+// Bytes that the cache of a run keeps for calls outside the sequence.
+constexpr uint64_t kReserved = 256;
 
 void add(Points& points, nlohmann::json point) {
   fmt::print("{}\n", point.dump());
@@ -43,7 +44,7 @@ std::optional<double> seconds_of(const Training& training, const Machine& machin
 
 bool fits(const Training& training, uint64_t budget) {
   try {
-    geeps::place(training.demand(), {.budget_bytes = budget});
+    geeps::place(training.demand(), {.budget_bytes = budget, .max_lead = 1});
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kFull) throw;
     return false;
@@ -219,8 +220,9 @@ Points partitions(const Pictures& pictures) {
 }
 
 Points frames(const Pictures& pictures) {
-  constexpr double kCopies =
-      4;  // of parameters, for every frame: as much slower as that takes here
+  // Parameters are copied for every frame, by this machine's processors: everything else is slower
+  // by so much, too.
+  constexpr double kCopies = 4;
   const double slower_by = pictures.slower * (pictures.tiny ? 1 : kCopies);
   const Machine machine = slower(pictures.machine, slower_by);
   const VideoShape shape = pictures.tiny ? VideoShape{4, 8, 2} : VideoShape{};

@@ -75,7 +75,7 @@ uint64_t VideoTraining::least_unmoved_bytes() {
 
 bool VideoTraining::fits(uint64_t budget_bytes) {
   try {
-    examples::plan(network_, {.budget_bytes = budget_bytes, .reserved_bytes = 1});
+    examples::plan(network_, {.budget_bytes = budget_bytes, .reserved_bytes = 1, .max_lead = 1});
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kFull) throw;
     return false;

@@ -697,6 +697,11 @@ PHUB_API phub_code phub_geeps_options_tune_table(phub_geeps_options* options, ui
 /* This table of local data is not saved (phub_geeps_save_point): no iteration needs it from the one
  * before. PHUB_INVALID: it is a table of parameters, or there is none. */
 PHUB_API phub_code phub_geeps_options_set_scratch(phub_geeps_options* options, uint32_t table);
+/* Each branch of the job has rows of its own in this table of local data: a child begins with its
+ * parent's, as they are at the fork. phub_geeps_save_point at the end of every iteration changes
+ * over. In a job without branches it has no effect. PHUB_INVALID: it is a table of parameters, or
+ * there is none; phub_geeps_create refuses one that is scratch, too. */
+PHUB_API phub_code phub_geeps_options_set_by_branch(phub_geeps_options* options, uint32_t table);
 
 /* The updates of this table of parameters are factors: at most so many pairs of a clock, of a
  * vector of as many elements as it has rows and one of row_floats. phub_geeps_clock_factors takes
@@ -774,8 +779,10 @@ PHUB_API phub_code phub_geeps_clock_factors(phub_geeps* geeps, uint32_t table, c
                                             const float* right, uint32_t pairs);
 /* Waits until all clocked updates are pushed and their results are here. */
 PHUB_API phub_code phub_geeps_wait_all(phub_geeps* geeps);
-/* For a worker with a saver: call it at the end of every iteration, when each table of parameters
- * was clocked once and no local buffer is in use. If the rank's state is to be saved after this
+/* For a worker with a saver, and in a job with branches with tables by branch: call it at the end
+ * of every iteration, when each table of parameters was clocked once and no local buffer is in use.
+ * With tables by branch it waits for the round's results, and gives the tables the rows of the
+ * branch that runs in the next round; without it the next TableClock is refused. If the rank's state is to be saved after this
  * round, it waits for the round's results, calls the saver, and saves the local tables beside what
  * the saver gave, as "geeps/NAME" (but not those of phub_geeps_options_set_scratch). They come back
  * in the phub_geeps that a restored rank creates. PHUB_INVALID: a buffer is in use, or updates were
@@ -792,6 +799,7 @@ typedef struct phub_geeps_counters {
   uint64_t bytes_staged;                   /* of these, gathered or added by threads of the cache */
   uint64_t bytes_copied_by_caller;         /* within calls, which waited for the copy */
   uint64_t pushes, pulls;
+  uint64_t branch_bytes; /* in host memory, now: rows of branches that do not run */
 } phub_geeps_counters;
 PHUB_API phub_code phub_geeps_stats(phub_geeps* geeps, phub_geeps_counters* counters);
 

@@ -100,6 +100,23 @@ TEST(Packing, IsCloseToTheBest) {
   EXPECT_LE(static_cast<double>(sum), 1.01 * static_cast<double>(best_sum));
 }
 
+TEST(Packing, WithALimitItIsTheSameOrNone) {
+  std::mt19937 engine(5);
+  for (int round = 0; round < 500; ++round) {
+    const uint32_t phases = 1 + engine() % 12;
+    const auto spans = random_spans(engine, phases, 30);
+    const Packing packing = pack(spans, phases);
+    const uint64_t more = engine() % 3;
+    const auto fits = pack(spans, phases, packing.height + more);
+    ASSERT_TRUE(fits.has_value()) << "round " << round;
+    ASSERT_EQ(fits->height, packing.height);
+    ASSERT_EQ(fits->offsets, packing.offsets);
+    if (packing.height > 0) {
+      ASSERT_FALSE(pack(spans, phases, packing.height - 1)) << "round " << round;
+    }
+  }
+}
+
 TEST(Packing, LoadsGoOverTheEndOfTheCircle) {
   const std::vector<Span> spans = {{2, 2, 10}, {0, 1, 1}, {1, 3, 100}};
   EXPECT_EQ(loads(spans, 3), (std::vector<uint64_t>{111, 100, 110}));

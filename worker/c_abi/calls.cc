@@ -18,6 +18,7 @@ namespace {
 constexpr uint32_t kGoodbyeMs = 2000;
 // The size of its first version: programs that were compiled with that go on to work.
 constexpr size_t kLeastKeyMemory = 6 * sizeof(void*);
+static_assert(PHUB_MOST_BRANCH_RUNS == kMostBranchRuns + 1);
 
 template <typename Body>
 phub_code with(const char* function, const phub_worker* handle, Body body) {
@@ -433,7 +434,6 @@ phub_code phub_report_loss(phub_worker* worker, double loss, uint64_t round) {
   return with(__func__, worker, [&](Worker& w, auto&) { w.report_loss(loss, round); });
 }
 
-static_assert(PHUB_MOST_BRANCH_RUNS == kMostBranchRuns + 1);
 phub_code phub_batch_in(phub_worker* worker, uint64_t round, uint64_t* samples) {
   return with(__func__, worker, [&](Worker& w, auto&) {
     need(samples, "samples");

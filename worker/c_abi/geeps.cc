@@ -293,7 +293,8 @@ phub_code phub_geeps_stats(phub_geeps* geeps, phub_geeps_counters* counters) {
                            .bytes_staged = all.bytes_staged,
                            .bytes_copied_by_caller = all.bytes_copied_by_caller,
                            .pushes = all.pushes,
-                           .pulls = all.pulls});
+                           .pulls = all.pulls,
+                           .branch_bytes = all.branch_bytes});
   });
 }
 

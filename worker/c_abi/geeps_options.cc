@@ -55,6 +55,13 @@ const Option& option_named(std::string_view name) {
   refuse_option(name, names);
 }
 
+geeps::TableSpec& local_of(GeepsOptionsObject& all, uint32_t table) {
+  if (table < all.tables.size() && all.tables[table].local) return all.tables[table];
+  throw Refusal(PHUB_INVALID,
+                fmt::format("table {} is no table of local data: {} tables were added", table,
+                            all.tables.size()));
+}
+
 geeps::TableSpec& parameters_of(GeepsOptionsObject& all, uint32_t table) {
   if (table < all.tables.size() && !all.tables[table].local) return all.tables[table];
   throw Refusal(PHUB_INVALID,
@@ -167,14 +174,13 @@ phub_code phub_geeps_options_set_samples(phub_geeps_options* options, uint32_t t
 }
 
 phub_code phub_geeps_options_set_scratch(phub_geeps_options* options, uint32_t table) {
-  return change(__func__, options, [&](GeepsOptionsObject& all) {
-    if (table >= all.tables.size() || !all.tables[table].local) {
-      throw Refusal(PHUB_INVALID, fmt::format("table {} is no table of local data: {} tables were "
-                                              "added",
-                                              table, all.tables.size()));
-    }
-    all.tables[table].scratch = true;
-  });
+  return change(__func__, options,
+                [&](GeepsOptionsObject& all) { local_of(all, table).scratch = true; });
+}
+
+phub_code phub_geeps_options_set_by_branch(phub_geeps_options* options, uint32_t table) {
+  return change(__func__, options,
+                [&](GeepsOptionsObject& all) { local_of(all, table).by_branch = true; });
 }
 
 phub_code phub_options_add_tables(phub_options* options, const phub_geeps_options* tables) {

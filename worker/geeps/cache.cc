@@ -41,6 +41,7 @@ Cache::Impl::Impl(Device& device, Exchange& exchange, std::vector<TableSpec> tab
       own_lane_{.kind = Lane::Kind::kFetch, .stream = device.make_stream("geeps"), .rows = {}} {
   check_saved_size();
   restore_local();
+  begin_branches();
   const DeviceStats use = device_.stats();
   budget_ = options_.budget_bytes > 0 ? options_.budget_bytes : use.budget_bytes - use.used_bytes;
   budget_ = budget_ / Arena::kAlignment * Arena::kAlignment;
@@ -163,6 +164,9 @@ CacheStats Cache::Impl::stats() {
   const Lock lock(*this);
   CacheStats stats = mover_.stats;
   stats.stalled = std::chrono::nanoseconds(stalled_ns_);
+  for (const Table& table : mover_.tables) {
+    if (table.branches) stats.branch_bytes += table.branches->bytes();
+  }
   stats.bytes_copied_by_caller += own_lane_.rows->moved_bytes() + work_.caller_bytes();
   return stats;
 }
@@ -231,6 +235,7 @@ void Cache::wait_all() { impl_->wait_all(); }
 void Cache::save_point() {
   std::optional<RankState> tables = impl_->guarded([&] { return impl_->local_state(); });
   if (tables) impl_->mover_.exchange.save(std::move(*tables));
+  impl_->guarded([&] { impl_->end_round(); });
 }
 std::span<const TableSpec> Cache::tables() const { return impl_->specs_; }
 const Placement& Cache::placement() const {

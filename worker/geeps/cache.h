@@ -75,6 +75,9 @@ struct TableSpec {
   // section 4.3.1). table_clock() takes them. 0: updates are sent.
   uint32_t samples = 0;
   bool scratch = false;  // local data that no iteration needs from the one before: it is not saved
+  // Local data of which each branch of the job has its own: a child begins with its parent's rows
+  // as they are at the fork. save_point() changes over. In a job without branches it has no effect.
+  bool by_branch = false;
 };
 
 std::vector<uint64_t> dense(uint64_t rows);  // keys 0 … rows − 1
@@ -129,6 +132,7 @@ struct CacheStats {
   // the sequence changes, and, without a compute stream, between pinned rows and buffers.
   uint64_t bytes_copied_by_caller = 0;
   uint64_t pushes = 0, pulls = 0;
+  uint64_t branch_bytes = 0;  // in host memory, now: rows of branches that do not run
 };
 
 class Cache {
@@ -178,6 +182,11 @@ class Cache {
   // or there are updates that were not clocked. kTimeout: results are missing, call it again. What
   // the saver throws is thrown here; then there is no checkpoint of the round, and the cache goes
   // on.
+  //
+  // In a job with branches, tables by branch need it at the end of every iteration, with or without
+  // a saver: else the next TableClock is kInvalid. It waits for the round's results, and asks the
+  // server which branch runs in the next round. If that is another, it changes the rows over. A
+  // rank that comes later than a fork begins the child with what it has.
   void save_point();
 
   std::span<const TableSpec> tables() const;

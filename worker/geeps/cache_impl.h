@@ -95,7 +95,7 @@ struct Cache::Impl {
   Placement place_anew(const Sequence& sequence, SequenceDemand& demand) const;
   void install(Sequence sequence);
   std::vector<bool> save_dirty();
-  void store_dirty();
+  void store_dirty(bool (*of)(const Table& table));
   void load_pinned(const std::vector<bool>& unclocked);
 
   // cache_save.cc
@@ -105,6 +105,17 @@ struct Cache::Impl {
   bool must_save() const;
   void check_at_save_point();
   std::optional<RankState> local_state();  // nothing: this round is not saved
+
+  // cache_branches.cc
+  void begin_branches();
+  void end_round();
+  bool is_clocked() const;
+  void enter_round(const Exchange::Branches& at);
+  void settle_branches();
+  void hold_fills();
+  void go_on_with_rows();
+  bool load_branches();
+  void save_branches(RankState& state) const;
 
   // cache.cc
   template <class Run>
@@ -143,6 +154,10 @@ struct Cache::Impl {
   bool virtual_ = false;
   std::vector<bool> inferred_;  // by table: its last Update in the sequence clocks it
   std::vector<Held> held_;
+  bool has_branches_ = false;  // the job, and there are tables by branch
+  uint64_t rounds_ = 0;        // then: ended by save_point()
+  uint32_t branch_ = 0;        // whose rows the tables by branch have
+  uint64_t next_round_ = 1;    // forks before earlier rounds are known
   uint64_t next_handle_ = 1;
   std::atomic<uint64_t> stalled_ns_ = 0;
 

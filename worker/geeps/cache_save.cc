@@ -54,8 +54,16 @@ void Cache::Impl::restore_local() {
   }
 }
 
-// After a round that is to be saved nothing may be clocked before its state was taken.
+// After a round that is to be saved nothing may be clocked before its state was taken, and with
+// tables by branch after any round.
 void Cache::Impl::check_may_clock(const Table& table) const {
+  if (has_branches_ && table.clocks > rounds_) {
+    fail(ErrorCode::kInvalid,
+         "TableClock of '{}', before save_point() after its clock {}: there are tables by branch, "
+         "so "
+         "clock every table once, then call save_point()",
+         table.spec.name, table.clocks);
+  }
   if (table.clocks < mover_.exchange.saved_after(table.key)) return;
   fail(ErrorCode::kInvalid,
        "TableClock of '{}', before the state after its clock {} was saved: clock every table once, "
@@ -90,7 +98,7 @@ std::optional<RankState> Cache::Impl::local_state() {
   }
   wait_all();  // then local rows are not written by others than this thread
   if (work_.in_stream()) work_.stream()->synchronize();
-  store_dirty();
+  store_dirty([](const Table& table) { return is_saved(table.spec); });
   RankState state;
   for (Table& table : mover_.tables) {
     if (!is_saved(table.spec)) continue;
@@ -103,6 +111,7 @@ std::optional<RankState> Cache::Impl::local_state() {
     const auto end = std::as_bytes(std::span(&digest, 1));
     entry.insert(entry.end(), end.begin(), end.end());
   }
+  save_branches(state);
   return state;
 }
 

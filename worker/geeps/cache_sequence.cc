@@ -136,19 +136,21 @@ std::vector<bool> Cache::Impl::save_dirty() {
       mover_.complete_log(*own_lane_.rows, table, partition, used_logs, staged);
     }
   }
-  store_dirty();
+  store_dirty([](const Table&) { return true; });
   return unclocked;
 }
 
-// Copies local rows that are newer in device memory to host memory. REQUIRES: the compute stream is
-// synchronized.
-void Cache::Impl::store_dirty() {
+// Copies local rows of these tables that are newer in device memory to host memory. REQUIRES: the
+// compute stream is synchronized.
+void Cache::Impl::store_dirty(bool (*of)(const Table& table)) {
   if (!mover_.schedule) return;
   for (PlacedEntry& entry : mover_.schedule->entries) {
-    if (!std::exchange(entry.dirty, false)) continue;
     const Table& table = mover_.tables[entry.table];
+    if (!entry.dirty || !of(table)) continue;
+    entry.dirty = false;
     StagedBuffers staged(mover_.staging);
     for (const EntryPart& part : entry.parts) {
+      if (table.branches) table.branches->keep(part.runs);
       own_lane_.rows->store({entry.rows, part.stretch, staged}, table.own_rows.floats().data(),
                             part.runs, table.row_floats);
     }

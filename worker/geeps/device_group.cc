@@ -62,6 +62,7 @@ class DeviceGroup::Member final : public Exchange {
   uint64_t saved_after(size_t key) const override;
   void save(RankState tables) override;
   std::optional<std::span<const std::byte>> restored(const std::string& name) const override;
+  std::optional<Branches> branches(uint64_t pushes) override;
 
   KeyQueue& here() { return here_; }
 
@@ -395,6 +396,10 @@ std::optional<std::span<const std::byte>> DeviceGroup::Member::restored(
     const std::string& name) const {
   if (group_.members() > 1) return std::nullopt;
   return group_.downstream().restored(name);
+}
+
+std::optional<Exchange::Branches> DeviceGroup::Member::branches(uint64_t pushes) {
+  return group_.downstream().branches(pushes);
 }
 
 DeviceGroup::DeviceGroup(Exchange& downstream, const DeviceGroupOptions& options)

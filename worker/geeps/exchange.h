@@ -80,6 +80,14 @@ class Exchange {
     return std::nullopt;
   }
 
+  // The branches of the job (Worker::branches()), as they are when the results of so many pushes of
+  // every key since the start of this exchange are here. Nothing: the job has none.
+  struct Branches {
+    uint64_t round = 0;  // that begins then: all is known of it
+    BranchReply all;
+  };
+  virtual std::optional<Branches> branches(uint64_t /*pushes*/) { return std::nullopt; }
+
   // The ranks that the exchange waits for, if known. For messages only: it may take a second.
   virtual std::vector<uint32_t> missing_ranks() { return {}; }
   virtual uint32_t rank() const = 0;

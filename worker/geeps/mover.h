@@ -31,6 +31,7 @@
 #include "transport/error.h"
 #include "worker/device/arena.h"
 #include "worker/device/device.h"
+#include "worker/geeps/branch_rows.h"
 #include "worker/geeps/cache.h"
 #include "worker/geeps/cache_trace.h"
 #include "worker/geeps/follower.h"
@@ -58,6 +59,7 @@ struct Table {
   int32_t priority = 0;
   bool kept_twice = false;  // rows and log are the cache's own memory, not the exchange's
   HostMemory own_rows, own_log;
+  std::unique_ptr<BranchRows> branches;  // local, by branch: of `own_rows`
   DeviceMemory factors;         // with samples: those of a clock, in the application's order
   const float* rows = nullptr;  // host memory
   float* log = nullptr;
@@ -169,6 +171,10 @@ class Mover {
   // Between these calls the table's rows are not replaced, and its key is not pushed.
   void begin_reading(Table& table) { ++table.moving; }
   void end_reading(Table& table);
+  // Between these calls a local table's rows are replaced, and no task begins to read them.
+  void begin_replacing(Table& table) { table.refreshing = true; }
+  void end_replacing(Table& table);  // what was filled before is filled again
+  bool fills_replaced() const;       // a task reads the rows of such a table
 
   // Completes a partition's part of the log, of a clock with updates, in host memory.
   void complete_log(HostRows& rows, uint32_t table, uint32_t partition,

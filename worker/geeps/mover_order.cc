@@ -26,6 +26,9 @@ Mover::Mover(Device& of_device, Exchange& over_exchange, const CacheOptions& cac
     if (spec.local) {
       table.own_rows = HostMemory(device, bytes, spec.name);
       table.rows = table.own_rows.floats().data();
+      if (spec.by_branch) {
+        table.branches = std::make_unique<BranchRows>(table.own_rows.floats(), spec.row_floats);
+      }
       continue;
     }
     table.key = table_of_key_.size();
@@ -129,6 +132,18 @@ void Mover::end_reading(Table& table) {
   if (--table.moving > 0) return;
   pull_lane().due = true;
   push_lane(table).due = true;
+}
+
+void Mover::end_replacing(Table& table) {
+  ++table.changes;
+  table.refreshing = false;
+  make_due(Lane::Kind::kFetch);
+}
+
+bool Mover::fills_replaced() const {
+  return std::ranges::any_of(tables, [](const Table& table) {
+    return table.spec.local && table.refreshing && table.moving > 0;
+  });
 }
 
 bool Mover::fail(const std::exception_ptr& error) {
@@ -265,8 +280,9 @@ bool Mover::is_kept(const Instance& instance, uint64_t back) const {
 }
 
 bool Mover::rows_are_ready(const Table& table, uint64_t back, uint64_t ahead) const {
+  if (table.refreshing) return false;
   if (table.spec.local) return table.jobs == 0;
-  if (table.refreshing || (table.spec.read_my_writes && table.jobs > 0)) return false;
+  if (table.spec.read_my_writes && table.jobs > 0) return false;
   return table.version + back >= table.clocks + ahead;
 }
 
@@ -277,8 +293,9 @@ bool Mover::can_fill(const Instance& instance) const {
   if (access.filling || access.filled > instance.iteration || !memory_is_free(instance)) {
     return false;
   }
-  if (table.spec.local && instance.iteration < table.regular_from) return rows_are_ready(table, 0);
-  if (table.spec.local) return true;
+  if (table.spec.local) {
+    return instance.iteration < table.regular_from ? rows_are_ready(table, 0) : !table.refreshing;
+  }
   const uint64_t step = instance.iteration * follower.length() + access.step;
   return rows_are_ready(table, access.back, follower.clocks_before(number, step));
 }

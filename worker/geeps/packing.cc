@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 namespace phub::geeps {
@@ -16,8 +17,10 @@ void for_phases(const Span& span, uint32_t phases, Use use) {
   }
 }
 
-// Puts each span, in this order, into the lowest gap that is free in all of its phases.
-Packing first_fit(std::span<const Span> spans, uint32_t phases, std::span<const uint32_t> order) {
+// Puts each span, in this order, into the lowest gap that is free in all of its phases. Nothing: it
+// would be higher than `most`.
+std::optional<Packing> first_fit(std::span<const Span> spans, uint32_t phases,
+                                 std::span<const uint32_t> order, uint64_t most) {
   Packing packing;
   packing.offsets.resize(spans.size());
   std::vector<std::vector<uint32_t>> placed(phases);
@@ -40,6 +43,7 @@ Packing first_fit(std::span<const Span> spans, uint32_t phases, std::span<const 
     }
     packing.offsets[at] = offset;
     packing.height = std::max(packing.height, offset + span.bytes);
+    if (packing.height > most) return std::nullopt;
     for_phases(span, phases, [&](uint32_t phase) { placed[phase].push_back(at); });
   }
   return packing;
@@ -56,18 +60,24 @@ std::vector<uint64_t> loads(std::span<const Span> spans, uint32_t phases) {
 }
 
 Packing pack(std::span<const Span> spans, uint32_t phases) {
-  if (spans.empty()) return {};
+  return *pack(spans, phases, UINT64_MAX);
+}
+
+std::optional<Packing> pack(std::span<const Span> spans, uint32_t phases, uint64_t most) {
+  if (spans.empty()) return Packing{};
   const std::vector<uint64_t> live = loads(spans, phases);
   const uint64_t least = *std::max_element(live.begin(), live.end());
+  if (least > most) return std::nullopt;
   std::vector<uint32_t> order(spans.size());
   std::iota(order.begin(), order.end(), 0u);
-  Packing best = first_fit(spans, phases, order);  // as they come
+  std::optional<Packing> best = first_fit(spans, phases, order, most);  // as they come
 
   const auto try_by = [&](auto larger) {
-    if (best.height == least) return;
+    if (best && best->height == least) return;
     std::stable_sort(order.begin(), order.end(), larger);
-    Packing packing = first_fit(spans, phases, order);
-    if (packing.height < best.height) best = std::move(packing);
+    std::optional<Packing> packing =
+        first_fit(spans, phases, order, best ? best->height - 1 : most);
+    if (packing) best = std::move(packing);
   };
   try_by([&](uint32_t a, uint32_t b) { return spans[a].bytes > spans[b].bytes; });
   try_by([&](uint32_t a, uint32_t b) {

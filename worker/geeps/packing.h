@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -24,6 +25,8 @@ struct Packing {
 
 // Returns the lowest of several first fits: not always the best packing, which is NP-hard to find.
 Packing pack(std::span<const Span> spans, uint32_t phases);
+// The same, but nothing if that is higher than `most`: sooner then.
+std::optional<Packing> pack(std::span<const Span> spans, uint32_t phases, uint64_t most);
 
 // The live bytes of each phase. No packing is lower than the largest.
 std::vector<uint64_t> loads(std::span<const Span> spans, uint32_t phases);

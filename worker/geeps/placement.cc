@@ -70,9 +70,8 @@ class Planner {
   Layout smallest() const {
     std::optional<Layout> best;
     for (Layout& layout : states()) {
-      if (best && layout.pinned + most_live(demand_, buffers(layout)) >= best->needed()) continue;
-      pack_buffers(layout);
-      if (!best || layout.needed() < best->needed()) best = std::move(layout);
+      if (best && best->needed() == 0) break;
+      if (pack_buffers(layout, best ? best->needed() - 1 : UINT64_MAX)) best = std::move(layout);
     }
     return *best;
   }
@@ -87,8 +86,7 @@ class Planner {
       if (least > budget) continue;
       if (best && peak_first_) break;
       if (best && state->saved + most_saved(state->pins, budget - least) <= best->saved) continue;
-      pack_buffers(*state);
-      if (state->needed() > budget) continue;
+      if (!pack_buffers(*state, budget)) continue;
       fill(*state, budget);
       if (!best || state->saved > best->saved) best = std::move(*state);
     }
@@ -105,11 +103,7 @@ class Planner {
   }
 
   // Packs again, without buffers that are no longer needed, unless the result is worse.
-  void repack(Layout& layout) const {
-    Layout other = layout;
-    pack_buffers(other);
-    if (other.height <= layout.height) layout = std::move(other);
-  }
+  void repack(Layout& layout) const { pack_buffers(layout, layout.needed()); }
 
   // Gives all accesses longer leads, as long as they fit.
   void lengthen(Layout& layout, uint32_t max_lead, uint64_t budget) const {
@@ -117,8 +111,7 @@ class Planner {
       Layout longer = layout;
       longer.timing = timing_of(demand_, lead);
       if (longer.timing->leads == layout.timing->leads) return;
-      pack_buffers(longer);
-      if (longer.needed() > budget) return;
+      if (!pack_buffers(longer, budget)) return;
       longer.lead = lead;
       layout = std::move(longer);
     }
@@ -142,11 +135,8 @@ class Planner {
           leads[access].*side = lead;
           Layout longer = layout;
           longer.timing = timing_of(demand_, std::move(leads));
-          const Buffers live = buffers(longer);
-          if (live.spans == buffers(layout).spans) continue;
-          if (longer.pinned + most_live(demand_, live) > budget) continue;
-          pack_buffers(longer);
-          if (longer.needed() <= budget) layout = std::move(longer);
+          if (buffers(longer).spans == buffers(layout).spans) continue;
+          if (pack_buffers(longer, budget)) layout = std::move(longer);
         }
       }
     }
@@ -159,10 +149,7 @@ class Planner {
     while (true) {
       const Buffers all = buffers(layout);
       const auto live = loads(all.spans, demand_.phases);
-      if (layout.pinned + *std::max_element(live.begin(), live.end()) <= budget) {
-        pack_buffers(layout);
-        if (layout.needed() <= budget) return;
-      }
+      if (pack_buffers(layout, budget)) return;
       std::optional<size_t> worst;
       const auto weight = [&](size_t i) {
         return std::pair(live[all.spans[i].first_phase], all.spans[i].bytes);
@@ -216,16 +203,20 @@ class Planner {
     layout.saved += costs_.saved_bytes(entry);
   }
 
-  void pack_buffers(Layout& layout) const {
+  // False, and no change: it would need more than `most` bytes.
+  bool pack_buffers(Layout& layout, uint64_t most) const {
+    if (layout.pinned > most) return false;
     const Buffers all = buffers(layout);
-    const Packing packing = pack(all.spans, demand_.phases);
-    layout.height = packing.height;
+    const std::optional<Packing> packing = pack(all.spans, demand_.phases, most - layout.pinned);
+    if (!packing) return false;
+    layout.height = packing->height;
     layout.offsets.assign(demand_.accesses.size(), 0);
     for (size_t i = 0; i < all.accesses.size(); ++i) {
-      layout.offsets[all.accesses[i]] = packing.offsets[i];
+      layout.offsets[all.accesses[i]] = packing->offsets[i];
     }
     const Lifetimes& lives = layout.timing->lives;
     for (size_t i = 0; i < lives.size(); ++i) layout.offsets[i] = layout.offsets[lives[i].owner];
+    return true;
   }
 
   // From no pinned entry to all of them, pinned one by one; not packed.

@@ -1,28 +1,22 @@
 #include "worker/geeps/staged_buffers.h"
 
-#include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace phub::geeps {
 
 HostMemory StagingPool::take(size_t bytes) {
   const std::lock_guard lock(mutex_);
-  auto found = std::ranges::find_if(
-      free_, [bytes](const HostMemory& memory) { return memory.bytes() >= bytes; });
-  HostMemory memory;
-  if (found == free_.end()) {
-    if (!free_.empty()) free_.pop_back();  // it makes room for a larger one
-    memory = HostMemory(device_, bytes, "staging of rows");
-  } else {
-    memory = std::move(*found);
-    free_.erase(found);
-  }
-  return memory;
+  const auto found = free_.lower_bound(bytes);
+  if (found != free_.end()) return std::move(free_.extract(found).mapped());
+  if (!free_.empty()) free_.erase(std::prev(free_.end()));  // it makes room for a larger one
+  return {device_, bytes, "staging of rows"};
 }
 
 void StagingPool::give(HostMemory memory) {
   const std::lock_guard lock(mutex_);
-  free_.push_back(std::move(memory));
+  const size_t bytes = memory.bytes();
+  free_.emplace(bytes, std::move(memory));
 }
 
 StagedBuffers::~StagedBuffers() {

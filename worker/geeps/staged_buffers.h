@@ -6,24 +6,24 @@
 #include <cstddef>
 #include <map>
 #include <mutex>
-#include <vector>
 
 #include "worker/device/device.h"
 
 namespace phub::geeps {
 
-// Pinned host memory that is used again. Thread-safe.
+// Pinned host memory that is used again: as many pieces as were taken at one time, each as large as
+// the largest that it was taken for. Thread-safe.
 class StagingPool {
  public:
   explicit StagingPool(Device& device) : device_(device) {}
 
-  HostMemory take(size_t bytes);  // so many or more
+  HostMemory take(size_t bytes);  // the smallest free piece of so many or more
   void give(HostMemory memory);
 
  private:
   Device& device_;
   std::mutex mutex_;
-  std::vector<HostMemory> free_;
+  std::multimap<size_t, HostMemory> free_;  // by bytes
 };
 
 // Of one task. Thread-safe.

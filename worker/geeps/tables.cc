@@ -76,6 +76,11 @@ void check(std::span<const TableSpec> tables) {
       fail(ErrorCode::kInvalid, "table '{}' of parameters is scratch: only local data can be",
            table.name);
     }
+    if (table.by_branch && (!table.local || table.scratch)) {
+      fail(ErrorCode::kInvalid,
+           "table '{}' is by branch and {}: only local data that is kept can be", table.name,
+           table.local ? "scratch" : "holds parameters");
+    }
     if (table.samples > 0) check_samples(table);
     check_keys(table);
   }

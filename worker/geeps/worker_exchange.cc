@@ -123,6 +123,11 @@ uint64_t WorkerExchange::saved_after(size_t key) const {
   return worker_.saves() ? worker_.next_saved() - begun_.at(key) : kNever;
 }
 
+std::optional<Exchange::Branches> WorkerExchange::branches(uint64_t pushes) {
+  if (worker_.spec().branches == 0 || begun_.empty()) return std::nullopt;
+  return Branches{.round = begun_.front() + pushes + 1, .all = worker_.branches()};
+}
+
 std::optional<uint32_t> WorkerExchange::slack() const { return slack_of(worker_.spec()); }
 
 // Throws the failure, and lets all later calls throw it.

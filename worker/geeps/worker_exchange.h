@@ -55,6 +55,8 @@ class WorkerExchange final : public Exchange {
     return worker_.restored(name);
   }
 
+  std::optional<Branches> branches(uint64_t pushes) override;
+
   std::optional<uint32_t> slack() const override;
   std::vector<uint32_t> missing_ranks() override { return worker_.missing_ranks(); }
   uint32_t rank() const override { return worker_.rank(); }

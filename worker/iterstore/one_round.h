@@ -28,8 +28,8 @@ struct AllRecorded {
 AllRecorded use_of_all(const WorkerOptions& store, const std::string& name,
                        std::span<const Table> tables, const Use& mine);
 
-// Of each of these tables, arrays in which one rank at most has other than zeros in a place: on all
-// ranks those of all.
+// Each rank has the same number of arrays of the same sizes. REQUIRES: no two ranks have a byte
+// other than zero in the same place. Afterwards each rank's arrays have the bytes of all ranks.
 void unite(const WorkerOptions& store, const std::string& name,
            std::span<const std::span<std::byte>> arrays);
 

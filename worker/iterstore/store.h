@@ -61,9 +61,9 @@ struct TableSpec {
   // The threads of a process will read rows that they accessed in the recorded iteration, and
   // update rows that they updated there: only those travel, in lock-step and with `placement`. A
   // call that strays from that gets what it would get otherwise; but it returns only when all other
-  // threads, of all ranks, have come to their next clock() or finish(), or stray, too (so hold no
-  // lock that they need), and it takes as long as a finish(). From then on, until rows are placed
-  // anew, the table is as if this were false: all of it travels to all.
+  // threads, of all ranks, have come to their next clock(), finish() or table(), or stray, too (so
+  // hold no lock that they need), and it takes as long as a finish(). From then on, until rows are
+  // placed anew, the table is as if this were false: all of it travels to all.
   bool fixed = false;
   // Places for rows that are added later (add_row), which take memory from the beginning. Lock-step
   // only, and not of a table that is fixed.

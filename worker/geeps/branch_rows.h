@@ -1,0 +1,62 @@
+// The rows of a local table, of each branch of a job. Those of the branch that runs are in the
+// table's memory, the *home*. A row that another branch has as the home has it takes no memory. The
+// first write after a fork keeps the old row for the branches that share it (copy on write).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "worker/geeps/rows.h"
+
+namespace phub::geeps {
+
+// keep() may be called by several threads, of different rows. Other calls REQUIRE that nobody
+// writes rows or, for enter(), reads them.
+class BranchRows {
+ public:
+  BranchRows(std::span<float> home, uint32_t row_floats);  // of one branch
+  BranchRows(const BranchRows&) = delete;
+  BranchRows& operator=(const BranchRows&) = delete;
+
+  // These rows of the home, by `source`, are to be written.
+  void keep(std::span<const Run> runs);
+
+  void fork_running(uint32_t child);                // a copy of the branch that runs
+  void fork(uint32_t parent, uint32_t child);       // of another. Of an unknown one: no effect
+  void enter(uint32_t branch, uint32_t before);     // `before` runs no longer. An unknown branch
+                                                    // begins with what `before` has
+  void retain(const std::set<uint32_t>& branches);  // the others that do not run are gone
+  uint64_t bytes() const;                           // of all branches but the one that runs
+
+  // For a checkpoint: all but the home.
+  std::vector<std::byte> saved() const;
+  // REQUIRES: the home is as it was then. Throws Error(kMismatch) if it is not what saved() of a
+  // table with as many rows of this size returned; `what` names it.
+  void restore(std::span<const std::byte> saved, const std::string& what);
+
+ private:
+  using Places = std::vector<uint32_t>;  // by row: where a branch has it
+  static constexpr uint32_t kHome = ~uint32_t{0};
+
+  std::span<float> row(uint32_t row) const {
+    return home_.subspan(size_t{row} * row_floats_, row_floats_);
+  }
+  uint32_t add_copy();
+
+  std::span<float> home_;
+  uint32_t row_floats_;
+  uint32_t rows_;
+  mutable std::mutex mutex_;                      // guards what follows
+  std::map<uint32_t, Places> branches_;           // those that do not run
+  std::vector<std::unique_ptr<float[]>> copies_;  // of a row each; null: free
+  std::vector<uint32_t> free_;
+};
+
+}  // namespace phub::geeps
