@@ -55,18 +55,13 @@ Branches::Branch& Branches::find_alive(uint32_t branch) {
        found.killed);
 }
 
-// 0: there is none. `with_dock`: one whose dock no order will copy from.
-uint32_t Branches::free_shelf(bool with_dock) const {
+uint32_t Branches::free_shelf(uint64_t in_progress) const {
   for (uint32_t shelf = 1; shelf <= shelves_; ++shelf) {
-    if (with_dock && needs_dock(shelf, 0)) continue;
+    if (needs_dock(shelf, in_progress)) continue;
     const auto has_it = [shelf](const auto& branch) { return branch.second.place == shelf; };
     if (std::ranges::none_of(branches_, has_it)) return shelf;
   }
   return 0;
-}
-
-void Branches::check_room_for_one() const {
-  if (free_shelf(true) == 0) fail_no_room();
 }
 
 // How many of its own come before the job's `round`. REQUIRES: nothing is decided for later ones.

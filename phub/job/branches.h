@@ -21,6 +21,7 @@
 #include "kernels/kernels.h"
 #include "phub/checkpoint/manifest.h"
 #include "phub/core/branch_orders.h"
+#include "phub/core/messages.h"
 #include "transport/control/branch_messages.h"
 #include "transport/control/job_spec.h"
 #include "transport/control/messages.h"
@@ -64,8 +65,9 @@ class Branches {
   // Some chunk may not have copied what is in the dock of `shelf`, if none is in a lower round.
   bool needs_dock(uint32_t shelf, uint64_t in_progress) const;
   uint64_t killed_bytes() const;  // held of branches that are killed
-  // Throws Error(kFull) if there is no shelf for another branch that comes from files.
-  void check_room_for_one() const;
+  // Throws Error(kFull) if there is no shelf for another branch that comes from files, where no
+  // chunk is in a lower round than this.
+  void check_room_for_one(uint64_t in_progress) const { shelf_for_one(in_progress); }
 
   std::vector<BranchStatus> list(uint64_t in_progress) const;
   std::vector<BranchRun> runs(uint64_t in_progress) const;  // from that round on
@@ -96,7 +98,9 @@ class Branches {
   Branch& find(uint32_t branch);
   Branch& find_alive(uint32_t branch);
   void check_not_running(uint32_t branch, std::string_view what) const;
-  uint32_t free_shelf(bool with_dock = false) const;
+  // 0: there is none. Not one whose dock is needed, if no chunk is in a lower round.
+  uint32_t free_shelf(uint64_t in_progress = kNever) const;
+  uint32_t shelf_for_one(uint64_t in_progress) const;
   [[noreturn]] void fail_no_room() const;
   uint64_t rounds_before(uint32_t number, const Branch& branch, uint64_t round) const;
 

@@ -45,14 +45,7 @@ Branches::Decision Branches::revive(const BranchChange& change) {
       fail(ErrorCode::kTaken, "branch {} was being written, and is on disk now: try again",
            change.branch);
     }
-    const uint32_t shelf = free_shelf(true);
-    if (shelf == 0 && free_shelf() > 0) {
-      fail(
-          ErrorCode::kFull,
-          "the room that is left is still to take a branch that was revived for a later round, and "
-          "is not needed any more: wait for that round");
-    }
-    if (shelf == 0) fail_no_room();
+    const uint32_t shelf = shelf_for_one(0);
     branch.place = shelf;
     decision.orders.push_back({.round = change.round,
                                .kind = BranchOrder::kCopy,
@@ -62,6 +55,15 @@ Branches::Decision Branches::revive(const BranchChange& change) {
   }
   branch.killed = 0;
   return decision;
+}
+
+uint32_t Branches::shelf_for_one(uint64_t in_progress) const {
+  const uint32_t shelf = free_shelf(in_progress);
+  if (shelf > 0) return shelf;
+  if (free_shelf() == 0) fail_no_room();
+  fail(ErrorCode::kFull,
+       "the room that is left is still to take a branch that was revived for a later round, and is "
+       "not needed any more: wait for that round");
 }
 
 void Branches::fail_no_room() const {

@@ -507,6 +507,22 @@ TEST(Branches, OneThatComesBackOftenLiesAtOnePlace) {
   branches.decide(revival_of(1, 14), 0, 10);
 }
 
+// Whatever else is decided meanwhile, or not.
+TEST(Branches, ThereIsRoomForOneAgainWhenAllHaveCopiedTheOneBefore) {
+  Branches branches(spec_of(1));
+  branches.decide(fork_of(0, 3), branches.next(), 1);
+  branches.decide(kill_of(1, 4), 0, 1);
+  expect_error(ErrorCode::kFull, "wait until it is on disk",
+               [&] { branches.check_room_for_one(5); });
+  branches.saved_durably(4);
+  branches.check_room_for_one(5);
+  branches.decide(revival_of(1, 8), 0, 5);
+  branches.decide(kill_of(1, 9), 0, 6);
+  branches.saved_durably(9);
+  expect_error(ErrorCode::kFull, "wait for that round", [&] { branches.check_room_for_one(7); });
+  branches.check_room_for_one(8);
+}
+
 TEST(Branches, TheLogSaysWhatTheCoresDo) {
   Branches branches(spec_of(2));
   const Branches::Decision forked = branches.decide(fork_of(0, 5, {{"lr", 0.25}}), 1, 4);

@@ -435,6 +435,20 @@ TEST_P(OneKilled, IsRevivedFromItsShelfIfItIsStillThere) {
   EXPECT_TRUE(server_.files_of(1).empty()) << "no checkpoint was needed";
 }
 
+TEST_P(OneKilled, ComesBackAsOftenAsItIsKilled) {
+  workers_ = join(*server_, spec_of("one", 1, 1), server_.transport());
+  worker().fork(0);
+  run_some();
+  for (int i = 0; i < 3; ++i) {
+    worker().kill(1);  // right after the revival: no round has begun since
+    run_some();
+    await_on_disk(worker(), 1);
+    run_some();
+    worker().revive(1);
+  }
+  EXPECT_EQ(status_of(worker(), 1).killed, 0u);
+}
+
 TEST_P(OneKilled, LiesInOneFileForAllCheckpoints) {
   begin();
   kill_on_disk();
