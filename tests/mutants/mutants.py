@@ -92,6 +92,7 @@ CODER = "worker/gradient_coder.cc"
 SEEDED = ("geeps/cache_seeded_test",)
 PARTITIONS = ("geeps/partitions_test",)
 TABLES = ("geeps/saved_tables_test",)
+BRANCH_TABLES = ("geeps/branch_tables_test",)
 EXCHANGED = "worker/python/phub/_exchanged.py"
 OPTIMIZER = "worker/python/phub/optimizer.py"
 BOX_STATE = "worker/python/phub/_box_state.py"
@@ -1090,8 +1091,7 @@ MUTANTS = [
            "access.filled > instance.iteration || !memory_is_free(instance)",
            "access.filled > instance.iteration", SEEDED),
     Mutant("refresh: rows are fetched while a result replaces them", MOVER_ORDER,
-           "if (table.refreshing || (table.spec.read_my_writes && table.jobs > 0)) return false;",
-           "", SEEDED),
+           "  if (table.refreshing) return false;\n", "", SEEDED),
     Mutant("given-back: what is enqueued for a buffer's memory is not waited for", MOVER_ORDER,
            "if (!done->done()) events.push_back(done.get());",
            "", SEEDED),
@@ -1362,7 +1362,22 @@ MUTANTS = [
            "std::memcpy(table.own_rows.floats().data(), saved->data(), bytes);",
            "", TABLES),
     Mutant("tables-pinned: local rows in device memory are not saved", "worker/geeps/cache_save.cc",
-           "  store_dirty();\n", "", TABLES),
+           "  store_dirty([](const Table& table) { return is_saved(table.spec); });\n", "", TABLES),
+    Mutant("branches-keep: a row is saved in host memory that other branches share", "worker/geeps/mover.cc",
+           "if (table.branches) table.branches->keep(part.runs);", "", BRANCH_TABLES),
+    Mutant("branches-pinned: pinned rows are those of the branch before", "worker/geeps/cache_branches.cc",
+           "if (!entry.pinned || !table.branches) continue;", "continue;", BRANCH_TABLES),
+    Mutant("branches-ahead: what was filled before a change is used after it", MOVER_ORDER,
+           "  ++table.changes;\n", "", BRANCH_TABLES),
+    Mutant("branches-saves: a change does not wait for saves in progress", "worker/geeps/cache_branches.cc",
+           "part.saved->wait();", "(void)part;", BRANCH_TABLES),
+    Mutant("branches-parent: what is discarded has no later children", "worker/geeps/cache_branches.cc",
+           "if (each.round > at.round) needed.insert(each.parent);", "", BRANCH_TABLES),
+    Mutant("branches-saved: a checkpoint has the running branch alone", "worker/geeps/cache_branches.cc",
+           "if (table.branches) state[branches_entry(table)] = table.branches->saved();", "", BRANCH_TABLES),
+    Mutant("branches-clock: a round begins before the branch is known", "worker/geeps/cache_save.cc",
+           "if (has_branches_ && table.clocks > rounds_) {", "if (false) {",
+           ("geeps/branch_jobs_test:BranchJobs.AnIterationEndsWithItsSavePoint",)),
     Mutant("tables-point: a round is clocked before the state of the one before is saved",
            "worker/geeps/cache_save.cc",
            "if (table.clocks < mover_.exchange.saved_after(table.key)) return;", "return;", TABLES),
