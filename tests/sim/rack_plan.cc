@@ -260,9 +260,11 @@ void add_branches(SimRandom& random, JobPlan& job, bool saved) {
   }
   spec.branches = static_cast<uint32_t>(random.between(1, 4));
   spec.schedule.clear();
-  job.rounds += random.below(saved ? 60 : 30);
-  for (uint64_t i = random.between(1, saved ? 80 : 20); i > 0; --i) {
-    job.branch_calls.push_back({.rank = static_cast<uint32_t>(random.below(spec.world_size)),
+  job.rounds += job.kills_branches ? 150 : random.below(saved ? 60 : 30);
+  const uint64_t calls = job.kills_branches ? 150 : random.between(1, saved ? 80 : 20);
+  const uint64_t ranks = job.kills_branches ? 1 : spec.world_size;  // who was told what there is
+  for (uint64_t i = calls; i > 0; --i) {
+    job.branch_calls.push_back({.rank = static_cast<uint32_t>(random.below(ranks)),
                                 .after_pushes = random.below(job.rounds * spec.keys.size()),
                                 .random = random.next()});
   }
@@ -443,6 +445,15 @@ void add_shards(SimRandom& random, RackPlan& plan) {
   std::ranges::sort(plan.shard_faults, {}, &ShardFault::after_pushes);
 }
 
+// Branches are killed, and revived from files, which other boxes have a part of.
+void kill_over_boxes(SimRandom& random, RackPlan& plan) {
+  if (plan.checkpoint_every == 0) save(random, plan);
+  plan.jobs.erase(plan.jobs.begin() + 1, plan.jobs.end());
+  plan.jobs.front().kills_branches = true;
+  plan.cores = static_cast<uint32_t>(random.between(1, 2));
+  plan.shards.assign(random.between(1, 2), 1);
+}
+
 // NICs that send a round in a few milliseconds.
 void limit_nics(SimRandom& random, RackPlan& plan) {
   if (plan.net.shared_memory || !random.chance(0.35)) return;
@@ -602,11 +613,14 @@ RackPlan make_rack_plan(uint64_t seed) {
   add_shards(shards, plan);
   SimRandom order(seed ^ 0x6f72646572ull);
   plan.net.overtake = pick(order, {0.0, 0.0, 0.05, 0.5, 1.0});
+  SimRandom killing(seed ^ 0x6b696c6cull);
+  const bool kills = !plan.net.shared_memory && killing.chance(0.05);
+  if (kills) kill_over_boxes(killing, plan);
   SimRandom racks(seed ^ 0x7261636b73ull);
-  add_racks(racks, plan);
+  if (!kills) add_racks(racks, plan);
   SimRandom branches(seed ^ 0x6272616e6368ull);
   for (JobPlan& job : plan.jobs) {
-    if (branches.chance(0.6)) add_branches(branches, job, plan.checkpoint_every > 0);
+    if (kills || branches.chance(0.6)) add_branches(branches, job, plan.checkpoint_every > 0);
   }
   SimRandom coded(seed ^ 0x636f646564ull);
   for (JobPlan& job : plan.jobs) {

@@ -99,6 +99,7 @@ struct JobPlan {
   std::vector<HyperCall> hyper_calls;
   std::vector<StateCall> state_calls;    // by ascending pushes
   std::vector<BranchCall> branch_calls;  // likewise
+  bool kills_branches = false;           // mostly they kill, and revive what is on disk
   // By rank: what it writes and reads, whoever has it. Empty: everything.
   std::vector<std::vector<KeyInterest>> interest;
   struct Ranks {

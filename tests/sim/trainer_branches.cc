@@ -17,8 +17,18 @@ void Trainer::call_branches() {
     const auto some_branch = [&] { return branches_[random.below(branches_.size())]; };
     BranchChange change;
     if (random.chance(0.5)) change.round = session_->next_round() + random.below(4);
+    const bool kills = job_.plan.kills_branches;
     const auto on_disk = std::ranges::find(killed_, true, &BranchStatus::on_disk);
-    if (!killed_.empty() && random.chance(0.5)) {  // asks until it is on disk: then it comes back
+    if (kills && killed_.empty() && random.chance(0.8)) {
+      if (random.chance(0.7)) {  // else asks what there is
+        change.action = branches_.size() > 1 ? BranchAction::kKill : BranchAction::kFork;
+        change.branch = some_branch();
+      }
+      change_branches(change);
+      continue;
+    }
+    // Asks until it is on disk: then it comes back.
+    if (!killed_.empty() && random.chance(kills ? 0.9 : 0.5)) {
       if (on_disk != killed_.end()) {
         change.action = BranchAction::kRevive;
         change.branch = on_disk->branch;
