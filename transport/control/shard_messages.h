@@ -55,7 +55,7 @@ enum class ShardSays : uint8_t {
   kViolation,
   kNonFinite,
   kExcluded,
-  kFailed,        // a core can do no more for the job; core kNoCore: the device of its link
+  kFailed,        // a core can do no more for the job; core kNoCore: the box or its link cannot
   kDisconnected,  // the connections of a rank ended
   kActive,        // something has happened since the last probe
   kLeaves,        // the last report: the shard ends
