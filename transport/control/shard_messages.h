@@ -9,8 +9,8 @@
 //
 // What a shard has of a job's checkpoint goes over …/copies/{job}/{round}/{offset}, in pieces: to
 // the server after each snapshot, from it if the job goes on from one. The state of keys that a
-// rank reads or sets goes over …/states/{job}/{state}/{offset} in the same way, and so does a branch
-// that comes from files.
+// rank reads or sets goes over …/states/{job}/{state}/{offset} in the same way, and so does a
+// branch that comes from files.
 #pragma once
 
 #include <cstdint>
