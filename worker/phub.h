@@ -782,12 +782,12 @@ PHUB_API phub_code phub_geeps_wait_all(phub_geeps* geeps);
 /* For a worker with a saver, and in a job with branches with tables by branch: call it at the end
  * of every iteration, when each table of parameters was clocked once and no local buffer is in use.
  * With tables by branch it waits for the round's results, and gives the tables the rows of the
- * branch that runs in the next round; without it the next TableClock is refused. If the rank's state is to be saved after this
- * round, it waits for the round's results, calls the saver, and saves the local tables beside what
- * the saver gave, as "geeps/NAME" (but not those of phub_geeps_options_set_scratch). They come back
- * in the phub_geeps that a restored rank creates. PHUB_INVALID: a buffer is in use, or updates were
- * not clocked; or the saver failed: then there is no checkpoint of this round. PHUB_TIMEOUT:
- * results are missing, call it again. */
+ * branch that runs in the next round; without it the next TableClock is refused. If the rank's
+ * state is to be saved after this round, it waits for the round's results, calls the saver, and
+ * saves the local tables beside what the saver gave, as "geeps/NAME" (but not those of
+ * phub_geeps_options_set_scratch). They come back in the phub_geeps that a restored rank creates.
+ * PHUB_INVALID: a buffer is in use, or updates were not clocked; or the saver failed: then there is
+ * no checkpoint of this round. PHUB_TIMEOUT: results are missing, call it again. */
 PHUB_API phub_code phub_geeps_save_point(phub_geeps* geeps);
 
 typedef struct phub_geeps_counters {

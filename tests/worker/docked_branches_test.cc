@@ -87,7 +87,7 @@ class DockedBranches : public ::testing::TestWithParam<size_t> {
   }
   Worker& worker() { return *workers_[0]; }
 
-  SavingServer server_{GetParam()};
+  SavingServer server_{PHUB_BINARY, GetParam()};
   Workers workers_;
   uint64_t round_ = 0, revived_ = 0;
   Model forked_;

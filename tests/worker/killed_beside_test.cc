@@ -34,7 +34,7 @@ class KilledBesideSavers : public ::testing::TestWithParam<size_t> {
     return model;
   }
 
-  SavingServer server_{GetParam(), 3, {}, kEvery};
+  SavingServer server_{PHUB_BINARY, GetParam(), 3, {}, kEvery};
   Workers workers_;
   SeenRounds seen_;
 };
@@ -74,7 +74,7 @@ TEST_P(KilledBesideSavers, LieWithTheirPartsAndComeBack) {
 
 // The part that a shard has of the job fits, and that of one more branch does not.
 TEST(KilledBranchesOfShards, StayKilledWhereAShardHasNoRoom) {
-  SavingServer server(1, 3, {"--memory-limit", "17M"});
+  SavingServer server(PHUB_BINARY, 1, 3, {"--memory-limit", "17M"});
   JobSpec spec = spec_of("large");
   spec.keys = {{.name = "w", .elements = 660'000}};
   spec.chunk_elements = 8192;

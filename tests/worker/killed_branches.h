@@ -94,9 +94,14 @@ inline uint64_t save(Worker& worker) {
 
 class SavingServer {
  public:
-  explicit SavingServer(size_t shards, uint32_t keep = 3, const Flags& flags_of_shards = {},
-                        uint64_t every = 1'000'000)
-      : keep_(keep), every_(every), flags_of_shards_(flags_of_shards), shards_(shards) {
+  // `program`: the path of phub.
+  SavingServer(const char* program, size_t shards, uint32_t keep = 3,
+               const Flags& flags_of_shards = {}, uint64_t every = 1'000'000)
+      : program_(program),
+        keep_(keep),
+        every_(every),
+        flags_of_shards_(flags_of_shards),
+        shards_(shards) {
     start();
   }
 
@@ -104,7 +109,7 @@ class SavingServer {
   void start(const std::string& topology = "pack:1 core:2 pu:1", Flags flags = {}) {
     flags.insert(flags.end(), {"--checkpoints", folder(), "--checkpoint-every",
                                std::to_string(every_), "--checkpoint-keep", std::to_string(keep_)});
-    server_.emplace(PHUB_BINARY, flags, "127.0.0.1:0", topology);
+    server_.emplace(program_, flags, "127.0.0.1:0", topology);
     for (size_t i = 0; i < shards_.size(); ++i) start_shard(i);
     await_shards(shards_.size());
   }
@@ -134,12 +139,13 @@ class SavingServer {
 
  private:
   void start_shard(size_t i) {
-    shards_[i] = std::make_unique<ShardProcess>(PHUB_BINARY, server_->address(), flags_of_shards_);
+    shards_[i] = std::make_unique<ShardProcess>(program_, server_->address(), flags_of_shards_);
   }
   void await_shards(size_t count) const {
     EXPECT_TRUE(becomes([&] { return status().shards.size() == count; }));
   }
 
+  const char* const program_;
   const TemporaryDirectory directory_;
   const uint32_t keep_;
   const uint64_t every_;

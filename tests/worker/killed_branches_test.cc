@@ -239,7 +239,7 @@ TEST_P(KilledBranches, AreToTheBitAsIfTheyHadNeverBeen) {
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
     SCOPED_TRACE(fmt::format("PHUB_SEED={}", seed));
     std::mt19937_64 random(seed);
-    SavingServer server(GetParam(), 1 + static_cast<uint32_t>(random() % 2));
+    SavingServer server(PHUB_BINARY, GetParam(), 1 + static_cast<uint32_t>(random() % 2));
     const auto& [optimizer, dtype] = kinds[seed % kinds.size()];
     const auto spec = [&, optimizer = optimizer, dtype = dtype](const char* name,
                                                                 uint32_t branches) {
@@ -349,7 +349,7 @@ class OneKilled : public ::testing::TestWithParam<size_t> {
   }
   Worker& worker() { return *workers_[0]; }
 
-  SavingServer server_{GetParam()};
+  SavingServer server_{PHUB_BINARY, GetParam()};
   Workers workers_;
   SeenRounds seen_;
   uint64_t round_ = 0;
