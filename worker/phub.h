@@ -502,16 +502,16 @@ PHUB_API phub_code phub_schedule(phub_worker* worker, const uint32_t* branches,
 PHUB_API phub_code phub_discard(phub_worker* worker, uint32_t branch, uint64_t* round);
 /* The branch goes to files, with a checkpoint that the server takes for it after the round before
  * *round, or a later one; then there is room for another. phub_revive: it is as if it had never
- * been killed. It returns when the files are read. PHUB_INVALID: the server keeps no checkpoints,
- * or another box has a part of the job; kill: it runs when all scheduled turns are over, or is
- * killed; revive: it is not killed, or its files are damaged (gone: PHUB_NOT_FOUND). PHUB_FULL,
- * too: 255 are killed; there is no room for one that is revived. */
+ * been killed. It returns when the files are read. PHUB_INVALID: the server keeps no checkpoints;
+ * kill: it runs when all scheduled turns are over, or is killed; revive: it is not killed, or its
+ * files are damaged (gone: PHUB_NOT_FOUND). PHUB_FULL, too: 255 are killed; there is no room for
+ * one that is revived. */
 PHUB_API phub_code phub_kill(phub_worker* worker, uint32_t branch, uint64_t* round);
 PHUB_API phub_code phub_revive(phub_worker* worker, uint32_t branch, uint64_t* round);
 /* Which branch runs in `round`: final for the round behind the latest result that this rank has. */
 PHUB_API phub_code phub_branch_in(phub_worker* worker, uint64_t round, uint32_t* branch);
-/* The hyperparameter `batch` of that branch: how many samples a rank's gradient is of. 0: none is
- * set, and the program decides. */
+/* The hyperparameter `batch` of that branch, as it was set last: samples of a rank's gradient; 0:
+ * none is set, or the branch was discarded with rounds to come, and the program decides. */
 PHUB_API phub_code phub_batch_in(phub_worker* worker, uint64_t round, uint64_t* samples);
 /* From which round on which branch runs, as far as it is decided: rounds ascend, the first is the
  * one in progress or before it. The first `room` of them; *count: how many there are, at most

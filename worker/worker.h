@@ -334,8 +334,8 @@ class Worker {
   // then on branches() has it `on_disk`, and there is room for another. It can be discarded, or
   // revived: then it is as if it had never been killed, if there is room (kFull). At most
   // kMostKilledBranches are killed at a time. kInvalid, too: it runs when all is done that was
-  // scheduled; another box has a part of the job. revive() returns when the files are read;
-  // kInvalid or kNotFound, also: they are damaged or gone, and the job goes on without.
+  // scheduled. revive() returns when the files are read; kInvalid or kNotFound, also: they are
+  // damaged or gone, and the job goes on without.
   uint64_t kill(uint32_t branch, uint64_t round = 0);
   uint64_t revive(uint32_t branch, uint64_t round = 0);
   // What was decided so far. What they have run is as of the server's latest look at the job.
@@ -343,8 +343,8 @@ class Worker {
   // Which branch runs in `round`. Of the round behind the latest result that this rank has, and of
   // those before it as far as they are remembered, this is final.
   uint32_t branch_in(uint64_t round);
-  // The hyperparameter `batch` of that branch: how many samples a rank's gradient is of; 0: none is
-  // set, and the program decides.
+  // The hyperparameter `batch` of that branch, as it was set last: samples of a rank's gradient; 0:
+  // none is set, or the branch was discarded while it had rounds to come, and the program decides.
   uint64_t batch_in(uint64_t round);
   // Tells the server this rank's loss in `round`; 0: in the first round in which it has pushed no
   // key. Before it pushes that round, and in ascending rounds. Any number may be reported, also one

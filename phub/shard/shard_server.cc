@@ -198,7 +198,8 @@ void ShardServer::handle(const ShardOrder& order) {
     case ShardDo::kReconnect:
       return offer(order.job, part, order);
     case ShardDo::kRevoke:
-      return revoke(part, order.rank);
+      if (!part.refused) revoke(part, order.rank);
+      return;
     case ShardDo::kStart:
       part.started = true;
       part.cores_left = part.job->cores();
@@ -408,6 +409,7 @@ void ShardServer::commit(uint64_t number, Part& part, const ShardBoundary& order
   const std::optional<Error> refused = error_of([&] { take_boundary(part, order); });
   if (refused) {
     report_failed(number, refused->what());
+    part.refused = true;
     part.boundary = {.round = order.round};
   }
   broadcast(part, {.type = CoreMessage::kCommit, .boundary = &part.boundary});

@@ -70,7 +70,8 @@ class ShardServer {
     std::vector<uint32_t> cores;   // of the machine
     uint32_t cores_left = 0;       // that have it
     bool started = false, ending = false;
-    uint32_t tasks = 0;  // beside the control thread
+    bool refused = false;  // a boundary: who was lost by it is attached still
+    uint32_t tasks = 0;    // beside the control thread
     std::vector<Probe> probes;
     uint64_t activity = 0;  // of its cores, when the server was told last
     bool told_active = false;

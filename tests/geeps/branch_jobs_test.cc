@@ -312,6 +312,32 @@ TEST_F(SavedBranches, ARestoredRankHasTheRowsOfAllBranches) {
   EXPECT_GT(cache->stats().branch_bytes, 0u);
 }
 
+TEST_F(SavedBranches, ASaversErrorIsThatOfItsSavePointAlone) {
+  serve(1);
+  WorkerOptions mine = options(spec_of("failing", 1), 0);
+  int calls = 0;
+  mine.saver = [&calls](uint64_t round) {
+    if (++calls == 1) fail(ErrorCode::kInternal, "cannot save round {}", round);
+    return RankState();
+  };
+  Worker worker(mine);
+  WorkerExchange exchange(worker, tables());
+  const auto device = make_host_device({.budget_bytes = 1 << 20});
+  Cache cache(*device, exchange, tables(), CacheOptions{.budget_bytes = 64 << 10});
+  int errors = 0;
+  for (int i = 0; i < 100 && calls < 3; ++i) {
+    clock(cache);
+    try {
+      cache.save_point();
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("cannot save round"));
+      ++errors;
+    }
+  }
+  EXPECT_EQ(errors, 1);
+  EXPECT_GE(calls, 3);
+}
+
 TEST(BranchJobs, AnIterationEndsWithItsSavePoint) {
   Box box;
   Worker worker(box.options(spec_of("ends", 1)));

@@ -234,8 +234,14 @@ void Cache::discard(uint64_t handle) {
 void Cache::wait_all() { impl_->wait_all(); }
 void Cache::save_point() {
   std::optional<RankState> tables = impl_->guarded([&] { return impl_->local_state(); });
-  if (tables) impl_->mover_.exchange.save(std::move(*tables));
-  impl_->guarded([&] { impl_->end_round(); });
+  const auto end_round = [this] { impl_->guarded([&] { impl_->end_round(); }); };
+  try {
+    if (tables) impl_->mover_.exchange.save(std::move(*tables));
+  } catch (...) {  // there is no checkpoint of this round, which is over all the same
+    end_round();
+    throw;
+  }
+  end_round();
 }
 std::span<const TableSpec> Cache::tables() const { return impl_->specs_; }
 const Placement& Cache::placement() const {

@@ -75,8 +75,9 @@ struct TableSpec {
   // section 4.3.1). table_clock() takes them. 0: updates are sent.
   uint32_t samples = 0;
   bool scratch = false;  // local data that no iteration needs from the one before: it is not saved
-  // Local data of which each branch of the job has its own: a child begins with its parent's rows
-  // as they are at the fork. save_point() changes over. In a job without branches it has no effect.
+  // Of local data, each branch of the job has its own: a child begins with its parent's rows as
+  // they are at the fork, if neither is discarded yet. save_point() changes over. No branches: no
+  // effect.
   bool by_branch = false;
 };
 

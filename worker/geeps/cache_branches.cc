@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <limits>
 #include <set>
 #include <string>
 #include <vector>
@@ -78,7 +79,13 @@ void Cache::Impl::end_round() {
   }
   wait_all();
   const std::optional<Exchange::Branches> at = mover_.exchange.branches(rounds_ + 1);
-  if (at) enter_round(*at);
+  try {
+    if (at) enter_round(*at);
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::kFull) throw;
+    // That has an effect, here: the tables are in between two branches.
+    fail(ErrorCode::kInternal, "while the branch changed: {}", e.what());
+  }
   ++rounds_;
 }
 
@@ -192,6 +199,9 @@ bool Cache::Impl::load_branches() {
          sizeof head);
   }
   std::memcpy(&head, saved->data(), sizeof head);
+  if (head.branch > std::numeric_limits<uint32_t>::max()) {
+    fail(ErrorCode::kMismatch, "what was saved is of branch {}, which cannot be", head.branch);
+  }
   next_round_ = head.next_round;
   branch_ = static_cast<uint32_t>(head.branch);
   for (Table& table : mover_.tables) {
