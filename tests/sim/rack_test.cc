@@ -59,9 +59,9 @@ TEST_F(RackTest, SeedsThatStay) {
   }
 }
 
-// Ten batches, so that they can run beside each other.
+// Five batches, so that they can run beside each other.
 TEST_P(RackTest, EveryContributionCountsOnceAndNobodyHangs) {
-  const testing::Seeds seeds = testing::fresh_seeds(testing::scaled(100));
+  const testing::Seeds seeds = testing::fresh_seeds(testing::scaled(200));
   RackResult all;
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
     const RackResult result = run(seed);
@@ -95,8 +95,8 @@ TEST_P(RackTest, EveryContributionCountsOnceAndNobodyHangs) {
     all.switch_chunks += result.switch_chunks;
     all.switch_generations += result.switch_generations;
   }
-  if (seeds.count < 100) return;
-  // The racks are no idle ones.
+  if (seeds.count < 200) return;
+  // The racks are no idle ones. (The rarest of these is in one rack of 15.)
   EXPECT_GT(all.observations, 100 * seeds.count);
   EXPECT_GT(all.admitted, 4 * seeds.count);
   EXPECT_GT(all.lost, seeds.count / 4);
@@ -123,7 +123,7 @@ TEST_P(RackTest, EveryContributionCountsOnceAndNobodyHangs) {
   EXPECT_GT(all.switched_jobs, 0u);
   EXPECT_GT(all.switch_chunks, 0u);
 }
-INSTANTIATE_TEST_SUITE_P(Batch, RackTest, ::testing::Range(0, 10));
+INSTANTIATE_TEST_SUITE_P(Batch, RackTest, ::testing::Range(0, 5));
 
 TEST_F(RackTest, TheSameSeedGivesTheSameTrace) {
   const testing::Seeds seeds = testing::fresh_seeds(testing::scaled(50));
