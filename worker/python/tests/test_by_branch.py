@@ -107,8 +107,9 @@ def test_each_branch_has_its_own_statistics_order_and_random_numbers(box, start)
 OWN_SIZE, SIZE = 16, 5
 
 
-def learns_in_batches(rank, job, decide):
-    """(branch, (batch, loss)) of each step."""
+def learns_in_batches(rank, job, decide, small_from=None):
+    """(branch, (batch, loss)) of each step. `small_from`: batches are small from this round on;
+    None: they are as the server says."""
     torch.manual_seed(SEED)
     inputs, labels = torch.randn(150, 6), torch.randint(3, (150,))
     net = nn.Linear(6, 3)
@@ -120,7 +121,10 @@ def learns_in_batches(rank, job, decide):
     for step in optimizer.steps(STEPS, sampler=sampler):
         if rank == 0 and step == 1:
             decide(optimizer.worker)
-        batch = optimizer.worker.batch_in(step + 1)
+        if small_from is None:
+            batch = optimizer.worker.batch_in(step + 1)
+        else:
+            batch = SIZE if step + 1 >= small_from else 0
         at = sampler.next(batch or OWN_SIZE)
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(net(inputs[at]), labels[at])
@@ -142,9 +146,11 @@ def test_each_branch_has_batches_of_its_own_size(box, start):
 
     both = start(learns_in_batches, 2, "both", interleaves_sizes).results()
     root = start(learns_in_batches, 2, "root", lambda worker: None).results()
-    child = start(
-        learns_in_batches, 2, "child", lambda worker: worker.set_hyper(values, round=FORKED)
-    ).results()
+
+    def changes_rate(worker):
+        worker.set_hyper({"lr": OTHER}, round=FORKED)
+
+    child = start(learns_in_batches, 2, "child", changes_rate, FORKED).results()
     for rank, course in enumerate(both):
         for branch, before, alone_ in ((0, 0, root[rank]), (1, FORKED - 1, child[rank])):
             mine = of(branch, course)
