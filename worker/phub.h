@@ -510,8 +510,8 @@ PHUB_API phub_code phub_kill(phub_worker* worker, uint32_t branch, uint64_t* rou
 PHUB_API phub_code phub_revive(phub_worker* worker, uint32_t branch, uint64_t* round);
 /* Which branch runs in `round`: final for the round behind the latest result that this rank has. */
 PHUB_API phub_code phub_branch_in(phub_worker* worker, uint64_t round, uint32_t* branch);
-/* The hyperparameter `batch` of that branch, as it was set last: samples of a rank's gradient; 0:
- * none is set, or the branch was discarded with rounds to come, and the program decides. */
+/* That branch's hyperparameter `batch` in `round`, as final: samples of a rank's gradient; 0: none
+ * is set, and the program decides. */
 PHUB_API phub_code phub_batch_in(phub_worker* worker, uint64_t round, uint64_t* samples);
 /* From which round on which branch runs, as far as it is decided: rounds ascend, the first is the
  * one in progress or before it. The first `room` of them; *count: how many there are, at most
@@ -532,6 +532,33 @@ typedef struct phub_branch {
 } phub_branch;
 PHUB_API phub_code phub_branches(phub_worker* worker, phub_branch* branches, size_t room,
                                  size_t* count);
+
+/* What a rank has for itself, of each branch: statistics of batch normalisation, random numbers,
+ * where its data go on, and the like. `save` gives the state as it is, in memory that stays until
+ * it is called again; `load` makes it as `save` gave it. A code of theirs other than PHUB_OK is
+ * PHUB_INVALID of the call that called them, which can be made again. A child has what its parent
+ * had when it was forked. In memory, of each branch but the one that runs; branches that have the
+ * same share it. One thread at a time. The two are called in the caller's thread, and must not use
+ * the handle; `user_data` must be valid as long as the handle. */
+typedef struct phub_by_branch phub_by_branch;
+typedef phub_code (*phub_state_saver)(void* user_data, const void** bytes, size_t* size);
+typedef phub_code (*phub_state_loader)(void* user_data, const void* bytes, size_t size);
+PHUB_API phub_code phub_by_branch_create(phub_state_saver save, phub_state_loader load,
+                                         void* user_data, phub_by_branch** by_branch);
+PHUB_API phub_code phub_by_branch_destroy(phub_by_branch* by_branch);
+/* Before this rank begins `round` (0: its next), once all results of the round before are here: the
+ * state is that of the branch which runs in it (*branch, if it is not null). Call it before each
+ * round, or before none; once more for the same round it has no effect. A rank that comes later
+ * begins all branches with what it has then. */
+PHUB_API phub_code phub_by_branch_begin(phub_by_branch* by_branch, phub_worker* worker,
+                                        uint64_t round, uint32_t* branch);
+/* For a checkpoint: all but the state that is in place, which is the program's to save. `bytes`
+ * belong to the handle, until its next call. phub_by_branch_restore: as it was then.
+ * PHUB_MISMATCH: they are something else. */
+PHUB_API phub_code phub_by_branch_saved(phub_by_branch* by_branch, const void** bytes,
+                                        size_t* size);
+PHUB_API phub_code phub_by_branch_restore(phub_by_branch* by_branch, const void* bytes,
+                                          size_t size);
 
 /* Tells the server this rank's loss in `round`; 0: in the first round in which it has pushed no
  * key. Before it pushes that round, and in ascending rounds; also a loss that is not finite. The

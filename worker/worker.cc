@@ -18,6 +18,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "transport/control/branch_runs.h"
 #include "transport/memory_device.h"
 #include "worker/c_abi/any_error.h"
 #include "worker/completion_queue.h"
@@ -41,16 +42,6 @@ constexpr std::chrono::milliseconds kBetweenQuestions{50};
 void check_f32(const JobSpec& spec, const std::string& dtype, const char* what) {
   if (dtype == "f32") return;
   fail(ErrorCode::kInvalid, "{0}s of job '{1}' are {2}: use {0}_bytes()", what, spec.name, dtype);
-}
-
-// The branch that runs in the round. Throws Error(kNotFound).
-uint32_t running_in(std::span<const BranchRun> runs, uint64_t round) {
-  const auto after = std::ranges::upper_bound(runs, round, {}, &BranchRun::round);
-  if (after == runs.begin()) {
-    fail(ErrorCode::kNotFound, "which branch ran in round {} is forgotten: the job is in round {}",
-         round, runs.empty() ? 0 : runs.front().round);
-  }
-  return std::prev(after)->branch;
 }
 
 }  // namespace
@@ -718,14 +709,9 @@ BranchReply Worker::branches() {
   return only_errors([&] { return impl_->change_branches({.action = BranchAction::kList}); });
 }
 
-uint32_t Worker::branch_in(uint64_t round) { return running_in(branches().runs, round); }
+uint32_t Worker::branch_in(uint64_t round) { return run_in(branches().runs, round).branch; }
 
-uint64_t Worker::batch_in(uint64_t round) {
-  const BranchReply all = branches();
-  const uint32_t branch = running_in(all.runs, round);
-  const auto at = std::ranges::find(all.branches, branch, &BranchStatus::branch);
-  return at == all.branches.end() ? 0 : at->batch;
-}
+uint64_t Worker::batch_in(uint64_t round) { return run_in(branches().batches, round).batch; }
 
 void Worker::report_loss(double loss, uint64_t round) {
   only_errors([&] {

@@ -306,8 +306,9 @@ class Worker {
 
   // Changes hyperparameters (training.md has their names) from `round` on, for all ranks; 0: from
   // the first round in which this rank has pushed no key. Returns the round from which they hold:
-  // later than `round` if chunks of it are complete already, or a later change exists. Any rank may
-  // call it, one or all of them: what several set for one round must be the same (kMismatch).
+  // later than `round` if chunks of it are complete already (a `batch`: if any has begun), or a
+  // later change exists. Any rank may call it, one or all of them: what several set for one round
+  // must be the same (kMismatch).
   uint64_t set_hyper(const std::map<std::string, double>& values, uint64_t round = 0);
   // Branches, of a job whose spec has some: states of the model with hyperparameters of their own,
   // of which one runs in each round, for all ranks. The job begins as branch 0. Any rank may call
@@ -343,8 +344,8 @@ class Worker {
   // Which branch runs in `round`. Of the round behind the latest result that this rank has, and of
   // those before it as far as they are remembered, this is final.
   uint32_t branch_in(uint64_t round);
-  // The hyperparameter `batch` of that branch, as it was set last: samples of a rank's gradient; 0:
-  // none is set, or the branch was discarded while it had rounds to come, and the program decides.
+  // That branch's hyperparameter `batch` in `round`, as final: samples of a rank's gradient; 0:
+  // none is set, and the program decides.
   uint64_t batch_in(uint64_t round);
   // Tells the server this rank's loss in `round`; 0: in the first round in which it has pushed no
   // key. Before it pushes that round, and in ascending rounds. Any number may be reported, also one

@@ -87,6 +87,7 @@ void fields(A& a, const SavedBranches*) {
   a.optional("shelves", &SavedBranches::shelves, {0, 2 * kMaxBranches + kMostKilledBranches});
   a.optional("moves", &SavedBranches::moves, {0, kMostBranchMoves});
   a.required("runs", &SavedBranches::runs, {1, kMostBranchRuns + 1});
+  a.optional("forks", &SavedBranches::forks, {0, kMostBranchForks});
 }
 
 template <class A>

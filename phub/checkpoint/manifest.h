@@ -19,8 +19,8 @@
 namespace phub {
 
 // 2: keys may have shapes and groups. 3: jobs may be out of lock-step, or without an optimizer.
-// 4: jobs may have branches. 5: branches may be killed.
-inline constexpr uint32_t kManifestVersion = 5;
+// 4: jobs may have branches. 5: branches may be killed. 6: forks that are still to come.
+inline constexpr uint32_t kManifestVersion = 6;
 inline constexpr uint64_t kChecksumBytes = uint64_t{1} << 20;  // of a file, per checksum
 inline constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;
 inline constexpr size_t kMaxOwnerBytes = 255;
@@ -76,6 +76,7 @@ struct SavedBranches {
   std::vector<SavedShelf> shelves;
   std::vector<BranchMove> moves;  // still to come, before later rounds than the first; ascending
   std::vector<BranchRun> runs;    // from the first round that comes on
+  std::vector<BranchFork> forks;  // the same
 
   friend bool operator==(const SavedBranches&, const SavedBranches&) = default;
 };

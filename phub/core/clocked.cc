@@ -65,10 +65,13 @@ void Clocked::release(uint32_t index) {
   stages_.shelves.before_round(index, slowest + 1, *this);
   if (slowest + 1 > chunk.round) stages_.table.count_completed(index, slowest + 1 - chunk.round);
   chunk.round = slowest + 1;
+  uint64_t looked_at = kNever;  // most ranks have one clock
+  Shelves::Ahead next;
   for (uint32_t rank = 0; rank < stages_.table.attached_end; ++rank) {
     if (!clocks_.withheld(index, rank) || !stages_.table.rank(rank).attached) continue;
     const uint64_t clock = clocks_.of(index, rank);
-    const Shelves::Ahead next = stages_.shelves.ahead(index, clock + 1);
+    if (clock != looked_at) next = stages_.shelves.ahead(index, clock + 1);
+    looked_at = clock;
     if (!may_have(clock, next)) continue;
     clocks_.withhold(index, rank, false);
     stages_.reducer.copy_result(rank, chunk, next.place);

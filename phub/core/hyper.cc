@@ -180,6 +180,20 @@ kernels::Hyper HyperView::of(uint64_t round, size_t key_class) const {
   return hyper;
 }
 
+std::vector<BatchRun> HyperView::batches(uint64_t from_round) const {
+  const auto batch_in = [this](uint64_t round) {
+    return static_cast<uint64_t>(of(round, 0).batch);
+  };
+  std::vector<BatchRun> batches = {{.round = from_round, .batch = batch_in(from_round)}};
+  for (const HyperVersion& version : changes) {
+    const uint64_t round = version.from_round;
+    if (round <= batches.back().round) continue;
+    const uint64_t batch = batch_in(round);
+    if (batch != batches.back().batch) batches.push_back({.round = round, .batch = batch});
+  }
+  return batches;
+}
+
 uint64_t HyperView::slack(uint64_t round) const {
   static const size_t field = kernels::hyper_field(kSlack);
   const HyperVersion* version = &latest(schedule, round, groups, 0);

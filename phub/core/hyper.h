@@ -11,6 +11,7 @@
 
 #include "kernels/hyper.h"
 #include "kernels/kernels.h"
+#include "transport/control/branch_messages.h"
 #include "transport/control/job_spec.h"
 
 namespace phub {
@@ -65,7 +66,8 @@ struct HyperView {
   // round's, that which was made while the job ran. `lr` is the round's: learning_rate(), and the
   // key's scale.
   kernels::Hyper of(uint64_t round, size_t key_class) const;
-  uint64_t slack(uint64_t round) const;  // as far as the job allows it
+  uint64_t slack(uint64_t round) const;                      // as far as the job allows it
+  std::vector<BatchRun> batches(uint64_t from_round) const;  // REQUIRES: the schedule sets none
 };
 
 // The hyperparameters of a job. A change costs the same however many there were before it, and

@@ -76,6 +76,7 @@ Branches::Decision Branches::decide(const BranchChange& change, uint32_t child, 
     return is_done;
   });
   while (runs_.size() > 1 && runs_[1].round <= lowest) runs_.erase(runs_.begin());
+  std::erase_if(forks_, [lowest](const BranchFork& fork) { return fork.round < lowest; });
   check_room(change);
   Decision decision;
   switch (change.action) {
@@ -144,6 +145,7 @@ Branches::Decision Branches::fork(const BranchChange& change, uint32_t child) {
                                  .parent = change.branch}},
                     .last = change.round};
   branches_[child] = std::move(branch);
+  forks_.push_back({.round = change.round, .branch = child, .parent = change.branch});
   return decision;
 }
 
@@ -256,6 +258,12 @@ std::vector<BranchRun> Branches::runs(uint64_t in_progress) const {
   std::vector<BranchRun> runs = runs_;
   while (runs.size() > 1 && runs[1].round <= in_progress) runs.erase(runs.begin());
   return runs;
+}
+
+std::vector<BranchFork> Branches::forks(uint64_t in_progress) const {
+  std::vector<BranchFork> forks = forks_;
+  std::erase_if(forks, [=](const BranchFork& fork) { return fork.round < in_progress; });
+  return forks;
 }
 
 }  // namespace phub

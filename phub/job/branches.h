@@ -70,7 +70,8 @@ class Branches {
   void check_room_for_one(uint64_t in_progress) const { shelf_for_one(in_progress); }
 
   std::vector<BranchStatus> list(uint64_t in_progress) const;
-  std::vector<BranchRun> runs(uint64_t in_progress) const;  // from that round on
+  std::vector<BranchRun> runs(uint64_t in_progress) const;    // from that round on
+  std::vector<BranchFork> forks(uint64_t in_progress) const;  // the same
 
  private:
   using Values = std::vector<kernels::Hyper>;  // by group of keys
@@ -111,8 +112,9 @@ class Branches {
   uint32_t shelves_;
   std::map<uint32_t, Branch> branches_;
   uint32_t next_ = 1;
-  uint32_t running_ = 0;         // when all that was decided is done
-  std::vector<BranchRun> runs_;  // the last is of running_; those before as long as somebody asks
+  uint32_t running_ = 0;           // when all that was decided is done
+  std::vector<BranchRun> runs_;    // the last is of running_; those before as long as somebody asks
+  std::vector<BranchFork> forks_;  // of rounds that some chunk is before, or in
   std::vector<BranchOrder> orders_;  // those that some chunk may not have carried out
   Places places_;                    // as all chunks have them, before orders_; without docks
 };

@@ -44,6 +44,7 @@ SavedBranches Branches::saved(uint64_t round) const {
   if (shelves_ == 0) return saved;
   saved.next = next_;
   saved.runs = runs(round + 1);
+  saved.forks = forks(round + 1);
   Places places = places_;
   std::vector<BranchOrder> later;
   std::set<uint32_t> needed, replaced;  // shelves, by what comes later
@@ -109,6 +110,13 @@ void Branches::restore(const Manifest& from) {
   }
   check_saved(branches_.size() == saved.branches.size(), "one is there twice");
   runs_ = saved.runs;
+  forks_ = saved.forks;
+  uint64_t last = from.round + 1;
+  for (const BranchFork& fork : forks_) {
+    check_saved(fork.round >= last && fork.branch != fork.parent && fork.branch < next_,
+                "of forks");
+    last = fork.round;
+  }
   running_ = runs_.back().branch;
   orders_ = orders_of(saved.moves);
   places_.assign(size_t{shelves_} + 1, kNobody);

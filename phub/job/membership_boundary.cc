@@ -133,7 +133,10 @@ void Membership::place_changes() {
     return true;
   });
   std::erase_if(current_hypers_, [this](Hyper& hyper) {
-    hyper.change.round = std::max({hyper.change.round, boundary_.round, last_change_});
+    // The ranks have asked for the batch of a round before it begins.
+    const uint64_t first =
+        hyper.change.values.contains("batch") ? first_unbegun_round() : boundary_.round;
+    hyper.change.round = std::max({hyper.change.round, first, last_change_});
     if (hyper.change.round > last_change_) of_last_change_.clear();
     last_change_ = hyper.change.round;
     const std::string difference = difference_of(hyper);

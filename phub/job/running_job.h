@@ -303,6 +303,7 @@ class RunningJob {
   // running_job_calls.cc
   void check_change(const std::map<std::string, double>& values) const;
   void check_room_for_changes();
+  uint64_t lowest_needed() const;  // round, of those for which changes were decided
   BranchReply branches() const;
 
   // running_job_branches.cc

@@ -31,7 +31,7 @@ void RunningJob::revive(const BranchChange& change, Reply<BranchReply> reply) {
     fail(ErrorCode::kTaken, "branch {} is being revived: wait until it is",
          revived_->change.branch);
   }
-  membership_.branches().check_room_for_one(membership_.completed_round() + 1);
+  membership_.branches().check_room_for_one(lowest_needed());
   count_growth();
   const uint64_t bytes = Job::branch_bytes(job_->whole_plan(), job_->spec());
   if (!host_.budget.has_room(bytes)) {

@@ -111,17 +111,21 @@ void RunningJob::check_change(const std::map<std::string, double>& values) const
   }
 }
 
-void RunningJob::check_room_for_changes() {
+uint64_t RunningJob::lowest_needed() const {
   const uint64_t round = membership_.completed_round() + 1;
   const bool may_lag =
       std::ranges::any_of(seats_, [](const Seat& s) { return !s.interest.empty(); });
-  uint64_t lowest = may_lag ? std::min(round, membership_.lowest_round()) : round;
-  if (copying_round_ > 0) lowest = std::min(lowest, copying_round_ + 1);  // its manifest has them
-  if (job_->hyper().full(lowest)) {
+  const uint64_t lowest = may_lag ? std::min(round, membership_.lowest_round()) : round;
+  // The manifest of a snapshot has them.
+  return copying_round_ > 0 ? std::min(lowest, copying_round_ + 1) : lowest;
+}
+
+void RunningJob::check_room_for_changes() {
+  if (job_->hyper().full(lowest_needed())) {
     fail(ErrorCode::kFull,
          "{} changes of hyperparameters are still needed: some key is in round {}, or changes were "
          "made far ahead; push every key in every round",
-         HyperTable::kMostChanges, round);
+         HyperTable::kMostChanges, membership_.completed_round() + 1);
   }
 }
 
@@ -139,7 +143,10 @@ void RunningJob::set_hyper(uint32_t rank, const HyperChange& change, Reply<Hyper
 BranchReply RunningJob::branches() const {
   const uint64_t in_progress = membership_.completed_round() + 1;
   const Branches& branches = membership_.branches();
-  return {.branches = branches.list(in_progress), .runs = branches.runs(in_progress)};
+  return {.branches = branches.list(in_progress),
+          .runs = branches.runs(in_progress),
+          .forks = branches.forks(in_progress),
+          .batches = job_->hyper().view().batches(in_progress)};
 }
 
 void RunningJob::change_branches(const BranchChange& change, Reply<BranchReply> reply) {

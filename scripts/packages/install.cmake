@@ -18,7 +18,7 @@ install(TARGETS phub_worker_shared EXPORT phub
 
 # The headers that phub.h, worker.h, control_client.h and those of the caches are made of.
 set(phub_public_headers
-  worker/phub.h worker/worker.h worker/data_shards.h worker/device_keys.h worker/factors.h
+  worker/phub.h worker/worker.h worker/data_shards.h worker/by_branch.h worker/device_keys.h worker/factors.h
   worker/geeps/cache.h worker/geeps/exchange.h worker/geeps/placement.h worker/geeps/key_queue.h
   worker/geeps/worker_exchange.h worker/geeps/standalone_exchange.h worker/geeps/device_group.h
   worker/device/device.h worker/device/host_device.h worker/device/cuda_device.h

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tests/fuzz/input.h"
@@ -75,6 +76,7 @@ class Calls {
     for (phub_worker* worker : workers_) phub_worker_destroy(worker);
     for (phub_options* options : options_) phub_options_destroy(options);
     phub_geeps_options_destroy(tables_);
+    if (by_branch_) phub_by_branch_destroy(by_branch_);
   }
 
   void run() {
@@ -276,7 +278,7 @@ class Calls {
     const std::array<uint64_t, 3> rounds = {in_.take() % 3u, in_.take(), in_.take() % 2u};
     uint64_t round = in_.take() % 4;
     uint32_t branch = 0;
-    switch (in_.take() % 8) {
+    switch (in_.take() % 10) {
       case 0:
         return phub_fork(worker(), branches[0], names.data(), values.data(), in_.take() % 3, &round,
                          &branch);
@@ -300,6 +302,8 @@ class Calls {
         return phub_branch_runs(worker(), in_.take() % 8 ? from.data() : nullptr, runs.data(),
                                 in_.take() % 3, &count);
       }
+      case 8:
+        return use_state_by_branch();
       default: {
         std::array<phub_branch, 2> all = {};
         size_t count = 0;
@@ -307,6 +311,34 @@ class Calls {
                              &count);
       }
     }
+  }
+
+  phub_code use_state_by_branch() {
+    if (by_branch_ == nullptr || in_.take() % 8 == 0) {
+      if (by_branch_) phub_by_branch_destroy(std::exchange(by_branch_, nullptr));
+      return phub_by_branch_create(save_state, in_.take() % 8 ? load_state : nullptr, this,
+                                   &by_branch_);
+    }
+    const void* bytes = nullptr;
+    size_t size = 0;
+    switch (in_.take() % 3) {
+      case 0:
+        return phub_by_branch_begin(by_branch_, worker(), in_.take() % 8, nullptr);
+      case 1:
+        return phub_by_branch_restore(by_branch_, memory_.data(), in_.take());
+      default:
+        phub_by_branch_saved(by_branch_, &bytes, &size);
+        return phub_by_branch_restore(by_branch_, bytes, size);
+    }
+  }
+  static phub_code save_state(void* self, const void** bytes, size_t* size) {
+    auto& calls = *static_cast<Calls*>(self);
+    *bytes = calls.memory_.data();
+    *size = calls.in_.take();
+    return calls.in_.take() % 8 ? PHUB_OK : PHUB_FULL;
+  }
+  static phub_code load_state(void* self, const void*, size_t) {
+    return static_cast<Calls*>(self)->in_.take() % 8 ? PHUB_OK : PHUB_FULL;
   }
 
   phub_code ask() {
@@ -436,6 +468,7 @@ class Calls {
   std::array<phub_worker*, 3> workers_ = {};
   std::array<phub_device*, 2> devices_ = {};
   std::array<phub_geeps*, 2> geeps_ = {};
+  phub_by_branch* by_branch_ = nullptr;
   phub_geeps_options* tables_ = nullptr;  // null: no call has been about caches yet
   std::array<uint64_t, 4> handles_ = {};
   size_t next_handle_ = 0;

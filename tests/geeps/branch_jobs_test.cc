@@ -115,26 +115,56 @@ constexpr Way kWays[] = {{"all pinned", 1 << 20, true, true, 1},
 
 // What rank 0 decided, for all to look up.
 struct Plan {
+  bool child_stays = false;
   std::mutex mutex;
   uint64_t forked = ~uint64_t{0}, scheduled = ~uint64_t{0};
   uint32_t child = 0;
 
-  // The child runs for two rounds, its parent for three, then one of each, then the child.
+  // The child runs for two rounds, its parent for three, then one of each, then the child, if it
+  // stays.
   uint32_t branch_in(uint64_t round) const {
     if (round < scheduled) return 0;
     constexpr std::array<bool, 7> kIsChild = {true, true, false, false, false, true, false};
     const uint64_t at = round - scheduled;
-    return at >= kIsChild.size() || kIsChild.at(at) ? child : 0;
+    return (at < kIsChild.size() ? kIsChild.at(at) : child_stays) ? child : 0;
   }
 };
 
 void decide(Worker& worker, Plan& plan) {
   const std::lock_guard lock(plan.mutex);
   const BranchReply fork = worker.fork(0, {{"lr", 2}});
-  const BranchTurn turns[] = {{fork.branch, 2}, {0, 3}, {fork.branch, 1}, {0, 1}, {fork.branch, 0}};
+  const uint32_t child = fork.branch;
+  std::vector<BranchTurn> turns = {{child, 2}, {0, 3}, {child, 1}, {0, 0}};
+  if (plan.child_stays) turns = {{child, 2}, {0, 3}, {child, 1}, {0, 1}, {child, 0}};
   plan.scheduled = worker.schedule(turns, fork.round + 2);
+  if (!plan.child_stays) worker.discard(child);  // after its turns, which are still to come
   plan.forked = fork.round;
   plan.child = fork.branch;
+}
+
+// A rank, or a device of a group, reads in each round what the branch that runs has.
+void train(Cache& cache, uint32_t rank, Worker& worker, Plan& plan) {
+  std::map<uint32_t, Model> models = {{0, {}}};
+  for (uint64_t round = 1; round <= 24; ++round) {
+    if (rank == 0 && round == 3) decide(worker, plan);
+    uint32_t branch = 0;
+    {
+      const std::lock_guard lock(plan.mutex);
+      if (round == plan.forked) {
+        models[plan.child] = models.at(0);
+        models[plan.child].lr = 2;
+      }
+      branch = plan.branch_in(round);
+    }
+    Model& model = models.at(branch);
+    const Step step = step_of(cache, rank);
+    ASSERT_EQ(step.w, model.w) << "round " << round;
+    ASSERT_EQ(step.sum, model.sums[rank]) << "round " << round;
+    ASSERT_EQ(step.count, static_cast<float>(round - 1));  // it is not by branch
+    model.sums[rank] += model.w;
+    model.w -= model.lr * (kRanks * (kRanks + 1) / 2);
+  }
+  EXPECT_GT(plan.child, 0u);
 }
 
 TEST(BranchJobs, EveryRanksTablesAreThoseOfTheBranchThatRuns) {
@@ -159,27 +189,7 @@ TEST(BranchJobs, EveryRanksTablesAreThoseOfTheBranchThatRuns) {
         step_of(cache, rank, true);
         cache.finish_sequence();
       }
-      std::map<uint32_t, Model> models = {{0, {}}};
-      for (uint64_t round = 1; round <= 24; ++round) {
-        if (rank == 0 && round == 3) decide(worker, plan);
-        uint32_t branch = 0;
-        {
-          const std::lock_guard lock(plan.mutex);
-          if (round == plan.forked) {
-            models[plan.child] = models.at(0);
-            models[plan.child].lr = 2;
-          }
-          branch = plan.branch_in(round);
-        }
-        Model& model = models.at(branch);
-        const Step step = step_of(cache, rank);
-        ASSERT_EQ(step.w, model.w) << "round " << round;
-        ASSERT_EQ(step.sum, model.sums[rank]) << "round " << round;
-        ASSERT_EQ(step.count, static_cast<float>(round - 1));  // it is not by branch
-        model.sums[rank] += model.w;
-        model.w -= model.lr * (kRanks * (kRanks + 1) / 2);
-      }
-      EXPECT_GT(plan.child, 0u);
+      train(cache, rank, worker, plan);
       worker.barrier();
       cache.wait_all();
     });
@@ -196,27 +206,8 @@ TEST(BranchJobs, EachDeviceOfAGroupHasTables) {
   each_rank(kRanks, [&](uint32_t member) {
     const auto device = make_host_device({.budget_bytes = 1 << 20});
     Cache cache(*device, group.member(member), tables(), {.timeout = std::chrono::seconds(60)});
-    std::map<uint32_t, Model> models = {{0, {}}};
-    for (uint64_t round = 1; round <= 20; ++round) {
-      if (member == 0 && round == 3) decide(worker, plan);
-      uint32_t branch = 0;
-      {
-        const std::lock_guard lock(plan.mutex);
-        if (round == plan.forked) {
-          models[plan.child] = models.at(0);
-          models[plan.child].lr = 2;
-        }
-        branch = plan.branch_in(round);
-      }
-      Model& model = models.at(branch);
-      const Step step = step_of(cache, member);
-      ASSERT_EQ(step.w, model.w) << "round " << round;
-      ASSERT_EQ(step.sum, model.sums[member]) << "round " << round;
-      model.sums[member] += model.w;
-      model.w -= model.lr * (kRanks * (kRanks + 1) / 2);
-    }
+    train(cache, member, worker, plan);
   });
-  EXPECT_GT(plan.child, 0u);
 }
 
 // A fork costs an index; rows cost memory when they are written, until the branch is discarded.
@@ -268,7 +259,7 @@ TEST_F(SavedBranches, ARestoredRankHasTheRowsOfAllBranches) {
     cache.emplace(*device, *exchange, tables(), CacheOptions{.budget_bytes = 64 << 10});
   };
   open();
-  Plan plan;
+  Plan plan{.child_stays = true};
   std::map<uint64_t, std::map<uint32_t, Model>> before = {{1, {{0, {}}}}};  // by round
   uint64_t round = 1, back = ~uint64_t{0};  // branch 0 runs again from `back` on
   const auto train = [&] {

@@ -263,6 +263,7 @@ class Training {
     if (pick(3) == 0 && branches.size() < 5) {
       const uint32_t parent = any_branch();
       const uint64_t round = std::max(round_ + 1 + pick(3), status_of(parent).round);
+      decided_.all.forks.push_back({.round = round, .branch = next_, .parent = parent});
       branches.push_back({.branch = next_++, .parent = parent, .round = round});
     }
     const bool is_last = decided_.all.runs.back().round <= round_ + 1;
@@ -281,8 +282,7 @@ class Training {
     // What is gone at the end of all that was decided may have turns and children until then.
     if (pick(4) == 0) {
       const uint32_t branch = any_branch();
-      const bool is_forked = status_of(branch).round <= round_;
-      if (branch != 0 && is_forked && decided_.all.runs.back().branch != branch) discard(branch);
+      if (branch != 0 && decided_.all.runs.back().branch != branch) discard(branch);
     }
   }
   const BranchStatus& status_of(uint32_t branch) {
@@ -304,20 +304,22 @@ class Training {
 
   // The arrays as they are at the beginning of the round.
   void apply() {
-    for (const BranchStatus& each : decided_.all.branches) {
-      if (each.round != round_ || each.branch == 0) continue;
+    std::vector<BranchFork>& forks = decided_.all.forks;
+    for (const BranchFork& fork : forks) {
       for (const uint32_t table : {kState, kMoments}) {
-        arrays_[table][each.branch] = arrays_[table].at(each.parent);
+        if (fork.round == round_) arrays_[table][fork.branch] = arrays_[table].at(fork.parent);
       }
     }
+    std::erase_if(forks, [&](const BranchFork& fork) { return fork.round < round_; });
     std::vector<BranchRun>& runs = decided_.all.runs;
     while (runs.size() > 1 && runs[1].round <= round_) runs.erase(runs.begin());
     running_ = runs.front().branch;
     std::erase_if(gone_, [&](uint32_t branch) {
       if (std::ranges::find(runs, branch, &BranchRun::branch) != runs.end()) return false;
-      for (const BranchStatus& each : decided_.all.branches) {
-        if (each.parent == branch && each.round > round_) return false;
-      }
+      const auto is_of_it = [&](const BranchFork& fork) {
+        return fork.round > round_ && (fork.parent == branch || fork.branch == branch);
+      };
+      if (std::ranges::any_of(forks, is_of_it)) return false;
       for (const uint32_t table : {kState, kMoments}) arrays_[table].erase(branch);
       return true;
     });

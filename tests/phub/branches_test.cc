@@ -207,6 +207,12 @@ class Decisions {
       ASSERT_EQ(status.rounds, jobs.at(status.branch).rounds)
           << "branch " << status.branch << " after round " << complete;
     }
+    std::vector<BranchFork> to_come;
+    for (const auto& [order, fork] : forks_) {
+      const uint64_t round = orders_[order].round;
+      if (round > complete) to_come.push_back({round, fork.first, fork.second});
+    }
+    ASSERT_EQ(branches_.forks(complete + 1), to_come) << "after round " << complete;
   }
 
   void take(const Branches::Decision& decision) {
@@ -424,6 +430,10 @@ TEST(Branches, WhatDoesNotFitIsRefused) {
   refused("none runs", [](auto& saved) { saved.runs.back().branch = 0; });
   refused("none runs at first", [](auto& saved) { saved.runs.front().round = 6; });
   refused("of runs", [](auto& saved) { saved.runs.back().round = 3; });
+  refused("of forks", [](auto& saved) { saved.forks = {{4, 1, 0}}; });
+  refused("of forks", [](auto& saved) { saved.forks = {{6, 1, 0}, {5, 1, 0}}; });
+  refused("of forks", [](auto& saved) { saved.forks = {{5, 1, 1}}; });
+  refused("of forks", [](auto& saved) { saved.forks = {{5, 2, 0}}; });
   refused("there are none", [](auto& saved) { saved = {}; });
   refused("lr", [](auto& saved) { saved.branches[0].values["lr"] = -1; });
   refused("learning", [](auto& saved) { saved.branches[0].values["learning"] = 1; });

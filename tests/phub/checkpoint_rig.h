@@ -32,7 +32,7 @@ inline std::vector<std::byte> bytes_for(uint64_t seed, uint64_t count) {
 // What a checkpoint holds: all that one may hold, though no job has both clocks and branches.
 // `extra` elements make its files larger than one checksum covers. Without `shapes` its job's keys
 // have none, as in version 1; without `clocks` it is in lock-step, as in version 2; without
-// `branches` it is as in version 3; without `killed`, as in version 4.
+// `branches` it is as in version 3; without `killed`, as in version 4; without `forks`, in 5.
 struct Content {
   uint64_t round = 0, epoch = 1;
   uint64_t extra = 0;
@@ -40,6 +40,7 @@ struct Content {
   bool clocks = true;
   bool branches = true;
   bool killed = true;
+  bool forks = true;
 
   CheckpointId id() const { return {.epoch = epoch, .round = round}; }
   std::vector<TensorInfo> tensors(const std::string& file) const {
@@ -96,6 +97,7 @@ struct Content {
                   {.round = round + 4, .to = 2}},
         .runs = {{1, 0}, {round + 4, 2}}};
     if (killed) manifest.branches.branches[0].killed = round + 6;
+    if (forks) manifest.branches.forks = {{.round = round + 2, .branch = 3, .parent = 2}};
     return manifest;
   }
 };

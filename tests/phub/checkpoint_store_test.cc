@@ -271,7 +271,8 @@ TEST(CheckpointGolden, EveryVersionStaysReadable) {
                           .shapes = version > 1,
                           .clocks = version > 2,
                           .branches = version > 3,
-                          .killed = version > 4};
+                          .killed = version > 4,
+                          .forks = version > 5};
     EXPECT_EQ(difference(*reader, content), "");
   }
 }

@@ -365,14 +365,21 @@ TEST(Branches, RanksAreToldOfTheBatchOfEachBranch) {
       EXPECT_EQ(worker.fork(1, {{"lr", 0.5}}, 4).branch, 2u);
       const std::vector<BranchTurn> turns = {{1, 2}, {2, 1}, {0, 0}};
       EXPECT_EQ(worker.schedule(turns, 5), 5u);
+      EXPECT_EQ(worker.set_hyper({{"batch", 16}}, 10), 10u);
+      EXPECT_EQ(worker.discard(1), 10u) << "it has its rounds, and its batch in them";
     }
     worker.barrier();
     std::vector<uint64_t> batches;
-    for (uint64_t round = 1; round <= 8; ++round) {
+    for (uint64_t round = 1; round <= 10; ++round) {
       batches.push_back(worker.batch_in(round));
       push(worker, round, 0, 1);
     }
-    EXPECT_EQ(batches, (std::vector<uint64_t>{64, 64, 64, 64, 8, 8, 8, 64}));
+    EXPECT_EQ(batches, (std::vector<uint64_t>{64, 64, 64, 64, 8, 8, 8, 64, 64, 16}));
+    worker.barrier();
+    if (r == 0) {
+      EXPECT_EQ(worker.set_hyper({{"batch", 4}}, 11), 12u) << "others may have begun round 11";
+      expect_error(ErrorCode::kNotFound, "forgotten", [&] { worker.batch_in(2); });
+    }
     worker.barrier();
   });
 }

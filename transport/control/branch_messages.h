@@ -19,6 +19,8 @@ namespace phub {
 inline constexpr size_t kMostBranchTurns = 256;  // in one request
 inline constexpr size_t kMostBranchRuns = 1024;  // that are still to come
 inline constexpr size_t kMostBranchMoves = 2 * kMostBranchRuns;
+inline constexpr size_t kMostBranchForks = 2 * kMostBranchRuns;
+inline constexpr size_t kMostBatchRuns = 1u << 16;
 inline constexpr uint32_t kMostKilledBranches = 255;  // of a job at a time
 
 enum class BranchAction : uint8_t { kList, kFork, kSchedule, kDiscard, kKill, kRevive };
@@ -62,6 +64,23 @@ struct BranchRun {
   friend bool operator==(const BranchRun&, const BranchRun&) = default;
 };
 
+// Before the round `branch` became a copy of `parent`. Either may be discarded by now.
+struct BranchFork {
+  uint64_t round = 0;
+  uint32_t branch = 0;
+  uint32_t parent = 0;
+
+  friend bool operator==(const BranchFork&, const BranchFork&) = default;
+};
+
+// The hyperparameter `batch` of the branch that runs.
+struct BatchRun {
+  uint64_t round = 0;  // from this one on, until the next in the list
+  uint64_t batch = 0;
+
+  friend bool operator==(const BatchRun&, const BatchRun&) = default;
+};
+
 // What the chunks do before a round: in checkpoints, and between boxes (phub/core/branch_orders.h).
 struct BranchMove {
   uint64_t round = 0;
@@ -73,14 +92,15 @@ struct BranchMove {
   friend bool operator==(const BranchMove&, const BranchMove&) = default;
 };
 
-// What there is when everything is done that was decided.
+// What there is when everything is done that was decided; and of each round from the one in progress
+// on, what is decided of it. All is known of a round that begins with a result which somebody has.
 struct BranchReply {
   uint64_t round = 0;                       // from which it holds; list: 0
   uint32_t branch = 0;                      // fork: the child
   std::vector<BranchStatus> branches = {};  // ascending
-  // Ascending, from the round in progress on: it tells of every round that begins with a result
-  // which somebody has; of later ones as far as it is decided.
-  std::vector<BranchRun> runs = {};
+  std::vector<BranchRun> runs = {};         // ascending rounds, as in the other two
+  std::vector<BranchFork> forks = {};       // of one round in their order: a child may have a child
+  std::vector<BatchRun> batches = {};
 
   friend bool operator==(const BranchReply&, const BranchReply&) = default;
 };

@@ -454,11 +454,24 @@ void fields(A& a, const BranchRun*) {
   a.required("branch", &BranchRun::branch);
 }
 template <class A>
+void fields(A& a, const BranchFork*) {
+  a.required("round", &BranchFork::round);
+  a.required("branch", &BranchFork::branch);
+  a.required("parent", &BranchFork::parent);
+}
+template <class A>
+void fields(A& a, const BatchRun*) {
+  a.required("round", &BatchRun::round);
+  a.required("batch", &BatchRun::batch);
+}
+template <class A>
 void fields(A& a, const BranchReply*) {
   a.optional("round", &BranchReply::round);
   a.optional("branch", &BranchReply::branch);
   a.required("branches", &BranchReply::branches, {0, kMostBranchesListed});
   a.required("runs", &BranchReply::runs, {0, kMostBranchRuns + 1});
+  a.optional("forks", &BranchReply::forks, {0, kMostBranchForks});
+  a.optional("batches", &BranchReply::batches, {0, kMostBatchRuns});
 }
 
 template <class A>

@@ -38,7 +38,8 @@ enum class Type : uint8_t {
   kGeepsOptions,
   kGeeps,
   kState,
-  kDeviceKeys
+  kDeviceKeys,
+  kByBranch
 };
 // "phub_worker".
 const char* name_of(Type type);

@@ -47,20 +47,21 @@ void BranchRows::fork_running(uint32_t child) {
   branches_[child] = Places(rows_, kHome);
 }
 
+std::map<uint32_t, BranchRows::Places>::iterator BranchRows::find(uint32_t branch) {
+  const auto found = branches_.find(branch);
+  if (found != branches_.end()) return found;
+  fail(ErrorCode::kInternal, "a local table has no rows of branch {}", branch);
+}
+
 void BranchRows::fork(uint32_t parent, uint32_t child) {
   const std::lock_guard lock(mutex_);
-  const auto found = branches_.find(parent);
-  if (found != branches_.end()) branches_.insert_or_assign(child, Places(found->second));
+  branches_.insert_or_assign(child, Places(find(parent)->second));
 }
 
 // What a branch has where its row is not at home changes places with the home, for all branches.
 void BranchRows::enter(uint32_t branch, uint32_t before) {
   const std::lock_guard lock(mutex_);
-  const auto found = branches_.find(branch);
-  if (found == branches_.end()) {
-    branches_[before] = Places(rows_, kHome);
-    return;
-  }
+  const auto found = find(branch);
   Places places = std::move(found->second);
   branches_.erase(found);
   for (uint32_t r = 0; r < rows_; ++r) {

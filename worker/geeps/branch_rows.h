@@ -28,10 +28,10 @@ class BranchRows {
   // These rows of the home, by `source`, are to be written.
   void keep(std::span<const Run> runs);
 
+  // A branch that has no rows here fails with Error(kInternal).
   void fork_running(uint32_t child);                // a copy of the branch that runs
-  void fork(uint32_t parent, uint32_t child);       // of another. Of an unknown one: no effect
-  void enter(uint32_t branch, uint32_t before);     // `before` runs no longer. An unknown branch
-                                                    // begins with what `before` has
+  void fork(uint32_t parent, uint32_t child);       // of another
+  void enter(uint32_t branch, uint32_t before);     // `before` runs no longer
   void retain(const std::set<uint32_t>& branches);  // the others that do not run are gone
   uint64_t bytes() const;                           // of all branches but the one that runs
 
@@ -49,6 +49,7 @@ class BranchRows {
     return home_.subspan(size_t{row} * row_floats_, row_floats_);
   }
   uint32_t add_copy();
+  std::map<uint32_t, Places>::iterator find(uint32_t branch);
 
   std::span<float> home_;
   uint32_t row_floats_;

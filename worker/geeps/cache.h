@@ -76,8 +76,7 @@ struct TableSpec {
   uint32_t samples = 0;
   bool scratch = false;  // local data that no iteration needs from the one before: it is not saved
   // Of local data, each branch of the job has its own: a child begins with its parent's rows as
-  // they are at the fork, if neither is discarded yet. save_point() changes over. No branches: no
-  // effect.
+  // they are at the fork. save_point() changes over. No branches: no effect.
   bool by_branch = false;
 };
 

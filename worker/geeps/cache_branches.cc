@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "transport/control/branch_runs.h"
 #include "transport/error.h"
 #include "worker/geeps/cache_impl.h"
 
@@ -28,27 +29,6 @@ std::string branches_entry(const Table& table) {
   return fmt::format("{}/{}", kSaved, table.spec.name);
 }
 
-uint32_t running_in(const Exchange::Branches& at) {
-  const auto after = std::ranges::upper_bound(at.all.runs, at.round, {}, &BranchRun::round);
-  if (after == at.all.runs.begin()) {
-    fail(ErrorCode::kNotFound, "which branch ran in round {} is forgotten", at.round);
-  }
-  return std::prev(after)->branch;
-}
-
-// The branches that may run, or be forked, after the round `at` has begun.
-std::set<uint32_t> needed_after(const Exchange::Branches& at) {
-  std::set<uint32_t> needed;
-  for (const BranchStatus& each : at.all.branches) {
-    needed.insert(each.branch);
-    if (each.round > at.round) needed.insert(each.parent);
-  }
-  for (const BranchRun& run : at.all.runs) {
-    if (run.round > at.round) needed.insert(run.branch);
-  }
-  return needed;
-}
-
 }  // namespace
 
 // REQUIRES: there is no sequence yet, and local tables are restored.
@@ -58,13 +38,11 @@ void Cache::Impl::begin_branches() {
   if (!at) return;
   has_branches_ = true;
   if (load_branches()) return enter_round(*at);
-  branch_ = running_in(*at);
+  branch_ = run_in(at->all.runs, at->round).branch;
+  const std::set<uint32_t> waiting = waiting_in(at->round, at->all);
   for (Table& table : mover_.tables) {
-    for (const BranchStatus& each : at->all.branches) {
-      if (table.branches && each.branch != branch_ && each.round <= at->round) {
-        table.branches->fork_running(each.branch);
-      }
-    }
+    if (!table.branches) continue;
+    for (const uint32_t branch : waiting) table.branches->fork_running(branch);
   }
   next_round_ = at->round + 1;
 }
@@ -108,22 +86,22 @@ bool Cache::Impl::is_clocked() const {
 
 // REQUIRES: the results of all clocked updates are here.
 void Cache::Impl::enter_round(const Exchange::Branches& at) {
-  const uint32_t running = running_in(at);
-  std::vector<BranchStatus> forks;  // ascending: a child may have a child
-  for (const BranchStatus& each : at.all.branches) {
-    if (next_round_ <= each.round && each.round <= at.round) forks.push_back(each);
+  const uint32_t running = run_in(at.all.runs, at.round).branch;
+  std::vector<BranchFork> forks;
+  for (const BranchFork& fork : at.all.forks) {
+    if (next_round_ <= fork.round && fork.round <= at.round) forks.push_back(fork);
   }
   const bool changes = running != branch_;
   if (changes || !forks.empty()) settle_branches();
   if (changes) hold_fills();
-  const std::set<uint32_t> needed = needed_after(at);
+  const std::set<uint32_t> needed = needed_after(at.round, at.all);
   for (Table& table : mover_.tables) {
     if (!table.branches) continue;
-    for (const BranchStatus& child : forks) {
-      if (child.parent == branch_) {
-        table.branches->fork_running(child.branch);
+    for (const BranchFork& fork : forks) {
+      if (fork.parent == branch_) {
+        table.branches->fork_running(fork.branch);
       } else {
-        table.branches->fork(child.parent, child.branch);
+        table.branches->fork(fork.parent, fork.branch);
       }
     }
     if (changes) table.branches->enter(running, branch_);

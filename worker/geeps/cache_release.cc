@@ -74,9 +74,6 @@ void Cache::Impl::give_back(Lock& lock, Held held, bool use) {
   const bool saves = use && held.call == Call::kLocalAccess;
   const bool updates = use && held.call == Call::kPreUpdate;
   if (saves && (access == nullptr || !access->save)) mover_.mark_irregular(table);
-  if (saves && (access == nullptr || held.planned->iteration < table.regular_from)) {
-    ++table.changes;
-  }
   const std::span<PlacedEntry> entries =
       mover_.schedule ? std::span(mover_.schedule->entries) : std::span<PlacedEntry>();
   if (saves && in_place) entries[list.pinned.front().entry].dirty = true;
@@ -94,6 +91,10 @@ void Cache::Impl::give_back(Lock& lock, Held held, bool use) {
     work_.record(*access->done.front());
   }
   lock.lock();
+  // With its job below: a fill that begins before that reads what is older.
+  if (saves && (access == nullptr || held.planned->iteration < table.regular_from)) {
+    ++table.changes;
+  }
   if (access != nullptr) access->held = false;
   if (!background) {
     access->done_recorded = work_.in_stream();

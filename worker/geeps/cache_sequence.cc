@@ -147,13 +147,13 @@ void Cache::Impl::store_dirty(bool (*of)(const Table& table)) {
   for (PlacedEntry& entry : mover_.schedule->entries) {
     const Table& table = mover_.tables[entry.table];
     if (!entry.dirty || !of(table)) continue;
-    entry.dirty = false;
     StagedBuffers staged(mover_.staging);
     for (const EntryPart& part : entry.parts) {
       if (table.branches) table.branches->keep(part.runs);
       own_lane_.rows->store({entry.rows, part.stretch, staged}, table.own_rows.floats().data(),
                             part.runs, table.row_floats);
     }
+    entry.dirty = false;
   }
   own_lane_.stream->synchronize();
 }

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
+import ctypes
+import weakref
 from collections.abc import Callable
+from ctypes import CFUNCTYPE, POINTER, byref, c_int, c_size_t, c_uint32, c_void_p, cast
+from typing import Any
 
+from phub import errors
+from phub._library import call, callback
 from phub.worker import Worker
+
+_SAVER = CFUNCTYPE(c_int, c_void_p, POINTER(c_void_p), POINTER(c_size_t))  # phub_state_saver
+_LOADER = CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t)  # phub_state_loader
+_FAILED = errors.BY_CODE.index(errors.InternalError) + 1
 
 
 class ByBranch:
@@ -19,16 +29,37 @@ class ByBranch:
         for batch in data:
             own.begin(worker)  # before anything of the round
 
-    A rank that comes later than a fork begins the child with what it has; so it is with a child
-    that is forked, scheduled and discarded at once.
+    A rank that comes later begins all branches with what it has then.
     """
 
     def __init__(self, save: Callable[[], bytes], load: Callable[[bytes], object]) -> None:
         """save: returns the state; load: is given what it returned, and makes it as it was."""
-        self._save, self._load = save, load
-        self._branch = 0  # whose state is in place
-        self._next = 1  # forks before earlier rounds are known
-        self._waiting: dict[int, bytes] = {}
+        kept: Any = None  # the library's until the next call
+
+        def saver(_user_data: Any, into: Any, size: Any) -> int:
+            nonlocal kept
+            try:
+                state = save()
+                kept = ctypes.create_string_buffer(state, len(state))
+                into[0], size[0] = ctypes.addressof(kept), len(state)
+            except BaseException as error:
+                callback.error = error
+                return _FAILED
+            return 0
+
+        def loader(_user_data: Any, state: int | None, size: int) -> int:
+            try:
+                load(ctypes.string_at(state, size) if state else b"")
+            except BaseException as error:
+                callback.error = error
+                return _FAILED
+            return 0
+
+        self._functions = _SAVER(saver), _LOADER(loader)
+        self._handle = c_void_p()
+        pointers = [cast(function, c_void_p) for function in self._functions]
+        call("by_branch_create", *pointers, None, byref(self._handle))
+        weakref.finalize(self, _destroy, self._handle)
 
     def begin(self, worker: Worker, round: int = 0) -> int:  # noqa: A002
         """Before this rank begins a round (0: its next) whose predecessor's results are all here.
@@ -36,51 +67,23 @@ class ByBranch:
         With overlap="forward" synchronize() before. Returns the branch that runs in it. Call it
         before each round, or before none; again for the same round it does nothing.
         """
-        runs = worker.branch_runs()  # once what is under way on a device is there
-        round_ = round or worker.round(worker.keys[0]) + 1
-        there = {each.branch: each for each in worker.branches()}
-        states = dict(self._waiting)
-        now = [branch for at, branch in runs if at <= round_][-1]
-        children = sorted(of for of, each in there.items() if self._next <= each.round <= round_)
-        if now != self._branch or any(there[of].parent == self._branch for of in children):
-            states[self._branch] = self._save()
-        for child in children:
-            if (parent := there[child].parent) in states:
-                states[child] = states[parent]
-        if now != self._branch and now in states:
-            self._load(states[now])
-        states.pop(now, None)
-        self._branch = now
-        # A branch whose end is decided may have turns and children until then.
-        needed = there.keys() | {branch for at, branch in runs if at > round_}
-        needed |= {each.parent for each in there.values() if each.round > round_}
-        self._waiting = {of: state for of, state in states.items() if of in needed}
-        self._next = round_ + 1
-        return now
+        worker._settle()
+        branch = c_uint32()
+        # In this thread, whose no_grad() and stream are those of the two functions.
+        call("by_branch_begin", self._handle, worker._worker, round, byref(branch))
+        return branch.value
 
     def saved(self) -> bytes:
         """For a checkpoint: all but the state that is in place."""
-        places: dict[int, int] = {}
-        states: list[bytes] = []
-        for state in self._waiting.values():
-            if id(state) not in places:
-                places[id(state)] = len(states)
-                states.append(state)
-        head = {
-            "branch": self._branch,
-            "next": self._next,
-            "waiting": [(of, places[id(state)]) for of, state in self._waiting.items()],
-            "bytes": [len(state) for state in states],
-        }
-        return b"\n".join((json.dumps(head).encode(), b"".join(states)))
+        state, size = c_void_p(), c_size_t()
+        call("by_branch_saved", self._handle, byref(state), byref(size))
+        return ctypes.string_at(state, size.value)
 
     def restore(self, saved: bytes) -> None:
         """As it was when it was saved; what was in place then is the program's to give back."""
-        text, _, content = saved.partition(b"\n")
-        head = json.loads(text)
-        states, at = [], 0
-        for size in head["bytes"]:
-            states.append(content[at : at + size])
-            at += size
-        self._branch, self._next = head["branch"], head["next"]
-        self._waiting = {of: states[place] for of, place in head["waiting"]}
+        call("by_branch_restore", self._handle, saved, len(saved))
+
+
+def _destroy(handle: c_void_p) -> None:
+    with contextlib.suppress(errors.Error):
+        call("by_branch_destroy", handle)

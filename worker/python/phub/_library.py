@@ -200,6 +200,11 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "waits_for": (c_void_p, c_char_p, c_size_t),
     "barrier": (c_void_p,),
     "worker_stats": (c_void_p, POINTER(Stats)),
+    "by_branch_create": (c_void_p, c_void_p, c_void_p, POINTER(c_void_p)),
+    "by_branch_destroy": (c_void_p,),
+    "by_branch_begin": (c_void_p, c_void_p, c_uint64, POINTER(c_uint32)),
+    "by_branch_saved": (c_void_p, POINTER(c_void_p), POINTER(c_size_t)),
+    "by_branch_restore": (c_void_p, c_char_p, c_size_t),
 }
 
 

@@ -171,50 +171,37 @@ def test_they_are_in_the_checkpoints(saving_box, start):
         torch.testing.assert_close(buffers, others, rtol=0, atol=0)
 
 
-class Played:
-    """A worker whose branches are as they are told."""
+def test_what_fails_is_told_and_can_be_done_again(box):
+    worker = phub.Worker({"key": 8}, job="fails", optimizer="sgd", branches=1)
+    worker.wait_all()
+    fails, state = [True], [b"zero"]
 
-    keys = ("key",)
+    def save():
+        if fails[0]:
+            raise KeyError("not now")
+        return state[0]
 
-    def __init__(self):
-        self.runs, self.there = [(1, 0)], {0: (0, 0)}
-
-    def branch_runs(self):
-        return tuple(self.runs)
-
-    def branches(self):
-        return tuple(
-            phub.Branch(branch, parent, round_, 0, runs=False)
-            for branch, (parent, round_) in self.there.items()
-        )
-
-
-@pytest.mark.parametrize("again", [False, True])
-def test_a_branch_that_will_be_discarded_has_its_state_until_then(again):
-    worker, state = Played(), [b"zero"]
-
-    def load(given):
-        state[0] = given
-
-    own = ByBranch(lambda: state[0], load)
-    worker.there[1] = (0, 3)
-    worker.runs = [(1, 0), (3, 1), (5, 0)]
-    assert [own.begin(worker, round_) for round_ in (1, 2, 3)] == [0, 0, 1]
-    assert state == [b"zero"]
-    state[0] = b"one"
-    # Before round 7 branch 1 runs once more, has a child and is discarded.
-    del worker.there[1]
-    worker.there[2] = (1, 7)
-    worker.runs = [(3, 1), (5, 0), (6, 1), (7, 2)]
-    seen = []
-    for round_ in (4, 5, 6, 7):
-        if again:
-            saved, kept = own.saved(), own
-            own = ByBranch(lambda: state[0], load)
-            own.restore(saved)
-            assert own.saved() == kept.saved()
-        branch = own.begin(worker, round_)
-        seen.append((branch, state[0]))
-        state[0] += b"'"
-    assert seen == [(1, b"one"), (0, b"zero"), (1, b"one'"), (2, b"one''")]
-    assert own.saved().startswith(b'{"branch": 2, "next": 8, "waiting": [[0, 0]], "bytes": [5]}\n')
+    own = ByBranch(save, state.append)
+    branch, at = worker.fork(0)
+    while worker.round("key") + 1 < at:
+        assert own.begin(worker) == 0
+        worker.push("key")
+        worker.wait_all()
+    with pytest.raises(phub.InvalidError) as error:
+        own.begin(worker)
+    assert isinstance(error.value.__cause__, KeyError)
+    fails[0] = False
+    assert own.begin(worker) == 0
+    again = ByBranch(save, state.append)
+    again.restore(own.saved())
+    assert again.saved() == own.saved()
+    for wrong in (b"", own.saved()[:-1], own.saved() + b"x"):
+        with pytest.raises(phub.MismatchError):
+            again.restore(wrong)
+    at = worker.schedule(branch)
+    state[0] = b"zero'"
+    while worker.round("key") + 1 < at:
+        worker.push("key")
+        worker.wait_all()
+        again.begin(worker)
+    assert state == [b"zero'", b"zero"]

@@ -1,0 +1,61 @@
+// What a rank has for itself, of each branch of its job: statistics of batch normalisation, random
+// numbers, where its data go on, and the like: all that the server does not have. It is saved when
+// another branch runs, and given back when it does (the proposal of IterStore, GeePS and MLtuner,
+// section 5.2, figure 17: local data). A child has what its parent had when it was forked.
+//
+//   phub::ByBranch own([&] { return bytes_of(model); }, [&](auto saved) { restore(model, saved);
+//   }); if (const auto saved = worker.restored("branches")) own.restore(*saved); for (...) {
+//     own.begin(worker);  // before anything of the round
+//     ...
+//     worker.wait_all();
+//   }
+//
+// In memory, of each branch but the one that runs; branches that have the same share it. A rank
+// that comes later begins all branches with what it has then.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "transport/control/branch_messages.h"
+#include "worker/worker.h"
+
+namespace phub {
+
+// One thread at a time. What the two functions throw goes to the caller, and the call that called
+// them can be made again.
+class ByBranch {
+ public:
+  using State = std::vector<std::byte>;
+  using Save = std::function<State()>;                           // returns the state
+  using Load = std::function<void(std::span<const std::byte>)>;  // makes it as it was
+
+  ByBranch(Save save, Load load);
+
+  // Before this rank begins `round` (0: its next), once all results of the round before are here:
+  // the state is that of the branch which runs in it, whose number is returned. Before each round,
+  // or before none; once more for the same round: no effect. Throws as Worker::branches().
+  uint32_t begin(Worker& worker, uint64_t round = 0);
+  uint32_t begin(const BranchReply& branches, uint64_t round);
+
+  // For a checkpoint: all but the state that is in place, which is the program's to save.
+  State saved() const;
+  // As it was then. Throws Error(kMismatch) if it is not what saved() returned.
+  void restore(std::span<const std::byte> saved);
+
+ private:
+  using Waiting = std::map<uint32_t, std::shared_ptr<const State>>;
+
+  Save save_;
+  Load load_;
+  uint32_t branch_ = 0;  // whose state is in place
+  uint64_t next_ = 0;    // forks before earlier rounds are known; 0: it has not begun
+  Waiting waiting_;      // of the others that may still run, or be forked
+};
+
+}  // namespace phub
