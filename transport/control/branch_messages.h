@@ -92,8 +92,9 @@ struct BranchMove {
   friend bool operator==(const BranchMove&, const BranchMove&) = default;
 };
 
-// What there is when everything is done that was decided; and of each round from the one in progress
-// on, what is decided of it. All is known of a round that begins with a result which somebody has.
+// What there is when everything is done that was decided; and of each round from the one in
+// progress on, what is decided of it. All is known of a round that begins with a result which
+// somebody has.
 struct BranchReply {
   uint64_t round = 0;                       // from which it holds; list: 0
   uint32_t branch = 0;                      // fork: the child
