@@ -34,13 +34,24 @@ uint32_t ByBranch::begin(Worker& worker, uint64_t round) {
 }
 
 uint32_t ByBranch::begin(const BranchReply& branches, uint64_t round) {
+  if (round + 1 < next_) {
+    fail(ErrorCode::kInvalid,
+         "round {} was begun before: after rejoin() restore what was saved, or begin with another "
+         "ByBranch",
+         round);
+  }
   const uint32_t now = run_in(branches.runs, round).branch;
   Waiting waiting = waiting_;
   // Of a branch that runs no more, or not yet, or is about to wait.
   const auto state_of = [&](uint32_t branch) -> std::shared_ptr<const State>& {
     std::shared_ptr<const State>& state = waiting[branch];
     if (state) return state;
-    if (branch != branch_) fail(ErrorCode::kInternal, "a rank has no state of branch {}", branch);
+    if (branch != branch_) {
+      fail(ErrorCode::kInvalid,
+           "there is no state of branch {}: its fork was missed; call begin() before each round, "
+           "from the first on",
+           branch);
+    }
     return state = std::make_shared<const State>(save_());
   };
   if (next_ == 0) {
@@ -52,8 +63,10 @@ uint32_t ByBranch::begin(const BranchReply& branches, uint64_t round) {
       waiting[fork.branch] = state_of(fork.parent);
     }
     if (now != branch_) {
-      state_of(branch_);
-      load_(*state_of(now));
+      const std::shared_ptr<const State> state = state_of(now);
+      waiting_[branch_] =
+          state_of(branch_);  // that is what it has, if only a part of `state` comes
+      load_(*state);
     }
   }
   waiting.erase(now);
@@ -69,6 +82,7 @@ ByBranch::State ByBranch::saved() const {
   std::vector<const State*> states;
   std::vector<uint32_t> of;
   for (const auto& [branch, state] : waiting_) {
+    if (branch == branch_) continue;
     auto at = std::ranges::find(states, state.get());
     if (at == states.end()) at = states.insert(at, state.get());
     of.push_back(branch);
@@ -76,7 +90,7 @@ ByBranch::State ByBranch::saved() const {
   }
   const Head head = {.next = next_,
                      .branch = branch_,
-                     .waiting = static_cast<uint32_t>(waiting_.size()),
+                     .waiting = static_cast<uint32_t>(of.size() / 2),
                      .states = static_cast<uint32_t>(states.size()),
                      .zero = 0};
   State saved;

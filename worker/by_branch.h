@@ -3,11 +3,15 @@
 // another branch runs, and given back when it does (the proposal of IterStore, GeePS and MLtuner,
 // section 5.2, figure 17: local data). A child has what its parent had when it was forked.
 //
-//   phub::ByBranch own([&] { return bytes_of(model); }, [&](auto saved) { restore(model, saved);
-//   }); if (const auto saved = worker.restored("branches")) own.restore(*saved); for (...) {
-//     own.begin(worker);  // before anything of the round
-//     ...
-//     worker.wait_all();
+//   options.saver = [&](uint64_t) {
+//     return phub::RankState{{"own", save()}, {"branches", own.saved()}};
+//   };
+//   ...
+//   phub::ByBranch own(save, load);
+//   if (const auto saved = worker.restored("branches")) own.restore(*saved);
+//   for (...) {
+//     own.begin(worker);
+//     ... push all keys, and wait for all ...
 //   }
 //
 // In memory, of each branch but the one that runs; branches that have the same share it. A rank
@@ -39,7 +43,9 @@ class ByBranch {
 
   // Before this rank begins `round` (0: its next), once all results of the round before are here:
   // the state is that of the branch which runs in it, whose number is returned. Before each round,
-  // or before none; once more for the same round: no effect. Throws as Worker::branches().
+  // or before none; once more for the same round: no effect. Throws as Worker::branches(), and
+  // kNotFound, the round is over; kInvalid, a round with a fork was left out, or this one was begun
+  // long before (after rejoin(), restore() comes first).
   uint32_t begin(Worker& worker, uint64_t round = 0);
   uint32_t begin(const BranchReply& branches, uint64_t round);
 

@@ -475,9 +475,10 @@ PHUB_API phub_code phub_verdict(const phub_worker* worker, phub_round_verdict* v
 
 /* Changes hyperparameters from *round on, by names as in phub_options_set_hyper. `round` NULL, or
  * *round 0: from the first round in which this rank has pushed no key. *round becomes the round
- * from which they hold: a later one if chunks of it are complete already, or a later change exists.
- * It is for all ranks. Any rank may call it, one or all of them: what several set for one round
- * must be the same (PHUB_MISMATCH), and is one change. */
+ * from which they hold: a later one if chunks of it are complete already (with a `batch` among the
+ * values, not before the round after the one in progress), or a later change exists. It is for all
+ * ranks. Any rank may call it, one or all of them: what several set for one round must be the same
+ * (PHUB_MISMATCH), and is one change. */
 PHUB_API phub_code phub_set_hyper(phub_worker* worker, const char* const* names,
                                   const double* values, size_t count, uint64_t* round);
 
@@ -510,8 +511,8 @@ PHUB_API phub_code phub_kill(phub_worker* worker, uint32_t branch, uint64_t* rou
 PHUB_API phub_code phub_revive(phub_worker* worker, uint32_t branch, uint64_t* round);
 /* Which branch runs in `round`: final for the round behind the latest result that this rank has. */
 PHUB_API phub_code phub_branch_in(phub_worker* worker, uint64_t round, uint32_t* branch);
-/* That branch's hyperparameter `batch` in `round`, as final: samples of a rank's gradient; 0: none
- * is set, and the program decides. */
+/* The hyperparameter `batch` of that branch in `round`: samples of a rank's gradient; 0: none is
+ * set, and the program decides. As final as phub_branch_in. PHUB_NOT_FOUND: the round is over. */
 PHUB_API phub_code phub_batch_in(phub_worker* worker, uint64_t round, uint64_t* samples);
 /* From which round on which branch runs, as far as it is decided: rounds ascend, the first is the
  * one in progress or before it. The first `room` of them; *count: how many there are, at most
@@ -549,11 +550,13 @@ PHUB_API phub_code phub_by_branch_destroy(phub_by_branch* by_branch);
 /* Before this rank begins `round` (0: its next), once all results of the round before are here: the
  * state is that of the branch which runs in it (*branch, if it is not null). Call it before each
  * round, or before none; once more for the same round it has no effect. A rank that comes later
- * begins all branches with what it has then. */
+ * begins all branches with what it has then. PHUB_NOT_FOUND: the round is over. PHUB_INVALID: a
+ * round with a fork was left out; or this one was begun long before: after phub_rejoin,
+ * phub_by_branch_restore comes first. */
 PHUB_API phub_code phub_by_branch_begin(phub_by_branch* by_branch, phub_worker* worker,
                                         uint64_t round, uint32_t* branch);
 /* For a checkpoint: all but the state that is in place, which is the program's to save. `bytes`
- * belong to the handle, until its next call. phub_by_branch_restore: as it was then.
+ * belong to the handle, until it begins another round. phub_by_branch_restore: as it was then.
  * PHUB_MISMATCH: they are something else. */
 PHUB_API phub_code phub_by_branch_saved(phub_by_branch* by_branch, const void** bytes,
                                         size_t* size);

@@ -306,9 +306,10 @@ class Worker {
 
   // Changes hyperparameters (training.md has their names) from `round` on, for all ranks; 0: from
   // the first round in which this rank has pushed no key. Returns the round from which they hold:
-  // later than `round` if chunks of it are complete already (a `batch`: if any has begun), or a
-  // later change exists. Any rank may call it, one or all of them: what several set for one round
-  // must be the same (kMismatch).
+  // later than `round` if chunks of it are complete already (with a `batch`
+  // among the values, not before the round after the one in progress), or a later change exists.
+  // Any rank may call it, one or all of them: what several set for one round must be the same
+  // (kMismatch).
   uint64_t set_hyper(const std::map<std::string, double>& values, uint64_t round = 0);
   // Branches, of a job whose spec has some: states of the model with hyperparameters of their own,
   // of which one runs in each round, for all ranks. The job begins as branch 0. Any rank may call
@@ -344,8 +345,8 @@ class Worker {
   // Which branch runs in `round`. Of the round behind the latest result that this rank has, and of
   // those before it as far as they are remembered, this is final.
   uint32_t branch_in(uint64_t round);
-  // That branch's hyperparameter `batch` in `round`, as final: samples of a rank's gradient; 0:
-  // none is set, and the program decides.
+  // The hyperparameter `batch` of that branch in `round`: samples of a rank's gradient; 0: none is
+  // set, and the program decides. As final as branch_in(). Throws kNotFound: the round is over.
   uint64_t batch_in(uint64_t round);
   // Tells the server this rank's loss in `round`; 0: in the first round in which it has pushed no
   // key. Before it pushes that round, and in ascending rounds. Any number may be reported, also one

@@ -24,6 +24,16 @@ std::map<std::string, double> branch_values(const std::vector<Hyper>& from,
   return values;
 }
 
+// Versions before 6 have those of branches that are there.
+std::vector<BranchFork> forks_of(const std::vector<SavedBranch>& branches, uint64_t round) {
+  std::vector<BranchFork> forks;
+  for (const SavedBranch& each : branches) {
+    if (each.round > round) forks.push_back({each.round, each.branch, each.parent});
+  }
+  std::ranges::stable_sort(forks, {}, &BranchFork::round);
+  return forks;
+}
+
 void check_saved(bool holds, std::string_view what) {
   if (!holds) fail(ErrorCode::kInvalid, "the branches of the checkpoint do not fit: {}", what);
 }
@@ -110,7 +120,7 @@ void Branches::restore(const Manifest& from) {
   }
   check_saved(branches_.size() == saved.branches.size(), "one is there twice");
   runs_ = saved.runs;
-  forks_ = saved.forks;
+  forks_ = saved.forks.empty() ? forks_of(saved.branches, from.round) : saved.forks;
   uint64_t last = from.round + 1;
   for (const BranchFork& fork : forks_) {
     check_saved(fork.round >= last && fork.branch != fork.parent && fork.branch < next_,

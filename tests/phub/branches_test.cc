@@ -396,6 +396,22 @@ TEST(Branches, GoOnFromCheckpoints) {
   EXPECT_GT(from_disk, 0u);
 }
 
+TEST(Branches, OlderCheckpointsHaveTheForksOfBranchesThatAreThere) {
+  Branches branches(spec_of(3));
+  branches.decide(fork_of(0, 3), branches.next(), 1);
+  branches.decide(fork_of(0, 7), branches.next(), 1);
+  branches.decide(fork_of(2, 7), branches.next(), 1);
+  Manifest manifest;
+  manifest.round = 4;
+  manifest.branches = branches.saved(4);
+  const std::vector<BranchFork> want = {{7, 2, 0}, {7, 3, 2}};
+  EXPECT_EQ(manifest.branches.forks, want);
+  manifest.branches.forks.clear();
+  Branches restored(spec_of(3));
+  restored.restore(manifest);
+  EXPECT_EQ(restored.forks(5), want);
+}
+
 // What is in a file may have been changed.
 TEST(Branches, WhatDoesNotFitIsRefused) {
   Branches branches(spec_of(2));

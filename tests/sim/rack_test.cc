@@ -41,7 +41,7 @@ class RackTest : public ::testing::TestWithParam<int> {
   }
   static RackResult run(uint64_t seed) {
     current_seed = seed;
-    limit(400);
+    limit(240);
     return run_rack(make_rack_plan(seed));
   }
 };

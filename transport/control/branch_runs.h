@@ -17,7 +17,7 @@ template <typename Run>
 const Run& run_in(const std::vector<Run>& runs, uint64_t round) {
   const auto after = std::ranges::upper_bound(runs, round, {}, &Run::round);
   if (after != runs.begin()) return *std::prev(after);
-  fail(ErrorCode::kNotFound, "which branch ran in round {} is forgotten: the job is in round {}",
+  fail(ErrorCode::kNotFound, "what was decided of round {} is forgotten: the job is in round {}",
        round, runs.empty() ? 0 : runs.front().round);
 }
 

@@ -1,8 +1,10 @@
 // A rank's own state of each branch, of phub.h, over worker/by_branch.h.
 #include "worker/by_branch.h"
 
+#include <cstddef>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <utility>
 
 #include "worker/c_abi/call.h"
@@ -16,7 +18,7 @@ struct ByBranchObject : Object {
   explicit ByBranchObject(ByBranch made) : own(std::move(made)) {}
   std::mutex mutex;  // guards what follows
   ByBranch own;
-  ByBranch::State saved;  // the caller's, until the next call
+  ByBranch::State saved;  // the caller's, until the next round begins
 };
 
 void check(phub_code code, const char* what) {
@@ -71,6 +73,7 @@ phub_code phub_by_branch_begin(phub_by_branch* by_branch, phub_worker* worker, u
   return with(__func__, by_branch, [&](ByBranchObject& object) {
     const uint32_t runs = object.own.begin(object_of<WorkerObject>(worker)->worker, round);
     if (branch != nullptr) *branch = runs;
+    object.saved = {};
   });
 }
 

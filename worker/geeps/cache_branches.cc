@@ -185,7 +185,11 @@ bool Cache::Impl::load_branches() {
   for (Table& table : mover_.tables) {
     if (!table.branches) continue;
     const auto rows = mover_.exchange.restored(branches_entry(table));
-    if (rows) table.branches->restore(*rows, table.spec.name);
+    if (!rows) {
+      fail(ErrorCode::kMismatch, "local table '{}' is by branch, and was not when it was saved",
+           table.spec.name);
+    }
+    table.branches->restore(*rows, table.spec.name);
   }
   return true;
 }

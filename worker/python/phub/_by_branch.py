@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import weakref
 from collections.abc import Callable
-from ctypes import CFUNCTYPE, POINTER, byref, c_int, c_size_t, c_uint32, c_void_p, cast
+from ctypes import CFUNCTYPE, POINTER, byref, c_char_p, c_int, c_size_t, c_uint32, c_void_p, cast
 from typing import Any
 
 from phub import errors
@@ -34,14 +34,13 @@ class ByBranch:
 
     def __init__(self, save: Callable[[], bytes], load: Callable[[bytes], object]) -> None:
         """save: returns the state; load: is given what it returned, and makes it as it was."""
-        kept: Any = None  # the library's until the next call
+        kept = b""  # the library's until the next call
 
         def saver(_user_data: Any, into: Any, size: Any) -> int:
             nonlocal kept
             try:
-                state = save()
-                kept = ctypes.create_string_buffer(state, len(state))
-                into[0], size[0] = ctypes.addressof(kept), len(state)
+                kept = bytes(save())
+                into[0], size[0] = cast(c_char_p(kept), c_void_p), len(kept)
             except BaseException as error:
                 callback.error = error
                 return _FAILED
@@ -65,12 +64,18 @@ class ByBranch:
         """Before this rank begins a round (0: its next) whose predecessor's results are all here.
 
         With overlap="forward" synchronize() before. Returns the branch that runs in it. Call it
-        before each round, or before none; again for the same round it does nothing.
+        before each round, or before none; again for the same round it does nothing. What the two
+        functions raise it raises, and can be called again.
         """
         worker._settle()
         branch = c_uint32()
         # In this thread, whose no_grad() and stream are those of the two functions.
-        call("by_branch_begin", self._handle, worker._worker, round, byref(branch))
+        try:
+            call("by_branch_begin", self._handle, worker._worker, round, byref(branch))
+        except errors.InvalidError as error:
+            if error.__cause__ is None:
+                raise
+            raise error.__cause__ from None
         return branch.value
 
     def saved(self) -> bytes:

@@ -334,6 +334,7 @@ class Worker:
     def set_hyper(self, values: Mapping[str, float], round: int = 0) -> int:  # noqa: A002
         """Changes hyperparameters of the job from `round` on (0: the next). Returns the round.
 
+        That may be a later one; with a `batch` among them it is after the one in progress.
         Any rank may call it, one or all of them: what several set for one round must be the same.
         """
         self._settle()
