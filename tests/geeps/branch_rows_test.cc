@@ -18,6 +18,7 @@ namespace phub::geeps {
 namespace {
 
 using phub::testing::error_of;
+using phub::testing::expect_error;
 using phub::testing::fresh_seeds;
 using phub::testing::scaled;
 
@@ -137,18 +138,14 @@ TEST(BranchRows, ARowIsCopiedOnceForAllThatShareIt) {
   EXPECT_EQ(rows.bytes(), 0u);
 }
 
-TEST(BranchRows, WhatIsUnknownBeginsWithWhatIsThere) {
+TEST(BranchRows, WhatIsUnknownIsRefused) {
   std::vector<float> home = zeros();
   BranchRows rows(home, kFloats);
   home[0] = 5;
-  rows.fork(7, 8);  // nobody knows 7
-  rows.enter(8, 0);
+  expect_error(phub::ErrorCode::kInternal, "branch 7", [&] { rows.fork(7, 8); });
+  expect_error(phub::ErrorCode::kInternal, "branch 8", [&] { rows.enter(8, 0); });
   EXPECT_EQ(home[0], 5);
-  const std::vector<phub::geeps::Run> first = {{0, 0, 1}};
-  rows.keep(first);
-  home[0] = 6;
-  rows.enter(0, 8);
-  EXPECT_EQ(home[0], 5);
+  EXPECT_EQ(rows.bytes(), 0u);
 }
 
 // Every length and number is looked at.

@@ -74,7 +74,7 @@ def check_with_numpy(folder):
     text = (folder / "manifest.json").read_text(encoding="utf-8")
     envelope = json.loads(text)
     assert int(envelope["checksum"], 16) == crc32c(text.split(",", 1)[1].encode())
-    assert envelope["version"] == 5
+    assert envelope["version"] == 6
     manifest = envelope["manifest"]
     assert [(shelf["place"], shelf["branch"]) for shelf in manifest["branches"]["shelves"]] == [(2, 2)]
     assert (manifest["round"], manifest["epoch"], manifest["spec"]["name"]) == (ROUND, EPOCH, "digits.v2")

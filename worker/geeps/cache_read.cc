@@ -280,19 +280,21 @@ void Cache::Impl::acquire_outside(Lock& lock, Held& held, bool fetch, uint64_t b
 void Cache::Impl::reserve(Lock& lock, Held& held) {
   const size_t bytes = held.buffer.floats() * sizeof(float);
   const std::string& name = table_of(held).spec.name;
-  std::optional<size_t> offset;
-  wait_until(
-      lock, held.table,
-      [&] {
-        if (!offset) offset = mover_.reserved->allocate(bytes);
-        return offset.has_value() || mover_.outside_jobs == 0;
-      },
-      [&] { return fmt::format("{} bytes of reserved memory for '{}'", bytes, name); });
+  const std::optional<size_t> offset = mover_.reserved->allocate(bytes);
   if (!offset) {
     fail(ErrorCode::kFull,
          "{} bytes for rows of '{}' outside of the sequence: of the {} bytes of reserved memory, "
          "{} are in use. Raise reserved_bytes, or record these calls",
          bytes, name, mover_.reserved->size(), mover_.reserved->used());
+  }
+  try {
+    wait_until(
+        lock, held.table, [&] { return mover_.reserved_is_free(*offset, bytes); },
+        [&] { return fmt::format("{} bytes of reserved memory for '{}'", bytes, name); });
+  } catch (...) {
+    if (!lock.owns_lock()) lock.lock();
+    mover_.reserved->release(*offset);
+    throw;
   }
   held.outside->offset = *offset;
   held.buffer.data = reinterpret_cast<float*>(static_cast<std::byte*>(memory_.data()) +

@@ -203,8 +203,7 @@ void Mover::finish_last(Task& task) {
     schedule->accesses[task.planned->access].done_recorded = true;
     release(*task.planned);
   } else {
-    reserved->release(task.outside->offset);
-    --outside_jobs;
+    releasing.erase(task.outside->offset);
   }
 }
 

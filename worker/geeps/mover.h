@@ -23,6 +23,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -191,6 +192,7 @@ class Mover {
   void release(Instance instance);
   void mark_irregular(Table& table);
   bool memory_is_free(const Instance& instance) const;
+  bool reserved_is_free(size_t offset, size_t bytes) const;  // nothing there is being released
   std::vector<const Event*> events_before(const Instance& instance) const;
   // Whether the instance's buffer still has the rows of the access before it, and they are fresh
   // enough. REQUIRES: that access was released.
@@ -230,8 +232,10 @@ class Mover {
   Follower follower;
   std::vector<Instance> waiting;  // accesses to fill, in the order of opening
   CacheStats stats;
-  std::unique_ptr<Arena> reserved;  // device memory for accesses outside the sequence
-  uint32_t outside_jobs = 0;        // buffers there that are being released
+  // Device memory for accesses outside the sequence, and the buffers there that are in use. Where
+  // one lies does not depend on what is still being released: that has an offset and bytes below.
+  std::unique_ptr<Arena> reserved;
+  std::map<size_t, size_t> releasing;
 
  private:
   bool can_fill(const Instance& instance) const;

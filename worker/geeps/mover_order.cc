@@ -110,7 +110,10 @@ void Mover::add_waiting(Instance instance) {
 void Mover::post(Task task) {
   Table& table = tables[task.table];
   ++table.jobs;
-  if (task.outside) ++outside_jobs;
+  if (task.outside) {
+    const size_t offset = task.outside->offset;
+    releasing[offset] = reserved->release(offset).value();
+  }
   if (task.kind == Task::Kind::kClock) {
     divide(task, Lane::Kind::kStore, table.partitions);
   } else if (task.kind == Task::Kind::kFree || task.list->partitions.empty()) {
@@ -256,6 +259,12 @@ bool Mover::memory_is_free(const Instance& instance) const {
         return instance.iteration < d.behind ||
                schedule->accesses[d.access].released > instance.iteration - d.behind;
       });
+}
+
+bool Mover::reserved_is_free(size_t offset, size_t bytes) const {
+  return std::ranges::none_of(releasing, [&](const auto& each) {
+    return each.first < offset + bytes && offset < each.first + each.second;
+  });
 }
 
 std::vector<const Event*> Mover::events_before(const Instance& instance) const {
