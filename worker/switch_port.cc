@@ -14,8 +14,6 @@
 namespace phub {
 namespace {
 
-constexpr uint64_t kNever = ~uint64_t{0};
-
 class UdpSwitchPort final : public SwitchPort {
  public:
   UdpSwitchPort(const sockaddr_in& box, uint16_t port, int link_fd)
@@ -67,7 +65,7 @@ class UdpSwitchPort final : public SwitchPort {
   }
 
   void set_timer(uint64_t due) {
-    constexpr uint64_t kSecond = 1'000'000'000;
+    constexpr uint64_t kSecond = 1'000'000'000, kNever = ~uint64_t{0};
     itimerspec at{};  // kNever: it is off
     if (due != kNever) {
       at.it_value.tv_sec = static_cast<time_t>(due / kSecond);
