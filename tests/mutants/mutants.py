@@ -1375,12 +1375,8 @@ MUTANTS = [
            "if (fork.round > round) needed.insert(fork.parent);", "", BRANCH_TABLES),
     Mutant("branches-turns: what is discarded has no later turns", "transport/control/branch_runs.h",
            "if (run.round > round) needed.insert(run.branch);", "", BRANCH_TABLES),
-    Mutant("fill-order: a save counts before its job is there", "worker/geeps/cache_release.cc",
-           """  lock.lock();
-  // With its job""", """  if (saves) ++table.changes;
-  lock.lock();
-  if (false)
-  // With its job""", BRANCH_TABLES),
+    Mutant("fill-again: what was filled before a save outside of the sequence is used after it",
+           "worker/geeps/cache_release.cc", "  if (irregular) ++table.changes;\n", "", BRANCH_TABLES),
     Mutant("by-branch-late: who comes later has no state of others", "worker/by_branch.cc",
            "    for (const uint32_t branch : waiting_in(round, branches)) waiting[branch] = state_of(now);\n", "",
            ("worker/by_branch_test:ByBranch.*",)),

@@ -91,10 +91,10 @@ void Cache::Impl::give_back(Lock& lock, Held held, bool use) {
     work_.record(*access->done.front());
   }
   lock.lock();
-  // With its job below: a fill that begins before that reads what is older.
-  if (saves && (access == nullptr || held.planned->iteration < table.regular_from)) {
-    ++table.changes;
-  }
+  // With its job below: a fill that begins before that reads what is older, and is done again.
+  const bool irregular =
+      saves && (access == nullptr || held.planned->iteration < table.regular_from);
+  if (irregular) ++table.changes;
   if (access != nullptr) access->held = false;
   if (!background) {
     access->done_recorded = work_.in_stream();
@@ -108,6 +108,7 @@ void Cache::Impl::give_back(Lock& lock, Held held, bool use) {
             .outside = std::move(held.outside),
             .list = &list,
             .buffer = buffer,
+            .after_fills = irregular,
             .clocks_before = table.clocks};
   if (work_.in_stream()) task.after.push_back(&computed);
   mover_.post(std::move(task));

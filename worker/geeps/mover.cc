@@ -117,6 +117,8 @@ bool Mover::can_begin(const Task& task) const {
       // The log must not be written before the last clock's was pushed; if it is the exchange's
       // memory, not before that result is here.
       return table.handed_over == task.clocks_before && (table.kept_twice || result_is_here);
+    case Task::Kind::kSave:
+      return !task.after_fills || table.moving == 0;
     case Task::Kind::kPush:
       return result_is_here && table.moving == 0;
     case Task::Kind::kPull:
@@ -237,7 +239,7 @@ void Mover::fill(Lane& lane, Task& task) {
   });
   if (task.done == nullptr) return lane.stream->synchronize();
   lane.stream->record(*task.done);
-  if (!table.spec.local) lane.stream->record(*table.parts[lane.partition].fetched);
+  lane.stream->record(*table.parts[lane.partition].fetched);
 }
 
 void Mover::store(Lane& lane, Task& task) {
@@ -245,6 +247,7 @@ void Mover::store(Lane& lane, Task& task) {
   Stream& stream = *lane.stream;
   if (task.poisons) return poison(stream, task);
   for (const Event* event : task.after) stream.wait(*event);
+  if (task.after_fills) stream.wait(*table.parts[lane.partition].fetched);
   if (task.kind == Task::Kind::kClock) return store_clock(lane, task);
   if (task.kind != Task::Kind::kFree) {
     const bool updates = task.kind == Task::Kind::kUpdate;

@@ -130,6 +130,7 @@ struct Task {
   float* buffer = nullptr;
   std::vector<const Event*> after = {};    // the device's work waits for these
   bool after_saves = false;                // kFill: and for the saves so far
+  bool after_fills = false;                // kSave: no fill of the table is in progress
   Event* done = nullptr;                   // recorded at the end; null: run() waits for the end
   std::optional<uint32_t> partition = {};  // of this part; nothing: all rows
   std::shared_ptr<TaskParts> parts = {};   // of an access or a clock

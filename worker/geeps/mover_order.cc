@@ -133,6 +133,7 @@ void Mover::arrived(size_t key) {
 
 void Mover::end_reading(Table& table) {
   if (--table.moving > 0) return;
+  if (table.spec.local) return make_due(Lane::Kind::kStore);
   pull_lane().due = true;
   push_lane(table).due = true;
 }
