@@ -1,13 +1,13 @@
 #include "worker/by_branch.h"
 
 #include <algorithm>
-#include <cstring>
 #include <iterator>
 #include <set>
 #include <utility>
 
 #include "transport/control/branch_runs.h"
 #include "transport/error.h"
+#include "worker/bytes.h"
 
 namespace phub {
 namespace {
@@ -18,12 +18,6 @@ struct Head {
   uint64_t next;
   uint32_t branch, waiting, states, zero;
 };
-
-void append(ByBranch::State& to, const void* from, size_t bytes) {
-  if (bytes == 0) return;
-  to.resize(to.size() + bytes);
-  std::memcpy(to.data() + to.size() - bytes, from, bytes);
-}
 
 }  // namespace
 
@@ -94,46 +88,29 @@ ByBranch::State ByBranch::saved() const {
                      .states = static_cast<uint32_t>(states.size()),
                      .zero = 0};
   State saved;
-  append(saved, &head, sizeof head);
-  append(saved, of.data(), of.size() * sizeof(uint32_t));
-  for (const State* state : states) {
-    const uint64_t bytes = state->size();
-    append(saved, &bytes, sizeof bytes);
-  }
-  for (const State* state : states) append(saved, state->data(), state->size());
+  append_value(saved, head);
+  append_array<uint32_t>(saved, of);
+  for (const State* state : states) append_value(saved, uint64_t{state->size()});
+  for (const State* state : states) append_array<std::byte>(saved, *state);
   return saved;
 }
 
 void ByBranch::restore(std::span<const std::byte> saved) {
-  const auto check = [](bool holds) {
-    if (holds) return;
-    fail(ErrorCode::kMismatch, "what was saved of branches is cut short, or something else");
-  };
-  const auto take = [&](void* to, uint64_t bytes) {
-    check(saved.size() >= bytes);
-    if (bytes > 0) std::memcpy(to, saved.data(), bytes);
-    saved = saved.subspan(bytes);
-  };
-  Head head = {};
-  take(&head, sizeof head);
-  check(head.waiting <= saved.size() / (2 * sizeof(uint32_t)) && head.states <= head.waiting);
-  std::vector<uint32_t> of(size_t{2} * head.waiting);
-  take(of.data(), of.size() * sizeof(uint32_t));
-  std::vector<uint64_t> bytes(head.states);
-  take(bytes.data(), bytes.size() * sizeof(uint64_t));
+  ByteReader reader(saved, "what was saved of branches is cut short, or something else");
+  const auto head = reader.value<Head>();
+  reader.check(head.states <= head.waiting);
+  const std::vector<uint32_t> of = reader.array<uint32_t>(uint64_t{2} * head.waiting);
+  const std::vector<uint64_t> bytes = reader.array<uint64_t>(head.states);
   std::vector<std::shared_ptr<const State>> states;
-  for (const uint64_t size : bytes) {
-    check(size <= saved.size());
-    auto state = std::make_shared<State>(size);
-    take(state->data(), size);
-    states.push_back(std::move(state));
+  for (const uint64_t of_one : bytes) {
+    states.push_back(std::make_shared<State>(reader.array<std::byte>(of_one)));
   }
   Waiting waiting;
   for (size_t i = 0; i < of.size(); i += 2) {
-    check(of[i + 1] < states.size());
+    reader.check(of[i + 1] < states.size());
     waiting[of[i]] = states[of[i + 1]];
   }
-  check(saved.empty() && waiting.size() == head.waiting && !waiting.contains(head.branch));
+  reader.check(reader.at_end() && waiting.size() == head.waiting && !waiting.contains(head.branch));
   waiting_ = std::move(waiting);
   branch_ = head.branch;
   next_ = head.next;

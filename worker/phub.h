@@ -817,7 +817,8 @@ PHUB_API phub_code phub_geeps_wait_all(phub_geeps* geeps);
  * saves the local tables beside what the saver gave, as "geeps/NAME" (but not those of
  * phub_geeps_options_set_scratch). They come back in the phub_geeps that a restored rank creates.
  * PHUB_INVALID: a buffer is in use, or updates were not clocked; or the saver failed: then there is
- * no checkpoint of this round. PHUB_TIMEOUT: results are missing, call it again. */
+ * no checkpoint of this round. PHUB_TIMEOUT: results are missing; PHUB_UNAVAILABLE: with tables by
+ * branch, the server did not answer. Then call it again. */
 PHUB_API phub_code phub_geeps_save_point(phub_geeps* geeps);
 
 typedef struct phub_geeps_counters {

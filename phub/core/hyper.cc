@@ -19,7 +19,6 @@ namespace {
 using kernels::Hyper;
 
 constexpr const char* kSlack = "slack";
-constexpr const char* kBatch = "batch";
 
 // Calls visit(group, field, value), for all groups first, as the map has them ("lr", "lr@1").
 template <typename Visit>
@@ -62,7 +61,7 @@ const HyperVersion& latest(std::span<const HyperVersion> versions, uint64_t roun
 }
 
 void check_batch(const std::map<std::string, double>& values, const JobSpec& spec) {
-  const auto found = values.find(kBatch);
+  const auto found = values.find(kBatchName);
   if (found == values.end()) return;
   if (spec.branches == 0) {
     fail(ErrorCode::kInvalid,

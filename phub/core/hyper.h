@@ -16,6 +16,8 @@
 
 namespace phub {
 
+inline constexpr const char* kBatchName = "batch";  // samples of a rank's gradient
+
 // Values for a job whose keys are of so many groups. Throws Error(kInvalid) that lists the known
 // names, or says which value or group is out of range.
 void check_hyper(const std::map<std::string, double>& values, uint32_t groups);

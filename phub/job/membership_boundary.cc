@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "phub/background.h"
+#include "phub/core/hyper.h"
 #include "phub/job/membership.h"
 
 namespace phub {
@@ -135,7 +136,7 @@ void Membership::place_changes() {
   std::erase_if(current_hypers_, [this](Hyper& hyper) {
     // The ranks have asked for the batch of a round before it begins.
     const uint64_t first =
-        hyper.change.values.contains("batch") ? first_unbegun_round() : boundary_.round;
+        hyper.change.values.contains(kBatchName) ? first_unbegun_round() : boundary_.round;
     hyper.change.round = std::max({hyper.change.round, first, last_change_});
     if (hyper.change.round > last_change_) of_last_change_.clear();
     last_change_ = hyper.change.round;

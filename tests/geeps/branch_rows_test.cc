@@ -23,7 +23,7 @@ using phub::testing::fresh_seeds;
 using phub::testing::scaled;
 
 constexpr uint32_t kRows = 23, kFloats = 3;
-constexpr uint64_t kRowBytes = kFloats * sizeof(float), kIndexBytes = kRows * sizeof(uint32_t);
+constexpr uint64_t kRowBytes = kFloats * sizeof(float) + 24, kIndexBytes = kRows * sizeof(uint32_t);
 
 std::vector<float> zeros() { return std::vector<float>(size_t{kRows} * kFloats); }
 
@@ -174,6 +174,10 @@ TEST(BranchRows, WhatWasDamagedIsRefused) {
     refused(damaged);
   }
   std::vector<std::byte> damaged = saved;
+  damaged[4] = std::byte{kRows + 1};  // a copy that nobody has
+  damaged.resize(saved.size() + kFloats * sizeof(float));
+  refused(damaged);
+  damaged = saved;
   damaged[3 * 4] = std::byte{1};  // two rows in one copy
   refused(damaged);
   std::mt19937_64 random(fresh_seeds(1).first);

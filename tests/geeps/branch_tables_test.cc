@@ -25,6 +25,7 @@ namespace phub::geeps {
 namespace {
 
 using phub::testing::error_of;
+using phub::testing::expect_error;
 using phub::testing::fresh_seeds;
 using phub::testing::scaled;
 
@@ -78,6 +79,7 @@ class BranchedExchange final : public Exchange {
 
   std::optional<Branches> branches(uint64_t pushes) override {
     ++asked;
+    if (std::exchange(is_silent, false)) throw Error(ErrorCode::kUnavailable, "no answer");
     return Branches{.round = decided_.begun + pushes + 1, .all = decided_.all};
   }
   uint64_t saved_after(size_t /*key*/) const override { return save_after; }
@@ -93,6 +95,7 @@ class BranchedExchange final : public Exchange {
 
   uint64_t save_after = kNever;
   uint64_t asked = 0;
+  bool is_silent = false;  // once
 
  private:
   StandaloneExchange alone_;
@@ -252,6 +255,10 @@ class Training {
     if (decides) decide();
     ++round_;
     ++cache_round_;
+    if (pick(8) == 0) {
+      exchange_->is_silent = true;
+      expect_error(ErrorCode::kUnavailable, "no answer", [&] { cache_->save_point(); });
+    }
     cache_->save_point();
     if (pick(8) == 0) cache_->save_point();  // once more has no effect
     apply();

@@ -1,10 +1,12 @@
 #include "worker/geeps/branch_rows.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "transport/error.h"
+#include "worker/bytes.h"
 
 namespace phub::geeps {
 
@@ -99,24 +101,11 @@ void BranchRows::retain(const std::set<uint32_t>& branches) {
 
 uint64_t BranchRows::bytes() const {
   const std::lock_guard lock(mutex_);
-  return (copies_.size() - free_.size()) * row_floats_ * sizeof(float) +
+  constexpr uint64_t kBesideARow = 24;  // a pointer, and what the allocator keeps
+  const uint64_t copies = copies_.size() - free_.size();
+  return copies * (row_floats_ * sizeof(float) + kBesideARow) +
          branches_.size() * rows_ * sizeof(uint32_t);
 }
-
-namespace {
-
-constexpr size_t kWord = sizeof(uint32_t);
-
-void append(std::vector<std::byte>& to, std::span<const std::byte> bytes) {
-  const size_t at = to.size();
-  to.resize(at + bytes.size());
-  std::memcpy(to.data() + at, bytes.data(), bytes.size());
-}
-void append(std::vector<std::byte>& to, uint32_t word) {
-  append(to, std::as_bytes(std::span(&word, 1)));
-}
-
-}  // namespace
 
 // Numbers of branches and of copies; of each branch its number and its places; the copies.
 std::vector<std::byte> BranchRows::saved() const {
@@ -127,56 +116,48 @@ std::vector<std::byte> BranchRows::saved() const {
     if (copies_[copy]) numbers[copy] = there++;
   }
   std::vector<std::byte> saved;
-  append(saved, static_cast<uint32_t>(branches_.size()));
-  append(saved, there);
+  append_value(saved, static_cast<uint32_t>(branches_.size()));
+  append_value(saved, there);
   for (const auto& [branch, places] : branches_) {
-    append(saved, branch);
-    for (const uint32_t place : places) append(saved, place == kHome ? kHome : numbers[place]);
+    append_value(saved, branch);
+    for (const uint32_t place : places) {
+      append_value(saved, place == kHome ? kHome : numbers[place]);
+    }
   }
   for (const auto& copy : copies_) {
-    if (copy) append(saved, std::as_bytes(std::span(copy.get(), row_floats_)));
+    if (copy) append_array<float>(saved, {copy.get(), row_floats_});
   }
   return saved;
 }
 
 void BranchRows::restore(std::span<const std::byte> saved, const std::string& what) {
   const std::lock_guard lock(mutex_);
-  const auto check = [&](bool holds) {
-    if (holds) return;
-    fail(ErrorCode::kMismatch, "the rows of '{}' by branch were saved of another table", what);
-  };
-  const auto take = [&](void* to, size_t bytes) {
-    check(saved.size() >= bytes);
-    std::memcpy(to, saved.data(), bytes);
-    saved = saved.subspan(bytes);
-  };
-  const auto word = [&] {
-    uint32_t word = 0;
-    take(&word, kWord);
-    return word;
-  };
-  const uint32_t branches = word(), copies = word();
-  check(branches <= saved.size() / (kWord * (uint64_t{rows_} + 1)));
+  ByteReader reader(saved,
+                    fmt::format("the rows of '{}' by branch were saved of another table", what));
+  const auto branches = reader.value<uint32_t>(), copies = reader.value<uint32_t>();
   std::map<uint32_t, Places> all;
-  std::vector<uint32_t> row_of(std::min<uint64_t>(copies, saved.size()), kHome);
-  check(row_of.size() == copies);
   for (uint32_t i = 0; i < branches; ++i) {
-    Places& places = all[word()];
-    places.resize(rows_);
-    take(places.data(), rows_ * kWord);
+    const auto branch = reader.value<uint32_t>();
+    all[branch] = reader.array<uint32_t>(rows_);
+  }
+  reader.check(all.size() == branches);
+  const std::vector<float> rows = reader.array<float>(uint64_t{copies} * row_floats_);
+  reader.check(reader.at_end());
+  std::vector<uint32_t> row_of(copies, kHome);
+  for (const auto& [branch, places] : all) {
     for (uint32_t r = 0; r < rows_; ++r) {
       if (places[r] == kHome) continue;
-      check(places[r] < copies);
+      reader.check(places[r] < copies);
       uint32_t& of = row_of[places[r]];
-      check(of == kHome || of == r);
+      reader.check(of == kHome || of == r);
       of = r;
     }
   }
-  check(all.size() == branches && saved.size() == uint64_t{copies} * row_floats_ * sizeof(float));
+  reader.check(std::ranges::find(row_of, kHome) == row_of.end());  // nobody has such a copy
   copies_.clear();
   free_.clear();
   for (uint32_t copy = 0; copy < copies; ++copy) {
-    take(copies_[add_copy()].get(), row_floats_ * sizeof(float));
+    std::copy_n(&rows[size_t{copy} * row_floats_], row_floats_, copies_[add_copy()].get());
   }
   branches_ = std::move(all);
 }

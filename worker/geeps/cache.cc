@@ -234,7 +234,13 @@ void Cache::discard(uint64_t handle) {
 void Cache::wait_all() { impl_->wait_all(); }
 void Cache::save_point() {
   std::optional<RankState> tables = impl_->guarded([&] { return impl_->local_state(); });
-  const auto end_round = [this] { impl_->guarded([&] { impl_->end_round(); }); };
+  const auto end_round = [this] {
+    if (!impl_->guarded([&] { return impl_->ends_round(); })) return;
+    // Not guarded: who gets no answer asks again.
+    const std::optional<Exchange::Branches> next =
+        impl_->mover_.exchange.branches(impl_->rounds_ + 1);
+    impl_->guarded([&] { impl_->begin_next_round(next.value()); });
+  };
   try {
     if (tables) impl_->mover_.exchange.save(std::move(*tables));
   } catch (...) {  // there is no checkpoint of this round, which is over all the same

@@ -185,8 +185,9 @@ class Cache {
   //
   // In a job with branches, tables by branch need it at the end of every iteration, with or without
   // a saver: else the next TableClock is kInvalid. It waits for the round's results, and asks the
-  // server which branch runs in the next round. If that is another, it changes the rows over. A
-  // rank that comes later than a fork begins the child with what it has.
+  // server which branch runs in the next round. If that is another, it changes the rows over. When
+  // the server does not answer (kUnavailable), call it again. A rank that comes later than a fork
+  // begins the child with what it has.
   void save_point();
 
   std::span<const TableSpec> tables() const;

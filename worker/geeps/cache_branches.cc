@@ -47,18 +47,22 @@ void Cache::Impl::begin_branches() {
   next_round_ = at->round + 1;
 }
 
-void Cache::Impl::end_round() {
-  if (!has_branches_ || virtual_) return;
+// Whether a round is over now, and all its results are here.
+bool Cache::Impl::ends_round() {
+  if (!has_branches_ || virtual_) return false;
   {
     const Lock lock(*this);
     mover_.throw_if_failed();
     check_at_save_point();
-    if (!is_clocked()) return;
+    if (!is_clocked()) return false;
   }
   wait_all();
-  const std::optional<Exchange::Branches> at = mover_.exchange.branches(rounds_ + 1);
+  return true;
+}
+
+void Cache::Impl::begin_next_round(const Exchange::Branches& at) {
   try {
-    if (at) enter_round(*at);
+    enter_round(at);
   } catch (const Error& e) {
     if (e.code() != ErrorCode::kFull) throw;
     // That has an effect, here: the tables are in between two branches.

@@ -108,7 +108,8 @@ struct Cache::Impl {
 
   // cache_branches.cc
   void begin_branches();
-  void end_round();
+  bool ends_round();
+  void begin_next_round(const Exchange::Branches& at);
   bool is_clocked() const;
   void enter_round(const Exchange::Branches& at);
   void settle_branches();
