@@ -56,7 +56,9 @@ struct Variant {
   std::string name;
   Gather gather = Gather::kVirtual;
   bool StoreOptions::*off = nullptr;
-  bool none = false;  // of the specialisations
+  bool none = false;   // of the specialisations
+  bool other = false;  // what is recorded are the links of another thread
+  double again = 0;    // gather_again
 };
 
 const std::vector<Variant> kVariants = {
@@ -69,13 +71,18 @@ const std::vector<Variant> kVariants = {
     {.name = "without thread caches", .off = &StoreOptions::thread_caches},
     {.name = "without static index", .off = &StoreOptions::static_index},
     {.name = "without prefetch", .off = &StoreOptions::prefetch},
+    {.name = "all, another pattern was recorded", .other = true},
+    {.name = "all, another pattern was recorded, gather_again", .other = true, .again = 0.5},
 };
+constexpr uint32_t kNotTimed = 3;  // a pattern that is new is recorded and placed within these
 
 // Seconds, of the slowest thread.
 struct Times {
   double preprocessing = 0, initialization = 0;
   double first = 0, later = 0;  // later: of one iteration
+  double between = 0;           // of the slowest of those between them
   double chunks = 0;            // to and from rank 0, in one of these
+  double placed = 0;            // times that rows were placed
   double largest_box = 1;       // what it has of the traffic, over the mean of all boxes
   double norm = 0;              // of the outcome, which is that of all
 };
@@ -126,6 +133,7 @@ class Run {
             .initialization = std::max(a.initialization, b.initialization),
             .first = std::max(a.first, b.first),
             .later = std::max(a.later, b.later),
+            .between = std::max(a.between, b.between),
             .chunks = std::max(a.chunks, b.chunks),
             .largest_box = std::max(a.largest_box, b.largest_box),
             .norm = std::max(a.norm, b.norm)};
@@ -142,6 +150,7 @@ class Run {
     worker.spec.lease_ms = 10'000;  // on a busy machine
     worker.local_world_size = options_.world;
     if (variant_.off != nullptr) store_options.*variant_.off = false;
+    store_options.gather_again = variant_.again;
     if (variant_.none) {
       store_options.placement = store_options.balance = false;
       store_options.numa = store_options.thread_caches = false;
@@ -155,8 +164,10 @@ class Run {
     }
     Times slowest;
     for (auto& thread : threads) slowest = slower(slowest, thread.get());
+    slowest.placed = static_cast<double>(store.stats().placed);
     const WorkerStats stats = store.stats().worker;  // since the accesses are known
-    const uint32_t clocks = options_.iterations + (variant_.gather == Gather::kReal ? 1 : 3);
+    const uint32_t clocks =
+        options_.iterations + kNotTimed + (variant_.gather == Gather::kReal ? 0 : 2);
     slowest.chunks = static_cast<double>(stats.chunks_pushed + stats.chunks_received) / clocks;
     if (rank == 0 && options_.boxes > 1) slowest.largest_box = largest_box();
     for (const double of_page : page_rank_.ranks(store.table(0))) slowest.norm += of_page * of_page;
@@ -191,14 +202,16 @@ class Run {
   }
 
   Times run_thread(Store& store, uint32_t rank, uint32_t thread) {
-    std::vector<RankedLink> links =
-        page_rank_.links(rank * options_.threads + thread, options_.world * options_.threads);
+    const uint32_t threads = options_.world * options_.threads;
+    const uint32_t part = rank * options_.threads + thread;
+    std::vector<RankedLink> links = page_rank_.links(part, threads);
     StoreThread mine(store, thread);
     Times times;
     auto begin = Clock::now();
     if (variant_.gather == Gather::kVirtual) {
+      std::vector<RankedLink> others = page_rank_.links((part + 1) % threads, threads);
       mine.begin_virtual();
-      page_rank_.iterate(mine, links);
+      page_rank_.iterate(mine, variant_.other ? others : links);
       mine.finish();
       times.preprocessing = seconds_since(begin);
     }
@@ -214,7 +227,11 @@ class Run {
       mine.finish();
       times.preprocessing = seconds_since(begin);
     }
-    page_rank_.iterate(mine, links);  // caches, and memory that is touched for the first time
+    for (uint32_t i = 0; i < kNotTimed; ++i) {  // memory that is touched for the first time, too
+      begin = Clock::now();
+      page_rank_.iterate(mine, links);
+      times.between = std::max(times.between, seconds_since(begin));
+    }
     begin = Clock::now();
     for (uint32_t i = 0; i < options_.iterations; ++i) page_rank_.iterate(mine, links);
     times.later = seconds_since(begin) / options_.iterations;
@@ -235,8 +252,9 @@ double median(std::vector<double> values) {
 
 Times median_of(const std::vector<Times>& all) {
   Times median_times;
-  for (double Times::*field : {&Times::preprocessing, &Times::initialization, &Times::first,
-                               &Times::later, &Times::chunks, &Times::largest_box, &Times::norm}) {
+  for (double Times::*field :
+       {&Times::preprocessing, &Times::initialization, &Times::first, &Times::later,
+        &Times::between, &Times::placed, &Times::chunks, &Times::largest_box, &Times::norm}) {
     std::vector<double> values;
     for (const Times& times : all) values.push_back(times.*field);
     median_times.*field = median(values);
@@ -288,7 +306,9 @@ void write_json(const Options& options, const std::vector<Times>& medians) {
                     {"preprocessing_s", medians[v].preprocessing},
                     {"initialization_s", medians[v].initialization},
                     {"first_s", medians[v].first},
+                    {"between_s", medians[v].between},
                     {"later_s", medians[v].later},
+                    {"placed", medians[v].placed},
                     {"chunks", medians[v].chunks},
                     {"largest_box", medians[v].largest_box}});
   }
@@ -335,8 +355,8 @@ void run(const Options& options) {
   }
   fmt::print("{} pages, {} links, {} ranks of {} threads, {}, boxes: {}\n", graph.names.size(),
              graph.links.size(), options.world, options.threads, options.transport, options.boxes);
-  TextTable table({"preprocessing ms", "initialization ms", "first ms", "later ms", "of none",
-                   "chunks", "largest box", "with"},
+  TextTable table({"preprocessing ms", "initialization ms", "first ms", "between ms", "later ms",
+                   "of none", "chunks", "largest box", "with"},
                   true);
   std::vector<Times> medians;
   for (const auto& of_variant : times) medians.push_back(median_of(of_variant));
@@ -344,7 +364,8 @@ void run(const Options& options) {
     const Times& of = medians[v];
     table.add({fmt::format("{:.1f}", 1e3 * of.preprocessing),
                fmt::format("{:.1f}", 1e3 * of.initialization),
-               fmt::format("{:.1f}", 1e3 * of.first), fmt::format("{:.2f}", 1e3 * of.later),
+               fmt::format("{:.1f}", 1e3 * of.first), fmt::format("{:.1f}", 1e3 * of.between),
+               fmt::format("{:.2f}", 1e3 * of.later),
                fmt::format("{:.0f}%", 100 * of.later / medians[0].later),
                fmt::format("{:.0f}", of.chunks), fmt::format("{:.0f}%", 100 * of.largest_box),
                kVariants[v].name});

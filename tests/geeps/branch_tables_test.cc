@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -17,6 +18,7 @@
 #include "tests/seeds.h"
 #include "tests/worker/expect_error.h"
 #include "transport/error.h"
+#include "worker/device/cuda_device.h"
 #include "worker/device/host_device.h"
 #include "worker/geeps/cache.h"
 #include "worker/geeps/standalone_exchange.h"
@@ -110,7 +112,7 @@ struct Use {
 
 class Training {
  public:
-  explicit Training(uint64_t seed) : random_(seed), specs_(tables()) {
+  Training(uint64_t seed, bool on_cuda) : on_cuda_(on_cuda), random_(seed), specs_(tables()) {
     for (const uint32_t table : {kState, kOwn, kMoments}) {
       const TableSpec& spec = specs_[table];
       arrays_[table][0].resize(spec.keys.size() * spec.row_floats);
@@ -172,11 +174,12 @@ class Training {
   bool opens() {
     cache_.reset();
     exchange_.reset();
+    staged_.clear();
     stream_.reset();
-    device_ = make_host_device({.budget_bytes = options_.budget_bytes,
-                                .copy_latency = std::chrono::microseconds(slow_ ? 100 : 0),
-                                .poison_copies = true});
+    hand_.reset();
+    device_ = make_device();
     if (on_stream_) stream_ = device_->make_stream("compute");
+    if (on_cuda_ && !on_stream_) hand_ = device_->make_stream("hand");
     options_.compute = stream_.get();
     exchange_ = std::make_unique<BranchedExchange>(job_of(specs_), w_, decided_);
     cache_ = std::make_unique<Cache>(*device_, *exchange_, specs_, options_);
@@ -193,6 +196,13 @@ class Training {
       return false;
     }
     return true;
+  }
+
+  std::unique_ptr<Device> make_device() const {
+    if (on_cuda_) return make_cuda_device({.ordinal = 0, .budget_bytes = options_.budget_bytes});
+    return make_host_device({.budget_bytes = options_.budget_bytes,
+                             .copy_latency = std::chrono::microseconds(slow_ ? 100 : 0),
+                             .poison_copies = true});
   }
 
   std::vector<float>& array_of(uint32_t table) {
@@ -215,29 +225,38 @@ class Training {
       }
       if (!use.fetches) expected.clear();
       if (!use.saves) written.clear();
-      compute([data = buffer.data, expected, written, name = specs_[use.table].name] {
-        if (!std::equal(expected.begin(), expected.end(), data)) {
-          ADD_FAILURE() << "other rows of " << name;
-        }
-        std::ranges::copy(written, data);
-      });
+      compute(buffer.data, expected, written, specs_[use.table].name);
     }
     cache_->post_local_access(buffer.handle, use.saves ? Save::kYes : Save::kNo);
   }
-  void compute(std::function<void()> body) { stream_ ? stream_->call(std::move(body)) : body(); }
+  // Begins with what is expected, and ends with what is written.
+  void compute(float* data, const std::vector<float>& expected, const std::vector<float>& written,
+               const std::string& name) {
+    const auto body = [expected, written, name](float* rows) {
+      if (!std::equal(expected.begin(), expected.end(), rows)) {
+        ADD_FAILURE() << "other rows of " << name;
+      }
+      std::ranges::copy(written, rows);
+    };
+    if (!on_cuda_) return stream_ ? stream_->call([=] { body(data); }) : body(data);
+    Stream& stream = stream_ ? *stream_ : *hand_;
+    const size_t floats = std::max(expected.size(), written.size());
+    const HostMemory& here = staged_.emplace_back(*device_, (floats + 1) * sizeof(float), "staged");
+    float* rows = here.floats().data();
+    if (!expected.empty()) stream.copy_to_host(rows, data, expected.size() * sizeof(float));
+    stream.call([=] { body(rows); });
+    if (!written.empty()) stream.copy_to_device(data, rows, written.size() * sizeof(float));
+    if (!stream_) stream.synchronize();
+  }
 
   // One is subtracted from every parameter.
   void train_w(bool virtually = false) {
     const Buffer read = cache_->read(kW, specs_[kW].keys);
-    if (!virtually) {
-      compute([data = read.data, expected = w_] {
-        if (!std::equal(expected.begin(), expected.end(), data)) ADD_FAILURE() << "other w";
-      });
-    }
+    if (!virtually) compute(read.data, w_, {}, "w");
     cache_->post_read(read.handle);
     const Buffer update = cache_->pre_update(kW, specs_[kW].keys);
     if (!virtually) {
-      compute([data = update.data, n = w_.size()] { std::fill_n(data, n, 1.0F); });
+      compute(update.data, {}, std::vector<float>(w_.size(), 1), "w");
       for (float& w : w_) w -= 1;
     }
     cache_->update(update.handle);
@@ -261,6 +280,8 @@ class Training {
     }
     cache_->save_point();
     if (pick(8) == 0) cache_->save_point();  // once more has no effect
+    if (stream_ && !staged_.empty()) stream_->synchronize();
+    staged_.clear();
     apply();
   }
 
@@ -353,6 +374,7 @@ class Training {
     }
   }
 
+  const bool on_cuda_;
   std::mt19937_64 random_;
   const std::vector<TableSpec> specs_;
   std::vector<float> w_ = std::vector<float>(24);
@@ -364,19 +386,26 @@ class Training {
   std::vector<uint32_t> gone_;
   uint64_t round_ = 1, cache_round_ = 0;  // in progress; done by this cache
   uint32_t running_ = 0, next_ = 1;
-  std::unique_ptr<HostDevice> device_;
-  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<Device> device_;
+  std::deque<HostMemory> staged_;          // CUDA: what the computation reads and writes
+  std::unique_ptr<Stream> stream_, hand_;  // of the computation; CUDA: else of this thread
   std::unique_ptr<BranchedExchange> exchange_;
   std::unique_ptr<Cache> cache_;
 };
 
-TEST(BranchTables, EachBranchReadsWhatItWrote) {
+void run_seeds(bool on_cuda) {
   const auto seeds = fresh_seeds(scaled(100));
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
     SCOPED_TRACE(seed);
-    Training(seed).run();
+    Training(seed, on_cuda).run();
     if (::testing::Test::HasFailure()) return;
   }
+}
+
+TEST(BranchTables, EachBranchReadsWhatItWrote) { run_seeds(false); }
+TEST(BranchTables, EachBranchReadsWhatItWroteOnCuda) {
+  if (const auto found = cuda_devices(); found.devices.empty()) GTEST_SKIP() << found.none_because;
+  run_seeds(true);
 }
 
 }  // namespace

@@ -194,7 +194,7 @@ class Mover {
   void mark_irregular(Table& table);
   bool memory_is_free(const Instance& instance) const;
   bool reserved_is_free(size_t offset, size_t bytes) const;  // nothing there is being released
-  std::vector<const Event*> events_before(const Instance& instance) const;
+  std::vector<const Event*> events_before(const Instance& instance);
   // Whether the instance's buffer still has the rows of the access before it, and they are fresh
   // enough. REQUIRES: that access was released.
   bool is_kept(const Instance& instance, uint64_t back) const;

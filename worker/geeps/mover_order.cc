@@ -268,15 +268,18 @@ bool Mover::reserved_is_free(size_t offset, size_t bytes) const {
   });
 }
 
-std::vector<const Event*> Mover::events_before(const Instance& instance) const {
+std::vector<const Event*> Mover::events_before(const Instance& instance) {
   std::vector<const Event*> events;
   for (const Dependency& d : schedule->accesses[instance.access].waits_for) {
     if (instance.iteration < d.behind) continue;
-    const PlannedAccess& before = schedule->accesses[d.access];
+    PlannedAccess& before = schedule->accesses[d.access];
     if (!before.done_recorded) continue;
+    const size_t known = events.size();
     for (const auto& done : before.done) {
       if (!done->done()) events.push_back(done.get());
     }
+    // Many may lie in one memory, and a GPU's driver takes microseconds to say that one is done.
+    if (events.size() == known) before.done_recorded = false;
   }
   return events;
 }
