@@ -226,7 +226,7 @@ TEST(BranchJobs, RowsAreCountedFromTheirFirstWriteOn) {
     cache.save_point();
     return cache.stats().branch_bytes;
   };
-  constexpr uint64_t kIndex = 20 * 4, kRow = 64;
+  constexpr uint64_t kIndex = 20 * 4, kRow = 64 + 24;
   EXPECT_EQ(round({1, 2, 3}), 0u);
   const BranchReply fork = worker.fork(0);
   while (worker.round(0) + 1 < fork.round) round({});
