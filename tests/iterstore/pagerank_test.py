@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""pagerank over the dependencies of Debian's packages: with 1, 2 and 4 processes the same ranks as a
-power iteration in one (NumPy), and as igraph's, where that is installed.
+"""pagerank, in C++ and in Python, over the dependencies of Debian's packages: with 1, 2 and 4 processes
+the same ranks as a power iteration in one (NumPy), and as igraph's, where that is installed.
 
-    pagerank_test.py PHUB PAGERANK
+    pagerank_test.py PHUB PAGERANK PAGERANK.PY LIBRARY
 """
 import os
 import re
@@ -13,7 +13,9 @@ import tempfile
 from programs import box_of, run_ranks
 
 LIMIT_S, MOST_L1, DAMPING = 200, 1e-9, 0.85
-phub, pagerank = sys.argv[1:]
+phub, *programs, library = sys.argv[1:]
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+os.environ |= {"PHUB_LIBRARY": library, "PYTHONPATH": os.path.join(ROOT, "worker/python"), "PYTHONDONTWRITEBYTECODE": "1"}
 try:
     import numpy
 except ImportError as missing:
@@ -50,9 +52,9 @@ def power_iteration(count, links):
     return ranks
 
 
-def run(folder, address, world, *arguments):
+def run(folder, address, program, world, *arguments):
     out = os.path.join(folder, "ranks")
-    command = [pagerank, "--server", address, "--packages", os.path.join(folder, "packages"),
+    command = [program, "--server", address, "--packages", os.path.join(folder, "packages"),
                "--job", "-".join(["pr", str(world), *arguments]).replace("--", ""), "--out", out, *arguments]
     run_ranks(command, world, LIMIT_S)
     lines = [line.split() for line in open(out, encoding="utf-8")]
@@ -78,14 +80,17 @@ def main():
         except ImportError:
             print("igraph is not installed: not compared with it")
         with box_of(phub, folder) as address:
-            for world, arguments in ((1, []), (2, ["--threads", "3"]), (4, []),
-                                     (2, ["--gather", "real"]), (2, ["--gather", "never", "--threads", "2"]),
-                                     (3, ["--consistency", "ssp", "--slack", "2"])):
-                got_names, got = run(folder, address, world, *arguments)
+            cpp, python = programs
+            for program, world, arguments in ((cpp, 1, []), (cpp, 2, ["--threads", "3"]), (cpp, 4, []),
+                                              (cpp, 2, ["--gather", "real"]),
+                                              (cpp, 2, ["--gather", "never", "--threads", "2"]),
+                                              (cpp, 3, ["--consistency", "ssp", "--slack", "2"]),
+                                              (python, 1, ["--threads", "1"]), (python, 2, ["--threads", "3"])):
+                got_names, got = run(folder, address, program, world, *arguments)
                 assert got_names == names
                 for whose, ranks in want.items():
                     apart = float(numpy.abs(got - ranks).sum())
-                    print(f"{world} processes {' '.join(arguments)}: {apart:.2g} from {whose}")
+                    print(f"{os.path.basename(program)}, {world} processes {' '.join(arguments)}: {apart:.2g} from {whose}")
                     assert apart <= MOST_L1, apart
     return 0
 
