@@ -981,6 +981,10 @@ PHUB_API phub_code phub_store_create(const phub_options* worker, const phub_stor
 /* Leaves the job, when the last phub_store_thread is destroyed, too. */
 PHUB_API phub_code phub_store_destroy(phub_store* store);
 
+/* Which of how many ranks this process is, by which an application divides its data. Either may be
+ * null. */
+PHUB_API phub_code phub_store_rank(const phub_store* store, uint32_t* rank, uint32_t* world_size);
+
 /* Copies the whole state of a table, row after row, with all that was clocked. `bytes` are those of
  * its rows and spare rows. All ranks call it, after equally many clocks. Of a table with spare
  * rows: place after place, the identity where there is no row. */

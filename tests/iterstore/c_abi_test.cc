@@ -217,6 +217,9 @@ TEST(StoreInC, ReadsWhatOneThreadComputes) {
       for (const auto& [name, value] : program.settings) given.set(name, value);
       for (const TableSpec& table : program.tables) given.add(table);
       phub_store* store = given.made();
+      uint32_t which = 99, ranks = 99;
+      expect_ok(phub_store_rank(store, &which, &ranks));
+      EXPECT_EQ(std::pair(which, ranks), std::pair(rank, program.ranks));
       each_rank(program.threads,
                 [&](uint32_t number) { run_thread(store, program, rank, number, want); });
       for (uint32_t table = 0; table < program.tables.size(); ++table) {
@@ -375,14 +378,17 @@ TEST(StoreInC, RowsComeAndGo) {
 
 // ---- Threads.
 
-// Until a thread of the store is in a call.
+// Until a thread of the store is in a call, for a minute at most.
 void await_call(const phub_store* store) {
   phub_store_counters counters = {};
   counters.size = sizeof counters;
-  while (phub_store_stats(store, &counters) == PHUB_OK) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  phub_code code = PHUB_OK;
+  while (code == PHUB_OK && std::chrono::steady_clock::now() < end) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    code = phub_store_stats(store, &counters);
   }
-  expect_refused(phub_store_stats(store, &counters), PHUB_WRONG_THREAD, "is in a call");
+  expect_refused(code, PHUB_WRONG_THREAD, "is in a call");
 }
 
 TEST(StoreInC, AThreadIsForWhoMadeIt) {
@@ -527,6 +533,8 @@ TEST(StoreInC, RefusesWrongCallsOfAStore) {
   expect_refused(phub_store_thread_create(one.store, 1, &second), PHUB_INVALID, "0 to 0");
   expect_refused(phub_store_thread_create(one.store, 0, nullptr), PHUB_INVALID, "thread is null");
   expect_refused(phub_store_thread_create(nullptr, 0, &second), PHUB_BAD_HANDLE, "null");
+  expect_refused(phub_store_rank(nullptr, nullptr, nullptr), PHUB_BAD_HANDLE, "null");
+  expect_ok(phub_store_rank(one.store, nullptr, nullptr));
   expect_refused(phub_store_destroy(nullptr), PHUB_BAD_HANDLE, "null");
   expect_refused(phub_store_thread_destroy(nullptr), PHUB_BAD_HANDLE, "null");
   EXPECT_EQ(second, nullptr);

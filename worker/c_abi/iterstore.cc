@@ -135,7 +135,7 @@ phub_code phub_store_create(const phub_options* worker, const phub_store_options
       all = of_store->options;
       all.worker = of_worker->options;
     }
-    *store = handle_of<phub_store>(std::make_shared<StoreObject>(std::move(all)), Type::kStore);
+    *store = handle_of<phub_store>(std::make_shared<StoreObject>(all), Type::kStore);
   });
 }
 
@@ -143,6 +143,14 @@ phub_code phub_store_destroy(phub_store* store) {
   return call(__func__, [&] {
     check_may_wait();
     Handles::instance().remove(store, Type::kStore);
+  });
+}
+
+phub_code phub_store_rank(const phub_store* store, uint32_t* rank, uint32_t* world_size) {
+  return call(__func__, [&] {
+    const auto object = object_of<StoreObject>(store);
+    if (rank != nullptr) *rank = object->rank;
+    if (world_size != nullptr) *world_size = object->world_size;
   });
 }
 

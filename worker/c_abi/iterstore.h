@@ -20,7 +20,11 @@ struct StoreOptionsObject : Object {
 
 struct StoreObject : Object {
   static constexpr Type kType = Type::kStore;
-  explicit StoreObject(iterstore::StoreOptions options) : store(std::move(options)) {}
+  explicit StoreObject(const iterstore::StoreOptions& options)
+      : rank(static_cast<uint32_t>(options.worker.rank)),
+        world_size(options.worker.spec.world_size),
+        store(options) {}
+  const uint32_t rank, world_size;
   iterstore::Store store;
   // Shared by the calls of its threads, and held alone by those that nobody may make beside them.
   std::shared_mutex calls;

@@ -2,22 +2,18 @@
 """Ranks Debian's packages by their dependencies, as pagerank.cc does, with NumPy and phub.iterstore.
 
     apt-cache dumpavail >packages
-    for rank in 0 1; do ./pagerank.py --world 2 --rank $rank --packages packages & done; wait
+    phub run -n 2 -- python pagerank.py packages
 
 Every thread has a part of the links, and passes on over each what its source's rank has changed by.
 """
-import argparse, os, re
+import argparse, re
 import numpy as np
 from phub.iterstore import Store, Table
 
 options = argparse.ArgumentParser(description="Ranks Debian's packages by their dependencies.")
-options.add_argument("--server", help="HOST:PORT of phub serve", default=os.environ.get("PHUB_SERVER", "127.0.0.1:7717"))
-options.add_argument("--job", help="name of the store", default="pagerank-py")
-options.add_argument("--world", help="number of processes", type=int, default=int(os.environ.get("WORLD_SIZE", 1)))
-options.add_argument("--rank", help="this process's", type=int, default=int(os.environ.get("RANK", 0)))
+options.add_argument("packages", help="what `apt-cache dumpavail` prints")
 options.add_argument("--threads", help="of each process", type=int, default=2)
 options.add_argument("--iterations", type=int, default=150)
-options.add_argument("--packages", help="what `apt-cache dumpavail` prints", default="packages")
 options.add_argument("--out", help="write every package's rank to this file")
 options = options.parse_args()
 damping = 0.85
@@ -39,7 +35,7 @@ def read_links(path):
 
 def rank_part(mine):
     """The work of a thread, with its part of the links."""
-    part, parts = options.rank * options.threads + mine.number, options.world * options.threads
+    part, parts = store.rank * store.threads + mine.number, store.world_size * store.threads
     source, target = links[len(links) * part // parts : len(links) * (part + 1) // parts].T
     sources, of_link = np.unique(source, return_inverse=True)
     share = damping / np.bincount(links[:, 0], minlength=len(names))[sources]
@@ -59,15 +55,15 @@ def rank_part(mine):
 
 names, links = read_links(options.packages)
 table = Table("ranks", len(names), dtype="float64", fixed=True)  # what each has more than 1 - damping
-job = {"server": options.server, "job": options.job, "world_size": options.world, "rank": options.rank}
-with Store([table], threads=options.threads, on_loss="fail", **job) as store:
+with Store([table], threads=options.threads, job="pagerank", on_loss="fail") as store:
     store.run(rank_part)
     ranks = store.table("ranks") + (1 - damping)
-ranks /= ranks.sum()
-if options.rank == 0:
+    ranks /= ranks.sum()
+    first = store.rank == 0
+if first:
     print(f"{len(names)} packages, {len(links)} dependencies")
     for n in np.argsort(-ranks, kind="stable")[:5]:
         print(f"{names[n]:<24} {ranks[n]:.6f}")
-    if options.out:
-        with open(options.out, "w", encoding="utf-8") as file:
-            file.writelines(f"{name} {rank:.17g}\n" for name, rank in zip(names, ranks))
+if first and options.out:
+    with open(options.out, "w", encoding="utf-8") as file:
+        file.writelines(f"{name} {rank:.17g}\n" for name, rank in zip(names, ranks))

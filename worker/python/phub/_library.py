@@ -242,6 +242,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     ),
     "store_create": (c_void_p, c_void_p, POINTER(c_void_p)),
     "store_destroy": (c_void_p,),
+    "store_rank": (c_void_p, POINTER(c_uint32), POINTER(c_uint32)),
     "store_table": (c_void_p, c_uint32, c_void_p, c_size_t),
     "store_rows": (c_void_p, c_uint32, c_void_p, c_size_t),
     "store_stats": (c_void_p, POINTER(StoreCounters)),

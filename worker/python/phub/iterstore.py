@@ -12,7 +12,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from ctypes import byref, c_int, c_void_p
+from ctypes import byref, c_int, c_uint32, c_void_p
 from dataclasses import dataclass
 from typing import Any, SupportsIndex, TypeVar, Union
 
@@ -120,6 +120,16 @@ class Store:
         self._handle: c_void_p | None = _made(self, {"threads": threads, **settings}, options)
         self._destroy = weakref.finalize(self, _leave, self._handle)
 
+    @property
+    def rank(self) -> int:
+        """Which rank this is, from 0: a program divides its data by it."""
+        return self._rank()[0]
+
+    @property
+    def world_size(self) -> int:
+        """How many there are."""
+        return self._rank()[1]
+
     def thread(self, number: int) -> StoreThread:
         """The calling thread becomes this one of 0 to threads - 1; it alone may use it."""
         return StoreThread(self, number)
@@ -195,6 +205,11 @@ class Store:
         if self._handle is None:
             raise errors.BadHandleError("the store was closed")
         return self._handle
+
+    def _rank(self) -> tuple[int, int]:
+        rank, world_size = c_uint32(), c_uint32()
+        call("store_rank", self._open, byref(rank), byref(world_size))
+        return rank.value, world_size.value
 
     def _table(self, name: str) -> TableArrays:
         try:
