@@ -378,11 +378,11 @@ TEST(StoreInC, RowsComeAndGo) {
 
 // ---- Threads.
 
-// Until a thread of the store is in a call, for a minute at most.
+// Until a thread of the store is in a call, for 20 s at most.
 void await_call(const phub_store* store) {
   phub_store_counters counters = {};
   counters.size = sizeof counters;
-  const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   phub_code code = PHUB_OK;
   while (code == PHUB_OK && std::chrono::steady_clock::now() < end) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
