@@ -900,6 +900,153 @@ PHUB_API phub_code phub_pull_device(phub_device_keys* keys, size_t key, void* re
 /* Returns when the results of all pushes are here, and in their place if they were pulled. */
 PHUB_API phub_code phub_wait_device(phub_device_keys* keys);
 
+/* ---- IterStore: a store of rows for iterative programs. Threads of several processes read rows of
+ * tables, update them, and say where an iteration ends. What one iteration has accessed, once
+ * recorded, says where rows should lie for the next. worker/iterstore/store.h is the same for C++;
+ * README.md there says what is read when, and in which order updates are combined.
+ *
+ *   phub_options_from_environment(&options);            // server, rank and world size
+ *   phub_options_set(options, "job", "ranks");          // the store's jobs are ranks.1-rows ...
+ *   phub_store_options_create(&tables);
+ *   phub_store_options_set(tables, "threads", "4");
+ *   phub_store_options_add_table(tables, "rank", pages, 1, "f64", "add", 0, 0);
+ *   phub_store_create(options, tables, &store);
+ *   ... in each of the 4 threads:
+ *   phub_store_thread_create(store, number, &mine);
+ *   phub_store_begin_virtual(mine);  iteration(mine);  phub_store_finish(mine);
+ *   for (...) iteration(mine);
+ *   phub_store_thread_destroy(mine);
+ *
+ *   phub_store_read(mine, 0, rows, count, "f64", ranks, count * sizeof(double));
+ *   ... compute ...
+ *   phub_store_update(mine, 0, others, count, "f64", changes, count * sizeof(double));
+ *   phub_store_clock(mine);
+ *
+ * Threads. A phub_store_thread is for the thread that made it: for others its calls are
+ * PHUB_WRONG_THREAD, but for phub_store_thread_destroy. phub_store_table, phub_store_rows and
+ * phub_store_stats are that while a thread of the store is in a call. A call takes locks that all
+ * threads share: give it many rows.
+ *
+ * Errors. PHUB_INVALID, a wrong call, which changes nothing; what the job failed with. An error of
+ * phub_store_clock or phub_store_finish is that of all threads, and ends the store: every later
+ * call fails with it. ---- */
+
+typedef struct phub_store_options phub_store_options;
+typedef struct phub_store phub_store;
+typedef struct phub_store_thread phub_store_thread;
+
+#define PHUB_NO_ROW UINT64_MAX /* no row has this number */
+
+PHUB_API phub_code phub_store_options_create(phub_store_options** options);
+PHUB_API phub_code phub_store_options_destroy(phub_store_options* options);
+
+/* Sets an option by its name, as phub_options_set does. All processes set the same.
+ *   threads          of each process; each has a phub_store_thread                1
+ *   gather_again     the share of an iteration's accesses that do not come as recorded, from
+ *                    which on the store records again by itself: 0.2; 0: never    0
+ * What is made of a recorded iteration; none of these changes a bit of a result:
+ *   placement        0: rows that the same processes access do not lie together   1
+ *   balance          0: boxes share rows of fixed tables by their bytes, not by how many ranks
+ *                    access them                                                  1
+ *   numa             0: threads are not pinned to cores                           1
+ *   thread_caches    0: no copies of rows that threads contend for                1
+ *   static_index     0: every row is found by a hash map, with locks              1
+ *   prefetch         0: phub_store_clock waits for all rows                       1
+ *   cache_threshold  a row is copied for a thread if its share of the process's accesses, times
+ *                    the threads, is at least this                                0.1
+ *   batches          in which rows of a table come, at most; 1 to 64              8 */
+PHUB_API phub_code phub_store_options_set(phub_store_options* options, const char* name,
+                                          const char* value);
+PHUB_API phub_code phub_store_options_set_number(phub_store_options* options, const char* name,
+                                                 int64_t value);
+
+/* Adds the next table: rows of `columns` values of `type` ("f32", "f64", "i32" or "i64"), which an
+ * update changes by `operation` ("add", "multiply", "min", "max"; "or", of whole numbers); it
+ * begins with the operation's identity. All processes add the same ones; they are numbered from 0.
+ * `fixed` not 0: this process will access rows that it recorded, and update those that it recorded
+ * as updated; only these travel. A call that strays from that is right, and takes as long as a
+ * phub_store_finish: it waits until all other threads, of all processes, have come to a clock.
+ * `spare`: places for rows that are added later, in lock-step, not of a table that is fixed. What
+ * is wrong with a table phub_store_create says. */
+PHUB_API phub_code phub_store_options_add_table(phub_store_options* options, const char* name,
+                                                uint64_t rows, uint32_t columns, const char* type,
+                                                const char* operation, int fixed, uint64_t spare);
+
+/* Of `worker` what is not about keys counts: the server, the job's name, rank (which must be given)
+ * and world_size, consistency, slack, on_loss, limits. Joins nothing yet: the first access or
+ * phub_store_finish does, and waits for all ranks. The options may be changed and destroyed
+ * afterwards. */
+PHUB_API phub_code phub_store_create(const phub_options* worker, const phub_store_options* options,
+                                     phub_store** store);
+/* Leaves the job, when the last phub_store_thread is destroyed, too. */
+PHUB_API phub_code phub_store_destroy(phub_store* store);
+
+/* Which of how many ranks this process is, by which an application divides its data. Either may be
+ * null. */
+PHUB_API phub_code phub_store_rank(const phub_store* store, uint32_t* rank, uint32_t* world_size);
+
+/* Copies the whole state of a table, row after row, with all that was clocked. `bytes` are those of
+ * its rows and spare rows. All ranks call it, after equally many clocks. Of a table with spare
+ * rows: place after place, the identity where there is no row. */
+PHUB_API phub_code phub_store_table(phub_store* store, uint32_t table, void* into, size_t bytes);
+/* The row in each of its `count` places, which are its rows and spare rows; PHUB_NO_ROW: none. */
+PHUB_API phub_code phub_store_rows(const phub_store* store, uint32_t table, uint64_t* rows,
+                                   size_t count);
+
+typedef struct phub_store_counters {
+  size_t size;             /* set it to sizeof(phub_store_counters) */
+  uint64_t in_sequence;    /* accesses since rows were placed last that came as recorded */
+  uint64_t by_index;       /* others, of rows that the thread is known to access */
+  uint64_t dynamic;        /* others: by a hash map with locks */
+  uint64_t places, cached; /* rows of threads that have a place; of these, with a copy */
+  uint64_t clocks;
+  uint64_t placed;  /* times that rows were placed */
+  uint64_t widened; /* times that a table ceased to be fixed, until rows were placed anew */
+  /* Of the present job, as in phub_stats. */
+  uint64_t pushes, chunks_pushed, chunks_received, bytes_copied, sleeps, reconnections;
+} phub_store_counters;
+PHUB_API phub_code phub_store_stats(const phub_store* store, phub_store_counters* counters);
+
+/* The calling thread becomes thread `number` of the store, from 0; each once at a time. One that is
+ * destroyed makes no more clocks: the next clock or finish of others is PHUB_INVALID. When all have
+ * been there and are gone, new ones may be made. */
+PHUB_API phub_code phub_store_thread_create(phub_store* store, uint32_t number,
+                                            phub_store_thread** thread);
+/* Any thread; a call in progress goes on. */
+PHUB_API phub_code phub_store_thread_destroy(phub_store_thread* thread);
+
+/* Record the calls of an iteration, until phub_store_finish: of a virtual one, in which they do
+ * nothing else, reads leave `into` as it is, and the program must not change anything of its own;
+ * or of a real one. May be called again when the accesses have changed. phub_store_finish is called
+ * by all threads of all processes, with everything clocked, and places the rows. */
+PHUB_API phub_code phub_store_begin_virtual(phub_store_thread* thread);
+PHUB_API phub_code phub_store_begin_gathering(phub_store_thread* thread);
+PHUB_API phub_code phub_store_finish(phub_store_thread* thread);
+/* *is_virtual: 1 or 0. */
+PHUB_API phub_code phub_store_is_virtual(const phub_store_thread* thread, int* is_virtual);
+
+/* Reads `count` rows, one after another, into `bytes` bytes of values of `type`, which must be the
+ * table's: the state after the last clock, with what this thread has updated since. Aligned to 4
+ * bytes. */
+PHUB_API phub_code phub_store_read(phub_store_thread* thread, uint32_t table, const uint64_t* rows,
+                                   size_t count, const char* type, void* into, size_t bytes);
+/* row <- row, operation, values: of `count` rows, in their order. The values are copied. */
+PHUB_API phub_code phub_store_update(phub_store_thread* thread, uint32_t table,
+                                     const uint64_t* rows, size_t count, const char* type,
+                                     const void* by, size_t bytes);
+/* All threads of the process call it. What they have updated goes out with the last of them; reads
+ * after it have the updates of all ranks, in lock-step. */
+PHUB_API phub_code phub_store_clock(phub_store_thread* thread);
+
+/* Of a table with spare rows: asks for one more, of any number but PHUB_NO_ROW, or less. From the
+ * second clock behind the call on, at the latest, all ranks have it, from the same clock on.
+ * PHUB_INVALID: the table has the row already, or has it not; no spare row is left. */
+PHUB_API phub_code phub_store_add_row(phub_store_thread* thread, uint32_t table, uint64_t row);
+PHUB_API phub_code phub_store_delete_row(phub_store_thread* thread, uint32_t table, uint64_t row);
+/* *has_row: 1 or 0. */
+PHUB_API phub_code phub_store_has_row(const phub_store_thread* thread, uint32_t table, uint64_t row,
+                                      int* has_row);
+
 /* ---- Jobs, from outside. `server` is HOST:PORT; PHUB_TOKEN or PHUB_TOKEN_FILE has
  * the token, if it asks for one. A call takes up to 10 s. ---- */
 

@@ -35,7 +35,7 @@ endforeach()
 
 # To be linked statically: the library and what it needs of the other folders, as one archive.
 set(archive ${CMAKE_CURRENT_BINARY_DIR}/packages/libphub_worker.a)
-set(parts phub_iterstore phub_geeps_c phub_geeps phub_device_keys phub_device phub_worker phub_transport phub_kernels phub_numa)
+set(parts phub_iterstore_c phub_iterstore phub_geeps_c phub_geeps phub_device_keys phub_device phub_worker phub_transport phub_kernels phub_numa)
 set(script "create ${archive}\n")
 foreach(part ${parts})
   string(APPEND script "addlib $<TARGET_FILE:${part}>\n")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""pagerank over the dependencies of Debian's packages: with 1, 2 and 4 processes the same ranks as a
-power iteration in one (NumPy), and as igraph's, where that is installed.
+"""pagerank, in C++ and in Python, over the dependencies of Debian's packages: with 1, 2 and 4 processes
+the same ranks as a power iteration in one (NumPy), and as igraph's, where that is installed.
 
-    pagerank_test.py PHUB PAGERANK
+    pagerank_test.py PHUB PAGERANK PAGERANK.PY LIBRARY
 """
 import os
 import re
@@ -13,7 +13,8 @@ import tempfile
 from programs import box_of, run_ranks
 
 LIMIT_S, MOST_L1, DAMPING = 200, 1e-9, 0.85
-phub, pagerank = sys.argv[1:]
+phub, pagerank, in_python, library = sys.argv[1:]
+PACKAGE = os.path.join(os.path.dirname(in_python), "../python")
 try:
     import numpy
 except ImportError as missing:
@@ -50,13 +51,27 @@ def power_iteration(count, links):
     return ranks
 
 
+def ranks_in(out):
+    lines = [line.split() for line in open(out, encoding="utf-8")]
+    return [line[0] for line in lines], numpy.array([float(line[1]) for line in lines])
+
+
 def run(folder, address, world, *arguments):
     out = os.path.join(folder, "ranks")
     command = [pagerank, "--server", address, "--packages", os.path.join(folder, "packages"),
                "--job", "-".join(["pr", str(world), *arguments]).replace("--", ""), "--out", out, *arguments]
     run_ranks(command, world, LIMIT_S)
-    lines = [line.split() for line in open(out, encoding="utf-8")]
-    return [line[0] for line in lines], numpy.array([float(line[1]) for line in lines])
+    return ranks_in(out)
+
+
+def run_in_python(folder, world, threads):
+    out = os.path.join(folder, "ranks-python")
+    environment = {**os.environ, "PHUB_PROGRAM": phub, "PHUB_LIBRARY": library, "PYTHONPATH": PACKAGE,
+                   "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "phub", "run", "-n", str(world), "--", sys.executable, in_python,
+               os.path.join(folder, "packages"), "--threads", str(threads), "--out", out]
+    subprocess.run(command, env=environment, timeout=LIMIT_S, check=True)
+    return ranks_in(out)
 
 
 def main():
@@ -77,16 +92,21 @@ def main():
             want["igraph"] = numpy.array(graph.pagerank(damping=DAMPING))
         except ImportError:
             print("igraph is not installed: not compared with it")
+
+        def check(program, got_names, got):
+            assert got_names == names
+            for whose, ranks in want.items():
+                apart = float(numpy.abs(got - ranks).sum())
+                print(f"{program}: {apart:.2g} from {whose}")
+                assert apart <= MOST_L1, apart
+
         with box_of(phub, folder) as address:
             for world, arguments in ((1, []), (2, ["--threads", "3"]), (4, []),
                                      (2, ["--gather", "real"]), (2, ["--gather", "never", "--threads", "2"]),
                                      (3, ["--consistency", "ssp", "--slack", "2"])):
-                got_names, got = run(folder, address, world, *arguments)
-                assert got_names == names
-                for whose, ranks in want.items():
-                    apart = float(numpy.abs(got - ranks).sum())
-                    print(f"{world} processes {' '.join(arguments)}: {apart:.2g} from {whose}")
-                    assert apart <= MOST_L1, apart
+                check(f"{world} processes {' '.join(arguments)}", *run(folder, address, world, *arguments))
+        for world, threads in (1, 1), (2, 3):
+            check(f"in Python, {world} processes of {threads} threads", *run_in_python(folder, world, threads))
     return 0
 
 

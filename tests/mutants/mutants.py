@@ -20,6 +20,7 @@ STORE_THREAD = "worker/iterstore/store_thread.cc"
 STORE_CHANGES = "worker/iterstore/store_changes.cc"
 STORE_STRAYS = "worker/iterstore/store_strays.cc"
 STORE_ROWS = "worker/iterstore/shared_rows.cc"
+STORE_IN_C = "worker/c_abi/iterstore.cc"
 CORE = "phub/core/core_job.cc"
 CHUNKS = "phub/core/chunk_table.cc"
 CHUNKS_H = "phub/core/chunk_table.h"
@@ -1980,6 +1981,25 @@ MUTANTS = [
            "if (again) keep_promise(mine, shared->use(), tables);", "", ("iterstore/gather_again_test",)),
     Mutant("iterstore: what always changes is recorded all the time", "worker/iterstore/pattern_watch.cc",
            "patience_ = std::min(2 * patience_, kMostPatience);", "", ("iterstore/gather_again_test",)),
+    Mutant("store-in-c: a thread uses what another one made", STORE_IN_C,
+           "if (object->runs_on != number_of_this_thread()) {", "if (false) {", ("iterstore/c_abi_test",)),
+    Mutant("store-in-c: all of it is looked at while a thread is in a call", STORE_IN_C,
+           "if (!lock.owns_lock()) {", "if (false) {", ("iterstore/c_abi_test",)),
+    Mutant("store-in-c: a part of a table is all of it", STORE_IN_C, "bytes != needed) {", "bytes > needed) {",
+           ("iterstore/c_abi_test",)),
+    Mutant("store-in-c: what is read is not what was updated", STORE_IN_C,
+           "mine.update_batch(table, all, values);", "mine.update_batch(table, all.first(0), values.first(0));",
+           ("iterstore/c_abi_test",)),
+    Mutant("store-in-python: rows below 0 are others", "worker/python/phub/_row_arrays.py",
+           'if rows.dtype.kind == "i" and rows.size > 0 and rows.min() < 0:', "if False:",
+           ("python/test_iterstore.py:wrong_calls",)),
+    Mutant("store-in-python: values of any type are words", "worker/python/phub/_row_arrays.py",
+           "if array.dtype != self.dtype or array", "if array", ("python/test_iterstore.py:wrong_calls",)),
+    Mutant("store-in-python: a process that fails has left", "worker/python/phub/iterstore.py",
+           "        if kind is None:\n", "        if True:\n", ("python/test_iterstore.py:fails_is_lost",)),
+    Mutant("store-in-python: what a thread raised is hidden by what that does to others",
+           "worker/python/phub/iterstore.py", "raise failed[0]", "raise failed[-1]",
+           ("python/test_iterstore.py:of_the_run",)),
     Mutant("iterstore: the application's recording does not end the store's", STORE_THREAD,
            "store.watch.stop(); });", "});", ("iterstore/gather_again_test",)),
     Mutant("iterstore: a deleted row is found in its place by the next one", STORE_CHANGES,

@@ -14,10 +14,11 @@ namespace {
 // A handle is the object's number, counted from 1, and its type.
 constexpr unsigned kTypeBits = 4;
 Type type_in(uint64_t handle) { return static_cast<Type>(handle & ((1u << kTypeBits) - 1)); }
-constexpr std::array<const char*, 9> kNames = {
-    nullptr,      "phub_options", "phub_worker",      "phub_device",   "phub_geeps_options",
-    "phub_geeps", "phub_state",   "phub_device_keys", "phub_by_branch"};
-bool is_type(Type type) { return type >= Type::kOptions && type <= Type::kByBranch; }
+constexpr std::array<const char*, 12> kNames = {
+    nullptr,      "phub_options",     "phub_worker",      "phub_device",    "phub_geeps_options",
+    "phub_geeps", "phub_state",       "phub_device_keys", "phub_by_branch", "phub_store_options",
+    "phub_store", "phub_store_thread"};
+bool is_type(Type type) { return type >= Type::kOptions && type <= Type::kStoreThread; }
 
 }  // namespace
 

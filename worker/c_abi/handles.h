@@ -39,7 +39,10 @@ enum class Type : uint8_t {
   kGeeps,
   kState,
   kDeviceKeys,
-  kByBranch
+  kByBranch,
+  kStoreOptions,
+  kStore,
+  kStoreThread
 };
 // "phub_worker".
 const char* name_of(Type type);

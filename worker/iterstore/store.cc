@@ -180,6 +180,11 @@ std::vector<std::byte> Store::table(uint32_t table) {
   return rows;
 }
 
+uint64_t Store::table_bytes(uint32_t table) const {
+  impl_->check_table(table);
+  return impl_->tables[table].bytes();
+}
+
 std::vector<uint64_t> Store::rows(uint32_t table) const {
   const Impl& i = *impl_;
   i.check_table(table);

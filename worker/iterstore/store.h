@@ -138,6 +138,7 @@ class Store {
   // while no thread makes a call: nothing may be updated and not clocked.
   // Of a table with spare rows: place after place, the identity where there is no row.
   std::vector<std::byte> table(uint32_t table);
+  uint64_t table_bytes(uint32_t table) const;  // of what table() returns
   // The row in each of its places; kNoRow: none. While no thread makes a call.
   std::vector<uint64_t> rows(uint32_t table) const;
   StoreStats stats() const;  // while no thread makes a call
@@ -148,7 +149,8 @@ class Store {
   std::unique_ptr<Impl> impl_;
 };
 
-// One application thread's access to the store; made and used on that thread. One that is gone
+// One application thread's access to the store; made and used on that thread (it may be destroyed
+// on another one, between calls). One that is gone
 // makes no more clocks: the next clock or finish of others is an error. When all have been there
 // and are gone, new ones may be made. An error of clock() or finish() is that of all threads, and
 // ends the store.

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <functional>
 #include <optional>
+#include <thread>
 
 #include "transport/error.h"
 #include "worker/iterstore/store_impl.h"
@@ -39,6 +40,7 @@ struct StoreThread::Impl {
 
   Store::Impl& store;
   const uint32_t thread;
+  const std::thread::id runs_on = std::this_thread::get_id();
   Mode mode = Mode::kClosed;
   SharedRows* shared = nullptr;
   ThreadRows* rows = nullptr;
@@ -55,7 +57,7 @@ StoreThread::StoreThread(Store& store, uint32_t thread) {
 }
 
 StoreThread::~StoreThread() {
-  impl_->store.unpin();
+  if (std::this_thread::get_id() == impl_->runs_on) impl_->store.unpin();
   impl_->store.members[impl_->thread] = nullptr;
   impl_->store.meeting.leave(impl_->thread);
 }

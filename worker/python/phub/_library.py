@@ -85,6 +85,28 @@ class BranchInfo(ctypes.Structure):
     )
 
 
+class StoreCounters(ctypes.Structure):
+    """phub_store_counters."""
+
+    _fields_ = (
+        ("size", c_size_t),
+        ("in_sequence", c_uint64),
+        ("by_index", c_uint64),
+        ("dynamic", c_uint64),
+        ("places", c_uint64),
+        ("cached", c_uint64),
+        ("clocks", c_uint64),
+        ("placed", c_uint64),
+        ("widened", c_uint64),
+        ("pushes", c_uint64),
+        ("chunks_pushed", c_uint64),
+        ("chunks_received", c_uint64),
+        ("bytes_copied", c_uint64),
+        ("sleeps", c_uint64),
+        ("reconnections", c_uint64),
+    )
+
+
 class Range(ctypes.Structure):
     """phub_range."""
 
@@ -205,6 +227,37 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "by_branch_begin": (c_void_p, c_void_p, c_uint64, POINTER(c_uint32)),
     "by_branch_saved": (c_void_p, POINTER(c_void_p), POINTER(c_size_t)),
     "by_branch_restore": (c_void_p, c_char_p, c_size_t),
+    "store_options_create": (POINTER(c_void_p),),
+    "store_options_destroy": (c_void_p,),
+    "store_options_set": (c_void_p, c_char_p, c_char_p),
+    "store_options_add_table": (
+        c_void_p,
+        c_char_p,
+        c_uint64,
+        c_uint32,
+        c_char_p,
+        c_char_p,
+        c_int,
+        c_uint64,
+    ),
+    "store_create": (c_void_p, c_void_p, POINTER(c_void_p)),
+    "store_destroy": (c_void_p,),
+    "store_rank": (c_void_p, POINTER(c_uint32), POINTER(c_uint32)),
+    "store_table": (c_void_p, c_uint32, c_void_p, c_size_t),
+    "store_rows": (c_void_p, c_uint32, c_void_p, c_size_t),
+    "store_stats": (c_void_p, POINTER(StoreCounters)),
+    "store_thread_create": (c_void_p, c_uint32, POINTER(c_void_p)),
+    "store_thread_destroy": (c_void_p,),
+    "store_begin_virtual": (c_void_p,),
+    "store_begin_gathering": (c_void_p,),
+    "store_is_virtual": (c_void_p, POINTER(c_int)),
+    "store_finish": (c_void_p,),
+    "store_read": (c_void_p, c_uint32, c_void_p, c_size_t, c_char_p, c_void_p, c_size_t),
+    "store_update": (c_void_p, c_uint32, c_void_p, c_size_t, c_char_p, c_void_p, c_size_t),
+    "store_clock": (c_void_p,),
+    "store_add_row": (c_void_p, c_uint32, c_uint64),
+    "store_delete_row": (c_void_p, c_uint32, c_uint64),
+    "store_has_row": (c_void_p, c_uint32, c_uint64, POINTER(c_int)),
 }
 
 

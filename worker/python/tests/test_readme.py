@@ -16,14 +16,25 @@ COMMANDS = re.findall(r"^phub run .*$", (PACKAGE / "README.md").read_text(), re.
 
 
 def test_there_are_listings():
-    assert len(LISTINGS) == 9
+    assert len(LISTINGS) == 10
     assert COMMANDS == ["phub run -n 4 -- python train.py"]
 
 
 @pytest.mark.parametrize(
     "listing",
     LISTINGS,
-    ids=["ddp", "optimizer", "rejoin", "ddp-again", "sampler", "tuning", "outside", "fsdp", "core"],
+    ids=[
+        "ddp",
+        "optimizer",
+        "rejoin",
+        "ddp-again",
+        "sampler",
+        "tuning",
+        "outside",
+        "fsdp",
+        "core",
+        "store",
+    ],
 )
 def test_listing(listing, tmp_path):
     (tmp_path / "train.py").write_text(listing)
