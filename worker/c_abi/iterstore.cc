@@ -14,7 +14,6 @@
 
 #include "transport/text.h"
 #include "worker/c_abi/call.h"
-#include "worker/c_abi/iterstore.h"
 #include "worker/c_abi/options.h"
 #include "worker/c_abi/worker.h"
 
