@@ -88,15 +88,21 @@ SCHEDULE: dict[str, Schedule] = {
 _MOST_LOSSES = 640  # that are kept of the best
 _LIKE_THE_BEST = 5  # so many trials, within
 _LIKENESS = 0.1  # of the best speed, end a search
+_ROUND = 3  # so many trials without one that converges double their time
+_RIVALS = 2  # run on when all were tried, if the slower one has
+_RIVALRY = 0.5  # of the speed of the faster one
+_GLANCE = 3  # clocks of a trial between two looks whether it diverges
 
 
 @dataclass
 class Policy:
     """What a tuner decides by.
 
-    first_clocks: of a trial, doubled until one converges, up to most_clocks.
+    first_clocks: of a trial, doubled after every third trial until one converges, up to
+        most_clocks.
     branches: that exist at a time, the parent among them; at least 3. While the time of a trial is
-        not found, all that were tried stay, but for the worst, if they are too many.
+        not found, all that were tried stay, but for the worst, if they are too many; then the two
+        best, which run as long again when all were tried, if the second has half the speed.
     schedule: while several run, "whole": each as long as it has to; "slices": in turns of
         slice_clocks. Others may be added to SCHEDULE.
     compare: "speed": by penalised slopes; "loss": the lowest. Others may be added to COMPARE.
@@ -105,7 +111,7 @@ class Policy:
         the lowest before, begin a new search.
     """
 
-    first_clocks: int = 10
+    first_clocks: int = 9
     most_clocks: int = 640
     branches: int = 4
     schedule: str = "whole"
@@ -171,26 +177,41 @@ class Decisions:
         self.searches += 1
         self.trials = []
         alive: list[Trial] = []
-        clocks, found = policy.first_clocks, False
+        clocks = policy.first_clocks
         while not self._alike() and (values := self._proposed(search)) is not None:
             trial = Trial((yield Fork(parent, values)), values)
             self.trials.append(trial)
             alive.append(trial)
-            yield from self._up_to(clocks, alive)
-            search.tell(values, trial.verdict.speed)
-            found = found or _converges(alive)
-            yield from self._keep(1 if found else policy.branches - 2, alive)
-            if not found and alive:
+            yield from self._tell_of(clocks, alive, search)
+            if not _converges(alive) and len(self.trials) % _ROUND == 0:
                 clocks = min(2 * clocks, policy.most_clocks)
-        if not found:
-            yield from self._up_to(policy.most_clocks, alive)
+                yield from self._tell_of(clocks, alive, search)
+            room = policy.branches - 2
+            yield from self._keep(min(_RIVALS, room) if _converges(alive) else room, alive)
+        while not _converges(alive) and clocks < policy.most_clocks:
+            clocks = min(2 * clocks, policy.most_clocks)
+            yield from self._up_to(clocks, alive)
+        return (yield from self._winner(clocks, alive))
+
+    def _tell_of(self, clocks: int, alive: list[Trial], search: Search) -> Requests:
+        yield from self._up_to(clocks, alive)
+        for trial in alive:
+            search.tell(trial.values, trial.verdict.speed)
+
+    def _winner(self, clocks: int, alive: list[Trial]) -> Generator[Request, Any, Trial | None]:
+        """The best, if one converges: of those that come near it, after as long a time again."""
         best = max(alive, key=self._worth) if _converges(alive) else None
-        yield from self._keep(1 if best else 0, alive)
-        return best
+        least = _RIVALRY * best.verdict.speed if best else math.inf
+        near = sum(trial is best or trial.verdict.speed >= least for trial in alive)
+        yield from self._keep(min(near, _RIVALS), alive)
+        if len(alive) > 1:
+            yield from self._up_to(min(2 * clocks, self._policy.most_clocks), alive)
+            yield from self._keep(1, alive)
+        return alive[0] if alive else None
 
     def _proposed(self, search: Search) -> Values | None:
         while (values := search.propose()) is not None and values in self.diverged:
-            search.tell(values, 0)
+            search.tell(values, -math.inf)
         return values
 
     def _alike(self) -> bool:
@@ -208,8 +229,14 @@ class Decisions:
         """All have run so long, but for those that diverged."""
         while late := [each for each in alive if len(each.losses) < clocks and _lives(each)]:
             for trial, turn in self._schedule(late, clocks, self._policy):
-                trial.losses += yield Run(trial.branch, turn)
+                yield from self._run(trial, turn)
         self._start_alike()
+
+    def _run(self, trial: Trial, clocks: int) -> Requests:
+        """No longer than until it is seen to diverge."""
+        end = len(trial.losses) + clocks
+        while len(trial.losses) < end and _lives(trial):
+            trial.losses += yield Run(trial.branch, min(_GLANCE, end - len(trial.losses)))
 
     def _start_alike(self) -> None:
         """The first loss of each is that of their parent, on other data."""

@@ -50,7 +50,10 @@ class Search(Protocol):
         """The values to try next. None: there are no more."""
 
     def tell(self, values: Values, speed: float) -> None:
-        """How fast the loss fell with values that were proposed; 0: it did not."""
+        """How fast the loss fell with values that were proposed, the latest word on them.
+
+        0: not more than noise does; below 0: it rose; minus infinity: it diverged.
+        """
 
 
 class _Listed:
@@ -71,7 +74,7 @@ def grid(space: Space, points: int = 7, seed: int = 0) -> Search:
 
     (In ascending order, the first trials would all be too slow to tell anything.)
     """
-    _check(space)
+    check_space(space)
     if points < 2:
         raise InvalidError(f"a grid of {points} points has no ends: at least 2")
     columns = [
@@ -87,7 +90,7 @@ def grid(space: Space, points: int = 7, seed: int = 0) -> Search:
 
 def sampled(space: Space, trials: int, seed: int = 0) -> Search:
     """So many independent random draws."""
-    _check(space)
+    check_space(space)
     _check_trials(trials)
     draw = random.Random(seed)
 
@@ -142,7 +145,7 @@ def tpe(space: Space, trials: int, seed: int = 0) -> Search:
 
     Raises InvalidError: Optuna is not installed.
     """
-    _check(space)
+    check_space(space)
     _check_trials(trials)
     return _Modelled(space, trials, seed)
 
@@ -152,7 +155,8 @@ def _check_trials(trials: int) -> None:
         raise InvalidError(f"a search of {trials} trials finds nothing: at least 1")
 
 
-def _check(space: Space) -> None:
+def check_space(space: Space) -> None:
+    """Raises InvalidError: there is nothing to try."""
     empty = [name for name, given in space.items() if not isinstance(given, Between) and not given]
     if not space or empty:
         raise InvalidError(

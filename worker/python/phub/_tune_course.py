@@ -42,7 +42,7 @@ class Line:
         """As text: branch, values, clocks, loss, speed, state."""
         verdict = judge(self.losses)
         loss = f"{self.losses[-1]:.4g}" if self.losses else "-"
-        speed = f"{verdict.speed:.2g}" if self.losses else "-"
+        speed = f"{verdict.speed:.2g}" if self.losses and math.isfinite(verdict.speed) else "-"
         return (
             str(self.branch),
             values_text(self.values) or "as it began",

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from phub import _search, errors
+from phub import _climb, _search, errors
 from phub._control import Control, RemoteJob, RoundLoss, token_from_environment
 from phub._decisions import COMPARE, SCHEDULE, Decisions, Policy
 from phub._driver import Driver
@@ -31,7 +31,8 @@ its job has the option `branches`, of at least --branches less one, and on_nonfi
 
 _EPILOG = """\
 What is tried: --search lr=log:1e-5..1 (a range, by ratios), --search momentum=linear:0..0.95 (by
-differences), --search decay=0,1e-4,1e-3 (these). More than one: all combinations.
+differences), --search decay=0,1e-4,1e-3 (these). More than one: --method climb goes along one after
+another, grid tries all combinations.
 
 PHUB_TOKEN or PHUB_TOKEN_FILE has the token, of role admin, if the box asks for one. Where it has
 TLS: --server https://HOST:PORT, and PHUB_CA names the file of the authority.
@@ -81,6 +82,7 @@ def search_of(given: argparse.Namespace) -> Callable[[], Search]:
     """Makes a new search for each. Raises InvalidError."""
     space = space_of(given.tried)
     searches: dict[str, Callable[[], Search]] = {
+        "climb": lambda: _climb.climb(space),
         "grid": lambda: _search.grid(space, given.points, given.seed),
         "sampled": lambda: _search.sampled(space, given.points, given.seed),
         "tpe": lambda: _search.tpe(space, given.points, given.seed),
@@ -104,10 +106,16 @@ def _parser() -> argparse.ArgumentParser:
         "--search", dest="tried", action="append", required=True, metavar="NAME=VALUES"
     )
     parser.add_argument(
-        "--method", choices=("grid", "sampled", "tpe"), default="grid", help="(%(default)s)"
+        "--method",
+        choices=("climb", "grid", "sampled", "tpe"),
+        default="climb",
+        help="(%(default)s)",
     )
     parser.add_argument(
-        "--points", type=int, default=7, help="of each range of a grid; else trials (%(default)s)"
+        "--points",
+        type=int,
+        default=7,
+        help="of each range of a grid; trials of sampled and tpe (%(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the order or the draws")
     for name, most in (("compare", COMPARE), ("schedule", SCHEDULE)):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from phub._by_branch import ByBranch
+from phub._climb import climb
 from phub._decisions import (
     COMPARE,
     SCHEDULE,
@@ -45,6 +46,7 @@ __all__ = [
     "Tuner",
     "Values",
     "Verdict",
+    "climb",
     "grid",
     "sampled",
     "tpe",
@@ -56,7 +58,7 @@ _LAST_ROUND = 1 << 63  # when all is done that was decided
 class Tuner:
     """Drives the branches of a job from within one rank's training.
 
-        tuner = Tuner(optimizer.worker, lambda: grid({"lr": Between(1e-5, 1)}))
+        tuner = Tuner(optimizer.worker, lambda: climb({"lr": Between(1e-5, 1)}))
         for batch in data:
             loss = model(batch)
             tuner.step(loss.item())  # before the first push of the round
@@ -85,8 +87,8 @@ class Tuner:
     ) -> None:
         """Begins with the branch that runs, and its next round.
 
-        search: makes what proposes values, anew for every search: `grid`, `sampled`, `tpe`, or
-            whatever has their methods.
+        search: makes what proposes values, anew for every search: `climb`, `grid`, `sampled`,
+            `tpe`, or whatever has their methods.
         report: is told everything that is done.
         Raises InvalidError: the policy cannot be.
         """

@@ -25,6 +25,7 @@ import phub
 from phub._control import Control, RemoteJob, RoundLoss
 from phub._driver import Driver
 from phub._tune_course import Course, Log
+from phub.tune import _parser, search_of
 from phub.tuning import Between, Decisions, Discard, Event, Fork, Policy, Run, grid, sampled
 
 PACKAGE = Path(phub.__file__).parents[1]
@@ -339,7 +340,7 @@ def test_a_terminal_has_a_table_in_place():
     assert rows == [
         ["BRANCH", "VALUES", "CLOCKS", "LOSS", "FALLS", "STATE"],
         ["0", "as", "it", "began", "0", "-", "-", "waits"],
-        ["1", "lr", "0.25", "4", "nan", "0", "runs"],
+        ["1", "lr", "0.25", "4", "nan", "-", "runs"],
         ["2", "lr", "0.25", "0", "-", "-", "copy"],
     ]
 
@@ -376,7 +377,7 @@ def test_a_terminal_forgets_branches_and_goes_on_without_the_best():
         (("--job", "x", "--search", "lr=1,two"), "'1,two' is not a list of numbers"),
         (("--job", "x", "--search", "lr=1", "--search", "lr=2"), "lr is given twice"),
         (("--job", "x", "--search", "lr=1,2", "--branches", "2"), "branches of a tuner"),
-        (("--job", "x", "--search", "lr=1,2", "--points", "1"), "at least 2"),
+        (("--job", "x", "--search", "lr=1,2", "--method", "grid", "--points", "1"), "at least 2"),
         (("--job", "x", "--search", "lr=1,2", "--compare", "beauty"), "beauty"),
         (("--job", "x", "--search", "lr=1,2", "--every", "0"), "--every"),
         (("--job", "x", "--search", "lr=1,2", "--every", "nan"), "--every"),
@@ -388,7 +389,10 @@ def test_a_terminal_forgets_branches_and_goes_on_without_the_best():
             "at least 1",
         ),
         (("--job", "x", "--search", "lr=1..2", "--points", "9"), "'1..2' is not a list"),
-        (("--job", "x", "--search", "lr=log:1..2", "--points", "9999999"), "take fewer points"),
+        (
+            ("--job", "x", "--search", "lr=log:1..2", "--method", "grid", "--points", "9999999"),
+            "take fewer points",
+        ),
         (("--job", "x", "--search", "lr=1,2", "--improvement", "nan"), "improvement of a tuner"),
         (("--job", "x", "--search", "lr=1,2", "--server", "nowhere"), "host and port"),
         (("--job", "x", "--search", "lr=1,2", "--log", "/nowhere/log"), "--log /nowhere/log"),
@@ -412,6 +416,17 @@ def holds(rank, folder, **options):
     with phub.Worker({"key": 8}, optimizer="sgd", transport="tcp", **options) as worker:
         wait_until((folder / "enough").exists, "the test is over")
         return worker.rank
+
+
+def test_it_climbs_if_nothing_else_is_said():
+    about = ["--job", "run", "--search", "lr=log:1e-5..10", "--points", "2"]
+
+    def first(*more):
+        return search_of(_parser().parse_args([*about, *more]))().propose()["lr"]
+
+    assert math.isclose(first(), 1e-2)
+    assert first("--method", "climb") == first()
+    assert min(abs(first("--method", "grid") - end) for end in (1e-5, 10)) < 1e-9
 
 
 def test_a_job_that_cannot_be_tuned_says_so(box, start, tmp_path):

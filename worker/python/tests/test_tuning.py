@@ -8,7 +8,7 @@ from conftest import SEED
 
 import phub
 from phub._trials import Course, judge
-from phub.tuning import Between, Decisions, Discard, Fork, Policy, Run, grid, sampled, tpe
+from phub.tuning import Between, Decisions, Discard, Fork, Policy, Run, climb, grid, sampled, tpe
 
 CURVATURES = (1.0, 0.3, 0.1, 0.03)
 RATES = {"lr": Between(1e-4, 10)}
@@ -75,23 +75,56 @@ def alone(rate, clocks):
 def test_speeds_by_hand():
     falling = [10 - 0.5 * at for at in range(20)]
     verdict = judge(falling)
-    # Ten windows of two: the last mean is 0.75. Nothing rises.
+    # Six windows of three, without the first two: the last mean is 1. Nothing rises. A loss differs
+    # from the next by 0.5, so the error of one is 0.5 / sqrt(2), and of a difference of means of
+    # three 0.5 / sqrt(3).
     assert verdict.course is Course.CONVERGING
-    assert verdict.loss == 0.75
-    assert verdict.speed == (10 - 0.75) / 20
-    assert judge(falling, start=5).speed == (5 - 0.75) / 20
-    jumping = [4.0, 1.0, 3.0, 1.0]
-    assert judge(jumping).course is Course.UNSTABLE  # it falls by 3, and rises by 2
-    assert judge(jumping).speed == (3 - 2) / 4
+    assert verdict.loss == 1
+    assert math.isclose(verdict.speed, (10 - 1 - 0.5 / math.sqrt(3)) / 20)
+    assert math.isclose(judge(falling, start=5).speed, (5 - 1 - 0.5 / math.sqrt(3)) / 20)
+    rising = judge(falling[::-1], start=9.3)
+    assert rising.course is Course.UNSTABLE
+    assert rising.speed == 0, "from 9.3 to 9.5 may be by chance"
+    assert math.isclose(judge(falling[::-1], start=8).speed, (8 - 9.5 + 0.5 / math.sqrt(3)) / 20)
+    jumping = [6.0] * 3 + [1.0] * 3 + [3.0] * 3 + [1.0] * 3
+    assert judge(jumping).course is Course.UNSTABLE  # it falls by 5, and four times rises by 2
+    error = math.sqrt((25 + 4 + 4) / 11 / 3)
+    assert math.isclose(judge(jumping).speed, (5 - 2 - error) / 12)
     assert judge([1.0, 2.0]).speed == 0
     for bad in (math.nan, math.inf):
         assert judge([3.0, 2.0, bad]).course is Course.DIVERGED
     assert judge([]).course is judge([7.0]).course is Course.UNSTABLE
 
 
+def test_a_fall_within_the_noise_is_none():
+    noisy = [2.0, 2.3, 1.9, 2.2, 1.8, 2.1, 1.9, 2.2, 1.7]
+    assert judge(noisy, start=2.1).course is Course.UNSTABLE
+    assert judge(noisy, start=2.1).speed == 0
+    steady = [2.1 - 0.02 * at for at in range(9)]  # no less
+    assert judge(steady, start=2.1).course is Course.CONVERGING
+
+
+@pytest.mark.parametrize("start", [2.0, -2.0])
+def test_what_rises_by_as_much_as_it_was_has_diverged(start):
+    up = start + abs(start) + 0.1
+    assert judge([start, start, start, up, up, up], start).course is Course.DIVERGED
+    assert judge([start, start, start, up, up, up], start).speed == -math.inf
+    assert judge([start] * 3 + [up + 9, start, up + 9], start).course is Course.UNSTABLE
+    calm = [start] * 57 + [up] * 3
+    assert judge(calm, start).course is Course.UNSTABLE, "nor the mean of the window"
+
+
+def test_few_clocks_are_few_windows():
+    """Nine are three of three: one bad batch in each does not make them jump."""
+    assert judge([9.0, 3.0, 3.0, 5.0, 2.0, 2.0, 3.0, 1.0, 2.0]).loss == 2
+    assert judge([9.0] * 30 + [1.0, 2.0, 3.0]).loss == 2
+    assert judge([9.0] * 94 + [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).loss == (4 * 9 + 21) / 10
+
+
 def test_a_rest_of_the_windows_is_left_out_at_the_front():
-    assert judge([100.0, 3.0, 2.0, 1.0], windows=3).loss == 1
-    assert judge([5.0] + [4.0] * 3 + [1.0] * 3, windows=2).speed == (5 - 1) / 7
+    assert judge([100.0] + [3.0] * 3 + [2.0] * 3 + [1.0] * 3, windows=3).loss == 1
+    speed = judge([5.0] + [4.0] * 3 + [1.0] * 3, windows=2).speed
+    assert math.isclose(speed, (5 - 1 - math.sqrt((1 + 9) / 6 / 3)) / 7)
 
 
 # ---- What is tried.
@@ -108,21 +141,100 @@ def test_a_grid_has_all_combinations_once():
     assert sorted(rows) == sorted(expected)
 
 
+def climbed(space, speed):
+    """All that is proposed."""
+    search, rows = climb(space), []
+    while (row := search.propose()) is not None:
+        assert row not in rows, "nothing twice"
+        rows.append(row)
+        search.tell(row, speed(row))
+    return rows
+
+
+def decades(rows, name="lr"):
+    return [round(math.log10(row[name]), 9) for row in rows]
+
+
+def test_a_climb_by_hand():
+    """From the middle by decades to the peak, and half a step to its faster side."""
+    space = {"lr": Between(1e-5, 10)}
+
+    def peak(at, steepness=1):
+        return lambda row: -steepness * abs(math.log10(row["lr"]) - at) - 1
+
+    assert decades(climbed(space, peak(-0.6))) == [-2, -1, 0, -0.5]
+    assert decades(climbed(space, peak(-1.2))) == [-2, -1, 0, -1.5]
+    assert decades(climbed(space, peak(-4.1))) == [-2, -1, -3, -4, -5, -4.5]
+    assert decades(climbed(space, peak(9))) == [-2, -1, 0, 1, 0.5]  # not beyond the end
+
+
+def test_a_climb_goes_up_where_there_is_no_speed_and_down_from_what_diverges():
+    space = {"lr": Between(1e-5, 10)}
+
+    def cliff(row):
+        rate = row["lr"]
+        return -math.inf if rate > 0.5 else 0 if rate < 0.05 else rate
+
+    assert decades(climbed(space, cliff)) == [-2, -1, 0, -1.5]
+    too_high = climbed(space, lambda row: -math.inf if row["lr"] > 5e-4 else row["lr"])
+    assert decades(too_high)[:3] == [-2, -1, -3], "no tie of what diverges"
+    assert len(climbed(space, lambda row: 0)) <= 5
+
+
+def test_a_climb_along_several():
+    """Each is found where the others are; lists are tried whole, ranges by differences in parts."""
+    space = {"lr": Between(1e-4, 1), "momentum": Between(0, 1, False), "decay": (0.0, 1e-4, 1e-3)}
+
+    def speed(row):
+        far = abs(math.log10(row["lr"]) + 3) + 4 * abs(row["momentum"] - 0.9)
+        return -far - (row["decay"] != 1e-3) - 1
+
+    rows = climbed(space, speed)
+    best = max(rows, key=speed)
+    assert math.isclose(best["lr"], 1e-3)
+    assert best["momentum"] == 0.875
+    assert best["decay"] == 1e-3
+    assert {row["decay"] for row in rows} == {*space["decay"]}
+    assert len(rows) < 20
+    assert all(0 <= row["momentum"] <= 1 for row in rows)
+
+
+def test_a_climb_goes_along_one_again_when_another_has_moved():
+    """Of two that depend on each other."""
+    space = {"a": Between(0, 1, False), "b": Between(0, 1, False)}
+
+    def ridge(row):
+        return -abs(row["a"] - row["b"]) - 3 * abs(row["b"] - 1) - 1
+
+    best = max(climbed(space, ridge), key=ridge)
+    assert best == {"a": 1, "b": 1}
+
+
+def test_a_climb_takes_the_latest_word():
+    search = climb({"lr": Between(1e-5, 10)})
+    middle = search.propose()
+    search.tell(middle, 3)
+    up = search.propose()
+    search.tell(up, 1)
+    search.tell(middle, 0.5)  # it has run on
+    assert search.propose()["lr"] > up["lr"]
+
+
 @pytest.mark.parametrize("make", [sampled, tpe])
 def test_draws_are_in_their_range_and_over_all_of_it(make):
     if make is tpe:
         pytest.importorskip("optuna", reason="optuna is not installed: no search by TPE")
     space = {"lr": Between(1e-6, 1), "momentum": (0.0, 0.5, 0.9)}
     search = make(space, 60, SEED)
-    decades = set()
+    seen = set()
     for _ in range(60):
         row = search.propose()
         assert 1e-6 <= row["lr"] <= 1
         assert row["momentum"] in space["momentum"]
-        decades.add(math.floor(math.log10(row["lr"])))
-        search.tell(row, row["lr"])
+        seen.add(math.floor(math.log10(row["lr"])))
+        search.tell(row, row["lr"] if row["lr"] < 0.1 else -math.inf)
     assert search.propose() is None
-    assert len(decades) > 2
+    assert len(seen) > 2
 
 
 @pytest.mark.parametrize(
@@ -133,6 +245,8 @@ def test_draws_are_in_their_range_and_over_all_of_it(make):
         lambda: Between(1, math.inf),
         lambda: grid({}),
         lambda: grid({"lr": ()}),
+        lambda: climb({}),
+        lambda: climb({"lr": ()}),
         lambda: grid(RATES, 1),
         lambda: Policy(branches=2).check(),
         lambda: Policy(first_clocks=20, most_clocks=10).check(),
@@ -210,6 +324,100 @@ def test_trials_count_and_the_goal_is_reached_soon():
     others = sorted(found for found in clocks.values() if found is not None)
     # All rates one after another, each until it is there or has diverged, need far more.
     assert reached < sum(others)
+
+
+def asked(policy, search, answer_of):
+    """The requests until there is a best, of branches whose losses are told by their values."""
+    decisions = Decisions(policy, search)
+    requests, answer, made, clocks, all_ = decisions.requests(), None, {0: {}}, {0: 0}, []
+    while decisions.best is None:
+        all_.append(request := requests.send(answer))
+        if isinstance(request, Fork):
+            made[answer := len(made)] = request.values
+            clocks[answer] = 0
+        elif isinstance(request, Run):
+            began = clocks[request.branch]
+            clocks[request.branch] += request.clocks
+            rate = made[request.branch]["lr"]
+            answer = [answer_of(rate, at) for at in range(began, began + request.clocks)]
+    return decisions, all_
+
+
+def clocks_by_values(decisions):
+    return {trial.values["lr"]: len(trial.losses) for trial in decisions.trials}
+
+
+def test_every_third_trial_that_does_not_converge_doubles_the_time():
+    def losses(rate, at):
+        return 5 - 0.5 * at if rate == 4 else 5 + (at % 2)
+
+    rates = (1.0, 2.0, 3.0, 4.0, 5.0)
+    listed = lambda: Listed([{"lr": rate} for rate in rates])  # noqa: E731
+    decisions, _ = asked(Policy(first_clocks=6, branches=8), listed, losses)
+    # The first three run 6, then 12; the fourth converges at once. So the others stay as they are.
+    assert clocks_by_values(decisions) == {1: 12, 2: 12, 3: 12, 4: 12, 5: 12}
+    assert decisions.best.values == {"lr": 4}
+
+
+class Listed:
+    def __init__(self, rows):
+        self.rows, self.told = [*rows], []
+
+    def propose(self):
+        return self.rows.pop(0) if self.rows else None
+
+    def tell(self, values, speed):
+        self.told.append((values["lr"], speed))
+
+
+def test_the_two_best_run_on_where_they_are_near_each_other():
+    """What is ahead at first may stop to fall."""
+
+    def losses(rate, at):
+        return {1: 9 - at, 2: max(8 - 1.5 * at, 8 - 1.5 * 6), 3: 9 - 0.1 * at}[rate]
+
+    def search():
+        return Listed({"lr": rate} for rate in (1, 2, 3))
+
+    decisions, requests = asked(Policy(first_clocks=6), search, losses)
+    assert clocks_by_values(decisions) == {1: 12, 2: 12, 3: 6}
+    assert decisions.best.values == {"lr": 1}
+    decisions, _ = asked(Policy(first_clocks=6, branches=3), search, losses)
+    assert decisions.best.values == {"lr": 2}, "there is room for one only"
+    decisions, _ = asked(
+        Policy(first_clocks=6), lambda: Listed({"lr": rate} for rate in (1, 3)), losses
+    )
+    assert clocks_by_values(decisions) == {1: 6, 3: 6}, "the other is too slow"
+
+
+def test_a_trial_that_is_seen_to_diverge_stops():
+    def losses(rate, at):
+        return 5 * 2**at if rate == 2 else 5 - 0.1 * at
+
+    search = Listed([{"lr": 2}, {"lr": 1}])
+    decisions, _ = asked(Policy(first_clocks=30), lambda: search, losses)
+    assert clocks_by_values(decisions) == {2: 6, 1: 30}
+    assert (2, -math.inf) in search.told
+    assert decisions.best.values == {"lr": 1}
+
+
+def test_a_search_is_told_again_of_what_has_run_on():
+    def losses(rate, at):
+        return 5 - 0.1 * at if at >= 6 and rate == 1 else 5 + (at % 2)
+
+    search = Listed([{"lr": 1}, {"lr": 2}, {"lr": 3}])
+    asked(Policy(first_clocks=6, branches=6), lambda: search, losses)
+    speeds = [speed for rate, speed in search.told if rate == 1]
+    assert speeds[0] <= 0 < speeds[-1]
+
+
+def test_a_climb_reaches_the_goal_within_twice_the_best_fixed_rate():
+    goal, rates = 1e-3, [RATES["lr"].at(i / (POINTS - 1)) for i in range(POINTS)]
+    world = Descent(noise=0.3, seed=SEED)
+    tuned(world, Policy(), lambda: climb(RATES), 3000)
+    reached = first_below(world.losses, goal)
+    clocks = [first_below(alone(rate, 3000), goal) for rate in rates]
+    assert reached <= 2 * min(found for found in clocks if found is not None)
 
 
 def test_nothing_is_left_over_when_all_diverge():
