@@ -134,8 +134,8 @@ class Run {
             .first = std::max(a.first, b.first),
             .later = std::max(a.later, b.later),
             .between = std::max(a.between, b.between),
-            .placed = std::max(a.placed, b.placed),
             .chunks = std::max(a.chunks, b.chunks),
+            .placed = std::max(a.placed, b.placed),
             .largest_box = std::max(a.largest_box, b.largest_box),
             .norm = std::max(a.norm, b.norm)};
   }
