@@ -261,7 +261,6 @@ class _Follower:
             raise
         return True
 
-
     def _check_room(self) -> None:
         """Before the first decision, so that no search fails halfway."""
         if self._room_is_known:
