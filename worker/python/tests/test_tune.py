@@ -391,8 +391,16 @@ def test_a_terminal_forgets_branches_and_goes_on_without_the_best():
         ),
         (("--job", "x", "--search", "lr=1..2", "--points", "9"), "'1..2' is not a list"),
         (
-            ("--job", "x", "--search", "lr=log:1..2", "--method", "grid", "--points", "9999999"),
+            ("--job", "x", "--search", "lr=log:1..2", "--method", "grid", "--points", "1000000000"),
             "take fewer points",
+        ),
+        (
+            ("--job", "x", "--search", "lr=1,2", "--method", "sampled", "--points", "1000000000"),
+            "a search of 1000000000 trials does not end: at most 100000",
+        ),
+        (
+            ("--job", "x", "--search", "lr=1,2", "--method", "tpe", "--points", "1000000000"),
+            "a search of 1000000000 trials does not end: at most 100000",
         ),
         (("--job", "x", "--search", "lr=1,2", "--improvement", "nan"), "improvement of a tuner"),
         (("--job", "x", "--search", "lr=1,2", "--server", "nowhere"), "host and port"),
