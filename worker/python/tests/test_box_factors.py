@@ -107,6 +107,8 @@ def refuses(rank):
         made(server=False, factors={"*": 2})
     with pytest.raises(phub.NotFoundError, match="'9.weight'"):
         made(factors={"9.weight": 2})
+    with pytest.raises(phub.InvalidError, match="factors=5: it is a number of samples by patterns"):
+        made(factors=5)
     with pytest.raises(phub.InvalidError, match="0 samples"):
         made(factors={"*": 0})
     optimizer = made(factors={"0.*": 2})
