@@ -490,8 +490,10 @@ def learning(box, start, folder, **options):
     ranks = start(lambda rank: learns(rank, folder, **options), 1)
     wait_until(lambda: box.status(name).get("completed_round", 0) > 2, "the job runs")
     about = ("--server", box.address, "--job", name, "--every", "0.01", "--search", "lr=0.1,0.2")
-    yield RemoteJob(Control(box.address), name), about
-    (folder / "enough").touch()
+    try:
+        yield RemoteJob(Control(box.address), name), about
+    finally:
+        (folder / "enough").touch()
     ranks.results()
 
 
