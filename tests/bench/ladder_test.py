@@ -147,6 +147,17 @@ def has_matplotlib():
     return subprocess.run(["/usr/bin/python3", "-c", "import matplotlib"], capture_output=True, check=False).returncode == 0
 
 
+def a_tuning():
+    tuned = [{"kind": "begin", "job": "j", "branch": 0},
+             {"kind": "fork", "round": 3, "branch": 1, "parent": 0, "values": {"lr": 0.1}},
+             {"kind": "fork", "round": 3, "branch": 2, "parent": 0, "values": {"lr": 1.0}}]
+    tuned += [{"kind": "loss", "round": at, "branch": 0 if at < 4 else 1 + at % 2, "loss": None if at == 5 else 9.0 / at,
+               "ranks": 2} for at in range(1, 40)]
+    tuned += [{"kind": "ran", "round": 20}, {"kind": "chosen", "round": 20, "branch": 1, "values": {"lr": 0.1}},
+              {"kind": "discard", "round": 21, "branch": 2}, {"kind": "end", "round": 40}]
+    return tuned
+
+
 def plots_draw(folder, _):
     if not has_matplotlib():
         return SKIPPED
@@ -173,19 +184,57 @@ def plots_draw(folder, _):
     drawn("plot_loss", training(None), "loss.png")
     refused("plot_loss", {"rows": []}, "is no file of bench/torch_loss's --json")
 
-    tuned = [{"kind": "begin", "job": "j", "branch": 0},
-             {"kind": "fork", "round": 3, "branch": 1, "parent": 0, "values": {"lr": 0.1}},
-             {"kind": "fork", "round": 3, "branch": 2, "parent": 0, "values": {"lr": 1.0}}]
-    tuned += [{"kind": "loss", "round": at, "branch": 0 if at < 4 else 1 + at % 2, "loss": None if at == 5 else 9.0 / at,
-               "ranks": 2} for at in range(1, 40)]
-    tuned += [{"kind": "ran", "round": 20}, {"kind": "chosen", "round": 20, "branch": 1, "values": {"lr": 0.1}},
-              {"kind": "discard", "round": 21, "branch": 2}, {"kind": "end", "round": 40}]
+    tuned = a_tuning()
     log = folder / "tune.log"
     log.write_text("\n".join(map(json.dumps, tuned)))
     run(BENCH / "plot_tune", log, "--out", folder)
     assert (folder / "tune.png").stat().st_size > 5000
     log.write_text(json.dumps(tuned[0]))
     expect(run(BENCH / "plot_tune", log, "--out", folder, status=1), "is no file of phub tune --log")
+    run("/usr/bin/python3", __file__, "appended_logs_are_one_course", folder)  # which has matplotlib
+    return 0
+
+
+def appended_logs_are_one_course(_, __):
+    from pictures import sibling
+
+    tuning, tuned = sibling("plot_tune").Tuning, a_tuning()
+
+    def losses(first, end, branch, loss):
+        return [{"kind": "loss", "round": at, "branch": branch, "loss": loss, "ranks": 2} for at in range(first, end)]
+
+    again = [{"kind": "begin", "job": "j", "branch": 1}, *(row for row in tuned if row["kind"] == "loss" and row["round"] > 9)]
+    found = tuning([*tuned, *again, *losses(40, 50, 1, 0.5)])
+    assert [at for _, rounds, _ in found.runs for at in rounds] == [*range(1, 50)]
+    assert (found.chosen, found.forks, found.values[1]) == ([(20, 1)], [3, 3], {"lr": 0.1})
+    found = tuning([*tuned, {"kind": "rewound", "round": 40, "branch": 0}, *losses(11, 15, 0, 3.0)])
+    assert [at for _, rounds, _ in found.runs for at in rounds] == [*range(1, 15)]
+    assert (found.chosen, found.forks) == ([], [3, 3])  # what was chosen in round 20 is void
+    found = tuning([*tuned, {"kind": "begin", "job": "other", "branch": 0}, *losses(1, 5, 0, 3.0)])
+    assert (found.job, found.chosen, found.forks, found.values) == ("other", [], [], {0: {}})
+    assert found.runs == [(0, [1, 2, 3, 4], [3.0] * 4)]
+    return 0
+
+
+def plots_refuse(folder, _):
+    """A file of something else, and a folder that cannot be made."""
+    if not has_matplotlib():
+        return SKIPPED
+    binary, long = folder / "binary", 100_000
+    binary.write_bytes(b"\x80" * long)
+    for script in ("plot", "plot_geeps", "plot_ladder", "plot_loss", "plot_topics", "plot_tune"):
+        text = run(BENCH / script, binary, "--out", folder, status=1)
+        expect(text, f"{binary} is no file of", "invalid start byte")
+        assert len(text) < 1000, f"{script} prints {len(text)} characters"
+    counts, nowhere = folder / "counts", binary / "out"
+    counts.write_text("sea 9 1\n")
+    rung = {"model": "alexnet", "nodes": 8, "way": "with", "speedup": 4.0}
+    ladder = folder / "ladder.json"
+    ladder.write_text(json.dumps({"rows": [rung]}))
+    for command in (("plot_topics", counts), ("plot_ladder", ladder), ("plot_model", "--draw")):
+        text = run(BENCH / command[0], *command[1:], "--out", nowhere, status=1)
+        expect(text, f"{nowhere}: Not a directory")
+        assert "Traceback" not in text, text
     return 0
 
 
@@ -212,7 +261,8 @@ def topics_are_drawn(folder, binaries):
     return 0
 
 
-CASES = {case.__name__: case for case in (ladder_climbs, ladder_refuses, plots_draw, geeps_is_drawn, topics_are_drawn)}
+CASES = {case.__name__: case for case in (ladder_climbs, ladder_refuses, plots_draw, appended_logs_are_one_course, plots_refuse,
+                                          geeps_is_drawn, topics_are_drawn)}
 
 
 def main():

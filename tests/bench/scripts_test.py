@@ -453,6 +453,15 @@ open(sys.argv[7], "w").writelines(f"{package} {SHARE * rank / whole}\\n" for pac
 """
 
 
+# More iterations take no longer, as far as one can see.
+SLOW_TO_START = """#!/usr/bin/env python3
+import sys, time
+few = sys.argv[sys.argv.index("--iterations") + 1] == "1"
+time.sleep(0.5 if few else 0)
+open(sys.argv[sys.argv.index("--out") + 1], "w").close()
+"""
+
+
 def pagerank_peers_report(folder, binaries):
     program, report, packages = BENCH / "pagerank_peers", folder / "report.json", folder / "packages"
     packages.write_text("\n\n".join(f"Package: p{n}\nDepends: p{n * 7 % 50}, p{n // 3}" for n in range(50)) + "\n")
@@ -474,6 +483,12 @@ def pagerank_peers_report(folder, binaries):
     expect(run(*usual, "--cases", "1x1", status=1), "ended with 3: broken")
     expect(run(program, "--packages", packages, "--cases", "1x0", status=2), "--cases")
     expect(run(program, "--build", folder, "--packages", folder / "none", "--cases", "1x1", status=1), "none")
+    (folder / "bin" / "pagerank").unlink()
+    (folder / "bin" / "pagerank").write_text(SLOW_TO_START)
+    (folder / "bin" / "pagerank").chmod(0o755)
+    other.unlink()
+    text = run(program, "--build", folder, "--packages", packages, "--iterations", "4", "--turns", "1", "--cases", "1x1")
+    expect(text, "| 1 | 1 | not measured: more --iterations |")
     return 0
 
 
@@ -489,8 +504,21 @@ def iterstore_stragglers_report(folder, binaries):
     assert rows[0]["last_error"] == rows[1]["last_error"], rows  # in lock-step a pause changes no bits
     expect(run(program, *quick, "--error", "0"), "never")
     expect(run(program, "--modes", "lazy", status=2), "'lazy' is not bsp, ssp:SLACK or async")
+    for wrong in ("--error", "--pause-ms", "--every-ms"):
+        expect(run(program, *quick, wrong, "nan", status=2), wrong, "finite")
     expect(run(program, "--cells", "a", "--packages", "b", status=2), "either")
     expect(run(program, "--build", binaries.parent, "--quick", "--cells", folder / "none", status=1), "none")
+    return 0
+
+
+# --- bench/tune
+
+def tune_refuses(_, __):
+    for wrong in (("--points", "1"), ("--seeds", "0"), ("--trial-clocks", "0"), ("--every", "0"), ("--loss", "nan"),
+                  ("--low", "0"), ("--high", "inf"), ("--first-clocks", "1")):
+        text = run(BENCH / "tune", *wrong, status=2)
+        expect(text, wrong[0])
+        assert "Traceback" not in text, text
     return 0
 
 
@@ -529,7 +557,7 @@ def strangers_cost_little(_, binaries):
 
 CASES = {name: case for name, case in list(globals().items())
          if callable(case) and name.split("_")[0] in (
-             "plot", "peers", "time", "baseline", "iterstore", "branches", "strangers", "rack", "believe", "pagerank")}
+             "plot", "peers", "time", "baseline", "iterstore", "branches", "strangers", "rack", "believe", "pagerank", "tune")}
 
 
 def main():

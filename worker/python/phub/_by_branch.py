@@ -11,6 +11,7 @@ from typing import Any
 
 from phub import errors
 from phub._library import call, callback
+from phub._numbers import whole_number
 from phub.worker import Worker
 
 _SAVER = CFUNCTYPE(c_int, c_void_p, POINTER(c_void_p), POINTER(c_size_t))  # phub_state_saver
@@ -68,10 +69,10 @@ class ByBranch:
         functions raise it raises, and can be called again.
         """
         worker._settle()
-        branch = c_uint32()
+        at, branch = whole_number("the round", round, 64), c_uint32()
         # In this thread, whose no_grad() and stream are those of the two functions.
         try:
-            call("by_branch_begin", self._handle, worker._worker, round, byref(branch))
+            call("by_branch_begin", self._handle, worker._worker, at, byref(branch))
         except errors.InvalidError as error:
             if error.__cause__ is None:
                 raise

@@ -223,10 +223,23 @@ class RemoteJob:
         ]
 
     def branches(self) -> tuple[list[int], list[tuple[int, int]]]:
-        """Those that there are, and (round, branch): from that round on it runs. Rounds ascend."""
+        """Those that take room, and (round, branch): from that round on it runs. Rounds ascend."""
         found = self._change("list")
         runs = [(of["round"], of["branch"]) for of in found["runs"]]
-        return [of["branch"] for of in found["branches"]], runs
+        return [of["branch"] for of in found["branches"] if not of.get("killed")], runs
+
+    def room(self, parent: int, most: int) -> int:
+        """How many more branches it may have, as far as `most`: so many copies are made, and go."""
+        made: list[int] = []
+        try:
+            while len(made) < most:
+                made.append(self.fork(parent)[0])
+        except errors.FullError:
+            pass
+        finally:
+            for branch in made:
+                self.discard(branch)
+        return len(made)
 
     def has_gone_on(self) -> bool:
         """After a RewoundError: whether it was a checkpoint, and not the end of the job."""

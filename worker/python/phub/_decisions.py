@@ -85,6 +85,7 @@ SCHEDULE: dict[str, Schedule] = {
     ],
 }
 
+LEAST_BRANCHES = 3  # of a tuner
 _MOST_LOSSES = 640  # that are kept of the best
 _LIKE_THE_BEST = 5  # so many trials, within
 _LIKENESS = 0.1  # of the best speed, end a search
@@ -123,7 +124,13 @@ class Policy:
 
     def check(self) -> None:
         """Raises InvalidError."""
-        least = {"first_clocks": 2, "branches": 3, "window": 1, "plateau": 1, "slice_clocks": 1}
+        least = {
+            "first_clocks": 2,
+            "branches": LEAST_BRANCHES,
+            "window": 1,
+            "plateau": 1,
+            "slice_clocks": 1,
+        }
         for name, value in least.items():
             if getattr(self, name) < value:
                 raise InvalidError(

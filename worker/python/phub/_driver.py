@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from phub._decisions import Decisions, Discard, Event, Fork, Request, Run
+from phub._trials import Course, judge
+from phub.errors import NotFoundError
 
 
 class Job(Protocol):
@@ -91,6 +94,19 @@ class Driver:
             self._told(rounds[-1], self._run, rounds=rounds, losses=losses)
             self._until_run(losses if self._course else None, soonest)
 
+    def stop(self) -> None:
+        """No more is tried: the best branch runs on, and others that it made are discarded."""
+        self.done = True
+        keep = self._best_alive()
+        self._switch(keep, 0)
+        for branch in sorted(self._alive - {keep}):
+            with contextlib.suppress(NotFoundError):  # somebody else has discarded it
+                self._do(Discard(branch), 0)
+
+    def is_driven_by_others(self, round: int, branch: int) -> bool:  # noqa: A002
+        """Whether this branch ran in a round for which this driver had scheduled another."""
+        return 0 < self._since <= round and branch != self.branch
+
     def state_dict(self) -> dict[str, Any]:
         """What it knows after the latest round that it heard of: since its search began."""
         return {
@@ -146,6 +162,15 @@ class Driver:
         self._job = job
         diverged = self.decisions.diverged
         self._begin(self.decisions.afresh(diverged), root, runs, max(there))
+
+    def _best_alive(self) -> int:
+        """The best of the last search, unless it diverges; else what is safe."""
+        best, safe = self.decisions.best, self.decisions.safe
+        if best is None or best.branch not in self._alive:
+            return safe
+        heard = [loss for _, loss in self._heard.get(best.branch, [])]
+        diverges = judge([*best.losses, *heard], best.start).course is Course.DIVERGED
+        return safe if diverges else best.branch
 
     def _replays(self, state: Mapping[str, Any]) -> bool:
         """Whether it decides the same again."""

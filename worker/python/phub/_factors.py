@@ -226,6 +226,11 @@ def layers_of(
         for name, module in model.named_modules()
         if type(module) is nn.Linear and module.weight.requires_grad
     }
+    if not isinstance(samples, Mapping) or not all(isinstance(each, str) for each in samples):
+        raise InvalidError(
+            f"factors={samples!r}: it is a number of samples by patterns of names, such as "
+            '{"classifier.*.weight": 32}'
+        )
     for pattern, count in samples.items():
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise InvalidError(f"factors: {pattern!r} has {count!r} samples; at least 1")

@@ -9,6 +9,7 @@ from typing import Any
 from phub import errors
 
 _BYTES = {"f32": 4, "bf16": 2, "f16": 2}  # of an element
+_FORMATS = {"float32": ("f",), "int64": ("l", "q")}  # of a buffer
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,24 @@ def memory_of_any(key: str, given: Any) -> Memory:
     return given if isinstance(given, Memory) else _of_buffer(key, given)
 
 
+def memory_of_numbers(key: str, what: str, given: Any, dtype: str) -> Memory:
+    """The same of numbers of this type, float32 or int64; a Memory is taken as it is."""
+    memory = memory_of_any(key, given)
+    if memory is not given and isinstance(memory.owner, memoryview):
+        found = memory.owner.format
+        if found not in _FORMATS[dtype]:
+            raise errors.InvalidError(
+                f"key '{key}': {what} are {dtype}, and these are of the format '{found}' (of "
+                "Python's module struct)"
+            )
+    return memory
+
+
 def _of_buffer(key: str, given: Any) -> Memory:
     try:
         view = memoryview(given)
+        if view.nbytes == 0:  # ctypes has no address of it
+            return Memory(0, 0, view)
         return Memory(ctypes.addressof(ctypes.c_ubyte.from_buffer(view)), view.nbytes, view)
     except (TypeError, ValueError) as error:
         raise errors.InvalidError(

@@ -11,6 +11,7 @@ from phub._library import call
 from phub._options import Key, Option
 
 DEVICE_KEYS_BYTES = 16 << 20  # PHUB_DEVICE_KEYS_BYTES
+_MOST_GPUS = 1 << 31  # as C numbers them
 _PAGE = 4096
 _BESIDE = 1 << 20  # what lies between the keys
 
@@ -20,11 +21,12 @@ class MemoryDevice:
 
     def __init__(self, ordinal: Option, keys: Mapping[str, int | Key]) -> None:
         """Raises UnavailableError if the library has no such GPU, FullError if it has no room."""
-        if isinstance(ordinal, bool) or not isinstance(ordinal, int) or ordinal < 0:
+        is_number = isinstance(ordinal, int) and not isinstance(ordinal, bool)
+        if not is_number or not 0 <= int(ordinal) < _MOST_GPUS:
             raise errors.InvalidError(f"memory_device is the number of a GPU, not {ordinal!r}")
         elements = (key.elements if isinstance(key, Key) else key for key in keys.values())
         one = sum(_whole_pages(4 * count) for count in elements) + _BESIDE
-        self.handle = open_memory(ordinal, 4 * one + DEVICE_KEYS_BYTES)
+        self.handle = open_memory(int(ordinal), 4 * one + DEVICE_KEYS_BYTES)
         self.close = weakref.finalize(self, call, "device_close", self.handle)
 
 

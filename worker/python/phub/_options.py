@@ -10,6 +10,7 @@ from typing import Union
 
 from phub import errors
 from phub._library import Range, call
+from phub._numbers import real_number, signed_number, whole_number
 
 Option = Union[str, int, bool]
 MAX_DIMENSIONS = 8  # of a key's shape, as worker/phub.h has it
@@ -58,7 +59,8 @@ def set_options(options: c_void_p, given: Mapping[str, Option]) -> None:
         if isinstance(value, str):
             call("options_set", options, name.encode(), value.encode())
         else:
-            call("options_set_number", options, name.encode(), int(value))
+            number = signed_number(f"option '{given_name}'", value, 64)
+            call("options_set_number", options, name.encode(), number)
 
 
 def set_formats(options: c_void_p, formats: Mapping[str, str]) -> None:
@@ -70,8 +72,7 @@ def set_formats(options: c_void_p, formats: Mapping[str, str]) -> None:
 def add_keys(options: c_void_p, keys: Mapping[str, int | Key]) -> None:
     for index, (name, given) in enumerate(keys.items()):
         key = given if isinstance(given, Key) else Key(given)
-        if key.elements < 1:
-            raise errors.InvalidError(f"key '{name}' has {key.elements} elements: at least 1")
+        _check_key(name, key)
         _add_key(options, name, key)
         call("options_tune_key", options, index, key.priority, key.lr_scale, key.decay_scale)
         call("options_set_group", options, index, key.group)
@@ -83,12 +84,32 @@ def add_keys(options: c_void_p, keys: Mapping[str, int | Key]) -> None:
             words = (key.operation.encode(), key.value_type.encode())
             call("options_set_operation", options, index, *words)
         if key.writes is not None or key.reads is not None:
-            writes, reads = _ranges(key.writes), _ranges(key.reads)
+            writes, reads = _ranges(name, key.writes), _ranges(name, key.reads)
             call("options_set_interest", options, index, writes, len(writes), reads, len(reads))
 
 
-def _ranges(given: Sequence[tuple[int, int]] | None) -> Array[Range]:
+def _check_key(name: str, key: Key) -> None:
+    """Its numbers: C would take others for them."""
+    whole_number(f"key '{name}': the number of elements", key.elements, 64)
+    if key.elements < 1:
+        raise errors.InvalidError(f"key '{name}' has {key.elements} elements: at least 1")
+    for size in key.shape:
+        whole_number(f"key '{name}': a dimension of its shape", size, 64)
+    signed_number(f"key '{name}': priority", key.priority, 32)
+    for what in ("lr_scale", "decay_scale"):
+        real_number(f"key '{name}': {what}", getattr(key, what))
+    for what in ("group", "rank_limit", "rows_limit"):
+        whole_number(f"key '{name}': {what}", getattr(key, what), 32)
+    if key.lazy and not key.rows_limit:
+        raise errors.InvalidError(
+            f"key '{name}': lazy is for a key of which rows are sent: give it a rows_limit, too"
+        )
+
+
+def _ranges(name: str, given: Sequence[tuple[int, int]] | None) -> Array[Range]:
     for first, end in given or ():
+        for at in (first, end):
+            signed_number(f"key '{name}': an end of a range", at, 64)
         if not 0 <= first < end:
             raise errors.InvalidError(f"the range ({first}, {end}) is empty, or begins before 0")
     return (Range * len(given or ()))(*(Range(*one) for one in given or ()))

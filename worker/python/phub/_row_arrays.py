@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
-from typing import Any, SupportsIndex
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -17,14 +16,6 @@ _TYPES = {
     np.dtype(np.int32): b"i32",
     np.dtype(np.int64): b"i64",
 }
-
-
-def whole_number(what: str, given: SupportsIndex, bits: int) -> int:
-    """As C has it, which would take another one for what is too large. Raises InvalidError."""
-    number = operator.index(given)
-    if not 0 <= number < 1 << bits:
-        raise InvalidError(f"{what} is {number}: it must be 0 to 2**{bits} - 1")
-    return number
 
 
 def row_numbers(given: ArrayLike) -> NDArray[np.uint64]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import nn
 
 from phub._exchanged import Exchanged
+from phub._numbers import whole_number
 from phub._options import MAX_ROWS, Key
 from phub._views import tensor_over
 from phub.errors import InvalidError, NotFoundError
@@ -19,7 +20,7 @@ from phub.pytorch import DTYPES, memory_of
 def rows_in(
     model: nn.Module,
     rows: Mapping[str, int],
-    lazy: Sequence[str] | None,
+    lazy: Sequence[str] | str | None,
     named: Mapping[str, nn.Parameter],
     keys: dict[str, int | Key],
 ) -> set[str]:
@@ -28,6 +29,8 @@ def rows_in(
     lazy: None: all, and none has a dense gradient (torch.optim.SparseAdam). Raises InvalidError, or
     NotFoundError for a pattern that matches none of them.
     """
+    lazy = [lazy] if isinstance(lazy, str) else lazy
+    _check(rows, [] if lazy is None else lazy)
     limits = {name: named[name].shape[0] for name in _sparse_weights(model) if name in named}
     for pattern, limit in rows.items():
         for name in _matching("rows", pattern, limits):
@@ -54,6 +57,19 @@ def rows_in(
         assert isinstance(key, Key)
         keys[name] = replace(key, rows_limit=min(limit, MAX_ROWS), lazy=name in lazy_names)
     return set(limits)
+
+
+def _check(rows: object, lazy: object) -> None:
+    """Raises InvalidError: they are not what DistributedOptimizer takes."""
+    if not isinstance(rows, Mapping) or not all(isinstance(pattern, str) for pattern in rows):
+        raise InvalidError(
+            f"rows={rows!r}: it is a number of rows by patterns of names, such as "
+            '{"words.*": 4096}'
+        )
+    for pattern, limit in rows.items():
+        whole_number(f"rows of '{pattern}'", limit, 64)
+    if not isinstance(lazy, Collection) or not all(isinstance(pattern, str) for pattern in lazy):
+        raise InvalidError(f'lazy={lazy!r}: it is patterns of names, such as ["words.*"]')
 
 
 def _sparse_weights(model: nn.Module) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from phub.errors import InvalidError
 
-_MOST_ROWS = 100_000  # of a grid
+_MOST_ROWS = 100_000  # of a grid, and trials of others
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,13 @@ def grid(space: Space, points: int = 7, seed: int = 0) -> Search:
     check_space(space)
     if points < 2:
         raise InvalidError(f"a grid of {points} points has no ends: at least 2")
+    counts = [points if isinstance(given, Between) else len(given) for given in space.values()]
+    if math.prod(counts) > _MOST_ROWS:
+        raise InvalidError(f"a grid of more than {_MOST_ROWS} combinations: take fewer points")
     columns = [
         [given.at(i / (points - 1)) for i in range(points)] if isinstance(given, Between) else given
         for given in space.values()
     ]
-    if math.prod(map(len, columns)) > _MOST_ROWS:
-        raise InvalidError(f"a grid of more than {_MOST_ROWS} combinations: take fewer points")
     rows = [dict(zip(space, row, strict=True)) for row in itertools.product(*columns)]
     random.Random(seed).shuffle(rows)
     return _Listed(iter(rows))
@@ -153,6 +154,8 @@ def tpe(space: Space, trials: int, seed: int = 0) -> Search:
 def _check_trials(trials: int) -> None:
     if trials < 1:
         raise InvalidError(f"a search of {trials} trials finds nothing: at least 1")
+    if trials > _MOST_ROWS:
+        raise InvalidError(f"a search of {trials} trials does not end: at most {_MOST_ROWS}")
 
 
 def check_space(space: Space) -> None:

@@ -62,7 +62,10 @@ def values_text(values: Mapping[str, float]) -> str:
 
 
 class Log:
-    """A file with an object of JSON on each line: what was done, and each round's loss."""
+    """A file with an object of JSON on each line: what was done, and each round's loss.
+
+    It is appended to: what earlier tunings have left stays.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self._file: TextIO | None = None
@@ -70,11 +73,6 @@ class Log:
             self._file = path.open("a") if path else None
         except OSError as error:
             raise InvalidError(f"--log {path}: {error.strerror}") from None
-
-    def clear(self) -> None:
-        """What an earlier tuning has left."""
-        if self._file:
-            self._file.truncate(0)
 
     def add(self, kind: str, **more: Any) -> None:
         """Numbers that are not finite become null."""

@@ -21,8 +21,9 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from phub import _library, errors
 from phub._library import call
+from phub._numbers import whole_number
 from phub._options import Option, set_options
-from phub._row_arrays import TableArrays, row_numbers, whole_number
+from phub._row_arrays import TableArrays, row_numbers
 from phub._waiting import waiting_call
 
 __all__ = ["NO_ROW", "Store", "StoreStats", "StoreThread", "Table"]

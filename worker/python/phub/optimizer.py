@@ -80,7 +80,7 @@ class DistributedOptimizer(Optimizer):
         formats: Mapping[str, str] | None = None,
         factors: Mapping[str, int] | None = None,
         rows: Mapping[str, int] | None = None,
-        lazy: Sequence[str] = (),
+        lazy: Sequence[str] | str = (),
         schedule: Mapping[str, float] | None = None,
         **options: Option,
     ) -> None:
@@ -109,9 +109,9 @@ class DistributedOptimizer(Optimizer):
         rows: of weights of nn.Embedding(sparse=True) only those rows of the gradient are sent that
             a step used. By patterns of their names, how many different ones a rank has in a step at
             most, for which the box has memory; without a pattern, all.
-        lazy: patterns of names of such weights. The optimizer's step changes the rows that a rank
-            used, and leaves alone parameters and state of the others. Else their gradient is zero.
-            With SparseAdam all are.
+        lazy: patterns of names of such weights, or one. The optimizer's step changes the rows that
+            a rank used, and leaves alone parameters and state of the others. Else their gradient is
+            zero. With SparseAdam all are.
         schedule: of the learning rate, which the box computes round by round: {"lr_warmup": 100,
             "lr_cosine": 5000}. The groups' `lr` stays what it begins with. Instead of a scheduler,
             of which every change is a call of the box; training.md has PyTorch's names of them.

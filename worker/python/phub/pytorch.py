@@ -9,7 +9,7 @@ buckets anew after the first step.
 
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -96,6 +96,16 @@ def _key_for(parameter: nn.Parameter) -> Key:
 def memory_of(tensor: torch.Tensor) -> Memory:
     """For the worker."""
     return Memory(tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)
+
+
+def _gradients_of(bucket: GradBucket) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Of each parameter. DDP's buckets of sparse ones have none: a buffer alone."""
+    if bucket.buffer().layout != torch.strided:
+        raise InvalidError(
+            f"a gradient of shape {tuple(bucket.buffer().shape)} is {bucket.buffer().layout}: DDP "
+            "exchanges dense ones. Use sparse=False, or phub.DistributedOptimizer, which sends rows"
+        )
+    return zip(bucket.parameters(), bucket.gradients(), strict=True)
 
 
 class DDPState:
@@ -250,7 +260,7 @@ class DDPState:
         if _device.is_gpu(bucket.buffer().device):
             return self._exchange_on_device(bucket)
         sent = _Bucket(bucket.buffer())
-        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+        for parameter, gradient in _gradients_of(bucket):
             key = self._key_of(parameter)
             if matrix := self.powersgd and self.powersgd.get(key):
                 matrix.begin(gradient)
@@ -268,8 +278,7 @@ class DDPState:
     def _exchange_on_device(self, bucket: GradBucket) -> Future[torch.Tensor]:
         _device.exchange_on(bucket.buffer().device, self.worker)
         on_device: _device.DeviceKeys = self.worker.on_device
-        pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
-        gradients = {self._key_of(parameter): gradient for parameter, gradient in pairs}
+        gradients = {self._key_of(of): gradient for of, gradient in _gradients_of(bucket)}
         for key, gradient in gradients.items():
             on_device.push(key, gradient)
         return on_device.pull_later(gradients, bucket.buffer())

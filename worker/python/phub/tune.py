@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import math
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from phub import _climb, _search, errors
 from phub._control import Control, RemoteJob, RoundLoss, token_from_environment
-from phub._decisions import COMPARE, SCHEDULE, Decisions, Policy
+from phub._decisions import COMPARE, LEAST_BRANCHES, SCHEDULE, Decisions, Policy
 from phub._driver import Driver
 from phub._search import Between, Search, Space
 from phub._tune_course import Course, Log
 
 _ENDED = "the job has ended"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # end the tuner
 _MOMENT_S = 3.0  # for which a job may not be there, at a box that has begun again
 _PATIENCE_S = 30.0  # while the box does not answer, or the training says nothing
 _MOST_S = 1e6  # that an option may say
@@ -38,7 +40,8 @@ PHUB_TOKEN or PHUB_TOKEN_FILE has the token, of role admin, if the box asks for 
 TLS: --server https://HOST:PORT, and PHUB_CA names the file of the authority.
 
 The tuner ends when the job does, when a search finds nothing any more, or with Ctrl-C; the training
-goes on with the branch that runs then."""
+goes on with the best branch, or with that from which the search began, and the tuner discards the
+others that it made. One that was killed leaves them: --discard-others of the next one."""
 
 
 def _numbers(text: str, given: str) -> list[float]:
@@ -126,7 +129,14 @@ def _parser() -> argparse.ArgumentParser:
             parser.add_argument(
                 option, type=type(each.default), default=each.default, help="(%(default)s)"
             )
-    parser.add_argument("--log", type=Path, metavar="FILE", help="for bench/plot_tune")
+    parser.add_argument(
+        "--discard-others",
+        action="store_true",
+        help="first, all branches but the one that runs, such as those that a killed tuner left",
+    )
+    parser.add_argument(
+        "--log", type=Path, metavar="FILE", help="is appended to, for bench/plot_tune"
+    )
     parser.add_argument(
         "--every", type=float, default=0.1, metavar="SECONDS", help="asks the box (%(default)s)"
     )
@@ -158,9 +168,17 @@ class _Follower:
     """Has a driver hear a job's losses, and decide."""
 
     def __init__(
-        self, job: RemoteJob, driver: Driver, course: Course, given: argparse.Namespace
+        self,
+        job: RemoteJob,
+        driver: Driver,
+        course: Course,
+        others: Sequence[int],
+        given: argparse.Namespace,
     ) -> None:
+        """others: branches that were there before, and stay."""
         self._job, self._driver, self._course = job, driver, course
+        self._others, self._needed = others, given.branches - 1  # beside the one that runs
+        self._room_is_known = False
         self._every_s, self._wait_s = given.every, given.wait
 
     def follow(self) -> str:
@@ -197,6 +215,7 @@ class _Follower:
                 return _ENDED
             for each in heard:
                 since = each.round + 1
+                self._check_driver(each)
                 self._driver.hear(each.round, each.branch, each.loss)
                 self._course.hear(each)
             if not since and time.monotonic() >= silent_until:
@@ -232,13 +251,78 @@ class _Follower:
     def _decided(self, since: int) -> bool:
         """False: the job ended meanwhile."""
         try:
-            self._driver.decide()
+            with _uninterrupted():
+                self._check_room()
+                self._driver.decide()
         except (errors.NotFoundError, errors.UnavailableError):
             # If the box has begun again, this is RewoundError: what was decided is void.
             if self._ask(since) is None:
                 return False
             raise
         return True
+
+    def _check_room(self) -> None:
+        """Before the first decision, so that no search fails halfway."""
+        if self._room_is_known:
+            return
+        room = self._job.room(self._driver.branch, self._needed)
+        self._room_is_known = True
+        if room < self._needed:
+            raise errors.FullError(self._no_room(room))
+
+    def _no_room(self, room: int) -> str:
+        said = (
+            f"--branches {self._needed + 1} needs {self._needed} branches beside the one that runs,"
+            f" and job '{self._job.name}' has room for {room} more"
+        )
+        if self._others:
+            return (
+                f"{said}: branches {[*self._others]} were there before, of another tuner or of one "
+                "that was killed; if nobody needs them, --discard-others discards them"
+            )
+        fewer = f", or give --branches {room + 1}" if room + 1 >= LEAST_BRANCHES else ""
+        return f"{said}: begin the job with the option branches={self._needed}{fewer}"
+
+    def _check_driver(self, heard: RoundLoss) -> None:
+        if self._driver.is_driven_by_others(heard.round, heard.branch):
+            raise errors.TakenError(
+                f"branch {heard.branch} ran in round {heard.round}, for which this tuner had "
+                f"scheduled {self._driver.branch}: somebody else drives the branches of job "
+                f"'{self._job.name}', such as another tuner"
+            )
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Signals wait: what the box was asked for, the driver knows."""
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+
+def _stop(driver: Driver) -> None:
+    """The job goes on without this tuner, and without the branches that only it needs."""
+    try:
+        with _uninterrupted():
+            driver.stop()
+    except errors.Error as error:
+        print(
+            f"phub tune: branches that it made may still be there (--discard-others of the next "
+            f"one discards them): {error}",
+            file=sys.stderr,
+        )
+
+
+def _without_others(job: RemoteJob, others: Sequence[int], given: argparse.Namespace) -> list[int]:
+    """Those of them that stay."""
+    if not given.discard_others:
+        return [*others]
+    for branch in others:
+        job.discard(branch)
+        print(f"branch {branch} was there before, and is discarded", flush=True)
+    return []
 
 
 def _tune(given: argparse.Namespace) -> None:
@@ -247,19 +331,21 @@ def _tune(given: argparse.Namespace) -> None:
     log = Log(given.log)
     branches, runs = _found(job, given.wait)
     root = runs[-1][1]
-    log.clear()
     course = Course(log, sys.stdout, given.job, root)
     log.add("begin", job=given.job, branch=root, tried=given.tried, method=given.method)
-    if others := [branch for branch in branches if branch != root]:
+    others = [branch for branch in branches if branch != root]
+    if others := _without_others(job, others, given):
         print(f"phub tune: branches {others} were there before, and take room", file=sys.stderr)
     driver = Driver(job, decisions, root, course.tell, branches)
     why = "it was interrupted"
     try:
-        why = _Follower(job, driver, course, given).follow()
+        why = _Follower(job, driver, course, others, given).follow()
     except errors.Error as error:
         why = f"it failed: {error}"
         raise
     finally:
+        if why != _ENDED:
+            _stop(driver)
         course.end(why)
 
 

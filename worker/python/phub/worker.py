@@ -12,8 +12,9 @@ from phub import _library, errors
 from phub._facts import Branch, Stats, Verdict
 from phub._handle import Handle
 from phub._library import call
-from phub._memory import Memory, format_in_memory, memory_of_any, memory_of_key
+from phub._memory import Memory, format_in_memory, memory_of_key, memory_of_numbers
 from phub._memory_device import MemoryDevice
+from phub._numbers import real_number, signed_number, whole_number
 from phub._options import Key, Option, add_keys, set_formats, set_options
 from phub._saver import Saver, set_saver
 from phub._waiting import waiting_call
@@ -26,8 +27,24 @@ _MOST_BRANCHES = 511  # of a job: 255 that are killed, and one more than the opt
 def _named(values: Mapping[str, float]) -> tuple[Any, Any, int]:
     """Names, numbers, and how many there are, as C has them."""
     names = (c_char_p * len(values))(*(name.encode() for name in values))
-    numbers = (c_double * len(values))(*values.values())
+    numbers = (c_double * len(values))(*(_hyper(name, values[name]) for name in values))
     return names, numbers, len(values)
+
+
+def _hyper(name: str, value: float) -> float:
+    return real_number(f"hyperparameter '{name}'", value)
+
+
+def _branch(given: int) -> int:
+    return whole_number("the branch", given, 32)
+
+
+def _round(given: int) -> int:
+    return whole_number("the round", given, 64)
+
+
+def _priority(given: int) -> int:
+    return signed_number("the priority", given, 32)
 
 
 class Worker:
@@ -75,7 +92,7 @@ class Worker:
             add_keys(made, keys)
             set_formats(made, formats or {})
             for name, value in (hyper or {}).items():
-                call("options_set_hyper", made, name.encode(), value)
+                call("options_set_hyper", made, name.encode(), _hyper(name, value))
             used = set_saver(made, saver) if saver else None
             self.memory_device = None if ordinal is None else MemoryDevice(ordinal, keys)
             if self.memory_device:
@@ -205,7 +222,7 @@ class Worker:
             parameters=target.address or None,
             gradient_dtype=formats[0].encode(),
             parameter_dtype=formats[1].encode(),
-            gradient_scale=scale,
+            gradient_scale=real_number("the scale", scale),
         )
         waiting_call("register_memory", self._worker, index, byref(memory))
         self._owners[index] = (source, target)
@@ -234,7 +251,7 @@ class Worker:
         Every rank pushes every key once a round. Waits only if the key's previous result is not
         here. `priority` is added to the key's, for this push.
         """
-        call("push", self._worker, self._at(key), priority)
+        call("push", self._worker, self._at(key), _priority(priority))
 
     def push_null(self, key: str) -> None:
         """Pushes a gradient of zero: nothing is sent, and this rank counts as having taken part."""
@@ -253,7 +270,7 @@ class Worker:
             raise errors.InvalidError(
                 f"key '{key}' has no rank_limit: its gradient is sent as it is"
             )
-        sides = [memory_of_any(key, given) for given in (left, right)]
+        sides = [memory_of_numbers(key, "factors", given, "float32") for given in (left, right)]
         pairs = sides[0].bytes // (4 * rows)
         wanted = (pairs * rows * 4, pairs * columns * 4)
         if (sides[0].bytes, sides[1].bytes) != wanted:
@@ -262,7 +279,7 @@ class Worker:
                 f"float32 of (pairs, {rows}) and (pairs, {columns})"
             )
         addresses = (side.address or None for side in sides)
-        call("push_factors", self._worker, index, *addresses, pairs, priority)
+        call("push_factors", self._worker, index, *addresses, pairs, _priority(priority))
 
     def push_rows(self, key: str, indices: Any, elements: Any, priority: int = 0) -> None:
         """As `push`, of a key with a rows_limit: those rows of the gradient that are not zero.
@@ -275,7 +292,10 @@ class Worker:
         columns = self._columns[index]
         if not columns:
             raise errors.InvalidError(f"key '{key}' has no rows_limit: all rows of it are sent")
-        given = [memory_of_any(key, each) for each in (indices, elements)]
+        given = (
+            memory_of_numbers(key, "indices of rows", indices, "int64"),
+            memory_of_numbers(key, "elements of rows", elements, "float32"),
+        )
         count = given[0].bytes // 8
         if (given[0].bytes, given[1].bytes) != (count * 8, count * columns * 4):
             raise errors.InvalidError(
@@ -283,7 +303,7 @@ class Worker:
                 f"of (count,) and float32 of (count, {columns})"
             )
         addresses = (each.address or None for each in given)
-        call("push_rows", self._worker, index, *addresses, count, priority)
+        call("push_rows", self._worker, index, *addresses, count, _priority(priority))
 
     def wait(self, key: str) -> None:
         """Returns when the key's result is here; at once if it was not pushed since."""
@@ -338,7 +358,7 @@ class Worker:
         Any rank may call it, one or all of them: what several set for one round must be the same.
         """
         self._settle()
-        at = c_uint64(round)
+        at = c_uint64(_round(round))
         call("set_hyper", self._worker, *_named(values), byref(at))
         return at.value
 
@@ -357,8 +377,8 @@ class Worker:
         its option `branches` allows.
         """
         self._settle()
-        at, child = c_uint64(round), c_uint32()
-        call("fork", self._worker, parent, *_named(hyper or {}), byref(at), byref(child))
+        at, child = c_uint64(_round(round)), c_uint32()
+        call("fork", self._worker, _branch(parent), *_named(hyper or {}), byref(at), byref(child))
         return child.value, at.value
 
     def schedule(self, *turns: int | tuple[int, int], round: int = 0) -> int:  # noqa: A002
@@ -370,17 +390,19 @@ class Worker:
         """
         self._settle()
         pairs = [turn if isinstance(turn, tuple) else (turn, 0) for turn in turns]
-        branches = (c_uint32 * len(pairs))(*(branch for branch, _ in pairs))
-        rounds = (c_uint64 * len(pairs))(*(rounds for _, rounds in pairs))
-        at = c_uint64(round)
+        branches = (c_uint32 * len(pairs))(*(_branch(branch) for branch, _ in pairs))
+        rounds = (c_uint64 * len(pairs))(
+            *(whole_number("the number of rounds", rounds, 64) for _, rounds in pairs)
+        )
+        at = c_uint64(_round(round))
         call("schedule", self._worker, branches, rounds, len(pairs), byref(at))
         return at.value
 
     def discard(self, branch: int, round: int = 0) -> int:  # noqa: A002
         """The branch is gone from `round` on, and there is room for another. Returns the round."""
         self._settle()
-        at = c_uint64(round)
-        call("discard", self._worker, branch, byref(at))
+        at = c_uint64(_round(round))
+        call("discard", self._worker, _branch(branch), byref(at))
         return at.value
 
     def kill(self, branch: int, round: int = 0) -> int:  # noqa: A002
@@ -391,8 +413,8 @@ class Worker:
         box keeps no checkpoints, or the branch is the last one that is scheduled.
         """
         self._settle()
-        at = c_uint64(round)
-        call("kill", self._worker, branch, byref(at))
+        at = c_uint64(_round(round))
+        call("kill", self._worker, _branch(branch), byref(at))
         return at.value
 
     def revive(self, branch: int, round: int = 0) -> int:  # noqa: A002
@@ -402,22 +424,22 @@ class Worker:
         NotFoundError: it is not killed, or its files are damaged or gone.
         """
         self._settle()
-        at = c_uint64(round)
-        call("revive", self._worker, branch, byref(at))
+        at = c_uint64(_round(round))
+        call("revive", self._worker, _branch(branch), byref(at))
         return at.value
 
     def branch_in(self, round: int) -> int:  # noqa: A002
         """The branch that runs in `round`: final for the one behind the latest result here."""
         self._settle()
         found = c_uint32()
-        call("branch_in", self._worker, round, byref(found))
+        call("branch_in", self._worker, _round(round), byref(found))
         return found.value
 
     def batch_in(self, round: int) -> int:  # noqa: A002
         """The hyperparameter `batch` of the branch that runs then, in samples; 0: none is set."""
         self._settle()
         found = c_uint64()
-        call("batch_in", self._worker, round, byref(found))
+        call("batch_in", self._worker, _round(round), byref(found))
         return found.value
 
     def branch_runs(self) -> tuple[tuple[int, int], ...]:
@@ -455,7 +477,7 @@ class Worker:
         box keeps the means of the latest rounds, of all ranks that report, for `phub tune`.
         """
         self._settle()
-        call("report_loss", self._worker, loss, round)
+        call("report_loss", self._worker, real_number("the loss", loss), _round(round))
 
     # ---- The state at the box, between rounds. TakenError: another rank reads or sets it.
 
@@ -488,7 +510,9 @@ class Worker:
         Returns the round from which on the optimizer works on it.
         """
         self._settle()
-        numbers = (c_uint64 * len(arrays))(*(steps[key] for key in arrays))
+        numbers = (c_uint64 * len(arrays))(
+            *(whole_number(f"the steps of key '{key}'", steps[key], 64) for key in arrays)
+        )
         indices, addresses = self._state_arrays(arrays)
         at = c_uint64()
         waiting_call("set_state", self._worker, indices, len(arrays), addresses, numbers, byref(at))
@@ -511,7 +535,7 @@ class Worker:
     def save_point(self, round: int) -> None:  # noqa: A002
         """After `round`, when the state is whole: from now on only this calls the saver."""
         self._settle()
-        waiting_call("save_point", self._worker, round)
+        waiting_call("save_point", self._worker, _round(round))
 
     def barrier(self) -> None:
         """Waits for all live ranks."""

@@ -107,6 +107,8 @@ def refuses(rank):
         made(server=False, factors={"*": 2})
     with pytest.raises(phub.NotFoundError, match="'9.weight'"):
         made(factors={"9.weight": 2})
+    with pytest.raises(phub.InvalidError, match="factors=5: it is a number of samples by patterns"):
+        made(factors=5)
     with pytest.raises(phub.InvalidError, match="0 samples"):
         made(factors={"*": 0})
     optimizer = made(factors={"0.*": 2})
@@ -143,6 +145,11 @@ def pushes(rank):
     found = np.array(worker.parameters("m")).reshape(3, 2)
     with pytest.raises(phub.InvalidError, match=r"are not float32 of \(pairs, 3\)"):
         worker.push_factors("m", left, left)
+    with pytest.raises(phub.InvalidError, match="'m': factors are float32, .* format 'd'"):
+        worker.push_factors("m", left.astype(np.float64), right.astype(np.float64))
+    worker.push_factors("m", left[:0].copy(), right[:0].copy())  # none
+    worker.wait("m")
+    assert not np.array(worker.parameters("m")).any()
     with pytest.raises(phub.InvalidError, match="no rank_limit"):
         worker.push_factors("v", left, right)
     worker.close()

@@ -475,3 +475,13 @@ def copies(rank, transport):
 @pytest.mark.parametrize(("transport", "copies_of_model"), [("shm", 2), ("tcp", 1)])
 def test_gradients_are_copied_once_each_way_at_most(box, start, transport, copies_of_model):
     assert start(copies, 1, transport).results() == [copies_of_model]
+
+
+def test_sparse_gradients_are_refused(box):
+    model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2))
+    ddp = phub.ddp(model, rank=0, world_size=1)
+    with pytest.raises(
+        phub.InvalidError, match=r"shape \(10, 4\) is torch.sparse_coo: .*sparse=False"
+    ):
+        ddp(torch.tensor([1, 2])).sum().backward()
+    ddp.phub.close()

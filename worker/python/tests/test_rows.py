@@ -176,6 +176,11 @@ def test_a_lazy_step_leaves_others_alone(box, start):
         assert torch.equal(weight[others], before[others] - 0.5 * (0.5 * before[others]))
 
 
+def test_a_text_is_one_pattern_of_lazy_weights(box, start):
+    one, other = (start(lazily, 2, lazy).results() for lazy in ("weig*", ["weig*"]))
+    assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+
+
 def refuses(rank):
     net = Text()
 
@@ -188,6 +193,18 @@ def refuses(rank):
         made(rows={"line.*": 2})
     with pytest.raises(phub.NotFoundError, match="lazy: no parameter"):
         made(lazy=("nothing",))
+    with pytest.raises(phub.NotFoundError, match="lazy: no parameter .* 'nothing'"):
+        made(lazy="nothing")
+    for wrong, said in (
+        ({"rows": 5}, "rows=5: it is a number of rows by patterns"),
+        ({"rows": {1: 5}}, "rows={1: 5}: it is a number"),
+        ({"rows": {"*": "x"}}, r"rows of '\*' is 'x': it must be a whole number"),
+        ({"rows": {"*": 2**64}}, r"rows of '\*' is 18446744073709551616: it must"),
+        ({"lazy": True}, "lazy=True: it is patterns of names"),
+        ({"lazy": [3]}, r"lazy=\[3\]: it is patterns of names"),
+    ):
+        with pytest.raises(phub.InvalidError, match=said):
+            made(**wrong)
     with pytest.raises(phub.InvalidError, match="0 rows"):
         made(rows={"*": 0})
     with pytest.raises(phub.InvalidError, match="'line.weight' has dense gradients"):
@@ -217,6 +234,13 @@ def pushes(rank):
         worker.push_rows("v", rows, elements)
     with pytest.raises(phub.InvalidError, match="there is no row 5"):
         worker.push_rows("m", rows + 1, elements)
+    with pytest.raises(phub.InvalidError, match="'m': indices of rows are int64, .* format 'd'"):
+        worker.push_rows("m", rows.astype(np.float64), elements)
+    with pytest.raises(phub.InvalidError, match="'m': elements of rows are float32, .* 'i'"):
+        worker.push_rows("m", rows, elements.astype(np.int32))
+    worker.push_rows("m", rows[:0].copy(), elements[:0].copy())  # none
+    worker.wait("m")
+    assert not np.array(worker.parameters("m")).any()
     worker.close()
     return found
 

@@ -9,6 +9,7 @@ import math
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -390,8 +391,16 @@ def test_a_terminal_forgets_branches_and_goes_on_without_the_best():
         ),
         (("--job", "x", "--search", "lr=1..2", "--points", "9"), "'1..2' is not a list"),
         (
-            ("--job", "x", "--search", "lr=log:1..2", "--method", "grid", "--points", "9999999"),
+            ("--job", "x", "--search", "lr=log:1..2", "--method", "grid", "--points", "1000000000"),
             "take fewer points",
+        ),
+        (
+            ("--job", "x", "--search", "lr=1,2", "--method", "sampled", "--points", "1000000000"),
+            "a search of 1000000000 trials does not end: at most 100000",
+        ),
+        (
+            ("--job", "x", "--search", "lr=1,2", "--method", "tpe", "--points", "1000000000"),
+            "a search of 1000000000 trials does not end: at most 100000",
         ),
         (("--job", "x", "--search", "lr=1,2", "--improvement", "nan"), "improvement of a tuner"),
         (("--job", "x", "--search", "lr=1,2", "--server", "nowhere"), "host and port"),
@@ -458,6 +467,122 @@ def goes_on(rank, folder):
         except phub.RewoundError:
             optimizer.rejoin()
     optimizer.close()
+
+
+def learns(rank, folder, **options):
+    """Until there is a file `enough`: each branch's loss falls as ever."""
+    with phub.Worker(
+        {"key": 8}, optimizer="sgd", hyper={"lr": 0.1}, transport="tcp", **options
+    ) as worker:
+        step = 0
+        while not (folder / "enough").exists():
+            step += 1
+            worker.report_loss(1e3 - 0.01 * step)
+            worker.push("key")
+            worker.wait("key")
+            time.sleep(0.002)
+
+
+@contextlib.contextmanager
+def learning(box, start, folder, **options):
+    """A job, as a program beside it sees it, and what it is tuned with."""
+    name = os.environ["PHUB_JOB"]
+    ranks = start(lambda rank: learns(rank, folder, **options), 1)
+    wait_until(lambda: box.status(name).get("completed_round", 0) > 2, "the job runs")
+    about = ("--server", box.address, "--job", name, "--every", "0.01", "--search", "lr=0.1,0.2")
+    try:
+        yield RemoteJob(Control(box.address), name), about
+    finally:
+        (folder / "enough").touch()
+    ranks.results()
+
+
+def ended(tuner, status):
+    out, err = tuner.communicate(timeout=60)
+    assert tuner.returncode == status, err
+    assert "Traceback" not in err
+    return out, err
+
+
+def of_kind(log, kind):
+    return [row for row in rows_of(log) if row["kind"] == kind]
+
+
+def test_a_tuner_that_is_stopped_lets_the_best_branch_run_and_can_be_begun_again(
+    box, start, tmp_path
+):
+    log = tmp_path / "log"
+    with learning(box, start, tmp_path, branches=3) as (job, about):
+        first = tune(*about, "--log", str(log))
+        wait_until(lambda: of_kind(log, "chosen"), "a branch is chosen")
+        first.send_signal(signal.SIGINT)
+        ended(first, 128 + signal.SIGINT)
+        best = of_kind(log, "chosen")[-1]["branch"]
+        there, runs = job.branches()
+        assert there == [best]
+        assert runs[-1][1] == best
+        kept = log.read_text()
+        second = tune(*about, "--log", str(log))
+        wait_until(lambda: len(of_kind(log, "chosen")) > 1, "another is chosen")
+        second.send_signal(signal.SIGTERM)
+        _, err = ended(second, 128 + signal.SIGTERM)
+        assert "were there before" not in err
+        assert log.read_text().startswith(kept)
+        assert [row["branch"] for row in of_kind(log, "begin")] == [0, best]
+
+
+def test_one_that_is_stopped_within_a_search_lets_run_what_that_began_with(box, start, tmp_path):
+    log = tmp_path / "log"
+    with learning(box, start, tmp_path, branches=3) as (job, about):
+        tuner = tune(*about, "--first-clocks", "400", "--log", str(log))
+        wait_until(lambda: of_kind(log, "fork"), "a branch is tried")
+        tuner.send_signal(signal.SIGINT)
+        ended(tuner, 128 + signal.SIGINT)
+        assert job.branches()[0] == [0]
+        assert job.branches()[1][-1][1] == 0
+
+
+def test_what_a_killed_tuner_left_is_told_and_discarded(box, start, tmp_path):
+    log = tmp_path / "log"
+    with learning(box, start, tmp_path, branches=3) as (job, about):
+        killed = tune(*about, "--log", str(log))
+        wait_until(lambda: of_kind(log, "chosen"), "a branch is chosen")
+        killed.kill()
+        killed.communicate(timeout=60)
+        there, runs = job.branches()
+        others = [branch for branch in there if branch != runs[-1][1]]
+        assert others
+        _, err = ended(tune(*about), 1)
+        assert f"branches {others} were there before" in err
+        assert "--discard-others" in err
+        assert job.branches()[0] == there
+        third = tune(*about, "--discard-others", "--log", str(log))
+        wait_until(lambda: len(of_kind(log, "chosen")) > 1, "another is chosen")
+        third.send_signal(signal.SIGINT)
+        out, err = ended(third, 128 + signal.SIGINT)
+        assert f"branch {others[0]} was there before, and is discarded" in out
+        assert len(job.branches()[0]) == 1
+
+
+def test_a_job_with_too_few_branches_says_so_before_anything_is_tried(box, start, tmp_path):
+    log = tmp_path / "log"
+    with learning(box, start, tmp_path, branches=2) as (job, about):
+        _, err = ended(tune(*about, "--log", str(log)), 1)
+        assert "has room for 2 more: begin the job with the option branches=3, or give" in err
+        assert "--branches 3" in err
+        assert not of_kind(log, "fork")
+        assert job.branches()[0] == [0]
+
+
+def test_two_tuners_of_one_job_are_noticed(box, start, tmp_path):
+    log = tmp_path / "log"
+    with learning(box, start, tmp_path, branches=8) as (job, about):
+        tuner = tune(*about, "--log", str(log))
+        wait_until(lambda: of_kind(log, "fork"), "a branch is tried")
+        other, _ = job.fork(0)
+        job.schedule(other)
+        _, err = ended(tuner, 1)
+        assert "somebody else drives the branches" in err
 
 
 def test_decisions_are_of_the_life_whose_losses_were_heard(

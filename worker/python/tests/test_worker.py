@@ -193,6 +193,86 @@ def test_wrong_options_are_named(box, options, error, message):
         phub.Worker({"key": 8}, **options)
 
 
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        (phub.Key(400, shape=(100, 4), rows_limit=2**40), "rows_limit is 1099511627776: it must"),
+        (phub.Key(400, shape=(100, 4), rank_limit=-1), "rank_limit is -1: it must"),
+        (phub.Key(400, shape=(100, 4), lazy=True), "'key': lazy is for a key .* a rows_limit"),
+        (phub.Key(2, shape=(2.0,)), r"a dimension of its shape is 2\.0: it must be a whole number"),
+        (phub.Key(8, priority=2**31), "priority is 2147483648: it must"),
+        (phub.Key(8, group=2**32), "group is 4294967296: it must"),
+        (phub.Key(8, lr_scale="x"), "lr_scale is 'x': it must be a number"),
+        (phub.Key(8, writes=[(0, 2**64)]), "an end of a range is 18446744073709551616: it must"),
+        (2**64 + 8, "the number of elements is 18446744073709551624: it must"),
+        (8.0, r"the number of elements is 8\.0: it must be a whole number"),
+    ],
+)
+def test_numbers_of_keys_that_do_not_fit_are_named(box, key, said):
+    with pytest.raises(phub.InvalidError, match=said):
+        phub.Worker({"key": key})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"branches": 1.5}, r"option 'branches' is 1\.5: it must be a whole number"),
+        ({"branches": 2**64 + 1}, "option 'branches' is 18446744073709551617: it must"),
+        ({"hyper": {"lr": "x"}, "optimizer": "sgd"}, "hyperparameter 'lr' is 'x': it must be a nu"),
+        ({"memory_device": 2**32}, "the number of a GPU, not 4294967296"),
+    ],
+)
+def test_numbers_of_options_that_do_not_fit_are_named(box, given, said):
+    with pytest.raises(phub.InvalidError, match=said):
+        phub.Worker({"key": 8}, **given)
+
+
+TOO_LARGE = {
+    "the branch is 4294967296: it must": [
+        lambda worker: worker.fork(2**32),
+        lambda worker: worker.schedule(2**32),
+        lambda worker: worker.schedule((2**32, 3), 0),
+        lambda worker: worker.discard(2**32),
+        lambda worker: worker.kill(2**32),
+        lambda worker: worker.revive(2**32),
+    ],
+    "the branch is -1: it must": [lambda worker: worker.fork(-1)],
+    "the branch is 'x': it must be a whole number": [lambda worker: worker.fork("x")],
+    "the number of rounds is 18446744073709551616": [lambda worker: worker.schedule((0, 2**64), 0)],
+    "the round is 18446744073709551616: it must": [
+        lambda worker: worker.fork(0, round=2**64),
+        lambda worker: worker.schedule(0, round=2**64),
+        lambda worker: worker.discard(0, round=2**64),
+        lambda worker: worker.kill(0, round=2**64),
+        lambda worker: worker.revive(0, round=2**64),
+        lambda worker: worker.set_hyper({"lr": 1}, round=2**64),
+        lambda worker: worker.branch_in(2**64),
+        lambda worker: worker.batch_in(2**64),
+        lambda worker: worker.report_loss(1, round=2**64),
+        lambda worker: worker.save_point(2**64),
+    ],
+    "the loss is 'x': it must be a number": [lambda worker: worker.report_loss("x")],
+    "hyperparameter 'lr' is 'x': it must": [
+        lambda worker: worker.set_hyper({"lr": "x"}),
+        lambda worker: worker.fork(0, {"lr": "x"}),
+    ],
+    "the priority is 2147483648: it must": [lambda worker: worker.push("key", 2**31)],
+    "the scale is None: it must": [lambda worker: worker.register_memory("key", scale=None)],
+}
+
+
+def test_numbers_of_calls_that_do_not_fit_are_named(box):
+    options = {"optimizer": "sgd", "hyper": {"lr": 1}, "branches": 1}
+    with phub.Worker({"key": 8}, rank=0, world_size=1, **options) as worker:
+        worker.wait_all()
+        for said, calls in TOO_LARGE.items():
+            for call in calls:
+                with pytest.raises(phub.InvalidError, match=said):
+                    call(worker)
+        assert [each.branch for each in worker.branches()] == [0]
+        worker.report_loss(np.float32(0.5), round=np.int64(1))
+
+
 def test_wrong_keys_and_memory_are_named(box):
     with pytest.raises(phub.InvalidError, match="key 'none' has 0 elements"):
         phub.Worker({"none": 0})
