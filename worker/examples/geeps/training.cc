@@ -248,18 +248,23 @@ Trainers trainers(const TrainingOptions& options, const std::string& name, uint3
   return trainers;
 }
 
-// One thread per device. The others may wait for the one that fails: then the process ends.
+// A rank that leaves its job is done, and the others go on without it. One that fails does not
+// leave: its process ends at once, and the others learn that it is lost.
+void or_end_process(const std::function<void()>& run) {
+  try {
+    run();
+  } catch (const std::exception& error) {
+    std::fflush(stdout);
+    fmt::print(stderr, "{}\n", error.what());
+    std::_Exit(1);
+  }
+}
+
+// One thread per device. The others may wait for one that fails.
 void run_all(const Trainers& trainers) {
   std::vector<std::jthread> threads;
   for (const auto& trainer : trainers) {
-    threads.emplace_back([&trainer] {
-      try {
-        trainer->run();
-      } catch (const std::exception& error) {
-        fmt::print(stderr, "{}\n", error.what());
-        std::_Exit(1);
-      }
-    });
+    threads.emplace_back([&trainer] { or_end_process([&trainer] { trainer->run(); }); });
   }
 }
 
@@ -304,7 +309,7 @@ void train_in_store(const TrainingOptions& options, const std::string& name,
   const auto set_rate = [&](const std::map<std::string, double>& values) {
     exchange.set_rate(values.at("lr"));
   };
-  run(options, std::move(all), exchange, set_rate, 0);
+  or_end_process([&] { run(options, std::move(all), exchange, set_rate, 0); });
 }
 
 }  // namespace
@@ -342,16 +347,18 @@ void train(const TrainingOptions& options, const std::string& name, const MakeMo
   WorkerOptions worker_options = options.worker;
   worker_options.spec = spec;
   Worker worker(worker_options);
-  Trainers all = trainers(options, name, worker.rank(), make);
-  worker.broadcast(worker.rank() == 0 ? all[0]->initial() : std::vector<float>());
-  geeps::WorkerExchange exchange(worker, all[0]->tables().specs());
-  const auto set_hyper = [&](const std::map<std::string, double>& values) {
-    worker.set_hyper(values);
-  };
-  begin(exchange, set_hyper, all[0]->checkpoint());
-  worker.barrier();  // nobody completes a round before that
-  const Trainer::SetHyper of_rank_0 = worker.rank() == 0 ? Trainer::SetHyper(set_hyper) : nullptr;
-  run(options, std::move(all), exchange, of_rank_0, state_arrays);
+  or_end_process([&] {
+    Trainers all = trainers(options, name, worker.rank(), make);
+    worker.broadcast(worker.rank() == 0 ? all[0]->initial() : std::vector<float>());
+    geeps::WorkerExchange exchange(worker, all[0]->tables().specs());
+    const auto set_hyper = [&](const std::map<std::string, double>& values) {
+      worker.set_hyper(values);
+    };
+    begin(exchange, set_hyper, all[0]->checkpoint());
+    worker.barrier();  // nobody completes a round before that
+    const Trainer::SetHyper of_rank_0 = worker.rank() == 0 ? Trainer::SetHyper(set_hyper) : nullptr;
+    run(options, std::move(all), exchange, of_rank_0, state_arrays);
+  });
   worker.leave();
 }
 
