@@ -8,9 +8,8 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 
-from programs import box_of, run_ranks
+from programs import box_of, one_is_refused, run_ranks
 
 LIMIT_S = 100
 phub, pagerank, mf, lda = sys.argv[1:]
@@ -68,20 +67,7 @@ with tempfile.TemporaryDirectory() as folder, box_of(phub, folder) as address:
     assert open(kept, encoding="utf-8").read() == "as it was"
 
     def differ(job, one, other, *words):
-        """Whoever comes second is told."""
-        ranks = [subprocess.Popen([*command, "--job", job, "--world", "2", "--rank", str(rank)], stdout=subprocess.PIPE,
-                                  stderr=subprocess.STDOUT, text=True) for rank, command in enumerate((one, other))]
-        try:
-            end = time.monotonic() + LIMIT_S
-            while all(rank.poll() is None for rank in ranks) and time.monotonic() < end:
-                time.sleep(0.01)
-            told = next(rank for rank in ranks if rank.poll() is not None)
-            said = told.communicate()[0]
-            assert told.returncode == 1 and all(word in said for word in words), (job, said)
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
+        one_is_refused([[*command, "--job", job] for command in (one, other)], LIMIT_S, *words)
 
     for n, (command, option, value, name) in enumerate((
             (RANKS, "--iterations", "4", "iterations"), (RANKS, "--damping", "0.5", "damping"),
