@@ -393,8 +393,8 @@ TEST_F(ExamplesRun, WorkersThatGoOnFromDifferentIterationsAreRefused) {
 TEST_F(ExamplesRun, ARankThatFailsEndsTheJob) {
   std::filesystem::create_symlink("/dev/full", file("checkpoint1.new"));
   const std::string said =
-      errors_with_box(digits_ + Words{"--checkpoint", file("checkpoint%r"), "--iterations",
-                                      "3000", "--checkpoint-every", "3"},
+      errors_with_box(digits_ + Words{"--checkpoint", file("checkpoint%r"), "--iterations", "3000",
+                                      "--checkpoint-every", "3"},
                       2);
   EXPECT_THAT(said, HasSubstr("No space left on device"));
   EXPECT_THAT(said, HasSubstr("rank 1"));
