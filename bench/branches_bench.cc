@@ -22,6 +22,7 @@
 #include "phub/plan/models.h"
 #include "phub/text_table.h"
 #include "transport/error.h"
+#include "worker/examples/files.h"
 #include "worker/worker.h"
 
 namespace phub::branches_bench {
@@ -269,6 +270,7 @@ void write_json(const Options& options, const KeyTable& table, const Times& time
 }
 
 void run(const Options& options) {
+  examples::check_can_write(options.json);
   KeyTable table = options.tiny ? KeyTable{"tiny", {{"w", 10'000}}} : model_or_file(options.model);
   const OwnServer server(beside_this_program("phub"), options.transport, "");
   const Times times = run_job(options, table, server.address());

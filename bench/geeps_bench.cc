@@ -21,6 +21,7 @@
 #include "bench/geeps_workers.h"
 #include "bench/zerocompute/processes.h"
 #include "transport/error.h"
+#include "worker/examples/files.h"
 #include "worker/geeps/standalone_exchange.h"
 
 namespace phub::geeps_bench {
@@ -377,6 +378,7 @@ int run(int argc, char** argv) {
     options.slower = 1;
     options.turns = options.iterations = 1;
   }
+  examples::check_can_write(options.json);
   Bench bench(options);
   bench.measure();
   if (!options.json.empty()) {

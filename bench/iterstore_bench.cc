@@ -23,6 +23,7 @@
 #include "phub/text_table.h"
 #include "transport/control/control_client.h"
 #include "transport/error.h"
+#include "worker/examples/files.h"
 #include "worker/examples/page_rank.h"
 
 namespace phub::iterstore_bench {
@@ -339,6 +340,7 @@ std::vector<std::unique_ptr<OwnServer>> boxes_under(const std::string& server,
 }
 
 void run(const Options& options) {
+  examples::check_can_write(options.json);
   const OwnServer server(beside_this_program("phub"), options.transport, "");
   const auto boxes = boxes_under(server.address(), options);
   const PackageGraph graph = options.packages.empty() ? random_graph(options.pages, options.links)

@@ -16,6 +16,7 @@
 #include "transport/error.h"
 #include "worker/examples/digits_data.h"
 #include "worker/examples/digits_training.h"
+#include "worker/examples/files.h"
 #include "worker/send_order.h"
 #include "worker/worker.h"
 
@@ -242,6 +243,7 @@ int run(int argc, char** argv) {
     options.run.compute_ms = 1;
     options.run.delay_ms = 3;
   }
+  examples::check_can_write(options.json);
   const std::vector<Result> results = measure(options, modes);
   print(options, modes, results);
   if (!options.json.empty()) {

@@ -538,6 +538,8 @@ def branches_report(folder, binaries):
     expect(run(program, "--rounds", "201", status=2), "--rounds")
     expect(run(program, "--slack", "17", status=2), "--slack")
     expect(run(program, "--optimizer", "none", "--tiny", status=1), "branches")
+    none = folder / "none" / "report.json"
+    expect(run(program, "--turns", "1000", "--json", none, status=1), str(none), "cannot be written")
     return 0
 
 

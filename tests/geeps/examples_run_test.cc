@@ -97,8 +97,8 @@ class ExamplesRun : public ::testing::Test {
     return digest;
   }
 
-  // Processes of one job, with a box that is started for the first. All output together.
-  std::string run_with_box(const Words& command, uint32_t world) {
+  // Processes of one job, with a box that is started for the first.
+  std::vector<std::unique_ptr<Process>> start_with_box(const Words& command, uint32_t world) {
     if (!server_) server_ = start({"phub", "serve", "--listen", "127.0.0.1:0"});
     const Words job = {"--job",    fmt::format("job{}", ++jobs_), "--world", std::to_string(world),
                        "--server", server_->listening_address()};
@@ -106,8 +106,21 @@ class ExamplesRun : public ::testing::Test {
     for (uint32_t rank = 0; rank < world; ++rank) {
       ranks.push_back(start(command + job + Words{"--rank", std::to_string(rank)}));
     }
+    return ranks;
+  }
+  // All output together.
+  std::string run_with_box(const Words& command, uint32_t world) {
     std::string output;
-    for (const auto& rank : ranks) output += finish(*rank);
+    for (const auto& rank : start_with_box(command, world)) output += finish(*rank);
+    return output;
+  }
+  // What all ranks say that end with an error.
+  std::string errors_with_box(const Words& command, uint32_t world) {
+    std::string output;
+    for (const auto& rank : start_with_box(command, world)) {
+      EXPECT_EQ(rank->wait(kLimit), 1) << rank->output();
+      output += rank->output();
+    }
     return output;
   }
 
@@ -364,6 +377,29 @@ TEST_F(ExamplesRun, WorkersResumeInANewJob) {
   EXPECT_EQ(digest(run_with_box(resumed, 2), 2), whole);
 }
 
+TEST_F(ExamplesRun, WorkersThatGoOnFromDifferentIterationsAreRefused) {
+  const Words command = digits_ + Words{"--checkpoint", file("checkpoint%r")};
+  run_with_box(command + Words{"--iterations", "4"}, 2);
+  std::filesystem::rename(file("checkpoint0"), file("earlier"));
+  run_with_box(command + Words{"--iterations", "7"}, 2);
+  std::filesystem::rename(file("earlier"), file("checkpoint0"));
+  const Words resumed = command + Words{"--iterations", "9", "--resume"};
+  const std::string said = errors_with_box(resumed, 2);
+  EXPECT_THAT(said, HasSubstr("the ranks go on from different iterations"));
+  EXPECT_THAT(said, HasSubstr("to 4"));
+  EXPECT_THAT(said, HasSubstr("to 7"));
+}
+// One that could not write its checkpoint does not leave the others to train without it.
+TEST_F(ExamplesRun, ARankThatFailsEndsTheJob) {
+  std::filesystem::create_symlink("/dev/full", file("checkpoint1.new"));
+  const std::string said =
+      errors_with_box(digits_ + Words{"--checkpoint", file("checkpoint%r"), "--iterations", "3000",
+                                      "--checkpoint-every", "3"},
+                      2);
+  EXPECT_THAT(said, HasSubstr("No space left on device"));
+  EXPECT_THAT(said, HasSubstr("rank 1"));
+}
+
 // The same on a GPU, where sums over the depth of a product have another order.
 class ExamplesOnCuda : public ExamplesRun {
  protected:
@@ -435,7 +471,9 @@ TEST_F(ExamplesOnCuda, AResumedTrainingEndsWithTheSameBits) {
 
 TEST_F(ExamplesRun, SaysWhatIsWrong) {
   run(digits_ + Words{"--iterations", "1", "--checkpoint", file("of_mlp")});
-  std::filesystem::create_directory(file("of0"));
+  std::filesystem::create_symlink("/dev/full", file("of1.new"));
+  std::ofstream(file("empty")).flush();
+  const Words of_mlp = {"--resume", "--checkpoint", file("of_mlp")};
   const std::pair<Words, std::string> mistakes[] = {
       {digits_ + Words{"--budget", "10K"}, "too small"},
       {digits_ + Words{"--budget", "some%"}, "not a whole number of percent"},
@@ -448,14 +486,32 @@ TEST_F(ExamplesRun, SaysWhatIsWrong) {
        "is a checkpoint of"},
       {digits_ + Words{"--optimizer", "adam", "--consistency", "ssp", "--checkpoint", file("c")},
        "in lock-step only"},
-      {digits_ + Words{"--optimizer", "adamax"}, "no optimizer 'adamax'"},
+      {digits_ + Words{"--lr", "0.25"} + of_mlp, "is a checkpoint of"},
+      {digits_ + Words{"--hyper", "weight_decay=0.1"} + of_mlp, "is a checkpoint of"},
+      {digits_ + Words{"--lr-every", "3"} + of_mlp, "is a checkpoint of"},
+      {digits_ + Words{"--optimizer", "adamax"}, "{sgd,momentum,nesterov"},
+      {digits_ + Words{"--optimizer", "none"}, "{sgd,momentum,nesterov"},
+      {digits_ + Words{"--optimizer", "fold"}, "{sgd,momentum,nesterov"},
+      {digits_ + Words{"--lr", "inf"}, "'inf' is not a finite number above 0"},
+      {digits_ + Words{"--lr-decay", "nan"}, "'nan' is not a finite number above 0"},
+      {digits_ + Words{"--lr-every", "-1"}, "'-1' is not a finite number of at least 0"},
+      {digits_ + Words{"--iterations", "-1"}, "'-1' is not a finite number of at least 0"},
+      {digits_ + Words{"--budget", "-1"}, "it is below 0"},
+      {digits_ + Words{"--budget", "99999999999999999999"}, "it is too large"},
+      {digits_ + Words{"--devices", "2", "--out", file("both")}, "each of the 2 ranks writes"},
+      {digits_ + Words{"--devices", "2", "--checkpoint", file("both")}, "put %r in its name"},
+      {digits_ + Words{"--iterations", "100000000", "--out", file("none/of")}, "No such file"},
+      {digits_ + Words{"--iterations", "100000000", "--out", file("")}, "Is a directory"},
+      {digits_ + Words{"--iterations", "100000000", "--checkpoint", file("none/of")},
+       "No such file"},
+      {Words{"geeps_text", "--text", file("empty")}, "a text of 0 bytes is too short"},
       {digits_ + Words{"--hyper", "momentum"}, "not NAME=VALUE"},
       {digits_ + Words{"--hyper", "lr=2"}, "use --lr"},
       {digits_ + Words{"--hyper", "lr_cosin=2"}, "known are lr, momentum"},
       {digits_ + Words{"--devices", "2", "--lr", "1e30", "--iterations", "100"}, "infinity"},
-      {digits_ + Words{"--devices", "2", "--iterations", "100", "--checkpoint", file("of%r/none"),
+      {digits_ + Words{"--devices", "2", "--iterations", "100", "--checkpoint", file("of%r"),
                        "--checkpoint-every", "3"},
-       "No such file"},  // one device fails, the other would wait for it
+       "No space left on device"},  // one device fails, the other would wait for it
       {video_ + Words{"--clips", "1", "--devices", "2"}, "2 workers need at least one each"},
       {Words{"geeps_text", "--text", PHUB_TEXT, "--steps", "1000000"}, "streams of 1000000"},
   };

@@ -10,7 +10,7 @@ import re
 import sys
 import tempfile
 
-from programs import box_of, run_ranks
+from programs import box_of, one_is_refused, run_ranks
 
 LIMIT_S = 200
 phub, digits, text, video, data = sys.argv[1:]
@@ -50,6 +50,14 @@ with tempfile.TemporaryDirectory() as folder, box_of(phub, folder) as server:
     saved = ["--checkpoint", os.path.join(folder, "cnn.%r"), "--store"]
     run("cnn", "begins", *saved, iterations=5)
     assert digests(run("cnn", "goes_on", *saved, "--resume")) == digests(run("cnn", "again", "--store"))
+
+    here = [*CASES["cnn"], "--server", server, "--store", "--job"]
+    os.rename(os.path.join(folder, "cnn.0"), os.path.join(folder, "later"))
+    run("cnn", "earlier", *saved, iterations=3)
+    os.rename(os.path.join(folder, "later"), os.path.join(folder, "cnn.0"))
+    one_is_refused([[*here, "apart", *saved[:2], "--resume", "--iterations", "15"]] * 2, LIMIT_S, "'from iteration 12'",
+                   "'from iteration 3'")
+    one_is_refused([[*here, "seeds"], [*here, "seeds", "--seed", "5"]], LIMIT_S, "'seed 1'", "'seed 5'")
 
     run("lstm", "ssp", "--store", "--consistency", "ssp", "--slack", "2")
     run("logreg", "async", "--store", "--consistency", "async")

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import subprocess
+import time
 
 
 @contextlib.contextmanager
@@ -29,3 +30,20 @@ def run_ranks(command, world, limit_s, expect=0):
     status = [process.returncode for process in processes]
     assert status == [expect] * world, (command, status, outputs)
     return outputs
+
+
+def one_is_refused(commands, limit_s, *words):
+    """A rank each, of one job: whichever comes second is told these words; the other one would wait for it."""
+    ranks = [subprocess.Popen([*command, "--world", str(len(commands)), "--rank", str(rank)], stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True) for rank, command in enumerate(commands)]
+    try:
+        end = time.monotonic() + limit_s
+        while all(rank.poll() is None for rank in ranks) and time.monotonic() < end:
+            time.sleep(0.01)
+        told = next(rank for rank in ranks if rank.poll() is not None)
+        said = told.communicate()[0]
+        assert told.returncode == 1 and all(word in said for word in words), (commands, said)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()

@@ -1,9 +1,7 @@
 #include "worker/examples/cells.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
 #include <fstream>
 #include <random>
 #include <string_view>
@@ -11,17 +9,12 @@
 #include <utility>
 
 #include "transport/error.h"
+#include "worker/examples/files.h"
 
 namespace phub::examples {
 namespace {
 
 constexpr uint32_t kHeldOut = 10;  // one in so many
-
-std::ifstream opened(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) fail(ErrorCode::kNotFound, "{}: {}", path, std::strerror(errno));
-  return file;
-}
 
 // Names in the order in which they come.
 class Numbers {
@@ -69,7 +62,7 @@ std::string_view next_word(std::string_view& line) {
 bool parse(const std::string& word, double& value) {
   char* end = nullptr;
   value = std::strtod(word.c_str(), &end);
-  return !word.empty() && *end == '\0' && std::isfinite(value);
+  return !word.empty() && *end == '\0';
 }
 
 uint64_t mixed(uint64_t h) {
@@ -98,7 +91,7 @@ void add_zeros(Cells& matrix, uint32_t zeros, uint64_t seed) {
 }  // namespace
 
 Cells read_tags(const std::string& path, uint32_t zeros, uint64_t seed) {
-  std::ifstream file = opened(path);
+  std::ifstream file = open_to_read(path);
   Cells matrix;
   Numbers rows(matrix.rows), columns(matrix.columns);
   std::string package;
@@ -130,7 +123,7 @@ Cells read_tags(const std::string& path, uint32_t zeros, uint64_t seed) {
 }
 
 Cells read_cells(const std::string& path) {
-  std::ifstream file = opened(path);
+  std::ifstream file = open_to_read(path);
   Cells matrix;
   Numbers rows(matrix.rows), columns(matrix.columns);
   uint64_t number = 0;
@@ -140,8 +133,9 @@ Cells read_cells(const std::string& path) {
     const std::string_view row = next_word(rest), column = next_word(rest);
     if (row.empty()) continue;
     double value = 0;
-    if (!parse(std::string(next_word(rest)), value)) {
-      if (number == 1) continue;
+    const bool is_number = parse(std::string(next_word(rest)), value);
+    if (number == 1 && !is_number) continue;
+    if (!is_number || !std::isfinite(value)) {
       fail(ErrorCode::kInvalid, "{}, line {}: it is not a row, a column and a finite number", path,
            number);
     }

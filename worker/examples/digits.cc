@@ -27,6 +27,8 @@
 #include "worker/examples/digits_data.h"
 #include "worker/examples/digits_model.h"
 #include "worker/examples/digits_training.h"
+#include "worker/examples/files.h"
+#include "worker/examples/numbers.h"
 #include "worker/worker.h"
 
 namespace phub::digits {
@@ -64,7 +66,7 @@ Options parse(int argc, char** argv) {
   app.add_option("--out", options.out, "Write the final parameters to this file");
   app.add_option("--log", options.log, "Write the job's membership log to this file");
   app.add_option("--report-every", options.report_every, "Rounds between rank 0's reports")
-      ->check(CLI::PositiveNumber)
+      ->check(examples::positive())
       ->capture_default_str();
   app.add_option("--consistency", options.consistency, "bsp, ssp or async; of all ranks")
       ->check(CLI::IsMember({"bsp", "ssp", "async"}))
@@ -237,6 +239,8 @@ class Trainer {
 int main(int argc, char** argv) {
   try {
     const phub::digits::Options options = phub::digits::parse(argc, argv);
+    phub::examples::check_can_write(options.out);
+    phub::examples::check_can_write(options.log);
     const phub::digits::Dataset data = phub::digits::load(options.data);
     phub::digits::Trainer(options, data).run();
   } catch (const std::exception& e) {

@@ -2,6 +2,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include "worker/examples/numbers.h"
+
 namespace phub::digits {
 
 void add_options(CLI::App& app, Training& training) {
@@ -20,10 +22,10 @@ void add_options(CLI::App& app, Training& training) {
       ->check(CLI::Range(1u, 4096u))
       ->capture_default_str();
   app.add_option("--lr", training.lr, "Learning rate")
-      ->check(CLI::PositiveNumber)
+      ->check(examples::positive())
       ->capture_default_str();
   app.add_option("--momentum", training.momentum, "Nesterov momentum")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(examples::between(0, 1))
       ->capture_default_str();
   app.add_option("--chunk-elements", training.chunk_elements, "Elements per chunk")
       ->capture_default_str();

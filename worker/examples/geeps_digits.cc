@@ -13,6 +13,7 @@
 
 #include "worker/examples/geeps/network.h"
 #include "worker/examples/geeps/training.h"
+#include "worker/examples/numbers.h"
 
 namespace phub::examples {
 namespace {
@@ -49,7 +50,7 @@ void run(int argc, char** argv) {
       ->check(CLI::IsMember({"mlp", "cnn", "logreg"}))
       ->capture_default_str();
   app.add_option("--hidden", hidden, "Units of the mlp's hidden layers")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->capture_default_str();
   app.add_option("--data", data_path, "The digits as CSV")->capture_default_str();
   parse(app, options, argc, argv);

@@ -11,6 +11,7 @@
 
 #include "worker/examples/geeps/lstm.h"
 #include "worker/examples/geeps/training.h"
+#include "worker/examples/numbers.h"
 
 namespace phub::examples {
 namespace {
@@ -29,7 +30,7 @@ void run(int argc, char** argv) {
       ->check(CLI::Range(size_t{1}, size_t{1} << 16))
       ->capture_default_str();
   app.add_option("--steps", steps, "Time steps of a mini-batch")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->capture_default_str();
   parse(app, options, argc, argv);
   const Text text = Text::load(path);

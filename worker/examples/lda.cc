@@ -19,6 +19,8 @@
 #include <vector>
 
 #include "transport/error.h"
+#include "worker/examples/files.h"
+#include "worker/examples/numbers.h"
 #include "worker/examples/store_program.h"
 #include "worker/examples/texts.h"
 #include "worker/examples/topics.h"
@@ -46,18 +48,14 @@ Options parse(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--most-documents", options.words.most_documents,
                  "Part of them that a word may be in")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(between(0, 1))
       ->capture_default_str();
   app.add_option("--topics", options.topics.topics)
       ->check(CLI::Range(2u, 4096u))
       ->capture_default_str();
-  app.add_option("--alpha", options.topics.alpha)
-      ->check(CLI::Range(1e-6, 1e3))
-      ->capture_default_str();
-  app.add_option("--beta", options.topics.beta)
-      ->check(CLI::Range(1e-6, 1e3))
-      ->capture_default_str();
-  app.add_option("--seed", options.topics.seed)->capture_default_str();
+  app.add_option("--alpha", options.topics.alpha)->check(between(1e-6, 1e3))->capture_default_str();
+  app.add_option("--beta", options.topics.beta)->check(between(1e-6, 1e3))->capture_default_str();
+  app.add_option("--seed", options.topics.seed)->check(not_negative())->capture_default_str();
   app.add_option("--out", options.out, "Write how often each word has each topic to this file");
   try {
     app.parse(argc, argv);
@@ -93,9 +91,14 @@ void report(const Texts& texts, std::span<const int32_t> counts, const Options& 
 
 void run(Options options) {
   StoreProgram& program = options.program;
+  check_can_write(options.out);
   const Texts texts = read_texts(options.texts, options.words);
   program.store.tables = Topics::tables(texts, options.topics);
   iterstore::Store store(program.store);
+  agree(program, "lda",
+        {fmt::format("seed {}", options.topics.seed), fmt::format("alpha {}", options.topics.alpha),
+         fmt::format("beta {}", options.topics.beta),
+         fmt::format("documents {}", texts.documents.size())});
   run_threads(store, program, [&](iterstore::StoreThread& mine, uint32_t part) {
     Topics topics(texts, options.topics, part, parts_of(program));
     topics.begin(mine);

@@ -20,6 +20,7 @@
 #include "transport/error.h"
 #include "worker/examples/cells.h"
 #include "worker/examples/factorization.h"
+#include "worker/examples/numbers.h"
 #include "worker/examples/store_program.h"
 
 namespace phub::examples {
@@ -53,13 +54,13 @@ Options parse(int argc, char** argv) {
       ->check(CLI::Range(1u, 256u))
       ->capture_default_str();
   app.add_option("--lambda", how.lambda, "Of the vectors' squares")
-      ->check(CLI::Range(1e-9, 1e9))
+      ->check(between(1e-9, 1e9))
       ->capture_default_str();
-  app.add_option("--rate", how.rate, "sgd")->check(CLI::Range(0.0, 1e3))->capture_default_str();
+  app.add_option("--rate", how.rate, "sgd")->check(between(0, 1e3))->capture_default_str();
   app.add_option("--clocks", how.clocks, "sgd: of an iteration")
       ->check(CLI::Range(1u, 1'000'000u))
       ->capture_default_str();
-  app.add_option("--seed", how.seed)->capture_default_str();
+  app.add_option("--seed", how.seed)->check(not_negative())->capture_default_str();
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
@@ -81,6 +82,23 @@ double error_of(std::span<const double> errors, uint32_t row) {
   return std::sqrt(errors[2 * row] / errors[2 * row + 1]);
 }
 
+std::vector<std::string> settings_of(const Options& options, const Cells& cells) {
+  const FactorizationOptions& how = options.factorization;
+  return {fmt::format("method {}", options.method), fmt::format("seed {}", how.seed),
+          fmt::format("lambda {}", how.lambda),     fmt::format("rate {}", how.rate),
+          fmt::format("clocks {}", how.clocks),     fmt::format("cells {}", cells.cells.size())};
+}
+
+void report(const Cells& cells, size_t held_out, std::span<const double> errors,
+            std::span<const double> seconds) {
+  fmt::print("{} rows, {} columns, {} cells, {} held out\n", cells.rows.size(),
+             cells.columns.size(), cells.cells.size(), held_out);
+  for (uint32_t i = 0; i < seconds.size(); ++i) {
+    fmt::print("iteration {}: error {:.6f}, {:.3f} s\n", i + 1, error_of(errors, i), seconds[i]);
+  }
+  fmt::print("held out: error {:.6f}\n", error_of(errors, static_cast<uint32_t>(seconds.size())));
+}
+
 void run(Options options) {
   StoreProgram& program = options.program;
   const uint32_t iterations = program.iterations, threads = program.store.threads;
@@ -94,6 +112,7 @@ void run(Options options) {
   }
   program.store.tables = Factorization::tables(cells, options.factorization);
   iterstore::Store store(program.store);
+  agree(program, "mf", settings_of(options, cells));
   std::vector<std::unique_ptr<Factorization>> parts(threads);
   std::vector<double> seconds(iterations);  // until the first thread has made them
   const uint32_t first = static_cast<uint32_t>(program.store.worker.rank) * threads;
@@ -113,13 +132,12 @@ void run(Options options) {
     parts[part - first]->judge(mine, held_out, columns);
   });
   const std::vector<double> errors = table_of(store, 1);
-  if (program.store.worker.rank != 0) return;
-  fmt::print("{} rows, {} columns, {} cells, {} held out\n", cells.rows.size(),
-             cells.columns.size(), cells.cells.size(), held_out.size());
-  for (uint32_t i = 0; i < iterations; ++i) {
-    fmt::print("iteration {}: error {:.6f}, {:.3f} s\n", i + 1, error_of(errors, i), seconds[i]);
+  if (program.store.worker.rank == 0) report(cells, held_out.size(), errors, seconds);
+  if (!std::isfinite(error_of(errors, iterations))) {
+    fail(ErrorCode::kNonFinite, "the error is not finite: {}",
+         options.factorization.als ? "the cells' values are too large"
+                                   : "it diverges, try a smaller --rate");
   }
-  fmt::print("held out: error {:.6f}\n", error_of(errors, iterations));
 }
 
 }  // namespace

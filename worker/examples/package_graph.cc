@@ -1,14 +1,13 @@
 #include "worker/examples/package_graph.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <fstream>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
 
 #include "transport/error.h"
+#include "worker/examples/files.h"
 
 namespace phub::examples {
 namespace {
@@ -28,8 +27,7 @@ std::string_view value_of(std::string_view line, std::string_view field) {
 }  // namespace
 
 PackageGraph read_packages(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) fail(ErrorCode::kNotFound, "{}: {}", path, std::strerror(errno));
+  std::ifstream file = open_to_read(path);
   std::vector<std::pair<std::string, std::string>> dependencies;  // by name
   PackageGraph graph;
   for (std::string line; std::getline(file, line);) {

@@ -22,6 +22,8 @@
 #include <vector>
 
 #include "transport/error.h"
+#include "worker/examples/files.h"
+#include "worker/examples/numbers.h"
 #include "worker/examples/page_rank.h"
 #include "worker/examples/store_program.h"
 
@@ -45,7 +47,7 @@ Options parse(int argc, char** argv) {
   app.add_option("--packages", options.packages, "What `apt-cache dumpavail` prints")
       ->capture_default_str();
   app.add_option("--damping", options.damping, "Part of a rank that is passed on")
-      ->check(CLI::Range(0.0, 0.999))
+      ->check(between(0, 0.999))
       ->capture_default_str();
   app.add_option("--out", options.out, "Write every package's rank to this file");
   try {
@@ -74,10 +76,13 @@ void report(const PackageGraph& graph, std::span<const double> ranks, const std:
 
 void run(Options options) {
   StoreProgram& program = options.program;
+  check_can_write(options.out);
   const PackageGraph graph = read_packages(options.packages);
   const PageRank page_rank(graph, options.damping);
   program.store.tables = {PageRank::table(graph)};
   iterstore::Store store(program.store);
+  agree(program, "pagerank",
+        {fmt::format("damping {}", options.damping), fmt::format("links {}", graph.links.size())});
   run_threads(store, program, [&](iterstore::StoreThread& mine, uint32_t part) {
     std::vector<RankedLink> links = page_rank.links(part, parts_of(program));
     run_iterations(mine, program, [&](uint32_t) { page_rank.iterate(mine, links); });

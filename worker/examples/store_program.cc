@@ -1,8 +1,12 @@
 #include "worker/examples/store_program.h"
 
+#include <fmt/format.h>
+
 #include <exception>
 #include <thread>
 #include <vector>
+
+#include "worker/examples/agreement.h"
 
 namespace phub::examples {
 
@@ -29,6 +33,15 @@ void add_store_options(CLI::App& app, StoreProgram& program) {
   app.add_option("--slack", worker.spec.slack,
                  "ssp: clocks that a process may be ahead of the slowest")
       ->capture_default_str();
+}
+
+void agree(const StoreProgram& program, const std::string& name,
+           std::vector<std::string> settings) {
+  settings.insert(
+      settings.begin(),
+      {fmt::format("program {}", name), fmt::format("iterations {}", program.iterations),
+       fmt::format("threads {}", program.store.threads), fmt::format("gather {}", program.gather)});
+  agree(program.store.worker, settings);
 }
 
 uint32_t parts_of(const StoreProgram& program) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "worker/iterstore/store.h"
 
@@ -19,6 +20,10 @@ struct StoreProgram {
 // --server, --job, --world, --rank, --threads, --iterations, --gather, --consistency, --slack. What
 // is not given comes from the environment and from `program`. A rank that is lost ends all.
 void add_store_options(CLI::App& app, StoreProgram& program);
+
+// That all ranks run this program, with these options and these settings of its own: "seed 5".
+// Waits for all. Throws Error(kMismatch) that says what differs; as a worker does.
+void agree(const StoreProgram& program, const std::string& name, std::vector<std::string> settings);
 
 // Runs `run` on each thread of this process, with the number of its part of the data: of rank and
 // thread, from 0. Throws what the first of them threw.

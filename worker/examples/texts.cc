@@ -1,12 +1,11 @@
 #include "worker/examples/texts.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <fstream>
 #include <map>
 
 #include "transport/error.h"
+#include "worker/examples/files.h"
 
 namespace phub::examples {
 namespace {
@@ -29,8 +28,7 @@ std::vector<std::string> words_of(const std::string& line, uint32_t least) {
 }  // namespace
 
 Texts read_texts(const std::string& path, const TextOptions& options) {
-  std::ifstream file(path);
-  if (!file) fail(ErrorCode::kNotFound, "{}: {}", path, std::strerror(errno));
+  std::ifstream file = open_to_read(path);
   std::vector<std::vector<std::string>> documents;
   struct Word {
     uint32_t documents = 0, number = 0;

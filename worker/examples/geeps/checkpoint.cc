@@ -80,6 +80,8 @@ void sync_folder(const std::string& path) {
 
 }  // namespace
 
+std::string unfinished(const std::string& path) { return path + ".new"; }
+
 void save(const std::string& path, const Checkpoint& checkpoint) {
   std::string bytes(reinterpret_cast<const char*>(&kMagic), sizeof(kMagic));
   put(bytes, std::span<const char>(checkpoint.of));
@@ -89,9 +91,8 @@ void save(const std::string& path, const Checkpoint& checkpoint) {
   put(bytes, std::span<const float>(checkpoint.optimizer));
   const uint64_t sum = digest(std::as_bytes(std::span(bytes)));
   bytes.append(reinterpret_cast<const char*>(&sum), sizeof(sum));
-  const std::string unfinished = path + ".new";
-  write_synced(unfinished, bytes);
-  if (std::rename(unfinished.c_str(), path.c_str()) != 0) {
+  write_synced(unfinished(path), bytes);
+  if (std::rename(unfinished(path).c_str(), path.c_str()) != 0) {
     fail(ErrorCode::kInternal, "{}: {}", path, std::strerror(errno));
   }
   sync_folder(path);

@@ -15,8 +15,9 @@ struct Checkpoint {
   std::vector<float> optimizer;  // by key: its arrays of state, one after another
 };
 
-// Replaces the file. It is on disk when this returns; until then the old one remains. Throws
-// Error(kInternal).
+// Replaces the file, by one that has this name until it is complete. It is on disk when this
+// returns; until then the old one remains. Throws Error(kInternal).
+std::string unfinished(const std::string& path);
 void save(const std::string& path, const Checkpoint& checkpoint);
 // Throws Error: kNotFound, no such file; kInvalid, not a complete checkpoint; kMismatch, a
 // checkpoint of something else than `of`.

@@ -25,6 +25,22 @@ int cuda_ordinal(std::string_view device) {
   return ordinal;
 }
 
+// "64M".
+uint64_t bytes_of(std::string text) {
+  const std::string given = text;
+  std::string error = given.starts_with('-') ? "it is below 0" : "";
+  try {
+    if (error.empty()) error = CLI::AsSizeValue(false)(text);  // replaces 64M by its number
+  } catch (const CLI::ValidationError& e) {
+    error = e.what();
+  }
+  uint64_t bytes = 0;
+  const auto [end, wrong] = std::from_chars(text.data(), text.data() + text.size(), bytes);
+  if (error.empty() && wrong != std::errc()) error = "it is too large";
+  if (!error.empty()) fail(ErrorCode::kInvalid, "device memory of '{}': {}", given, error);
+  return bytes;
+}
+
 // Parameters, their updates, and buffers for twice all that.
 uint64_t more_than_enough(const Model& model) {
   uint64_t floats = 0;
@@ -81,18 +97,9 @@ ComputeDevice make_device(const TrainingOptions& options, uint32_t number, uint6
 }
 
 uint64_t budget_bytes(const TrainingOptions& options, const MakeModel& make) {
-  std::string text = options.budget;
+  const std::string& text = options.budget;
   if (text != "least" && !text.ends_with('%')) {
-    std::string error;
-    try {
-      error = CLI::AsSizeValue(false)(text);  // replaces 64M by its number
-    } catch (const CLI::ValidationError& e) {
-      error = e.what();
-    }
-    if (!error.empty()) {
-      fail(ErrorCode::kInvalid, "device memory of '{}': {}", options.budget, error);
-    }
-    return std::stoull(text);
+    return bytes_of(text);
   }
   const auto model = make(options.share);
   const uint64_t all =

@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
+#include <iterator>
 
 #include "transport/error.h"
+#include "worker/examples/files.h"
 
 namespace phub::examples {
 namespace {
@@ -17,12 +16,8 @@ namespace {
 constexpr size_t kHeldOut = 20;
 
 std::string read(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream bytes;
-  if (!file || !(bytes << file.rdbuf())) {
-    fail(ErrorCode::kNotFound, "{}: {}", path.string(), std::strerror(errno));
-  }
-  return bytes.str();
+  std::ifstream file = open_to_read(path.string());
+  return {std::istreambuf_iterator<char>(file), {}};
 }
 
 std::array<double, 256> frequencies(std::span<const uint8_t> text) {

@@ -4,7 +4,6 @@
 
 #include <cerrno>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -15,9 +14,11 @@
 #include <thread>
 
 #include "transport/error.h"
+#include "worker/examples/agreement.h"
 #include "worker/examples/geeps/checkpoint.h"
 #include "worker/examples/geeps/devices.h"
 #include "worker/examples/geeps/store_exchange.h"
+#include "worker/examples/geeps/training_job.h"
 #include "worker/geeps/device_group.h"
 #include "worker/geeps/standalone_exchange.h"
 #include "worker/geeps/worker_exchange.h"
@@ -31,63 +32,11 @@ using std::chrono::steady_clock;
 
 namespace {
 
-std::string with_rank(std::string path, uint32_t rank) {
-  const size_t at = path.find("%r");
-  return at == std::string::npos ? path : path.replace(at, 2, std::to_string(rank));
-}
-
 void write(const std::string& path, std::span<const float> values) {
   std::ofstream file(path, std::ios::binary);
   file.write(reinterpret_cast<const char*>(values.data()),
              static_cast<std::streamsize>(values.size_bytes()));
   if (!file.flush()) fail(ErrorCode::kInternal, "{}: {}", path, std::strerror(errno));
-}
-
-double learning_rate(const TrainingOptions& o, uint64_t clock) {
-  if (o.lr_every == 0) return o.lr;
-  const uint64_t decays = clock / o.lr_every;
-  return o.lr * std::pow(o.lr_decay, static_cast<double>(decays));
-}
-
-void set_hyper(JobSpec& spec, const std::vector<std::string>& words) {
-  for (const std::string& word : words) {
-    const size_t equals = word.find('=');
-    const char* const number = equals == word.npos ? "" : word.c_str() + equals + 1;
-    char* end = nullptr;
-    const double value = std::strtod(number, &end);
-    if (*number == '\0' || *end != '\0') {
-      fail(ErrorCode::kInvalid, "--hyper: '{}' is not NAME=VALUE, as momentum=0.9", word);
-    }
-    const std::string name = word.substr(0, equals);
-    if (name == "lr" || name == "lr_rounds_before") {
-      fail(ErrorCode::kInvalid, "--hyper: {} is set by the training itself: {}", name,
-           name == "lr" ? "use --lr" : "leave it out");
-    }
-    spec.hyper[name] = value;
-  }
-}
-
-// The optimizer works on the sum: a worker's gradients are already divided by all samples of a
-// clock.
-JobSpec job_spec(const TrainingOptions& options, const Tables& tables) {
-  JobSpec spec = options.worker.spec;
-  spec.keys = geeps::keys_of(tables.specs());
-  spec.optimizer = options.optimizer;
-  spec.hyper = {{"lr", options.lr}};
-  set_hyper(spec, options.hyper);
-  spec.reduction = "sum";
-  spec.initial = "broadcast";
-  spec.on_loss = "fail";
-  spec.consistency = options.consistency;
-  spec.slack = options.slack;
-  const bool keeps_state = !optimizer_states(spec).empty();
-  if (keeps_state && !options.checkpoint.empty() && options.consistency != "bsp") {
-    fail(ErrorCode::kInvalid,
-         "--checkpoint: the state of {} can be saved in lock-step only (--consistency bsp); "
-         "sgd has none",
-         spec.optimizer);
-  }
-  return spec;
 }
 
 // What the optimizer keeps of the keys, in one array.
@@ -137,13 +86,6 @@ class OptimizerState {
   std::vector<KeyState> states_;
 };
 
-Share share_of(const TrainingOptions& options, uint32_t rank, uint32_t device) {
-  Share share = options.share;
-  share.rank = rank * options.devices + device;
-  share.world = options.worker.spec.world_size * options.devices;
-  return share;
-}
-
 geeps::CacheOptions cache_options(const TrainingOptions& options, uint32_t rank, Stream* compute) {
   return {.peak_first = options.peak_first,
           .prefetch = options.prefetch,
@@ -151,13 +93,6 @@ geeps::CacheOptions cache_options(const TrainingOptions& options, uint32_t rank,
           .partitions = options.partitions,
           .compute = compute,
           .trace = with_rank(options.trace, rank)};
-}
-
-// What is trained, where it can go on: the same model, data and share.
-std::string identity(const std::string& name, const TrainingOptions& options, const Share& share) {
-  return fmt::format("{}, {}, seed {}, rank {} of {}, {} mini-batches of {}", name,
-                     options.optimizer, share.seed, share.rank, share.world, share.mini_batches,
-                     share.samples);
 }
 
 // A device, and the model that is trained on it. Used by one thread.
@@ -172,6 +107,7 @@ class Trainer {
         name_(identity(name, options, share)),
         model_(make(share)),
         device_(make_device(options, device, budget)) {
+    check_can_write(options, share.rank);
     if (!options.resume) return;
     checkpoint_ = load(path(), name_);
     model_->set_state(checkpoint_.state);
@@ -311,18 +247,23 @@ Trainers trainers(const TrainingOptions& options, const std::string& name, uint3
   return trainers;
 }
 
-// One thread per device. The others may wait for the one that fails: then the process ends.
+// A rank that leaves its job is done, and the others go on without it. One that fails does not
+// leave: its process ends at once, and the others learn that it is lost.
+void or_end_process(const std::function<void()>& run) {
+  try {
+    run();
+  } catch (const std::exception& error) {
+    std::fflush(stdout);
+    fmt::print(stderr, "{}\n", error.what());
+    std::_Exit(1);
+  }
+}
+
+// One thread per device. The others may wait for one that fails.
 void run_all(const Trainers& trainers) {
   std::vector<std::jthread> threads;
   for (const auto& trainer : trainers) {
-    threads.emplace_back([&trainer] {
-      try {
-        trainer->run();
-      } catch (const std::exception& error) {
-        fmt::print(stderr, "{}\n", error.what());
-        std::_Exit(1);
-      }
-    });
+    threads.emplace_back([&trainer] { or_end_process([&trainer] { trainer->run(); }); });
   }
 }
 
@@ -359,26 +300,38 @@ void train_in_store(const TrainingOptions& options, const std::string& name,
   worker.spec.consistency = options.consistency;
   worker.spec.slack = options.slack;
   Trainers all = trainers(options, name, static_cast<uint32_t>(worker.rank), make);
+  std::vector<std::string> settings = settings_of(name, options);
+  settings.push_back(fmt::format("from iteration {}", all[0]->checkpoint().clock));
+  settings.push_back(fmt::format("to iteration {}", options.clocks));
+  agree(worker, settings);
   StoreExchange exchange(worker, all[0]->tables().specs(), options.lr, all[0]->initial());
   const auto set_rate = [&](const std::map<std::string, double>& values) {
     exchange.set_rate(values.at("lr"));
   };
-  run(options, std::move(all), exchange, set_rate, 0);
+  or_end_process([&] { run(options, std::move(all), exchange, set_rate, 0); });
 }
 
 }  // namespace
 
 void train(const TrainingOptions& options, const std::string& name, const MakeModel& make) {
+  check_files(options);
   if (options.store) return train_in_store(options, name, make);
   const JobSpec spec = job_spec(options, make(share_of(options, 0, 0))->tables());
   const size_t state_arrays = optimizer_states(spec).size();
-  // Rank 0's file has the state of the optimizer, which is the job's. The server gives and takes it
-  // when it knows that the job has begun, as it does when set_hyper() has returned.
+  // Every rank says where it goes on, and rank 0's file has the state of the optimizer, which is
+  // the job's. The server gives and takes it when it knows that the job has begun, as it does when
+  // set_hyper() has returned.
   const auto begin = [&](Exchange& exchange, const Trainer::SetHyper& set_hyper,
                          const Checkpoint& checkpoint) {
-    set_hyper({{"lr_rounds_before", static_cast<double>(checkpoint.clock)}});
-    if (options.resume && state_arrays > 0)
+    try {
+      set_hyper({{"lr_rounds_before", static_cast<double>(checkpoint.clock)}});
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kMismatch) throw;
+      fail(ErrorCode::kMismatch, "the ranks go on from different iterations: {}", error.what());
+    }
+    if (options.resume && state_arrays > 0 && exchange.rank() == 0) {
       OptimizerState(exchange, state_arrays).set(exchange, checkpoint);
+    }
   };
   if (options.standalone) {
     Trainers all = trainers(options, name, 0, make);
@@ -393,16 +346,18 @@ void train(const TrainingOptions& options, const std::string& name, const MakeMo
   WorkerOptions worker_options = options.worker;
   worker_options.spec = spec;
   Worker worker(worker_options);
-  Trainers all = trainers(options, name, worker.rank(), make);
-  worker.broadcast(worker.rank() == 0 ? all[0]->initial() : std::vector<float>());
-  geeps::WorkerExchange exchange(worker, all[0]->tables().specs());
-  const auto set_hyper = [&](const std::map<std::string, double>& values) {
-    worker.set_hyper(values);
-  };
-  if (worker.rank() == 0) begin(exchange, set_hyper, all[0]->checkpoint());
-  if (options.resume) worker.barrier();  // nobody completes a round before that
-  const Trainer::SetHyper of_rank_0 = worker.rank() == 0 ? Trainer::SetHyper(set_hyper) : nullptr;
-  run(options, std::move(all), exchange, of_rank_0, state_arrays);
+  or_end_process([&] {
+    Trainers all = trainers(options, name, worker.rank(), make);
+    worker.broadcast(worker.rank() == 0 ? all[0]->initial() : std::vector<float>());
+    geeps::WorkerExchange exchange(worker, all[0]->tables().specs());
+    const auto set_hyper = [&](const std::map<std::string, double>& values) {
+      worker.set_hyper(values);
+    };
+    begin(exchange, set_hyper, all[0]->checkpoint());
+    worker.barrier();  // nobody completes a round before that
+    const Trainer::SetHyper of_rank_0 = worker.rank() == 0 ? Trainer::SetHyper(set_hyper) : nullptr;
+    run(options, std::move(all), exchange, of_rank_0, state_arrays);
+  });
   worker.leave();
 }
 

@@ -2,6 +2,7 @@
 #include <cstdlib>
 
 #include "worker/examples/geeps/training.h"
+#include "worker/examples/numbers.h"
 
 namespace phub::examples {
 namespace {
@@ -36,7 +37,7 @@ void add_device_options(CLI::App& app, TrainingOptions& o) {
   app.add_option("--partitions", o.partitions,
                  "Of every table's rows, each with threads of its own")
       ->group(group)
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->capture_default_str();
   app.add_flag("--poison", o.poison, "Memory that holds nothing is NaN")->group(group);
   app.add_option("--trace", o.trace, "Write a trace for ui.perfetto.dev; %r is the rank")
@@ -71,31 +72,36 @@ void add_job_options(CLI::App& app, TrainingOptions& o) {
 void parse(CLI::App& app, TrainingOptions& o, int argc, char** argv) {
   add_device_options(app, o);
   add_job_options(app, o);
-  app.add_option("--iterations", o.clocks, "Clocks in all")->capture_default_str();
+  app.add_option("--iterations", o.clocks, "Clocks in all")
+      ->check(not_negative())
+      ->capture_default_str();
   app.add_option("--batch", o.share.samples, "Samples of a device's mini-batch")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->capture_default_str();
   app.add_option("--mini-batches", o.share.mini_batches, "Per iteration")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->capture_default_str();
   app.add_option("--seed", o.share.seed, "Of the initial parameters and the mini-batches")
+      ->check(not_negative())
       ->capture_default_str();
-  app.add_option("--optimizer", o.optimizer,
-                 "sgd, momentum, nesterov, adam, adamw, adagrad, rmsprop, adadelta")
+  app.add_option("--optimizer", o.optimizer)
+      ->check(CLI::IsMember(
+          {"sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "rmsprop", "adadelta"}))
       ->capture_default_str();
   app.add_option("--hyper", o.hyper, "NAME=VALUE: its other hyperparameters, and lr's schedules");
-  app.add_option("--lr", o.lr, "Learning rate")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--lr", o.lr, "Learning rate")->check(positive())->capture_default_str();
   app.add_option("--lr-decay", o.lr_decay, "Its factor after every --lr-every iterations")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->capture_default_str();
-  app.add_option("--lr-every", o.lr_every)->capture_default_str();
+  app.add_option("--lr-every", o.lr_every)->check(not_negative())->capture_default_str();
   app.add_option("--report-every", o.report_every, "Iterations between reports")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->capture_default_str();
   app.add_option("--out", o.out, "Write the final parameters to this file; %r is the rank");
   CLI::Option* checkpoint =
       app.add_option("--checkpoint", o.checkpoint, "This file keeps the state; %r is the rank");
   app.add_option("--checkpoint-every", o.checkpoint_every, "Iterations; 0: only at the end")
+      ->check(not_negative())
       ->capture_default_str();
   app.add_flag("--resume", o.resume, "Go on from the checkpoint")->needs(checkpoint);
   try {

@@ -1,0 +1,15 @@
+// What the processes of a job must do alike, beside what the job itself compares.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "worker/worker.h"
+
+namespace phub::examples {
+
+// Waits for all ranks, each of which says the same: "seed 5". Throws Error: kMismatch, this one
+// says something else than those that were here before, with both; otherwise as a worker does.
+void agree(const WorkerOptions& worker, std::span<const std::string> settings);
+
+}  // namespace phub::examples
