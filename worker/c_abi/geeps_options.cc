@@ -113,9 +113,8 @@ using namespace phub::c_abi;  // NOLINT
 phub_code phub_geeps_options_create(phub_geeps_options** options) {
   return call(__func__, [&] {
     need(options, "options");
-    const void* handle =
-        Handles::instance().add(Type::kGeepsOptions, std::make_shared<GeepsOptionsObject>());
-    *options = static_cast<phub_geeps_options*>(const_cast<void*>(handle));
+    *options =
+        handle_of<phub_geeps_options>(std::make_shared<GeepsOptionsObject>(), Type::kGeepsOptions);
   });
 }
 

@@ -167,8 +167,7 @@ phub_code make(const char* function, phub_options** out, WorkerOptions (*options
     need(out, "options");
     auto object = std::make_shared<OptionsObject>();
     object->options = options();
-    const void* handle = Handles::instance().add(Type::kOptions, std::move(object));
-    *out = static_cast<phub_options*>(const_cast<void*>(handle));
+    *out = handle_of<phub_options>(std::move(object), Type::kOptions);
   });
 }
 
