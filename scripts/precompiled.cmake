@@ -1,7 +1,8 @@
-# Headers of others that many sources include are compiled once: phub_precompile(TARGET…) for what is
-# optimized, phub_precompile_tests(TARGET…) with those of GoogleTest for tests, which are not. Headers of
-# ours are not among them: they change. Only in the builds with sanitizers, which clang makes: in the
-# release build every source includes all that it uses.
+# Compiles headers of other projects once: phub_precompile(TARGET…) for what is optimized,
+# phub_precompile_tests(TARGET…), with those of GoogleTest, for tests, which are not. Our own headers are not
+# among them, because they change. With PHUB_PRECOMPILE=OFF every source has to include all that it uses;
+# scripts/proof mutants and scripts/tidy compile so.
+option(PHUB_PRECOMPILE "Precompile the headers of other projects" ON)
 set(phub_headers
   <algorithm> <array> <atomic> <bit> <chrono> <cmath> <condition_variable> <cstdint> <cstring>
   <filesystem> <fstream> <functional> <map> <memory> <mutex> <optional> <random> <set> <span> <sstream>
@@ -16,32 +17,41 @@ function(phub_precompiled_headers owner)
   target_link_libraries(${owner} PRIVATE phub_options fmt::fmt nlohmann_json::nlohmann_json
     ${arg_UNPARSED_ARGUMENTS})
   target_precompile_headers(${owner} PRIVATE ${phub_headers} ${arg_HEADERS})
-  # The compiled header holds paths of this build, so it is never taken from the cache, and what includes
-  # it is cached by what went into it: compiler, flags, headers.
+  # The compiled header holds paths of this build, so it is never taken from the cache. What includes it
+  # is cached by what went into it: compiler, flags, headers.
   set_target_properties(${owner} PROPERTIES CXX_COMPILER_LAUNCHER "")
   set(sum "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION} ${PHUB_SANITIZE} ${PHUB_FUZZ}")
-  string(APPEND sum " ${CMAKE_CXX_FLAGS} ${CMAKE_CXX_FLAGS_DEBUG} ${phub_headers} ${arg_HEADERS}")
+  string(TOUPPER "CMAKE_CXX_FLAGS_${CMAKE_BUILD_TYPE}" type_flags)
+  string(APPEND sum " ${CMAKE_CXX_FLAGS} ${${type_flags}} ${phub_headers} ${arg_HEADERS}")
   foreach(header fmt/core.h fmt/format.h nlohmann/json.hpp gtest/gtest.h gmock/gmock.h)
     if(EXISTS /usr/include/${header})
       file(SHA256 /usr/include/${header} hash)
       string(APPEND sum " ${hash}")
     endif()
   endforeach()
-  file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/${owner}.dir/cmake_pch.hxx.pch.sum "${sum}")
+  foreach(extension pch gch)  # clang's, g++'s
+    file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/${owner}.dir/cmake_pch.hxx.${extension}.sum "${sum}")
+  endforeach()
 endfunction()
 
-if(PHUB_SANITIZE)
-  # Without a time in it ccache knows the header again; programs and libraries share it with -fPIC.
+if(PHUB_PRECOMPILE)
+  # Programs and libraries share the header, with -fPIC. ccache recognizes it when it holds no time (clang),
+  # and when the preprocessor's output names it (g++).
   target_compile_options(phub_options INTERFACE
-    "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-fPIC -Xclang -fno-pch-timestamp>")
+    "$<$<COMPILE_LANG_AND_ID:CXX,Clang>:SHELL:-fPIC -Xclang -fno-pch-timestamp>"
+    "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:SHELL:-fPIC -fpch-preprocess>")
   phub_precompiled_headers(phub_precompiled)
-  phub_precompiled_headers(phub_precompiled_tests GTest::gtest GTest::gmock
-    HEADERS <gmock/gmock.h> <gtest/gtest.h>)
-  target_compile_options(phub_precompiled_tests PRIVATE -O0)
+  if(PHUB_TESTS)
+    phub_precompiled_headers(phub_precompiled_tests GTest::gtest GTest::gmock
+      HEADERS <gmock/gmock.h> <gtest/gtest.h>)
+    target_compile_options(phub_precompiled_tests PRIVATE -O0)
+    # Of the release build only some tests are compiled.
+    set_target_properties(phub_precompiled_tests PROPERTIES EXCLUDE_FROM_ALL ON)
+  endif()
 endif()
 
 function(phub_precompile)
-  if(PHUB_SANITIZE)
+  if(PHUB_PRECOMPILE)
     foreach(target ${ARGN})
       target_precompile_headers(${target} REUSE_FROM phub_precompiled)
     endforeach()
@@ -49,7 +59,7 @@ function(phub_precompile)
 endfunction()
 
 function(phub_precompile_tests)
-  if(PHUB_SANITIZE)
+  if(PHUB_PRECOMPILE)
     foreach(target ${ARGN})
       target_precompile_headers(${target} REUSE_FROM phub_precompiled_tests)
     endforeach()
