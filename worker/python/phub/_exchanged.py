@@ -14,11 +14,12 @@ from torch.autograd.graph import increment_version
 from phub import _rules
 from phub._device import DeviceKeys
 from phub._views import tensor_over
-from phub.errors import TakenError
+from phub.errors import InvalidError, TakenError
 from phub.pytorch import DTYPES, memory_of
 from phub.worker import Worker
 
 _STATE_LIMIT_S = 60.0  # for which other ranks may read the state
+_BEGIN_LIMIT_S = 10.0  # after which the box must have noticed that the job has begun
 _T = TypeVar("_T")
 
 
@@ -217,7 +218,7 @@ def fetch_state(
         each.name: [torch.empty(each.tensor.shape) for _ in range(1 + len(names))]
         for each in parameters
     }
-    steps = _when_free(lambda: worker.get_state(_memories_of(arrays)))
+    steps = _when_free(worker, lambda: worker.get_state(_memories_of(arrays)))
     states = {
         each.tensor: _rules.torch_state(
             rule,
@@ -243,7 +244,7 @@ def send_state(
         )
         mine = each.tensor.detach().float()
         arrays[each.name] = [array.cpu().contiguous() for array in (mine, *kept)]
-    _when_free(lambda: worker.set_state(_memories_of(arrays), steps))
+    _when_free(worker, lambda: worker.set_state(_memories_of(arrays), steps))
 
 
 def has_steps(parameters: Sequence[Exchanged], state: Mapping[Any, Mapping[str, Any]]) -> bool:
@@ -259,13 +260,21 @@ def _memories_of(arrays: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, list
     return {key: [memory_of(tensor) for tensor in tensors] for key, tensors in arrays.items()}
 
 
-def _when_free(action: Callable[[], _T]) -> _T:
-    """While another rank reads or sets the state, tries again."""
-    limit = time.monotonic() + _STATE_LIMIT_S
+def _when_free(worker: Worker, action: Callable[[], _T]) -> _T:
+    """Tries again while another rank reads or sets the state.
+
+    The box refuses it as invalid until it has noticed that the job has begun, a little after the
+    ranks have their first parameters.
+    """
+    start = time.monotonic()
     while True:
         try:
             return action()
         except TakenError:
-            if time.monotonic() > limit:
+            if time.monotonic() > start + _STATE_LIMIT_S:
                 raise
-            time.sleep(0.01)
+        except InvalidError:
+            has_result = worker.round(worker.keys[0]) > 0
+            if has_result or time.monotonic() > start + _BEGIN_LIMIT_S:
+                raise
+        time.sleep(0.02)

@@ -179,7 +179,7 @@ class DistributedOptimizer(Optimizer):
         self._values = Values(self.worker, self._rule, self)
         if self._steps.restored:
             self._forget_values()
-        self._at_box = BoxState(self.worker, self._mine, self._rule, optimizer, self._values)
+        self._at_box = BoxState(self.worker, self._mine, self._rule, optimizer)
         if server:
             self._at_box.send_first()
             self.state = self._at_box.leave_others(optimizer.state)
