@@ -26,8 +26,8 @@ class Values:
         self._sent = {} if worker.first_round == 1 else self._now()
         self._of_round: dict[str, float] | None = None  # of the round that has begun
 
-    def use_scale(self, scale: Callable[[], float]) -> None:
-        """Gradients are scaled by what it returns."""
+    def use_scale(self, scale: Callable[[], float] | None) -> None:
+        """Gradients are scaled by what it returns; None: they are not."""
         self._scale = scale
 
     def _send(self) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from phub._box_factors import BoxFactors, Layer, Layers, layers_in
 from phub._box_state import BoxState
 from phub._buffers import Buffers
 from phub._exchanged import Exchanged, take_waiting
-from phub._hooks import forward_hooks, gradient_hooks, hold_all, view_hooks
+from phub._hooks import forward_hooks, gradient_hooks, view_hooks
 from phub._memory import format_in_memory
 from phub._model import check_form, check_format, formats_of, keys_of, named_parameters
 from phub._options import Option
@@ -130,8 +131,7 @@ class DistributedOptimizer(Optimizer):
         self._overlap = overlap
         self._accumulate = accumulate
         self._rule = _rules.name_of(optimizer) if server else "none"
-        self._syncs = True
-        self._synchronized = False
+        self._syncs, self._synchronized = True, False
         given: dict[str, Option] = {
             "reduction": "mean",
             "initial": "broadcast",
@@ -159,10 +159,11 @@ class DistributedOptimizer(Optimizer):
         self._model, self._options = model, options
         self._buffers: Buffers | None = None  # from the first sync_buffers() on
         branches = bool(options.get("branches"))
+        me: DistributedOptimizer = weakref.proxy(self)  # no cycle: all is freed with the optimizer
         self._steps = Steps(
-            OwnState(model, self),
-            self.synchronize,
-            lambda: self._values.sent,
+            OwnState(model, me),
+            lambda: me.synchronize(),  # noqa: PLW0108  (a bound method would keep it alive)
+            lambda: me._values.sent,
             has_branches=branches,
         )
         saver = self._steps.save if server else None
@@ -176,7 +177,7 @@ class DistributedOptimizer(Optimizer):
             for name, tensor in named.items()
         ]
         self._begin()
-        self._values = Values(self.worker, self._rule, self)
+        self._values = Values(self.worker, self._rule, me)
         if self._steps.restored:
             self._forget_values()
         self._at_box = BoxState(self.worker, self._mine, self._rule, optimizer)
@@ -240,14 +241,20 @@ class DistributedOptimizer(Optimizer):
         self._values.use_scale(scale)
 
     def close(self) -> None:
-        """Leaves the job, and the model's hooks. The others go on without this rank."""
+        """Leaves the job, and the model's hooks. The others go on without this rank.
+
+        The worker's memory is given back, and the model is freed with its last reference.
+        """
         for hook in self._hooks:
             hook.remove()
         for layer in self._layers:
             layer.remove()
+        self._hooks, self._layers = [], []  # which refer to this optimizer
         with contextlib.suppress(Error):  # then they are as they are
             take_waiting(self._mine)
-        hold_all(self._mine)
+        for mine in self._mine:
+            mine.look_away()  # views keep the worker's memory
+        self._values.use_scale(None)
         if self._buffers:
             self._buffers.close()
         self.worker.close()
