@@ -124,12 +124,24 @@ class Exchanged:
                 f"the gradient of '{self.name}' is gone, and was pushed already: zero_grad() came "
                 "between backward() and step(). Call it after step(), or use overlap=False"
             )
-        if found is not self.gradient or (found is not None and found._version != self.version):
+        is_touched = found is not self.gradient or (
+            found is not None and found._version != self.version
+        )
+        if is_touched and not self._is_as_pushed(found):
             raise RuntimeError(
                 f"the gradient of '{self.name}' was changed after it was pushed (zero_grad, "
                 "clip_grad_norm_): use overlap=False to change this rank's gradients "
                 "before step(), or server=False and synchronize() to change the mean"
             )
+
+    @torch.no_grad()
+    def _is_as_pushed(self, found: torch.Tensor | None) -> bool:
+        """Whether its bits are those in the slot, as after clip_grad_norm_ with a large norm."""
+        if found is None or self.gradient is None or self.slot.shape != found.shape:
+            return False
+        words = {4: torch.int32, 2: torch.int16}[self.slot.element_size()]
+        again = found.to(self.slot.dtype).contiguous()
+        return torch.equal(again.view(words), self.slot.view(words))
 
     def take(self) -> None:
         """Waits for the result, and copies it to the parameter, or a mean to its gradient.

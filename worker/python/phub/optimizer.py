@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -268,18 +269,19 @@ class DistributedOptimizer(Optimizer):
         finally:
             self._syncs = before
 
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Pushes what backward() has not, and returns when the new parameters are there.
+
+        closure: called once, at the beginning; step() returns what it returns.
 
         With overlap="forward" it returns at once. A parameter without a gradient counts as one with
         a gradient of zero. Raises RuntimeError, which names the parameter and what to do, if the
         gradients that were pushed are not those that are there now.
         """
+        loss = None
         if closure is not None:
-            raise RuntimeError(
-                "DistributedOptimizer.step() takes no closure: a step has one exchange. Call the "
-                "closure before, loss = closure(), and then step()"
-            )
+            with torch.enable_grad():
+                loss = closure()
         if "found_inf" in self.__dict__:
             raise RuntimeError(
                 "the box has the scaled gradients, and torch's GradScaler does not tell it: use "
@@ -297,6 +299,7 @@ class DistributedOptimizer(Optimizer):
         self._values.end_round()
         self._synchronized = False
         self._steps.end_step()
+        return loss
 
     def synchronize(self) -> None:
         """Waits for results that are under way.
@@ -460,7 +463,9 @@ class DistributedOptimizer(Optimizer):
             raise RuntimeError(
                 f"the gradient of '{mine.name}' was pushed already: backward() came "
                 f"{mine.backwards} times before step(). To accumulate, use "
-                f"accumulate={mine.backwards}, or no_sync() around all backward() but the last"
+                f"accumulate={mine.backwards}, or no_sync() around all backward() but the last. Of "
+                "another model's loss that only passes through this model (a GAN's generator), set "
+                "requires_grad_(False) on this model during that backward()"
             )
         if mine.backwards == self._accumulate:
             self._begin_round()
