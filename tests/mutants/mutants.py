@@ -1425,7 +1425,7 @@ MUTANTS = [
     Mutant("save-point-alone: the saver is also called without it", "worker/c_abi/saver.cc",
            "saving.save_by_call(true);", "", SAVER),
     Mutant("py-changed: gradients may change after they were pushed", EXCHANGED,
-           "(found is not None and found._version != self.version)", "False", GUARDS),
+           "if is_touched and not self._is_as_pushed(found):", "if False:", GUARDS),
     Mutant("py-gone: gradients may be gone after they were pushed", EXCHANGED,
            "if found is None and self.gradient is not None:", "if False:", GUARDS),
     Mutant("py-values: values of groups may change between backward() and step()",
