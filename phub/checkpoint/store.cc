@@ -175,8 +175,7 @@ CheckpointStore::CheckpointStore(std::string directory, uint32_t keep, Files& fi
 
 void CheckpointStore::make_job_folder(const std::string& job) {
   check_there();
-  if (has_folder(job)) return;
-  files_.make_folder(folder_of(job));
+  if (!has_folder(job)) files_.make_folder(folder_of(job));
   files_.sync_folder(directory_);
 }
 
@@ -189,7 +188,7 @@ std::unique_ptr<CheckpointWriter> CheckpointStore::begin(const std::string& job,
     if (!entry.folder || !has_entry(files_.list(there), kNewManifestFile)) {
       fail(ErrorCode::kTaken, "there is a checkpoint {} already", there);
     }
-    remove_all(files_, there);
+    remove_checkpoint(there);
   }
   return std::unique_ptr<CheckpointWriter>(new CheckpointWriter(*this, job, id));
 }
@@ -275,12 +274,13 @@ void CheckpointStore::remove_leftovers(const std::string& job_folder) {
   for (const FolderEntry& entry : files_.list(job_folder)) {
     const std::string path = job_folder + "/" + entry.name;
     if (!entry.folder || writing_.contains(path)) continue;
-    bool is_left = entry.name.starts_with(kWriting) || entry.name.starts_with(kRemoving);
-    if (!is_left && parse_folder_name(entry.name)) {
-      const auto inside = files_.list(path);
-      is_left = has_entry(inside, kNewManifestFile) && !has_entry(inside, kManifestFile);
-    }
+    const bool is_left = entry.name.starts_with(kWriting) || entry.name.starts_with(kRemoving);
     if (is_left) remove_all(files_, path);
+    if (is_left || !parse_folder_name(entry.name)) continue;
+    const auto inside = files_.list(path);
+    if (has_entry(inside, kNewManifestFile) && !has_entry(inside, kManifestFile)) {
+      remove_checkpoint(path);
+    }
   }
 }
 
