@@ -160,6 +160,7 @@ class CoreJob {
   bool receive_sums(TheWay& way, uint64_t& bytes);
   template <typename TheWay>
   void accept_sum(TheWay& way, uint32_t index);
+  void begin_snapshot(const Boundary& boundary);
   void check_switch(const Boundary& boundary);
   uint64_t highest_of_stream() const;
   CoreReport& note_switch_end();

@@ -311,6 +311,10 @@ void Membership::check_assembled() {
   if (fail_after_ == kNever) pause_until_ = 0;
 }
 
+void Membership::end_saved() {
+  if (std::exchange(saving_end_, false)) check_abandoned();
+}
+
 // What the job's policy says about the ranks that the boundary has just taken out. Those who are
 // lost before all have come may still be replaced, within the time that all of them have: no policy
 // applies to them.
@@ -348,6 +352,11 @@ void Membership::check_abandoned() {
   }
   if (restored_ && !assembled_) {  // its checkpoint is still to be gone on from
     return fail_job(ErrorCode::kRankLost, "its first ranks were not there together again");
+  }
+  if (saving_end_) return;
+  if (std::exchange(save_at_end_, false) && has_begun()) {
+    saving_end_ = true;
+    return actions_.push_back({.type = MembershipAction::kSave});
   }
   finish(ErrorCode::kNotFound, "the job has ended");
   actions_.push_back({.type = MembershipAction::kEnd});

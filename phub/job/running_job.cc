@@ -93,6 +93,9 @@ RunningJob::RunningJob(std::shared_ptr<Job> job, std::string transport, std::vec
 void RunningJob::start() {
   broadcast({.type = CoreMessage::kAddJob});
   count_growth();
+  if (host_.checkpoints && job_->takes_snapshots() && job_->saved_arrays() > 0) {
+    membership_.save_at_end();
+  }
   if (uplink_) follow_parent();
 }
 
@@ -162,6 +165,7 @@ void RunningJob::handle(const CoreReport& report) {
       continue_reconnection(report.rank);
       break;
     case CoreReport::kSnapped:
+      if (report.round != copying_round_ + 1) break;  // of one that was dropped
       ++cores_snapped_;
       finish_copy();
       break;
@@ -362,6 +366,8 @@ void RunningJob::act(MembershipAction& action) {
       return revoke(action.rank);
     case MembershipAction::kFail:
       return end(action.code, action.message);
+    case MembershipAction::kSave:
+      return save_end();
     case MembershipAction::kEnd:
       return end(ErrorCode::kInternal, "");
     case MembershipAction::kReply:
@@ -458,7 +464,7 @@ void RunningJob::broadcast(CoreMessage message) {
 void RunningJob::end(ErrorCode code, const std::string& error) {
   if (ending_) return;
   ending_ = true;
-  ++host_.ending;
+  if (!std::exchange(saving_end_, false)) ++host_.ending;
   error_code_ = code;
   error_ = error;
   if (!error.empty()) {

@@ -85,7 +85,8 @@ class RunningJob {
   void start();
   void tick(uint64_t now);
   uint64_t tick_ms() const;  // the interval in which tick() has something to do
-  bool ending() const { return ending_; }
+  // Nobody joins it any more.
+  bool ending() const { return ending_ || saving_end_; }
   // Nothing uses it any more: no core, and nothing beside the control thread.
   bool gone() const { return ending_ && cores_left_ == 0 && tasks_ == 0; }
   // The end of a job that is gone: those who wait get their answers, but for those who deleted it:
@@ -177,6 +178,7 @@ class RunningJob {
   void save();
   // With ranks that save: not if nothing has happened since the newest checkpoint.
   bool is_saving() const {
+    if (saving_end_) return true;
     const bool only_waits = parts_.round() > 0 && !snapped_;
     return saving_ && !(only_waits && membership_.completed_round() <= durable_round_);
   }
@@ -257,6 +259,8 @@ class RunningJob {
 
   // running_job_saves.cc
   void tick_save(uint64_t now);
+  void save_end();
+  void continue_end();
   void take_snapshot();
   void choose_saved_round(Boundary& boundary);
   void finish_copy();
@@ -372,6 +376,8 @@ class RunningJob {
   uint64_t next_save_;                  // when this round is complete
   uint64_t durable_round_;              // the last of the newest checkpoint; 0: there is none
   bool last_save_ = false;              // the server ends
+  bool saving_end_ = false;             // the job is about to end: all have left
+  bool end_tried_ = false;              // to save that
   RankParts parts_;                     // of the snapshot under way
   std::vector<SaverStay> lost_savers_;  // who is gone, and may have parts of snapshots to come
   std::shared_ptr<Manifest> snapped_;   // it is copied, and waits for parts until then

@@ -1150,8 +1150,8 @@ MUTANTS = [
            "  write_durably(files_, new_manifest, manifest_text(manifest));\n"
            "  files_.rename(folder_, checkpoint);", CRASH),
     Mutant("manifest-last: a checkpoint that is removed loses its manifest last", CHECKPOINT + "store.cc",
-           "  files_.remove(path_of(folder, kManifestFile));\n  files_.sync_folder(folder);\n",
-           "", CRASH),
+           "  files_.rename(folder, gone);\n  files_.sync_folder(job_folder);\n  remove_all(files_, gone);\n",
+           "  remove_all(files_, folder);\n", CRASH),
     Mutant("older: older checkpoints are removed before the new one exists", CHECKPOINT + "writer.cc",
            "  manifest.files = entries_;",
            "  for (const CheckpointId id : store_.list(job_)) {\n"
@@ -1219,8 +1219,8 @@ MUTANTS = [
            "if (whole >= keep_ && !pinned(folder)) remove_checkpoint(folder);",
            "if (whole >= keep_) remove_checkpoint(folder);", STORE),
     Mutant("part-early: the rounds in which ranks are saved begin before the boundary", SAVES,
-           "    boundary.snapshot_round = copying_round_ + 1;\n",
-           "", RACKS),
+           "    boundary.snapshot_round = copying_round_ + 1;\n    parts_.begin(",
+           "    parts_.begin(", RACKS),
     Mutant("part-ahead: out of lock-step, a round that some ranks have begun is saved with parts", SAVES,
            ": std::max(boundary.round, membership_.started() + 1);",
            ": boundary.round;", ("worker/restored_runs_test:*ssp_parts*",)),
