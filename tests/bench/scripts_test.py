@@ -196,6 +196,16 @@ def peers_mpi_is_checked(_, binaries):
     return noticed(lambda: run_mpi(host, case, "tcp", MPI_SETTINGS["tcp"]["default, yielding"]))
 
 
+def peers_pypi_are_checked(_, binaries):
+    import peers_pypi
+    here = [peer for peer in peers_pypi.NAMES if (binaries / f"peers_mpi_{peer}").exists()]
+    host, case = case_and_host(binaries)
+    for peer in here:
+        setting = next(iter(peers_pypi.settings_of(peer, "tcp")))
+        noticed(lambda peer=peer, setting=setting: peers_pypi.run_peer(host, case, peer, "tcp", setting))
+    return 0 if here else SKIPPED
+
+
 def peers_gloo_is_checked(_, binaries):
     from peers_runs import run_gloo
     if not (binaries / "peers_gloo").exists():
