@@ -137,11 +137,11 @@ def python_with_torch():
     return None
 
 
-def run_torch(host, case, python):
+def run_torch(host, case, python, name="torch.distributed", more=()):
     with tempfile.TemporaryDirectory() as store:
         row = run_ranks(host, case, [python, str(ROOT / "bench" / "peers_torch.py"), store, "lo",
-                                     str(case.elements), str(WARMUP), str(case.rounds)])
-    return checked_us("torch.distributed", case, row)
+                                     str(case.elements), str(WARMUP), str(case.rounds), *more])
+    return checked_us(name, case, row)
 
 
 # --- plain sockets, and phub

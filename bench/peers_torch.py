@@ -2,9 +2,10 @@
 contributes a gradient and ends up with the sum. Same gradients, same check, same clock as peers_gloo;
 rank 0 prints one line of JSON.
 
-  RANK=0 WORLD_SIZE=4 python3 peers_torch.py STORE INTERFACE ELEMENTS WARMUP ROUNDS
+  RANK=0 WORLD_SIZE=4 python3 peers_torch.py STORE INTERFACE ELEMENTS WARMUP ROUNDS [FOLDER SETTING]
 
-one process per rank. STORE is a folder, empty before, in which the ranks find each other; INTERFACE
+one process per rank. With FOLDER and SETTING the gradients go through DeepSpeed's all-reduce, which
+peers_deepspeed.py has compiled there. STORE is a folder, empty before, in which the ranks find each other; INTERFACE
 the network's (lo).
 """
 
@@ -16,6 +17,7 @@ import time
 
 import numpy
 import torch
+from peers_deepspeed import all_reduce_of
 from torch import distributed
 
 RANKS_PER_HASH = 8
@@ -65,7 +67,7 @@ def reduced(values, operation):
     return tensor.tolist()
 
 
-def measure(rank, ranks, elements, warmup, rounds):
+def measure(rank, ranks, elements, warmup, rounds, all_reduce):
     data = torch.empty(elements, dtype=torch.float32)
     memory = data.numpy()
     round_us, wrong = [], 0
@@ -75,7 +77,7 @@ def measure(rank, ranks, elements, warmup, rounds):
             memory[0] += 1
         distributed.barrier()
         start = time.monotonic_ns()
-        distributed.all_reduce(data)
+        all_reduce(data)
         end = time.monotonic_ns()
         distributed.barrier()
         # The start negated: one reduction finds both ends.
@@ -93,19 +95,24 @@ def measure(rank, ranks, elements, warmup, rounds):
 def main():
     try:
         store, interface = sys.argv[1:3]
-        elements, warmup, rounds = map(int, sys.argv[3:])
+        elements, warmup, rounds = map(int, sys.argv[3:6])
+        deepspeed = sys.argv[6:]
         rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        if elements < 1 or warmup < 0 or rounds < 1 or not 0 <= rank < ranks:
+        if len(deepspeed) not in (0, 2) or elements < 1 or warmup < 0 or rounds < 1 or not 0 <= rank < ranks:
             raise ValueError
     except (ValueError, KeyError):
-        print("usage: RANK=0 WORLD_SIZE=4 peers_torch.py STORE INTERFACE ELEMENTS WARMUP ROUNDS",
+        print("usage: RANK=0 WORLD_SIZE=4 peers_torch.py STORE INTERFACE ELEMENTS WARMUP ROUNDS "
+              "[FOLDER SETTING]",
               file=sys.stderr)
         return 2
     os.environ["GLOO_SOCKET_IFNAME"] = interface
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{os.path.abspath(store)}/torch",
                                    rank=rank, world_size=ranks, timeout=LIMIT)
-    round_us, wrong = measure(rank, ranks, elements, warmup, rounds)
+    all_reduce = distributed.all_reduce
+    if deepspeed:
+        all_reduce = all_reduce_of(*deepspeed, rank, ranks, os.path.basename(os.path.abspath(store)))
+    round_us, wrong = measure(rank, ranks, elements, warmup, rounds, all_reduce)
     if rank == 0:
         low, median, high, most = numpy.quantile(round_us, (0, 0.5, 0.99, 1))
         print(json.dumps({"workers": ranks, "bytes": elements * 4, "rounds": rounds, "min_us": low,

@@ -196,6 +196,35 @@ def peers_mpi_is_checked(_, binaries):
     return noticed(lambda: run_mpi(host, case, "tcp", MPI_SETTINGS["tcp"]["default, yielding"]))
 
 
+def chart_draws_bars(folder, _):
+    def case(workers, peer, peer_us, phub_us, copy=False):
+        return {"workers": workers, "copy": copy, "peer": peer, "peer_us": peer_us, "phub_us": phub_us}
+    results = folder / "peers.json"
+    results.write_text(json.dumps({"cases": [
+        case(4, "Intel MPI, algorithm 3", 57_500, 23_400), case(4, "Intel MPI, algorithm 3", 57_500, 56_800, True),
+        case(4, "gloo, ring", 172_000, 23_400), case(8, "Intel MPI, algorithm 3", 240_000, 38_000)]}))
+    lines = run(BENCH / "chart", results).splitlines()
+    assert lines == [
+        f"    4 workers  {'phub':23}  █████ 23.4",
+        f"    {'':9}  {'phub, results copied':23}  ███████████ 56.8",
+        f"    {'':9}  {'Intel MPI':23}  ████████████ 57.5",
+        f"    {'':9}  {'gloo':23}  {'█' * 34} 172",
+        f"    8 workers  {'phub':23}  ████████ 38",
+        f"    {'':9}  {'Intel MPI':23}  {'█' * 48} 240"], lines
+    expect(run(BENCH / "chart", status=2), "bench/peers")
+    return 0
+
+
+def peers_pypi_are_checked(_, binaries):
+    import peers_pypi
+    here = [peer for peer in peers_pypi.NAMES if (binaries / f"peers_mpi_{peer}").exists()]
+    host, case = case_and_host(binaries)
+    for peer in here:
+        setting = next(iter(peers_pypi.settings_of(peer, "tcp")))
+        noticed(lambda peer=peer, setting=setting: peers_pypi.run_peer(host, case, peer, "tcp", setting))
+    return 0 if here else SKIPPED
+
+
 def peers_gloo_is_checked(_, binaries):
     from peers_runs import run_gloo
     if not (binaries / "peers_gloo").exists():
@@ -559,7 +588,7 @@ def strangers_cost_little(_, binaries):
 
 CASES = {name: case for name, case in list(globals().items())
          if callable(case) and name.split("_")[0] in (
-             "plot", "peers", "time", "baseline", "iterstore", "branches", "strangers", "rack", "believe", "pagerank", "tune")}
+             "plot", "peers", "chart", "time", "baseline", "iterstore", "branches", "strangers", "rack", "believe", "pagerank", "tune")}
 
 
 def main():

@@ -137,7 +137,7 @@ TEST(Limits, DdioLeavesTheOptimizer) {
   EXPECT_EQ(find(limits, "memory").workers_within(0.16), std::nullopt);
 }
 
-// README, Figures: over shared memory the limit is (workers + 4) x model bytes.
+// bench/FIGURES.md: over shared memory the limit is (workers + 4) x model bytes.
 TEST(Limits, SharedMemoryReadsGradientsInPlace) {
   const Case c = make_case(8, "nesterov", 0);
   const Limits limits = c.limits();

@@ -93,6 +93,42 @@ def test_parameters_are_not_coded(box, start):
     assert start(broadcasts, 2).results() == [True, True]
 
 
+def sends_fp8(rank, dtype, gradients):
+    """What comes back of each gradient, each of a job of its own: without a residual before it."""
+    results = []
+    for n, gradient in enumerate(gradients):
+        with phub.Worker({"w": len(gradient)}, gradient_dtype=dtype, job=f"fp8-{n}") as worker:
+            np.asarray(worker.gradient("w"))[:] = gradient
+            worker.push("w")
+            worker.wait("w")
+            results.append(np.array(worker.parameters("w")))
+    return results
+
+
+@pytest.mark.parametrize(
+    ("dtype", "theirs", "largest"),
+    [("fp8-e4m3", torch.float8_e4m3fn, 448), ("fp8-e5m2", torch.float8_e5m2, 57_344)],
+)
+def test_fp8_is_torchs_after_a_scale_that_nothing_exceeds(box, start, dtype, theirs, largest):
+    """bits.md: nothing is cut off and nothing becomes NaN, at whichever end torch's own cast is."""
+    random = np.random.default_rng(SEED)
+    ends = [largest, np.nextafter(np.float32(largest), np.float32(np.inf)), 1e38, 1e-30, 1000]
+    gradients = []
+    for end in ends:  # the largest magnitude; what is smaller, down to what rounds to zero
+        gradient = random.uniform(-1, 1, 500) * 2.0 ** random.integers(-30, 1, 500)
+        gradient = (gradient * end).astype(np.float32)
+        gradient[17] = -end
+        gradients.append(gradient)
+    (results,) = start(sends_fp8, 1, dtype, gradients).results()
+    for gradient, result in zip(gradients, results, strict=True):
+        most = np.abs(gradient).max()
+        scale = np.float32(2.0 ** np.ceil(np.log2(np.float64(most) / largest)))
+        scaled = torch.from_numpy(gradient * (1 / scale))
+        assert scaled.abs().max() <= largest
+        assert np.array_equal(result, scaled.to(theirs).float().numpy() * scale)
+        assert np.abs(result - gradient).max() <= most / 8
+
+
 def rounds_at_random(rank):
     with phub.Worker({"w": 4000}, gradient_dtype="int4", rounding="stochastic") as worker:
         gradient = np.asarray(worker.gradient("w"))

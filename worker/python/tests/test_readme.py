@@ -6,13 +6,36 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from conftest import SEED
 
 import phub
 
 PACKAGE = Path(phub.__file__).parents[1]
 LISTINGS = re.findall(r"^```python\n(.*?)^```$", (PACKAGE / "README.md").read_text(), re.M | re.S)
 COMMANDS = re.findall(r"^phub run .*$", (PACKAGE / "README.md").read_text(), re.M)
+FIRST_PAGE = (PACKAGE.parents[1] / "README.md").read_text()
+BITS = (PACKAGE.parent / "bits.md").read_text()
+# Around the three lines of the project's first page.
+BEFORE_THREE_LINES = """
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(64, 20), torch.randint(10, (64,)))
+model = torch.nn.Linear(20, 10)
+"""
+AFTER_THREE_LINES = """
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for inputs, labels in DataLoader(data, batch_size=8, sampler=sampler):
+    optimizer.zero_grad()
+    loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+    loss.backward()
+    optimizer.step()
+print(f"rank {model.phub.rank}: loss {loss.item():.3f}")
+"""
 
 
 def test_there_are_listings():
@@ -37,6 +60,42 @@ def test_there_are_listings():
     ],
 )
 def test_listing(listing, tmp_path):
+    check(listing, tmp_path)
+
+
+def test_three_lines_of_the_first_page(tmp_path):
+    (three_lines,) = re.findall(r"^```python\n(.*?)^```$", FIRST_PAGE, re.M | re.S)
+    assert len(three_lines.splitlines()) == 3
+    assert re.findall(r"^phub run [^#]*[^# ]", FIRST_PAGE, re.M) == COMMANDS
+    check(BEFORE_THREE_LINES + three_lines + AFTER_THREE_LINES, tmp_path)
+
+
+def exchanged(rank, gradients, reduction):
+    name, step = f"reference-{reduction}", {"optimizer": "none", "reduction": reduction}
+    with phub.Worker({"w": len(gradients[rank])}, job=name, **step) as worker:
+        np.asarray(worker.gradient("w"))[:] = gradients[rank]
+        worker.push("w")
+        worker.wait("w")
+        return np.array(worker.parameters("w"))
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_the_reference_of_the_page_about_bits_is_right(box, start, reduction):
+    (listing,) = re.findall(r"^```python\n(.*?)^```$", BITS, re.M | re.S)
+    page = {"parameters": [torch.nn.Parameter(torch.zeros(1))]}
+    exec(listing, page)
+    random = np.random.default_rng(SEED)
+    gradients = list(random.standard_normal((7, 10_001)).astype(np.float32))
+    for gradient in gradients:
+        gradient[:3] = -0.0  # the sum is -0 as well
+    tensors = [torch.from_numpy(gradient) for gradient in gradients]
+    expected = page["summed" if reduction == "sum" else "mean"](tensors).numpy()
+    for result in start(exchanged, 7, gradients, reduction).results():
+        assert np.array_equal(result.view(np.uint32), expected.view(np.uint32))
+
+
+def check(listing, tmp_path):
+    """Four ranks run the listing, and each prints one line."""
     (tmp_path / "train.py").write_text(listing)
     words = COMMANDS[0].replace("phub", f"{sys.executable} -m phub", 1).split()
     words[words.index("python")] = sys.executable
