@@ -28,6 +28,7 @@ constexpr uint64_t kWriteBehindBytes = uint64_t{8} << 20;
     switch (error) {
       case ENOSPC:
       case EDQUOT:
+      case EFBIG:
       case EMFILE:
       case ENFILE:
         return ErrorCode::kFull;

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "phub/checkpoint/checked_file.h"
+#include "tests/file_size_limit.h"
 #include "tests/phub/checkpoint_rig.h"
 #include "tests/seeds.h"
 
@@ -192,6 +193,25 @@ TEST_F(CheckpointFiles, WhatTheHostLacksIsNoDamage) {
   }
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
   EXPECT_THAT(reader->verify(), IsEmpty());
+}
+
+// As on a full disk. (The box ignores the signal that the kernel sends.)
+TEST_F(CheckpointFiles, AFileThatMayNotGrowIsAnError) {
+  CheckpointStore store(directory_, 1);
+  const Content content{.round = 10};
+  write_checkpoint(store, content);
+  const auto before = std::signal(SIGXFSZ, SIG_IGN);
+  {
+    const FileSizeLimit limit(16);
+    try {
+      write_checkpoint(store, {.round = 20});
+      ADD_FAILURE() << "it was written";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kFull);
+    }
+  }
+  std::signal(SIGXFSZ, before);
+  EXPECT_THAT(Checkpoints(directory_).list(kJob), ElementsAre(content.id()));
 }
 
 // What others put into the directory is neither followed nor taken for ours.
