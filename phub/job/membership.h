@@ -220,7 +220,7 @@ class Membership {
   void forget(uint32_t rank, const std::string& reason);
   void check_join_limit(Ms now);
   void check_barrier();
-  void check_progress(Ms now);
+  void check_limits(Ms now);
   void fail_job(ErrorCode code, const std::string& message);
   void finish(ErrorCode code, const std::string& message);
   void reply(uint64_t token);
@@ -281,6 +281,7 @@ class Membership {
   bool failed_ = false;
   std::optional<Error> failing_;  // as soon as the boundary under way is complete
   Ms now_ = 0;
+  Ms check_limits_after_ = kNever;  // no lease or time without progress ends before
   // Policies wait and fail: the job pauses before a round.
   Ms pause_until_ = 0;            // 0: not paused
   uint64_t fail_after_ = kNever;  // policy fail: once this round is complete

@@ -290,6 +290,7 @@ void Membership::finish_joins(Ms now) {
     r.reason.clear();
     r.waited_since = 0;
     r.lease_until = now + spec_.lease_ms;
+    check_limits_after_ = std::min(check_limits_after_, r.lease_until);
     log_.add({.kind = LogRecord::Kind::kAdmitted,
               .round = r.first_round,
               .rank = join.rank,

@@ -84,7 +84,7 @@ class RunningJob {
   void drop_remote_parts();  // in its stead
   void start();
   void tick(uint64_t now);
-  uint64_t tick_ms() const;  // the interval in which tick() has something to do
+  uint64_t tick_ms() const;  // the shortest interval in which tick() has something to do
   // Nobody joins it any more.
   bool ending() const { return ending_ || saving_end_; }
   // Nothing uses it any more: no core, and nothing beside the control thread.
@@ -199,6 +199,8 @@ class RunningJob {
     std::vector<KeyInterest> interest = {};
     std::vector<ChunkInterest> chunks = {};  // what that is, chunk by chunk; the cores read it
     RackNews rack = {};                      // the latest, where the rank is a rack
+
+    uint64_t interest_bytes() const;
   };
   struct WaitingJoin {
     std::string id;
@@ -224,6 +226,7 @@ class RunningJob {
   };
 
   // running_job.cc
+  uint64_t tick_ms(uint64_t most) const;
   void probe(uint64_t now);
   void collect_probes();
   void check_vanished(uint32_t rank);
@@ -233,6 +236,7 @@ class RunningJob {
   void carry_out();
   void count_growth();
   void act(MembershipAction& action);
+  void take_seat(uint32_t rank, Seat seat);
   void admit(const MembershipAction& action);
   void admitted(uint32_t rank, Seat seat, std::optional<Error> refused);
   void commit(const MembershipAction& action);
@@ -284,7 +288,7 @@ class RunningJob {
   bool must_tell_of_savers();
   void admit_savers();
   void check_news_of_savers(uint32_t rank, const RackNews& news) const;
-  void take_news_of_savers(Seat& seat, RackNews& news);
+  void take_news_of_savers(uint32_t rank, RackNews& news);
   void drop_parts();
   std::vector<RankPart> parts_for(uint32_t rank) const;
 
@@ -302,7 +306,6 @@ class RunningJob {
   void state_copied(const CoreReport& report);
   std::shared_ptr<StateTransfer> open_state(uint32_t rank, bool sets) const;
   uint64_t state_bytes() const;
-  uint64_t interest_bytes() const;
 
   // running_job_calls.cc
   void check_change(const std::map<std::string, double>& values) const;
@@ -351,6 +354,8 @@ class RunningJob {
 
   // Members, and those who wait for an answer, by the token that the membership knows them by.
   std::vector<Seat> seats_;
+  std::set<uint32_t> saving_ranks_;  // those whose seat says so; it need not be of a rank that lives
+  uint64_t interest_bytes_ = 0;      // of all seats
   std::set<uint32_t> admitted_;  // ranks that the link has memory and connections of
   uint64_t next_token_ = 1;
   std::map<uint64_t, WaitingJoin> joins_;

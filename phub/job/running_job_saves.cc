@@ -18,6 +18,7 @@
 namespace phub {
 
 void RunningJob::tick_save(uint64_t now) {
+  if (!host_.checkpoints) return;
   const bool late = snapped_ && now > parts_until_ms_ && parts_.why_void().empty();
   if (late) check_late_parts();
   if (saving_ || last_save_ || saving_end_) return;
