@@ -144,8 +144,8 @@ class CoreJob {
   bool is_called() const { return failure_.empty() && way_->is_called(); }
 
   uint32_t core() const { return core_; }
-  // Results wait for their rank to connect, for room in a queue, or for the budget of a NIC, or sums
-  // for that of the NIC to the parent: it may be that nobody rings when there is.
+  // Results wait for their rank to connect, for room in a queue, or for the budget of a NIC, or
+  // sums for that of the NIC to the parent: it may be that nobody rings when there is.
   bool owes() const {
     return (outbox_.owes() || way_->waits_for_budget_ns() > 0) && failure_.empty();
   }

@@ -354,8 +354,9 @@ class RunningJob {
 
   // Members, and those who wait for an answer, by the token that the membership knows them by.
   std::vector<Seat> seats_;
-  std::set<uint32_t> saving_ranks_;  // those whose seat says so; it need not be of a rank that lives
-  uint64_t interest_bytes_ = 0;      // of all seats
+  std::set<uint32_t>
+      saving_ranks_;             // those whose seat says so; it need not be of a rank that lives
+  uint64_t interest_bytes_ = 0;  // of all seats
   std::set<uint32_t> admitted_;  // ranks that the link has memory and connections of
   uint64_t next_token_ = 1;
   std::map<uint64_t, WaitingJoin> joins_;
