@@ -125,8 +125,8 @@ FileSizeErrors::FileSizeErrors() {
   sigset_t signals, before;
   sigemptyset(&signals);
   sigaddset(&signals, SIGXFSZ);
-  blocked_ = pthread_sigmask(SIG_BLOCK, &signals, &before) == 0 &&
-             sigismember(&before, SIGXFSZ) == 0;
+  blocked_ =
+      pthread_sigmask(SIG_BLOCK, &signals, &before) == 0 && sigismember(&before, SIGXFSZ) == 0;
 }
 
 FileSizeErrors::~FileSizeErrors() {
