@@ -80,7 +80,7 @@ def check_format(named: Mapping[str, nn.Parameter], job_format: str) -> None:
 
 
 def check_form(
-    overlap: object, accumulate: int, server: bool, zero_copy: bool, options: Mapping[str, Option]
+    overlap: object, accumulate: int, server: bool, zero_copy: bool
 ) -> None:
     """Raises InvalidError if a DistributedOptimizer cannot be of this form."""
     if not isinstance(server, bool):
@@ -92,8 +92,6 @@ def check_form(
             f"overlap={overlap!r}, accumulate={accumulate}: overlap is 'backward', 'forward' "
             "or False, and accumulate at least 1"
         )
-    if options.get("consistency", "bsp") != "bsp":
-        raise InvalidError("a step is a round of all ranks: consistency must be bsp")
     if overlap == "forward" and not server:
         raise InvalidError('overlap="forward" is for steps of the box (server=True)')
     if zero_copy and not server:

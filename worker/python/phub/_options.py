@@ -67,6 +67,30 @@ def set_options(options: c_void_p, given: Mapping[str, Option]) -> None:
             call("options_set_number", options, name.encode(), number)
 
 
+# A step of PyTorch is a round of all ranks only with these values.
+_OF_STEPS: Mapping[str, Option] = {"consistency": "bsp", "slack": 0, "work": "all"}
+
+
+def check_steps(form: str, given: Mapping[str, Option], **fixed: Option) -> None:
+    """Raises InvalidError for an option of a job with which a step would get something else.
+
+    form: the class or function that makes the steps, for the message. given: the caller's options.
+    fixed: options that the form decides, and their values; optimizer="none": rounds hand back
+        gradients.
+    """
+    for name, value in (_OF_STEPS | fixed).items():
+        if name in given and str(given[name]) != str(value):
+            raise errors.InvalidError(
+                f"{name}={given[name]!r}: {form} makes steps of all ranks together, with "
+                f"{name}={value!r}: leave it out. phub.Worker takes other values"
+            )
+    if fixed.get("optimizer") == "none" and given.get("on_nonfinite") == "skip":
+        raise errors.InvalidError(
+            f"on_nonfinite='skip': {form} would hand back the gradients of the step before. "
+            "Take 'pass' and look for infinities yourself, as a GradScaler does, or 'exclude'"
+        )
+
+
 def set_formats(options: c_void_p, formats: Mapping[str, str]) -> None:
     """After `add_keys`. Raises InvalidError or NotFoundError, which name the format or pattern."""
     for pattern, name in formats.items():

@@ -23,7 +23,7 @@ from phub import _device
 from phub._buffers import Buffers, worker_beside
 from phub._factors import Factors
 from phub._memory import Memory
-from phub._options import MAX_DIMENSIONS, Key, Option
+from phub._options import MAX_DIMENSIONS, Key, Option, check_steps
 from phub._powersgd import Matrix, PowerSGD, check_options
 from phub.errors import InvalidError
 from phub.worker import Worker
@@ -137,9 +137,11 @@ class DDPState:
         factors: exchanges the gradients of these weights of nn.Linear, by patterns of their names,
             as the inputs and errors that they are made of, of so many samples of a rank in a step
             at most. Whatever else exchanges gradients must leave these weights alone.
-        options: of `Worker`. Unlike there, the default of reduction is "mean", and of on_nonfinite
-            "pass": a GradScaler sees infinities itself, as with DDP.
+        options: of `Worker`, but for those with which results would not be gradients (optimizer,
+            consistency, work): InvalidError. Unlike there, the default of reduction is "mean", and
+            of on_nonfinite "pass": a GradScaler sees infinities itself, as with DDP.
         """
+        check_steps("DDP", options, optimizer="none")
         self._parameters = {
             name: parameter
             for name, parameter in module.named_parameters()
