@@ -73,6 +73,12 @@ std::vector<int> Server::event_fds() const {
 
 void Server::check_ready() {
   if (draining_) fail(ErrorCode::kUnavailable, "this server is about to end: it saves its jobs");
+  if (!host_.checkpoints) return;
+  if (!std::exchange(looking_, true)) {  // for the next one who asks: a disk may hang
+    host_.writer.run([this] { host_.checkpoints->look(); },
+                     [this](const std::optional<Error>&) { looking_ = false; });
+  }
+  host_.checkpoints->check_there();
 }
 
 void Server::save_all() {
@@ -81,6 +87,8 @@ void Server::save_all() {
 }
 
 bool Server::is_saving() const {
+  // A job that has ended is to be known as such at the next start.
+  if (host_.checkpoints && host_.ending + freeing_ > 0) return true;
   return std::any_of(jobs_.begin(), jobs_.end(),
                      [](const auto& job) { return job.second->is_saving(); });
 }

@@ -188,6 +188,7 @@ class Server final : public ControlHandler {
   };
   std::map<std::string, AwaitedShards> awaited_;
   bool draining_ = false;  // save_all() was called
+  bool looking_ = false;   // whether the folder of checkpoints is still there
   uint64_t next_tick_ms_ = 0;
   uint64_t sampled_ms_ = 0;
   std::vector<TransportEvent> events_;

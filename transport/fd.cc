@@ -2,11 +2,13 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
+#include <ctime>
 #include <mutex>
 #include <set>
 
@@ -109,9 +111,34 @@ void fail_system(std::string_view what, int error) {
            "short, or give the job less memory",
            what, reason, limit_of(RLIMIT_AS), first_line("/proc/sys/vm/max_map_count"),
            first_line("/proc/sys/fs/epoll/max_user_watches"));
+    case EFBIG:
+      fail(ErrorCode::kFull,
+           "{}: {}; the limit of a file's size, and of memory that processes share, is {} bytes, "
+           "raise it with LimitFSIZE or ulimit -f",
+           what, reason, limit_of(RLIMIT_FSIZE));
     default:
       fail(ErrorCode::kInternal, "{}: {}", what, reason);
   }
+}
+
+FileSizeErrors::FileSizeErrors() {
+  sigset_t signals, before;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGXFSZ);
+  blocked_ = pthread_sigmask(SIG_BLOCK, &signals, &before) == 0 &&
+             sigismember(&before, SIGXFSZ) == 0;
+}
+
+FileSizeErrors::~FileSizeErrors() {
+  if (!blocked_) return;
+  const int error = errno;  // whoever reports it may do so after this
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGXFSZ);
+  const timespec at_once = {};
+  sigtimedwait(&signals, nullptr, &at_once);
+  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+  errno = error;
 }
 
 void raise_file_limit() {

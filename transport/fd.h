@@ -47,6 +47,20 @@ class ClosedOnFork {
 // limit and how to raise it), kInternal for the rest. `what` names the call and the object.
 [[noreturn]] void fail_system(std::string_view what, int error);
 
+// While one lives, a file that this thread would grow beyond the limit of a file's size (ulimit -f)
+// is the error EFBIG for it. Without one the kernel sends SIGXFSZ, which ends the process unless the
+// program ignores it, as ours do; this is for the library, in a program that is not ours.
+class FileSizeErrors {
+ public:
+  FileSizeErrors();
+  ~FileSizeErrors();
+  FileSizeErrors(const FileSizeErrors&) = delete;
+  FileSizeErrors& operator=(const FileSizeErrors&) = delete;
+
+ private:
+  bool blocked_ = false;  // by this object
+};
+
 // Raises the soft limit of open files to the hard one.
 void raise_file_limit();
 

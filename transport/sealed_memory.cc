@@ -27,9 +27,9 @@ SealedMemory SealedMemory::create(const char* name, uint64_t bytes, MemoryAccess
   if (bytes > kMaxSealedBytes) {
     fail(ErrorCode::kFull, "{}: at most {} bytes", what("memfd_create"), kMaxSealedBytes);
   }
-  // A size beyond what off_t or the file system takes is a lack of memory like any other.
+  const FileSizeErrors no_signal;
   if (ftruncate(memory.fd_.get(), static_cast<off_t>(bytes)) != 0) {
-    fail_system(what("ftruncate"), errno == EFBIG || errno == EINVAL ? ENOMEM : errno);
+    fail_system(what("ftruncate"), errno);
   }
   memory.map(name, memory.fd_.get(), bytes, own);
 

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "transport/error.h"
+#include "transport/fd.h"
 #include "transport/text.h"
 
 namespace phub {
@@ -47,24 +48,27 @@ TraceWriter::TraceWriter(std::string path, std::string process)
   if (!file_) {
     fail(ErrorCode::kInvalid, "trace file '{}': {}", printable(path_), std::strerror(errno));
   }
+  const FileSizeErrors no_signal;
   put("{\"displayTimeUnit\":\"ns\",\"traceEvents\":[");
   begin_record();
   put(fmt::format(R"({{"name":"process_name","ph":"M","pid":{},"args":{{"name":{}}}}})", pid_,
                   json_string(process)));
 }
 
-// Failures show in close().
+// Failures show in close(). REQUIRES: a FileSizeErrors.
 void TraceWriter::put(const std::string& text) { std::fputs(text.c_str(), file_.get()); }
 
 void TraceWriter::begin_record() { put(records_++ == 0 ? "\n" : ",\n"); }
 
 void TraceWriter::name_thread(uint16_t thread, std::string_view name) {
+  const FileSizeErrors no_signal;
   begin_record();
   put(fmt::format(R"({{"name":"thread_name","ph":"M","pid":{},"tid":{},"args":{{"name":{}}}}})",
                   pid_, thread, json_string(name)));
 }
 
 void TraceWriter::write(const TraceLog& log, const TraceNames& names) {
+  const FileSizeErrors no_signal;
   forgotten_ += log.forgotten();
   log.for_each([&](const TraceEvent& event) { write(event, names); });
 }
@@ -95,6 +99,7 @@ void TraceWriter::write(const TraceEvent& event, const TraceNames& names) {
 
 void TraceWriter::close() {
   if (!file_) return;
+  const FileSizeErrors no_signal;
   put(fmt::format("\n],\"otherData\":{{\"events_forgotten\":{}}}}}\n", forgotten_));
   const bool written = std::fflush(file_.get()) == 0 && std::ferror(file_.get()) == 0;
   const int error = errno;

@@ -238,6 +238,7 @@ int run(int argc, char** argv) {
     return 2;
   }
   if (!options) return 0;
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error, as a full disk is
   if (!options->one_rank) {
     std::signal(SIGINT, interrupt);
     std::signal(SIGTERM, interrupt);

@@ -28,6 +28,7 @@ constexpr uint64_t kWriteBehindBytes = uint64_t{8} << 20;
     switch (error) {
       case ENOSPC:
       case EDQUOT:
+      case EFBIG:
       case EMFILE:
       case ENFILE:
         return ErrorCode::kFull;
@@ -43,7 +44,8 @@ constexpr uint64_t kWriteBehindBytes = uint64_t{8} << 20;
         return ErrorCode::kInternal;
     }
   }();
-  fail(code, "{} of {}: {}", call, path, std::strerror(error));
+  fail(code, "{} of {}: {}", call, path,
+       error == ELOOP ? "it is a symbolic link, and none is followed here" : std::strerror(error));
 }
 
 int open_file(const std::string& path, int flags) {
@@ -156,7 +158,7 @@ class SystemInput final : public InputFile {
 class SystemLock final : public FileLock {
  public:
   explicit SystemLock(const std::string& path)
-      : fd_(open_file(path, O_RDWR | O_CREAT | O_NOFOLLOW)) {
+      : path_(path), fd_(open_file(path, O_RDWR | O_CREAT | O_NOFOLLOW)) {
     if (!fd_) fail_file("open", path, errno);
     if (flock(fd_.get(), LOCK_EX | LOCK_NB) != 0) {
       if (errno != EWOULDBLOCK) fail_file("flock", path, errno);
@@ -174,7 +176,18 @@ class SystemLock final : public FileLock {
     }
   }
 
+  void check() const override {
+    struct stat held = {}, there = {};
+    const bool is_there = fstat(fd_.get(), &held) == 0 && lstat(path_.c_str(), &there) == 0;
+    if (is_there && held.st_dev == there.st_dev && held.st_ino == there.st_ino) return;
+    fail(ErrorCode::kUnavailable,
+         "{} is not the file that this box made: its folder was removed, replaced or unmounted "
+         "since this box began; bring the folder back, or start the box again to use the new one",
+         path_);
+  }
+
  private:
+  const std::string path_;
   Fd fd_;
 };
 
@@ -193,6 +206,24 @@ class SystemFiles final : public Files {
     struct stat info = {};
     if (error != EEXIST || stat(path.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) {
       fail_file("mkdir", path, error);
+    }
+  }
+
+  void check_private(const std::string& path) override {
+    struct stat info = {};
+    if (lstat(path.c_str(), &info) != 0) fail_file("stat", path, errno);
+    if (S_ISLNK(info.st_mode)) {
+      fail(ErrorCode::kInvalid, "{} is a symbolic link; name the folder that it leads to", path);
+    }
+    if (!S_ISDIR(info.st_mode)) fail(ErrorCode::kInvalid, "{} is not a folder", path);
+    if (info.st_uid != geteuid()) {
+      fail(ErrorCode::kInvalid, "{} belongs to user {}, this is user {}; choose another", path,
+           info.st_uid, geteuid());
+    }
+    if ((info.st_mode & 0022) != 0) {
+      fail(ErrorCode::kInvalid,
+           "{} has mode {:o}, so others may write to it; chmod 700 it, or choose another", path,
+           info.st_mode & 07777);
     }
   }
 
@@ -234,7 +265,7 @@ class SystemFiles final : public Files {
         if (errno == ENOENT) continue;  // removed meanwhile
         fail_file("stat", fmt::format("{}/{}", path, name), errno);
       }
-      entries.push_back({name, S_ISDIR(info.st_mode)});
+      entries.push_back({name, S_ISDIR(info.st_mode), S_ISLNK(info.st_mode)});
     }
     if (errno != 0) fail_file("list", path, errno);
     std::sort(entries.begin(), entries.end(),

@@ -45,11 +45,15 @@ class InputFile {
 class FileLock {
  public:
   virtual ~FileLock() = default;
+  // Throws Error(kUnavailable) if the file is not at its path any more: somebody has removed or
+  // replaced its folder. Any thread.
+  virtual void check() const {}
 };
 
 struct FolderEntry {
   std::string name;
   bool folder = false;  // false: a file, a link, anything else
+  bool link = false;    // a symbolic one, whatever it leads to
 };
 
 class Files {
@@ -59,6 +63,9 @@ class Files {
   virtual std::unique_ptr<OutputFile> create(const std::string& path) = 0;  // 0600; kTaken if there
   virtual std::unique_ptr<InputFile> open(const std::string& path) = 0;     // follows no link
   virtual void make_folder(const std::string& path) = 0;  // 0700; nothing to do if it is there
+  // Throws Error(kInvalid) if the folder is a link, another user's, or others may write to it: they
+  // could put links in it, which lead elsewhere.
+  virtual void check_private(const std::string& /*path*/) {}
   virtual void rename(const std::string& from, const std::string& to) = 0;
   // Another name of the same file, which it keeps if `from` is removed; kTaken if `to` is there.
   // False: this file system gives files no second name.

@@ -16,6 +16,9 @@ constexpr std::string_view kEpochFile = "epoch";
 constexpr std::string_view kEndedFile = "ended";
 constexpr std::string_view kNewEpochFile = "epoch.new";
 constexpr std::string_view kWriting = "writing-";
+constexpr std::string_view kRemoving = "removing-";
+constexpr std::string_view kNoLinks =
+    "it is a symbolic link, and none is followed here: move the folder itself to this place";
 constexpr uint64_t kMaxEpochDigits = 20;
 
 bool has_entry(const std::vector<FolderEntry>& entries, std::string_view name) {
@@ -27,11 +30,18 @@ std::string path_of(const std::string& folder, std::string_view file) {
   return fmt::format("{}/{}", folder, file);
 }
 
+const FolderEntry* find_entry(const std::vector<FolderEntry>& entries, std::string_view name) {
+  const auto found = std::ranges::find(entries, name, &FolderEntry::name);
+  return found == entries.end() ? nullptr : &*found;
+}
+
 std::string parent_of(const std::string& path) {
   const size_t slash = path.find_last_of('/');
   if (slash == std::string::npos) return ".";
   return slash == 0 ? "/" : path.substr(0, slash);
 }
+
+std::string base_of(const std::string& path) { return path.substr(path.find_last_of('/') + 1); }
 
 std::string without_slash(std::string path) {
   while (path.size() > 1 && path.ends_with('/')) path.pop_back();
@@ -82,18 +92,44 @@ std::vector<std::string> Checkpoints::jobs() {
   return jobs;
 }
 
+bool Checkpoints::has_folder(const std::string& job) {
+  const std::vector<FolderEntry> entries = files_.list(directory_);
+  const FolderEntry* const entry = find_entry(entries, encode_name(job));
+  if (entry == nullptr) return false;
+  if (entry->folder) return true;
+  fail(ErrorCode::kInvalid, "{}: {}", folder_of(job),
+       entry->link ? kNoLinks : "it is not a folder: move it away");
+}
+
 std::vector<CheckpointId> Checkpoints::list(const std::string& job) {
-  if (!has_entry(files_.list(directory_), encode_name(job))) return {};
-  const std::string folder = folder_of(job);
   std::vector<CheckpointId> ids;
+  for (const Named& named : named(job)) {
+    if (named.problem.empty()) ids.push_back(named.id);
+  }
+  return ids;
+}
+
+// What is only being committed has no manifest of its own name yet, and is not there at all.
+std::vector<Checkpoints::Named> Checkpoints::named(const std::string& job) {
+  if (!has_folder(job)) return {};
+  const std::string folder = folder_of(job);
+  std::vector<Named> all;
   for (const FolderEntry& entry : files_.list(folder)) {
     const std::optional<CheckpointId> id = parse_folder_name(entry.name);
-    if (!entry.folder || !id) continue;
+    if (!id) continue;
+    if (!entry.folder) {
+      all.push_back({*id, std::string(entry.link ? kNoLinks : "it is not a folder")});
+      continue;
+    }
     const auto inside = files_.list(folder + "/" + entry.name);
-    if (has_entry(inside, kManifestFile)) ids.push_back(*id);
+    if (has_entry(inside, kManifestFile)) {
+      all.push_back({*id, ""});
+    } else if (!has_entry(inside, kNewManifestFile)) {
+      all.push_back({*id, fmt::format("it has no {}", kManifestFile)});
+    }
   }
-  std::sort(ids.rbegin(), ids.rend());
-  return ids;
+  std::ranges::sort(all, std::ranges::greater(), &Named::id);
+  return all;
 }
 
 std::unique_ptr<CheckpointReader> Checkpoints::open(const std::string& job, CheckpointId id) {
@@ -104,10 +140,11 @@ std::unique_ptr<CheckpointReader> Checkpoints::open(const std::string& job, Chec
 
 std::unique_ptr<CheckpointReader> Checkpoints::newest_whole(const std::string& job,
                                                             std::vector<Refusal>& refused) {
-  for (const CheckpointId id : list(job)) {
+  for (const auto& [id, problem] : named(job)) {
     const std::string folder = folder_of(job, id);
     std::vector<std::string> problems;
     try {
+      if (!problem.empty()) fail(ErrorCode::kInvalid, "{}", problem);
       std::unique_ptr<CheckpointReader> reader = open(job, id);
       problems = reader->verify(CheckpointReader::What::kNeeded);
       if (problems.empty()) return reader;
@@ -125,6 +162,7 @@ CheckpointStore::CheckpointStore(std::string directory, uint32_t keep, Files& fi
     : Checkpoints(std::move(directory), files), keep_(keep) {
   PHUB_CHECK(keep > 0);
   files_.make_folder(directory_);
+  files_.check_private(directory_);
   try {
     files_.sync_folder(parent_of(directory_));
   } catch (const Error& error) {
@@ -136,7 +174,8 @@ CheckpointStore::CheckpointStore(std::string directory, uint32_t keep, Files& fi
 }
 
 void CheckpointStore::make_job_folder(const std::string& job) {
-  files_.make_folder(folder_of(job));
+  check_there();
+  if (!has_folder(job)) files_.make_folder(folder_of(job));
   files_.sync_folder(directory_);
 }
 
@@ -146,16 +185,16 @@ std::unique_ptr<CheckpointWriter> CheckpointStore::begin(const std::string& job,
   for (const FolderEntry& entry : files_.list(folder)) {
     if (entry.name != name) continue;
     const std::string there = path_of(folder, name);
-    if (has_entry(files_.list(there), kManifestFile)) {
+    if (!entry.folder || !has_entry(files_.list(there), kNewManifestFile)) {
       fail(ErrorCode::kTaken, "there is a checkpoint {} already", there);
     }
-    remove_all(files_, there);
+    remove_checkpoint(there);
   }
   return std::unique_ptr<CheckpointWriter>(new CheckpointWriter(*this, job, id));
 }
 
 uint64_t CheckpointStore::epoch_of(const std::string& job) {
-  if (!has_entry(files_.list(directory_), encode_name(job))) return 0;
+  if (!has_folder(job)) return 0;
   const std::string folder = folder_of(job);
   uint64_t epoch = read_epoch(job, kEpochFile);
   for (const FolderEntry& entry : files_.list(folder)) {
@@ -216,27 +255,31 @@ void CheckpointStore::remove_job(const std::string& job) {
 }
 
 void CheckpointStore::remove_checkpoint(const std::string& folder) {
-  files_.remove(path_of(folder, kManifestFile));
-  files_.sync_folder(folder);
-  remove_all(files_, folder);
+  const std::string job_folder = parent_of(folder);
+  const std::string gone = path_of(job_folder, std::string(kRemoving) + base_of(folder));
+  remove_if_there(gone);
+  files_.rename(folder, gone);
+  files_.sync_folder(job_folder);
+  remove_all(files_, gone);
   refused_.erase(folder);
 }
 
 void CheckpointStore::remove_if_there(const std::string& folder) {
-  const size_t slash = folder.find_last_of('/');
-  const auto entries = files_.list(folder.substr(0, slash));
-  if (has_entry(entries, folder.substr(slash + 1))) remove_all(files_, folder);
+  const auto entries = files_.list(parent_of(folder));
+  if (has_entry(entries, base_of(folder))) remove_all(files_, folder);
 }
 
-// Whatever has no manifest, unless it is being written.
+// What a crash has left of a checkpoint that was being written or removed.
 void CheckpointStore::remove_leftovers(const std::string& job_folder) {
   for (const FolderEntry& entry : files_.list(job_folder)) {
     const std::string path = job_folder + "/" + entry.name;
-    const bool writing = entry.name.starts_with(kWriting);
     if (!entry.folder || writing_.contains(path)) continue;
-    if (!writing && !parse_folder_name(entry.name)) continue;
-    if (writing || !has_entry(files_.list(path), kManifestFile)) {
-      remove_all(files_, path);
+    const bool is_left = entry.name.starts_with(kWriting) || entry.name.starts_with(kRemoving);
+    if (is_left) remove_all(files_, path);
+    if (is_left || !parse_folder_name(entry.name)) continue;
+    const auto inside = files_.list(path);
+    if (has_entry(inside, kNewManifestFile) && !has_entry(inside, kManifestFile)) {
+      remove_checkpoint(path);
     }
   }
 }

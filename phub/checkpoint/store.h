@@ -11,8 +11,9 @@
 //
 // A checkpoint is written to a folder "writing-…", which is renamed when all in it is on the disk.
 // Then manifest.json gets its name: that is the moment from which the checkpoint exists. Nothing is
-// ever overwritten. When one is removed, its manifest goes first. Files are 0600, in folders of
-// 0700.
+// ever overwritten. One that is removed is first renamed to "removing-…": a folder of a round that
+// has lost its manifest was damaged by somebody else, and is never taken for nothing. Files are
+// 0600, in folders of 0700. No symbolic link is followed.
 //
 // Errors are those of files.h, and kInvalid for what was damaged.
 #pragma once
@@ -39,6 +40,7 @@
 namespace phub {
 
 inline constexpr std::string_view kManifestFile = "manifest.json";
+inline constexpr std::string_view kNewManifestFile = "manifest.json.new";  // until it is committed
 inline constexpr std::string_view kParametersFile = "parameters.safetensors";
 inline constexpr std::string_view kViewFile = "view.safetensors";  // what ranks have of them
 // Of a job that is not in lock-step: "steps" of the optimizer on each chunk, and "clocks", by chunk
@@ -120,6 +122,13 @@ class Checkpoints {
   std::vector<std::string> jobs();
   // Newest first: the highest epoch, in it the highest round. Empty if there is no such job.
   std::vector<CheckpointId> list(const std::string& job);
+  // All that have the name of a checkpoint, newest first. `problem`: why list() does not have it:
+  // a link, a file, or a folder without a manifest; "": it has.
+  struct Named {
+    CheckpointId id;
+    std::string problem;
+  };
+  std::vector<Named> named(const std::string& job);
   std::unique_ptr<CheckpointReader> open(const std::string& job, CheckpointId id);
   // The newest that has all that is needed, after reading that; null if there is none. Adds those
   // that are newer and cannot be used to `refused`. What somebody can repair (permissions, open
@@ -130,6 +139,8 @@ class Checkpoints {
  protected:
   std::string folder_of(const std::string& job) const;
   std::string folder_of(const std::string& job, CheckpointId id) const;
+  // The job has one. Throws Error(kInvalid): it is a link, or no folder.
+  bool has_folder(const std::string& job);
   // Called for each that newest_whole() refuses, and for each that is opened.
   virtual void on_refused(const std::string&) {}
   virtual std::shared_ptr<CheckpointPin> pin(const std::string&) { return nullptr; }
@@ -146,6 +157,9 @@ class CheckpointStore final : public Checkpoints {
   // Makes the directory if it is not there, locks it (kTaken: another box has it), and removes what
   // a crash has left. The last `keep` whole checkpoints of every job are kept. REQUIRES: keep > 0.
   CheckpointStore(std::string directory, uint32_t keep, Files& files = system_files());
+
+  // Throws Error(kUnavailable) if the directory is not the one that was locked. Any thread.
+  void check_there() const { lock_->check(); }
 
   // Begins a checkpoint. Throws Error(kTaken) if there is one of this epoch and round.
   std::unique_ptr<CheckpointWriter> begin(const std::string& job, CheckpointId id);

@@ -9,8 +9,6 @@
 namespace phub {
 namespace {
 
-constexpr std::string_view kNewManifest = "manifest.json.new";
-
 void write_durably(Files& files, const std::string& path, const std::string& text) {
   const std::unique_ptr<OutputFile> file = files.create(path);
   file->write(std::as_bytes(std::span(text)));
@@ -47,8 +45,13 @@ CheckpointWriter::~CheckpointWriter() {
 void CheckpointWriter::abandon() noexcept {
   tensor_files_.clear();
   try {
-    store_.writing_.erase(fmt::format("{}/writing-{}", job_folder_, folder_name(id_)));
-    store_.remove_checkpoint(folder_);
+    const std::string writing = fmt::format("{}/writing-{}", job_folder_, folder_name(id_));
+    store_.writing_.erase(writing);
+    if (folder_ == writing) {
+      remove_all(files_, folder_);
+    } else {
+      store_.remove_checkpoint(folder_);
+    }
   } catch (const std::exception&) {
   }
 }
@@ -131,7 +134,7 @@ std::string CheckpointWriter::commit(Manifest manifest) {
   for (const std::string& folder : rank_folders_) files_.sync_folder(folder);
 
   manifest.files = entries_;
-  const std::string new_manifest = fmt::format("{}/{}", folder_, kNewManifest);
+  const std::string new_manifest = fmt::format("{}/{}", folder_, kNewManifestFile);
   write_durably(files_, new_manifest, manifest_text(manifest));
   files_.sync_folder(folder_);
 
@@ -140,7 +143,7 @@ std::string CheckpointWriter::commit(Manifest manifest) {
   const std::string writing = std::exchange(folder_, checkpoint);
   files_.sync_folder(job_folder_);
   // From here on it exists.
-  files_.rename(fmt::format("{}/{}", folder_, kNewManifest),
+  files_.rename(fmt::format("{}/{}", folder_, kNewManifestFile),
                 fmt::format("{}/{}", folder_, kManifestFile));
   files_.sync_folder(folder_);
   committed_ = true;

@@ -34,10 +34,15 @@ struct CheckpointLine {
   std::string problem;
 };
 
-CheckpointLine open_line(Checkpoints& checkpoints, const std::string& job, CheckpointId id) {
-  CheckpointLine line{job, id, nullptr, ""};
+CheckpointLine open_line(Checkpoints& checkpoints, const std::string& job,
+                         const Checkpoints::Named& named) {
+  CheckpointLine line{job, named.id, nullptr, ""};
+  if (!named.problem.empty()) {
+    line.problem = fmt::format("{}/{}: {}", encode_name(job), folder_name(named.id), named.problem);
+    return line;
+  }
   try {
-    line.reader = checkpoints.open(job, id);
+    line.reader = checkpoints.open(job, named.id);
   } catch (const Error& error) {
     line.problem = error.what();
   }
@@ -59,8 +64,9 @@ void list_checkpoints(const CheckpointArguments& arguments) {
   Checkpoints checkpoints(arguments.directory);
   TextTable table({"EPOCH", "ROUND", "FILES", "SIZE", "RANKS", "BRANCHES", "JOB"}, true);
   for (const std::string& job : jobs_of(checkpoints, arguments.job)) {
-    for (const CheckpointId id : checkpoints.list(job)) {
-      const CheckpointLine line = open_line(checkpoints, job, id);
+    for (const Checkpoints::Named& named : checkpoints.named(job)) {
+      const CheckpointLine line = open_line(checkpoints, job, named);
+      const CheckpointId id = named.id;
       std::string files = "-", size = "-", ranks = "-", branches = "-", name = printable(job);
       if (line.reader != nullptr) {
         const Manifest& manifest = line.reader->manifest();
@@ -162,8 +168,9 @@ void verify_checkpoints(const CheckpointArguments& arguments) {
   Checkpoints checkpoints(arguments.directory);
   size_t whole = 0, damaged = 0;
   for (const std::string& job : jobs_of(checkpoints, arguments.job)) {
-    for (const CheckpointId id : checkpoints.list(job)) {
-      const CheckpointLine line = open_line(checkpoints, job, id);
+    for (const Checkpoints::Named& named : checkpoints.named(job)) {
+      const CheckpointLine line = open_line(checkpoints, job, named);
+      const CheckpointId id = named.id;
       std::vector<std::string> problems;
       if (line.reader != nullptr) {
         problems = line.reader->verify();

@@ -1,5 +1,6 @@
 // The phub binary. Exit status: 0, 1 for an error at run time, 2 for a wrong command line.
 #include <CLI/CLI.hpp>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 
@@ -8,6 +9,7 @@
 #include "transport/text.h"
 
 int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error, as a full disk is
   CLI::App app("phub sums the gradients of training processes and applies the optimizer.", "phub");
   app.require_subcommand(1);
   app.footer(

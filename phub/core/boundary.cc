@@ -50,7 +50,7 @@ uint64_t CoreJob::commit(const Boundary& boundary) {
       {boundary.round, boundary.snapshot_round, boundary.set_state ? boundary.round + 1 : 0,
        copied.under_way() ? copied.round() : 0, set.under_way() ? set.round() + 1 : 0});
   // Before rounds that nobody is in are passed over: there may be another branch behind them.
-  if (boundary.snapshot) snapshot_.begin(std::max(boundary.round, boundary.snapshot_round));
+  if (boundary.snapshot) begin_snapshot(boundary);
   if (boundary.get_state) states_.begin_get(*boundary.get_state, boundary.round);
   if (boundary.set_state) states_.begin_set(*boundary.set_state, boundary.round);
   uint64_t min_round = kNever;
@@ -63,6 +63,13 @@ uint64_t CoreJob::commit(const Boundary& boundary) {
   }
   endpoint_.flush();
   return min_round;
+}
+
+// Where nobody is left, no chunk comes to a later round: each is copied as it is.
+void CoreJob::begin_snapshot(const Boundary& boundary) {
+  const bool is_end = table_.expected_count() == 0 && boundary.snapshot_round > 0;
+  snapshot_.begin(
+      is_end ? boundary.snapshot_round : std::max(boundary.round, boundary.snapshot_round), is_end);
 }
 
 // All whose gradients the switch adds are there from the beginning of a generation to its end: at

@@ -19,6 +19,7 @@ namespace {
 
 constexpr uint32_t kIdlePasses = 64;        // beside others that have work
 constexpr uint32_t kPassesWithoutLook = 4;  // at the jobs that were put aside
+constexpr int64_t kMs = 1'000'000;          // in nanoseconds
 
 void ring(int fd) {
   const uint64_t one = 1;
@@ -120,9 +121,10 @@ bool Core::serve_jobs() {
   for (size_t i = awake_.size(); i-- > 0;) {
     CoreJob& job = *awake_[i];
     job.turn.idle_passes = job.turn.moved ? 0 : job.turn.idle_passes + 1;
-    if (job.turn.idle_passes < kIdlePasses || job.wake_fd() < 0 || job.owes()) continue;
+    if (job.turn.idle_passes < kIdlePasses || job.wake_fd() < 0) continue;
     job.turn.idle_passes = 0;
     if (!for_job(job, [&job] { return !job.arm(); })) {
+      find_retry(job);
       put_aside(i);
     } else {
       job.disarm();
@@ -131,11 +133,45 @@ bool Core::serve_jobs() {
   return true;
 }
 
-// It has been armed, and nobody looks at it until it is woken.
+// It has been armed, and nobody looks at it until it is woken, or until it is to try again.
 void Core::put_aside(size_t index) {
-  awake_[index]->turn.awake = false;
+  CoreJob& job = *awake_[index];
+  job.turn.awake = false;
+  note_retry(job);
   awake_[index] = awake_.back();
   awake_.pop_back();
+}
+
+// When the job is to try again what it owes; in how many milliseconds, -1: it owes nothing.
+int Core::find_retry(CoreJob& job) {
+  job.turn.retry_ns = 0;
+  if (!job.owes()) return -1;
+  const auto ms = static_cast<int>(job.retry_ms());
+  job.turn.retry_ns = now_ns() + ms * kMs;
+  return ms;
+}
+
+void Core::note_retry(const CoreJob& job) {
+  const int64_t at = job.turn.retry_ns;
+  if (at != 0 && (next_retry_ns_ == 0 || at < next_retry_ns_)) next_retry_ns_ = at;
+}
+
+// Those that owe something and whose time has come.
+void Core::wake_debtors() {
+  if (next_retry_ns_ == 0) return;
+  const int64_t now = now_ns();
+  if (now < next_retry_ns_) return;
+  next_retry_ns_ = 0;
+  for (CoreJob* job : jobs_) {
+    CoreJob::Turn& turn = job->turn;
+    if (turn.awake || turn.retry_ns == 0) continue;
+    if (turn.retry_ns > now) {
+      note_retry(*job);
+      continue;
+    }
+    wake_up(*job);
+    turn.idle_passes = kIdlePasses - 1;  // its first pass tells
+  }
 }
 
 void Core::wake_up(CoreJob& job) {
@@ -150,10 +186,14 @@ void Core::look_for_events(int timeout_ms) {
   for (int count = static_cast<int>(events.size()); count == static_cast<int>(events.size());) {
     count = epoll_wait(epoll_fd_, events.data(), events.size(), timeout_ms);
     for (int i = 0; i < count; ++i) {
-      if (auto* job = static_cast<CoreJob*>(events[i].data.ptr)) wake_up(*job);
+      auto* job = static_cast<CoreJob*>(events[i].data.ptr);
+      if (job == nullptr) continue;
+      job->rung();
+      wake_up(*job);
     }
     timeout_ms = 0;
   }
+  wake_debtors();
 }
 
 bool Core::read_mailbox() {
@@ -185,6 +225,7 @@ void Core::carry_out(const CoreMessage& message, CoreReport& report) {
   // A probe changes nothing, but may find what nobody was to be woken for.
   const bool probes = message.type == CoreMessage::kProbe;
   if (message.type != CoreMessage::kAddJob && (!probes || job.waits_for_one())) wake_up(job);
+  if (!probes) job.rung();  // whoever it owes something may have new queues
   report.rank = message.rank;
   switch (message.type) {
     case CoreMessage::kAddJob:
@@ -268,15 +309,21 @@ void Core::run(const std::stop_token& stop, int spin_us) {
 bool Core::arm(int& timeout_ms) {
   asleep_.store(true, std::memory_order_seq_cst);
   bool nothing_to_do = mailbox_.empty();
-  timeout_ms = -1;
   while (nothing_to_do && armed_ < awake_.size()) {
     CoreJob& job = *awake_[armed_++];
     nothing_to_do = !for_job(job, [&job] { return !job.arm(); });
-    if (!job.owes()) continue;
-    const int retry_ms = job.retry_ms();
-    timeout_ms = timeout_ms < 0 ? retry_ms : std::min(timeout_ms, retry_ms);
   }
-  return nothing_to_do;
+  timeout_ms = -1;
+  if (!nothing_to_do) return false;
+  const auto within = [&timeout_ms](int ms) {
+    if (ms >= 0) timeout_ms = timeout_ms < 0 ? ms : std::min(timeout_ms, ms);
+  };
+  for (CoreJob* job : awake_) within(find_retry(*job));
+  if (next_retry_ns_ != 0) {  // of a job that was put aside before
+    const int64_t ns = std::max<int64_t>(next_retry_ns_ - now_ns(), 0);
+    within(static_cast<int>((ns + kMs - 1) / kMs));
+  }
+  return true;
 }
 
 bool Core::is_called() const {
@@ -294,7 +341,7 @@ void Core::sleep() {
     const TraceSpan span(trace_, {.name = "sleep", .thread = static_cast<uint16_t>(index_)});
     // Those that stay armed are put aside: what comes for one of them wakes that one alone.
     for (size_t i = awake_.size(); i-- > 0;) {
-      if (awake_[i]->wake_fd() >= 0 && !awake_[i]->owes()) put_aside(i);
+      if (awake_[i]->wake_fd() >= 0) put_aside(i);
     }
     armed_ = awake_.size();
     const int64_t awake = usage_.asleep.load(std::memory_order_relaxed);

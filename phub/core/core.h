@@ -5,8 +5,9 @@
 //
 // A pass serves the jobs that are awake. One that has found nothing for a while beside others that
 // did is armed and put aside, and costs nothing until its endpoint's descriptor, in the core's
-// epoll, says that there is something. Jobs share a core by bytes: one that has taken more than
-// its part of a pass waits until the others have had as much, as long as they have work.
+// epoll, says that there is something, or until it is to try again what it owes. Jobs share a core
+// by bytes: one that has taken more than its part of a pass waits until the others have had as
+// much, as long as they have work.
 #pragma once
 
 #include <atomic>
@@ -65,6 +66,9 @@ class Core {
   bool serve_jobs();
   void look_for_events(int timeout_ms);
   void put_aside(size_t index);
+  static int find_retry(CoreJob& job);
+  void note_retry(const CoreJob& job);
+  void wake_debtors();
   void wake_up(CoreJob& job);
   void handle(const CoreMessage& message);
   void carry_out(const CoreMessage& message, CoreReport& report);
@@ -82,9 +86,10 @@ class Core {
   std::vector<CoreJob*> jobs_;
   std::vector<CoreJob*> awake_;  // of jobs_, those that are not put aside
   size_t armed_ = 0;             // of awake_, from the first
-  uint32_t passes_ = 0;          // since events were looked for
-  TraceLog* trace_ = nullptr;    // null: nobody asked
-  bool reported_ = false;        // since the last wake-up of the control thread
+  int64_t next_retry_ns_ = 0;  // the first time for a job put aside to try again; 0: there is none
+  uint32_t passes_ = 0;        // since events were looked for
+  TraceLog* trace_ = nullptr;  // null: nobody asked
+  bool reported_ = false;      // since the last wake-up of the control thread
   Mailbox<CoreMessage, 4096> mailbox_;
   Mailbox<CoreReport, 8192> reports_;
   alignas(64) std::atomic<bool> asleep_{false};

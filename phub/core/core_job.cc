@@ -94,7 +94,10 @@ bool CoreJob::step(uint64_t& bytes) {
 template <typename TheWay>
 bool CoreJob::pass(TheWay& way, uint64_t& bytes) {
   const auto completed_round = [&way](uint32_t r, uint32_t i) { return way.completed(r, i); };
-  if (outbox_.pay(completed_round)) note_activity();
+  if (outbox_.pay(completed_round)) {
+    retries_in_vain_ = 0;
+    note_activity();
+  }
 
   std::array<Arrival, kPollBatch> arrivals;
   const size_t n = endpoint_.poll(arrivals);
@@ -441,12 +444,21 @@ bool CoreJob::next_report(CoreReport& out) {
   return true;
 }
 
-int CoreJob::retry_ms() const {
-  constexpr uint64_t kMs = 1'000'000, kLongestMs = 1000;
-  uint64_t ns = kLongestMs * kMs;
-  if (outbox_.owes()) ns = std::min(ns, endpoint_.refused_for_ns());
-  if (const uint64_t sums = way_->waits_for_budget_ns(); sums > 0) ns = std::min(ns, sums);
-  return static_cast<int>(std::max<uint64_t>((ns + kMs - 1) / kMs, 1));
+uint64_t CoreJob::retry_ms() {
+  constexpr uint32_t kMostDoublings = 12;  // to four seconds
+  uint64_t ms = kNever;
+  const auto within = [&ms](uint64_t ns) {
+    constexpr uint64_t kMs = 1'000'000, kLongestBudgetMs = 1000;
+    ms = std::min(ms, std::clamp<uint64_t>((ns + kMs - 1) / kMs, 1, kLongestBudgetMs));
+  };
+  if (const uint64_t sums = way_->waits_for_budget_ns(); sums > 0) within(sums);
+  if (!outbox_.owes()) return ms;
+  if (const uint64_t budget = endpoint_.refused_for_ns(); budget > 0) {
+    within(budget);
+  } else {
+    ms = std::min(ms, uint64_t{1} << std::min(retries_in_vain_++, kMostDoublings));
+  }
+  return ms;
 }
 
 bool CoreJob::arm() {

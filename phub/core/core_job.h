@@ -105,6 +105,7 @@ class CoreJob {
   struct Turn {
     uint64_t bytes = 0;  // read and written, and not paid for with passes yet
     uint32_t idle_passes = 0;
+    int64_t retry_ns = 0;  // put aside: when to try again what it owes; 0: it owes nothing
     bool moved = false;
     bool awake = false;
   };
@@ -143,12 +144,15 @@ class CoreJob {
   bool is_called() const { return failure_.empty() && way_->is_called(); }
 
   uint32_t core() const { return core_; }
-  // Results wait for room in a queue, or for the budget of a NIC, or sums for that of the NIC to
-  // the parent: nobody rings when there is. In how long to try again.
+  // Results wait for their rank to connect, for room in a queue, or for the budget of a NIC, or
+  // sums for that of the NIC to the parent: it may be that nobody rings when there is.
   bool owes() const {
     return (outbox_.owes() || way_->waits_for_budget_ns() > 0) && failure_.empty();
   }
-  int retry_ms() const;
+  // In how long to try again: where that is not known, every time in twice as long, until something
+  // goes out or the endpoint has rung. REQUIRES: owes().
+  uint64_t retry_ms();
+  void rung() { retries_in_vain_ = 0; }
 
  private:
   // Hot; TheWay is LockStep or Clocked, most of whose functions are final.
@@ -160,6 +164,7 @@ class CoreJob {
   bool receive_sums(TheWay& way, uint64_t& bytes);
   template <typename TheWay>
   void accept_sum(TheWay& way, uint32_t index);
+  void begin_snapshot(const Boundary& boundary);
   void check_switch(const Boundary& boundary);
   uint64_t highest_of_stream() const;
   CoreReport& note_switch_end();
@@ -216,6 +221,7 @@ class CoreJob {
   uint64_t arrivals_when_armed_ = kNever;  // kNever: it was not armed yet
   bool waits_for_one_ = false;
   std::vector<uint32_t> wake_after_;
+  uint32_t retries_in_vain_ = 0;
   bool switch_end_reported_ = false;
   std::string failure_;  // empty: none
   bool failure_reported_ = false;

@@ -22,18 +22,23 @@ class DueChunks {
     return 2 * (IndexSet::bytes(chunks) - sizeof(IndexSet));
   }
 
-  // At a boundary, of the chunks for which concerns(chunk). REQUIRES: what began before is
-  // complete.
+  // At a boundary, of the chunks for which concerns(chunk). `as_they_are`: all are due, also those
+  // of an earlier round. REQUIRES: what began before is complete, or dropped.
   template <typename Concerns>
-  void begin(uint64_t round, const Concerns& concerns) {
+  void begin(uint64_t round, const Concerns& concerns, bool as_they_are = false) {
     PHUB_CHECK(!under_way_);
     round_ = round;
     under_way_ = true;
     for (uint32_t i = 0; i < table_.size(); ++i) {
       if (!concerns(table_[i])) continue;
-      IndexSet& set = table_[i].round >= round ? due_ : awaited_;
+      IndexSet& set = as_they_are || table_[i].round >= round ? due_ : awaited_;
       set.insert(i);
     }
+  }
+  void drop() {
+    awaited_.clear();
+    due_.clear();
+    under_way_ = false;
   }
   // The chunk has begun another round.
   void reached(uint32_t index) {

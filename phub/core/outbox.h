@@ -41,7 +41,7 @@ class Outbox {
   void send_to_all(uint32_t index, uint64_t completed);
 
   // Posts what is owed, as far as there is room now. completed(rank, index) is the round of the
-  // result. False: nothing was owed to anybody who is there.
+  // result. False: nothing went out.
   template <typename Completed>
   bool pay(const Completed& completed);
   bool owes() const { return owed_total_ > 0; }
@@ -116,7 +116,7 @@ class Outbox {
 template <typename Completed>
 bool Outbox::pay(const Completed& completed) {
   if (owed_total_ == 0) return false;
-  bool tried = false;
+  bool tried = false, paid = false;
   for (uint32_t queue = 0; queue < lanes_.size(); ++queue) {
     Lane& lane = lanes_[queue];
     // A result for each in turn, until nobody gets one: then it is the turn of the first of these.
@@ -124,12 +124,14 @@ bool Outbox::pay(const Completed& completed) {
       const uint32_t rank = lane.next_rank % table_.attached_end;
       const bool owes = !table_.rank(rank).broken && !owed(queue, rank).empty();
       tried |= owes;
-      in_vain = owes && pay(queue, rank, completed) ? 0 : in_vain + 1;
+      const bool went = owes && pay(queue, rank, completed);
+      paid |= went;
+      in_vain = went ? 0 : in_vain + 1;
       lane.next_rank = rank + 1;
     }
   }
   if (tried) endpoint_.flush();
-  return tried;
+  return paid;
 }
 
 // The first of what is owed to a rank on a queue. False: no room.

@@ -22,9 +22,12 @@ class Snapshot {
   Snapshot(const JobArrays& arrays, const Places& places, const ChunkTable& table,
            const CoreTrace& trace);
 
-  // At a boundary. REQUIRES: the snapshot before it is complete.
-  void begin(uint64_t round) {
-    chunks.begin(round, [](const CoreChunk&) { return true; });
+  // At a boundary. `as_they_are`: no chunk comes to `round` any more, and a snapshot before it that
+  // is not complete is dropped. REQUIRES otherwise: that is complete.
+  void begin(uint64_t round, bool as_they_are = false) {
+    if (as_they_are) chunks.drop();
+    chunks.begin(
+        round, [](const CoreChunk&) { return true; }, as_they_are);
   }
   // With what the way has of it. REQUIRES: chunks.is_due(index)
   void copy(uint32_t index, const Way& way);

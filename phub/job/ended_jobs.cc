@@ -7,8 +7,11 @@
 namespace phub {
 
 void EndedJobs::add(EndedJob job) {
+  kept_ += bytes_of(job);
   jobs_.push_back(std::move(job));
-  if (jobs_.size() > kMostJobs) jobs_.pop_front();
+  if (jobs_.size() <= kMostJobs) return;
+  kept_ -= bytes_of(jobs_.front());
+  jobs_.pop_front();
 }
 
 void EndedJobs::refuse_if_member(const Credential& who) const {
@@ -31,12 +34,9 @@ LogPage EndedJobs::log(const std::string& name, uint64_t from) {
 }
 
 void EndedJobs::make_room(const MemoryBudget& budget) {
-  uint64_t kept = 0;
-  for (const EndedJob& job : jobs_) kept += job.log ? job.log->bytes() : 0;
   for (EndedJob& job : jobs_) {
-    if (budget.used() + kept <= budget.limit()) return;
-    if (!job.log) continue;
-    kept -= job.log->bytes();
+    if (budget.used() + kept_ <= budget.limit()) return;
+    kept_ -= bytes_of(job);
     job.log.reset();
   }
 }

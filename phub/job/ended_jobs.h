@@ -39,7 +39,10 @@ class EndedJobs {
   void make_room(const MemoryBudget& budget);
 
  private:
+  static uint64_t bytes_of(const EndedJob& job) { return job.log ? job.log->bytes() : 0; }
+
   std::deque<EndedJob> jobs_;
+  uint64_t kept_ = 0;  // bytes of their logs
 };
 
 }  // namespace phub

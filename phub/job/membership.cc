@@ -300,16 +300,24 @@ void Membership::probed(uint64_t min_round, const std::vector<uint64_t>& sent,
     }
     rank.sent = sent[r];
   }
-  check_progress(now);
+  check_limits(now);
 }
 
-void Membership::check_progress(Ms now) {
+// The leases and the progress of all ranks.
+void Membership::check_limits(Ms now) {
+  check_limits_after_ = kNever;
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
     Rank& rank = ranks_[r];
-    if (rank.state != State::kLive || rank.losing || rank.waited_since == 0) continue;
-    if (now - rank.waited_since > spec_.progress_limit_ms) {
+    if (rank.state != State::kLive || rank.losing) continue;
+    const Ms progress_until =
+        rank.waited_since == 0 ? kNever : rank.waited_since + spec_.progress_limit_ms;
+    if (now > rank.lease_until) {
+      lose(r, fmt::format("its lease of {} ms expired", spec_.lease_ms));
+    } else if (now > progress_until) {
       lose(r, fmt::format("sent nothing for {} ms while the others waited for it",
                           now - rank.waited_since));
+    } else {
+      check_limits_after_ = std::min({check_limits_after_, rank.lease_until, progress_until});
     }
   }
 }
@@ -317,12 +325,7 @@ void Membership::check_progress(Ms now) {
 void Membership::tick(Ms now) {
   now_ = now;
   if (finished_) return;
-  for (uint32_t r = 0; r < ranks_.size(); ++r) {
-    Rank& rank = ranks_[r];
-    if (rank.state == State::kLive && !rank.losing && now > rank.lease_until) {
-      lose(r, fmt::format("its lease of {} ms expired", spec_.lease_ms));
-    }
-  }
+  if (now > check_limits_after_) check_limits(now);
   check_join_limit(now);
   if (finished_) return;
   if (fail_after_ != kNever && (min_round_ > fail_after_ || now > pause_until_)) {

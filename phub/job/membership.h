@@ -33,7 +33,8 @@ struct MembershipAction {
     kRevoke,  // close the connection of `rank` and give its memory back
     kReply,   // answer the request `token`
     kFail,    // the job ends with an error: code, message
-    kEnd,     // the last rank has left
+    kSave,    // the last rank has left: save the job, then call end_saved()
+    kEnd,     // the last rank has left, and the job is over
   };
   Type type = kHold;
   uint32_t rank = 0;
@@ -90,6 +91,9 @@ class Membership {
   bool awaits_snapshot() const {
     return snapshot_wanted_ || (boundary_.snapshot && phase_ == Phase::kHolding);
   }
+  // What the last rank leaves is to be saved (kSave) before the job ends. Nobody joins meanwhile.
+  void save_at_end() { save_at_end_ = true; }
+  void end_saved();
   // A snapshot is being copied: what was decided for rounds from there on is still to be saved;
   // kNever: none is.
   void keep_from(uint64_t round) { keep_from_ = round; }
@@ -216,7 +220,7 @@ class Membership {
   void forget(uint32_t rank, const std::string& reason);
   void check_join_limit(Ms now);
   void check_barrier();
-  void check_progress(Ms now);
+  void check_limits(Ms now);
   void fail_job(ErrorCode code, const std::string& message);
   void finish(ErrorCode code, const std::string& message);
   void reply(uint64_t token);
@@ -243,6 +247,8 @@ class Membership {
   std::vector<uint32_t> forgotten_;
   bool snapshot_wanted_ = false;
   bool state_wanted_ = false;
+  bool save_at_end_ = false;  // and that is not done yet
+  bool saving_end_ = false;   // it is being done
   bool has_begun() const { return assembled_ && min_round_ > 0 && !finished_; }
   std::vector<SavedRank> beyond_;  // ranks that a job had which goes on with fewer
   bool restored_ = false;
@@ -275,6 +281,7 @@ class Membership {
   bool failed_ = false;
   std::optional<Error> failing_;  // as soon as the boundary under way is complete
   Ms now_ = 0;
+  Ms check_limits_after_ = kNever;  // no lease or time without progress ends before
   // Policies wait and fail: the job pauses before a round.
   Ms pause_until_ = 0;            // 0: not paused
   uint64_t fail_after_ = kNever;  // policy fail: once this round is complete

@@ -290,6 +290,7 @@ void Membership::finish_joins(Ms now) {
     r.reason.clear();
     r.waited_since = 0;
     r.lease_until = now + spec_.lease_ms;
+    check_limits_after_ = std::min(check_limits_after_, r.lease_until);
     log_.add({.kind = LogRecord::Kind::kAdmitted,
               .round = r.first_round,
               .rank = join.rank,
@@ -309,6 +310,10 @@ void Membership::check_assembled() {
   if (!missing().empty()) return;
   assembled_ = true;
   if (fail_after_ == kNever) pause_until_ = 0;
+}
+
+void Membership::end_saved() {
+  if (std::exchange(saving_end_, false)) check_abandoned();
 }
 
 // What the job's policy says about the ranks that the boundary has just taken out. Those who are
@@ -348,6 +353,11 @@ void Membership::check_abandoned() {
   }
   if (restored_ && !assembled_) {  // its checkpoint is still to be gone on from
     return fail_job(ErrorCode::kRankLost, "its first ranks were not there together again");
+  }
+  if (saving_end_) return;
+  if (std::exchange(save_at_end_, false) && has_begun()) {
+    saving_end_ = true;
+    return actions_.push_back({.type = MembershipAction::kSave});
   }
   finish(ErrorCode::kNotFound, "the job has ended");
   actions_.push_back({.type = MembershipAction::kEnd});

@@ -15,7 +15,8 @@ namespace phub {
 namespace {
 
 constexpr uint32_t kMostProbeMs = 250;
-constexpr uint64_t kRatesFadeMs = 3000;  // after the last round they are taken until they are 0
+constexpr uint32_t kMostIdleProbeMs = 1000;  // of a job in which nothing has happened for long
+constexpr uint64_t kRatesFadeMs = 3000;      // after the last round they are taken until they are 0
 
 // A hundred times as long as a core looks at its chunks.
 uint64_t walk_ms(const Job& job) {
@@ -93,18 +94,21 @@ RunningJob::RunningJob(std::shared_ptr<Job> job, std::string transport, std::vec
 void RunningJob::start() {
   broadcast({.type = CoreMessage::kAddJob});
   count_growth();
+  if (host_.checkpoints && job_->takes_snapshots() && job_->saved_arrays() > 0) {
+    membership_.save_at_end();
+  }
   if (uplink_) follow_parent();
 }
 
-uint64_t RunningJob::tick_ms() const {
+uint64_t RunningJob::tick_ms(uint64_t most) const {
   const JobSpec& spec = job_->spec();
-  return std::clamp<uint64_t>(std::min(spec.lease_ms, spec.progress_limit_ms) / 8, 10,
-                              kMostProbeMs);
+  return std::clamp<uint64_t>(std::min(spec.lease_ms, spec.progress_limit_ms) / 8, 10, most);
 }
+
+uint64_t RunningJob::tick_ms() const { return tick_ms(kMostProbeMs); }
 
 void RunningJob::tick(uint64_t now) {
   if (ending_ || now < next_tick_ms_) return;
-  next_tick_ms_ = now + tick_ms();
   for (const auto& [rank, incarnation] : answering_) {
     if (membership_.is_secure(rank, incarnation)) membership_.heartbeat(rank, now);
   }
@@ -113,6 +117,8 @@ void RunningJob::tick(uint64_t now) {
   tick_save(now);
   free_docks();
   probe(now);
+  const bool is_idle = !uplink_ && now - active_ms_ >= kRatesFadeMs;
+  next_tick_ms_ = now + tick_ms(is_idle ? kMostIdleProbeMs : kMostProbeMs);
   carry_out();
 }
 
@@ -162,6 +168,7 @@ void RunningJob::handle(const CoreReport& report) {
       continue_reconnection(report.rank);
       break;
     case CoreReport::kSnapped:
+      if (report.round != copying_round_ + 1) break;  // of one that was dropped
       ++cores_snapped_;
       finish_copy();
       break;
@@ -282,9 +289,8 @@ void RunningJob::probe(uint64_t now) {
   const RoundGate* const gate = job_->gate();
   const uint64_t begun = gate ? gate->begun() : 0;
   if (remote_.wants_probe(begun)) active_ms_ = now;
-  if (active_ms_ != now) {  // what they said last still holds
-    const bool rates_fade = now - active_ms_ < kRatesFadeMs;
-    if (rates_fade || !membership_.waiting_for().empty()) collect_probes();
+  if (active_ms_ != now) {                                  // what they said last still holds
+    if (now - active_ms_ < kRatesFadeMs) collect_probes();  // the rates fade
     return;
   }
   next_probe_ms_ = now + walk_ms(*job_);
@@ -322,7 +328,7 @@ void RunningJob::carry_out() {
 void RunningJob::count_growth() {
   const auto count = [&] {
     const uint64_t now =
-        job_->grown_bytes() + state_bytes() + interest_bytes() + losses_.bytes() + revived_bytes();
+        job_->grown_bytes() + state_bytes() + interest_bytes_ + losses_.bytes() + revived_bytes();
     const uint64_t before = std::exchange(grown_bytes_, now);
     host_.budget.grow(before, grown_bytes_);
   };
@@ -335,15 +341,22 @@ void RunningJob::count_growth() {
   count();
 }
 
-uint64_t RunningJob::interest_bytes() const {
-  uint64_t bytes = 0;
-  for (const Seat& seat : seats_) {
-    bytes += seat.chunks.size() * sizeof(ChunkInterest);
-    for (const KeyInterest& of : seat.interest) {
-      bytes += sizeof of + (of.writes.size() + of.reads.size()) * sizeof(ElementRange);
-    }
+uint64_t RunningJob::Seat::interest_bytes() const {
+  uint64_t bytes = chunks.size() * sizeof(ChunkInterest);
+  for (const KeyInterest& of : interest) {
+    bytes += sizeof of + (of.writes.size() + of.reads.size()) * sizeof(ElementRange);
   }
   return bytes;
+}
+
+void RunningJob::take_seat(uint32_t rank, Seat seat) {
+  interest_bytes_ += seat.interest_bytes() - seats_[rank].interest_bytes();
+  if (seat.saves) {
+    saving_ranks_.insert(rank);
+  } else {
+    saving_ranks_.erase(rank);
+  }
+  seats_[rank] = std::move(seat);
 }
 
 void RunningJob::act(MembershipAction& action) {
@@ -362,6 +375,8 @@ void RunningJob::act(MembershipAction& action) {
       return revoke(action.rank);
     case MembershipAction::kFail:
       return end(action.code, action.message);
+    case MembershipAction::kSave:
+      return save_end();
     case MembershipAction::kEnd:
       return end(ErrorCode::kInternal, "");
     case MembershipAction::kReply:
@@ -395,7 +410,7 @@ void RunningJob::admitted(uint32_t rank, Seat seat, std::optional<Error> refused
     refused = error_of([&] {
       admitted_.insert(rank);
       seat.offer = job_->link().admit(rank, incarnation);
-      seats_[rank] = std::move(seat);
+      take_seat(rank, std::move(seat));
     });
     if (refused) admitted_.erase(rank);
   }
@@ -458,7 +473,7 @@ void RunningJob::broadcast(CoreMessage message) {
 void RunningJob::end(ErrorCode code, const std::string& error) {
   if (ending_) return;
   ending_ = true;
-  ++host_.ending;
+  if (!std::exchange(saving_end_, false)) ++host_.ending;
   error_code_ = code;
   error_ = error;
   if (!error.empty()) {

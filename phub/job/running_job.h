@@ -84,8 +84,9 @@ class RunningJob {
   void drop_remote_parts();  // in its stead
   void start();
   void tick(uint64_t now);
-  uint64_t tick_ms() const;  // the interval in which tick() has something to do
-  bool ending() const { return ending_; }
+  uint64_t tick_ms() const;  // the shortest interval in which tick() has something to do
+  // Nobody joins it any more.
+  bool ending() const { return ending_ || saving_end_; }
   // Nothing uses it any more: no core, and nothing beside the control thread.
   bool gone() const { return ending_ && cores_left_ == 0 && tasks_ == 0; }
   // The end of a job that is gone: those who wait get their answers, but for those who deleted it:
@@ -177,6 +178,7 @@ class RunningJob {
   void save();
   // With ranks that save: not if nothing has happened since the newest checkpoint.
   bool is_saving() const {
+    if (saving_end_) return true;
     const bool only_waits = parts_.round() > 0 && !snapped_;
     return saving_ && !(only_waits && membership_.completed_round() <= durable_round_);
   }
@@ -197,6 +199,8 @@ class RunningJob {
     std::vector<KeyInterest> interest = {};
     std::vector<ChunkInterest> chunks = {};  // what that is, chunk by chunk; the cores read it
     RackNews rack = {};                      // the latest, where the rank is a rack
+
+    uint64_t interest_bytes() const;
   };
   struct WaitingJoin {
     std::string id;
@@ -222,6 +226,7 @@ class RunningJob {
   };
 
   // running_job.cc
+  uint64_t tick_ms(uint64_t most) const;
   void probe(uint64_t now);
   void collect_probes();
   void check_vanished(uint32_t rank);
@@ -231,6 +236,7 @@ class RunningJob {
   void carry_out();
   void count_growth();
   void act(MembershipAction& action);
+  void take_seat(uint32_t rank, Seat seat);
   void admit(const MembershipAction& action);
   void admitted(uint32_t rank, Seat seat, std::optional<Error> refused);
   void commit(const MembershipAction& action);
@@ -257,6 +263,8 @@ class RunningJob {
 
   // running_job_saves.cc
   void tick_save(uint64_t now);
+  void save_end();
+  void continue_end();
   void take_snapshot();
   void choose_saved_round(Boundary& boundary);
   void finish_copy();
@@ -280,7 +288,7 @@ class RunningJob {
   bool must_tell_of_savers();
   void admit_savers();
   void check_news_of_savers(uint32_t rank, const RackNews& news) const;
-  void take_news_of_savers(Seat& seat, RackNews& news);
+  void take_news_of_savers(uint32_t rank, RackNews& news);
   void drop_parts();
   std::vector<RankPart> parts_for(uint32_t rank) const;
 
@@ -298,7 +306,6 @@ class RunningJob {
   void state_copied(const CoreReport& report);
   std::shared_ptr<StateTransfer> open_state(uint32_t rank, bool sets) const;
   uint64_t state_bytes() const;
-  uint64_t interest_bytes() const;
 
   // running_job_calls.cc
   void check_change(const std::map<std::string, double>& values) const;
@@ -347,6 +354,9 @@ class RunningJob {
 
   // Members, and those who wait for an answer, by the token that the membership knows them by.
   std::vector<Seat> seats_;
+  std::set<uint32_t>
+      saving_ranks_;             // those whose seat says so; it need not be of a rank that lives
+  uint64_t interest_bytes_ = 0;  // of all seats
   std::set<uint32_t> admitted_;  // ranks that the link has memory and connections of
   uint64_t next_token_ = 1;
   std::map<uint64_t, WaitingJoin> joins_;
@@ -372,6 +382,8 @@ class RunningJob {
   uint64_t next_save_;                  // when this round is complete
   uint64_t durable_round_;              // the last of the newest checkpoint; 0: there is none
   bool last_save_ = false;              // the server ends
+  bool saving_end_ = false;             // the job is about to end: all have left
+  bool end_tried_ = false;              // to save that
   RankParts parts_;                     // of the snapshot under way
   std::vector<SaverStay> lost_savers_;  // who is gone, and may have parts of snapshots to come
   std::shared_ptr<Manifest> snapped_;   // it is copied, and waits for parts until then

@@ -31,10 +31,7 @@ bool RunningJob::saves(uint32_t rank) const {
 }
 
 bool RunningJob::any_saves() const {
-  for (uint32_t rank = 0; rank < seats_.size(); ++rank) {
-    if (saves(rank)) return true;
-  }
-  return false;
+  return std::ranges::any_of(saving_ranks_, [this](uint32_t rank) { return saves(rank); });
 }
 
 // --- who saves -----------------------------------------------------------------------------------
@@ -143,13 +140,14 @@ void RunningJob::check_news_of_savers(uint32_t rank, const RackNews& news) const
 }
 
 // News may come out of their order: the ones that are known to be older say nothing new.
-void RunningJob::take_news_of_savers(Seat& seat, RackNews& news) {
+void RunningJob::take_news_of_savers(uint32_t rank, RackNews& news) {
+  Seat& seat = seats_[rank];
   if (news.saves && !seat.saves && must_tell_of_savers()) {
     fail(ErrorCode::kUnavailable,
          "the parent of this box does not know yet that ranks of job '{}' save: try again",
          job_->spec().name);
   }
-  seat.saves = seat.saves || news.saves;
+  if (news.saves && !std::exchange(seat.saves, true)) saving_ranks_.insert(rank);
   if (news.known_round >= seat.rack.known_round) return;
   news.known_round = seat.rack.known_round;
   news.savers = seat.rack.savers;

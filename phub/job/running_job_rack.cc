@@ -98,7 +98,7 @@ void RunningJob::take_news(uint32_t rank, RackNews news) {
   Seat& seat = seats_[rank];
   const std::string failure = std::exchange(news.failure, "");
   if (failure.empty()) {
-    take_news_of_savers(seat, news);
+    take_news_of_savers(rank, news);
     seat.rack = std::move(news);
     return continue_snapshot();
   }

@@ -18,9 +18,10 @@
 namespace phub {
 
 void RunningJob::tick_save(uint64_t now) {
+  if (!host_.checkpoints) return;
   const bool late = snapped_ && now > parts_until_ms_ && parts_.why_void().empty();
   if (late) check_late_parts();
-  if (saving_ || last_save_) return;
+  if (saving_ || last_save_ || saving_end_) return;
   const uint64_t completed = membership_.completed_round();
   // One that failed is not tried again at once.
   const bool is_for_killed = membership_.branches().wants_checkpoint(failed_round_ + 1, completed);
@@ -53,6 +54,28 @@ void RunningJob::save() {
   carry_out();
 }
 
+// All have left: what they leave is saved, for those who want the model. Of ranks that save their
+// own state it has no parts, as nobody goes on from it. A snapshot of a round that nobody will
+// complete is dropped, one that is being copied or written comes first.
+void RunningJob::save_end() {
+  saving_end_ = true;
+  ++host_.ending;
+  const bool is_void = saving_ && copying_round_ > membership_.completed_round();
+  if (is_void) drop_parts();
+  if (is_void || !saving_) return continue_end();
+}
+
+void RunningJob::continue_end() {
+  const uint64_t last = membership_.completed_round();
+  saving_ = false;
+  if (durable_round_ < last && !std::exchange(end_tried_, true)) take_snapshot();
+  if (saving_) return;
+  if (durable_round_ > 0 && durable_round_ == last) {
+    note_save(fmt::format("all ranks have left after round {}, and that is saved", last));
+  }
+  membership_.end_saved();
+}
+
 void RunningJob::take_snapshot() {
   if (!host_.checkpoints || !job_->takes_snapshots() || ending_) return;
   if (job_->saved_arrays() == 0 && !any_saves()) return;
@@ -60,6 +83,13 @@ void RunningJob::take_snapshot() {
 }
 
 void RunningJob::choose_saved_round(Boundary& boundary) {
+  if (saving_end_) {
+    copying_round_ = membership_.completed_round();
+    boundary.snapshot_round = copying_round_ + 1;
+    cores_snapped_ = 0;
+    parts_.end();
+    return answer_checkpoints(CheckpointReply{.round = copying_round_});
+  }
   forget_savers();  // of rounds that are durable
   const bool joins = std::ranges::any_of(
       boundary.admitted, [this](const auto& admitted) { return seats_[admitted.rank].saves; });
@@ -205,6 +235,7 @@ void RunningJob::snapshot_written(uint64_t round, const std::optional<Error>& fa
   }
   next_save_ =
       (failed ? membership_.completed_round() : durable_round_) + host_.checkpoints->every();
+  if (saving_end_) return continue_end();
   if (std::exchange(save_again_, false)) return save();
   if (!checkpoints_asked_.empty()) take_snapshot();
 }

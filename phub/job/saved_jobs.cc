@@ -234,15 +234,41 @@ SavedJobs::SavedJobs(const CheckpointOptions& options)
     : options_(options),
       store_(options.folder, options.keep, options.files ? *options.files : system_files()) {}
 
+void SavedJobs::check_there() const {
+  if (!is_gone_) return;
+  fail(ErrorCode::kUnavailable,
+       "the folder of the checkpoints, {}, was removed, replaced or unmounted since this box "
+       "began; bring it back, or start the box again",
+       options_.folder);
+}
+
+void SavedJobs::look() {
+  is_gone_ = error_of([this] { store_.check_there(); }).has_value();
+}
+
 void SavedJobs::check(const JobSpec& spec) { make_tensor_header(tensors_of(spec), {}); }
 
-bool SavedJobs::may_go_on(const std::string& job) {
-  const std::vector<CheckpointId> ids = store_.list(job);
-  return !ids.empty() && !store_.has_ended(job, ids.front().epoch);
+bool SavedJobs::may_go_on(const std::string& job, std::vector<std::string>& said) {
+  const std::vector<Checkpoints::Named> all = store_.named(job);
+  const uint64_t lives = store_.epoch_of(job);
+  if (lives == 0) return false;
+  if (all.empty() && !store_.has_ended(job, lives)) {
+    said.push_back(fmt::format(
+        "job '{}' begins at round 1: it has had {} lives here, and none has left a checkpoint", job,
+        lives));
+  }
+  if (all.empty()) return false;
+  if (!store_.has_ended(job, all.front().id.epoch)) return true;
+  said.push_back(fmt::format(
+      "job '{}' begins at round 1: the one of this name, whose newest checkpoint is of round {}, "
+      "has ended",
+      job, all.front().id.round));
+  return false;
 }
 
 void SavedJobs::check_goes_on(const std::string& job, uint64_t epoch) {
   const std::scoped_lock lock(mutex_);
+  store_.check_there();
   if (const uint64_t latest = store_.epoch_of(job); latest < epoch) {
     fail(ErrorCode::kFenced,
          "this worker was in life {} of job '{}', and this server knows of {}: its checkpoints are "
@@ -273,24 +299,25 @@ std::map<std::string, uint64_t> SavedJobs::kept_bytes(const std::string& owner) 
   return bytes;
 }
 
-std::optional<Manifest> SavedJobs::newest(const std::string& job,
-                                          std::vector<std::string>& passed_over) {
+std::optional<Manifest> SavedJobs::newest(const std::string& job, std::vector<std::string>& said) {
   const std::scoped_lock lock(mutex_);
-  if (!may_go_on(job)) return std::nullopt;
+  store_.check_there();
+  if (!may_go_on(job, said)) return std::nullopt;
   std::vector<Refusal> refused;
   const std::unique_ptr<CheckpointReader> reader = store_.newest_whole(job, refused);
   for (const Refusal& refusal : refused) {
-    passed_over.push_back(fmt::format("job '{}': checkpoint {} is passed over: {}", job,
-                                      refusal.folder, refusal.why));
+    said.push_back(fmt::format("job '{}': checkpoint {} is passed over: {}", job, refusal.folder,
+                               refusal.why));
   }
-  if (!reader) {
+  if (!reader || store_.has_ended(job, reader->id().epoch)) {
     fail(ErrorCode::kInvalid,
          "job '{}' is to go on from a checkpoint, and none of those that it has is whole: {}; "
          "delete the job to begin anew, or move its checkpoints away",
-         job, fmt::join(passed_over, "; "));
+         job, fmt::join(said, "; "));
   }
-  if (store_.has_ended(job, reader->id().epoch)) return std::nullopt;
   store_.keep(*reader);
+  said.push_back(fmt::format("job '{}' goes on after round {}, from {}", job, reader->id().round,
+                             reader->folder()));
   return reader->manifest();
 }
 
@@ -312,7 +339,13 @@ void SavedJobs::load(const Manifest& saved, Job& job) {
 
 uint64_t SavedJobs::begin_life(const std::string& job) {
   const std::scoped_lock lock(mutex_);
-  return store_.raise_epoch(job);
+  uint64_t epoch = 0;
+  const std::optional<Error> failed = error_of([&] { epoch = store_.raise_epoch(job); });
+  if (!failed) return epoch;
+  if (failed->code() == ErrorCode::kInvalid) throw Error(*failed);
+  fail(ErrorCode::kUnavailable,
+       "job '{}' cannot begin as long as nothing can be written to {}: {}; workers try again", job,
+       options_.folder, failed->what());
 }
 
 uint64_t SavedJobs::ended_epoch(const std::string& job) {

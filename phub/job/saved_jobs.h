@@ -6,6 +6,7 @@
 // Any thread. A call waits for others, but not while one writes tensors.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -29,6 +30,10 @@ class SavedJobs {
 
   uint64_t every() const { return options_.every; }
 
+  // Throws Error(kUnavailable) if the folder is not there any more, as look() has seen it last.
+  void check_there() const;
+  void look();  // takes as long as the disk takes
+
   // Throws Error(kInvalid) if the job could not be saved: a key has a name that files of tensors
   // cannot have, or there are too many.
   static void check(const JobSpec& spec);
@@ -36,12 +41,14 @@ class SavedJobs {
   // Throws Error if the job has ended since its life `epoch` (kNotFound), or is not known to have
   // had that (kFenced).
   void check_goes_on(const std::string& job, uint64_t epoch);
-  // What the job goes on from; nothing: it begins. Damaged ones are passed over, with a line for
-  // each. Throws Error if all are, or if it cannot be read.
-  std::optional<Manifest> newest(const std::string& job, std::vector<std::string>& passed_over);
+  // What the job goes on from; nothing: it begins. Damaged ones are passed over. `said` gets a line
+  // for each of these, and for what the job goes on from, or why it begins though it has been here.
+  // Throws Error if all are damaged, or if it cannot be read.
+  std::optional<Manifest> newest(const std::string& job, std::vector<std::string>& said);
   // Gives `job` the values of that checkpoint. Throws Error: then it cannot be used.
   void load(const Manifest& saved, Job& job);
-  // A job begins, or goes on. Returns its epoch, which is higher than any before.
+  // A job begins, or goes on. Returns its epoch, which is higher than any before. Throws Error,
+  // kUnavailable: the disk is full or fails; those who join may try again.
   uint64_t begin_life(const std::string& job);
   uint64_t ended_epoch(const std::string& job);  // the last whose workers are not to go on; 0: none
   // Writes the next piece of a rank's part of a checkpoint that is to come, after which write() is
@@ -70,7 +77,7 @@ class SavedJobs {
   bool end(const std::string& job);
 
  private:
-  bool may_go_on(const std::string& job);
+  bool may_go_on(const std::string& job, std::vector<std::string>& said);
   std::unique_ptr<CheckpointReader> latest(const std::string& job);
   struct Begun {
     CheckpointId id;
@@ -81,6 +88,7 @@ class SavedJobs {
   Begun take_begun(const std::string& job, CheckpointId id);
 
   const CheckpointOptions options_;
+  std::atomic<bool> is_gone_ = false;
   std::mutex mutex_;
   CheckpointStore store_;
   // By job: checkpoints that have parts of ranks, and no tensors yet. Guarded by mutex_.

@@ -10,12 +10,14 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <random>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "phub/checkpoint/checked_file.h"
+#include "tests/file_size_limit.h"
 #include "tests/phub/checkpoint_rig.h"
 #include "tests/seeds.h"
 
@@ -193,6 +195,25 @@ TEST_F(CheckpointFiles, WhatTheHostLacksIsNoDamage) {
   EXPECT_THAT(reader->verify(), IsEmpty());
 }
 
+// As on a full disk. (The box ignores the signal that the kernel sends.)
+TEST_F(CheckpointFiles, AFileThatMayNotGrowIsAnError) {
+  CheckpointStore store(directory_, 1);
+  const Content content{.round = 10};
+  write_checkpoint(store, content);
+  const auto before = std::signal(SIGXFSZ, SIG_IGN);
+  {
+    const FileSizeLimit limit(16);
+    try {
+      write_checkpoint(store, {.round = 20});
+      ADD_FAILURE() << "it was written";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kFull);
+    }
+  }
+  std::signal(SIGXFSZ, before);
+  EXPECT_THAT(Checkpoints(directory_).list(kJob), ElementsAre(content.id()));
+}
+
 // What others put into the directory is neither followed nor taken for ours.
 TEST_F(CheckpointFiles, FollowNoLinks) {
   const std::string outside = root_ + "/outside";
@@ -210,6 +231,113 @@ TEST_F(CheckpointFiles, FollowNoLinks) {
   EXPECT_TRUE(std::filesystem::exists(folder + "notes"));
   EXPECT_THAT(store.list(kJob), IsEmpty());
   EXPECT_THAT(store.jobs(), ElementsAre(kJob));
+}
+
+// A checkpoint that somebody has damaged is not as if it had never been, nor is it removed.
+TEST_F(CheckpointFiles, WhatHasTheNameOfACheckpointIsNeverPassedOverInSilence) {
+  const std::string folder = directory_ + "/digits%2Ev2/";
+  const std::string link = folder + folder_name({1, 40}),
+                    no_manifest = folder + folder_name({1, 30}),
+                    file = folder + folder_name({1, 20});
+  {
+    CheckpointStore store(directory_, 5);
+    for (const uint64_t round : {10, 30, 40}) write_checkpoint(store, {.round = round});
+  }
+  std::filesystem::rename(link, root_ + "/elsewhere");
+  std::filesystem::create_directory_symlink(root_ + "/elsewhere", link);
+  std::filesystem::remove(no_manifest + "/manifest.json");
+  std::ofstream(file) << "x";
+  std::filesystem::create_directory(folder + "removing-" + folder_name({1, 5}));
+  CheckpointStore store(directory_, 5);
+  EXPECT_FALSE(std::filesystem::exists(folder + "removing-" + folder_name({1, 5})));
+  EXPECT_THAT(store.list(kJob), ElementsAre(CheckpointId{1, 10}));
+  std::vector<Refusal> refused;
+  const auto reader = store.newest_whole(kJob, refused);
+  ASSERT_NE(reader, nullptr);
+  EXPECT_EQ(difference(*reader, {.round = 10}), "");
+  ASSERT_EQ(refused.size(), 3u);
+  EXPECT_EQ(refused[0].folder, link);
+  EXPECT_THAT(refused[0].why, HasSubstr("it is a symbolic link"));
+  EXPECT_EQ(refused[1].folder, no_manifest);
+  EXPECT_EQ(refused[1].why, "it has no manifest.json");
+  EXPECT_EQ(refused[2].folder, file);
+  EXPECT_EQ(refused[2].why, "it is not a folder");
+  EXPECT_TRUE(std::filesystem::exists(no_manifest + "/parameters.safetensors"));
+  try {
+    store.begin(kJob, {1, 30});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kTaken);
+  }
+}
+
+// Who can write there could put links in it, which lead elsewhere.
+TEST_F(CheckpointFiles, TheFolderIsOurOwn) {
+  const auto refused = [&](const std::string& why) {
+    try {
+      CheckpointStore store(directory_, 1);
+      ADD_FAILURE() << "not refused: " << why;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalid);
+      EXPECT_THAT(error.what(), HasSubstr(directory_ + " " + why));
+    }
+  };
+  std::filesystem::create_directory(root_ + "/other");
+  std::filesystem::create_directory_symlink(root_ + "/other", directory_);
+  refused("is a symbolic link");
+  EXPECT_TRUE(std::filesystem::is_empty(root_ + "/other"));
+  std::filesystem::remove(directory_);
+  std::filesystem::create_directory(directory_);
+  ASSERT_EQ(chmod(directory_.c_str(), 0770), 0);
+  refused("has mode 770");
+  ASSERT_EQ(chmod(directory_.c_str(), 0755), 0);
+  if (geteuid() == 0) {
+    ASSERT_EQ(chown(directory_.c_str(), 65534, 65534), 0);
+    refused("belongs to user 65534");
+    ASSERT_EQ(chown(directory_.c_str(), 0, 0), 0);
+  }
+  CheckpointStore(directory_, 1).raise_epoch(kJob);
+}
+
+TEST_F(CheckpointFiles, AFolderThatIsGoneIsNotMadeAgain) {
+  CheckpointStore store(directory_, 1);
+  store.check_there();
+  const auto refused = [&] {
+    for (const bool begins : {true, false}) {
+      try {
+        begins ? static_cast<void>(store.raise_epoch(kJob)) : store.check_there();
+        ADD_FAILURE() << "written to a folder that this box has not locked";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kUnavailable);
+        EXPECT_THAT(error.what(), HasSubstr("removed, replaced or unmounted"));
+      }
+    }
+  };
+  std::filesystem::remove_all(directory_);
+  refused();
+  CheckpointStore other(directory_, 1);
+  refused();
+}
+
+TEST_F(CheckpointFiles, TheFolderOfAJobMayBeNoLink) {
+  const std::string outside = root_ + "/outside";
+  std::filesystem::create_directory(outside);
+  CheckpointStore store(directory_, 1);
+  std::filesystem::create_directory_symlink(outside, directory_ + "/digits%2Ev2");
+  const auto refused = [&](auto call) {
+    try {
+      call();
+      ADD_FAILURE() << "the link was followed";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalid);
+      EXPECT_THAT(error.what(), HasSubstr("/digits%2Ev2: it is a symbolic link"));
+    }
+  };
+  refused([&] { store.raise_epoch(kJob); });
+  refused([&] { store.begin(kJob, {1, 10}); });
+  refused([&] { store.list(kJob); });
+  refused([&] { store.end(kJob); });
+  EXPECT_TRUE(std::filesystem::is_empty(outside));
 }
 
 // A process that writes one checkpoint after another is killed at some moment, again and again.
@@ -282,7 +410,7 @@ class FullDisk : public CheckpointFiles {
  protected:
   void SetUp() override {
     std::filesystem::create_directory(directory_);
-    mounted_ = mount("phub-test", directory_.c_str(), "tmpfs", 0, "size=1m") == 0;
+    mounted_ = mount("phub-test", directory_.c_str(), "tmpfs", 0, "size=1m,mode=700") == 0;
     if (!mounted_) GTEST_SKIP() << "mounting a small file system takes root";
   }
   void TearDown() override {

@@ -15,7 +15,9 @@
 #include <thread>
 #include <vector>
 
+#include "tests/file_size_limit.h"
 #include "transport/control/control_client.h"
+#include "transport/error.h"
 #include "transport/ofi/providers.h"
 
 namespace phub {
@@ -288,6 +290,29 @@ TEST(Main, EndsWhenToldOverLibfabric) {
     EXPECT_EQ(server.exit_code(20000), 0) << number;
     EXPECT_EQ(server.err(), "");
   }
+}
+
+// Batch systems set it. Memory that a worker on this host shares with the box is a file, too.
+TEST(Main, RefusesAJobThatTheLimitOfAFilesSizeForbids) {
+  Process server = [] {
+    const FileSizeLimit limit(1 << 20);
+    return Process({"serve", "--listen", "127.0.0.1:0"});
+  }();
+  const std::string address = server.address();
+  JoinRequest request;
+  request.spec.name = "large";
+  request.spec.keys = {{"w", 4 << 20}};
+  request.transport = "shm";
+  try {
+    ControlClient(address).join(request, 20000);
+    ADD_FAILURE() << "it was not refused";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kFull);
+    EXPECT_THAT(error.what(), HasSubstr("is 1048576 bytes, raise it with LimitFSIZE or ulimit -f"));
+  }
+  EXPECT_THAT(ControlClient(address).status().jobs, testing::IsEmpty());
+  server.signal(SIGTERM);
+  EXPECT_EQ(server.exit_code(), 0);
 }
 
 // A request that is being answered, a half request and an idle connection do not hold it up.

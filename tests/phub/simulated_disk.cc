@@ -232,7 +232,8 @@ std::vector<FolderEntry> SimulatedDisk::list(const std::string& path) {
   const auto node = find(path);
   if (node == nullptr || !node->folder) fail(ErrorCode::kNotFound, "{}: no such folder", path);
   std::vector<FolderEntry> entries;
-  for (const auto& [name, inside] : node->names) entries.push_back({name, inside->folder});
+  for (const auto& [name, inside] : node->names)
+    entries.push_back({.name = name, .folder = inside->folder});
   return entries;
 }
 

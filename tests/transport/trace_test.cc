@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/file_size_limit.h"
 #include "transport/error.h"
 
 namespace phub {
@@ -132,6 +133,16 @@ TEST_F(Trace, AFileThatCannotBeIsAnErrorAtOnce) {
     EXPECT_EQ(error.code(), ErrorCode::kInvalid);
     EXPECT_THAT(error.what(), HasSubstr("/nowhere/trace.json"));
   }
+}
+
+// Also in a program that does not ignore the signal.
+TEST_F(Trace, AFileThatMayNotGrowIsAnError) {
+  TraceLog log(1000);
+  for (int i = 0; i < 1000; ++i) log.add({.name = "sum"});
+  const FileSizeLimit limit(4096);
+  TraceWriter writer(path_, "box");
+  writer.write(log, {});
+  EXPECT_THROW(writer.close(), Error);
 }
 
 TEST_F(Trace, AFullDiskIsAnError) {

@@ -5,6 +5,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -18,6 +19,7 @@
 #include "tests/worker/expect_error.h"
 #include "tests/worker/server_process.h"
 #include "tests/worker/training.h"
+#include "transport/control/http_client.h"
 
 namespace phub::testing {
 namespace {
@@ -71,6 +73,93 @@ class CheckpointCalls : public ::testing::Test {
   const TemporaryDirectory directory_;
   std::optional<ServerProcess> server_;
 };
+
+// A job that all ranks have left is saved as they left it, whatever was saved last.
+TEST_F(CheckpointCalls, TheEndOfAJobIsSaved) {
+  for (const uint32_t ranks : {1, 2}) {
+    const std::string name = fmt::format("end{}", ranks);
+    serve("7");
+    std::vector<float> last;
+    each_rank(ranks, [&](uint32_t rank) {
+      WorkerOptions options = server_->options(spec_of(name, ranks));
+      options.rank = static_cast<int32_t>(rank);
+      Worker worker(options);
+      train(worker, 40);
+      if (rank == 0) last.assign(worker.parameters(0).begin(), worker.parameters(0).end());
+      worker.leave();
+    });
+    ASSERT_TRUE(becomes([&] { return newest(name) == 40; })) << newest(name);
+    EXPECT_TRUE(server_->printed("all ranks have left after round 40, and that is saved"))
+        << server_->output();
+    Checkpoints saved(folder());
+    const auto reader = saved.open(name, saved.list(name).front());
+    std::vector<float> read(kElements);
+    reader->read_tensor(kParametersFile, 0, 0, std::as_writable_bytes(std::span(read)));
+    EXPECT_EQ(read, last);
+    Worker again(server_->options(spec_of(name)));
+    EXPECT_EQ(again.first_round(), 1u);
+    EXPECT_TRUE(
+        server_->printed("begins at round 1: the one of this name, whose newest checkpoint "
+                         "is of round 40, has ended"))
+        << server_->output();
+  }
+}
+
+// Its ranks save their own state every 1000 rounds, and a snapshot waits for such a round.
+TEST_F(CheckpointCalls, TheEndOfAJobWhoseRanksSaveIsSavedWithoutTheirState) {
+  serve("1000");
+  WorkerOptions options = server_->options(spec_of("saver"));
+  options.saver = [](uint64_t) { return RankState{{"state", {}}}; };
+  {
+    Worker worker(options);
+    train(worker, 25);
+    worker.leave();
+  }
+  EXPECT_TRUE(becomes([&] { return newest("saver") == 25; })) << newest("saver");
+  EXPECT_TRUE(server_->printed("all ranks have left after round 25, and that is saved"))
+      << server_->output();
+}
+
+// Somebody has removed the manifest of its only checkpoint.
+TEST_F(CheckpointCalls, AJobDoesNotBeginAnewBecauseItsCheckpointIsDamaged) {
+  serve();
+  {
+    Worker worker(server_->options(spec_of("lost")));
+    train(worker, 3);
+    worker.await_checkpoint(worker.checkpoint(), kLongMs);
+    EXPECT_EQ(server_->end(SIGKILL), -SIGKILL);
+  }
+  const std::string saved = fmt::format("{}/lost/{}", folder(), folder_name({1, newest("lost")}));
+  std::filesystem::remove(saved + "/manifest.json");
+  server_.reset();
+  serve();
+  expect_error(ErrorCode::kInvalid, saved + " is passed over: it has no manifest.json",
+               [&] { Worker(server_->options(spec_of("lost"))); });
+  EXPECT_TRUE(std::filesystem::exists(saved + "/parameters.safetensors"));
+}
+
+// A new job cannot begin without its folder, which may come back.
+TEST_F(CheckpointCalls, WhoJoinsWaitsForTheFolder) {
+  serve();
+  const std::string elsewhere = directory_.path() + "/elsewhere";
+  std::filesystem::rename(folder(), elsewhere);
+  WorkerOptions options = server_->options(spec_of("waits"));
+  options.connect_timeout_ms = 1;
+  expect_error(ErrorCode::kUnavailable, "removed, replaced or unmounted",
+               [&] { Worker worker(options); });
+  HttpClient probe(server_->address());
+  EXPECT_TRUE(
+      becomes([&] { return probe.request("GET", "/readyz", "", "", 30000).status == 503u; }));
+  options.connect_timeout_ms = kLongMs;
+  auto joins = std::async(std::launch::async, [&] { return std::make_unique<Worker>(options); });
+  EXPECT_EQ(probe.request("GET", "/readyz", "", "", 30000).status, 503u);
+  std::filesystem::rename(elsewhere, folder());
+  const std::unique_ptr<Worker> worker = joins.get();
+  train(*worker);
+  EXPECT_TRUE(
+      becomes([&] { return probe.request("GET", "/readyz", "", "", 30000).status == 200u; }));
+  worker->leave();
+}
 
 TEST_F(CheckpointCalls, SaveWhatIsCompleteNow) {
   serve();

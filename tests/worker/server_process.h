@@ -50,6 +50,8 @@ class ServerProcess {
     return process_.wait(std::chrono::seconds(60));
   }
   std::string output() const { return process_.output(); }
+  // It has printed this, or does so within a minute.
+  bool printed(const std::string& text) { return process_.printed(text, std::chrono::seconds(60)); }
 
   // The program that is run for `program`.
   static std::string binary(const std::string& program) {

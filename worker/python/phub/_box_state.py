@@ -9,7 +9,6 @@ from typing import Any
 from torch.optim import Optimizer
 
 from phub._exchanged import Exchanged, fetch_state, has_steps, send_state
-from phub._values import Values
 from phub.worker import Worker
 
 
@@ -29,25 +28,21 @@ class BoxState:
         parameters: Sequence[Exchanged],
         rule: str,
         optimizer: Optimizer,
-        values: Values,
     ) -> None:
         """optimizer: the program's, which has the state of parameters that are not exchanged."""
         self._worker = worker
         self._parameters = parameters
         self._rule = rule
         self._optimizer = optimizer
-        self._values = values
         self._loaded: Mapping[Any, Any] | None = None  # and not sent yet
 
     def send_first(self) -> None:
         """What the program's optimizer has, if it has made steps and the job begins with it."""
         if self._worker.initial_counts and has_steps(self._parameters, self._optimizer.state):
-            self._values.send()
             send_state(self._worker, self._parameters, self._optimizer.state)
 
     def fetch(self) -> dict[Any, Any]:
         """That of all parameters."""
-        self._values.send()  # from then on the box knows that the job has begun
         fetched = fetch_state(self._worker, self._parameters, self._rule)
         return {**self._optimizer.state, **fetched}
 
@@ -74,7 +69,6 @@ class BoxState:
         if loaded is None:
             return
         if self._worker.rank == 0:
-            self._values.send()
             send_state(self._worker, self._parameters, loaded)
         for each in self._parameters:
             each.written = each.tensor._version

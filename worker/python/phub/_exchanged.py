@@ -14,11 +14,12 @@ from torch.autograd.graph import increment_version
 from phub import _rules
 from phub._device import DeviceKeys
 from phub._views import tensor_over
-from phub.errors import TakenError
+from phub.errors import InvalidError, TakenError
 from phub.pytorch import DTYPES, memory_of
 from phub.worker import Worker
 
 _STATE_LIMIT_S = 60.0  # for which other ranks may read the state
+_BEGIN_LIMIT_S = 10.0  # after which the box must have noticed that the job has begun
 _T = TypeVar("_T")
 
 
@@ -123,12 +124,24 @@ class Exchanged:
                 f"the gradient of '{self.name}' is gone, and was pushed already: zero_grad() came "
                 "between backward() and step(). Call it after step(), or use overlap=False"
             )
-        if found is not self.gradient or (found is not None and found._version != self.version):
+        is_touched = found is not self.gradient or (
+            found is not None and found._version != self.version
+        )
+        if is_touched and not self._is_as_pushed(found):
             raise RuntimeError(
                 f"the gradient of '{self.name}' was changed after it was pushed (zero_grad, "
                 "clip_grad_norm_): use overlap=False to change this rank's gradients "
                 "before step(), or server=False and synchronize() to change the mean"
             )
+
+    @torch.no_grad()
+    def _is_as_pushed(self, found: torch.Tensor | None) -> bool:
+        """Whether its bits are those in the slot, as after clip_grad_norm_ with a large norm."""
+        if found is None or self.gradient is None or self.slot.shape != found.shape:
+            return False
+        words = {4: torch.int32, 2: torch.int16}[self.slot.element_size()]
+        again = found.to(self.slot.dtype).contiguous()
+        return torch.equal(again.view(words), self.slot.view(words))
 
     def take(self) -> None:
         """Waits for the result, and copies it to the parameter, or a mean to its gradient.
@@ -217,7 +230,7 @@ def fetch_state(
         each.name: [torch.empty(each.tensor.shape) for _ in range(1 + len(names))]
         for each in parameters
     }
-    steps = _when_free(lambda: worker.get_state(_memories_of(arrays)))
+    steps = _when_free(worker, lambda: worker.get_state(_memories_of(arrays)))
     states = {
         each.tensor: _rules.torch_state(
             rule,
@@ -243,7 +256,7 @@ def send_state(
         )
         mine = each.tensor.detach().float()
         arrays[each.name] = [array.cpu().contiguous() for array in (mine, *kept)]
-    _when_free(lambda: worker.set_state(_memories_of(arrays), steps))
+    _when_free(worker, lambda: worker.set_state(_memories_of(arrays), steps))
 
 
 def has_steps(parameters: Sequence[Exchanged], state: Mapping[Any, Mapping[str, Any]]) -> bool:
@@ -259,13 +272,21 @@ def _memories_of(arrays: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, list
     return {key: [memory_of(tensor) for tensor in tensors] for key, tensors in arrays.items()}
 
 
-def _when_free(action: Callable[[], _T]) -> _T:
-    """While another rank reads or sets the state, tries again."""
-    limit = time.monotonic() + _STATE_LIMIT_S
+def _when_free(worker: Worker, action: Callable[[], _T]) -> _T:
+    """Tries again while another rank reads or sets the state.
+
+    The box refuses it as invalid until it has noticed that the job has begun, a little after the
+    ranks have their first parameters.
+    """
+    start = time.monotonic()
     while True:
         try:
             return action()
         except TakenError:
-            if time.monotonic() > limit:
+            if time.monotonic() > start + _STATE_LIMIT_S:
                 raise
-            time.sleep(0.01)
+        except InvalidError:
+            has_result = worker.round(worker.keys[0]) > 0
+            if has_result or time.monotonic() > start + _BEGIN_LIMIT_S:
+                raise
+        time.sleep(0.02)

@@ -9,14 +9,15 @@ from ctypes import byref, c_void_p
 
 from phub import errors
 from phub._library import call
+from phub._saver import SaverCall
 from phub._waiting import waiting_call
 
 
 class Handle:
     """A phub_worker. Destroyed, and its memory unmapped, when the last view of it is gone."""
 
-    def __init__(self, options: c_void_p, used: object) -> None:
-        self.used = used  # by the library
+    def __init__(self, options: c_void_p, saver: SaverCall | None) -> None:
+        self.saver = saver
         self.value = c_void_p()
         waiting_call("worker_create", options, byref(self.value))
         self.destroy = weakref.finalize(self, _destroy, self.value)

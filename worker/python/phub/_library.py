@@ -327,8 +327,8 @@ def call(function: str, *arguments: Any) -> None:
     """Calls phub_`function`. Raises the Error of its code, with the library's message."""
     code = _function(function)(*arguments)
     if code:
-        error = errors.of_code(code, library().phub_last_error().decode(errors="replace"))
-        cause = callback.__dict__.pop("error", None)
-        if cause is None:
-            raise error
-        raise error from cause
+        message = library().phub_last_error().decode(errors="replace")
+        # No variable has the error: its traceback has this frame, with what the arguments refer to.
+        if callback.__dict__.get("error") is None:
+            raise errors.of_code(code, message)
+        raise errors.of_code(code, message) from callback.__dict__.pop("error")

@@ -12,13 +12,21 @@ from phub._options import MAX_DIMENSIONS, Key, Option
 from phub.errors import InvalidError
 from phub.pytorch import DTYPES, format_of_job
 
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # torch.compile, checkpoint_wrapper
 Groups = Sequence[Mapping[str, Any]]
+
+
+def plain_name(name: str) -> str:
+    """The name that a parameter has when nothing wraps its module."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
 
 
 def named_parameters(model: nn.Module, groups: Groups) -> dict[str, nn.Parameter]:
     """Those of the groups, in the model's order. Raises InvalidError if one is not the model's."""
     wanted = {id(p) for group in groups for p in group["params"]}
-    named = {name: p for name, p in model.named_parameters() if id(p) in wanted}
+    named = {plain_name(name): p for name, p in model.named_parameters() if id(p) in wanted}
     foreign = wanted - {id(p) for p in named.values()}
     for number, group in enumerate(groups):
         for p in group["params"]:

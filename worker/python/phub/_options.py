@@ -52,8 +52,12 @@ class Key:
     reads: Sequence[tuple[int, int]] | None = None
 
 
+# Other ranks wait while rank 0 validates: as long as in torch.distributed. In C it is a minute.
+PROGRESS_LIMIT_MS = 600_000
+
+
 def set_options(options: c_void_p, given: Mapping[str, Option]) -> None:
-    for given_name, value in given.items():
+    for given_name, value in {"progress_limit_ms": PROGRESS_LIMIT_MS, **given}.items():
         # DistributedOptimizer has an argument `server`, which is no address.
         name = "server" if given_name == "box" else given_name
         if isinstance(value, str):

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from phub._exchanged import Exchanged
+from phub._model import plain_name
 from phub._numbers import whole_number
 from phub._options import MAX_ROWS, Key
 from phub._views import tensor_over
@@ -74,7 +75,7 @@ def _check(rows: object, lazy: object) -> None:
 
 def _sparse_weights(model: nn.Module) -> list[str]:
     return [
-        f"{prefix}.weight" if prefix else "weight"
+        plain_name(f"{prefix}.weight" if prefix else "weight")
         for prefix, module in model.named_modules()
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
     ]

@@ -26,12 +26,16 @@ class Values:
         self._sent = {} if worker.first_round == 1 else self._now()
         self._of_round: dict[str, float] | None = None  # of the round that has begun
 
-    def use_scale(self, scale: Callable[[], float]) -> None:
-        """Gradients are scaled by what it returns."""
+    def use_scale(self, scale: Callable[[], float] | None) -> None:
+        """Gradients are scaled by what it returns; None: they are not."""
         self._scale = scale
 
-    def send(self) -> dict[str, float]:
-        """Those that are new go out, for the next round. Returns all."""
+    def _send(self) -> dict[str, float]:
+        """Sends the values that are new, for the next round. Returns all.
+
+        All ranks send the same for a round, so a rank sends nothing before its first push of it: a
+        scheduler may change the values until then.
+        """
         values = self._now()
         changed = {name: value for name, value in values.items() if self._sent.get(name) != value}
         names = list(changed)
@@ -61,7 +65,7 @@ class Values:
     def begin_round(self) -> None:
         """Before its first push; later calls do nothing."""
         if self._of_round is None:
-            self._of_round = self.send()
+            self._of_round = self._send()
 
     def end_round(self) -> None:
         """They may change again."""

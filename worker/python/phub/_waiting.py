@@ -40,7 +40,7 @@ class _Helper:
         self._calls.put(body)
         done.wait()
         if error:
-            raise error[0]
+            raise error.pop()  # no variable has it: its traceback has this frame
 
 
 _helper: _Helper | None = None  # the main thread's

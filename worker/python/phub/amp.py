@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from phub.errors import InvalidError
 from phub.optimizer import DistributedOptimizer
 
 
@@ -24,9 +25,14 @@ class GradScaler(torch.amp.GradScaler):
 
         optimizer: made with on_nonfinite="skip".
         options: of torch.amp.GradScaler: init_scale, growth_factor, backoff_factor,
-            growth_interval, enabled.
+            growth_interval, enabled; and device, which must be that of the parameters.
         """
-        super().__init__(optimizer.param_groups[0]["params"][0].device.type, **options)
+        device = optimizer.param_groups[0]["params"][0].device.type
+        if torch.device(options.pop("device", device)).type != device:
+            raise InvalidError(
+                f"GradScaler: the optimizer's parameters are on device '{device}': leave device out"
+            )
+        super().__init__(device, **options)
         if self.is_enabled():
             optimizer.use_scale(self.get_scale)
         self._optimizer = optimizer
@@ -40,7 +46,7 @@ class GradScaler(torch.amp.GradScaler):
                 "DistributedOptimizer(max_norm=…), which clips what is divided"
             )
 
-    def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+    def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> float | None:
         """Makes the optimizer's step, which must be the one that this was made of."""
         if optimizer is not self._optimizer:
             raise RuntimeError(
@@ -49,8 +55,9 @@ class GradScaler(torch.amp.GradScaler):
             )
         if self.is_enabled() and self._scale is None:
             raise RuntimeError("step() before scale(): call scaler.scale(loss).backward()")
-        optimizer.step(*args, **kwargs)
+        loss = self._optimizer.step(*args, **kwargs)
         self._stepped = True
+        return loss
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
         """Lowers the scale after a step that was left out, and raises it after many others.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -15,7 +17,7 @@ from phub._box_factors import BoxFactors, Layer, Layers, layers_in
 from phub._box_state import BoxState
 from phub._buffers import Buffers
 from phub._exchanged import Exchanged, take_waiting
-from phub._hooks import forward_hooks, gradient_hooks, hold_all, view_hooks
+from phub._hooks import forward_hooks, gradient_hooks, view_hooks
 from phub._memory import format_in_memory
 from phub._model import check_form, check_format, formats_of, keys_of, named_parameters
 from phub._options import Option
@@ -130,8 +132,7 @@ class DistributedOptimizer(Optimizer):
         self._overlap = overlap
         self._accumulate = accumulate
         self._rule = _rules.name_of(optimizer) if server else "none"
-        self._syncs = True
-        self._synchronized = False
+        self._syncs, self._synchronized = True, False
         given: dict[str, Option] = {
             "reduction": "mean",
             "initial": "broadcast",
@@ -159,10 +160,11 @@ class DistributedOptimizer(Optimizer):
         self._model, self._options = model, options
         self._buffers: Buffers | None = None  # from the first sync_buffers() on
         branches = bool(options.get("branches"))
+        me: DistributedOptimizer = weakref.proxy(self)  # no cycle: all is freed with the optimizer
         self._steps = Steps(
-            OwnState(model, self),
-            self.synchronize,
-            lambda: self._values.sent,
+            OwnState(model, me),
+            lambda: me.synchronize(),  # noqa: PLW0108  (a bound method would keep it alive)
+            lambda: me._values.sent,
             has_branches=branches,
         )
         saver = self._steps.save if server else None
@@ -176,10 +178,10 @@ class DistributedOptimizer(Optimizer):
             for name, tensor in named.items()
         ]
         self._begin()
-        self._values = Values(self.worker, self._rule, self)
+        self._values = Values(self.worker, self._rule, me)
         if self._steps.restored:
             self._forget_values()
-        self._at_box = BoxState(self.worker, self._mine, self._rule, optimizer, self._values)
+        self._at_box = BoxState(self.worker, self._mine, self._rule, optimizer)
         if server:
             self._at_box.send_first()
             self.state = self._at_box.leave_others(optimizer.state)
@@ -240,14 +242,20 @@ class DistributedOptimizer(Optimizer):
         self._values.use_scale(scale)
 
     def close(self) -> None:
-        """Leaves the job, and the model's hooks. The others go on without this rank."""
+        """Leaves the job, and the model's hooks. The others go on without this rank.
+
+        The worker's memory is given back, and the model is freed with its last reference.
+        """
         for hook in self._hooks:
             hook.remove()
         for layer in self._layers:
             layer.remove()
+        self._hooks, self._layers = [], []  # which refer to this optimizer
         with contextlib.suppress(Error):  # then they are as they are
             take_waiting(self._mine)
-        hold_all(self._mine)
+        for mine in self._mine:
+            mine.look_away()  # views keep the worker's memory
+        self._values.use_scale(None)
         if self._buffers:
             self._buffers.close()
         self.worker.close()
@@ -261,18 +269,19 @@ class DistributedOptimizer(Optimizer):
         finally:
             self._syncs = before
 
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Pushes what backward() has not, and returns when the new parameters are there.
+
+        closure: called once, at the beginning; step() returns what it returns.
 
         With overlap="forward" it returns at once. A parameter without a gradient counts as one with
         a gradient of zero. Raises RuntimeError, which names the parameter and what to do, if the
         gradients that were pushed are not those that are there now.
         """
+        loss = None
         if closure is not None:
-            raise RuntimeError(
-                "DistributedOptimizer.step() takes no closure: a step has one exchange. Call the "
-                "closure before, loss = closure(), and then step()"
-            )
+            with torch.enable_grad():
+                loss = closure()
         if "found_inf" in self.__dict__:
             raise RuntimeError(
                 "the box has the scaled gradients, and torch's GradScaler does not tell it: use "
@@ -290,6 +299,7 @@ class DistributedOptimizer(Optimizer):
         self._values.end_round()
         self._synchronized = False
         self._steps.end_step()
+        return loss
 
     def synchronize(self) -> None:
         """Waits for results that are under way.
@@ -453,7 +463,9 @@ class DistributedOptimizer(Optimizer):
             raise RuntimeError(
                 f"the gradient of '{mine.name}' was pushed already: backward() came "
                 f"{mine.backwards} times before step(). To accumulate, use "
-                f"accumulate={mine.backwards}, or no_sync() around all backward() but the last"
+                f"accumulate={mine.backwards}, or no_sync() around all backward() but the last. Of "
+                "another model's loss that only passes through this model (a GAN's generator), set "
+                "requires_grad_(False) on this model during that backward()"
             )
         if mine.backwards == self._accumulate:
             self._begin_round()

@@ -561,6 +561,8 @@ class Worker:
             return
         with contextlib.suppress(errors.Error):  # then the box notices by itself
             call("leave", handle.value)
+        if handle.saver:
+            handle.saver.forget()
         self._leave_device()
         self._owners.clear()
 

@@ -46,6 +46,8 @@ def saves_and_loads(rank, folder, kind, zero_copy):
     model, optimizer = made(kind, job=f"{job}-1", zero_copy=zero_copy)
     train(rank, model, optimizer, range(3))
     optimizer.zero_grad()
+    for group in optimizer.param_groups:
+        group["lr"] /= 2  # another rate than a new optimizer has
     if rank == 0:
         model_state, optimizer_state = states.get_state_dict(model, optimizer)
         saved = {"model": model_state, "optimizer": optimizer_state}

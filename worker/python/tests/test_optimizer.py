@@ -376,7 +376,7 @@ def pushed(rank, net=None, **options):
 
 def clips(rank):
     net, optimizer = pushed(rank)
-    nn.utils.clip_grad_norm_(net.parameters(), 1e9)
+    nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
     optimizer.step()
 
 
@@ -474,11 +474,6 @@ def reads_state_early(rank):
     optimizer.state_dict()
 
 
-def has_closure(rank):
-    net, optimizer = pushed(rank)
-    optimizer.step(lambda: loss_of(net, rank, 0))
-
-
 def adds_group(rank):
     _, optimizer = pushed(rank)
     optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
@@ -494,7 +489,10 @@ def adds_group(rank):
         (zeroes, "the gradient of '.*' is gone.*zero_grad.*after step"),
         (zeroes_in_place, "the gradient of '.*' was changed after it was pushed.*zero_grad"),
         (schedules_early, "lr of group 1 was changed between backward.* from 0.004 to 0.5.*after"),
-        (pushes_twice, "the gradient of '.*' was pushed already.*2 times.*accumulate=2.*no_sync"),
+        (
+            pushes_twice,
+            "gradient of '.*' was pushed already.*2 times.*accumulate=2.*no_sync.*GAN",
+        ),
         (changes_parameters, "'2.weight' was changed by the program.*load_state_dict"),
         (freezes, "'2.weight' was frozen"),
         (unfreezes, "'0.bias' requires a gradient now"),
@@ -502,7 +500,6 @@ def adds_group(rank):
         (has_a_graph, "the gradient of '.*' has a graph .create_graph=True.*zero_copy"),
         (uses_the_past, "modified by an inplace operation"),
         (reads_state_early, "state_dict.. between.*after step"),
-        (has_closure, "no closure.*loss = closure"),
         (adds_group, "keys of a job cannot change"),
     ],
 )

@@ -662,3 +662,14 @@ def test_what_is_saved_at_save_points_comes_back(tmp_path, start):
         ranks.results()
     finally:
         box.kill()
+
+
+def joins_with_another_limit(rank):
+    with phub.Worker({"w": 4}):
+        wrong = {"progress_limit_ms": 60_000, "max_ranks": 1, "replace": True}
+        with pytest.raises(phub.MismatchError, match="60000 here and 600000 in the job"):
+            phub.Worker({"w": 4}, **wrong)
+
+
+def test_others_wait_ten_minutes_for_a_rank_that_validates(box, start):
+    start(joins_with_another_limit, 1).results()
