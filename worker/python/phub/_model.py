@@ -79,9 +79,7 @@ def check_format(named: Mapping[str, nn.Parameter], job_format: str) -> None:
             )
 
 
-def check_form(
-    overlap: object, accumulate: int, server: bool, zero_copy: bool
-) -> None:
+def check_form(overlap: object, accumulate: int, server: bool, zero_copy: bool) -> None:
     """Raises InvalidError if a DistributedOptimizer cannot be of this form."""
     if not isinstance(server, bool):
         raise InvalidError(

@@ -78,7 +78,7 @@ def check_steps(form: str, given: Mapping[str, Option], **fixed: Option) -> None
     fixed: options that the form decides, and their values; optimizer="none": rounds hand back
         gradients.
     """
-    for name, value in (_OF_STEPS | fixed).items():
+    for name, value in {**_OF_STEPS, **fixed}.items():
         if name in given and str(given[name]) != str(value):
             raise errors.InvalidError(
                 f"{name}={given[name]!r}: {form} makes steps of all ranks together, with "

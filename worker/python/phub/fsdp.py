@@ -91,8 +91,7 @@ class FSDPState:
         gradients.copy_(self._result(key))
 
     def _result(self, key: str) -> torch.Tensor:
-        kind = DTYPES.get(self.worker.parameter_dtype, torch.float32)  # coded ones are read as f32
-        return tensor_over(self.worker.parameters(key), kind)
+        return tensor_over(self.worker.parameters(key), DTYPES[self.worker.parameter_dtype])
 
 
 def _by_module(model: nn.Module) -> dict[str, list[DTensor]]:

@@ -129,8 +129,7 @@ class DistributedOptimizer(Optimizer):
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.optimizer = optimizer
         self.param_groups = optimizer.param_groups
-        self._overlap = overlap
-        self._accumulate = accumulate
+        self._overlap, self._accumulate = overlap, accumulate
         self._rule = _rules.name_of(optimizer) if server else "none"
         check_steps("DistributedOptimizer", options, optimizer=self._rule)
         self._syncs, self._synchronized = True, False

@@ -38,6 +38,7 @@ class _Bucket:
 
     buffer: torch.Tensor
     keys: list[str] = field(default_factory=list)
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     matrices: list[Matrix] = field(default_factory=list)
     future: Future[torch.Tensor] = field(default_factory=Future)
     done: threading.Event = field(default_factory=threading.Event)
@@ -60,6 +61,8 @@ def _complete(worker: Worker, buckets: _Buckets) -> None:
                 worker.wait(key)
             for matrix in bucket.matrices:
                 matrix.finish()
+            for gradient, copy in bucket.copies:
+                gradient.copy_(copy)
             bucket.future.set_result(bucket.buffer)
             bucket.done.set()
         except Exception as error:
@@ -98,14 +101,34 @@ def memory_of(tensor: torch.Tensor) -> Memory:
     return Memory(tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)
 
 
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill memory without a gap, in whatever order."""
+    expected = 1
+    sizes = [(step, n) for step, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1]
+    for step, n in sorted(sizes):
+        if step != expected:
+            return False
+        expected *= n
+    return True
+
+
 def _gradients_of(bucket: GradBucket) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Of each parameter. DDP's buckets of sparse ones have none: a buffer alone."""
+    """Of each parameter, with its elements where the parameter has them.
+
+    DDP lays a gradient out as its parameter is, if that is dense, and bucket.gradients() does not
+    say so: of one that is channels_last, or transposed, its elements are in another order. DDP's
+    buckets of sparse gradients have none: a buffer alone.
+    """
     if bucket.buffer().layout != torch.strided:
         raise InvalidError(
             f"a gradient of shape {tuple(bucket.buffer().shape)} is {bucket.buffer().layout}: DDP "
             "exchanges dense ones. Use sparse=False, or phub.DistributedOptimizer, which sends rows"
         )
-    return zip(bucket.parameters(), bucket.gradients(), strict=True)
+    for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+        if not parameter.is_contiguous() and _is_dense(parameter):
+            yield parameter, gradient.as_strided(parameter.shape, parameter.stride())
+        else:
+            yield parameter, gradient
 
 
 class DDPState:
@@ -149,6 +172,7 @@ class DDPState:
         }
         job_format = format_of_job(self._parameters)
         self._name_of = {id(parameter): name for name, parameter in self._parameters.items()}
+        self._frozen = {n: p for n, p in module.named_parameters() if not p.requires_grad}
         given: dict[str, Option] = {
             "reduction": "mean",
             "on_nonfinite": "pass",
@@ -182,6 +206,7 @@ class DDPState:
         self._module, self._options = module, options
         self._buffers: Optional[Buffers] = None  # from the first sync_buffers() on
         self._registered: dict[str, int] = {}
+        self._copies: dict[str, torch.Tensor] = {}  # of gradients in another order than others have
         self._outstanding: list[_Bucket] = []
         self._buckets: _Buckets = queue.SimpleQueue()
         last = self._buckets
@@ -254,16 +279,21 @@ class DDPState:
     def exchange(self, bucket: GradBucket) -> Future[torch.Tensor]:
         """Pushes the bucket's gradients. In the future is the bucket's buffer, with the results.
 
-        For the last bucket of a step it returns when all results are here, so that an error of the
-        box is raised by `backward()` with its own type, and so is Ctrl-C's KeyboardInterrupt. On a
-        GPU it never waits: the next `backward()` raises the error, and until then gradients are
-        NaN.
+        Elements are exchanged in the parameter's order, not in that of its memory, which may be
+        another one on another rank. For the last bucket of a step it returns when all results are
+        here, so that an error of the box is raised by `backward()` with its own type, and so is
+        Ctrl-C's KeyboardInterrupt. On a GPU it never waits: the next `backward()` raises the error,
+        and until then gradients are NaN.
         """
+        self._check_frozen()
         if _device.is_gpu(bucket.buffer().device):
             return self._exchange_on_device(bucket)
         sent = _Bucket(bucket.buffer())
-        for parameter, gradient in _gradients_of(bucket):
+        for parameter, of_bucket in _gradients_of(bucket):
             key = self._key_of(parameter)
+            gradient = self._in_order(key, of_bucket)
+            if gradient is not of_bucket:
+                sent.copies.append((of_bucket, gradient))
             if matrix := self.powersgd and self.powersgd.get(key):
                 matrix.begin(gradient)
                 sent.matrices.append(matrix)
@@ -282,6 +312,11 @@ class DDPState:
         on_device: _device.DeviceKeys = self.worker.on_device
         gradients = {self._key_of(of): gradient for of, gradient in _gradients_of(bucket)}
         for key, gradient in gradients.items():
+            if not gradient.is_contiguous():
+                raise InvalidError(
+                    f"parameter '{key}' has the strides {gradient.stride()}: on a GPU phub "
+                    "exchanges contiguous ones; call contiguous() on its data on all ranks"
+                )
             on_device.push(key, gradient)
         return on_device.pull_later(gradients, bucket.buffer())
 
@@ -291,6 +326,23 @@ class DDPState:
             bucket.done.wait()
             if bucket.error is not None:
                 raise bucket.error
+
+    def _in_order(self, key: str, gradient: torch.Tensor) -> torch.Tensor:
+        """The gradient, or a copy in the order that all ranks have."""
+        if gradient.is_contiguous():
+            return gradient
+        if key not in self._copies:
+            self._copies[key] = torch.empty(gradient.shape, dtype=gradient.dtype)
+        return self._copies[key].copy_(gradient)
+
+    def _check_frozen(self) -> None:
+        for name, parameter in self._frozen.items():
+            if parameter.requires_grad:
+                raise InvalidError(
+                    f"parameter '{name}' requires a gradient now, and did not when the job was "
+                    "joined: it would not be exchanged. Let all that is ever trained require a "
+                    "gradient before, or make the wrapper anew on all ranks, with another job="
+                )
 
     def _key_of(self, parameter: torch.Tensor) -> str:
         key = self._name_of.get(id(parameter))

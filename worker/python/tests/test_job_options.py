@@ -133,6 +133,8 @@ def walk(rank, form, folder):
     torch.set_num_threads(1)
     found = {}
     for name, values in VALUES.items():
+        if form == "of_optimizer" and name == "optimizer":
+            continue  # its argument of this name is PyTorch's optimizer
         for value in values:
             found[name, value] = gradients_with(form, name, value)
     return found
