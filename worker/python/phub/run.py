@@ -10,6 +10,7 @@ import os
 import queue
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -123,7 +124,15 @@ def _box() -> Iterator[tuple[str, subprocess.Popen[str]]]:
         _end([box])
 
 
-def _environment(server: str, rank: int, ranks: int, job: str | None) -> dict[str, str]:
+def _free_port() -> int:
+    """For the ranks' own use. The kernel gives none that it gave a moment ago."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _environment(server: str, rank: int, ranks: int, job: str | None, port: int) -> dict[str, str]:
+    """What phub looks for, and what torch and its frameworks find under torchrun."""
     threads = max(1, len(os.sched_getaffinity(0)) // ranks)
     return {
         "PHUB_JOB": "run",
@@ -133,7 +142,12 @@ def _environment(server: str, rank: int, ranks: int, job: str | None) -> dict[st
         "PHUB_SERVER": server,
         "PHUB_RANK": str(rank),
         "PHUB_WORLD_SIZE": str(ranks),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
         **({"PHUB_JOB": job} if job else {}),
     }
 
@@ -238,7 +252,8 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="phub run",
         description="Starts a box and the ranks of a training on this machine. Each rank finds "
-        "PHUB_SERVER, PHUB_RANK, PHUB_WORLD_SIZE and PHUB_JOB in its environment. Its output has "
+        "PHUB_SERVER, PHUB_RANK, PHUB_WORLD_SIZE and PHUB_JOB in its environment, and RANK, "
+        "LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as under torchrun. Its output has "
         "its rank before each line. When a rank fails, the others are ended, and its status is the "
         "command's.",
     )
@@ -257,8 +272,10 @@ def main(arguments: Sequence[str]) -> int:
     around = contextlib.nullcontext((given.server, None)) if given.server else _box()
     try:
         with around as (server, box):
+            port = _free_port()
             environments = [
-                _environment(server, rank, given.ranks, given.job) for rank in range(given.ranks)
+                _environment(server, rank, given.ranks, given.job, port)
+                for rank in range(given.ranks)
             ]
             return _run_ranks(given.command, environments, box, keep_going=given.keep_going)
     except errors.Error:

@@ -55,6 +55,26 @@ def test_ranks_find_a_box_and_each_other():
     assert done.returncode == 0
 
 
+RENDEZVOUS = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+sum = torch.tensor([dist.get_rank() + 1])
+dist.all_reduce(sum)
+print(dist.get_rank(), dist.get_world_size(), os.environ["LOCAL_RANK"], int(sum))
+dist.destroy_process_group()
+"""
+
+
+def test_frameworks_find_what_torchrun_sets():
+    pytest.importorskip("torch")
+    done = run("-n", "2", *of_python(RENDEZVOUS), RANK="7", WORLD_SIZE="9", MASTER_ADDR="nowhere")
+    assert sorted(line for line in done.stdout.splitlines() if "| " in line) == [
+        "0| 0 2 0 3",
+        "1| 1 2 1 3",
+    ], done.stdout
+    assert done.returncode == 0
+
+
 def test_a_box_that_runs_is_used(box):
     done = run(
         "-n",
