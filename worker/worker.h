@@ -109,10 +109,10 @@ struct WorkerOptions {
 
 // The launcher's environment: PHUB_SERVER, PHUB_TRANSPORT, PHUB_MIN_RANKS, PHUB_WORKER_TRACE,
 // PHUB_WORKER_NIC_BUDGET, PHUB_SEND_ORDER, PHUB_CARRY_OVER; PHUB_TOKEN, or PHUB_TOKEN_FILE of mode
-// 0600; the job's name, rank and world size from PHUB_JOB, PHUB_RANK and PHUB_WORLD_SIZE, else
-// torchrun's (RANK …), Open MPI's or Slurm's; the ranks on this host from LOCAL_WORLD_SIZE or
-// OMPI_COMM_WORLD_LOCAL_SIZE. Throws Error(kInvalid) if a value is not a number, or the rank is
-// outside the world.
+// 0600; the job's name, rank and world size from PHUB_JOB, PHUB_RANK and PHUB_WORLD_SIZE, else of
+// the first launcher in the table of training.md; the ranks on this host from LOCAL_WORLD_SIZE,
+// OMPI_COMM_WORLD_LOCAL_SIZE or MPI_LOCALNRANKS. Throws Error(kInvalid) if a value is not a number,
+// the rank is outside the world, or one variable of a pair is missing.
 WorkerOptions options_from_environment();
 
 struct WorkerStats {

@@ -58,7 +58,8 @@ ranks() {
   local first=$1 number=$((${#nodes[@]} - $1))
   shift
   ((number > 0)) || { printf 'no node is left for ranks: the job has %d\n' "${#nodes[@]}" >&2 && return 2; }
-  srun --overlap --relative "$first" --nodes "$number" --ntasks $((number * ${SLURM_NTASKS_PER_NODE:-1})) \
+  # Not a name with the step in it: a rank that is started again is in a step of its own.
+  PHUB_JOB=${PHUB_JOB:-slurm-$SLURM_JOB_ID} srun --overlap --relative "$first" --nodes "$number" --ntasks $((number * ${SLURM_NTASKS_PER_NODE:-1})) \
     --no-kill --kill-on-bad-exit=0 "$@"
 }
 

@@ -55,6 +55,26 @@ def test_ranks_find_a_box_and_each_other():
     assert done.returncode == 0
 
 
+RENDEZVOUS = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+sum = torch.tensor([dist.get_rank() + 1])
+dist.all_reduce(sum)
+print(dist.get_rank(), dist.get_world_size(), os.environ["LOCAL_RANK"], int(sum))
+dist.destroy_process_group()
+"""
+
+
+def test_frameworks_find_what_torchrun_sets():
+    pytest.importorskip("torch")
+    done = run("-n", "2", *of_python(RENDEZVOUS), RANK="7", WORLD_SIZE="9", MASTER_ADDR="nowhere")
+    assert sorted(line for line in done.stdout.splitlines() if "| " in line) == [
+        "0| 0 2 0 3",
+        "1| 1 2 1 3",
+    ], done.stdout
+    assert done.returncode == 0
+
+
 def test_a_box_that_runs_is_used(box):
     done = run(
         "-n",
@@ -81,7 +101,7 @@ time.sleep(600)
     ("end", "status", "how"),
     [
         ("sys.exit(3)", 3, "exited with status 3"),
-        ("os.kill(os.getpid(), 9)", 137, "was killed by signal 9"),
+        ("os.kill(os.getpid(), 9)", 137, "was killed by signal 9, SIGKILL"),
     ],
 )
 def test_when_one_fails_the_others_end(end, status, how):
@@ -129,6 +149,99 @@ def test_ranks_and_their_children_end_with_it(number):
     if number == signal.SIGKILL:  # nobody is left to end the children's children
         processes = processes[::2]
     wait_until(lambda: not alive(processes), f"the end of {processes}", 30)
+
+
+CHATTERS = """
+for i in range(5000):
+    print("line", i, "x" * 100)
+"""
+
+
+def test_ranks_go_on_when_nobody_reads_their_output():
+    with subprocess.Popen(
+        command("-n", "2", *of_python(CHATTERS)),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as launcher:
+        assert "| line 0 " in launcher.stdout.readline()
+        launcher.stdout.close()
+        assert launcher.wait(60) == 1
+        said = launcher.stderr.read()
+    assert said == "phub run: output of ranks is lost: standard output: Broken pipe\n"
+
+
+def test_ranks_go_on_when_the_disk_of_their_output_is_full(tmp_path):
+    last = tmp_path / "last"
+    script = CHATTERS + f"open({str(last)!r}, 'w').close()"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command(*of_python(script)),
+            env=environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert last.exists()
+    assert done.returncode == 1
+    assert "output of ranks is lost: standard output: No space left on device" in done.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", ">/dev/full 2>&1"])
+def test_it_ends_without_any_output(closed):
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'exec "$@" {closed}', "sh", *command(*of_python(CHATTERS))],
+        env=environment(),
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+
+
+def test_output_is_that_of_the_ranks_in_any_locale():
+    line = "Grüße ".encode() + bytes([0xFF])  # the end is no UTF-8
+    script = f"import os; os.write(1, {line + bytes([10])!r})"
+    done = subprocess.run(
+        command("-n", "2", *of_python(script)),
+        env={**environment(), "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert sorted(done.stdout.splitlines()) == [b"0| " + line, b"1| " + line]
+    assert done.returncode == 0
+
+
+BOX_DIES = """
+import os, signal, time
+if os.environ["PHUB_RANK"] == "0":
+    parent = os.getppid()
+    siblings = open(f"/proc/{parent}/task/{parent}/children").read().split()
+    box, = [p for p in siblings if open(f"/proc/{p}/comm").read() == "phub\\n"]
+    os.kill(int(box), signal.SIGKILL)
+time.sleep(600)
+"""
+
+
+def test_a_box_that_was_killed_is_named_and_ends_the_ranks():
+    done = run("-n", "2", *of_python(BOX_DIES))
+    assert done.returncode == 137
+    assert "the box was killed by signal 9, SIGKILL" in done.stderr
+    assert "before its ranks" in done.stderr
+
+
+def test_a_script_without_an_interpreter_is_no_traceback(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("print('trained')\n")
+    script.chmod(0o755)
+    done = run("--", str(script))
+    assert done.returncode == 126
+    assert str(script) in done.stderr
+    assert "-- python train.py" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_command_that_is_not_there_is_named():
