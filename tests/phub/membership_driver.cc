@@ -129,6 +129,11 @@ void MembershipDriver::act(const MembershipAction& action) {
       rule(seats_.erase(action.rank) == 1, fmt::format("rank {} has no seat", action.rank));
       rule(commits_ == 0, "a revocation before every core has let go");
       break;
+    case MembershipAction::kSave:
+      trace_.emplace_back("save");
+      rule(seats_.empty(), "the end is saved while ranks are there");
+      membership_.end_saved();
+      break;
     case MembershipAction::kReply:
       rule(open_.erase(action.token) == 1,
            fmt::format("token {} is answered twice, or was never there", action.token));
