@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from phub import _device
-from phub._options import MAX_DIMENSIONS, Key, Option
+from phub._options import MAX_DIMENSIONS, Key, Option, check_results
 from phub.errors import InvalidError
 from phub.pytorch import DTYPES, format_of_job
 
@@ -92,8 +92,8 @@ def check_form(
             f"overlap={overlap!r}, accumulate={accumulate}: overlap is 'backward', 'forward' "
             "or False, and accumulate at least 1"
         )
-    if options.get("consistency", "bsp") != "bsp":
-        raise InvalidError("a step is a round of all ranks: consistency must be bsp")
+    form = "DistributedOptimizer" if server else "DistributedOptimizer(server=False)"
+    check_results(form, options, gradients=not server)
     if overlap == "forward" and not server:
         raise InvalidError('overlap="forward" is for steps of the box (server=True)')
     if zero_copy and not server:

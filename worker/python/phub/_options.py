@@ -67,6 +67,44 @@ def set_options(options: c_void_p, given: Mapping[str, Option]) -> None:
             call("options_set_number", options, name.encode(), number)
 
 
+# What a job must have for its results to be those of the ranks' gradients, in every form, and why.
+_FOR_STEPS = {
+    "consistency": ("bsp", "a step is a round of all ranks, in lock-step"),
+    "work": ("all", "other work is for benchmarks: the box would not compute what the ranks need"),
+}
+# The same where results are gradients: the box has no model then.
+_FOR_GRADIENTS = {
+    **_FOR_STEPS,
+    "optimizer": ("none", "a step of the box would hand back parameters in place of gradients"),
+    "unused": ("zero", "what the box skips keeps the result of the round before"),
+}
+
+
+def check_results(
+    form: str, options: Mapping[str, Option], *, gradients: bool = True, **fixed: str
+) -> None:
+    """Raises InvalidError for an option of `Worker` with which results would not be the form's.
+
+    form: what the program calls, for messages.
+    gradients: whether results are gradients, and not parameters after a step of the box.
+    fixed: options that the form chooses itself, with the only value that may be given.
+    """
+    rules = {
+        **(_FOR_GRADIENTS if gradients else _FOR_STEPS),
+        **{name: (value, f"{form} chooses it itself") for name, value in fixed.items()},
+    }
+    for name, (only, why) in rules.items():
+        if str(options.get(name, only)) != only:
+            raise errors.InvalidError(
+                f"{form} with {name}={options[name]!r}: {why}. Leave {name} out, or say {only!r}"
+            )
+    if gradients and options.get("on_nonfinite") == "skip":
+        raise errors.InvalidError(
+            f"{form} with on_nonfinite='skip': a round that is skipped keeps the gradients of the "
+            "round before. Say 'pass', 'stop' or 'exclude', and let the program leave out the step"
+        )
+
+
 def set_formats(options: c_void_p, formats: Mapping[str, str]) -> None:
     """After `add_keys`. Raises InvalidError or NotFoundError, which name the format or pattern."""
     for pattern, name in formats.items():

@@ -23,7 +23,7 @@ from torch import nn
 
 from phub import _device
 from phub._memory import Memory
-from phub._options import Key, Option
+from phub._options import Key
 from phub.errors import InvalidError
 from phub.worker import Worker
 
@@ -200,15 +200,6 @@ class Matrix:
             seed = zlib.crc32(f"{self._name} {round_} {k}".encode())
             random = torch.Generator().manual_seed(seed)
             self.q[k] = torch.randn(self.columns, generator=random)
-
-
-def check_options(options: Mapping[str, Option]) -> None:
-    """Of a job with PowerSGD."""
-    if (found := options.get("consistency", "bsp")) != "bsp":
-        raise InvalidError(
-            f"powersgd with consistency={found!r}: the ranks' factors belong together only in "
-            "lock-step (bsp)"
-        )
 
 
 def orthonormal(given: torch.Tensor) -> torch.Tensor | None:

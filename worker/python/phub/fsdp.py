@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
 from phub._memory import Memory
-from phub._options import Option
+from phub._options import Option, check_results
 from phub._views import tensor_over
 from phub.errors import InvalidError
 from phub.pytorch import DTYPES, memory_of
@@ -34,6 +34,9 @@ class FSDPState:
         options: of `Worker`, of which rank and world_size are the replica's. With several processes
             in a replica, each has a job of its own with its peers in the others: job="NAME-SHARD".
         """
+        check_results(
+            "FSDPState", options, reduction="mean", initial="broadcast", parameter_dtype="f32"
+        )
         if options.get("memory_device") is not None:
             raise InvalidError(
                 "memory_device: FSDP's shards are exchanged on the CPU; leave it out"

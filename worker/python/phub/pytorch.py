@@ -23,8 +23,8 @@ from phub import _device
 from phub._buffers import Buffers, worker_beside
 from phub._factors import Factors
 from phub._memory import Memory
-from phub._options import MAX_DIMENSIONS, Key, Option
-from phub._powersgd import Matrix, PowerSGD, check_options
+from phub._options import MAX_DIMENSIONS, Key, Option, check_results
+from phub._powersgd import Matrix, PowerSGD
 from phub.errors import InvalidError
 from phub.worker import Worker
 
@@ -138,8 +138,10 @@ class DDPState:
             as the inputs and errors that they are made of, of so many samples of a rank in a step
             at most. Whatever else exchanges gradients must leave these weights alone.
         options: of `Worker`. Unlike there, the default of reduction is "mean", and of on_nonfinite
-            "pass": a GradScaler sees infinities itself, as with DDP.
+            "pass": a GradScaler sees infinities itself, as with DDP. Raises InvalidError for those
+            with which results would not be gradients: see `check_results`.
         """
+        check_results("DDPState", options)
         self._parameters = {
             name: parameter
             for name, parameter in module.named_parameters()
@@ -163,7 +165,6 @@ class DDPState:
         keys = {name: _key_for(p) for name, p in exchanged.items()}
         self.powersgd = None if powersgd is None else PowerSGD(exchanged, powersgd)
         if self.powersgd:
-            check_options(options)
             given["parameter_dtype"] = options.get("parameter_dtype", "f32")  # what factors are
             keys = {name: key for name, key in keys.items() if not self.powersgd.get(name)}
             keys |= self.powersgd.keys
