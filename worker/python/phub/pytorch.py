@@ -147,6 +147,7 @@ class DDPState:
             for name, parameter in module.named_parameters()
             if parameter.requires_grad
         }
+        self._frozen = {n: p for n, p in module.named_parameters() if not p.requires_grad}
         job_format = format_of_job(self._parameters)
         self._name_of = {id(parameter): name for name, parameter in self._parameters.items()}
         given: dict[str, Option] = {
@@ -258,6 +259,7 @@ class DDPState:
         GPU it never waits: the next `backward()` raises the error, and until then gradients are
         NaN.
         """
+        self._check_frozen()
         if _device.is_gpu(bucket.buffer().device):
             return self._exchange_on_device(bucket)
         sent = _Bucket(bucket.buffer())
@@ -290,6 +292,17 @@ class DDPState:
             bucket.done.wait()
             if bucket.error is not None:
                 raise bucket.error
+
+    def _check_frozen(self) -> None:
+        """DDP does not exchange parameters that required no gradient when it was made."""
+        for name, parameter in self._frozen.items():
+            if parameter.requires_grad:
+                raise InvalidError(
+                    f"parameter '{name}' requires a gradient now, and did not when the job was "
+                    "made: nobody exchanges it, and every rank would train its own. Let it require "
+                    "one before DDP and its state are made, and freeze it afterwards by a rate of "
+                    "0; or close this job, and make both anew"
+                )
 
     def _key_of(self, parameter: torch.Tensor) -> str:
         key = self._name_of.get(id(parameter))

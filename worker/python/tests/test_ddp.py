@@ -16,6 +16,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import phub
+from phub import pytorch
 
 
 def model_of(kind):
@@ -350,6 +351,26 @@ def of_another_module(rank):
 
 def test_the_state_of_another_module_is_refused(box, start):
     start(of_another_module, 1).results()
+
+
+def becomes_trainable(_rank, bare):
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    net[0].weight.requires_grad_(requires_grad=False)
+    if bare:
+        state = phub.DDPState(net)
+        wrapped = DistributedDataParallel(net, process_group=pytorch._group_of_one())
+        wrapped.register_comm_hook(state, phub.ddp_hook)
+    else:
+        wrapped = phub.ddp(net)
+    wrapped(torch.ones(1, 4)).sum().backward()
+    net[0].weight.requires_grad_()
+    with pytest.raises(phub.InvalidError, match=r"'0\.weight' requires a gradient now"):
+        wrapped(torch.ones(1, 4)).sum().backward()
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_a_parameter_that_becomes_trainable_later_is_refused(box, start, bare):
+    start(becomes_trainable, 1, bare).results()
 
 
 def has_no_default_group(rank):
