@@ -146,9 +146,8 @@ class Matrix:
 
     @torch.no_grad()
     def begin(self, gradient: torch.Tensor) -> None:
-        """Pushes P. The gradient's memory is lent until `finish`, which leaves the result there."""
-        flat = gradient.as_strided((gradient.numel(),), (1,))  # whatever the order of dimensions
-        self._gradient = flat.view(self.rows, self.columns)
+        """Pushes P. The gradient, contiguous, is lent until `finish`: the result is there then."""
+        self._gradient = gradient.view(self.rows, self.columns)
         self._sum = self._gradient.float()  # itself, if it is float32
         self._sum += self.residual
         self._finite = math.isfinite(self._sum.sum())

@@ -39,6 +39,7 @@ class _Bucket:
     buffer: torch.Tensor
     keys: list[str] = field(default_factory=list)
     matrices: list[Matrix] = field(default_factory=list)
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # to, from
     future: Future[torch.Tensor] = field(default_factory=Future)
     done: threading.Event = field(default_factory=threading.Event)
     error: Optional[Exception] = None
@@ -60,6 +61,8 @@ def _complete(worker: Worker, buckets: _Buckets) -> None:
                 worker.wait(key)
             for matrix in bucket.matrices:
                 matrix.finish()
+            for gradient, result in bucket.copies:
+                gradient.copy_(result)
             bucket.future.set_result(bucket.buffer)
             bucket.done.set()
         except Exception as error:
@@ -99,13 +102,25 @@ def memory_of(tensor: torch.Tensor) -> Memory:
 
 
 def _gradients_of(bucket: GradBucket) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Of each parameter. DDP's buckets of sparse ones have none: a buffer alone."""
+    """Of each parameter: a view of the bucket, of the parameter's shape.
+
+    DDP's buckets of sparse ones have none: a buffer alone.
+    """
     if bucket.buffer().layout != torch.strided:
         raise InvalidError(
             f"a gradient of shape {tuple(bucket.buffer().shape)} is {bucket.buffer().layout}: DDP "
             "exchanges dense ones. Use sparse=False, or phub.DistributedOptimizer, which sends rows"
         )
-    return zip(bucket.parameters(), bucket.gradients(), strict=True)
+    for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+        yield parameter, _with_order_of(parameter, gradient)
+
+
+def _with_order_of(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """What DDP gives as contiguous lies in the parameter's order, if that has no gaps."""
+    stride = parameter.stride()
+    if parameter.is_contiguous() or torch.empty_like(parameter, device="meta").stride() != stride:
+        return gradient
+    return gradient.as_strided(parameter.shape, stride, gradient.storage_offset())
 
 
 class DDPState:
@@ -182,6 +197,8 @@ class DDPState:
         self._module, self._options = module, options
         self._buffers: Optional[Buffers] = None  # from the first sync_buffers() on
         self._registered: dict[str, int] = {}
+        self._strides = {name: p.stride() for name, p in self._parameters.items()}
+        self._staged: dict[str, torch.Tensor] = {}
         self._outstanding: list[_Bucket] = []
         self._buckets: _Buckets = queue.SimpleQueue()
         last = self._buckets
@@ -265,11 +282,14 @@ class DDPState:
         sent = _Bucket(bucket.buffer())
         for parameter, gradient in _gradients_of(bucket):
             key = self._key_of(parameter)
+            lent = self._contiguous(key, gradient)
+            if lent is not gradient:
+                sent.copies.append((gradient, lent))
             if matrix := self.powersgd and self.powersgd.get(key):
-                matrix.begin(gradient)
+                matrix.begin(lent)
                 sent.matrices.append(matrix)
                 continue
-            self._register(key, gradient)
+            self._register(key, lent)
             self.worker.push(key)
             sent.keys.append(key)
         self._outstanding.append(sent)
@@ -283,7 +303,7 @@ class DDPState:
         on_device: _device.DeviceKeys = self.worker.on_device
         gradients = {self._key_of(of): gradient for of, gradient in _gradients_of(bucket)}
         for key, gradient in gradients.items():
-            on_device.push(key, gradient)
+            on_device.push(key, self._contiguous(key, gradient))
         return on_device.pull_later(gradients, bucket.buffer())
 
     def _wait(self) -> None:
@@ -311,7 +331,23 @@ class DDPState:
                 f"a parameter of shape {tuple(parameter.shape)} is not in the module that DDPState "
                 "was made of: make it of the module that DDP has (ddp.module)"
             )
+        if parameter.stride() != self._strides[key]:
+            raise InvalidError(
+                f"parameter '{key}' had strides {self._strides[key]} when the job was made, and "
+                f"has {parameter.stride()} now: DDP's gradients may have the old order. Change the "
+                "memory format before DDP and its state are made"
+            )
         return key
+
+    def _contiguous(self, key: str, gradient: torch.Tensor) -> torch.Tensor:
+        """It, or a copy, which lives as long as this: ranks may have other orders in memory."""
+        if gradient.is_contiguous():
+            return gradient
+        staged = self._staged.get(key)
+        if staged is None or staged.dtype != gradient.dtype:
+            staged = torch.empty_like(gradient, memory_format=torch.contiguous_format)
+            self._staged[key] = staged
+        return staged.copy_(gradient)
 
     def _register(self, key: str, gradient: torch.Tensor) -> None:
         address = gradient.data_ptr()
