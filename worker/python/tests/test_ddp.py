@@ -406,10 +406,17 @@ def ordered_gradients(rank, options):
         net.zero_grad()
         net(batch).backward()
         expected.append({name: p.grad.clone() for name, p in net.named_parameters()})
-    wrapped = phub.ddp(net, **options)
+    if options.get("server") is False:
+        optimizer = phub.DistributedOptimizer(
+            torch.optim.SGD(net.parameters(), 0.0), net, **options
+        )
+        wrapped, step = net, optimizer.step
+    else:
+        wrapped, step = phub.ddp(net, **options), lambda: None
     for _ in range(2):
         net.zero_grad()
         wrapped(batches[rank]).backward()
+        step()
     for name, parameter in net.named_parameters():
         want = (expected[0][name] + expected[1][name]) / 2
         torch.testing.assert_close(parameter.grad, want, rtol=1e-4, atol=1e-3, msg=name)
@@ -420,6 +427,7 @@ def ordered_gradients(rank, options):
     [
         {"transport": "shm"},
         {"transport": "tcp", "ddp_options": {"gradient_as_bucket_view": False}},
+        {"server": False},
         {"powersgd": 2},  # a sample of each of two ranks: what two columns hold
     ],
 )
