@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from phub import _device
-from phub._options import MAX_DIMENSIONS, Key, Option
+from phub._options import MAX_DIMENSIONS, Key, Option, check_results
 from phub.errors import InvalidError
 from phub.pytorch import DTYPES, format_of_job
 
@@ -79,7 +79,9 @@ def check_format(named: Mapping[str, nn.Parameter], job_format: str) -> None:
             )
 
 
-def check_form(overlap: object, accumulate: int, server: bool, zero_copy: bool) -> None:
+def check_form(
+    overlap: object, accumulate: int, server: bool, zero_copy: bool, options: Mapping[str, Option]
+) -> None:
     """Raises InvalidError if a DistributedOptimizer cannot be of this form."""
     if not isinstance(server, bool):
         raise InvalidError(
@@ -90,6 +92,8 @@ def check_form(overlap: object, accumulate: int, server: bool, zero_copy: bool) 
             f"overlap={overlap!r}, accumulate={accumulate}: overlap is 'backward', 'forward' "
             "or False, and accumulate at least 1"
         )
+    form = "DistributedOptimizer" if server else "DistributedOptimizer(server=False)"
+    check_results(form, options, gradients=not server)
     if overlap == "forward" and not server:
         raise InvalidError('overlap="forward" is for steps of the box (server=True)')
     if zero_copy and not server:

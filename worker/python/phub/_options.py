@@ -67,27 +67,41 @@ def set_options(options: c_void_p, given: Mapping[str, Option]) -> None:
             call("options_set_number", options, name.encode(), number)
 
 
-# A step of PyTorch is a round of all ranks only with these values.
-_OF_STEPS: Mapping[str, Option] = {"consistency": "bsp", "slack": 0, "work": "all"}
+# What a job must have for its results to be those of the ranks' gradients, in every form, and why.
+_FOR_STEPS = {
+    "consistency": ("bsp", "a step is a round of all ranks, in lock-step"),
+    "work": ("all", "other work is for benchmarks: the box would not compute what the ranks need"),
+}
+# The same where results are gradients: the box has no model then.
+_FOR_GRADIENTS = {
+    **_FOR_STEPS,
+    "optimizer": ("none", "a step of the box would hand back parameters in place of gradients"),
+    "unused": ("zero", "what the box skips keeps the result of the round before"),
+}
 
 
-def check_steps(form: str, given: Mapping[str, Option], **fixed: Option) -> None:
-    """Raises InvalidError for an option of a job with which a step would get something else.
+def check_results(
+    form: str, options: Mapping[str, Option], *, gradients: bool = True, **fixed: str
+) -> None:
+    """Raises InvalidError for an option of `Worker` with which results would not be the form's.
 
-    form: the class or function that makes the steps, for the message. given: the caller's options.
-    fixed: options that the form decides, and their values; optimizer="none": rounds hand back
-        gradients.
+    form: what the program calls, for messages.
+    gradients: whether results are gradients, and not parameters after a step of the box.
+    fixed: options that the form chooses itself, with the only value that may be given.
     """
-    for name, value in {**_OF_STEPS, **fixed}.items():
-        if name in given and str(given[name]) != str(value):
+    rules = {
+        **(_FOR_GRADIENTS if gradients else _FOR_STEPS),
+        **{name: (value, f"{form} chooses it itself") for name, value in fixed.items()},
+    }
+    for name, (only, why) in rules.items():
+        if str(options.get(name, only)) != only:
             raise errors.InvalidError(
-                f"{name}={given[name]!r}: {form} makes steps of all ranks together, with "
-                f"{name}={value!r}: leave it out. phub.Worker takes other values"
+                f"{form} with {name}={options[name]!r}: {why}. Leave {name} out, or say {only!r}"
             )
-    if fixed.get("optimizer") == "none" and given.get("on_nonfinite") == "skip":
+    if gradients and options.get("on_nonfinite") == "skip":
         raise errors.InvalidError(
-            f"on_nonfinite='skip': {form} would hand back the gradients of the step before. "
-            "Take 'pass' and look for infinities yourself, as a GradScaler does, or 'exclude'"
+            f"{form} with on_nonfinite='skip': a round that is skipped keeps the gradients of the "
+            "round before. Say 'pass', 'stop' or 'exclude', and let the program leave out the step"
         )
 
 

@@ -23,7 +23,7 @@ from torch import nn
 
 from phub import _device
 from phub._memory import Memory
-from phub._options import Key, Option
+from phub._options import Key
 from phub.errors import InvalidError
 from phub.worker import Worker
 
@@ -146,9 +146,8 @@ class Matrix:
 
     @torch.no_grad()
     def begin(self, gradient: torch.Tensor) -> None:
-        """Pushes P. The gradient's memory is lent until `finish`, which leaves the result there."""
-        flat = gradient.as_strided((gradient.numel(),), (1,))  # whatever the order of dimensions
-        self._gradient = flat.view(self.rows, self.columns)
+        """Pushes P. The gradient, contiguous, is lent until `finish`: the result is there then."""
+        self._gradient = gradient.view(self.rows, self.columns)
         self._sum = self._gradient.float()  # itself, if it is float32
         self._sum += self.residual
         self._finite = math.isfinite(self._sum.sum())
@@ -200,15 +199,6 @@ class Matrix:
             seed = zlib.crc32(f"{self._name} {round_} {k}".encode())
             random = torch.Generator().manual_seed(seed)
             self.q[k] = torch.randn(self.columns, generator=random)
-
-
-def check_options(options: Mapping[str, Option]) -> None:
-    """Of a job with PowerSGD."""
-    if (found := options.get("consistency", "bsp")) != "bsp":
-        raise InvalidError(
-            f"powersgd with consistency={found!r}: the ranks' factors belong together only in "
-            "lock-step (bsp)"
-        )
 
 
 def orthonormal(given: torch.Tensor) -> torch.Tensor | None:

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
 from phub._memory import Memory
-from phub._options import Option, check_steps
+from phub._options import Option, check_results
 from phub._views import tensor_over
 from phub.errors import InvalidError
 from phub.pytorch import DTYPES, memory_of
@@ -31,15 +31,16 @@ class FSDPState:
             replica. Its parameters are float32 or bfloat16 on the CPU.
         formats: of gradients on the wire, by patterns of keys' names, which are those of the
             modules that fully_shard() was called for, and "model": see `Worker`.
-        options: of `Worker`, but for those with which results would not be mean gradients
-            (InvalidError). rank and world_size are the replica's. With several processes
+        options: of `Worker`, of which rank and world_size are the replica's. With several processes
             in a replica, each has a job of its own with its peers in the others: job="NAME-SHARD".
         """
+        check_results(
+            "FSDPState", options, reduction="mean", initial="broadcast", parameter_dtype="f32"
+        )
         if options.get("memory_device") is not None:
             raise InvalidError(
                 "memory_device: FSDP's shards are exchanged on the CPU; leave it out"
             )
-        check_steps("FSDP", options, optimizer="none", reduction="mean", initial="broadcast")
         self._parameters = _by_module(model)
         self._elements = {
             key: sum(_shard_of(p) for p in parameters)
@@ -91,7 +92,7 @@ class FSDPState:
         gradients.copy_(self._result(key))
 
     def _result(self, key: str) -> torch.Tensor:
-        return tensor_over(self.worker.parameters(key), DTYPES[self.worker.parameter_dtype])
+        return tensor_over(self.worker.parameters(key))
 
 
 def _by_module(model: nn.Module) -> dict[str, list[DTensor]]:

@@ -20,7 +20,7 @@ from phub._exchanged import Exchanged, take_waiting
 from phub._hooks import forward_hooks, gradient_hooks, view_hooks
 from phub._memory import format_in_memory
 from phub._model import check_form, check_format, formats_of, keys_of, named_parameters
-from phub._options import Option, check_steps
+from phub._options import Option
 from phub._own_state import OwnState, Stateful
 from phub._rows import SparseRows, rows_in
 from phub._steps import Steps
@@ -121,7 +121,7 @@ class DistributedOptimizer(Optimizer):
             on_nonfinite="skip" all ranks leave out a step with a NaN or an infinity: `skipped`.
         Raises InvalidError, which names the parameter or the group, and what to do.
         """
-        check_form(overlap, accumulate, server, zero_copy)
+        check_form(overlap, accumulate, server, zero_copy, options)
         if not server:
             check_without_box(factors, rows or lazy, max_norm, schedule, options)
         _rules.check_schedule(schedule or {})
@@ -129,9 +129,9 @@ class DistributedOptimizer(Optimizer):
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.optimizer = optimizer
         self.param_groups = optimizer.param_groups
-        self._overlap, self._accumulate = overlap, accumulate
+        self._overlap = overlap
+        self._accumulate = accumulate
         self._rule = _rules.name_of(optimizer) if server else "none"
-        check_steps("DistributedOptimizer", options, optimizer=self._rule)
         self._syncs, self._synchronized = True, False
         given: dict[str, Option] = {
             "reduction": "mean",

@@ -23,8 +23,8 @@ from phub import _device
 from phub._buffers import Buffers, worker_beside
 from phub._factors import Factors
 from phub._memory import Memory
-from phub._options import MAX_DIMENSIONS, Key, Option, check_steps
-from phub._powersgd import Matrix, PowerSGD, check_options
+from phub._options import MAX_DIMENSIONS, Key, Option, check_results
+from phub._powersgd import Matrix, PowerSGD
 from phub.errors import InvalidError
 from phub.worker import Worker
 
@@ -38,8 +38,8 @@ class _Bucket:
 
     buffer: torch.Tensor
     keys: list[str] = field(default_factory=list)
-    copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     matrices: list[Matrix] = field(default_factory=list)
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # to, from
     future: Future[torch.Tensor] = field(default_factory=Future)
     done: threading.Event = field(default_factory=threading.Event)
     error: Optional[Exception] = None
@@ -61,8 +61,8 @@ def _complete(worker: Worker, buckets: _Buckets) -> None:
                 worker.wait(key)
             for matrix in bucket.matrices:
                 matrix.finish()
-            for gradient, copy in bucket.copies:
-                gradient.copy_(copy)
+            for gradient, result in bucket.copies:
+                gradient.copy_(result)
             bucket.future.set_result(bucket.buffer)
             bucket.done.set()
         except Exception as error:
@@ -101,23 +101,10 @@ def memory_of(tensor: torch.Tensor) -> Memory:
     return Memory(tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements fill memory without a gap, in whatever order."""
-    expected = 1
-    sizes = [(step, n) for step, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1]
-    for step, n in sorted(sizes):
-        if step != expected:
-            return False
-        expected *= n
-    return True
-
-
 def _gradients_of(bucket: GradBucket) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Of each parameter, with its elements where the parameter has them.
+    """Of each parameter: a view of the bucket, of the parameter's shape.
 
-    DDP lays a gradient out as its parameter is, if that is dense, and bucket.gradients() does not
-    say so: of one that is channels_last, or transposed, its elements are in another order. DDP's
-    buckets of sparse gradients have none: a buffer alone.
+    DDP's buckets of sparse ones have none: a buffer alone.
     """
     if bucket.buffer().layout != torch.strided:
         raise InvalidError(
@@ -125,10 +112,15 @@ def _gradients_of(bucket: GradBucket) -> Iterator[tuple[torch.Tensor, torch.Tens
             "exchanges dense ones. Use sparse=False, or phub.DistributedOptimizer, which sends rows"
         )
     for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-        if not parameter.is_contiguous() and _is_dense(parameter):
-            yield parameter, gradient.as_strided(parameter.shape, parameter.stride())
-        else:
-            yield parameter, gradient
+        yield parameter, _with_order_of(parameter, gradient)
+
+
+def _with_order_of(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """What DDP gives as contiguous lies in the parameter's order, if that has no gaps."""
+    stride = parameter.stride()
+    if parameter.is_contiguous() or torch.empty_like(parameter, device="meta").stride() != stride:
+        return gradient
+    return gradient.as_strided(parameter.shape, stride, gradient.storage_offset())
 
 
 class DDPState:
@@ -160,19 +152,19 @@ class DDPState:
         factors: exchanges the gradients of these weights of nn.Linear, by patterns of their names,
             as the inputs and errors that they are made of, of so many samples of a rank in a step
             at most. Whatever else exchanges gradients must leave these weights alone.
-        options: of `Worker`, but for those with which results would not be gradients (optimizer,
-            consistency, work): InvalidError. Unlike there, the default of reduction is "mean", and
-            of on_nonfinite "pass": a GradScaler sees infinities itself, as with DDP.
+        options: of `Worker`. Unlike there, the default of reduction is "mean", and of on_nonfinite
+            "pass": a GradScaler sees infinities itself, as with DDP. Raises InvalidError for those
+            with which results would not be gradients: see `check_results`.
         """
-        check_steps("DDP", options, optimizer="none")
+        check_results("DDPState", options)
         self._parameters = {
             name: parameter
             for name, parameter in module.named_parameters()
             if parameter.requires_grad
         }
+        self._frozen = {n: p for n, p in module.named_parameters() if not p.requires_grad}
         job_format = format_of_job(self._parameters)
         self._name_of = {id(parameter): name for name, parameter in self._parameters.items()}
-        self._frozen = {n: p for n, p in module.named_parameters() if not p.requires_grad}
         given: dict[str, Option] = {
             "reduction": "mean",
             "on_nonfinite": "pass",
@@ -189,7 +181,6 @@ class DDPState:
         keys = {name: _key_for(p) for name, p in exchanged.items()}
         self.powersgd = None if powersgd is None else PowerSGD(exchanged, powersgd)
         if self.powersgd:
-            check_options(options)
             given["parameter_dtype"] = options.get("parameter_dtype", "f32")  # what factors are
             keys = {name: key for name, key in keys.items() if not self.powersgd.get(name)}
             keys |= self.powersgd.keys
@@ -206,7 +197,8 @@ class DDPState:
         self._module, self._options = module, options
         self._buffers: Optional[Buffers] = None  # from the first sync_buffers() on
         self._registered: dict[str, int] = {}
-        self._copies: dict[str, torch.Tensor] = {}  # of gradients in another order than others have
+        self._strides = {name: p.stride() for name, p in self._parameters.items()}
+        self._staged: dict[str, torch.Tensor] = {}
         self._outstanding: list[_Bucket] = []
         self._buckets: _Buckets = queue.SimpleQueue()
         last = self._buckets
@@ -279,26 +271,25 @@ class DDPState:
     def exchange(self, bucket: GradBucket) -> Future[torch.Tensor]:
         """Pushes the bucket's gradients. In the future is the bucket's buffer, with the results.
 
-        Elements are exchanged in the parameter's order, not in that of its memory, which may be
-        another one on another rank. For the last bucket of a step it returns when all results are
-        here, so that an error of the box is raised by `backward()` with its own type, and so is
-        Ctrl-C's KeyboardInterrupt. On a GPU it never waits: the next `backward()` raises the error,
-        and until then gradients are NaN.
+        For the last bucket of a step it returns when all results are here, so that an error of the
+        box is raised by `backward()` with its own type, and so is Ctrl-C's KeyboardInterrupt. On a
+        GPU it never waits: the next `backward()` raises the error, and until then gradients are
+        NaN.
         """
         self._check_frozen()
         if _device.is_gpu(bucket.buffer().device):
             return self._exchange_on_device(bucket)
         sent = _Bucket(bucket.buffer())
-        for parameter, of_bucket in _gradients_of(bucket):
+        for parameter, gradient in _gradients_of(bucket):
             key = self._key_of(parameter)
-            gradient = self._in_order(key, of_bucket)
-            if gradient is not of_bucket:
-                sent.copies.append((of_bucket, gradient))
+            lent = self._contiguous(key, gradient)
+            if lent is not gradient:
+                sent.copies.append((gradient, lent))
             if matrix := self.powersgd and self.powersgd.get(key):
-                matrix.begin(gradient)
+                matrix.begin(lent)
                 sent.matrices.append(matrix)
                 continue
-            self._register(key, gradient)
+            self._register(key, lent)
             self.worker.push(key)
             sent.keys.append(key)
         self._outstanding.append(sent)
@@ -312,12 +303,7 @@ class DDPState:
         on_device: _device.DeviceKeys = self.worker.on_device
         gradients = {self._key_of(of): gradient for of, gradient in _gradients_of(bucket)}
         for key, gradient in gradients.items():
-            if not gradient.is_contiguous():
-                raise InvalidError(
-                    f"parameter '{key}' has the strides {gradient.stride()}: on a GPU phub "
-                    "exchanges contiguous ones; call contiguous() on its data on all ranks"
-                )
-            on_device.push(key, gradient)
+            on_device.push(key, self._contiguous(key, gradient))
         return on_device.pull_later(gradients, bucket.buffer())
 
     def _wait(self) -> None:
@@ -327,21 +313,15 @@ class DDPState:
             if bucket.error is not None:
                 raise bucket.error
 
-    def _in_order(self, key: str, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradient, or a copy in the order that all ranks have."""
-        if gradient.is_contiguous():
-            return gradient
-        if key not in self._copies:
-            self._copies[key] = torch.empty(gradient.shape, dtype=gradient.dtype)
-        return self._copies[key].copy_(gradient)
-
     def _check_frozen(self) -> None:
+        """DDP does not exchange parameters that required no gradient when it was made."""
         for name, parameter in self._frozen.items():
             if parameter.requires_grad:
                 raise InvalidError(
                     f"parameter '{name}' requires a gradient now, and did not when the job was "
-                    "joined: it would not be exchanged. Let all that is ever trained require a "
-                    "gradient before, or make the wrapper anew on all ranks, with another job="
+                    "made: nobody exchanges it, and every rank would train its own. Let it require "
+                    "one before DDP and its state are made, and freeze it afterwards by a rate of "
+                    "0; or close this job, and make both anew"
                 )
 
     def _key_of(self, parameter: torch.Tensor) -> str:
@@ -351,7 +331,23 @@ class DDPState:
                 f"a parameter of shape {tuple(parameter.shape)} is not in the module that DDPState "
                 "was made of: make it of the module that DDP has (ddp.module)"
             )
+        if parameter.stride() != self._strides[key]:
+            raise InvalidError(
+                f"parameter '{key}' had strides {self._strides[key]} when the job was made, and "
+                f"has {parameter.stride()} now: DDP's gradients may have the old order. Change the "
+                "memory format before DDP and its state are made"
+            )
         return key
+
+    def _contiguous(self, key: str, gradient: torch.Tensor) -> torch.Tensor:
+        """It, or a copy, which lives as long as this: ranks may have other orders in memory."""
+        if gradient.is_contiguous():
+            return gradient
+        staged = self._staged.get(key)
+        if staged is None or staged.dtype != gradient.dtype:
+            staged = torch.empty_like(gradient, memory_format=torch.contiguous_format)
+            self._staged[key] = staged
+        return staged.copy_(gradient)
 
     def _register(self, key: str, gradient: torch.Tensor) -> None:
         address = gradient.data_ptr()

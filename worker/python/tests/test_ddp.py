@@ -16,6 +16,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import phub
+from phub import pytorch
 
 
 def model_of(kind):
@@ -350,6 +351,100 @@ def of_another_module(rank):
 
 def test_the_state_of_another_module_is_refused(box, start):
     start(of_another_module, 1).results()
+
+
+def becomes_trainable(_rank, bare):
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    net[0].weight.requires_grad_(requires_grad=False)
+    if bare:
+        state = phub.DDPState(net)
+        wrapped = DistributedDataParallel(net, process_group=pytorch._group_of_one())
+        wrapped.register_comm_hook(state, phub.ddp_hook)
+    else:
+        wrapped = phub.ddp(net)
+    wrapped(torch.ones(1, 4)).sum().backward()
+    net[0].weight.requires_grad_()
+    with pytest.raises(phub.InvalidError, match=r"'0\.weight' requires a gradient now"):
+        wrapped(torch.ones(1, 4)).sum().backward()
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_a_parameter_that_becomes_trainable_later_is_refused(box, start, bare):
+    start(becomes_trainable, 1, bare).results()
+
+
+class Ordered(nn.Module):
+    """Its parameters have another order in memory on rank 0, and one has gaps on rank 1."""
+
+    def __init__(self, rank):
+        super().__init__()
+        torch.manual_seed(SEED)
+        self.convolution, self.linear = nn.Conv2d(3, 4, 3), nn.Linear(36, 6)
+        self.last = nn.Linear(6, 40, bias=False)
+        if rank == 0:
+            self.to(memory_format=torch.channels_last)
+            turned = self.linear.weight.detach().t().contiguous().t()
+            self.linear.weight = nn.Parameter(turned)
+        if rank == 1:
+            wide = torch.zeros(40, 8)
+            wide[:, :6] = self.last.weight.detach()
+            self.last.weight = nn.Parameter(wide[:, :6])
+
+    def forward(self, x):
+        return self.last(self.linear(self.convolution(x).flatten(1))).pow(2).sum()
+
+
+def ordered_gradients(rank, options):
+    """Of two steps, the second with DDP's new buckets; and what the ranks' own mean is."""
+    torch.set_num_threads(1)
+    net = Ordered(rank)
+    batches = [
+        torch.randn(1, 3, 5, 5, generator=torch.Generator().manual_seed(r)) for r in range(2)
+    ]
+    expected = []
+    for batch in batches:
+        net.zero_grad()
+        net(batch).backward()
+        expected.append({name: p.grad.clone() for name, p in net.named_parameters()})
+    if options.get("server") is False:
+        optimizer = phub.DistributedOptimizer(
+            torch.optim.SGD(net.parameters(), 0.0), net, **options
+        )
+        wrapped, step = net, optimizer.step
+    else:
+        wrapped, step = phub.ddp(net, **options), lambda: None
+    for _ in range(2):
+        net.zero_grad()
+        wrapped(batches[rank]).backward()
+        step()
+    for name, parameter in net.named_parameters():
+        want = (expected[0][name] + expected[1][name]) / 2
+        torch.testing.assert_close(parameter.grad, want, rtol=1e-4, atol=1e-3, msg=name)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"transport": "shm"},
+        {"transport": "tcp", "ddp_options": {"gradient_as_bucket_view": False}},
+        {"server": False},
+        {"powersgd": 2},  # a sample of each of two ranks: what two columns hold
+    ],
+)
+def test_parameters_may_have_another_order_in_memory(box, start, options):
+    start(ordered_gradients, 2, options).results()
+
+
+def changes_order(_rank):
+    net = nn.Sequential(nn.Conv2d(3, 4, 3))
+    wrapped = phub.ddp(net)
+    net.to(memory_format=torch.channels_last)
+    with pytest.raises(phub.InvalidError, match=r"'0\.weight' had strides"):
+        wrapped(torch.ones(1, 3, 4, 4)).sum().backward()
+
+
+def test_another_order_after_ddp_was_made_is_refused(box, start):
+    start(changes_order, 1).results()
 
 
 def has_no_default_group(rank):

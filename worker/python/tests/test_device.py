@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from conftest import Box
+from test_ddp import ordered_gradients
 from torch import nn
 
 import phub
@@ -99,6 +100,16 @@ def trains_ddp(rank, way, transport):
     assert (wrapped.phub.worker.on_device is not None) == (way != "cpu")
     wrapped.phub.close()
     return gradients, bits_of(net)
+
+
+def has_another_order(rank, options):
+    go(HOST)
+    ordered_gradients(rank, options)
+
+
+@pytest.mark.parametrize("options", [{}, {"server": False}])
+def test_parameters_may_have_another_order_in_memory(box, start, options):
+    start(has_another_order, 2, options).results()
 
 
 def equal(one, other):

@@ -80,6 +80,18 @@ def test_gradients_may_be_coded(box, start, tmp_path):
         torch.testing.assert_close(parameter, expected[name], rtol=0, atol=0.01)
 
 
+def is_not_contiguous(_rank, store):
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    net = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    with pytest.raises(NotImplementedError, match="non-contiguous"):  # PyTorch's own
+        fully_shard(net, mesh=init_device_mesh("cpu", (1,)))
+    distributed.destroy_process_group()
+
+
+def test_shards_have_one_order_in_memory(start, tmp_path):
+    start(is_not_contiguous, 1, tmp_path / "store").results()
+
+
 def test_a_model_that_is_not_sharded_is_refused():
     with pytest.raises(phub.InvalidError, match="call fully_shard"):
         phub.FSDPState(model_of(0))
