@@ -19,6 +19,7 @@
 #include "tests/worker/expect_error.h"
 #include "tests/worker/server_process.h"
 #include "tests/worker/training.h"
+#include "transport/control/control_client.h"
 #include "transport/control/http_client.h"
 
 namespace phub::testing {
@@ -144,9 +145,9 @@ TEST_F(CheckpointCalls, WhoJoinsWaitsForTheFolder) {
   const std::string elsewhere = directory_.path() + "/elsewhere";
   std::filesystem::rename(folder(), elsewhere);
   WorkerOptions options = server_->options(spec_of("waits"));
-  options.connect_timeout_ms = 1;
-  expect_error(ErrorCode::kUnavailable, "removed, replaced or unmounted",
-               [&] { Worker worker(options); });
+  expect_error(ErrorCode::kUnavailable, "removed, replaced or unmounted", [&] {
+    ControlClient(server_->address()).join({.spec = options.spec, .transport = "tcp"}, kLongMs);
+  });
   HttpClient probe(server_->address());
   EXPECT_TRUE(
       becomes([&] { return probe.request("GET", "/readyz", "", "", 30000).status == 503u; }));

@@ -101,6 +101,9 @@ def test_a_worker_is_told_the_norm(box, start):
 
 def test_clipping_at_the_box_is_for_its_own_steps():
     net = make_net()
-    for wrong in ({"max_norm": 1.0}, {"on_nonfinite": "skip"}):
-        with pytest.raises(phub.InvalidError, match="for steps of the box"):
+    for wrong, why in (
+        ({"max_norm": 1.0}, "for steps of the box"),
+        ({"on_nonfinite": "skip"}, "keeps the gradients of the round before"),
+    ):
+        with pytest.raises(phub.InvalidError, match=why):
             phub.DistributedOptimizer(plain(net), net, server=False, **wrong)
