@@ -21,18 +21,17 @@ constexpr std::string_view kNoLinks =
     "it is a symbolic link, and none is followed here: move the folder itself to this place";
 constexpr uint64_t kMaxEpochDigits = 20;
 
+const FolderEntry* find_entry(const std::vector<FolderEntry>& entries, std::string_view name) {
+  const auto found = std::ranges::find(entries, name, &FolderEntry::name);
+  return found == entries.end() ? nullptr : &*found;
+}
+
 bool has_entry(const std::vector<FolderEntry>& entries, std::string_view name) {
-  return std::any_of(entries.begin(), entries.end(),
-                     [&](const FolderEntry& entry) { return entry.name == name; });
+  return find_entry(entries, name) != nullptr;
 }
 
 std::string path_of(const std::string& folder, std::string_view file) {
   return fmt::format("{}/{}", folder, file);
-}
-
-const FolderEntry* find_entry(const std::vector<FolderEntry>& entries, std::string_view name) {
-  const auto found = std::ranges::find(entries, name, &FolderEntry::name);
-  return found == entries.end() ? nullptr : &*found;
 }
 
 std::string parent_of(const std::string& path) {
@@ -182,10 +181,10 @@ void CheckpointStore::make_job_folder(const std::string& job) {
 std::unique_ptr<CheckpointWriter> CheckpointStore::begin(const std::string& job, CheckpointId id) {
   make_job_folder(job);
   const std::string folder = folder_of(job), name = folder_name(id);
-  for (const FolderEntry& entry : files_.list(folder)) {
-    if (entry.name != name) continue;
+  const std::vector<FolderEntry> entries = files_.list(folder);
+  if (const FolderEntry* const entry = find_entry(entries, name)) {
     const std::string there = path_of(folder, name);
-    if (!entry.folder || !has_entry(files_.list(there), kNewManifestFile)) {
+    if (!entry->folder || !has_entry(files_.list(there), kNewManifestFile)) {
       fail(ErrorCode::kTaken, "there is a checkpoint {} already", there);
     }
     remove_checkpoint(there);

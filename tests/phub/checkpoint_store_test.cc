@@ -49,6 +49,16 @@ class CheckpointFiles : public ::testing::Test {
   std::string directory_;
 };
 
+// There is something of this name already.
+void expect_taken(CheckpointStore& store, CheckpointId id) {
+  try {
+    store.begin(kJob, id);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kTaken);
+  }
+}
+
 TEST_F(CheckpointFiles, LieInFoldersOfTheirJob) {
   CheckpointStore store(directory_, 2);
   const Content content{.round = 123, .epoch = 4, .extra = 600'000};
@@ -136,12 +146,7 @@ TEST_F(CheckpointFiles, WhatIsNotCommittedIsRemoved) {
   }
   EXPECT_THAT(below(directory_ + "/digits%2Ev2"), IsEmpty());
   write_checkpoint(store, {.round = 10});
-  try {
-    store.begin(kJob, {1, 10});
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kTaken);
-  }
+  expect_taken(store, {1, 10});
 }
 
 TEST_F(CheckpointFiles, HaveOneBoxAtATime) {
@@ -263,12 +268,7 @@ TEST_F(CheckpointFiles, WhatHasTheNameOfACheckpointIsNeverPassedOverInSilence) {
   EXPECT_EQ(refused[2].folder, file);
   EXPECT_EQ(refused[2].why, "it is not a folder");
   EXPECT_TRUE(std::filesystem::exists(no_manifest + "/parameters.safetensors"));
-  try {
-    store.begin(kJob, {1, 30});
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kTaken);
-  }
+  expect_taken(store, {1, 30});
 }
 
 // Who can write there could put links in it, which lead elsewhere.

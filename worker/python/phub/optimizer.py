@@ -35,7 +35,6 @@ def check_without_box(
     rows: object,
     max_norm: float,
     schedule: object,
-    options: Mapping[str, Option],
 ) -> None:
     """Refuses what the box does in a step of its own, which server=False leaves to the worker."""
     if factors:
@@ -48,10 +47,10 @@ def check_without_box(
         raise InvalidError(
             "schedule is for steps of the box (server=True); torch's schedulers are for others"
         )
-    if max_norm or options.get("on_nonfinite") == "skip":
+    if max_norm:
         raise InvalidError(
-            "max_norm and on_nonfinite='skip' are for steps of the box (server=True). With "
-            "server=False call clip_grad_norm_ between synchronize() and step()"
+            "max_norm is for steps of the box (server=True). With server=False call "
+            "clip_grad_norm_ between synchronize() and step()"
         )
 
 
@@ -123,7 +122,7 @@ class DistributedOptimizer(Optimizer):
         """
         check_form(overlap, accumulate, server, zero_copy, options)
         if not server:
-            check_without_box(factors, rows or lazy, max_norm, schedule, options)
+            check_without_box(factors, rows or lazy, max_norm, schedule)
         _rules.check_schedule(schedule or {})
         self._complete = False
         super().__init__(optimizer.param_groups, optimizer.defaults)

@@ -276,7 +276,8 @@ class DDPState:
         GPU it never waits: the next `backward()` raises the error, and until then gradients are
         NaN.
         """
-        self._check_frozen()
+        if bucket.index() == 0:  # once a step
+            self._check_frozen()
         if _device.is_gpu(bucket.buffer().device):
             return self._exchange_on_device(bucket)
         sent = _Bucket(bucket.buffer())
