@@ -48,8 +48,8 @@ class ClosedOnFork {
 [[noreturn]] void fail_system(std::string_view what, int error);
 
 // While one lives, a file that this thread would grow beyond the limit of a file's size (ulimit -f)
-// is the error EFBIG for it. Without one the kernel sends SIGXFSZ, which ends the process unless the
-// program ignores it, as ours do; this is for the library, in a program that is not ours.
+// is the error EFBIG for it. Without one the kernel sends SIGXFSZ, which ends the process unless
+// the program ignores it, as ours do; this is for the library, in a program that is not ours.
 class FileSizeErrors {
  public:
   FileSizeErrors();
