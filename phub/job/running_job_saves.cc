@@ -214,7 +214,10 @@ void RunningJob::write_snapshot() {
   const auto also = std::make_shared<std::string>();  // what went wrong beside it
   parts_.end();
   run_beside(
-      host_.writer, [this, saved, also] { *also = host_.checkpoints->write(*job_, *saved); },
+      host_.writer,
+      [this, saved, also, is_end = saving_end_] {
+        *also = host_.checkpoints->write(*job_, *saved, is_end);
+      },
       [this, saved, also](const std::optional<Error>& failed) {
         if (!also->empty()) note_save(*also);
         snapshot_written(saved->round, failed);

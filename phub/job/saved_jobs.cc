@@ -410,7 +410,7 @@ std::map<uint32_t, uint64_t> SavedJobs::parts_of(const Manifest& saved) {
   return parts;
 }
 
-std::string SavedJobs::write(const Job& job, const Manifest& saved) {
+std::string SavedJobs::write(const Job& job, const Manifest& saved, bool is_end) {
   Manifest whole = saved;
   const bool shares = !std::ranges::all_of(saved.branches.shelves, [&](const SavedShelf& shelf) {
     return is_copied(shelf, saved.spec);
@@ -429,6 +429,8 @@ std::string SavedJobs::write(const Job& job, const Manifest& saved) {
     throw;
   }
   lock.lock();
+  // First: nobody may go on from this one, which has no state of ranks.
+  if (is_end) store_.end(saved.spec.name);
   const std::string others = writer->commit(std::move(whole));
   latest_[saved.spec.name] = id_of(saved);
   if (!problems.empty() && !others.empty()) problems += "; ";
@@ -474,10 +476,10 @@ void SavedJobs::read_branch(const Job& job, uint32_t branch, Job::Branch& into) 
 
 bool SavedJobs::end(const std::string& job) {
   const std::scoped_lock lock(mutex_);
+  latest_.erase(job);
   const uint64_t latest = store_.epoch_of(job);
   if (latest == 0 || store_.has_ended(job, latest)) return false;
   store_.end(job);
-  latest_.erase(job);
   return true;
 }
 

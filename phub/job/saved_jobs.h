@@ -68,9 +68,10 @@ class SavedJobs {
   // damaged.
   void read_branch(const Job& job, uint32_t branch, Job::Branch& into);
   // Writes the snapshot that the job holds, with the parts that were added; branches that the
-  // snapshot does not have, it shares with the checkpoint before. Throws Error: it is not
-  // there, and those before are. Returns what else went wrong, for the log; "": nothing.
-  std::string write(const Job& job, const Manifest& saved);
+  // snapshot does not have, it shares with the checkpoint before. `is_end`: the job ends with it,
+  // and is not to go on, from before the checkpoint is there. Throws Error: it is not there, and
+  // those before are. Returns what else went wrong, for the log; "": nothing.
+  std::string write(const Job& job, const Manifest& saved, bool is_end);
   // The bytes of the checkpoints that this owner has, by job. What cannot be read counts as none.
   std::map<std::string, uint64_t> kept_bytes(const std::string& owner);
   // The job has ended, and is not to go on. False: there is none that could. Throws Error.
