@@ -32,7 +32,9 @@ ServerStatus Server::status() {
   status.memory_bytes = host_.budget.used();
   status.memory_limit_bytes = host_.budget.limit();
   status.uptime_s = static_cast<double>(clock_.now_ms() - started_ms_) / 1000;
-  for (const auto& [name, job] : jobs_) status.jobs.push_back(job->status());
+  for (const auto& [name, job] : jobs_) {
+    if (!job->all_have_left()) status.jobs.push_back(job->status());  // else it is over
+  }
   status.nodes = status_of_nodes();
   for (const ShardBox& shard : host_.shards.boxes()) {
     status.shards.push_back({shard.about.name, static_cast<uint32_t>(shard.about.cores.size())});

@@ -94,7 +94,8 @@ RunningJob::RunningJob(std::shared_ptr<Job> job, std::string transport, std::vec
 void RunningJob::start() {
   broadcast({.type = CoreMessage::kAddJob});
   count_growth();
-  if (host_.checkpoints && job_->takes_snapshots() && job_->saved_arrays() > 0) {
+  // Other boxes may still be sending pieces of a snapshot that is dropped at the end.
+  if (host_.checkpoints && job_->takes_snapshots() && job_->saved_arrays() > 0 && remote_.empty()) {
     membership_.save_at_end();
   }
   if (uplink_) follow_parent();

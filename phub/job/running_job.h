@@ -87,6 +87,7 @@ class RunningJob {
   uint64_t tick_ms() const;  // the shortest interval in which tick() has something to do
   // Nobody joins it any more.
   bool ending() const { return ending_ || saving_end_; }
+  bool all_have_left() const { return saving_end_; }  // only what they leave is still saved
   // Nothing uses it any more: no core, and nothing beside the control thread.
   bool gone() const { return ending_ && cores_left_ == 0 && tasks_ == 0; }
   // The end of a job that is gone: those who wait get their answers, but for those who deleted it:
