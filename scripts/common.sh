@@ -1,6 +1,12 @@
 # What the scripts share. Sourced from the root of the project.
 # shellcheck shell=bash
 
+# For what runs with sanitizers: they do not start where the kernel spreads addresses over more bits than they expect.
+export LSAN_OPTIONS=suppressions=$PWD/tests/leaks.txt:print_suppressions=0
+# shellcheck disable=SC2034 # used by those who source this
+without_aslr=()
+if setarch -R true 2>/dev/null; then without_aslr=(setarch -R); fi
+
 # Runs a command quietly; what it printed is shown only when it fails.
 quiet() {
   local output status=0

@@ -20,7 +20,7 @@ function(phub_precompiled_headers owner)
   # The compiled header holds paths of this build, so it is never taken from the cache. What includes it
   # is cached by what went into it: compiler, flags, headers.
   set_target_properties(${owner} PROPERTIES CXX_COMPILER_LAUNCHER "")
-  set(sum "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION} ${PHUB_SANITIZE} ${PHUB_FUZZ}")
+  set(sum "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION} ${PHUB_SANITIZE}")
   string(TOUPPER "CMAKE_CXX_FLAGS_${CMAKE_BUILD_TYPE}" type_flags)
   string(APPEND sum " ${CMAKE_CXX_FLAGS} ${${type_flags}} ${phub_headers} ${arg_HEADERS}")
   foreach(header fmt/core.h fmt/format.h nlohmann/json.hpp gtest/gtest.h gmock/gmock.h)
@@ -55,6 +55,13 @@ function(phub_precompile)
     foreach(target ${ARGN})
       target_precompile_headers(${target} REUSE_FROM phub_precompiled)
     endforeach()
+  endif()
+endfunction()
+
+# phub_unoptimized(SOURCE…): what no hot path is in, and takes minutes to optimize, is not with sanitizers.
+function(phub_unoptimized)
+  if(PHUB_SANITIZE)
+    set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS -O0 SKIP_PRECOMPILE_HEADERS ON)
   endif()
 endfunction()
 
