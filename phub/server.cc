@@ -135,6 +135,7 @@ void Server::poll() {
   if (now >= next_tick_ms_) {
     next_tick_ms_ = now + tick_ms_;
     for (auto& [name, job] : jobs_) job->tick(now);
+    host_.ended.tick(clock_.now_ms());
     for (const ShardBox& lost : host_.shards.tick(now)) {
       lose_shard(lost, fmt::format("no mail came for {} ms", Shards::kLeaseMs));
     }
@@ -176,9 +177,12 @@ RunningJob& Server::authenticate(const Credential& who) {
            "job '{}' does not run at this server: join again, and it goes on from its checkpoint",
            who.job);
     }
-    fail(ErrorCode::kNotFound, "there is no job '{}'", who.job);
+    host_.ended.refuse(who.job);
   }
-  job->authenticate(who);
+  if (const auto refused = error_of([&] { job->authenticate(who); })) {
+    host_.ended.refuse_if_member(who);  // of an earlier job of this name
+    throw Error(*refused);
+  }
   return *job;
 }
 
@@ -232,7 +236,8 @@ void Server::losses(const std::string& name, uint64_t from, Reply<LossPage> repl
 
 RunningJob& Server::find_running(const std::string& name) {
   RunningJob* job = find(name);
-  if (!job || job->ending()) fail(ErrorCode::kNotFound, "there is no job '{}'", name);
+  if (!job) host_.ended.refuse(name);
+  if (job->ending()) fail(ErrorCode::kNotFound, "job '{}' is ending", name);
   return *job;
 }
 
@@ -393,23 +398,21 @@ void Server::log(const std::string& name, uint64_t from, Reply<LogPage> reply) {
 
 void Server::remove(const std::string& name, Reply<Done> reply) {
   if (RunningJob* job = find(name)) return job->remove(std::move(reply));
-  if (!host_.checkpoints) fail(ErrorCode::kNotFound, "there is no job '{}'", name);
+  if (!host_.checkpoints) host_.ended.refuse(name);
   // One that does not run may have checkpoints to go on from.
   const auto ended = std::make_shared<bool>(false);
   host_.builder.run(
       [this, name, ended] { *ended = host_.checkpoints->end(name); },
-      [name, reply = std::move(reply), ended](const std::optional<Error>& failed) {
+      [this, name, reply = std::move(reply), ended](const std::optional<Error>& failed) {
         if (failed) return reply({failed->code(), failed->what()});
-        if (!*ended) {
-          return reply({ErrorCode::kNotFound, fmt::format("there is no job '{}'", name)});
-        }
+        if (!*ended) return reply({ErrorCode::kNotFound, host_.ended.not_found(name)});
         reply(Done{});
       });
 }
 
 JobStatus Server::job_status(const std::string& name) {
   const RunningJob* job = find(name);
-  if (!job) fail(ErrorCode::kNotFound, "there is no job '{}'", name);
+  if (!job) host_.ended.refuse(name);
   return job->status();
 }
 

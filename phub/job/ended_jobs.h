@@ -1,5 +1,5 @@
-// What is still asked about jobs that are gone: their logs, and why they ended. Control thread
-// only.
+// What is still asked about jobs that are gone: their logs, how they ended, and why ranks of theirs
+// were out before. Control thread only.
 #pragma once
 
 #include <cstdint>
@@ -18,31 +18,40 @@ namespace phub {
 struct EndedJob {
   struct Member {  // the last incarnation of a rank
     uint32_t incarnation = 0;
-    std::string ticket;
+    std::string ticket;  // empty: nobody has joined as this rank
+    std::string lost;    // why it was out before the job ended; empty: it was not lost
   };
   std::string name;
   std::optional<MembershipLog> log;  // nothing: it made room for others
-  std::vector<Member> members;       // by rank
+  std::vector<Member> members;       // by rank; none: they made room, or were kept for kKeptMs
   ErrorCode error_code = ErrorCode::kInternal;
   std::string error;  // empty: it ended well
+  uint64_t ended_ms = 0;
 };
 
 class EndedJobs {
  public:
   static constexpr size_t kMostJobs = 64;
+  static constexpr uint64_t kKeptMs = uint64_t{24} * 3600 * 1000;  // members
 
   void add(EndedJob job);
-  // Throws what the job of this member ended with, if it was one.
+  // Throws what became of this member, and of its job, if it was one.
   void refuse_if_member(const Credential& who) const;
+  // Throws Error(kNotFound): no job of this name runs. Says how the last one ended.
+  [[noreturn]] void refuse(const std::string& job);
+  std::string not_found(const std::string& job);       // the same, as a message
   LogPage log(const std::string& job, uint64_t from);  // throws Error(kNotFound)
-  // Drops logs, the oldest first, until they and what running jobs hold fit the budget.
+  // Drops logs and members, those of the oldest job first, until they and what running jobs hold
+  // fit the budget.
   void make_room(const MemoryBudget& budget);
+  void tick(uint64_t now);  // drops members after kKeptMs
 
  private:
-  static uint64_t bytes_of(const EndedJob& job) { return job.log ? job.log->bytes() : 0; }
+  static uint64_t bytes_of(const EndedJob& job);
+  EndedJob* latest(const std::string& name);
 
-  std::deque<EndedJob> jobs_;
-  uint64_t kept_ = 0;  // bytes of their logs
+  std::deque<EndedJob> jobs_;  // the oldest is first
+  uint64_t kept_ = 0;          // bytes of their logs and members
 };
 
 }  // namespace phub

@@ -189,9 +189,20 @@ std::string Membership::why_not_current(uint32_t rank, uint32_t incarnation) con
   if (rank >= ranks_.size()) return fmt::format("there is no rank {}", rank);
   const Rank& r = ranks_[rank];
   if (r.incarnation == incarnation && !r.reason.empty()) {
-    return fmt::format("rank {} (incarnation {}) is out: {}", rank, incarnation, r.reason);
+    std::string why =
+        fmt::format("rank {} (incarnation {}) is out: {}", rank, incarnation, r.reason);
+    if (r.state == State::kLost && r.last_round > 0) {
+      why += fmt::format("; the last round it took part in is {}", r.last_round);
+    }
+    return why;
   }
   return fmt::format("incarnation {} of rank {} was replaced", incarnation, rank);
+}
+
+std::string Membership::why_lost(uint32_t rank, uint32_t incarnation) const {
+  const Rank& r = ranks_[rank];
+  const bool lost = r.state == State::kLost && r.incarnation == incarnation;
+  return lost ? why_not_current(rank, incarnation) : "";
 }
 
 void Membership::disconnected(uint32_t rank, uint32_t incarnation, const std::string& reason) {

@@ -111,6 +111,8 @@ class Membership {
   bool is_secure(uint32_t rank, uint32_t incarnation) const;
   // Why an incarnation is no longer current: "lease expired", …
   std::string why_not_current(uint32_t rank, uint32_t incarnation) const;
+  // The same of one that was lost; "" of all others.
+  std::string why_lost(uint32_t rank, uint32_t incarnation) const;
 
   // What happens to ranks and cores.
   void admitted(uint32_t rank, bool ok, const std::string& message);

@@ -500,8 +500,14 @@ RunningJob::Remains RunningJob::finish() {
                  .log = std::move(membership_.log()),
                  .members = {},
                  .error_code = error_code_,
-                 .error = error_};
-  for (const Seat& seat : seats_) ended.members.push_back({seat.incarnation, seat.offer.ticket});
+                 .error = error_,
+                 .ended_ms = host_.clock.now_ms()};
+  for (uint32_t rank = 0; rank < seats_.size(); ++rank) {
+    const Seat& seat = seats_[rank];
+    ended.members.push_back({.incarnation = seat.incarnation,
+                             .ticket = seat.offer.ticket,
+                             .lost = membership_.why_lost(rank, seat.incarnation)});
+  }
   host_.ended.add(std::move(ended));
   const ErrorCode code = error_.empty() ? ErrorCode::kNotFound : error_code_;
   const std::string message = error_.empty() ? "the job has ended" : error_;

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <mutex>
 #include <new>
@@ -20,8 +21,12 @@
 namespace phub {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+using ::testing::StrEq;
 
 // What the transport does besides, and what was done to it, on which thread.
 struct Script {
@@ -84,6 +89,17 @@ class ScriptedTransport final : public Transport {
   Script& script_;
 };
 
+// Goes on as the test says, beside the time that passes.
+class LeapingClock final : public Clock {
+ public:
+  uint64_t now_ms() const override { return clock_.now_ms() + leapt_ms_; }
+  void leap(uint64_t ms) { leapt_ms_ += ms; }
+
+ private:
+  SteadyClock clock_;
+  std::atomic<uint64_t> leapt_ms_ = 0;
+};
+
 class ServerTest : public ::testing::Test {
  protected:
   ServerTest() {
@@ -121,8 +137,40 @@ class ServerTest : public ::testing::Test {
     EXPECT_TRUE(condition());
   }
 
+  // Both ranks have joined.
+  std::vector<Credential> begin(const std::string& job) {
+    std::vector<std::optional<Result<JoinReply>>> joined(2);
+    for (int32_t rank = 0; rank < 2; ++rank) join(job, rank, joined[rank]);
+    run();
+    std::vector<Credential> ranks;
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      if (!joined[rank] || !*joined[rank]) ADD_FAILURE() << job << " has not begun";
+      const JoinReply& reply = *joined[rank]->value;
+      ranks.push_back({job, rank, reply.incarnation, reply.offer.ticket});
+    }
+    return ranks;
+  }
+  void leave(const Credential& who) {
+    server_->leave(who, [](const Result<Done>&) {});
+    run();
+  }
+  // Rank 0 is not heard of for longer than its lease.
+  void lose_first(const std::vector<Credential>& ranks) {
+    for (int i = 0; i < 5000 && server_->job_status("job").ranks[0].state == "live"; ++i) {
+      clock_.leap(20);
+      EXPECT_EQ(heartbeat(ranks[1]), "");
+      run();
+    }
+    EXPECT_EQ(server_->job_status("job").ranks[0].state, "lost");
+  }
+  // "" or what the rank reads.
+  std::string heartbeat(const Credential& who) {
+    const auto refused = error_of([&] { server_->heartbeat(who, [](const Result<Pulse>&) {}); });
+    return refused ? std::string(name_of(refused->code())) + ": " + refused->what() : "";
+  }
+
   Script script_;
-  SteadyClock clock_;
+  LeapingClock clock_;
   std::optional<Server> server_;
 };
 
@@ -175,6 +223,75 @@ TEST_F(ServerTest, WhatARankHadIsGivenBackInTheBackground) {
   EXPECT_THAT(script_.done, ElementsAre("prepare", "prepare", "give back", "prepare"));
   EXPECT_FALSE(script_.threads.contains(std::this_thread::get_id()));
   server_.reset();  // while the script is there
+}
+
+constexpr const char* kItsLease = "rank 0 (incarnation 1) is out: its lease of ";
+
+TEST_F(ServerTest, ALostRankReadsWhyAlsoAfterItsJobHasEndedWell) {
+  const std::vector<Credential> ranks = begin("job");
+  lose_first(ranks);
+  EXPECT_THAT(heartbeat(ranks[0]), StartsWith(std::string("fenced: ") + kItsLease));
+  leave(ranks[1]);
+  ASSERT_FALSE(server_->has_job("job"));
+  const auto reads_what_became_of_it = [&] {
+    EXPECT_THAT(heartbeat(ranks[0]),
+                AllOf(StartsWith(std::string("fenced: ") + kItsLease),
+                      HasSubstr("job 'job' has ended well since, without it")));
+    EXPECT_THAT(heartbeat(ranks[1]),
+                StartsWith("not_found: rank 1 has left job 'job', which has ended well since"));
+  };
+  reads_what_became_of_it();
+  begin("job");  // another one of its name
+  reads_what_became_of_it();
+  Credential stranger = ranks[0];
+  stranger.ticket = "guessed";
+  EXPECT_THAT(heartbeat(stranger), Not(HasSubstr("lease")));
+}
+
+TEST_F(ServerTest, AJobThatFailedSaysSoToAllWhoAskForIt) {
+  const std::vector<Credential> ranks = begin("job");
+  lose_first(ranks);
+  server_->remove("job", [](const Result<Done>&) {});
+  run();
+  ASSERT_FALSE(server_->has_job("job"));
+  EXPECT_THAT(heartbeat(ranks[0]),
+              AllOf(HasSubstr(kItsLease), HasSubstr("then job 'job' ended: the job was deleted")));
+  EXPECT_EQ(heartbeat(ranks[1]), "not_found: the job was deleted");
+  const auto by_name = error_of([&] { server_->job_status("job"); });
+  ASSERT_TRUE(by_name);
+  EXPECT_STREQ(by_name->what(),
+               "there is no job 'job' now: the last of this name ended: the job was deleted");
+  EXPECT_THAT(error_of([&] { server_->job_status("another"); })->what(),
+              StrEq("there is no job 'another'"));
+}
+
+EndedJob ended_job(const std::string& name, uint64_t ended_ms) {
+  return {.name = name,
+          .log = MembershipLog(1),
+          .members = {{.incarnation = 1, .ticket = "ticket", .lost = "its lease expired"}},
+          .error = {},
+          .ended_ms = ended_ms};
+}
+
+std::string refused(const EndedJobs& jobs, const std::string& name) {
+  const auto why = error_of([&] { jobs.refuse_if_member({name, 0, 1, "ticket"}); });
+  return why ? why->what() : "";
+}
+
+TEST(EndedJobs, AreKeptForADayWhileThereIsMemory) {
+  EndedJobs jobs;
+  jobs.add(ended_job("one", 0));
+  jobs.add(ended_job("two", 1000));
+  jobs.tick(EndedJobs::kKeptMs - 1);
+  EXPECT_THAT(refused(jobs, "one"), HasSubstr("its lease expired"));
+  jobs.tick(EndedJobs::kKeptMs);
+  EXPECT_EQ(refused(jobs, "one"), "");
+  EXPECT_THAT(refused(jobs, "two"), HasSubstr("its lease expired"));
+  EXPECT_THAT(jobs.not_found("one"), HasSubstr("the last of this name ended well"));
+  jobs.make_room(MemoryBudget(0));
+  EXPECT_EQ(refused(jobs, "two"), "");
+  for (size_t i = 0; i <= EndedJobs::kMostJobs; ++i) jobs.add(ended_job("more", 2000));
+  EXPECT_EQ(jobs.not_found("two"), "there is no job 'two'");
 }
 
 }  // namespace
