@@ -321,6 +321,8 @@ MUTANTS = [
     Mutant("debt: what is owed is paid once, however little room there is", OUTBOX_H,
            "&& !post(rank, index, round, write)) return false;",
            "&& !post(rank, index, round, write)) round * 1;", ("phub/core_job_test", "racks"), ("phub/core/core_job.cc",)),
+    Mutant("retry: what has no room is tried every millisecond", CORE, "kMostDoublings = 12;",
+           "kMostDoublings = 0;", ("phub/core_test",)),
     Mutant("doorbell: the last results of a burst wait for the next one", OUTBOX,
            "if (unflushed_ == 0 || (moved && unflushed_ < kFlushAfter)) return false;",
            "if (unflushed_ < kFlushAfter) return false;", ("phub/core_job_test", "racks")),

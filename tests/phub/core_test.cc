@@ -5,6 +5,8 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <cmath>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -181,7 +183,7 @@ TEST(CoreShares, NeitherOfTwoJobsGetsMuchLessThanHalfOfTheBytes) {
   EXPECT_GE(small_bytes, 0.4 * (large_bytes + small_bytes));
 }
 
-// Counts how often it is asked, and can wake its core.
+// Counts how often it is asked and given something, and can wake its core.
 class WakingEndpoint final : public FakeEndpoint {
  public:
   WakingEndpoint() : wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
@@ -190,25 +192,110 @@ class WakingEndpoint final : public FakeEndpoint {
     ++polls;
     return FakeEndpoint::poll(out);
   }
+  bool post(QueuePair to, const Write& write) override {
+    ++attempts;
+    return FakeEndpoint::post(to, write);
+  }
   int wake_fd() const override { return wake_; }
   void wake() const {
     const uint64_t one = 1;
     ASSERT_EQ(write(wake_, &one, sizeof one), static_cast<ssize_t>(sizeof one));
   }
-  uint64_t polls = 0;
+  uint64_t polls = 0, attempts = 0;
 
  private:
   int wake_;
 };
+using WakingRig = BasicCoreJobRig<WakingEndpoint>;
+
+// A rank joined and never connected its data: its queue has no room for the result it is owed.
+std::unique_ptr<WakingRig> make_debtor(Core& core) {
+  auto rig = std::make_unique<WakingRig>(WakingRig::Options{.chunks = 1});
+  EXPECT_TRUE(core.send({.type = CoreMessage::kAddJob, .job = rig->job.get()}));
+  rig->endpoint.room = 0;
+  const uint32_t ranks[] = {0, 1, 2};
+  rig->push_all(ranks, 0, 1);
+  while (core.step()) {
+  }
+  EXPECT_TRUE(rig->job->owes());
+  return rig;
+}
+
+// How long the core would sleep now.
+int timeout_of(Core& core) {
+  int timeout_ms = 0;
+  while (!core.arm(timeout_ms)) {
+    core.disarm();
+    core.step();
+  }
+  core.disarm();
+  return timeout_ms;
+}
+
+TEST(CoreShares, WhatHasNoRoomIsTriedMoreAndMoreSeldom) {
+  Core core(0);
+  const auto debtor = make_debtor(core);
+  int longest_ms = 0;
+  for (int sleeps = 0; sleeps < 13; ++sleeps) {
+    const int timeout_ms = timeout_of(core);
+    EXPECT_GE(timeout_ms, 2 * longest_ms) << "after " << sleeps;
+    longest_ms = timeout_ms;
+    core.step();
+  }
+  EXPECT_GE(longest_ms, 4000);
+  EXPECT_EQ(timeout_of(core), longest_ms) << "and no more seldom than that";
+
+  // What happens to the job may have made room.
+  ASSERT_TRUE(core.send({.type = CoreMessage::kHold, .job = debtor->job.get()}));
+  core.step();
+  EXPECT_LE(timeout_of(core), 2);
+  debtor->endpoint.room = 3;
+  core.step();
+  EXPECT_EQ(debtor->take_posts().size(), 3u);
+  EXPECT_FALSE(debtor->job->owes());
+  EXPECT_EQ(timeout_of(core), -1) << "nothing is due any more";
+}
+
+TEST(CoreShares, JobsWithoutRoomTakeNothingFromABusyOne) {
+  Core core(0);
+  std::vector<std::unique_ptr<WakingRig>> debtors;
+  for (int i = 0; i < 30; ++i) debtors.push_back(make_debtor(core));
+  CoreJobRig busy({.chunks = 20});
+  ASSERT_TRUE(core.send({.type = CoreMessage::kAddJob, .job = busy.job.get()}));
+  const uint32_t ranks[] = {0, 1, 2};
+  std::vector<uint64_t> rounds(20, 1);
+  for (uint32_t c = 0; c < 20; ++c) busy.push_all(ranks, c, 1);
+  const auto attempts = [&debtors] {
+    uint64_t all = 0;
+    for (const auto& rig : debtors) all += rig->endpoint.attempts;
+    return all;
+  };
+  const auto run = [&](int passes) {
+    for (int pass = 0; pass < passes; ++pass) {
+      core.step();
+      push_again(busy, 3, rounds);
+    }
+  };
+  run(200);
+  const uint64_t before = attempts(), completed = rounds[0];
+  const auto begin = std::chrono::steady_clock::now();
+  run(5000);
+  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
+  EXPECT_GT(rounds[0], completed + 1000);
+  // Each time one that was put aside is tried again, so is each of its ranks, for two passes at
+  // most; after 1, 2, 4 … ms.
+  const double retries = 1 + std::log2(1 + took.count()) + took.count() / 4096;
+  EXPECT_LE(static_cast<double>(attempts() - before), 30 * 2 * 3 * retries)
+      << "in " << took.count() << " ms";
+}
 
 TEST(CoreShares, JobsThatDoNothingAreNotLookedAt) {
   Core core(0);
   CoreJobRig busy({.chunks = 20});
   ASSERT_TRUE(core.send({.type = CoreMessage::kAddJob, .job = busy.job.get()}));
-  std::vector<std::unique_ptr<BasicCoreJobRig<WakingEndpoint>>> idle;
+  std::vector<std::unique_ptr<WakingRig>> idle;
   for (int i = 0; i < 30; ++i) {
-    idle.push_back(std::make_unique<BasicCoreJobRig<WakingEndpoint>>(
-        BasicCoreJobRig<WakingEndpoint>::Options{.chunks = 1}));
+    idle.push_back(std::make_unique<WakingRig>(WakingRig::Options{.chunks = 1}));
     ASSERT_TRUE(core.send({.type = CoreMessage::kAddJob, .job = idle.back()->job.get()}));
   }
   const uint32_t ranks[] = {0, 1, 2};
