@@ -131,7 +131,9 @@ class Exchanged:
             raise RuntimeError(
                 f"the gradient of '{self.name}' was changed after it was pushed (zero_grad, "
                 "clip_grad_norm_): use overlap=False to change this rank's gradients "
-                "before step(), or server=False and synchronize() to change the mean"
+                "before step(), or server=False and synchronize() to change the mean. Leave out a "
+                "DistributedDataParallel around the model, as accelerator.prepare() makes it: the "
+                "box adds the gradients"
             )
 
     @torch.no_grad()

@@ -14,9 +14,15 @@ from torch.distributed.tensor import DTensor, Shard
 from phub._memory import Memory
 from phub._options import Option, check_results
 from phub._views import tensor_over
+from phub._watch import Watch
 from phub.errors import InvalidError
 from phub.pytorch import DTYPES, memory_of
 from phub.worker import Worker
+
+_REMEDY = (
+    "FSDPState has set an all-reduce hook at each module of fully_shard(): make it of the model "
+    "that is trained, once, after the last fully_shard(), and set no other one"
+)
 
 
 class FSDPState:
@@ -53,10 +59,17 @@ class FSDPState:
         for name, module in model.named_modules():
             if (name or "model") in self._parameters and isinstance(module, FSDPModule):
                 module.set_all_reduce_hook(functools.partial(self._exchange, name or "model"))
+        found = ((key, p) for key, of_key in self._parameters.items() for p in of_key)
+        named = {f"{key}[{number}]": p for number, (key, p) in enumerate(found)}
+        self._watch = Watch(self.worker.job, named, _REMEDY)
 
     def close(self) -> None:
-        """Leaves the job. The others go on without this replica."""
+        """Leaves the job. The others go on without this replica.
+
+        Raises InvalidError if there was a backward(), and never an exchange.
+        """
         self.worker.close()
+        self._watch.close()
 
     @torch.no_grad()
     def _broadcast(self) -> None:
@@ -80,6 +93,7 @@ class FSDPState:
 
     def _exchange(self, key: str, gradients: torch.Tensor) -> None:
         """The hook: the shards' gradients, one after another, become the mean of the replicas'."""
+        self._watch.end()
         if gradients.numel() != self._elements[key]:
             raise RuntimeError(
                 f"'{key}' has gradients of {gradients.numel()} elements, and its parameters are "

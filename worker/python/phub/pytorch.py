@@ -9,6 +9,7 @@ buckets anew after the first step.
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
@@ -25,11 +26,18 @@ from phub._factors import Factors
 from phub._memory import Memory
 from phub._options import MAX_DIMENSIONS, Key, Option, check_results
 from phub._powersgd import Matrix, PowerSGD
+from phub._watch import Watch
 from phub.errors import InvalidError
 from phub.worker import Worker
 
 _FORMATS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 DTYPES = {name: dtype for dtype, name in _FORMATS.items()}
+_REMEDY = (
+    "Register it at the DistributedDataParallel that the program calls, with "
+    "register_comm_hook(phub.DDPState(ddp.module), phub.ddp_hook), or use phub.ddp; and call "
+    "these, never the module in them. Lightning registers ddp_comm_hook on GPUs alone, and "
+    "accelerate's comm_hook is for its own: worker/python/frameworks.md has the way for each"
+)
 
 
 @dataclass
@@ -207,6 +215,7 @@ class DDPState:
             last = queue.SimpleQueue()
             _start(_answer, self._buckets, last)
         _start(_complete, self.worker, last)
+        self.watch = Watch(self.worker.job, exchanged, _REMEDY)
 
     @property
     def rank(self) -> int:
@@ -219,12 +228,16 @@ class DDPState:
         return self.worker.world_size
 
     def close(self) -> None:
-        """Leaves the job. The others go on without this rank."""
+        """Leaves the job. The others go on without this rank.
+
+        Raises InvalidError if there was a backward(), and never an exchange.
+        """
         self._buckets.put(None)
         for other in (self._buffers, self.factors):
             if other:
                 other.close()
         self.worker.close()
+        self.watch.close()
 
     def broadcast_parameters(self) -> None:
         """Gives the module rank 0's parameters, before the first step (initial="broadcast")."""
@@ -277,6 +290,7 @@ class DDPState:
         NaN.
         """
         if bucket.index() == 0:  # once a step
+            self.watch.end()
             self._check_frozen()
         if _device.is_gpu(bucket.buffer().device):
             return self._exchange_on_device(bucket)
@@ -429,9 +443,32 @@ def ddp(
     wrapped = DistributedDataParallel(module, process_group=_group_of_one(), **arguments)
     wrapped.register_comm_hook(state, ddp_hook)
     wrapped.phub = state  # type: ignore[assignment]
+    wrapped.register_forward_pre_hook(_refuse_within_another)
+    let_step_alone(state, wrapped)
     if state.factors:
         state.factors.accumulates = lambda: not wrapped.require_backward_grad_sync
     return wrapped
+
+
+def let_step_alone(state: DDPState, wrapped: DistributedDataParallel) -> None:
+    """Steps within no_sync() are no error. The wrapped module is not kept alive."""
+    found = weakref.ref(wrapped)
+
+    def is_local() -> bool:
+        ddp = found()
+        return ddp is not None and not ddp.require_backward_grad_sync
+
+    state.watch.is_local = is_local
+
+
+def _refuse_within_another(_module: nn.Module, _inputs: Any) -> None:
+    """Two reducers would exchange each gradient, and write to the same memory."""
+    if DistributedDataParallel._get_active_ddp_module() is not None:  # type: ignore[no-untyped-call]
+        raise InvalidError(
+            "the model of phub.ddp is within another DistributedDataParallel, which would exchange "
+            "its gradients once more (accelerator.prepare() and Trainer make one): leave one out. "
+            "With these use phub.ddp_hook: worker/python/frameworks.md has how"
+        )
 
 
 def _group_of_one() -> distributed.ProcessGroup:

@@ -1,0 +1,78 @@
+"""Notices that a model is trained, and its gradients never come to the hook that exchanges them."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from phub.errors import InvalidError
+
+
+class Watch:
+    """Looks at every backward() until the first exchange, and costs nothing afterwards.
+
+    The sign is a step between two backward(): it used a gradient that was not exchanged. Several
+    backward() without a step are an accumulation. Parameters and model are not kept alive.
+    """
+
+    def __init__(self, job: str, parameters: Mapping[str, torch.Tensor], remedy: str) -> None:
+        """remedy: what to do so that the hook is called."""
+        self.is_local: Callable[[], bool] = lambda: False  # steps now are this rank's own (no_sync)
+        self._job, self._remedy = job, remedy
+        self._steps = 0  # of optimizers that have these parameters
+        self._seen: dict[str, tuple[int, int]] = {}  # steps and version, at the latest backward()
+        self._saw_backward = False
+        self._ids = {id(p) for p in parameters.values()}
+        count = weakref.WeakMethod(self._count_step)
+        self._hooks = [
+            p.register_post_accumulate_grad_hook(functools.partial(self._look, name))  # type: ignore[no-untyped-call]
+            for name, p in parameters.items()
+        ]
+        # Versions do not tell of fused optimizers, and optimizers not of steps by hand.
+        self._hooks.append(register_optimizer_step_post_hook(functools.partial(_call, count)))
+        weakref.finalize(self, self._hooks[-1].remove)
+
+    def end(self) -> None:
+        """There was an exchange, or the job is left."""
+        hooks, self._hooks = self._hooks, []
+        for hook in hooks:
+            hook.remove()
+        self._saw_backward = False
+
+    def close(self) -> None:
+        """Raises InvalidError if there was a backward(), and the hook was not called."""
+        saw_backward = self._saw_backward
+        self.end()
+        if saw_backward and sys.exc_info()[0] is None:  # or that would hide what has happened
+            raise InvalidError(
+                f"job '{self._job}' ends and has exchanged no gradient, but there was a "
+                f"backward(): phub's hook was never called. {self._remedy}. If all backward() were "
+                "in no_sync(), leave the last one of each step outside"
+            )
+
+    def _count_step(self, optimizer: Optimizer) -> None:
+        groups = optimizer.param_groups
+        self._steps += any(id(p) in self._ids for group in groups for p in group["params"])
+
+    def _look(self, name: str, parameter: torch.Tensor) -> None:
+        self._saw_backward = True
+        if self.is_local():
+            return
+        now = self._steps, parameter._version
+        if self._seen.setdefault(name, now) != now:
+            self.end()
+            raise InvalidError(
+                f"job '{self._job}': parameter '{name}' was changed by a step, and its gradient "
+                f"was not exchanged: backward() did not call phub's hook. {self._remedy}"
+            )
+
+
+def _call(method: weakref.WeakMethod[Any], optimizer: Optimizer, *_: object) -> None:
+    if (count := method()) is not None:
+        count(optimizer)

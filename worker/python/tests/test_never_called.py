@@ -1,0 +1,165 @@
+"""What exchanges gradients is set up, and never called: an error, before a rank trains alone."""
+
+import copy
+
+import pytest
+import torch
+from exact import assert_same_bits
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import phub
+
+
+def net_of(rank=0):
+    torch.manual_seed(rank)
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+def by_hand(net):
+    class ByHand:
+        @torch.no_grad()
+        def step(self):
+            for p in net.parameters():
+                p -= 0.1 * p.grad
+
+        def zero_grad(self):
+            net.zero_grad()
+
+    return ByHand()
+
+
+OPTIMIZERS = {
+    "sgd": lambda net: torch.optim.SGD(net.parameters(), 0.1),
+    "adamw": lambda net: torch.optim.AdamW(net.parameters(), 0.1),
+    "fused": lambda net: torch.optim.AdamW(net.parameters(), 0.1, fused=True),
+    "by-hand": by_hand,
+}
+
+
+def step(forward, optimizer):
+    optimizer.zero_grad()
+    forward(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+
+
+def trains_without_hook(_rank, way):
+    for name, make in OPTIMIZERS.items():
+        net = net_of()
+        if way == "not registered":
+            state, forward = phub.DDPState(net, job=name), net
+        else:
+            wrapped = phub.ddp(net, job=name)
+            state, forward = wrapped.phub, wrapped.module
+        optimizer = make(net)
+        step(forward, optimizer)
+        message = rf"'{name}': parameter '2\.bias' was changed.*did not call.*register_comm_hook"
+        with pytest.raises(phub.InvalidError, match=message):
+            step(forward, optimizer)
+        state.close()  # it has been said
+
+
+@pytest.mark.parametrize("way", ["not registered", "module"])
+def test_the_second_backward_is_an_error(box, start, way):
+    start(trains_without_hook, 1, way).results()
+
+
+def closes_after_a_step(_rank):
+    wrapped = phub.ddp(net_of(), job="module")
+    step(wrapped.module, OPTIMIZERS["sgd"](wrapped))
+    with pytest.raises(phub.InvalidError, match="no gradient.*never called.*no_sync"):
+        wrapped.phub.close()
+    wrapped.phub.close()  # it has been said
+
+    wrapped = phub.ddp(net_of(), job="no_sync")
+    for _ in range(3):
+        with wrapped.no_sync():
+            step(wrapped, OPTIMIZERS["sgd"](wrapped))
+    with pytest.raises(phub.InvalidError, match="leave the last one of each step outside"):
+        wrapped.phub.close()
+
+    wrapped = phub.ddp(net_of(), job="error")
+    step(wrapped.module, OPTIMIZERS["sgd"](wrapped))
+    try:
+        raise ZeroDivisionError
+    except ZeroDivisionError:
+        wrapped.phub.close()  # does not hide it
+
+
+def test_close_is_an_error_without_any_exchange(box, start):
+    start(closes_after_a_step, 1).results()
+
+
+def is_well(rank):
+    """Accumulation, steps of this rank's own before the first exchange, nothing, and a copy."""
+    net = net_of(rank)
+    wrapped = phub.ddp(net)
+    optimizer = OPTIMIZERS["sgd"](net)
+    for _ in range(3):
+        with wrapped.no_sync():
+            wrapped(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    for _ in range(2):
+        with wrapped.no_sync():
+            step(wrapped, optimizer)
+    other = copy.deepcopy(net)
+    for _ in range(3):
+        step(wrapped, optimizer)
+        step(other, OPTIMIZERS["sgd"](other))
+    assert not any(p._post_accumulate_grad_hooks for p in net.parameters())  # it costs nothing now
+    wrapped.phub.close()
+    ddp = DistributedDataParallel(net, process_group=phub.pytorch._group_of_one())
+    state = phub.DDPState(net, job="accumulates")
+    ddp.register_comm_hook(state, phub.ddp_hook)
+    for forward in (net, net, ddp):
+        forward(torch.ones(2, 4)).sum().backward()
+    state.close()
+    phub.DDPState(net, job="nothing").close()
+    return {name: p.detach().clone() for name, p in net.named_parameters()}
+
+
+def test_what_is_no_fault_is_no_error(box, start):
+    one, other = start(is_well, 2).results()
+    assert_same_bits(one, other)
+
+
+def shards(_rank, store):
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    for steps in (1, 2):
+        net = net_of()
+        fully_shard(net, mesh=init_device_mesh("cpu", (1,)))
+        state = phub.FSDPState(net, rank=0, world_size=1)
+        net.set_all_reduce_hook(lambda gradients: None)
+        optimizer = OPTIMIZERS["sgd"](net)
+        step(net, optimizer)
+        if steps == 1:
+            with pytest.raises(phub.InvalidError, match="all-reduce hook"):
+                state.close()
+            continue
+        with pytest.raises(phub.InvalidError, match=r"'model\[\d\]' was changed.*all-reduce hook"):
+            step(net, optimizer)
+        state.close()
+    distributed.destroy_process_group()
+
+
+def test_fsdp_with_another_hook_is_an_error(box, start, tmp_path):
+    start(shards, 1, tmp_path / "store").results()
+
+
+def is_wrapped_twice(_rank):
+    inner = phub.ddp(net_of())
+    outer = DistributedDataParallel(inner, process_group=phub.pytorch._group_of_one())
+    with pytest.raises(phub.InvalidError, match="within another DistributedDataParallel"):
+        outer(torch.ones(2, 4))
+    optimizer = OPTIMIZERS["sgd"](inner)
+    compiled = torch.compile(inner, backend="eager")
+    for _ in range(3):
+        step(compiled, optimizer)
+    assert inner.phub.worker.round("0.weight") == 3
+    inner.phub.close()
+
+
+def test_a_model_wrapped_twice_is_an_error_and_a_compiled_one_is_exchanged(box, start):
+    start(is_wrapped_twice, 1).results()
