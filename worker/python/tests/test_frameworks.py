@@ -1,0 +1,134 @@
+"""The listings of frameworks.md, and a plain DDP with phub's hook that gets the same batches."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import phub
+
+PACKAGE = Path(phub.__file__).parents[1]
+PAGE = (PACKAGE / "frameworks.md").read_text()
+NAMES = ("accelerate", "lightning", "transformers")
+LISTINGS = dict(zip(NAMES, re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S), strict=True))
+
+# Notes the parameters that the training begins with, and the indices of each batch.
+BEFORE = """
+import torch as _torch
+from phub import pytorch as _pytorch
+
+_first, _batches = {}, []
+
+
+def _noting(state, module, *, _init=_pytorch.DDPState.__init__, **options):
+    _first.update({name: p.detach().clone() for name, p in module.named_parameters()})
+    _init(state, module, **options)
+
+
+def _fetching(fetcher, indices, *, _fetch=_torch.utils.data._utils.fetch._MapDatasetFetcher.fetch):
+    _batches.append(list(indices))
+    return _fetch(fetcher, indices)
+
+
+_pytorch.DDPState.__init__ = _noting
+_torch.utils.data._utils.fetch._MapDatasetFetcher.fetch = _fetching
+"""
+
+# What the frameworks have trained is `net`. `inputs_of` a batch, `loss_of` what DDP returns.
+AFTER = """
+import copy
+import phub
+
+steps = list(_batches)
+assert len(steps) == 3 * 512 // (32 * 4), steps
+trained = {name: p.detach().clone() for name, p in net.named_parameters()}
+with torch.no_grad():
+    for name, p in net.named_parameters():
+        assert not torch.equal(p, _first[name])
+        p.copy_(_first[name])
+ddp = torch.nn.parallel.DistributedDataParallel(net)
+plain = phub.DDPState(ddp.module, job="plain")
+ddp.register_comm_hook(plain, phub.ddp_hook)
+opt, after_step = optimizer_of(net, len(steps))
+for step, indices in enumerate(steps):
+    opt.zero_grad()
+    loss_of(ddp, [data[index] for index in indices]).backward()
+    assert {plain.worker.round(key) for key in plain.worker.keys} == {step + 1}
+    after_step()
+for name, p in net.named_parameters():
+    assert torch.equal(p.view(torch.int32), trained[name].view(torch.int32)), name
+plain.close()
+print(f"same bits after {len(steps)} steps, batches begin with {steps[0][:2]}")
+"""
+TENSORS = """
+def loss_of(ddp, rows):
+    inputs, labels = torch.utils.data.default_collate(rows)
+    return torch.nn.functional.cross_entropy(ddp(inputs), labels)
+
+
+def optimizer_of(net, steps):
+    opt = torch.optim.AdamW(net.parameters(), 3e-3)
+    return opt, opt.step
+"""
+AROUND = {
+    "accelerate": "net = model.module" + TENSORS,
+    "lightning": """
+net = model.net
+_first = {name.removeprefix("net."): p for name, p in _first.items()}
+"""
+    + TENSORS,
+    "transformers": """
+from transformers import get_scheduler
+net = model
+
+
+def loss_of(ddp, rows):
+    return ddp(**trainer.data_collator(rows))["loss"]
+
+
+def optimizer_of(net, steps):
+    opt = torch.optim.AdamW(net.parameters(), 5e-5, weight_decay=0.0, fused=True)
+    schedule = get_scheduler("linear", opt, 0, steps)
+
+    def step():
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        opt.step()
+        schedule.step()
+
+    return opt, step
+""",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parameters_are_those_of_the_plain_hook(name, tmp_path):
+    pytest.importorskip(name)
+    (tmp_path / "train.py").write_text(BEFORE + LISTINGS[name] + AROUND[name] + AFTER)
+    done = subprocess.run(
+        [*f"{sys.executable} -m phub run -n 4 --".split(), sys.executable, "train.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(PACKAGE)},
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0
+    for rank in range(4):
+        assert re.search(rf"^{rank}\| rank {rank}: loss ", done.stdout, re.M)
+    same = re.findall(
+        r"^\d\| same bits after 12 steps, batches begin with (.*)$", done.stdout, re.M
+    )
+    assert len(set(same)) == 4  # or the ranks had the same batches
+
+
+@pytest.mark.parametrize("name", ["lightning", "transformers"])
+def test_nothing_of_the_frameworks_is_loaded_unasked(name):
+    code = f"import phub.pytorch, phub.optimizer, sys; assert {name!r} not in sys.modules"
+    subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(PACKAGE)}, check=True
+    )
