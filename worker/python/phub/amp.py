@@ -10,6 +10,8 @@ from torch.optim import Optimizer
 from phub.errors import InvalidError
 from phub.optimizer import DistributedOptimizer
 
+_LEAST_SCALE = 1e-30  # that the box divides by
+
 
 class GradScaler(torch.amp.GradScaler):
     """torch.amp.GradScaler for a DistributedOptimizer: `scaler = phub.GradScaler(optimizer)`.
@@ -62,14 +64,24 @@ class GradScaler(torch.amp.GradScaler):
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
         """Lowers the scale after a step that was left out, and raises it after many others.
 
-        With overlap="forward" it waits for the step's first result.
+        With overlap="forward" it waits for the step's first result. Raises RuntimeError when the
+        scale has become less than the box takes, as it does where every step is left out.
         """
         stepped, self._stepped = self._stepped, False
         if self.is_enabled() and new_scale is None:
             if not stepped:
                 raise RuntimeError("update() before step(): call scaler.step(optimizer)")
-            found = torch.full((), float(self._optimizer.await_skipped()), device=self._device)
+            skipped = self._optimizer.await_skipped()
+            found = torch.full((), float(skipped), device=self._device)
             self._per_optimizer_states[id(self._optimizer)]["found_inf_per_device"] = {
                 found.device: found
             }
+            super().update()
+            if skipped and self.get_scale() < _LEAST_SCALE:
+                raise RuntimeError(
+                    f"the scale has become {self.get_scale():.1g}, as every step was left out: a "
+                    "gradient has a NaN or an infinity whatever the scale is; look for it in the "
+                    "loss and the inputs"
+                )
+            return
         super().update(new_scale)

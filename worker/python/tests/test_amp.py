@@ -164,6 +164,27 @@ def test_guards(box, start, body, message):
         start(body, 1).results()
 
 
+def never_steps(rank):
+    net = make_net()
+    optimizer = phub.DistributedOptimizer(plain(net), net, on_nonfinite="skip")
+    scaler = phub.GradScaler(optimizer, init_scale=2.0**-97)
+    before = parameters_of(net)
+    for step in range(3):  # to 2^-100, less than 1e-30
+        optimizer.zero_grad()
+        loss = loss_of(net, rank, step, torch.float32)
+        scaler.scale(loss * float("nan") if rank == 0 else loss).backward()
+        scaler.step(optimizer)
+        if step < 2:
+            scaler.update()
+    with pytest.raises(RuntimeError, match="scale has become 8e-31.*look for it in the loss"):
+        scaler.update()
+    assert_same_bits(parameters_of(net), before)
+
+
+def test_a_scaler_that_leaves_out_every_step_is_an_error(box, start):
+    start(never_steps, 2).results()
+
+
 def scales_what_cannot_be(rank, options):
     net = make_net()
     phub.GradScaler(phub.DistributedOptimizer(plain(net), net, **options))
