@@ -272,7 +272,7 @@ void write_json(const Options& options, const KeyTable& table, const Times& time
 void run(const Options& options) {
   examples::check_can_write(options.json);
   KeyTable table = options.tiny ? KeyTable{"tiny", {{"w", 10'000}}} : model_or_file(options.model);
-  const OwnServer server(beside_this_program("phub"), options.transport, "");
+  const OwnServer server(beside_this_program("phub"), options.transport, {});
   const Times times = run_job(options, table, server.address());
   print(options, table, times);
   if (!options.json.empty()) write_json(options, table, times);

@@ -151,7 +151,7 @@ void Bench::stalls() {
 
 // Four workers and a server: all layers in tables of their own, and in a single one.
 void Bench::stalls(const std::string& name, const Machine& stated) {
-  const OwnServer server(beside_this_program("phub"), options_.transport, "");
+  const OwnServer server(beside_this_program("phub"), options_.transport, {});
   constexpr double kMachines = 4;  // this machine's processors work for so many
   const Net net = part_of(adam_like(), options_.parts * kMachines);
   const Machine machine = slower(stated, kMachines);

@@ -67,7 +67,7 @@ double most_images(double most, Fits fits) {
 }  // namespace
 
 Points forms(const Pictures& pictures) {
-  const OwnServer server(beside_this_program("phub"), pictures.transport, "");
+  const OwnServer server(beside_this_program("phub"), pictures.transport, {});
   constexpr uint32_t kMachines = 4;  // this machine's processors work for so many
   const double slower_by = pictures.slower * kMachines;
   const Net net = part_of(adam_like(), pictures.parts * kMachines);

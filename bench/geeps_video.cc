@@ -69,13 +69,15 @@ Iteration VideoTraining::iteration() {
 
 uint64_t VideoTraining::least_unmoved_bytes() {
   const uint64_t plenty = 2 * data_bytes(network_.tables().specs()) + (uint64_t{64} << 20);
-  return examples::plan(network_, {.budget_bytes = plenty, .reserved_bytes = 1, .max_lead = 1})
+  return examples::plan(network_, {.budget_bytes = plenty, .reserved_bytes = 1, .max_lead = 1},
+                        "virtual")
       .total_bytes();
 }
 
 bool VideoTraining::fits(uint64_t budget_bytes) {
   try {
-    examples::plan(network_, {.budget_bytes = budget_bytes, .reserved_bytes = 1, .max_lead = 1});
+    examples::plan(network_, {.budget_bytes = budget_bytes, .reserved_bytes = 1, .max_lead = 1},
+                   "virtual");
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kFull) throw;
     return false;

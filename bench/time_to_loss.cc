@@ -170,7 +170,7 @@ nlohmann::json json_of(const Options& options, const std::vector<Mode>& modes,
 // Turns of all modes alternate, so that changes of the machine's load affect all.
 std::vector<Result> measure(const Options& options, const std::vector<Mode>& modes) {
   const Dataset data = load(options.data);
-  const OwnServer server(beside_this_program("phub"), options.transport, "");
+  const OwnServer server(beside_this_program("phub"), options.transport, {});
   std::vector<std::vector<Result>> results(modes.size());
   for (uint32_t turn = 0; turn < options.turns; ++turn) {
     for (size_t m = 0; m < modes.size(); ++m) {

@@ -11,6 +11,7 @@
 
 #include "bench/layers/walk.h"
 #include "phub/plan/layers.h"
+#include "phub/plan/overlap.h"
 #include "phub/plan/ways.h"
 #include "transport/error.h"
 #include "worker/worker.h"
@@ -54,8 +55,8 @@ void add_walk_options(CLI::App& app, Options& options) {
 void add_way_options(CLI::App& app, Options& options) {
   const auto positive = CLI::PositiveNumber;
   app.add_flag("--choose", options.choose,
-               "Matrices go as factors where that takes less time, by the options that follow "
-               "(phub plan --samples)");
+               "Matrices go as factors where an iteration then takes less time, by the options "
+               "that follow (phub plan --samples --compute)");
   app.add_option("--samples", options.ways.samples, "Of a rank, in an iteration")
       ->check(positive)
       ->capture_default_str();
@@ -86,10 +87,17 @@ WorkerOptions worker_options(const Options& options) {
   return worker;
 }
 
-// The layers whose matrices go as factors, by the same function as phub plan.
-Ways choose(const Net& net, WayInputs inputs, uint32_t ranks) {
+// The layers whose matrices go as factors, by the same function as phub plan --compute. Without
+// overlap computing hides nothing.
+Ways choose(const Net& net, const Options& options, uint32_t ranks) {
+  WayInputs inputs = options.ways;
   inputs.ranks = ranks;
-  return choose_ways(JobSpec{.name = net.table.name, .keys = net.table.keys}, inputs);
+  const JobSpec spec{.name = net.table.name, .keys = net.table.keys};
+  std::vector<LayerComputing> layers;
+  if (options.walk.overlap) {
+    layers = computing_of(spec, fmt::format("{}", options.walk.compute_s * 1e3));
+  }
+  return choose_ways(spec, inputs, layers);
 }
 
 std::vector<size_t> layers_of(const Net& net, const Ways& ways) {
@@ -113,7 +121,7 @@ nlohmann::json json_of(const WalkResult& result) {
 
 nlohmann::json run_rank(const Net& net, Options& options) {
   WorkerOptions worker_of = worker_options(options);
-  const Ways ways = choose(net, options.ways, worker_of.spec.world_size);
+  const Ways ways = choose(net, options, worker_of.spec.world_size);
   if (options.choose) options.walk.as_factors = layers_of(net, ways);
   worker_of.spec = job_of(net, options.walk, worker_of.spec);
   Worker worker(worker_of);

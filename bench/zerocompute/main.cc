@@ -162,8 +162,10 @@ int measure(const ZerocomputeOptions& options) {
   Report report(options);
   std::optional<OwnServer> own;
   if (options.server.empty()) {
-    const std::string budget = options.budget.empty() ? "" : " --nic-budget " + options.budget;
-    own.emplace(beside_this_program("phub"), options.transport, options.serve_arguments + budget);
+    std::vector<std::string> arguments = options.serve_arguments;
+    if (!options.budget.empty())
+      arguments.insert(arguments.end(), {"--nic-budget", options.budget});
+    own.emplace(beside_this_program("phub"), options.transport, arguments);
   }
   const std::string server = own ? own->address() : options.server;
   Schedule schedule{.warmup = options.warmup,

@@ -87,6 +87,7 @@ struct Raw {
   uint32_t chunk_elements = 8192;
   std::vector<std::string> chunk_sizes;
   std::vector<std::string> factors, rows;
+  std::string serve_arguments;
   bool by_seconds = false;
   bool no_sum = false, no_optimize = false, no_limit = false;
 };
@@ -157,7 +158,9 @@ void declare(CLI::App& app, Raw& raw, ZerocomputeOptions& o) {
   app.add_option("--link-gbps", o.link_gbps,
                  "Of a worker's link each way: lets the verdict say whether the network binds");
   app.add_option("--server", o.server, "HOST:PORT of a running server (default: starts its own)");
-  app.add_option("--serve-args", o.serve_arguments, "More arguments for its own `phub serve`");
+  app.add_option("--serve-args", raw.serve_arguments,
+                 "More arguments for its own `phub serve`, quoted as in a shell where they have "
+                 "spaces: \"--socket-dir '/tmp/my box'\"");
   app.add_option("--json", o.json, "Also write the results to this file");
   app.add_flag("--quiet", o.quiet, "No progress on stderr");
 }
@@ -386,6 +389,36 @@ uint64_t parse_size(std::string_view text) {
   return static_cast<uint64_t>(bytes);
 }
 
+std::vector<std::string> shell_words(std::string_view text, std::string_view argument) {
+  std::vector<std::string> words;
+  char quote = 0;           // that is open; 0: none
+  bool is_in_word = false;  // also one of no letter: ''
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (quote == 0 && (c == ' ' || c == '\t' || c == '\n')) {
+      is_in_word = false;
+      continue;
+    }
+    if (!is_in_word) words.emplace_back();
+    is_in_word = true;
+    if (quote == 0 && (c == '\'' || c == '"')) {
+      quote = c;
+    } else if (c == quote) {
+      quote = 0;
+    } else if (c == '\\' && quote != '\'' && i + 1 < text.size()) {
+      // In "quotes" a backslash is one, unless it protects what would end or begin something there.
+      if (quote == '"' && text[i + 1] != '"' && text[i + 1] != '\\') words.back() += c;
+      words.back() += text[++i];
+    } else {
+      words.back() += c;
+    }
+  }
+  if (quote != 0) {
+    fail(ErrorCode::kInvalid, "{}: the quote {} does not end in '{}'", argument, quote, text);
+  }
+  return words;
+}
+
 std::vector<uint64_t> sweep_sizes(uint64_t from, uint64_t to, double factor) {
   if (!(factor > 1)) fail(ErrorCode::kInvalid, "-f: the factor {} is not above 1", factor);
   if (to < from)
@@ -438,6 +471,7 @@ std::optional<ZerocomputeOptions> parse_zerocompute_options(int argc, const char
   } catch (const CLI::ParseError& error) {
     fail(ErrorCode::kInvalid, "{}; see --help", error.what());
   }
+  options.serve_arguments = shell_words(raw.serve_arguments, "--serve-args");
   resolve(raw, options);
   return options;
 }

@@ -36,16 +36,20 @@ struct ZerocomputeOptions {
   bool limit = true;   // measure the memory's limit
   std::string budget;  // of each NIC, of workers and of its own server; empty: none
   std::string send_order = "priority";
-  double link_gbps = 0;         // of a worker's link, for the verdict; 0: not known
-  std::string server;           // empty: start one
-  std::string serve_arguments;  // for the one that is started
-  std::string json;             // file; empty: none
-  bool quiet = false;           // no progress lines
+  double link_gbps = 0;                      // of a worker's link, for the verdict; 0: not known
+  std::string server;                        // empty: start one
+  std::vector<std::string> serve_arguments;  // for the one that is started
+  std::string json;                          // file; empty: none
+  bool quiet = false;                        // no progress lines
 };
 
 // Parses the arguments. Nothing: they ask for help, which was printed to stdout. Throws
 // Error(kInvalid) with one line that names the argument and the problem.
 std::optional<ZerocomputeOptions> parse_zerocompute_options(int argc, const char* const* argv);
+
+// The words of a text as a shell has them: spaces part them, and 'quotes', "quotes" and a backslash
+// keep what they hold together. Nothing is expanded. Throws as above: a quote does not end.
+std::vector<std::string> shell_words(std::string_view text, std::string_view argument);
 
 // Bytes from "4096", "4K", "1.5M", "1G" (powers of 1024; "KB" and "KiB" mean "K"). Throws as above.
 uint64_t parse_size(std::string_view text);

@@ -14,7 +14,6 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <sstream>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -117,13 +116,12 @@ void Child::send(int signal) {
 }
 
 OwnServer::OwnServer(const std::string& binary, const std::string& transport,
-                     const std::string& arguments) {
+                     const std::vector<std::string>& arguments) {
   std::vector<std::string> words{binary, "serve", "--listen", "127.0.0.1:0"};
   if (transport == "tcp" || transport == "verbs" || transport == "ofi") {
     words.insert(words.end(), {"--transports", transport});
   }
-  std::istringstream more(arguments);
-  for (std::string word; more >> word;) words.push_back(word);
+  words.insert(words.end(), arguments.begin(), arguments.end());
   output_fd_ = memfd_create("server-output", MFD_CLOEXEC);
   if (output_fd_ < 0) fail(ErrorCode::kFull, "memfd_create: {}", std::strerror(errno));
   child_ = std::make_unique<Child>([&] { return become(words, output_fd_); }, SIGTERM);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace phub {
 
@@ -42,7 +43,8 @@ class OwnServer {
   // Runs `binary serve --listen 127.0.0.1:0 arguments` with shm and `transport`, and waits until it
   // prints its address. Throws Error(kUnavailable), with its output, if it does not within ten
   // seconds.
-  OwnServer(const std::string& binary, const std::string& transport, const std::string& arguments);
+  OwnServer(const std::string& binary, const std::string& transport,
+            const std::vector<std::string>& arguments);
   ~OwnServer();  // asks it to stop, waits, then kills it
 
   const std::string& address() const { return address_; }

@@ -18,7 +18,10 @@ from scripts_test import BENCH, ROOT, SKIPPED, expect, run  # noqa: E402
 
 def ladder_climbs(folder, binaries):
     ladder = [BENCH / "ladder", "--tiny", "--build", binaries.parent, "--json", folder / "ladder.json"]
-    expect(run(*ladder), "Ways of matrices (ranks: 2; samples of each: 32", "ranks  fc.weight")
+    # Computing hides what goes over a fast link, and not what goes over a slow one.
+    expect(run(*ladder, "--rate", "10gbit", "--ways", "choice"), "whole  fc.weight", "What computing hides (58 layers, 200.00 ms")
+    assert json.loads((folder / "ladder.json").read_text())["rows"][0]["factors"] == []
+    expect(run(*ladder, "--paper-gbps", "1"), "Ways of matrices (ranks: 2; samples of each: 32", "ranks  fc.weight")
     found = json.loads((folder / "ladder.json").read_text())
     rows = {row["way"]: row for row in found["rows"]}
     assert list(rows) == ["without", "with", "choice", "choice-real", "first", "slack-1", "slack-2"], rows

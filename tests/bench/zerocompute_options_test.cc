@@ -188,6 +188,21 @@ TEST(OptionsTest, BadInputIsNamed) {
   EXPECT_THAT(refusal({"-b", "4K", "-f", "x"}), HasSubstr("'x' is not a number"));
   EXPECT_THAT(refusal({"--colour"}), HasSubstr("--colour"));
   EXPECT_THAT(refusal({"--server", "a:1", "--serve-args", "x"}), HasSubstr("--serve-args"));
+  EXPECT_THAT(refusal({"--serve-args", "--cores '1"}), HasSubstr("--serve-args: the quote ' does"));
+}
+
+// As /bin/sh parts them.
+TEST(OptionsTest, ArgumentsOfTheServerAreWordsOfAShell) {
+  const auto words = [](const std::string& text) { return shell_words(text, "--serve-args"); };
+  EXPECT_THAT(words("  "), ElementsAre());
+  EXPECT_THAT(words(" --cores  1\t--pin\nfalse "), ElementsAre("--cores", "1", "--pin", "false"));
+  EXPECT_THAT(words("--tls-cert '/my box/a.pem'"), ElementsAre("--tls-cert", "/my box/a.pem"));
+  EXPECT_THAT(words("--a=\"x y\"z --b ''"), ElementsAre("--a=x yz", "--b", ""));
+  EXPECT_THAT(words(R"(x\ y "it's" 'a"b' "a\"b\\c\d" 'a\b' \\)"),
+              ElementsAre("x y", "it's", "a\"b", "a\"b\\c\\d", "a\\b", "\\"));
+  for (const std::string text : {"'a", "a \"b", "'a\""}) {
+    EXPECT_THROW(words(text), Error) << text;
+  }
 }
 
 }  // namespace

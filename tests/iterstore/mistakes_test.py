@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """What the programs with a store refuse, and that they say why: options that are no numbers, files that cannot be
-read or written, an outcome that is not finite, and ranks that were started with other options.
+read or written, an outcome that is not finite, ranks that were started with other options, and several without --rank.
 
     mistakes_test.py PHUB PAGERANK MF LDA
 """
@@ -77,6 +77,13 @@ with tempfile.TemporaryDirectory() as folder, box_of(phub, folder) as address:
             (FACTORS, "--clocks", "5", "clocks"), (TOPICS, "--seed", "5", "seed"),
             (TOPICS, "--alpha", "0.5", "alpha"), (TOPICS, "--beta", "0.5", "beta"))):
         differ(f"differ{n}", command, given(command, option, value), f"'{name} {value}'")
+    # A process that is alone needs no --rank; several do.
+    for n, command in enumerate((RANKS, FACTORS, TOPICS)):
+        for world, status, words in (([], 0, ""), (["--world", "2"], 1, "its rank is -1")):
+            done = subprocess.run([*command, "--job", f"alone{n}", *world], capture_output=True, text=True, timeout=LIMIT_S,
+                                  check=False)
+            assert done.returncode == status and words in done.stderr, (command, world, done)
+
     differ("programs", RANKS, FACTORS, "'program pagerank'", "'program mf'")
     for n, command in enumerate((RANKS, FACTORS, TOPICS)):
         run_ranks([*command, "--job", f"same{n}"], 2, LIMIT_S)

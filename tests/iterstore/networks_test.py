@@ -7,6 +7,7 @@ checkpoint, too. Out of lock-step they end.
 """
 import os
 import re
+import subprocess
 import sys
 import tempfile
 
@@ -50,6 +51,10 @@ with tempfile.TemporaryDirectory() as folder, box_of(phub, folder) as server:
     saved = ["--checkpoint", os.path.join(folder, "cnn.%r"), "--store"]
     run("cnn", "begins", *saved, iterations=5)
     assert digests(run("cnn", "goes_on", *saved, "--resume")) == digests(run("cnn", "again", "--store"))
+
+    alone = subprocess.run([*CASES["cnn"], "--server", server, "--job", "alone", "--store", "--iterations", "1"],
+                           capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert alone.returncode == 0 and "rank 0: digest" in alone.stdout, alone  # the only rank needs no --rank
 
     here = [*CASES["cnn"], "--server", server, "--store", "--job"]
     os.rename(os.path.join(folder, "cnn.0"), os.path.join(folder, "later"))

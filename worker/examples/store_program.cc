@@ -17,7 +17,8 @@ void add_store_options(CLI::App& app, StoreProgram& program) {
   app.add_option("--server", worker.server, "HOST:PORT of phub serve")->capture_default_str();
   app.add_option("--job", worker.spec.name, "Name of the store")->capture_default_str();
   app.add_option("--world", worker.spec.world_size, "Number of processes")->capture_default_str();
-  app.add_option("--rank", worker.rank, "This process's rank")->capture_default_str();
+  app.add_option("--rank", worker.rank, "This process's rank; one that is alone needs none")
+      ->capture_default_str();
   app.add_option("--threads", program.store.threads, "Threads of each process")
       ->check(CLI::Range(1u, 1024u))
       ->capture_default_str();
@@ -33,6 +34,9 @@ void add_store_options(CLI::App& app, StoreProgram& program) {
   app.add_option("--slack", worker.spec.slack,
                  "ssp: clocks that a process may be ahead of the slowest")
       ->capture_default_str();
+  app.final_callback([&worker] {
+    if (worker.rank == -1 && worker.spec.world_size == 1) worker.rank = 0;
+  });
 }
 
 void agree(const StoreProgram& program, const std::string& name,

@@ -48,13 +48,13 @@ uint64_t more_than_enough(const Model& model) {
   return (floats * sizeof(float) * 8) + (16 << 20);
 }
 
-uint64_t least_budget(Model& model, uint64_t enough) {
+uint64_t least_budget(Model& model, uint64_t enough, const std::string& gather) {
   constexpr uint64_t kPrecision = 1024;
   uint64_t too_little = 0;
   while (enough - too_little > kPrecision) {
     const uint64_t half = too_little + (enough - too_little) / 2;
     try {
-      plan(model, {.budget_bytes = half, .max_lead = 1});
+      plan(model, {.budget_bytes = half, .max_lead = 1}, gather);
       enough = half;
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kFull) throw;
@@ -66,13 +66,20 @@ uint64_t least_budget(Model& model, uint64_t enough) {
 
 }  // namespace
 
-geeps::Placement plan(Model& model, const geeps::CacheOptions& options) {
+geeps::Placement plan(Model& model, const geeps::CacheOptions& options, const std::string& gather) {
   const std::span<const geeps::TableSpec> tables = model.tables().specs();
   const auto device = make_host_device({.budget_bytes = options.budget_bytes});
-  geeps::StandaloneExchange exchange({.name = "plan", .keys = geeps::keys_of(tables)});
+  JobSpec spec{.name = "plan", .keys = geeps::keys_of(tables)};
+  spec.on_nonfinite = "pass";  // nobody has computed what rows are changed by
+  geeps::StandaloneExchange exchange(spec);
   geeps::Cache cache(*device, exchange, model.tables().specs(), options);
-  cache.begin_virtual();
+  if (gather == "virtual") cache.begin_virtual();
+  if (gather == "first") cache.begin_gathering();
   model.train(cache, nullptr, 0);
+  if (gather == "none") {
+    cache.wait_all();
+    return {};
+  }
   cache.finish_sequence();
   return cache.placement();
 }
@@ -102,16 +109,16 @@ uint64_t budget_bytes(const TrainingOptions& options, const MakeModel& make) {
     return bytes_of(text);
   }
   const auto model = make(options.share);
-  const uint64_t all =
-      plan(*model, {.budget_bytes = more_than_enough(*model), .max_lead = 1}).total_bytes();
-  if (text == "least") return least_budget(*model, all);
+  const uint64_t enough = more_than_enough(*model);
+  if (text == "least") return least_budget(*model, enough, options.gather);
   unsigned percent = 0;
   const char* end = text.data() + text.size() - 1;
   if (const auto [at, error] = std::from_chars(text.data(), end, percent);
       error != std::errc() || at != end) {
     fail(ErrorCode::kInvalid, "device memory of '{}': not a whole number of percent", text);
   }
-  return all * percent / 100;
+  const geeps::Placement all = plan(*model, {.budget_bytes = enough, .max_lead = 1}, "virtual");
+  return all.total_bytes() * percent / 100;
 }
 
 }  // namespace phub::examples

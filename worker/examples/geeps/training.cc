@@ -105,6 +105,7 @@ class Trainer {
       : options_(options),
         share_(share),
         name_(identity(name, options, share)),
+        make_(make),
         model_(make(share)),
         device_(make_device(options, device, budget)) {
     check_can_write(options, share.rank);
@@ -143,10 +144,7 @@ class Trainer {
         cache_->wait_all();  // from this clock on, not from the one before
         set_hyper_({{"lr", rate = learning_rate(options_, clock)}});
       }
-      const bool gathers = options_.gather == "first" && clock == first;
-      if (gathers) cache_->begin_gathering();
-      loss_ += model_->train(*cache_, device_.math.get(), clock);
-      if (gathers) cache_->finish_sequence();
+      train(clock, options_.gather == "first" && clock == first);
       after(clock + 1);
     }
     cache_->wait_all();
@@ -158,6 +156,20 @@ class Trainer {
 
  private:
   std::string path() const { return with_rank(options_.checkpoint, share_.rank); }
+
+  void train(uint64_t clock, bool gathers) try {
+    if (gathers) cache_->begin_gathering();
+    loss_ += model_->train(*cache_, device_.math.get(), clock);
+    if (gathers) cache_->finish_sequence();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kFull || options_.gather == "virtual") throw;
+    TrainingOptions least = options_;
+    least.budget = "least";
+    fail(ErrorCode::kFull,
+         "{}. With --gather {} this training needs a --budget of at least {} bytes, as buffers are "
+         "not placed before the sequence is known",
+         error.what(), options_.gather, budget_bytes(least, make_));
+  }
 
   void after(uint64_t clocks) {
     if (share_.rank == 0 && clocks % options_.report_every == 0) report(clocks);
@@ -220,6 +232,7 @@ class Trainer {
   const TrainingOptions& options_;
   Share share_;
   std::string name_;
+  MakeModel make_;
   std::unique_ptr<Model> model_;
   ComputeDevice device_;
   Exchange* exchange_ = nullptr;
@@ -292,10 +305,11 @@ void train_in_store(const TrainingOptions& options, const std::string& name,
          "--store: only sgd without --hyper, and not with --standalone: rows are added to, by "
          "processes that have a box");
   }
-  if (options.worker.rank < 0) {
-    fail(ErrorCode::kInvalid, "--store: each process says which rank it is (--rank)");
-  }
   WorkerOptions worker = options.worker;
+  if (worker.rank == -1 && worker.spec.world_size == 1) worker.rank = 0;
+  if (worker.rank < 0) {
+    fail(ErrorCode::kInvalid, "--store: each of several processes says which rank it is (--rank)");
+  }
   worker.spec.on_loss = "fail";
   worker.spec.consistency = options.consistency;
   worker.spec.slack = options.slack;

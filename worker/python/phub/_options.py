@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from ctypes import Array, c_uint64, c_void_p
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Union
 
 from phub import errors
@@ -103,6 +104,23 @@ def check_results(
             f"{form} with on_nonfinite='skip': a round that is skipped keeps the gradients of the "
             "round before. Say 'pass', 'stop' or 'exclude', and let the program leave out the step"
         )
+
+
+def check_formats(
+    formats: Mapping[str, str], keys: Mapping[str, Key], others: Mapping[str, str]
+) -> None:
+    """Raises NotFoundError for a pattern that matches none of the keys, but some of `others`.
+
+    others: parameters that are no keys, and what they are exchanged as.
+    """
+    for pattern, name in formats.items():
+        matching = [other for other in others if fnmatchcase(other, pattern)]
+        if matching and not any(fnmatchcase(key, pattern) for key in keys):
+            raise errors.NotFoundError(
+                f"formats: '{pattern}' is to be sent as {name!r}, but it matches "
+                f"'{matching[0]}'{' and others' if matching[1:] else ''} alone, whose gradients go "
+                f"as {others[matching[0]]}. Leave the pattern out"
+            )
 
 
 def set_formats(options: c_void_p, formats: Mapping[str, str]) -> None:

@@ -24,7 +24,7 @@ from phub import _device
 from phub._buffers import Buffers, worker_beside
 from phub._factors import Factors
 from phub._memory import Memory
-from phub._options import MAX_DIMENSIONS, Key, Option, check_results
+from phub._options import MAX_DIMENSIONS, Key, Option, check_formats, check_results
 from phub._powersgd import Matrix, PowerSGD
 from phub._watch import Watch
 from phub.errors import InvalidError
@@ -192,6 +192,11 @@ class DDPState:
             given["parameter_dtype"] = options.get("parameter_dtype", "f32")  # what factors are
             keys = {name: key for name, key in keys.items() if not self.powersgd.get(name)}
             keys |= self.powersgd.keys
+        others = {name: "PowerSGD's factors, in float32" for name in exchanged if name not in keys}
+        for name in self.factors.weights if self.factors else ():
+            others[name] = "the factors that `factors` asks for, in float32"
+        check_formats(formats or {}, keys, others)
+        if self.powersgd:
             formats = self.powersgd.formats(formats or {})
         # Whether the job's keys are all parameters, and its results have all of their bits.
         whole = not self.powersgd and not self.factors

@@ -33,8 +33,8 @@ its job has the option `branches`, of at least --branches less one, and on_nonfi
 
 _EPILOG = """\
 What is tried: --search lr=log:1e-5..1 (a range, by ratios), --search momentum=linear:0..0.95 (by
-differences), --search decay=0,1e-4,1e-3 (these). More than one: --method climb goes along one after
-another, grid tries all combinations.
+differences), --search weight_decay=0,1e-4,1e-3 (these). More than one: --method climb goes along
+one after another, grid tries all combinations.
 
 PHUB_TOKEN or PHUB_TOKEN_FILE has the token, of role admin, if the box asks for one. Where it has
 TLS: --server https://HOST:PORT, and PHUB_CA names the file of the authority.

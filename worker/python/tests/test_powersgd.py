@@ -405,8 +405,16 @@ def test_wrong_arguments_are_named(box, options, message):
 
 
 def test_formats_of_matrices_are_none(box):
-    with pytest.raises(phub.NotFoundError, match="3.weight"):
-        phub.ddp(Net(), powersgd=RANK, formats={"3.weight": "int8"})
+    for pattern, name in {"3.weight": "int8", "3.w*": "f16"}.items():
+        with pytest.raises(phub.NotFoundError, match=r"'3\.weight'.* go as PowerSGD's factors"):
+            phub.ddp(Net(), powersgd=RANK, formats={"*.bias": "bf16", pattern: name})
+    with pytest.raises(phub.NotFoundError, match="no name of the .* keys .* matches 'none'"):
+        phub.ddp(Net(), powersgd=RANK, formats={"none": "int8"})
+
+
+def test_formats_of_factors_are_none(box):
+    with pytest.raises(phub.NotFoundError, match="'weight' alone.*the factors that `factors`"):
+        phub.ddp(nn.Linear(8, 8), factors={"weight": 4}, formats={"w*": "int8"})
 
 
 def test_gpus_are_refused(monkeypatch):

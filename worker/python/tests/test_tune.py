@@ -438,6 +438,14 @@ def test_it_climbs_if_nothing_else_is_said():
     assert min(abs(first("--method", "grid") - end) for end in (1e-5, 10)) < 1e-9
 
 
+def test_the_help_names_hyperparameters_that_there_are():
+    page = (PACKAGE.parent / "training.md").read_text()
+    there = re.findall(r"^\| `(\w+)` \|", page[page.index("| name | default | used by") :], re.M)
+    taught = re.findall(r"--search ([a-z_]+)=", _parser().format_help())
+    assert len(taught) > 2
+    assert set(taught) <= set(there)
+
+
 def test_a_job_that_cannot_be_tuned_says_so(box, start, tmp_path):
     name = os.environ["PHUB_JOB"]
     about = ("--server", box.address, "--search", "lr=1,2", "--wait", "0")
