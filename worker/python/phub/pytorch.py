@@ -191,12 +191,12 @@ class DDPState:
         if self.powersgd:
             given["parameter_dtype"] = options.get("parameter_dtype", "f32")  # what factors are
             keys = {name: key for name, key in keys.items() if not self.powersgd.get(name)}
-            keys |= self.powersgd.keys
         others = {name: "PowerSGD's factors, in float32" for name in exchanged if name not in keys}
         for name in self.factors.weights if self.factors else ():
             others[name] = "the factors that `factors` asks for, in float32"
         check_formats(formats or {}, keys, others)
         if self.powersgd:
+            keys |= self.powersgd.keys
             formats = self.powersgd.formats(formats or {})
         # Whether the job's keys are all parameters, and its results have all of their bits.
         whole = not self.powersgd and not self.factors
