@@ -1,4 +1,4 @@
-"""Notices that a model is trained, and its gradients never come to the hook that exchanges them."""
+"""Notices that a model is trained, and what exchanges its gradients is never called."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ class Watch:
     backward() without a step are an accumulation. Parameters and model are not kept alive.
     """
 
-    def __init__(self, job: str, parameters: Mapping[str, torch.Tensor], remedy: str) -> None:
-        """remedy: what to do so that the hook is called."""
+    def __init__(
+        self, job: str, parameters: Mapping[str, torch.Tensor], what: str, remedy: str
+    ) -> None:
+        """what: exchanges gradients. remedy: what to do so that it is called."""
         self.is_local: Callable[[], bool] = lambda: False  # steps now are this rank's own (no_sync)
-        self._job, self._remedy = job, remedy
+        self._job, self._what, self._remedy = job, what, remedy
         self._steps = 0  # of optimizers that have these parameters
         self._seen: dict[str, tuple[int, int]] = {}  # steps and version, at the latest backward()
         self._saw_backward = False
@@ -46,14 +48,14 @@ class Watch:
         self._saw_backward = False
 
     def close(self) -> None:
-        """Raises InvalidError if there was a backward(), and the hook was not called."""
+        """Raises InvalidError if there was a backward(), and no exchange."""
         saw_backward = self._saw_backward
         self.end()
         if saw_backward and sys.exc_info()[0] is None:  # or that would hide what has happened
             raise InvalidError(
                 f"job '{self._job}' ends and has exchanged no gradient, but there was a "
-                f"backward(): phub's hook was never called. {self._remedy}. If all backward() were "
-                "in no_sync(), leave the last one of each step outside"
+                f"backward(): {self._what} was never called. {self._remedy}. If all backward() "
+                "were in no_sync(), leave the last one of each step outside"
             )
 
     def _count_step(self, optimizer: Optimizer) -> None:
@@ -69,7 +71,7 @@ class Watch:
             self.end()
             raise InvalidError(
                 f"job '{self._job}': parameter '{name}' was changed by a step, and its gradient "
-                f"was not exchanged: backward() did not call phub's hook. {self._remedy}"
+                f"was not exchanged: {self._what} was not called. {self._remedy}"
             )
 
 

@@ -61,7 +61,7 @@ class FSDPState:
                 module.set_all_reduce_hook(functools.partial(self._exchange, name or "model"))
         found = ((key, p) for key, of_key in self._parameters.items() for p in of_key)
         named = {f"{key}[{number}]": p for number, (key, p) in enumerate(found)}
-        self._watch = Watch(self.worker.job, named, _REMEDY)
+        self._watch = Watch(self.worker.job, named, "phub's hook", _REMEDY)
 
     def close(self) -> None:
         """Leaves the job. The others go on without this replica.

@@ -25,6 +25,7 @@ from phub._own_state import OwnState, Stateful
 from phub._rows import SparseRows, rows_in
 from phub._steps import Steps
 from phub._values import Values
+from phub._watch import Watch
 from phub.errors import Error, InvalidError, RewoundError
 from phub.pytorch import memory_of
 from phub.worker import Worker
@@ -67,6 +68,7 @@ class DistributedOptimizer(Optimizer):
     # A GradScaler then calls step() with `found_inf` set, however it was used. What it does to the
     # gradients does not change their version. phub.GradScaler does not set it.
     _step_supports_amp_scaling = True
+    _buffers: Buffers | None = None  # from the first sync_buffers() on
 
     def __init__(
         self,
@@ -157,7 +159,6 @@ class DistributedOptimizer(Optimizer):
         if max_norm:
             fixed["max_norm"] = max_norm
         self._model, self._options = model, options
-        self._buffers: Buffers | None = None  # from the first sync_buffers() on
         branches = bool(options.get("branches"))
         me: DistributedOptimizer = weakref.proxy(self)  # no cycle: all is freed with the optimizer
         self._steps = Steps(
@@ -177,6 +178,7 @@ class DistributedOptimizer(Optimizer):
             for name, tensor in named.items()
         ]
         self._begin()
+        self._watch = self._watch_for(named)
         self._values = Values(self.worker, self._rule, me)
         if self._steps.restored:
             self._forget_values()
@@ -243,7 +245,8 @@ class DistributedOptimizer(Optimizer):
     def close(self) -> None:
         """Leaves the job, and the model's hooks. The others go on without this rank.
 
-        The worker's memory is given back, and the model is freed with its last reference.
+        The worker's memory is given back, and the model is freed with its last reference. Raises
+        InvalidError if there was a backward(), and never a step.
         """
         for hook in self._hooks:
             hook.remove()
@@ -258,6 +261,7 @@ class DistributedOptimizer(Optimizer):
         if self._buffers:
             self._buffers.close()
         self.worker.close()
+        self._watch.close()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -437,6 +441,17 @@ class DistributedOptimizer(Optimizer):
         _device.exchange_on(self._mine[0].tensor.device, self.worker)
         self._steps.begin(self.worker)
 
+    def _watch_for(self, named: Mapping[str, nn.Parameter]) -> Watch:
+        watch = Watch(
+            self.worker.job,
+            named,
+            "step() of the DistributedOptimizer",
+            "Call it in place of step() of the optimizer that it was made of, or of another one",
+        )
+        me: DistributedOptimizer = weakref.proxy(self)
+        watch.is_local = lambda: not me._syncs
+        return watch
+
     def _hooks_on(self, model: nn.Module, zero_copy: bool) -> Iterator[RemovableHandle]:
         if self._overlap:  # where factors are sent, there is no gradient
             others = [mine for mine in self._mine if not isinstance(mine, BoxFactors)]
@@ -462,7 +477,8 @@ class DistributedOptimizer(Optimizer):
             raise RuntimeError(
                 f"the gradient of '{mine.name}' was pushed already: backward() came "
                 f"{mine.backwards} times before step(). To accumulate, use "
-                f"accumulate={mine.backwards}, or no_sync() around all backward() but the last. Of "
+                f"accumulate={mine.backwards}, or no_sync() around all backward() but the last. A "
+                "step is that of the DistributedOptimizer, not of the optimizer that it has. Of "
                 "another model's loss that only passes through this model (a GAN's generator), set "
                 "requires_grad_(False) on this model during that backward()"
             )
@@ -472,6 +488,7 @@ class DistributedOptimizer(Optimizer):
 
     def _begin_round(self) -> None:
         """Before the first push of a round; later calls do nothing."""
+        self._watch.end()
         self._at_box.send_loaded()
         self._values.begin_round()
 

@@ -220,7 +220,7 @@ class DDPState:
             last = queue.SimpleQueue()
             _start(_answer, self._buckets, last)
         _start(_complete, self.worker, last)
-        self.watch = Watch(self.worker.job, exchanged, _REMEDY)
+        self.watch = Watch(self.worker.job, exchanged, "phub's hook", _REMEDY)
 
     @property
     def rank(self) -> int:

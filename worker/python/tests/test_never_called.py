@@ -55,7 +55,7 @@ def trains_without_hook(_rank, way):
             state, forward = wrapped.phub, wrapped.module
         optimizer = make(net)
         step(forward, optimizer)
-        message = rf"'{name}': parameter '2\.bias' was changed.*did not call.*register_comm_hook"
+        message = rf"'{name}': parameter '2\.bias' was changed.*not called.*register_comm_hook"
         with pytest.raises(phub.InvalidError, match=message):
             step(forward, optimizer)
         state.close()  # it has been said
@@ -163,3 +163,40 @@ def is_wrapped_twice(_rank):
 
 def test_a_model_wrapped_twice_is_an_error_and_a_compiled_one_is_exchanged(box, start):
     start(is_wrapped_twice, 1).results()
+
+
+def steps_with_another_optimizer(_rank):
+    for number, server in enumerate((True, False)):
+        for name, make in OPTIMIZERS.items():
+            net = net_of()
+            own, other = torch.optim.SGD(net.parameters(), 0.1), make(net)
+            job = f"{name}-{number}"
+            options = {"overlap": False, "server": server, "job": job}
+            optimizer = phub.DistributedOptimizer(own, net, **options)
+            step(net, own if name == "sgd" else other)
+            message = (
+                rf"'{job}': parameter '2\.bias' was changed.*step\(\) of the Distrib.*not called"
+            )
+            with pytest.raises(phub.InvalidError, match=message):
+                step(net, other)
+            optimizer.close()  # it has been said
+
+    net = net_of()
+    own = OPTIMIZERS["sgd"](net)
+    optimizer = phub.DistributedOptimizer(own, net, job="close", overlap=False)
+    step(net, own)
+    with pytest.raises(
+        phub.InvalidError, match="no gradient.*DistributedOptimizer was never called"
+    ):
+        optimizer.close()
+
+    net = net_of()
+    own = OPTIMIZERS["sgd"](net)
+    optimizer = phub.DistributedOptimizer(own, net, job="overlap")
+    step(net, own)
+    with pytest.raises(RuntimeError, match="pushed already.*not of the optimizer that it has"):
+        step(net, own)
+
+
+def test_steps_of_another_optimizer_are_an_error(box, start):
+    start(steps_with_another_optimizer, 1).results()
