@@ -36,15 +36,15 @@ class Strategy(DDPStrategy):  # type: ignore[misc]  # of any type where there is
         """Wraps the model, and joins the job."""
         super().configure_ddp()
         ranks = int(self.world_size)
-        launched = int(os.environ.get("PHUB_WORLD_SIZE") or ranks)
+        # Lightning's own launcher sets RANK for none of its processes.
+        os.environ.setdefault("PHUB_RANK", str(self.global_rank))
+        launched = int(os.environ.setdefault("PHUB_WORLD_SIZE", str(ranks)))
         if launched != ranks:
             raise InvalidError(
                 f"Lightning has a world of {ranks}, and {launched} ranks were started "
                 f"(PHUB_WORLD_SIZE): Trainer(devices={launched}), or devices times num_nodes"
             )
-        self.phub = DDPState(
-            self.model.module, rank=self.global_rank, world_size=ranks, **self._phub_options
-        )
+        self.phub = DDPState(self.model.module, **self._phub_options)
         self.model.register_comm_hook(self.phub, ddp_hook)
         let_step_alone(self.phub, self.model)
 

@@ -32,8 +32,8 @@ class Callback(TrainerCallback):  # type: ignore[misc]  # of any type without tr
         if not isinstance(ddp, DistributedDataParallel):
             raise InvalidError(
                 f"Trainer has a {type(ddp).__name__} and no DistributedDataParallel: start the "
-                "ranks with phub run, torchrun or accelerate launch, on CPUs with "
-                "TrainingArguments(use_cpu=True), and neither FSDP nor DeepSpeed"
+                "ranks with phub run or torchrun, on CPUs with TrainingArguments(use_cpu=True), "
+                "and without FSDP and DeepSpeed"
             )
         if self.phub:  # train() was begun anew
             self.phub.watch.end()
