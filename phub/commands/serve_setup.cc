@@ -15,6 +15,7 @@
 #include "transport/ofi/transport.h"
 #include "transport/paced/transport.h"
 #include "transport/shm/transport.h"
+#include "transport/tcp/socket.h"
 #include "transport/tcp/transport.h"
 #include "transport/text.h"
 #include "transport/verbs/library.h"
@@ -25,6 +26,22 @@ namespace {
 
 bool is_loopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host.starts_with("127.");
+}
+
+// Throws Error for an address to which no worker can connect. Warns where only workers on this host
+// can, although no loopback address was named.
+void check_addresses(std::vector<std::string> hosts) {
+  const bool has_every = std::erase_if(hosts, is_every_address) > 0;
+  const std::vector<std::string> numbers = tcp_data_addresses(hosts);
+  const auto is_local = [](const std::string& number) {
+    return tcp_address(number, 0).is_loopback();
+  };
+  if (has_every || std::ranges::any_of(hosts, is_loopback)) return;
+  if (!std::ranges::all_of(numbers, is_local)) return;
+  spdlog::warn(
+      "on this host '{}' means {} (see /etc/hosts), which workers on other hosts cannot reach; "
+      "name an address of the network with --listen, or '*' for all",
+      escaped(hosts.front()), numbers.front());
 }
 
 // The RDMA transport; null if there is no usable device, or none is wanted.
@@ -89,6 +106,7 @@ std::vector<std::unique_ptr<Transport>> make_transports(const ServeConfig& confi
                                                         const TlsServerContext* tls) {
   std::vector<std::string> hosts;
   for (const std::string& listen : config.listen) hosts.push_back(parse_host_port(listen).host);
+  check_addresses(hosts);
   const auto wanted = [&](std::string_view name) {
     return std::find(config.transports.begin(), config.transports.end(), name) !=
            config.transports.end();

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <array>
+#include <fstream>
+#include <sstream>
 
 #include "transport/text.h"
 
@@ -57,9 +59,27 @@ bool is_type(std::string_view content_type, std::string_view expected) {
   return lower_case(type) == expected;
 }
 
+// The names on the lines that have `own`, a name of this machine, at a loopback address. Debian has
+// the name with the domain there: "127.0.1.1 box.example.org box".
+std::vector<std::string> names_beside(const std::string& own, const std::string& hosts_file) {
+  std::vector<std::string> names;
+  std::ifstream file(hosts_file);
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream words(line.substr(0, line.find('#')));
+    std::string address;
+    if (!(words >> address) || !is_loopback_address(address)) continue;
+    std::vector<std::string> of_line;
+    for (std::string name; words >> name;) of_line.push_back(lower_case(name));
+    if (std::ranges::count(of_line, own) == 0) continue;
+    names.insert(names.end(), of_line.begin(), of_line.end());
+  }
+  return names;
+}
+
 }  // namespace
 
-HostNames::HostNames(const std::vector<std::string>& listen) : names_{"localhost"} {
+HostNames::HostNames(const std::vector<std::string>& listen, const std::string& hosts_file)
+    : names_{"localhost"} {
   for (const std::string& address : listen) {
     const std::string host = lower_case(parse_host_port(address).host);
     if (!host.empty()) names_.push_back(host);
@@ -67,6 +87,8 @@ HostNames::HostNames(const std::vector<std::string>& listen) : names_{"localhost
   std::array<char, 256> own{};
   if (gethostname(own.data(), own.size() - 1) != 0 || own[0] == 0) return;
   names_.push_back(lower_case(own.data()));
+  const std::vector<std::string> beside = names_beside(names_.back(), hosts_file);
+  names_.insert(names_.end(), beside.begin(), beside.end());
 }
 
 bool HostNames::has(std::string_view host) const {

@@ -36,11 +36,13 @@ struct HeadRefusal {
 };
 
 // The names that the control port may be asked by over loopback: localhost, 127.0.0.0/8, [::1],
-// those that it was told to listen at, and this machine's name.
+// those that it was told to listen at, this machine's name, and its other names at a loopback
+// address.
 class HostNames {
  public:
-  // `listen`: HOST:PORT each.
-  explicit HostNames(const std::vector<std::string>& listen = {});
+  // `listen`: HOST:PORT each. `hosts_file`: has the names of addresses, as hosts(5) says.
+  explicit HostNames(const std::vector<std::string>& listen = {},
+                     const std::string& hosts_file = "/etc/hosts");
 
   // `host`: of a Host header, with or without a port.
   bool has(std::string_view host) const;

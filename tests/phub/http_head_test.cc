@@ -3,11 +3,13 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <fstream>
 #include <string>
 #include <vector>
 
 #include "phub/control/request_head.h"
 #include "tests/phub/http_rig.h"
+#include "tests/transport/shm_rig.h"
 #include "transport/control/control_client.h"
 
 namespace phub {
@@ -45,6 +47,32 @@ TEST(RequestHead, OverLoopbackTheHostIsThisMachine) {
   }
   // From other hosts the box has names that it does not know.
   EXPECT_EQ(status_of({.host = "box.rack7.example:7717", .hosts = 1}), 200u);
+}
+
+// As Debian names a host. Other lines say nothing of this one.
+TEST(RequestHead, OverLoopbackTheHostMayHaveItsDomain) {
+  std::string own(256, '\0');
+  gethostname(own.data(), own.size() - 1);
+  own.resize(own.find('\0'));
+  const TemporaryDirectory folder;
+  const std::string file = folder.path() + "/hosts";
+  std::ofstream(file) << "127.0.0.1 localhost\n"
+                      << "127.0.1.1\t" << own << ".Rack7.example  " << own << " # other.example\n"
+                      << "::1 six.example " << own << "\n"
+                      << "#127.0.0.1 " << own << " comment.example\n"
+                      << "10.0.0.1 " << own << " network.example\n"
+                      << "127.0.0.1 elsewhere.example\n"
+                      << own << " no-address.example\n";
+  const HostNames names({}, file);
+  for (const std::string& name : {own, own + ".rack7.example", own + ".rack7.example:7717",
+                                  own + ".RACK7.example.", std::string("six.example")}) {
+    EXPECT_TRUE(names.has(name)) << name;
+  }
+  for (const char* name : {"other.example", "comment.example", "network.example",
+                           "elsewhere.example", "no-address.example", "rack7.example"}) {
+    EXPECT_FALSE(names.has(name)) << name;
+  }
+  EXPECT_TRUE(HostNames({}, folder.path() + "/absent").has(own));
 }
 
 TEST(RequestHead, ThereIsOneHost) {

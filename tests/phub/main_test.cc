@@ -139,6 +139,9 @@ TEST(Main, ErrorsWhileItRunsAreOneLineAndOne) {
   for (const std::vector<std::string>& arguments :
        {std::vector<std::string>{"status", "--server", "127.0.0.1:1"},
         {"serve", "--listen", "192.0.2.1:0"},
+        {"serve", "--listen", "[fe80::1]:0", "--insecure"},
+        {"serve", "--listen", "[fe80::1%lo]:0", "--insecure", "--transports", "shm"},
+        {"serve", "--join", "127.0.0.1:1", "--listen", "[fe80::1%lo]:0"},
         {"serve", "--parent", "127.0.0.1:1", "--join", "127.0.0.1:1"},
         {"serve", "--parent", "127.0.0.1:1", "--checkpoints", "/does/not/exist"},
         {"serve", "--listen", "127.0.0.1:0", "--parent-budget", "1gbit"},

@@ -478,6 +478,12 @@ TEST_F(TcpTest, DataAddresses) {
               testing::ElementsAre(testing::AnyOf("127.0.0.1", "::1")));
   EXPECT_THAT(error_of([] { tcp_data_addresses({"no.such.host.invalid"}); }),
               HasSubstr("no.such.host.invalid"));
+  for (const char* local : {"fe80::1", "fe80::1%lo", "febf::1%1"}) {
+    EXPECT_THAT(error_of([&] {
+                  tcp_data_addresses({"127.0.0.1", local});
+                }),
+                testing::AllOf(HasSubstr(local), HasSubstr("link-local"), HasSubstr("--listen")));
+  }
   for (const char* any : {"0.0.0.0", "*", "::", ""}) {
     const std::vector<std::string> all = tcp_data_addresses({any});
     ASSERT_FALSE(all.empty()) << any;

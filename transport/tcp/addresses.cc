@@ -25,7 +25,7 @@ std::string number_of(const sockaddr* address) {
   return parse_host_port(to_string(copy)).host;
 }
 
-// A link-local address is of no use without the name of the worker's interface.
+// It is of no use without the name of the worker's interface.
 bool is_link_local(const sockaddr* address) {
   if (address->sa_family != AF_INET6) return false;
   return IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
@@ -75,17 +75,26 @@ std::string resolve(const std::string& host) {
          gai_strerror(error));
   }
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, freeaddrinfo);
-  return number_of(found->ai_addr);
+  for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
+    if (!is_link_local(at->ai_addr)) return number_of(at->ai_addr);
+  }
+  fail(ErrorCode::kInvalid,
+       "'{}' is a link-local address, to which a worker cannot connect without the name of its own "
+       "interface; name another address of this machine with --listen",
+       printable(host));
 }
 
 }  // namespace
 
+bool is_every_address(const std::string& host) {
+  return host.empty() || host == "*" || host == "::" || host == "0.0.0.0";
+}
+
 std::vector<std::string> tcp_data_addresses(const std::vector<std::string>& hosts) {
   std::vector<std::string> all;
   for (const std::string& host : hosts) {
-    const bool any = host.empty() || host == "*" || host == "::" || host == "0.0.0.0";
     const std::vector<std::string> found =
-        any ? of_interfaces(host == "0.0.0.0") : std::vector{resolve(host)};
+        is_every_address(host) ? of_interfaces(host == "0.0.0.0") : std::vector{resolve(host)};
     for (const std::string& address : found) {
       if (std::find(all.begin(), all.end(), address) == all.end()) all.push_back(address);
     }

@@ -29,8 +29,10 @@ struct TcpOptions {
 
 // The addresses that a server listening at `hosts` carries data on: names are resolved; "0.0.0.0",
 // "::", "*" and "" stand for every interface that is up: its IPv4 address, or IPv6 where it has
-// none; loopback only where there is nothing else. Throws Error(kInvalid) for a name that is none.
+// none; loopback only where there is nothing else. Throws Error(kInvalid) for a name that is none,
+// and for a link-local address.
 std::vector<std::string> tcp_data_addresses(const std::vector<std::string>& hosts);
+bool is_every_address(const std::string& host);  // "*" and the others
 
 // Listens on every address, and raises the soft limit of open files to the hard one. Throws Error
 // that names the address and the reason. Must outlive its links.
