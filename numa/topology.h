@@ -8,6 +8,7 @@
 
 namespace phub::numa {
 
+// A core or NIC without memory of its own is on the nearest node that has memory.
 struct Core {
   uint32_t node = 0;    // index into Topology::nodes
   uint32_t os_cpu = 0;  // first processing unit, as the operating system counts
@@ -24,11 +25,19 @@ struct Node {
   uint32_t box = 0;  // of several machines that serve together: which one
 };
 
+// Hardware that is not where one would look for it, or is left out.
+struct Note {
+  std::string what;
+  std::string todo;      // "" if there is nothing to do
+  bool of_nics = false;  // about NICs alone
+};
+
 struct Topology {
   std::vector<Node> nodes;  // at least one
   std::vector<Core> cores;  // physical cores this process may run on, grouped by node; at least one
   std::vector<NicInfo> nics;  // may be empty
   std::string source;         // "this machine", "xml FILE", "synthetic …"
+  std::vector<Note> notes;    // may be empty
 };
 
 // All throw std::runtime_error that names the source and what is wrong with it.
@@ -36,6 +45,9 @@ Topology this_machine();
 Topology from_xml(const std::string& path);
 // hwloc's syntax: "pack:2 core:8 pu:1". One NUMA node per package where it speaks of no nodes.
 Topology from_synthetic(const std::string& description);
+
+// "this", the name of an XML file (it has a '/' or ends with .xml), or a synthetic description.
+Topology find_topology(const std::string& text);
 
 // Replaces the NICs by `count` of them spread evenly over the nodes (for sizing a box).
 void set_nics(Topology& topology, uint32_t count);

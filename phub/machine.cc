@@ -19,6 +19,7 @@ namespace phub {
 Machine::Machine(const MachineOptions& options, std::vector<std::unique_ptr<Transport>> transports)
     : pin_(options.pin),
       spin_us_(options.spin_us),
+      found_(options.topology),
       topology_(options.topology),
       transports_(std::move(transports)) {
   numa::Topology topology = topology_;
@@ -39,16 +40,28 @@ Machine::Machine(const MachineOptions& options, std::vector<std::unique_ptr<Tran
   topology_.nics.clear();
 }
 
+// A port on a node without memory of its own, or on one that is not there, has no cores by that
+// number: the topology knows the node whose cores are next to it.
+uint32_t Machine::node_of(const NicPort& port) const {
+  const auto node = std::ranges::find(found_.nodes, port.os_node, &numa::Node::os_node);
+  const auto index = static_cast<uint32_t>(node - found_.nodes.begin());
+  const bool is_there = node != found_.nodes.end();
+  if (is_there && std::ranges::count(found_.cores, index, &numa::Core::node) > 0) return index;
+  const std::string device = port.name.substr(0, port.name.find(':'));
+  const auto nic = std::ranges::find(found_.nics, device, &numa::NicInfo::name);
+  if (nic != found_.nics.end()) return nic->node;
+  return is_there ? index : 0;
+}
+
 // Each with its node, or once for each node.
 std::vector<numa::NicInfo> Machine::ports_of(const Transport& transport) const {
   std::vector<numa::NicInfo> ports;
   for (const NicPort& port : transport.ports()) {
-    const size_t before = ports.size();
-    for (uint32_t n = 0; n < topology_.nodes.size(); ++n) {
-      const bool here = topology_.nodes[n].os_node == port.os_node;
-      if (here || port.os_node == NicPort::kEveryNode) ports.push_back({n, port.name});
+    if (port.os_node != NicPort::kEveryNode) {
+      ports.push_back({node_of(port), port.name});
+      continue;
     }
-    if (ports.size() == before) ports.push_back({0, port.name});
+    for (uint32_t n = 0; n < topology_.nodes.size(); ++n) ports.push_back({n, port.name});
   }
   std::stable_sort(ports.begin(), ports.end(),
                    [](const auto& a, const auto& b) { return a.node < b.node; });

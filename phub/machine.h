@@ -48,9 +48,11 @@ class Machine {
 
  private:
   std::vector<numa::NicInfo> ports_of(const Transport& transport) const;
+  uint32_t node_of(const NicPort& port) const;
 
   const bool pin_;
   const int32_t spin_us_;
+  const numa::Topology found_;  // as it was given, with all cores and NICs
   numa::Topology topology_;
   std::vector<std::unique_ptr<Transport>> transports_;
   std::vector<std::unique_ptr<Core>> cores_;

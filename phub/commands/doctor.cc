@@ -153,6 +153,10 @@ void judge_processors(const HostFacts& facts, std::vector<Finding>& findings) {
     cpus.todo = "allow more CPUs (taskset, cpuset), or name fewer NICs to serve";
   }
   findings.push_back(cpus);
+  for (const numa::Note& note : facts.topology_notes) {
+    findings.push_back({"processors", note.todo.empty() ? Severity::kNote : Severity::kWarn,
+                        note.what, note.todo});
+  }
   // With one node there is nothing to choose.
   if (facts.nodes.size() > 1) judge_nodes(facts, findings);
 }

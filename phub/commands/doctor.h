@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "numa/topology.h"
 #include "transport/ofi/providers.h"
 #include "transport/verbs/devices.h"
 
@@ -58,6 +59,7 @@ struct HostFacts {
   std::vector<OfiProvider> providers;  // of libfabric
   std::string no_libfabric;            // why there is none, and what to do; "": it is there
   std::vector<NodeFacts> nodes;
+  std::vector<numa::Note> topology_notes;
   std::vector<uint32_t> allowed_cpus;     // of this process
   std::optional<uint64_t> locked_memory;  // limit in bytes; nothing: none
   uint64_t open_files = 0;                // the hard limit; phub raises its soft limit to it
@@ -85,6 +87,7 @@ struct FactSources {
   std::string no_libfabric;
   std::optional<uint64_t> locked_memory;
   uint64_t open_files = 0;
+  std::vector<numa::Note> topology_notes;
 };
 FactSources this_host();
 // Facts that cannot be read keep their defaults.

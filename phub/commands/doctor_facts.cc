@@ -13,6 +13,7 @@
 #include <fstream>
 #include <memory>
 #include <sstream>
+#include <stdexcept>
 
 #include "phub/commands/doctor.h"
 #include "transport/ofi/library.h"
@@ -237,6 +238,11 @@ FactSources this_host() {
   sources.providers = find_ofi_providers();
   sources.locked_memory = limit_of(RLIMIT_MEMLOCK, false);
   sources.open_files = limit_of(RLIMIT_NOFILE, true).value_or(UINT64_MAX);
+  try {
+    sources.topology_notes = numa::this_machine().notes;
+  } catch (const std::runtime_error& error) {
+    sources.topology_notes = {{error.what(), "without it 'phub serve' needs --topology"}};
+  }
   return sources;
 }
 
@@ -255,6 +261,7 @@ HostFacts gather_facts(const FactSources& sources) {
   facts.no_libfabric = sources.no_libfabric;
   facts.rdma_cm = exists(root + "/dev/infiniband/rdma_cm");
   gather_nodes(root, facts);
+  facts.topology_notes = sources.topology_notes;
   gather_status(root, facts);
   facts.locked_memory = sources.locked_memory;
   facts.open_files = sources.open_files;

@@ -53,9 +53,7 @@ bool any(const LimitInputs& inputs) {
 
 numa::Topology load_topology(const std::string& from) {
   try {
-    if (from == "this") return numa::this_machine();
-    if (from.ends_with(".xml")) return numa::from_xml(from);
-    return numa::from_synthetic(from);
+    return numa::find_topology(from);
   } catch (const std::runtime_error& error) {
     throw Error(ErrorCode::kInvalid, fmt::format("--topology: {}", error.what()));
   }
@@ -102,6 +100,10 @@ nlohmann::ordered_json to_json(const numa::Topology& topology, const Plan& plan,
   nlohmann::ordered_json out;
   out["model"] = spec.name;
   out["topology"] = topology.source;
+  out["notes"] = nlohmann::ordered_json::array();
+  for (const numa::Note& note : topology.notes) {
+    out["notes"].push_back({{"what", note.what}, {"todo", note.todo}});
+  }
   out["ranks"] = spec.max_ranks;
   out["optimizer"] = spec.optimizer;
   out["gradient_dtype"] = spec.gradient_dtype;

@@ -210,7 +210,7 @@ void serve(const ServeConfig& config) {
       make_transports(config, tls_of_data ? &*tls_of_data : nullptr);
 
   ServerOptions options;
-  options.topology = find_topology(config.topology);
+  options.topology = numa::find_topology(config.topology);
   options.cores = config.cores;
   options.pin = config.pin;
   options.spin_us = config.spin_us;

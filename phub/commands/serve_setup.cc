@@ -85,12 +85,6 @@ void pace(const ServeConfig& config, std::vector<std::unique_ptr<Transport>>& ni
 
 }  // namespace
 
-numa::Topology find_topology(const std::string& text) {
-  if (text == "this") return numa::this_machine();
-  const bool is_file = text.find('/') != text.npos || text.ends_with(".xml");
-  return is_file ? numa::from_xml(text) : numa::from_synthetic(text);
-}
-
 void start_log(const std::string& level) {
   auto logger = spdlog::stderr_logger_st("phub");
   logger->set_pattern("%Y-%m-%dT%H:%M:%S.%e%z %l %v");

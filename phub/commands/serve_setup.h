@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "numa/topology.h"
 #include "phub/commands/config.h"
 #include "phub/control/tls_front.h"
 #include "transport/tls/files.h"
@@ -18,7 +17,6 @@ class io_context;
 
 namespace phub {
 
-numa::Topology find_topology(const std::string& text);
 // Start-up information goes to stdout, later messages to stderr.
 void start_log(const std::string& level);
 void print_lines(const std::string& text);

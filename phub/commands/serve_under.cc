@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "numa/topology.h"
 #include "phub/commands/serve_setup.h"
 #include "phub/commands/shard_health.h"
 #include "phub/control/port.h"
@@ -51,7 +52,7 @@ void serve_under(const ServeConfig& config) {
       make_transports(config, tls_of_data ? &*tls_of_data : nullptr);
 
   ShardServerOptions options;
-  options.topology = find_topology(config.topology);
+  options.topology = numa::find_topology(config.topology);
   options.cores = config.cores;
   options.pin = config.pin;
   options.spin_us = config.spin_us;
@@ -81,6 +82,7 @@ void serve_under(const ServeConfig& config) {
   http.tls = tls.get();
   HttpServer port(io, health, http);
   shard.start_threads();
+  print_lines(numa::describe(options.topology));
   print_lines(shard.describe());
   fmt::print("serving under {}\n", config.join);
   for (const std::string& address : port.addresses()) {

@@ -24,6 +24,11 @@ std::string describe(const Placements& placements, const Cluster& cluster) {
   }
   text += table.text();
   for (const std::string& line : placements.left_out) text += fmt::format("  left out: {}\n", line);
+  for (const HostKind& kind : cluster.kinds) {
+    for (const numa::Note& note : kind.topology.notes) {
+      text += fmt::format("  {}: {}\n", kind.name, note.what);
+    }
+  }
   return text + fmt::format("  recommended: {}\n", placements.reason);
 }
 
@@ -53,6 +58,11 @@ std::string to_json(const Placements& placements, const Cluster& cluster) {
                                  {"hosts", std::move(hosts)}});
   }
   out["left_out"] = placements.left_out;
+  for (const HostKind& kind : cluster.kinds) {
+    for (const numa::Note& note : kind.topology.notes) {
+      out["notes"].push_back({{"kind", kind.name}, {"what", note.what}, {"todo", note.todo}});
+    }
+  }
   out["recommended"] = placements.all[placements.recommended].name;
   out["reason"] = placements.reason;
   return out.dump(2);

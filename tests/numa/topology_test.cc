@@ -4,10 +4,13 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <ios>
 #include <set>
+#include <sstream>
 #include <system_error>
 #include <thread>
 
@@ -168,6 +171,159 @@ TEST(Xml, FindsNicsNextToTheirNodes) {
 TEST(Xml, LeavesOutCpusThatAreNotAllowed) {
   const File file(kXml);
   EXPECT_THAT(core_cpus(from_xml(file.path())), ElementsAre(0, 1, 3));
+}
+
+std::vector<std::string> notes_of(const Topology& topology) {
+  std::vector<std::string> notes;
+  for (const Note& note : topology.notes) notes.push_back(note.what);
+  return notes;
+}
+
+TEST(Xml, SaysWhatItLeavesOut) {
+  std::string text = kXml;
+  // A card with no driver.
+  const std::string device = R"(<object type="OSDev" name="eth0" osdev_type="2"/>)";
+  text.replace(text.find(device), device.size(), "");
+  const Topology topology = from_xml(File(text).path());
+  EXPECT_THAT(notes_of(topology),
+              ElementsAre(HasSubstr("left out: 1 core that may not be used"),
+                          HasSubstr("left out: lo, docker0, as they are on no bus"),
+                          HasSubstr("left out: 1 network card without a network device (PCI "
+                                    "0000:01:00.0)")));
+  const std::string shown = describe(topology);
+  for (const std::string& note : notes_of(topology)) EXPECT_THAT(shown, HasSubstr(note));
+  Topology other = topology;
+  set_nics(other, 2);
+  EXPECT_THAT(notes_of(other), ElementsAre(HasSubstr("1 core")));
+}
+
+std::string hex(uint32_t bits) {
+  std::ostringstream text;
+  text << "0x" << std::hex << bits;
+  return text.str();
+}
+
+// A machine of packages with two cores each, two packages to a board, and a NIC at each package;
+// `memory` has the bytes of each package's node, kNoNode where it has no node.
+constexpr int64_t kNoNode = -1;
+std::string machine(const std::vector<int64_t>& memory, const std::string& distances = "",
+                    uint32_t forbidden_nodes = 0) {
+  const auto sets = [](uint32_t cpus, uint32_t nodes) {
+    return " cpuset=\"" + hex(cpus) + "\" complete_cpuset=\"" + hex(cpus) + "\" nodeset=\"" +
+           hex(nodes) + "\" complete_nodeset=\"" + hex(nodes) + "\"";
+  };
+  const auto packages = static_cast<uint32_t>(memory.size());
+  const auto cpus_of = [](uint32_t package) { return 3u << (2 * package); };
+  const auto node_of = [&](uint32_t p) { return p < packages && memory[p] >= 0 ? 1u << p : 0; };
+  uint32_t all_cpus = 0, all_nodes = 0;
+  std::string boards;
+  for (uint32_t first = 0; first < packages; first += 2) {
+    const uint32_t end = std::min(first + 2, packages);
+    uint32_t board_cpus = 0, board_nodes = 0;
+    std::string inner;
+    for (uint32_t p = first; p < end; p++) {
+      const std::string here = sets(cpus_of(p), node_of(p));
+      const std::string number = std::to_string(p);
+      inner += "<object type=\"Package\" os_index=\"" + number + "\"" + here + ">";
+      if (memory[p] >= 0) {
+        inner += "<object type=\"NUMANode\" os_index=\"" + number + "\"" + here +
+                 " local_memory=\"" + std::to_string(memory[p]) + "\"/>";
+      }
+      for (uint32_t cpu = 2 * p; cpu < 2 * p + 2; cpu++) {
+        const std::string at =
+            " os_index=\"" + std::to_string(cpu) + "\"" + sets(1u << cpu, node_of(p));
+        inner += "<object type=\"Core\"" + at + "><object type=\"PU\"" + at + "/></object>";
+      }
+      inner += "<object type=\"Bridge\" bridge_type=\"0-1\" depth=\"0\" bridge_pci=\"0000:[" +
+               number + "0-" + number + "1]\"><object type=\"PCIDev\" pci_busid=\"0000:" + number +
+               "1:00.0\" pci_type=\"0200 [8086:10fb] [8086:0003] 01\" "
+               "pci_link_speed=\"0.0\"><object type=\"OSDev\" name=\"eth" +
+               number + "\" osdev_type=\"2\"/></object></object></object>";
+      board_cpus |= cpus_of(p);
+      board_nodes |= node_of(p);
+    }
+    boards += "<object type=\"Group\"" + sets(board_cpus, board_nodes) +
+              " kind=\"1000\" subkind=\"0\">" + inner + "</object>";
+    all_cpus |= board_cpus;
+    all_nodes |= board_nodes;
+  }
+  return "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<!DOCTYPE topology SYSTEM \"hwloc2.dtd\">\n"
+         "<topology version=\"2.0\"><object type=\"Machine\" os_index=\"0\"" +
+         sets(all_cpus, all_nodes) + " allowed_cpuset=\"" + hex(all_cpus) +
+         "\" allowed_nodeset=\"" + hex(all_nodes & ~forbidden_nodes) + "\">" + boards +
+         "</object>" + distances + "</topology>\n";
+}
+
+TEST(Xml, CoresAndNicsWithoutMemoryOfTheirOwnAreOnTheNearestNode) {
+  // Package 1 shares its board with package 0.
+  const Topology topology = from_xml(File(machine({1 << 30, kNoNode, 1 << 30, 1 << 30})).path());
+  EXPECT_EQ(topology.nodes.size(), 3u);
+  EXPECT_THAT(core_cpus(topology), ElementsAre(0, 1, 2, 3, 4, 5, 6, 7));
+  EXPECT_THAT(core_nodes(topology), ElementsAre(0, 0, 0, 0, 1, 1, 2, 2));
+  EXPECT_THAT(nic_places(topology), ElementsAre("eth0@0", "eth1@0", "eth2@1", "eth3@2"));
+  EXPECT_THAT(notes_of(topology),
+              ElementsAre("2 cores (CPU 2-3) without memory of their own: the nearest is that of "
+                          "node 0"));
+}
+
+TEST(Xml, NodesThatAreEquallyNearShareTheCoresAndNics) {
+  // Both nodes of the other board are as near to a board without memory.
+  const Topology topology = from_xml(File(machine({kNoNode, kNoNode, 1 << 30, 1 << 30})).path());
+  EXPECT_THAT(core_nodes(topology), ElementsAre(0, 0, 0, 0, 1, 1, 1, 1));
+  EXPECT_THAT(nic_places(topology), ElementsAre("eth0@0", "eth2@0", "eth1@1", "eth3@1"));
+  EXPECT_THAT(notes_of(topology), ElementsAre(HasSubstr("CPU 0-3) without memory of their own: the "
+                                                        "nearest is that of nodes 2-3")));
+}
+
+TEST(Xml, AnEmptyNodeUsesTheNodeAtTheLeastDistance) {
+  const std::string distances =
+      "<distances2 type=\"NUMANode\" nbobjs=\"4\" kind=\"5\" name=\"NUMALatency\" indexing=\"os\">"
+      "<indexes length=\"8\">0 1 2 3 </indexes>"
+      "<u64values length=\"48\">10 30 20 20 30 10 20 12 20 20 10 20 20 12 20 10 </u64values>"
+      "</distances2>";
+  const Topology topology =
+      from_xml(File(machine({1 << 30, 0, 1 << 30, 1 << 30}, distances)).path());
+  EXPECT_EQ(topology.nodes.size(), 4u);
+  EXPECT_THAT(core_nodes(topology), ElementsAre(0, 0, 2, 2, 3, 3, 3, 3));
+  EXPECT_THAT(nic_places(topology), ElementsAre("eth0@0", "eth2@2", "eth1@3", "eth3@3"));
+  EXPECT_THAT(notes_of(topology), ElementsAre(HasSubstr("nearest is that of node 3")));
+  // Without distances, the other package of the board is the nearest.
+  EXPECT_THAT(core_nodes(from_xml(File(machine({1 << 30, 0, 1 << 30, 1 << 30})).path())),
+              ElementsAre(0, 0, 0, 0, 2, 2, 3, 3));
+}
+
+TEST(Xml, MemoryThatIsNotAllowedIsNoMemory) {
+  const Topology topology =
+      from_xml(File(machine({1 << 30, 1 << 30, 1 << 30, 1 << 30}, "", 1u << 2)).path());
+  EXPECT_THAT(core_nodes(topology), ElementsAre(0, 0, 1, 1, 3, 3, 3, 3));
+  EXPECT_THAT(notes_of(topology), ElementsAre(HasSubstr("CPU 4-5")));
+}
+
+TEST(Xml, MemoryThatNobodyCountsIsMemory) {
+  EXPECT_THAT(core_nodes(from_xml(File(machine({0, 0})).path())), ElementsAre(0, 0, 1, 1));
+}
+
+TEST(Xml, CoresAreThereIfOnlyNodesWithoutCpusHaveMemory) {
+  std::string text = machine({1 << 30});
+  const std::string node = "<object type=\"NUMANode\" os_index=\"0\" cpuset=\"0x3\"";
+  ASSERT_NE(text.find(node), text.npos);
+  text.replace(text.find(node), node.size(),
+               "<object type=\"NUMANode\" os_index=\"0\" cpuset=\"0x0\"");
+  const Topology topology = from_xml(File(text).path());
+  EXPECT_THAT(core_nodes(topology), ElementsAre(0, 0));
+  EXPECT_THAT(nic_places(topology), ElementsAre("eth0@0"));
+}
+
+TEST(Xml, ANewerVersionIsNamedWithTheWayOut) {
+  std::string text = kXml;
+  text.replace(text.find("version=\"2.0\""), 13, "version=\"3.0\"");
+  const File file(text);
+  EXPECT_THAT(message_of([&] { from_xml(file.path()); }),
+              HasSubstr("has version 3.0, and hwloc here reads versions up to 2: write it with "
+                        "'lstopo --export-xml-flags v2 FILE.xml'"));
+  const std::string half = std::string(kXml).substr(0, 1000);
+  const File other(half);
+  EXPECT_THAT(message_of([&] { from_xml(other.path()); }), HasSubstr("(of version 2.0)"));
 }
 
 TEST(Xml, BadFilesAreNamed) {

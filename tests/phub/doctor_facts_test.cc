@@ -210,6 +210,7 @@ TEST(DoctorCommand, ChecksThisHost) {
   EXPECT_EQ(json, nlohmann::json::parse(to_json(findings)));
   EXPECT_EQ(problem.empty(), errors == 0) << problem;
   EXPECT_FALSE(gather_facts(this_host()).allowed_cpus.empty());
+  EXPECT_EQ(gather_facts(this_host()).topology_notes.size(), numa::this_machine().notes.size());
 }
 
 }  // namespace

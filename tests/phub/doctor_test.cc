@@ -164,6 +164,13 @@ TEST(Doctor, LosslessNetworksAreToBeChecked) {
   EXPECT_FALSE(noted("PFC"));
 }
 
+TEST(Doctor, SaysWhatTheTopologyNotes) {
+  HostFacts facts = good_host();
+  facts.topology_notes = {{"left out: eth9", ""}, {"cores without memory", "add memory"}};
+  EXPECT_TRUE(has(facts, Severity::kNote, "left out: eth9"));
+  EXPECT_THAT(worse_than_ok(facts), ElementsAre(warns("cores without memory", "add memory")));
+}
+
 TEST(Doctor, LockedMemory) {
   HostFacts facts = good_host();
   facts.locked_memory = 8 << 20;

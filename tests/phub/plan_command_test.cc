@@ -303,6 +303,8 @@ TEST(PlanCommand, BadInputIsNamed) {
   EXPECT_THAT(error_of({}), HasSubstr("model is required"));
   EXPECT_THAT(error_of({"vgg19", "--topology", "nowhere.xml"}),
               HasSubstr("--topology: xml nowhere.xml: No such file"));
+  EXPECT_THAT(error_of({"vgg19", "--topology", "nowhere/box"}),
+              HasSubstr("--topology: xml nowhere/box: No such file"));
   EXPECT_THAT(error_of({"vgg19", "--topology", "pack:x"}), HasSubstr("--topology: synthetic"));
   EXPECT_THAT(error_of({"vgg19", "--topology", "pack:1 core:2 pu:1", "--cores", "3"}),
               HasSubstr("3 cores asked for"));
