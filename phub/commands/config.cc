@@ -12,6 +12,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "phub/commands/container_memory.h"
 #include "phub/text_table.h"
 #include "transport/control/server_address.h"
 #include "transport/error.h"
@@ -437,13 +438,14 @@ GivenOptions parse_config_file(std::string_view text, std::string_view path) {
   return given;
 }
 
-uint64_t default_memory_limit() {
-  std::ifstream file("/proc/meminfo");
+uint64_t default_memory_limit(const std::string& root) {
+  std::ifstream file(root + "/proc/meminfo");
   for (std::string line; std::getline(file, line);) {
     std::istringstream words(line);
     std::string name;
     uint64_t kib = 0;
-    if (words >> name >> kib && name == "MemAvailable:") return kib * 1024 / 5 * 4;
+    if (!(words >> name >> kib) || name != "MemAvailable:") continue;
+    return std::min(kib * 1024, container_memory(root).available) / 5 * 4;
   }
   fail(ErrorCode::kUnavailable,
        "/proc/meminfo does not say how much memory is available; give --memory-limit");

@@ -39,7 +39,7 @@ struct ServeConfig {
   uint64_t nic_bytes_per_s = 0;     // that each NIC sends to workers at most; 0: no limit
   uint32_t cores = 0;               // for the data path; 0: all
   bool pin = true;                  // one thread per core, pinned to it
-  uint64_t memory_limit_bytes = 0;  // of all jobs; 0 becomes 80% of the memory available at start
+  uint64_t memory_limit_bytes = 0;  // of all jobs; 0 becomes default_memory_limit()
   std::string socket_dir;           // of the shm transport; "": its default
   std::string topology = "this";    // this machine, an hwloc XML file, or hwloc's synthetic form
   int32_t spin_us = -1;             // before a core sleeps; -1: by the number of CPUs
@@ -65,7 +65,8 @@ ServeConfig load_config(const GivenOptions& flags, const Environment& environmen
 // Only the file's part of load_config(), given its text; for fuzzing and tests.
 GivenOptions parse_config_file(std::string_view text, std::string_view path);
 
-// 80% of the memory that is available now.
-uint64_t default_memory_limit();
+// 80% of the memory that is available now, on this machine and in the control groups of this
+// process. `root` comes before /proc and /sys; tests have files of their own there.
+uint64_t default_memory_limit(const std::string& root = "");
 
 }  // namespace phub

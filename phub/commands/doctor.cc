@@ -37,6 +37,34 @@ Finding judge_locked_memory(const HostFacts& facts) {
   return finding;
 }
 
+// What `phub serve` takes without --memory-limit.
+Finding judge_memory_of_jobs(const HostFacts& facts) {
+  const ContainerMemory& container = facts.container;
+  const std::string machine = human_bytes(facts.memory_bytes);
+  Finding finding{"memory and limits", Severity::kOk, "", ""};
+  if (!container.unknown.empty()) {
+    finding.severity = Severity::kWarn;
+    finding.what = fmt::format(
+        "memory: {}, and a limit of this container may be there that is "
+        "not seen: {}",
+        machine, container.unknown);
+    finding.todo = "give --memory-limit, below the container's limit";
+  } else if (container.file.empty()) {
+    finding.what = fmt::format("memory: {}, no limit of a container or unit", machine);
+  } else {
+    finding.what = fmt::format(
+        "memory: {}, of which the control group may use {} and has {} left "
+        "({}); jobs may take 80% of that, unless --memory-limit says "
+        "otherwise",
+        machine, human_bytes(container.limit), human_bytes(container.available), container.file);
+    if (container.available < kSmallJobBytes) {
+      finding.severity = Severity::kWarn;
+      finding.todo = "raise the limit of the container or unit (MemoryMax)";
+    }
+  }
+  return finding;
+}
+
 void judge_huge_pages(const HostFacts& facts, std::vector<Finding>& findings) {
   const auto judge_setting = [&](const std::string& word, const char* what, const char* file,
                                  std::initializer_list<std::string_view> off) {
@@ -124,6 +152,7 @@ void judge_nodes(const HostFacts& facts, std::vector<Finding>& findings) {
 }  // namespace
 
 void judge_memory(const HostFacts& facts, std::vector<Finding>& findings) {
+  findings.push_back(judge_memory_of_jobs(facts));
   findings.push_back(judge_locked_memory(facts));
   judge_huge_pages(facts, findings);
   // Each worker takes a connection per queue over tcp, and a few descriptors over shared memory.

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "numa/topology.h"
+#include "phub/commands/container_memory.h"
 #include "transport/ofi/providers.h"
 #include "transport/verbs/devices.h"
 
@@ -66,6 +67,7 @@ struct HostFacts {
   bool may_lock = false;                  // CAP_IPC_LOCK: the limit does not apply
   bool may_set_network = false;           // CAP_NET_ADMIN
   uint64_t memory_bytes = 0;
+  ContainerMemory container;
   std::string huge_pages, shared_huge_pages;  // "always", "madvise", "never", …; "": no such file
   uint64_t reserved_huge_pages = 0;
   std::string congestion_control;

@@ -263,6 +263,7 @@ HostFacts gather_facts(const FactSources& sources) {
   gather_nodes(root, facts);
   facts.topology_notes = sources.topology_notes;
   gather_status(root, facts);
+  facts.container = container_memory(root);
   facts.locked_memory = sources.locked_memory;
   facts.open_files = sources.open_files;
   const std::string pages = root + "/sys/kernel/mm/";

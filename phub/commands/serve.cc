@@ -201,6 +201,7 @@ std::string limit_to(const Parent& parent) {
 void serve(const ServeConfig& config) {
   start_log(config.log_level);
   raise_descriptor_limit();
+  log_memory_limit(config);
   check_tls_options(config);
   std::optional<TlsServerContext> tls_of_data;
   if (config.tls_data) {

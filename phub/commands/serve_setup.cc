@@ -10,6 +10,8 @@
 #include <array>
 #include <utility>
 
+#include "phub/commands/container_memory.h"
+#include "phub/text_table.h"
 #include "transport/beside/transport.h"
 #include "transport/error.h"
 #include "transport/ofi/transport.h"
@@ -144,6 +146,30 @@ void raise_descriptor_limit() {
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
   limit.rlim_cur = limit.rlim_max;
   setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+void log_memory_limit(const ServeConfig& config) {
+  const ContainerMemory allowed = container_memory();
+  const std::string limit = human_bytes(config.memory_limit_bytes);
+  if (!allowed.unknown.empty()) {
+    spdlog::warn(
+        "{}: a limit of this container's memory may be there that is not seen, and the kernel "
+        "kills "
+        "a box that exceeds it; jobs may take {} (--memory-limit)",
+        escaped(allowed.unknown), limit);
+  }
+  if (allowed.file.empty()) return;
+  const std::string groups = fmt::format("{} of the {} that its control group may use ({})",
+                                         human_bytes(allowed.available), human_bytes(allowed.limit),
+                                         escaped(allowed.file));
+  if (config.memory_limit_bytes > allowed.available) {
+    spdlog::warn(
+        "--memory-limit is {}, and this box has {}: the kernel kills it when its jobs take more. "
+        "Lower --memory-limit, or raise the limit of the container or unit (MemoryMax)",
+        limit, groups);
+  } else {
+    spdlog::info("jobs may take {} of memory; this box has {}", limit, groups);
+  }
 }
 
 TlsServerFiles tls_files(const ServeConfig& config) {

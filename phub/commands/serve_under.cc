@@ -44,6 +44,7 @@ void check_options(const ServeConfig& config) {
 void serve_under(const ServeConfig& config) {
   start_log(config.log_level);
   raise_descriptor_limit();
+  log_memory_limit(config);
   check_options(config);
   check_tls_options(config);
   std::optional<TlsServerContext> tls_of_data;

@@ -171,6 +171,19 @@ TEST(Doctor, SaysWhatTheTopologyNotes) {
   EXPECT_THAT(worse_than_ok(facts), ElementsAre(warns("cores without memory", "add memory")));
 }
 
+TEST(Doctor, MemoryOfAContainer) {
+  HostFacts facts = good_host();
+  EXPECT_TRUE(has(facts, Severity::kOk, "memory: 64.00 GiB, no limit"));
+  facts.container = {.limit = 8 * kGiB, .available = 6 * kGiB, .file = "/group/memory.max"};
+  EXPECT_TRUE(
+      has(facts, Severity::kOk, "may use 8.00 GiB and has 6.00 GiB left (/group/memory.max)"));
+  facts.container.available = kGiB / 2;
+  EXPECT_THAT(worse_than_ok(facts), ElementsAre(warns("has 512.00 MiB left", "MemoryMax")));
+  facts.container = {.unknown = "/group: Permission denied"};
+  EXPECT_THAT(worse_than_ok(facts),
+              ElementsAre(warns("/group: Permission denied", "give --memory-limit")));
+}
+
 TEST(Doctor, LockedMemory) {
   HostFacts facts = good_host();
   facts.locked_memory = 8 << 20;
