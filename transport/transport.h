@@ -204,6 +204,8 @@ void place(std::span<const std::byte> array, size_t element_bytes, std::span<con
 // The same for every copy of the results.
 void place_results(std::span<const std::byte> results, const LinkLayout& layout);
 
+inline constexpr size_t kMaxOfferedAddresses = 256;  // in each list of a QueueOffer
+
 // What a worker needs to connect; travels in the control connection's answer.
 struct QueueOffer {
   std::string address;  // "10.0.0.1:7718"
@@ -213,6 +215,9 @@ struct QueueOffer {
   // Not shm: where a worker on the box's host may connect instead, to exchange over memory; empty:
   // no.
   std::string near = {};
+  // tcp: further addresses of the same NIC, and those of the box's other NICs, for workers that do
+  // not reach the first.
+  std::vector<std::string> same_nic = {}, other_nics = {};
 
   friend bool operator==(const QueueOffer&, const QueueOffer&) = default;
 };

@@ -89,14 +89,16 @@ std::string choose_for_auto(const WorkerOptions& options, const std::string& ser
 }
 
 std::unique_ptr<WorkerLink> connect_unpaced(const WorkerOptions& options, const std::string& server,
-                                            const Offer& offer, const LinkLayout& layout) {
+                                            const std::string& reached, const Offer& offer,
+                                            const LinkLayout& layout) {
   const uint32_t timeout_ms = options.connect_timeout_ms;
   if (options.memory_device) check_reaches(offer.transport, *options.memory_device);
   if (offer.transport == "shm") return connect_shm(offer, layout, timeout_ms);
   if (offer.transport == "tcp") {
-    return connect_tcp(offer, layout, timeout_ms,
-                       {.host = parse_server_address(server).host, .tls = options.tls},
-                       options.transport == "auto");
+    return connect_tcp(
+        offer, layout, timeout_ms,
+        {.host = parse_server_address(server).host, .tls = options.tls, .reached = reached},
+        options.transport == "auto");
   }
   if (offer.transport == "verbs" || offer.transport == "ofi") {
     const auto network = [&](const Offer& part, const LinkLayout& of,
@@ -124,8 +126,9 @@ std::string choose_transport(const WorkerOptions& options, const std::string& se
 }
 
 std::unique_ptr<WorkerLink> connect(const WorkerOptions& options, const std::string& server,
-                                    const Offer& offer, const LinkLayout& layout) {
-  auto link = connect_unpaced(options, server, offer, layout);
+                                    const std::string& reached, const Offer& offer,
+                                    const LinkLayout& layout) {
+  auto link = connect_unpaced(options, server, reached, offer, layout);
   if (options.nic_budget.empty()) return link;
   if (offer.transport == "shm") {
     fmt::print(stderr, "phub: over shared memory nothing is sent: nic_budget {} has no effect\n",

@@ -18,10 +18,12 @@ namespace phub {
 // lookup of its name takes longer.
 std::string choose_transport(const WorkerOptions& options, const std::string& server);
 
-// `server` is the one that made the offer. With "auto", a link over a network goes over memory to
-// boxes on this host, unless gradients are in memory of a device. Throws Error(kInvalid) for a
-// transport that is not in this library.
+// `server` is the one that made the offer, and `reached` the number of its address, if that is
+// known (TcpTrust). With "auto", a link over a network goes over memory to boxes on this host,
+// unless gradients are in memory of a device. Throws Error(kInvalid) for a transport that is not in
+// this library.
 std::unique_ptr<WorkerLink> connect(const WorkerOptions& options, const std::string& server,
-                                    const Offer& offer, const LinkLayout& layout);
+                                    const std::string& reached, const Offer& offer,
+                                    const LinkLayout& layout);
 
 }  // namespace phub

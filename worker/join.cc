@@ -63,8 +63,8 @@ Next after_rejoin(ErrorCode code, bool several) {
   }
 }
 
-JoinReply join_at(const std::string& server, const WorkerOptions& options, JoinRequest request,
-                  const std::stop_token& stop) {
+Joined join_at(const std::string& server, const WorkerOptions& options, JoinRequest request,
+               const std::stop_token& stop) {
   ControlClient control(server, options.token, options.tls);
   const std::stop_callback cancel(stop, [&control] { control.cancel(); });
   // A server that hangs must not take the time of a join, which waits for other ranks.
@@ -86,7 +86,7 @@ JoinReply join_at(const std::string& server, const WorkerOptions& options, JoinR
          "the server at {} has an earlier life of job '{}' ({}, this worker {})", server,
          options.spec.name, reply.epoch, request.epoch);
   }
-  return reply;
+  return {server, std::move(reply), control.reached()};
 }
 
 // All attempts have one id, so that they are one join.
@@ -101,7 +101,7 @@ Joined join_somewhere(const WorkerOptions& options, const JoinRequest& request,
     bool again = false, taken = false;
     for (const std::string& server : servers) {
       try {
-        return {server, join_at(server, options, request, stop)};
+        return join_at(server, options, request, stop);
       } catch (const Error& error) {
         if (stop.stop_requested()) fail(ErrorCode::kFenced, "this worker ended while it rejoined");
         const Next next = after(error.code(), servers.size() > 1);

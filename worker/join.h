@@ -14,6 +14,7 @@ namespace phub {
 struct Joined {
   std::string server;  // HOST:PORT, of those in the options
   JoinReply reply;
+  std::string reached = {};  // the number of the server's address
 };
 
 // Whether the rank has state of its own, which belongs to the job's checkpoints: what its saver

@@ -57,7 +57,8 @@ std::unique_ptr<WorkerLink> connect_link(ControlClient& control, const WorkerOpt
       if (first && !ticket_unseen) offer = control.reconnect(credential, timeout_ms);
       const bool as_safe = offer.tls || !reply.offer.tls;
       if (as_safe) {
-        return through_switch(connect(options, joined.server, offer, link_layout_of(reply)), reply);
+        return through_switch(
+            connect(options, joined.server, joined.reached, offer, link_layout_of(reply)), reply);
       }
     } catch (const Error& error) {
       if (!first) first = error;

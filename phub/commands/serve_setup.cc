@@ -111,8 +111,8 @@ std::vector<std::unique_ptr<Transport>> make_transports(const ServeConfig& confi
   std::vector<std::unique_ptr<Transport>> nics;
   if (all || wanted("shm")) nics.push_back(make_shm_transport({.socket_dir = config.socket_dir}));
   if (all || wanted("tcp")) {
-    nics.push_back(make_tcp_transport(
-        {.addresses = tcp_data_addresses(hosts), .port = config.data_port, .tls = tls}));
+    nics.push_back(
+        make_tcp_transport({.nics = tcp_nics(hosts), .port = config.data_port, .tls = tls}));
   }
   if (all || wanted("verbs")) {
     const bool asked = wanted("verbs") || !config.devices.empty();

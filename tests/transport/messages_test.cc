@@ -102,11 +102,13 @@ class Random {
     return spec;
   }
   Offer offer() {
-    return {
-        word(), text(), fmt::format("{:032x}", u64()), list<QueueOffer>([&] {
-          return QueueOffer{word(), coin() ? u64() : 0, coin() ? u32() : 0, coin() ? word() : ""};
-        }),
-        coin()};
+    return {word(), text(), fmt::format("{:032x}", u64()), list<QueueOffer>([&] {
+              const auto addresses = [&] { return list<std::string>([&] { return word(); }); };
+              return QueueOffer{
+                  word(), coin() ? u64() : 0, coin() ? u32() : 0, coin() ? word() : "",
+                  "",     addresses(),        addresses()};
+            }),
+            coin()};
   }
 
  private:

@@ -13,15 +13,21 @@
 #include <map>
 #include <set>
 #include <string>
+#include <thread>
 
 #include "tests/transport/tcp_raw_worker.h"
 #include "tests/transport/tcp_rig.h"
 #include "transport/error.h"
+#include "transport/tcp/dialing.h"
 #include "transport/tcp/endpoint.h"
+#include "transport/tcp/socket.h"
+#include "transport/text.h"
 
 namespace phub {
 namespace {
 
+using testing::AllOf;
+using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::StartsWith;
 
@@ -154,7 +160,7 @@ TEST_F(TcpTest, SaysWhereItListens) {
   EXPECT_THAT(address(), StartsWith("127.0.0.1:"));
   EXPECT_THAT(rig_->transport().describe(),
               HasSubstr("congestion control " + default_congestion_control()));
-  start({.addresses = {"127.0.0.1", "127.0.0.2"}});
+  start({.nics = {{"127.0.0.1"}, {"127.0.0.2"}}});
   EXPECT_THAT(rig_->transport().describe(), HasSubstr(", 127.0.0.2:"));
 }
 
@@ -422,16 +428,16 @@ TEST_F(TcpTest, AddressesThatCannotBe) {
   const auto refused = [](const TcpOptions& options) {
     return error_of([&] { make_tcp_transport(options); });
   };
-  EXPECT_THAT(refused({.addresses = {}}), HasSubstr("needs an address"));
-  EXPECT_THAT(refused({.addresses = {"box"}}), HasSubstr("'box' is not an IP address"));
-  EXPECT_THAT(refused({.addresses = {"192.0.2.1"}}), HasSubstr("192.0.2.1"));  // nobody's
+  EXPECT_THAT(refused({.nics = {}}), HasSubstr("needs an address"));
+  EXPECT_THAT(refused({.nics = {{"box"}}}), HasSubstr("'box' is not an IP address"));
+  EXPECT_THAT(refused({.nics = {{"192.0.2.1"}}}), HasSubstr("192.0.2.1"));  // nobody's
   const HostPort taken = parse_host_port(address());
-  EXPECT_THAT(refused({.addresses = {"127.0.0.1"}, .port = taken.port}),
+  EXPECT_THAT(refused({.nics = {{"127.0.0.1"}}, .port = taken.port}),
               HasSubstr("another server is there"));
 }
 
 TEST_F(TcpTest, EveryAddressGetsAnEqualShare) {
-  start({.addresses = {"127.0.0.1", "127.0.0.2"}});
+  start({.nics = {{"127.0.0.1"}, {"127.0.0.2"}}});
   open(6, 3);
   std::map<std::string, int> shares;
   for (uint32_t rank = 0; rank < 6; ++rank) {
@@ -449,7 +455,7 @@ TEST_F(TcpTest, EveryAddressGetsAnEqualShare) {
 
 // As NICs in the plan, which then says where each queue is.
 TEST_F(TcpTest, AQueueIsAtTheAddressThatIsItsNic) {
-  start({.addresses = {"127.0.0.1", "127.0.0.2", "127.0.0.3"}});
+  start({.nics = {{"127.0.0.1"}, {"127.0.0.2"}, {"127.0.0.3"}}});
   const std::vector<NicPort> ports = rig_->transport().ports();
   ASSERT_EQ(ports.size(), 3u);
   for (const NicPort& port : ports) EXPECT_EQ(port.os_node, NicPort::kEveryNode);
@@ -468,8 +474,72 @@ TEST_F(TcpTest, AQueueIsAtTheAddressThatIsItsNic) {
     for (uint32_t q = 0; q < 3; ++q) EXPECT_EQ(offer.queues[q].address, layout_.queue_nic[q]);
   }
   box_.reset();
-  start({.addresses = {"127.0.0.1"}});
+  start({.nics = {{"127.0.0.1"}}});
   EXPECT_TRUE(rig_->transport().ports().empty()) << "there is nothing to choose from";
+}
+
+TEST_F(TcpTest, AnOfferNamesTheOtherAddressesToo) {
+  start({.nics = {{"127.0.0.1", "127.0.0.2"}, {}, {"127.0.0.3"}}});
+  EXPECT_EQ(rig_->transport().ports().size(), 2u);
+  EXPECT_THAT(rig_->transport().describe(),
+              testing::ContainsRegex("127.0.0.1:[0-9]+ or 127.0.0.2:[0-9]+, 127.0.0.3:[0-9]+;"));
+  open();
+  const Offer offer = box_->admit(0, 1);
+  EXPECT_THAT(offer.queues[0].address, StartsWith("127.0.0.1:"));
+  EXPECT_THAT(offer.queues[0].same_nic, ElementsAre(StartsWith("127.0.0.2:")));
+  EXPECT_THAT(offer.queues[0].other_nics, ElementsAre(StartsWith("127.0.0.3:")));
+  EXPECT_THAT(offer.queues[1].address, StartsWith("127.0.0.3:"));
+  EXPECT_THAT(offer.queues[1].same_nic, ElementsAre());
+  EXPECT_THAT(offer.queues[1].other_nics,
+              ElementsAre(StartsWith("127.0.0.1:"), StartsWith("127.0.0.2:")));
+}
+
+TEST_F(TcpTest, AWorkerBeginsWithTheAddressThatItKnows) {
+  const std::string a4 = "10.0.0.1:1", a6 = "[fd00::1]:2", b4 = "10.7.0.1:3", c4 = "10.1.0.1:4",
+                    c6 = "[fd01::1]:5";
+  const QueueOffer offer = {.address = a4, .same_nic = {a6, b4}, .other_nics = {c4, c6}};
+  const auto order = [&](const std::string& reached, std::set<std::string> unreached = {}) {
+    return in_order(offer, {.deadline = {}, .reached = reached, .unreached = &unreached});
+  };
+  EXPECT_THAT(order(""), ElementsAre(a4, a6, b4, c4, c6));
+  EXPECT_THAT(order("10.7.0.1"), ElementsAre(b4, a4, a6, c4, c6));
+  EXPECT_THAT(order("192.168.0.1"), ElementsAre(a4, b4, a6, c4, c6));
+  EXPECT_THAT(order("fd00::1"), ElementsAre(a6, a4, b4, c6, c4));
+  EXPECT_THAT(order("10.1.0.1"), ElementsAre(a4, b4, a6, c4, c6)) << "each NIC has its share";
+  EXPECT_THAT(order("fd00::1", {a6, c6}), ElementsAre(a4, b4, c4, a6, c6));
+  EXPECT_THAT(order("", {a4, a6, b4, c4, c6}), ElementsAre(a4, a6, b4, c4, c6));
+  EXPECT_THAT(in_order({.address = "", .near = "near"}, {.deadline = {}}), ElementsAre());
+}
+
+TEST_F(TcpTest, AWorkerGoesOnToTheNextAddress) {
+  start({.nics = {{"127.0.0.1"}, {"127.0.0.2"}}});
+  open();
+  const std::string nobody = "127.0.0.1:1";
+  Offer offer = box_->admit(0, 1);
+  offer.queues[0].same_nic = {offer.queues[0].address};
+  offer.queues[0].address = nobody;
+  offer.queues[0].other_nics = {};
+  // Somebody else, who says nothing that is known here.
+  const Fd other = listen_on(tcp_address("127.0.0.3", 0));
+  std::thread rude([&] {
+    pollfd there = {other.get(), POLLIN, 0};
+    ::poll(&there, 1, -1);
+    const Fd guest(accept(other.get(), nullptr, nullptr));
+  });
+  offer.queues[1].other_nics = {nobody, offer.queues[1].address};
+  offer.queues[1].address = to_string(local_address(other.get()));
+  auto worker = rig_->connect(offer, layout_);
+  rude.join();
+  attach(0, 1);
+  expect_exchange(*worker, 0);
+  detach(0);
+
+  for (QueueOffer& queue : offer.queues) {
+    queue = {.address = nobody, .same_nic = {"127.0.0.2:1"}, .other_nics = {"[::1]:1"}};
+  }
+  EXPECT_THAT(error_of([&] { connect_tcp(offer, layout_, 10000); }),
+              AllOf(StartsWith("unavailable: "), HasSubstr(nobody), HasSubstr("127.0.0.2:1"),
+                    HasSubstr("[::1]:1")));
 }
 
 TEST_F(TcpTest, DataAddresses) {
@@ -482,12 +552,15 @@ TEST_F(TcpTest, DataAddresses) {
     EXPECT_THAT(error_of([&] {
                   tcp_data_addresses({"127.0.0.1", local});
                 }),
-                testing::AllOf(HasSubstr(local), HasSubstr("link-local"), HasSubstr("--listen")));
+                AllOf(HasSubstr(local), HasSubstr("link-local"), HasSubstr("--listen")));
   }
-  for (const char* any : {"0.0.0.0", "*", "::", ""}) {
+  EXPECT_EQ(tcp_nics({"127.0.0.1", "::1"}).size(), tcp_nics({"127.0.0.1"}).size())
+      << "addresses of one interface are one NIC";
+  EXPECT_EQ(tcp_nics({"127.0.0.1", "127.0.0.2"}).size(), 2u) << "unless both are of one family";
+  for (const char* any : {"0.0.0.0", "*", "::", "", "0", "::0"}) {
     const std::vector<std::string> all = tcp_data_addresses({any});
     ASSERT_FALSE(all.empty()) << any;
-    start({.addresses = all});  // each can be listened at
+    start({.nics = tcp_nics({any})});  // each can be listened at
     for (const std::string& one : all) {
       EXPECT_EQ(tcp_address(one, 0).is_loopback(), all.size() == 1 && one.starts_with("127."));
     }
@@ -495,10 +568,10 @@ TEST_F(TcpTest, DataAddresses) {
 }
 
 TEST_F(TcpTest, OverIPv6) {
-  if (!error_of([] { make_tcp_transport({.addresses = {"::1"}}); }).empty()) {
+  if (!error_of([] { make_tcp_transport({.nics = {{"::1"}}}); }).empty()) {
     GTEST_SKIP() << "this machine has no IPv6";
   }
-  start({.addresses = {"::1"}});
+  start({.nics = {{"::1"}}});
   open();
   const Offer offer = box_->admit(0, 1);
   EXPECT_THAT(offer.queues[0].address, StartsWith("[::1]:"));

@@ -48,7 +48,7 @@ INSTANTIATE_TEST_SUITE_P(
         TransportFactory{
             "tcp_two_addresses",
             [] {
-              return std::make_unique<TcpRig>(TcpOptions{.addresses = {"127.0.0.1", "127.0.0.2"}});
+              return std::make_unique<TcpRig>(TcpOptions{.nics = {{"127.0.0.1"}, {"127.0.0.2"}}});
             }}),
     [](const auto& instance) { return instance.param.name; });
 

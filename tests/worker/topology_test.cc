@@ -120,9 +120,10 @@ TEST_P(Topologies, EverySumIsRight) {
 TEST(Addresses, EachCarriesItsShare) {
   const std::vector<std::string> addresses = {"127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4",
                                               "127.0.0.5"};
+  std::vector<TcpNic> nics;
+  for (const std::string& address : addresses) nics.push_back({address});
   Box box("pack:2 core:1 pu:1", uint64_t{1} << 33, [&](std::unique_ptr<Transport> transport) {
-    return transport->name() == "tcp" ? make_tcp_transport({.addresses = addresses})
-                                      : std::move(transport);
+    return transport->name() == "tcp" ? make_tcp_transport({.nics = nics}) : std::move(transport);
   });
   run(box, "tcp", {.name = "sums"});
   JobSpec spec = spec_of({.name = "where"});

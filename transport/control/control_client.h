@@ -84,6 +84,7 @@ class ControlClient {
                   uint32_t timeout_ms = kTimeoutMs);
 
   void cancel() { http_.cancel(); }
+  std::string reached() const { return http_.reached(); }  // as HttpClient has it
 
   static constexpr uint32_t kTimeoutMs = 10000;
   static constexpr uint32_t kPartTimeoutMs = 60000;

@@ -35,6 +35,8 @@ using Clock = std::chrono::steady_clock;
 using boost::system::error_code;
 
 constexpr auto kConnectLimit = std::chrono::seconds(10);
+// For one address while others are left: enough for a packet that is sent twice.
+constexpr auto kAddressLimit = std::chrono::milliseconds(1500);
 constexpr uint64_t kMaxAnswerBytes = uint64_t{256} << 20;
 constexpr auto kSlice = std::chrono::milliseconds(20);  // how often a wait looks for cancel()
 
@@ -80,6 +82,7 @@ struct HttpClient::Impl {
   std::optional<asio::ssl::context> trust;
   std::optional<asio::ssl::stream<beast::tcp_stream&>> tls;
   bool crosses_network = false;  // without TLS
+  std::string reached;           // by the latest connection
   TlsContext context_of_tls;     // the latest
   ClosedOnFork not_in_children;  // the stream's socket
   beast::flat_buffer buffer;
@@ -98,6 +101,10 @@ struct HttpClient::Impl {
   // Runs what was started until `done`. On a timeout, cancel() or an exception the connection is
   // closed and what is left of the operation ends with it.
   void run(const bool& done, Clock::time_point deadline, std::string_view doing) {
+    wait(done, deadline);
+    end_wait(done, doing);
+  }
+  void wait(const bool& done, Clock::time_point deadline) {
     try {
       context->restart();
       for (auto now = Clock::now(); !done && now < deadline && !cancelled; now = Clock::now()) {
@@ -107,6 +114,8 @@ struct HttpClient::Impl {
       drop();
       throw;
     }
+  }
+  void end_wait(const bool& done, std::string_view doing) {
     if (done) return;
     drop();
     check_cancelled();
@@ -156,7 +165,10 @@ struct HttpClient::Impl {
     error_code error;
     // One address at a time: Asio, given all of them, closes and opens the socket for each, and
     // says "Operation canceled" where another thread has taken the last descriptor meanwhile.
-    for (const tcp::endpoint& endpoint : resolve(deadline)) {
+    const std::vector<tcp::endpoint> endpoints = resolve(deadline);
+    auto left = static_cast<int>(endpoints.size());
+    for (const tcp::endpoint& endpoint : endpoints) {
+      --left;  // to be tried after this one
       drop();
       context.emplace();
       stream.emplace(*context);
@@ -168,13 +180,18 @@ struct HttpClient::Impl {
           error = ec;
           done = true;
         });
-        run(done, deadline, "connecting to");
+        wait(done, left == 0 ? deadline : std::min(deadline, Clock::now() + kAddressLimit));
+        if (!done && left > 0 && !cancelled && Clock::now() < deadline) continue;
+        end_wait(done, "connecting to");
       }
       if (!error || is_shortage(error.value())) break;
     }
     if (error) fail_to_connect(error);
     not_in_children = ClosedOnFork(stream->socket().native_handle());
     keep_alive(stream->socket().native_handle());
+    error_code gone;
+    const auto there = stream->socket().remote_endpoint(gone).address();
+    if (!gone) reached = there.to_string();
     if (address.tls) {
       try {
         return begin_tls(deadline);
@@ -183,8 +200,6 @@ struct HttpClient::Impl {
         throw;
       }
     }
-    error_code gone;
-    const auto there = stream->socket().remote_endpoint(gone).address();
     const auto here = stream->socket().local_endpoint(gone).address();
     crosses_network = gone || !(there.is_loopback() || there == here);
   }
@@ -334,6 +349,8 @@ decltype(auto) with_system_errors(const std::string& server, Body body) {
 HttpClient::HttpClient(const std::string& server, std::string token, ClientTls tls)
     : impl_(std::make_unique<Impl>(server, std::move(token), std::move(tls))) {}
 HttpClient::~HttpClient() { disconnect(); }
+
+std::string HttpClient::reached() const { return impl_->reached; }
 
 void HttpClient::disconnect() { impl_->drop(); }
 

@@ -44,6 +44,9 @@ class HttpClient {
                      std::string_view body, uint32_t timeout_ms,
                      std::string_view content_type = kJsonType);
 
+  // The number of the server's address, of the latest connection; empty: there was none.
+  std::string reached() const;
+
   void disconnect();  // the next request connects anew
 
   // Ends a request that is under way and every later one, for good. Any thread.

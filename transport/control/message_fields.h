@@ -125,6 +125,8 @@ void fields(A& a, const QueueOffer*) {
   a.optional("key", &QueueOffer::key);
   a.optional("provider", &QueueOffer::provider, {0, kMaxNameBytes});
   a.optional("near", &QueueOffer::near, {0, kMaxNameBytes});
+  a.optional("same_nic", &QueueOffer::same_nic, {0, kMaxOfferedAddresses});
+  a.optional("other_nics", &QueueOffer::other_nics, {0, kMaxOfferedAddresses});
 }
 
 template <class A>

@@ -55,11 +55,11 @@ void TcpCoreEndpoint::detach(uint32_t rank) {
   link_.detach(rank);
 }
 
-TcpBoxLink::TcpBoxLink(Admissions& admissions, const std::vector<std::string>& addresses,
+TcpBoxLink::TcpBoxLink(Admissions& admissions, const std::vector<TcpNic>& nics,
                        const std::string& near, bool tls, std::shared_ptr<const BoxMemory> memory,
                        const LinkLayout& layout)
     : AdmissionLink(admissions, checked(layout, "tcp").max_ranks),
-      addresses_(addresses),
+      nics_(nics),
       near_(near),
       tls_(tls),
       layout_(layout),
@@ -90,16 +90,31 @@ std::unique_ptr<Incarnation> TcpBoxLink::make(uint32_t rank) {
   return std::make_unique<TcpIncarnation>();
 }
 
-// A queue's address is that of its NIC in the plan. Where it has none, neighbouring queues of a
-// rank, and equal queues of neighbouring ranks, get different ones.
-const std::string& TcpBoxLink::address_of(uint32_t rank, uint32_t queue) const {
-  static const std::string none;
-  if (addresses_.empty()) return none;  // near only
+// A queue's NIC is that of the plan. Where it has none, neighbouring queues of a rank, and equal
+// queues of neighbouring ranks, get different ones.
+size_t TcpBoxLink::nic_of(uint32_t rank, uint32_t queue) const {
   if (!layout_.queue_nic.empty()) {
-    const auto named = std::ranges::find(addresses_, layout_.queue_nic[queue]);
-    if (named != addresses_.end()) return *named;
+    const auto is_named = [&](const TcpNic& nic) {
+      return nic.front() == layout_.queue_nic[queue];
+    };
+    const auto named = std::ranges::find_if(nics_, is_named);
+    if (named != nics_.end()) return static_cast<size_t>(named - nics_.begin());
   }
-  return addresses_[(size_t{rank} * queues_ + queue) % addresses_.size()];
+  return (size_t{rank} * queues_ + queue) % nics_.size();
+}
+
+QueueOffer TcpBoxLink::offer_of(uint32_t rank, uint32_t queue) const {
+  QueueOffer offer = {.near = near_};
+  if (nics_.empty()) return offer;  // near only
+  const size_t chosen = nic_of(rank, queue);
+  offer.address = nics_[chosen].front();
+  for (size_t nic = 0; nic < nics_.size(); ++nic) {
+    std::vector<std::string>& list = nic == chosen ? offer.same_nic : offer.other_nics;
+    for (const std::string& address : nics_[nic]) {
+      if (address != offer.address && list.size() < kMaxOfferedAddresses) list.push_back(address);
+    }
+  }
+  return offer;
 }
 
 Offer TcpBoxLink::open(Incarnation& opened) {
@@ -108,7 +123,7 @@ Offer TcpBoxLink::open(Incarnation& opened) {
   std::vector<TcpConnection> queues(queues_);
   for (uint32_t q = 0; q < queues_; ++q) {
     queues[q].ring.resize(tcp_ring_entries(layout_.queue_chunks[q]));
-    offer.queues.push_back({.address = address_of(incarnation.rank, q), .near = near_});
+    offer.queues.push_back(offer_of(incarnation.rank, q));
   }
   incarnation.queues = std::move(queues);
   return offer;

@@ -12,6 +12,7 @@
 #include "transport/box_memory.h"
 #include "transport/tcp/endpoint.h"
 #include "transport/tcp/format.h"
+#include "transport/tcp/transport.h"
 #include "transport/transport.h"
 
 namespace phub {
@@ -55,11 +56,10 @@ class TcpCoreEndpoint final : public TcpEndpoint, public BoxEndpoint {
 
 class TcpBoxLink final : public AdmissionLink {
  public:
-  // `addresses`: where the box listens, and the name under which it does for workers on its host
+  // `nics`: where the box listens, and the name under which it does for workers on its host
   // (empty: it does not). `tls`: its connections speak TLS.
-  TcpBoxLink(Admissions& admissions, const std::vector<std::string>& addresses,
-             const std::string& near, bool tls, std::shared_ptr<const BoxMemory> memory,
-             const LinkLayout& layout);
+  TcpBoxLink(Admissions& admissions, const std::vector<TcpNic>& nics, const std::string& near,
+             bool tls, std::shared_ptr<const BoxMemory> memory, const LinkLayout& layout);
   ~TcpBoxLink() override { revoke_all(); }
 
   std::span<std::byte> results() override { return memory_->results(); }
@@ -84,9 +84,10 @@ class TcpBoxLink final : public AdmissionLink {
   Offer open(Incarnation& incarnation) override;
   void disconnect(Incarnation& incarnation) override;
   Rest memory_of(Incarnation& incarnation) override;
-  const std::string& address_of(uint32_t rank, uint32_t queue) const;
+  size_t nic_of(uint32_t rank, uint32_t queue) const;
+  QueueOffer offer_of(uint32_t rank, uint32_t queue) const;
 
-  const std::vector<std::string>& addresses_;
+  const std::vector<TcpNic>& nics_;
   const std::string near_;
   const bool tls_;
   const LinkLayout layout_;

@@ -1,5 +1,6 @@
 #include "transport/tcp/dialing.h"
 
+#include <fmt/ranges.h>
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 #include <poll.h>
@@ -8,6 +9,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
+#include <optional>
 
 #include "transport/error.h"
 #include "transport/tcp/format.h"
@@ -21,11 +24,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// For one address to connect while others are left: enough for a packet that is sent twice.
+constexpr std::chrono::milliseconds kAddressLimit{1500};
+
 // One connection that is being made.
 class Dialing {
  public:
   Dialing(const QueueOffer& to, const TcpHello& hello, const TcpDialing& how)
-      : address_(to.address.empty() ? "this host" : to.address), hello_(hello) {
+      : how_(&how), addresses_(in_order(to, how)), hello_(hello) {
     if (!how.memory.empty()) socket_ = connect_near(to.near);
     if (socket_) {
       memory_ = how.memory;
@@ -35,24 +41,31 @@ class Dialing {
     } else if (to.address.empty()) {
       fail(ErrorCode::kUnavailable, "no server on this host any more: is it running?");
     } else {
-      begin_tcp(how);
+      begin_tcp(0);
     }
     advance();  // within one machine it is connected already
   }
   bool done() const { return stage_ == Stage::kDone; }
   pollfd wanted() const { return {done() ? -1 : socket_.get(), wanted_, 0}; }
-  // Goes on as far as it can without blocking. Throws Error if the server is absent or refuses.
+  // Goes on as far as it can without blocking. Throws Error if the server is absent or refuses at
+  // every address.
   void advance();
+  // Goes on to the next address if this one has not answered in its time.
+  void check_time();
+  bool may_go_on() const { return stage_ == Stage::kConnecting && has_more(); }
   TcpWelcomed take() {
     return {std::move(socket_), tls_ ? std::make_unique<TcpTls>(std::move(tls_)) : nullptr};
   }
-  const std::string& address() const { return address_; }
+  std::string address() const { return at_ < addresses_.size() ? addresses_[at_] : "this host"; }
 
  private:
   enum class Stage { kConnecting, kShaking, kAsked, kDone };
 
-  [[noreturn]] void fail_to_connect(int error) const;
-  void begin_tcp(const TcpDialing& how);
+  bool has_more() const { return at_ + 1 < addresses_.size(); }
+  void begin_tcp(size_t first);
+  void not_reached(int error);
+  [[noreturn]] void fail_everywhere(int error) const;
+  void go_on();
   void begin_tls(const TlsContext& context, const std::string& server);
   bool check_tls(int result);
   void reach();
@@ -61,8 +74,12 @@ class Dialing {
   void listen();
   size_t receive(std::span<std::byte> room);
 
-  const std::string address_;
-  const TcpHello hello_;
+  const TcpDialing* how_;
+  std::vector<std::string> addresses_;  // to be tried; empty: near
+  size_t at_ = 0;                       // which one is
+  Clock::time_point next_at_ = Clock::time_point::max();
+  std::optional<Error> refusal_;  // the first one
+  TcpHello hello_;
   TlsServer server_;  // of TLS
   Fd socket_;
   Ssl tls_;                      // null: plain
@@ -72,32 +89,68 @@ class Dialing {
   std::vector<std::byte> answer_;
 };
 
-void Dialing::fail_to_connect(int error) const {
-  if (error == ETIMEDOUT) fail(ErrorCode::kTimeout, "{}: the server does not answer", address_);
+// Begins to connect to the first of the addresses from `first` on to which this host knows a way.
+// Throws Error if there is none.
+void Dialing::begin_tcp(size_t first) {
+  int error = 0;
+  for (at_ = first; at_ < addresses_.size(); ++at_) {
+    const HostPort where = parse_host_port(address());
+    tls_.reset();
+    socket_ = begin_connect(tcp_address(where.host, where.port), error);
+    if (error == 0) break;
+    if (how_->unreached != nullptr) how_->unreached->insert(address());
+  }
+  if (at_ == addresses_.size()) fail_everywhere(error);
+  stage_ = Stage::kConnecting;
+  wanted_ = POLLOUT;
+  answer_.clear();
+  const auto left = std::max(how_->deadline - Clock::now(), Clock::duration());
+  next_at_ = Clock::now() + std::min<Clock::duration>(
+                                kAddressLimit, left / static_cast<int>(addresses_.size() - at_));
+  if (how_->context) begin_tls(how_->context, how_->server);
+}
+
+// Goes on to the next address. Throws Error if there is none.
+void Dialing::not_reached(int error) {
+  if (how_->unreached != nullptr) how_->unreached->insert(address());
+  has_more() ? begin_tcp(at_ + 1) : fail_everywhere(error);
+}
+
+void Dialing::fail_everywhere(int error) const {
+  if (refusal_) throw Error(refusal_->code(), refusal_->what());
+  const std::string all = fmt::format("{}", fmt::join(addresses_, ", nor at "));
+  if (error == ETIMEDOUT) fail(ErrorCode::kTimeout, "{}: the server does not answer", all);
   fail(ErrorCode::kUnavailable,
-       "no server at {} ({}); is it running, and is that address reachable from this machine?",
-       address_, std::strerror(error));
+       "no server at {} ({}); is it running, and is that address reachable from this machine?", all,
+       std::strerror(error));
+}
+
+void Dialing::check_time() {
+  if (may_go_on() && Clock::now() >= next_at_) not_reached(ETIMEDOUT);
 }
 
 void Dialing::advance() {
+  try {
+    go_on();
+  } catch (const Error& error) {
+    // Somebody else may be there: another host can have the same address in a network of its own.
+    if (!has_more() || !memory_.empty() || error.code() == ErrorCode::kFull) throw;
+    if (!refusal_ && stage_ != Stage::kConnecting) refusal_.emplace(error.code(), error.what());
+    not_reached(ECONNREFUSED);
+  }
+}
+
+void Dialing::go_on() {
   if (stage_ == Stage::kConnecting) reach();
   if (stage_ == Stage::kShaking) shake_hands();
   if (stage_ == Stage::kAsked) listen();
 }
 
-void Dialing::begin_tcp(const TcpDialing& how) {
-  const HostPort where = parse_host_port(address_);
-  int error = 0;
-  socket_ = begin_connect(tcp_address(where.host, where.port), error);
-  if (error != 0) fail_to_connect(error);
-  if (how.context) begin_tls(how.context, how.server);
-}
-
 void Dialing::begin_tls(const TlsContext& context, const std::string& server) {
-  server_ = {server, address_};
+  server_ = {server, address()};
   tls_.reset(SSL_new(context.get()));
   if (!tls_ || !attach_socket(tls_.get(), socket_.get())) {
-    fail(ErrorCode::kFull, "{}: no memory for TLS", address_);
+    fail(ErrorCode::kFull, "{}: no memory for TLS", address());
   }
   expect_server(tls_.get(), server_);
   SSL_set_connect_state(tls_.get());
@@ -116,7 +169,7 @@ bool Dialing::check_tls(int result) {
     case SSL_ERROR_SSL:
       throw Error(tls_error(tls_.get(), server_, ERR_peek_last_error()));
     default:
-      fail(ErrorCode::kUnavailable, "{}: the server closed the connection", address_);
+      fail(ErrorCode::kUnavailable, "{}: the server closed the connection", address());
   }
 }
 
@@ -124,7 +177,7 @@ void Dialing::reach() {
   int error = 0;
   socklen_t size = sizeof(error);
   getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &error, &size);
-  if (error != 0) fail_to_connect(error);
+  if (error != 0) return not_reached(error);
   pollfd there = {socket_.get(), POLLOUT, 0};
   if (::poll(&there, 1, 0) != 1) return;
   tls_ ? void(stage_ = Stage::kShaking) : ask();
@@ -140,7 +193,7 @@ void Dialing::ask() {
     size_t sent = 0;  // all of it: the socket is empty
     ERR_clear_error();
     if (!check_tls(SSL_write_ex(tls_.get(), &hello_, sizeof(hello_), &sent))) {
-      fail(ErrorCode::kUnavailable, "{}: the server takes no hello", address_);
+      fail(ErrorCode::kUnavailable, "{}: the server takes no hello", address());
     }
     wanted_ = POLLIN;
     stage_ = Stage::kAsked;
@@ -151,7 +204,7 @@ void Dialing::ask() {
                                     : send_message(socket_.get(), hello, memory_);
   // Refused already: the reason can still be received.
   if (error != 0 && error != EPIPE && error != ECONNRESET) {
-    fail_system(fmt::format("sending to {}", address_), error);
+    fail_system(fmt::format("sending to {}", address()), error);
   }
   wanted_ = POLLIN;
   stage_ = Stage::kAsked;
@@ -170,7 +223,7 @@ size_t Dialing::receive(std::span<std::byte> room) {
     if (bytes > 0) return static_cast<size_t>(bytes);
     if (bytes < 0 && errno == EAGAIN) return 0;
     if (bytes < 0 && errno == EINTR) continue;
-    fail(ErrorCode::kUnavailable, "{}: the server closed the connection{}", address_,
+    fail(ErrorCode::kUnavailable, "{}: the server closed the connection{}", address(),
          bytes < 0 ? fmt::format(" ({})", std::strerror(errno)) : "");
   }
 }
@@ -192,6 +245,29 @@ void Dialing::listen() {
 }
 
 }  // namespace
+
+std::vector<std::string> in_order(const QueueOffer& offer, const TcpDialing& how) {
+  std::vector<std::string> all;
+  if (offer.address.empty()) return all;
+  const auto is_ipv6 = [](const std::string& number) { return number.find(':') != number.npos; };
+  const auto distance = [&](const std::string& address) {
+    const std::string number = parse_host_port(address).host;
+    if (how.reached.empty() || number == how.reached) return 0;
+    return is_ipv6(number) == is_ipv6(how.reached) ? 1 : 2;
+  };
+  const auto add = [&](std::vector<std::string> addresses) {
+    std::ranges::stable_sort(addresses, {}, distance);
+    std::ranges::move(addresses, std::back_inserter(all));
+  };
+  std::vector<std::string> of_nic = {offer.address};
+  of_nic.insert(of_nic.end(), offer.same_nic.begin(), offer.same_nic.end());
+  add(std::move(of_nic));
+  add(offer.other_nics);
+  std::ranges::stable_partition(all, [&how](const std::string& address) {
+    return how.unreached == nullptr || !how.unreached->contains(address);
+  });
+  return all;
+}
 
 std::vector<TcpWelcomed> dial_tcp(const Offer& offer, const LinkLayout& layout,
                                   const TcpDialing& how) {
@@ -221,9 +297,11 @@ std::vector<TcpWelcomed> dial_tcp(const Offer& offer, const LinkLayout& layout,
     }
     std::transform(all.begin(), all.end(), wanted.begin(),
                    [](const Dialing& dialing) { return dialing.wanted(); });
-    ::poll(wanted.data(), wanted.size(), static_cast<int>(std::min<int64_t>(left, 1000)));
+    const int64_t longest = std::ranges::any_of(all, &Dialing::may_go_on) ? 50 : 1000;
+    ::poll(wanted.data(), wanted.size(), static_cast<int>(std::min(left, longest)));
     for (size_t i = 0; i < all.size(); ++i) {
       if (wanted[i].revents != 0) all[i].advance();
+      all[i].check_time();
     }
   }
   std::vector<TcpWelcomed> connections;

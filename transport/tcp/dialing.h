@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -28,7 +29,13 @@ struct TcpDialing {
   std::string server = {};      // of TLS
   std::span<const int> memory;  // descriptors of gradients and results; empty: not near
   std::chrono::steady_clock::time_point deadline;
+  std::string reached = {};  // the number at which the control port was reached; empty: not known
+  // Addresses that could not be reached, which are tried last; the call adds to it. Null: none.
+  std::set<std::string>* unreached = nullptr;
 };
+
+// The addresses of a queue in the order in which they are tried.
+std::vector<std::string> in_order(const QueueOffer& offer, const TcpDialing& how);
 
 // By queue. Throws Error as connect_tcp() does.
 std::vector<TcpWelcomed> dial_tcp(const Offer& offer, const LinkLayout& layout,

@@ -10,6 +10,7 @@
 #include <array>
 #include <chrono>
 #include <mutex>
+#include <set>
 
 #include "transport/box_memory.h"
 #include "transport/error.h"
@@ -96,7 +97,8 @@ class TcpWorkerLink final : public WorkerLink {
   SealedMemory shared_gradients_;  // one of the two
   numa::Memory gradients_;
   ResultMemory results_;
-  TcpPeerMemory peer_;  // of near connections
+  TcpPeerMemory peer_;               // of near connections
+  std::set<std::string> unreached_;  // addresses of the box that this host did not reach
   InPlace in_place_;
   std::vector<std::unique_ptr<TcpEndpoint>> endpoints_;  // by thread
   std::vector<std::vector<TcpPosted>> rings_;            // by queue
@@ -167,7 +169,9 @@ void TcpWorkerLink::reconnect(const Offer& offer) {
                {.context = context_of(offer),
                 .server = trust_.host,
                 .memory = std::span(memory).first(near_ ? memory.size() : 0),
-                .deadline = Clock::now() + std::chrono::milliseconds(timeout_ms_)});
+                .deadline = Clock::now() + std::chrono::milliseconds(timeout_ms_),
+                .reached = trust_.reached,
+                .unreached = &unreached_});
   for (uint32_t q = 0; q < connections.size(); ++q) {
     if (!connections[q].socket) continue;
     endpoint_of_queue(q).watch(connections[q].socket.get(), {q});

@@ -126,7 +126,9 @@ Fd listen_on(const TcpAddress& address) {
 Fd begin_connect(const TcpAddress& address, int& error) {
   Fd connecting(
       socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP));
-  if (!connecting) fail_system(fmt::format("socket for {}", to_string(address)), errno);
+  error = connecting ? 0 : errno;
+  if (error == EAFNOSUPPORT) return connecting;  // a kernel without IPv6
+  if (error != 0) fail_system(fmt::format("socket for {}", to_string(address)), error);
   if (is_own(address)) {
     tune_for_this_machine(connecting.get());
   } else {

@@ -36,6 +36,7 @@ bool is_own(const TcpAddress& address);
 // A listening, non-blocking socket. Throws Error that names the address and what to do.
 Fd listen_on(const TcpAddress& address);
 // A non-blocking socket that has begun to connect. `error`: 0 or an errno (EINPROGRESS is none).
+// Throws Error where there is no memory or descriptor for one.
 Fd begin_connect(const TcpAddress& address, int& error);
 // What every connection gets: small frames leave at once, a dead machine is noticed.
 void tune(int socket);

@@ -27,7 +27,7 @@ class TcpTransport final : public SocketTransport {
   }
   std::unique_ptr<BoxLink> open_job_in(std::shared_ptr<const BoxMemory> memory,
                                        const LinkLayout& layout) override {
-    return std::make_unique<TcpBoxLink>(admissions_, addresses_, near_, door_ != nullptr,
+    return std::make_unique<TcpBoxLink>(admissions_, nics_, near_, door_ != nullptr,
                                         std::move(memory), layout);
   }
 
@@ -63,9 +63,9 @@ class TcpTransport final : public SocketTransport {
   }
   void finish_others(std::vector<TransportEvent>& out) override;
 
-  std::vector<std::string> addresses_;  // "10.0.0.1:7718"
-  std::string near_;                    // for workers on this host; empty: as for all others
-  std::unique_ptr<TcpTlsDoor> door_;    // null: connections are plain
+  std::vector<TcpNic> nics_;          // with ports: "10.0.0.1:7718"
+  std::string near_;                  // for workers on this host; empty: as for all others
+  std::unique_ptr<TcpTlsDoor> door_;  // null: connections are plain
 };
 
 TcpTransport::TcpTransport(const TcpOptions& options)
@@ -75,13 +75,17 @@ TcpTransport::TcpTransport(const TcpOptions& options)
     listen(listen_near(near_), TcpNearMemory::kDescriptors);
     return;
   }
-  if (options.addresses.empty()) {
-    fail(ErrorCode::kInvalid, "the tcp transport needs an address to listen at");
+  for (const TcpNic& hosts : options.nics) {
+    TcpNic nic;
+    for (const std::string& host : hosts) {
+      Fd listener = listen_on(tcp_address(host, options.port));
+      nic.push_back(to_string(local_address(listener.get())));
+      listen(std::move(listener));
+    }
+    if (!nic.empty()) nics_.push_back(std::move(nic));
   }
-  for (const std::string& host : options.addresses) {
-    Fd listener = listen_on(tcp_address(host, options.port));
-    addresses_.push_back(to_string(local_address(listener.get())));
-    listen(std::move(listener));
+  if (nics_.empty()) {
+    fail(ErrorCode::kInvalid, "the tcp transport needs an address to listen at");
   }
   listen_for_this_host();
   if (options.tls == nullptr) return;
@@ -120,15 +124,17 @@ void TcpTransport::finish_others(std::vector<TransportEvent>& out) {
 // The kernel moves what they carry, so no core is nearer to one than another.
 std::vector<NicPort> TcpTransport::ports() const {
   std::vector<NicPort> ports;
-  if (addresses_.size() < 2) return ports;  // nothing to choose from
-  for (const std::string& address : addresses_) ports.push_back({address, NicPort::kEveryNode});
+  if (nics_.size() < 2) return ports;  // nothing to choose from
+  for (const TcpNic& nic : nics_) ports.push_back({nic.front(), NicPort::kEveryNode});
   return ports;
 }
 
 std::string TcpTransport::describe() const {
   const std::string control = default_congestion_control();
   const bool paces = control != "cubic" && control != "reno";
-  return fmt::format("tcp: {}; {}congestion control {}{}", fmt::join(addresses_, ", "),
+  std::vector<std::string> nics;
+  for (const TcpNic& nic : nics_) nics.push_back(fmt::format("{}", fmt::join(nic, " or ")));
+  return fmt::format("tcp: {}; {}congestion control {}{}", fmt::join(nics, ", "),
                      door_ ? "with TLS; " : "", control,
                      paces ? ", cubic to workers on this machine" : "");
 }

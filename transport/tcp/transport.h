@@ -15,9 +15,11 @@
 
 namespace phub {
 
+using TcpNic = std::vector<std::string>;  // its addresses, as numbers
+
 struct TcpOptions {
-  std::vector<std::string> addresses = {"127.0.0.1"};  // numbers: tcp_data_addresses()
-  uint16_t port = 0;                                   // of each address; 0: any that is free
+  std::vector<TcpNic> nics = {{"127.0.0.1"}};  // tcp_nics()
+  uint16_t port = 0;                           // of each address; 0: any that is free
   // No addresses, and workers of this host only, which exchange over memory. Throws Error where
   // nobody may listen for them.
   bool only_near = false;
@@ -27,10 +29,12 @@ struct TcpOptions {
   const TlsServerContext* tls = nullptr;
 };
 
-// The addresses that a server listening at `hosts` carries data on: names are resolved; "0.0.0.0",
-// "::", "*" and "" stand for every interface that is up: its IPv4 address, or IPv6 where it has
-// none; loopback only where there is nothing else. Throws Error(kInvalid) for a name that is none,
-// and for a link-local address.
+// The NICs that a server listening at `hosts` carries data on: names are resolved; "0.0.0.0", "::",
+// "*" and "" stand for every interface that is up, with all its addresses ("0.0.0.0": those of
+// IPv4). Bridges of containers and the like, and loopback, count only where there is nothing else.
+// Throws Error(kInvalid) for a name that is none, and for a link-local address.
+std::vector<TcpNic> tcp_nics(const std::vector<std::string>& hosts);
+// The first address of each.
 std::vector<std::string> tcp_data_addresses(const std::vector<std::string>& hosts);
 bool is_every_address(const std::string& host);  // "*" and the others
 
@@ -38,10 +42,11 @@ bool is_every_address(const std::string& host);  // "*" and the others
 // that names the address and the reason. Must outlive its links.
 std::unique_ptr<Transport> make_tcp_transport(const TcpOptions& options = {});
 
-// Whom a worker trusts where its offer asks for TLS.
+// Whom a worker trusts where its offer asks for TLS, and where it has reached the box.
 struct TcpTrust {
   std::string host;  // what the server's certificate must be for: the name of its control port
   ClientTls tls;
+  std::string reached = {};  // the number of the control port's address; empty: not known
 };
 
 // Connects the worker that `offer` was made for. `layout` is what the worker derived from the plan;
