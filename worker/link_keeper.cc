@@ -15,7 +15,20 @@ namespace {
 using std::chrono::milliseconds;
 constexpr uint32_t kGoodbyeMs = 2000;
 constexpr uint32_t kLeastHeartbeatMs = 100;
-constexpr milliseconds kBetweenAttempts{20};  // to reconnect
+constexpr milliseconds kBetweenQuestions{20};  // whether all ranks are there
+
+// Between attempts to reconnect: each pause is twice as long as the one before, up to a second.
+class Pause {
+ public:
+  void sleep() {
+    std::this_thread::sleep_for(next_);
+    next_ = std::min(2 * next_, kLongest);
+  }
+
+ private:
+  static constexpr milliseconds kLongest{1000};
+  milliseconds next_{20};
+};
 
 // Errors after which a retry makes sense: the network broke, or the server has not noticed yet that
 // the old connection is broken.
@@ -52,6 +65,7 @@ std::unique_ptr<WorkerLink> connect_link(ControlClient& control, const WorkerOpt
   const SteadyTime give_up = now() + milliseconds(timeout_ms);
   Offer offer = reply.offer;
   bool ticket_unseen = false;
+  Pause pause;
   for (std::optional<Error> first;;) {
     try {
       if (first && !ticket_unseen) offer = control.reconnect(credential, timeout_ms);
@@ -70,7 +84,7 @@ std::unique_ptr<WorkerLink> connect_link(ControlClient& control, const WorkerOpt
       fail(ErrorCode::kUnauthorized,
            "the server at {} offered TLS for data, and now a connection without it", joined.server);
     }
-    std::this_thread::sleep_for(kBetweenAttempts);
+    pause.sleep();
   }
 }
 
@@ -188,7 +202,7 @@ bool LinkKeeper::is_rewound() const {
 }
 
 void LinkKeeper::await_ranks() {
-  for (milliseconds pause{1};; pause = std::min(2 * pause, kBetweenAttempts)) {
+  for (milliseconds pause{1};; pause = std::min(2 * pause, kBetweenQuestions)) {
     check();
     try {
       const auto heartbeat = [&](ControlClient& client) { return client.heartbeat(credential_); };
@@ -230,6 +244,7 @@ bool LinkKeeper::check_link() {
 
 void LinkKeeper::reconnect() {
   const SteadyTime give_up = now() + milliseconds(2 * spec().lease_ms);
+  Pause pause;
   while (!failed_) {
     try {
       link_->reconnect(ask([&](ControlClient& client) {
@@ -244,7 +259,7 @@ void LinkKeeper::reconnect() {
                                         credential_.rank, server(), error.what()));
       }
     }
-    std::this_thread::sleep_for(kBetweenAttempts);
+    pause.sleep();
   }
 }
 

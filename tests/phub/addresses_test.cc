@@ -53,11 +53,13 @@ constexpr const char* kPreamble = R"(
 class Addresses : public ::testing::Test {
  protected:
   // What the script prints, which must end well; nothing where this machine cannot run it.
-  std::optional<std::string> run(const std::string& script) {
+  std::optional<std::string> run(const std::string& script, uint32_t lease_ms = 10000) {
+    JobSpec spec = fault_spec("addresses", 1, "none");
+    spec.lease_ms = lease_ms;
     const std::string file = folder_.path() + "/script";
     std::ofstream(file) << kPreamble << script;
     Process process({"/usr/bin/env", "unshare", "-rnmu", "bash", file, PHUB_BINARY, fault_worker(),
-                     folder_.path(), to_json(fault_spec("addresses", 1, "none"))},
+                     folder_.path(), to_json(spec)},
                     folder_.path() + "/output");
     const std::optional<int> status = process.wait(kLong);
     const std::string said = process.output();
@@ -166,6 +168,34 @@ TEST_F(Addresses, AnAddressThatCannotBeReachedIsLeftOut) {
   ASSERT_NE(by_name, said->npos) << *said;
   EXPECT_THAT(said->substr(0, by_name), HasSubstr("\nleft\n"));
   EXPECT_THAT(said->substr(by_name), HasSubstr("no jobs"));
+}
+
+// The box lives, and takes no data: each attempt is more work for it.
+TEST_F(Addresses, AttemptsToReconnectBecomeRare) {
+  const auto said = run(R"(
+    make_host one && address '' 10.9.0.1/24 one && address one 10.9.0.2/24 eth0
+    serve --listen 10.9.0.1:7917 --insecure --transports tcp
+    nft 'add table inet t; add chain inet t in { type filter hook input priority 0; }' || exit 77
+    rounds=0 train one 10.9.0.1:7917 > "$folder/worker" & trains=$!
+    until grep -q ^joined "$folder/worker"; do
+      kill -0 $trains 2> /dev/null || { cat "$folder/worker"; exit 1; }
+      sleep 0.02
+    done
+    nft 'add rule inet t in tcp dport != 7917 counter reject with tcp reset' || exit 77
+    wait $trains || cat "$folder/worker"
+    nft list table inet t | grep -o 'packets [0-9]*'
+    end)",
+                        1000);
+  if (!said) GTEST_SKIP() << "no network of its own here, or no nft";
+  // Each attempt is a packet to the data port, in the 2 s of two leases; the broken connection had
+  // some, too.
+  int attempts = 0;
+  const std::string mark = "packets ";
+  if (const size_t at = said->find(mark); at != said->npos) {
+    attempts = std::stoi(said->substr(at + mark.size()));
+  }
+  EXPECT_GE(attempts, 3) << *said;
+  EXPECT_LE(attempts, 40) << *said;
 }
 
 }  // namespace
