@@ -119,7 +119,7 @@ def check_formats(
             raise errors.NotFoundError(
                 f"formats: '{pattern}' is to be sent as {name!r}, but it matches "
                 f"'{matching[0]}'{' and others' if matching[1:] else ''} alone, whose gradients go "
-                f"as {others[matching[0]]}. Leave the pattern out"
+                f"as {others[matching[0]]}, in float32. Leave the pattern out"
             )
 
 

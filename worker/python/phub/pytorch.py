@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from phub import _device
 from phub._buffers import Buffers, worker_beside
 from phub._factors import Factors
+from phub._gathered import Group, gathered_of
 from phub._memory import Memory
 from phub._options import MAX_DIMENSIONS, Key, Option, check_formats, check_results
 from phub._powersgd import Matrix, PowerSGD
@@ -47,6 +48,7 @@ class _Bucket:
     buffer: torch.Tensor
     keys: list[str] = field(default_factory=list)
     matrices: list[Matrix] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
     copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # to, from
     future: Future[torch.Tensor] = field(default_factory=Future)
     done: threading.Event = field(default_factory=threading.Event)
@@ -69,6 +71,9 @@ def _complete(worker: Worker, buckets: _Buckets) -> None:
                 worker.wait(key)
             for matrix in bucket.matrices:
                 matrix.finish()
+            for group in bucket.groups:
+                worker.wait(group.key)
+                group.finish()
             for gradient, result in bucket.copies:
                 gradient.copy_(result)
             bucket.future.set_result(bucket.buffer)
@@ -107,6 +112,16 @@ def _key_for(parameter: nn.Parameter) -> Key:
 def memory_of(tensor: torch.Tensor) -> Memory:
     """For the worker."""
     return Memory(tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)
+
+
+def _pull_into(worker: Worker, key: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+    """The key's parameters, of this format; without a copy beside it where that can be."""
+    if tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.dtype == dtype:
+        worker.pull(key, memory_of(tensor.detach()))
+        return
+    received = torch.empty(tensor.shape, dtype=dtype)
+    worker.pull(key, memory_of(received))
+    tensor.copy_(received)
 
 
 def _gradients_of(bucket: GradBucket) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -191,25 +206,30 @@ class DDPState:
         if self.powersgd:
             given["parameter_dtype"] = options.get("parameter_dtype", "f32")  # what factors are
             keys = {name: key for name, key in keys.items() if not self.powersgd.get(name)}
-        others = {name: "PowerSGD's factors, in float32" for name in exchanged if name not in keys}
-        for name in self.factors.weights if self.factors else ():
-            others[name] = "the factors that `factors` asks for, in float32"
-        check_formats(formats or {}, keys, others)
+        self._check_formats(formats or {}, keys)
         if self.powersgd:
             keys |= self.powersgd.keys
             formats = self.powersgd.formats(formats or {})
+        self._gathered = gathered_of(
+            {name: p for name, p in self._parameters.items() if name in keys}, formats or {}, given
+        )
+        if self._gathered:
+            keys = {name: key for name, key in keys.items() if name not in self._gathered}
+            keys |= self._gathered.keys
         # Whether the job's keys are all parameters, and its results have all of their bits.
         whole = not self.powersgd and not self.factors
         self._is_exact = whole and given["parameter_dtype"] in (job_format, "f32")
         if not self._is_exact:
             given.pop("initial", None)  # it is another job's: see broadcast_parameters
         self.worker = Worker(keys, hyper=None, formats=formats, saver=None, **given)
+        self._module, self._options = module, options
+        self._check_gathered()
         if self.factors:
             self.factors.join(self.worker, options)
         self._result_dtype = DTYPES.get(str(given["parameter_dtype"]), torch.float32)
-        self._module, self._options = module, options
         self._buffers: Optional[Buffers] = None  # from the first sync_buffers() on
         self._registered: dict[str, int] = {}
+        self._has_released = False
         self._strides = {name: p.stride() for name, p in self._parameters.items()}
         self._staged: dict[str, torch.Tensor] = {}
         self._outstanding: list[_Bucket] = []
@@ -246,16 +266,13 @@ class DDPState:
 
     def broadcast_parameters(self) -> None:
         """Gives the module rank 0's parameters, before the first step (initial="broadcast")."""
-        if self.worker.first_round > 1:
-            raise InvalidError(
-                f"the job is in round {self.worker.first_round}: the box sums gradients and has no "
-                "model, so a rank cannot join later. Start all ranks again, from the program's own "
-                "checkpoint, and under another job's name if the others go on"
-            )
+        self._check_it_is_not_late()
         if self._is_exact:
             self._broadcast_in(self.worker, self._result_dtype)
             return
-        keys = {name: _key_for(p) for name, p in self._parameters.items()}
+        keys = {name: _key_for(p) for name, p in self._alone().items()}
+        if self._gathered:
+            keys |= self._gathered.keys
         with worker_beside(
             self.worker,
             self._options,
@@ -267,19 +284,63 @@ class DDPState:
             self._broadcast_in(worker, torch.float32)
             worker.barrier()  # nobody leaves before all have them
 
-    def _broadcast_in(self, worker: Worker, dtype: torch.dtype) -> None:
-        initial = {
-            name: memory_of(parameter.detach().float().cpu().contiguous())
-            for name, parameter in self._parameters.items()
-        }
-        worker.broadcast(initial)
-        if self.rank == 0:
+    def _check_it_is_not_late(self) -> None:
+        if self.worker.first_round > 1:
+            raise InvalidError(
+                f"the job is in round {self.worker.first_round}: the box sums gradients and has no "
+                "model, so a rank cannot join later. Start all ranks again, from the program's own "
+                "checkpoint, and under another job's name if the others go on"
+            )
+
+    def _check_gathered(self) -> None:
+        """That all ranks have the same small parameters: the keys of a job that nobody pushes."""
+        if not self._gathered:
             return
-        for name, parameter in self._parameters.items():
-            received = torch.empty(parameter.shape, dtype=dtype)
-            worker.pull(name, memory_of(received))
-            with torch.no_grad():
-                parameter.copy_(received)
+        keys = {name: _key_for(p) for name, p in self._parameters.items() if name in self._gathered}
+        late = "the other ranks compared their parameters"
+        try:
+            self._check_it_is_not_late()
+            with worker_beside(self.worker, self._options, "names", keys, late=late) as worker:
+                worker.barrier()  # nobody leaves before all have joined
+        except Exception:
+            self.worker.close()
+            raise
+
+    def _check_formats(self, formats: Mapping[str, str], keys: Mapping[str, Key]) -> None:
+        """keys: of the job, those of PowerSGD's factors left out."""
+        by_samples = self.factors.weights if self.factors else ()
+        others = {
+            name: "factors of samples" if name in by_samples else "PowerSGD's factors"
+            for name in self._parameters
+            if name not in keys
+        }
+        check_formats(formats, keys, others)
+
+    def _alone(self) -> dict[str, nn.Parameter]:
+        """The parameters that are not exchanged together with others."""
+        gathered = self._gathered or ()
+        return {name: p for name, p in self._parameters.items() if name not in gathered}
+
+    @torch.no_grad()
+    def _broadcast_in(self, worker: Worker, dtype: torch.dtype) -> None:
+        alone, together = self._alone(), self._gathered.groups if self._gathered else ()
+        if self.rank == 0:
+            tensors = {name: parameter.detach() for name, parameter in alone.items()}
+            for group in together:
+                for name, place in group.places.items():
+                    place.copy_(self._parameters[name])
+                tensors[group.key] = group.memory
+            worker.broadcast(
+                {k: memory_of(t.float().cpu().contiguous()) for k, t in tensors.items()}
+            )
+            return
+        worker.broadcast()
+        for name, parameter in alone.items():
+            _pull_into(worker, name, parameter, dtype)
+        for group in together:
+            _pull_into(worker, group.key, group.memory, dtype)
+            for name, place in group.places.items():
+                self._parameters[name].copy_(place)
 
     def sync_buffers(self) -> None:
         """Makes the module's buffers the same: see DistributedOptimizer.sync_buffers."""
@@ -297,11 +358,17 @@ class DDPState:
         if bucket.index() == 0:  # once a step
             self.watch.end()
             self._check_frozen()
+            if self._gathered:
+                self._gathered.begin_step()
         if _device.is_gpu(bucket.buffer().device):
             return self._exchange_on_device(bucket)
         sent = _Bucket(bucket.buffer())
+        small: list[tuple[str, torch.Tensor]] = []
         for parameter, gradient in _gradients_of(bucket):
             key = self._key_of(parameter)
+            if self._gathered and key in self._gathered:
+                small.append((key, gradient))
+                continue
             lent = self._contiguous(key, gradient)
             if lent is not gradient:
                 sent.copies.append((gradient, lent))
@@ -312,10 +379,16 @@ class DDPState:
             self._register(key, lent)
             self.worker.push(key)
             sent.keys.append(key)
+        if self._gathered and small:
+            sent.groups = self._gathered.put(small)
+        for group in sent.groups:
+            self._register(group.key, group.memory)
+            self.worker.push(group.key)
         self._outstanding.append(sent)
         self._buckets.put(sent)
         if bucket.is_last():
             self._wait()
+            self._release_first_buckets()
         return sent.future
 
     def _exchange_on_device(self, bucket: GradBucket) -> Future[torch.Tensor]:
@@ -332,6 +405,15 @@ class DDPState:
             bucket.done.wait()
             if bucket.error is not None:
                 raise bucket.error
+
+    def _release_first_buckets(self) -> None:
+        """After the first step DDP makes its buckets anew: the first ones must not live on."""
+        if self._has_released:
+            return
+        self._has_released = True
+        for key in self._registered:
+            self.worker.register_memory(key)
+        self._registered.clear()
 
     def _check_frozen(self) -> None:
         """DDP does not exchange parameters that required no gradient when it was made."""

@@ -256,6 +256,22 @@ def started(start, world, on_loss, steps, **environment):
     return ranks
 
 
+def lets_go_of_buckets(rank):
+    wrapped = phub.ddp(model_of("gpt"))
+
+    def lent():
+        return [m for pair in wrapped.phub.worker._owners.values() for m in pair if m.address]
+
+    wrapped(batch_of("gpt", rank, 0)).backward()
+    assert not lent()  # DDP makes new ones
+    wrapped(batch_of("gpt", rank, 1)).backward()
+    assert len(lent()) == 2 * len(wrapped.phub.worker.keys)
+
+
+def test_the_buckets_of_the_first_step_do_not_live_on(box, start):
+    start(lets_go_of_buckets, 1).results()
+
+
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_others_go_on_when_a_rank_is_killed_or_hangs(box, start, end):
     ranks = started(start, 4, "shrink", 6)

@@ -413,7 +413,7 @@ def test_formats_of_matrices_are_none(box):
 
 
 def test_formats_of_factors_are_none(box):
-    with pytest.raises(phub.NotFoundError, match="'weight' alone.*the factors that `factors`"):
+    with pytest.raises(phub.NotFoundError, match="'weight' alone.*as factors of samples"):
         phub.ddp(nn.Linear(8, 8), factors={"weight": 4}, formats={"w*": "int8"})
 
 
