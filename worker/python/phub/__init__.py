@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from phub._end import say_losses_in_a_line
 from phub._facts import Branch, Stats, Verdict
 from phub._memory import Memory
 from phub._options import Key
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from phub.optimizer import DistributedOptimizer
     from phub.pytorch import DDPState, ddp, ddp_hook
     from phub.sampler import Sampler
+
+say_losses_in_a_line()
 
 __version__ = "0.1.0"
 _OF_PYTORCH = {

@@ -282,3 +282,57 @@ def test_every_other_command_is_the_boxs():
         check=False,
     )
     assert "serve" in done.stdout, done.stderr
+
+
+# ---- What ranks say that end because of others.
+
+LOSES = """
+import os, signal, phub
+worker = phub.Worker({"key": 4}, on_loss="fail")
+worker.barrier()
+if worker.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+while True:
+    worker.push("key")
+    worker.wait("key")
+"""
+
+
+def test_a_lost_rank_is_a_line_of_each_other(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(LOSES)
+    done = run("-n", "3", "--keep-going", "--", sys.executable, str(script))
+    assert done.returncode == 137, done
+    said = sorted(done.stdout.splitlines())
+    assert [line.split(":")[0] for line in said] == [
+        "0| phub.RankLostError",
+        "2| phub.RankLostError",
+    ]
+    for line in said:
+        assert "rank 1" in line
+        assert line.endswith((f"({script}, line 8)", f"({script}, line 9)"))
+    assert "Traceback" not in done.stderr
+
+
+def said_at_the_end(statement):
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys\n{statement}"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done
+    return done.stderr.splitlines()
+
+
+def test_other_errors_keep_their_tracebacks():
+    assert said_at_the_end("import phub\nraise phub.FencedError('gone\\nfor good')") == [
+        "phub.FencedError: gone for good (<string>, line 3)"
+    ]
+    mine = said_at_the_end("import phub\nraise phub.InvalidError('mine')")
+    assert mine[0].startswith("Traceback")
+    hook = "sys.excepthook = lambda *_: print('hook', file=sys.stderr)"
+    for before in (True, False):
+        lines = [hook, "import phub"] if before else ["import phub", hook]
+        assert said_at_the_end("\n".join([*lines, "raise phub.RankLostError('x')"])) == ["hook"]
