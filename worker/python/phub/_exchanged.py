@@ -12,6 +12,14 @@ from torch import nn
 from torch.autograd.graph import increment_version
 
 from phub import _rules
+from phub._awaited import (
+    HOLDERS_OF_ONE,
+    await_value,
+    holders_of,
+    is_plain,
+    value_is_there,
+    writing,
+)
 from phub._device import DeviceKeys
 from phub._views import tensor_over
 from phub.errors import InvalidError, TakenError
@@ -36,9 +44,10 @@ class Exchanged:
     pushed: bool = False
     gradient: torch.Tensor | None = None  # that was pushed; None: there was none
     version: int = 0  # of the gradient when it was pushed
-    waits: bool = False  # its result is not copied yet
+    waits: bool = False  # its result is not copied yet; whoever reads the parameter waits for it
     written: int = 0  # the parameter's version after its result was copied
     lent: torch.Tensor | None = None  # on a GPU: what it may still read
+    holders: int = HOLDERS_OF_ONE  # of the parameter's memory, if the program has no view of it
 
     slot: torch.Tensor = field(init=False)  # the gradient that the box reads
     result: torch.Tensor = field(init=False)  # the new parameters, or the mean of the gradients
@@ -61,13 +70,13 @@ class Exchanged:
 
     def push(self) -> None:
         """Copies the gradient to the slot, in its format, and pushes it."""
-        if self.waits and self.tensor.grad is None:
+        if self.waits and not self.backwards:
             self.take()  # its module is not used
         if self.waits:
             raise RuntimeError(
-                f"parameter '{self.name}' was used before its new value was there: its module's "
-                "forward() was not called. Call synchronize() before such a use, or use "
-                'overlap="backward"'
+                f"parameter '{self.name}' was used before its new value was there: by a forward() "
+                "before step(), or where phub does not see it (TorchScript, an extension in C++). "
+                'Call synchronize() before such a use, or use overlap="backward"'
             )
         if not self.is_mean and self.tensor._version != self.written:
             raise RuntimeError(
@@ -145,21 +154,39 @@ class Exchanged:
         again = found.to(self.slot.dtype).contiguous()
         return torch.equal(again.view(words), self.slot.view(words))
 
+    def take_later(self) -> None:
+        """Once somebody reads the parameter; now, if that may happen where nobody is told."""
+        if not is_plain(self.tensor) or holders_of(self.tensor) > self.holders:
+            self.take()  # the program has a view of its memory, or a class of its own
+            return
+        self.waits = True
+        await_value(self.tensor, self.take)
+
     def take(self) -> None:
         """Waits for the result, and copies it to the parameter, or a mean to its gradient.
 
         On a GPU its stream waits.
         """
+        if not self.waits:
+            self._take()
+            return
+        with writing():
+            self._take()
+        self._settled()
+
+    def _take(self) -> None:
         if self.worker.on_device:
             self._take_on_device(self.worker.on_device)
-            self.waits = False
             return
         self.worker.wait(self.name)
         if self.is_mean:
             self._take_mean()
         else:
             self.show()
+
+    def _settled(self) -> None:
         self.waits = False
+        value_is_there(self.tensor)
 
     @torch.no_grad()
     def _take_on_device(self, keys: DeviceKeys) -> None:
@@ -192,6 +219,7 @@ class Exchanged:
         else:
             if self.tensor.data_ptr() != self.result.data_ptr():
                 self.tensor.data = self.result
+                self.holders = holders_of(self.tensor)
             increment_version(self.tensor)
         self.written = self.tensor._version
 
@@ -199,12 +227,13 @@ class Exchanged:
         """Gives the parameter memory of its own, as it has without zero_copy."""
         if self.zero_copy and self.tensor.data_ptr() == self.result.data_ptr():
             self.tensor.data = self.result.clone()
+            self.holders = HOLDERS_OF_ONE
 
     def look_away(self) -> None:
         """Before that memory becomes invalid. What is under way counts no more."""
+        self._settled()
         self.hold()
         self.slot = self.result = torch.empty(0)
-        self.waits = False
         self.end_step()
 
     def end_step(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from phub._exchanged import Exchanged, take_waiting
+from phub._exchanged import Exchanged
 
 # mypy: disable-error-code="no-untyped-call"
 
@@ -19,13 +19,6 @@ def gradient_hooks(
     """Called when backward() has a gradient."""
     for each in parameters:
         yield each.tensor.register_post_accumulate_grad_hook(lambda _, each=each: on_gradient(each))
-
-
-def forward_hooks(model: nn.Module, parameters: Sequence[Exchanged]) -> Iterator[RemovableHandle]:
-    """A module waits for its parameters before forward(); so does the model before state_dict()."""
-    for module, own in _by_module(model, parameters):
-        yield module.register_forward_pre_hook(lambda *_, own=own: take_waiting(own))
-    yield model.register_state_dict_pre_hook(lambda *_: take_waiting(parameters))
 
 
 def view_hooks(model: nn.Module, parameters: Sequence[Exchanged]) -> Iterator[RemovableHandle]:

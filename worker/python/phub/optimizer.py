@@ -13,11 +13,12 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from phub import _device, _rules
+from phub._awaited import parameters_in_compiled
 from phub._box_factors import BoxFactors, Layer, Layers, layers_in
 from phub._box_state import BoxState
 from phub._buffers import Buffers
 from phub._exchanged import Exchanged, take_waiting
-from phub._hooks import forward_hooks, gradient_hooks, view_hooks
+from phub._hooks import gradient_hooks, view_hooks
 from phub._memory import format_in_memory
 from phub._model import check_form, check_format, formats_of, keys_of, named_parameters
 from phub._options import Option
@@ -94,8 +95,9 @@ class DistributedOptimizer(Optimizer):
             CPU, or all on one GPU. Those that require no gradient are not exchanged. If it has
             state, the box takes rank 0's.
         overlap: "backward": gradients are pushed as backward() computes them, and step() waits for
-            the new parameters. "forward": the next forward() waits, module by module. False:
-            everything is in step(), and gradients may be changed before.
+            the new parameters. "forward": whatever reads a parameter next waits for it, such as
+            the next forward(), layer by layer. False: everything is in step(), and gradients may be
+            changed before.
         accumulate: so many backward() for a step.
         server: False: the box averages the gradients, and step() calls the optimizer, of any kind,
             with the mean in `.grad`.
@@ -291,9 +293,10 @@ class DistributedOptimizer(Optimizer):
                 "phub.GradScaler(optimizer), or phub.ddp, or bfloat16, which needs no scaling"
             )
         self._finish_round()
-        for mine in self._mine:
-            mine.waits = self._overlap == "forward"
-            if not mine.waits and not self._synchronized:
+        if self._overlap == "forward":
+            self._take_later()
+        elif not self._synchronized:
+            for mine in self._mine:
                 mine.take()
         if self._rule == "none":
             self.optimizer.step()
@@ -304,11 +307,20 @@ class DistributedOptimizer(Optimizer):
         self._steps.end_step()
         return loss
 
+    def _take_later(self) -> None:
+        compiled = parameters_in_compiled(self._model)
+        for mine in self._mine:  # all of those first that nobody waits for now
+            if id(mine.tensor) not in compiled:
+                mine.take_later()
+        for mine in self._mine:
+            if id(mine.tensor) in compiled:
+                mine.take()
+
     def synchronize(self) -> None:
         """Waits for results that are under way.
 
         With server=False the means are in `.grad` afterwards, and may be clipped before step().
-        With overlap="forward" the parameters are new, as a use that is no forward() needs them.
+        With overlap="forward" the parameters are new; what reads them in Python waits by itself.
         """
         if self._rule == "none" and not self._synchronized:
             self._finish_round()
@@ -456,8 +468,6 @@ class DistributedOptimizer(Optimizer):
         if self._overlap:  # where factors are sent, there is no gradient
             others = [mine for mine in self._mine if not isinstance(mine, BoxFactors)]
             yield from gradient_hooks(others, self._on_gradient)
-        if self._overlap == "forward":
-            yield from forward_hooks(model, self._mine)
         if zero_copy:
             yield from view_hooks(model, self._mine)
 
