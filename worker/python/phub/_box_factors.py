@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from phub._exchanged import Exchanged
 from phub._factors import Linear, layers_of
-from phub._model import plain_name
+from phub._names import plain_name
 from phub._options import Key, Option
 from phub._views import tensor_over
 from phub.errors import InvalidError
@@ -110,17 +110,23 @@ class Layer:
         self, module: nn.Linear, mine: BoxFactors, on_factors: Callable[[Exchanged], None] | None
     ) -> None:
         """on_factors: called with `mine` when it has those of a backward(); None: nothing is."""
-        self._module, self._mine, self._on_factors = module, mine, on_factors
+        self._module, self._on_factors = module, on_factors
+        self._mine: BoxFactors | None = mine
         module.forward = self._forward  # type: ignore[assignment]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy of the model, whose module computes as ever."""
+        return {"_module": self._module, "_mine": None}
+
     def _forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        if not torch.is_grad_enabled():
+        if self._mine is None or not torch.is_grad_enabled():
             return functional.linear(inputs, self._module.weight, self._module.bias)
         result: Any = Linear.apply(inputs, self._module.weight, self._module.bias, self)  # type: ignore[no-untyped-call]
         return result  # type: ignore[no-any-return]
 
     def push(self, left: torch.Tensor, right: torch.Tensor) -> None:
         """What Linear calls."""
+        assert self._mine is not None
         self._mine.add(left, right)
         if self._on_factors:
             self._on_factors(self._mine)

@@ -106,7 +106,7 @@ class Layer:
         self._split = samples * self.weight.shape[0]  # behind it the inputs
         self._sent = False
         self._names: tuple[str, ...]
-        self._all: Factors
+        self._all: Factors | None = None
         self._worker: Worker
         self._own: torch.Tensor  # of this rank, to be sent
         self._factors: list[torch.Tensor]  # of all ranks
@@ -124,8 +124,12 @@ class Layer:
         self._factors = [tensor_over(worker.parameters(name)) for name in self._names]
         self._module.forward = self._forward  # type: ignore[assignment]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy of the model, whose module computes as ever."""
+        return {"_module": self._module, "weight": self.weight, "_all": None}
+
     def _forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        if not torch.is_grad_enabled():
+        if self._all is None or not torch.is_grad_enabled():
             return functional.linear(inputs, self.weight, self._module.bias)
         result: torch.Tensor = Linear.apply(inputs, self.weight, self._module.bias, self)  # type: ignore[no-untyped-call]
         return result
@@ -142,6 +146,7 @@ class Layer:
             raise InvalidError(
                 f"factors: layer '{self.name}' is used twice in a step, and has one set of factors"
             )
+        assert self._all is not None
         self._all.begin()
         own = self._own
         own[: left.numel()].view(left.shape).copy_(left)
@@ -224,7 +229,7 @@ def layers_of(
     linear = {
         f"{name}.weight" if name else "weight": module
         for name, module in model.named_modules()
-        if type(module) is nn.Linear and module.weight.requires_grad
+        if type(module) is nn.Linear and module.weight.requires_grad and module.weight.numel()
     }
     if not isinstance(samples, Mapping) or not all(isinstance(each, str) for each in samples):
         raise InvalidError(

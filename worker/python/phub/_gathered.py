@@ -23,7 +23,7 @@ _ELEMENTS = 1 << 15
 _PLAIN = ("f32", "bf16", "f16")
 
 
-class Group:
+class Together:
     """Parameters whose gradients are one key."""
 
     def __init__(self, key: str, dtype: torch.dtype) -> None:
@@ -62,13 +62,14 @@ class Gathered:
     """Which parameters are exchanged together. The same on all ranks whose models are the same."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        self.groups: list[Group] = []
-        self._group_of: dict[str, Group] = {}
-        last: dict[torch.dtype, Group] = {}
-        for name, parameter in reversed(list(parameters.items())):  # about the order of backward()
+        self.groups: list[Together] = []
+        self._group_of: dict[str, Together] = {}
+        last: dict[torch.dtype, Together] = {}
+        # By name, as ranks may have made their modules in another order; about that of backward().
+        for name, parameter in sorted(parameters.items(), reverse=True):
             group = last.get(parameter.dtype)
             if group is None or not group.add(name, parameter):
-                group = Group(f"small-parameters:{len(self.groups)}", parameter.dtype)
+                group = Together(f"small-parameters:{len(self.groups)}", parameter.dtype)
                 group.add(name, parameter)
                 self.groups.append(group)
                 last[parameter.dtype] = group
@@ -93,7 +94,7 @@ class Gathered:
             group.begin_step()
 
     @torch.no_grad()
-    def put(self, gradients: Sequence[tuple[str, torch.Tensor]]) -> list[Group]:
+    def put(self, gradients: Sequence[tuple[str, torch.Tensor]]) -> list[Together]:
         """Copies them into their groups. Returns those of which all are here now, to be pushed."""
         places = [self._group_of[name].places[name] for name, _ in gradients]
         torch._foreach_copy_(places, [gradient for _, gradient in gradients])

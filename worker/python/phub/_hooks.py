@@ -24,14 +24,23 @@ def gradient_hooks(
 def view_hooks(model: nn.Module, parameters: Sequence[Exchanged]) -> Iterator[RemovableHandle]:
     """Parameters that are views cannot be written to, as those of a model that is loaded are."""
     for module, own in _by_module(model, parameters):
-        yield module.register_load_state_dict_pre_hook(lambda *_, own=own: hold_all(own))
+        yield module.register_load_state_dict_pre_hook(_Hold(own))
         yield module.register_state_dict_post_hook(_copy_views)
 
 
-def hold_all(parameters: Sequence[Exchanged]) -> None:
-    """Gives them memory of their own."""
-    for each in parameters:
-        each.hold()
+class _Hold:
+    """Gives parameters memory of their own."""
+
+    def __init__(self, parameters: Sequence[Exchanged]) -> None:
+        self._parameters = parameters
+
+    def __call__(self, *_: Any) -> None:
+        for each in self._parameters:
+            each.hold()
+
+    def __reduce__(self) -> Any:
+        """A copy of the model has parameters that have such memory."""
+        return _Hold, ((),)
 
 
 def _by_module(

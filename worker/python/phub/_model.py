@@ -8,19 +8,12 @@ from typing import Any
 from torch import nn
 
 from phub import _device
+from phub._names import by_name, plain_name
 from phub._options import MAX_DIMENSIONS, Key, Option, check_results
 from phub.errors import InvalidError
 from phub.pytorch import DTYPES, format_of_job
 
-_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # torch.compile, checkpoint_wrapper
 Groups = Sequence[Mapping[str, Any]]
-
-
-def plain_name(name: str) -> str:
-    """The name that a parameter has when nothing wraps its module."""
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
 
 
 def named_parameters(model: nn.Module, groups: Groups) -> dict[str, nn.Parameter]:
@@ -48,7 +41,7 @@ def keys_of(
     first_goes_first: the first layers' results are needed first.
     """
     group_of = {id(p): number for number, group in enumerate(groups) for p in group["params"]}
-    return {
+    keys: dict[str, int | Key] = {
         name: Key(
             p.numel(),
             priority=len(named) - number if first_goes_first else 0,
@@ -57,6 +50,7 @@ def keys_of(
         )
         for number, (name, p) in enumerate(named.items())
     }
+    return by_name(keys)
 
 
 def formats_of(named: Mapping[str, nn.Parameter]) -> dict[str, Option]:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from phub._exchanged import Exchanged
-from phub._model import plain_name
+from phub._names import plain_name
 from phub._numbers import whole_number
 from phub._options import MAX_ROWS, Key
 from phub._views import tensor_over

@@ -95,6 +95,6 @@ class Values:
         return scale | {
             f"{name}@{number}": value
             for number, group in enumerate(self._optimizer.param_groups)
-            if any(p.requires_grad for p in group["params"])
+            if any(p.requires_grad and p.numel() for p in group["params"])
             for name, value in _rules.values_of(self._rule, group).items()
         }

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
 from phub._memory import Memory
+from phub._names import by_name
 from phub._options import Option, check_results
 from phub._views import tensor_over
 from phub._watch import Watch
@@ -48,10 +49,12 @@ class FSDPState:
                 "memory_device: FSDP's shards are exchanged on the CPU; leave it out"
             )
         self._parameters = _by_module(model)
-        self._elements = {
-            key: sum(_shard_of(p) for p in parameters)
-            for key, parameters in self._parameters.items()
-        }
+        self._elements = by_name(
+            {
+                key: sum(_shard_of(p) for p in parameters)
+                for key, parameters in self._parameters.items()
+            }
+        )
         given: dict[str, Option] = {"on_nonfinite": "pass", **options}
         given |= {"reduction": "mean", "initial": "broadcast"}
         self.worker = Worker(self._elements, hyper=None, formats=formats, saver=None, **given)
@@ -117,7 +120,7 @@ def _by_module(model: nn.Module) -> dict[str, list[DTensor]]:
     for name, module in reversed(modules):  # parts come after what they are in
         parameters = [p for p in module.parameters() if p.requires_grad and id(p) not in taken]
         taken.update(id(p) for p in parameters)
-        if parameters:
+        if any(p.numel() for p in parameters):
             found[name or "model"] = [_checked(name, p) for p in parameters]
     if not found:
         raise InvalidError("no parameter of the model is sharded: call fully_shard() before")

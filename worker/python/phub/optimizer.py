@@ -92,8 +92,8 @@ class DistributedOptimizer(Optimizer):
 
         optimizer: exactly torch.optim's SGD, Adam, AdamW, Adagrad, RMSprop, Adadelta or
             SparseAdam, over parameters of the model, which are float32, bfloat16 or float16 on the
-            CPU, or all on one GPU. Those that require no gradient are not exchanged. If it has
-            state, the box takes rank 0's.
+            CPU, or all on one GPU. Those that require no gradient, of any type, and those without
+            elements are not exchanged. If it has state, the box takes rank 0's.
         overlap: "backward": gradients are pushed as backward() computes them, and step() waits for
             the new parameters. "forward": whatever reads a parameter next waits for it, such as
             the next forward(), layer by layer. False: everything is in step(), and gradients may be
@@ -143,7 +143,7 @@ class DistributedOptimizer(Optimizer):
             "optimizer": self._rule,
         }
         found = named_parameters(model, self.param_groups)
-        named = {name: p for name, p in found.items() if p.requires_grad}
+        named = {name: p for name, p in found.items() if p.requires_grad and p.numel()}
         self._frozen = {name: p for name, p in found.items() if not p.requires_grad}
         for parameter in named.values():
             _device.check_memory(parameter.device, options.get("memory_device"))

@@ -15,16 +15,18 @@ from dataclasses import dataclass, field
 from typing import Any, Optional
 
 import torch
-from torch import distributed, nn
-from torch.distributed import GradBucket, HashStore  # type: ignore[attr-defined]
+from torch import nn
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from phub import _device
+from phub._alone import USED, Group, Wrapped
 from phub._buffers import Buffers, worker_beside
 from phub._factors import Factors
-from phub._gathered import Group, gathered_of
+from phub._gathered import Together, gathered_of
 from phub._memory import Memory
+from phub._names import by_name
 from phub._options import MAX_DIMENSIONS, Key, Option, check_formats, check_results
 from phub._powersgd import Matrix, PowerSGD
 from phub._watch import Watch
@@ -48,7 +50,7 @@ class _Bucket:
     buffer: torch.Tensor
     keys: list[str] = field(default_factory=list)
     matrices: list[Matrix] = field(default_factory=list)
-    groups: list[Group] = field(default_factory=list)
+    groups: list[Together] = field(default_factory=list)
     copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # to, from
     future: Future[torch.Tensor] = field(default_factory=Future)
     done: threading.Event = field(default_factory=threading.Event)
@@ -135,7 +137,8 @@ def _gradients_of(bucket: GradBucket) -> Iterator[tuple[torch.Tensor, torch.Tens
             "exchanges dense ones. Use sparse=False, or phub.DistributedOptimizer, which sends rows"
         )
     for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-        yield parameter, _with_order_of(parameter, gradient)
+        if parameter.numel():
+            yield parameter, _with_order_of(parameter, gradient)
 
 
 def _with_order_of(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
@@ -166,8 +169,8 @@ class DDPState:
         """Joins the job.
 
         module: with dense parameters of float32, bfloat16 or float16 on the CPU, or all on one GPU.
-            Those that require no gradient are not exchanged. Raises InvalidError, which names the
-            parameter.
+            Those that require no gradient, of any type, and those without elements are not
+            exchanged. Raises InvalidError, which names the parameter.
         formats: of gradients on the wire, by patterns of parameters' names: see `Worker`. Others
             have gradient_dtype, by default the parameters' format, or float32 if they have several.
         powersgd: exchanges the gradients of matrices as products of two with so many columns, in
@@ -183,7 +186,7 @@ class DDPState:
         self._parameters = {
             name: parameter
             for name, parameter in module.named_parameters()
-            if parameter.requires_grad
+            if parameter.requires_grad and parameter.numel()
         }
         self._frozen = {n: p for n, p in module.named_parameters() if not p.requires_grad}
         job_format = format_of_job(self._parameters)
@@ -221,13 +224,14 @@ class DDPState:
         self._is_exact = whole and given["parameter_dtype"] in (job_format, "f32")
         if not self._is_exact:
             given.pop("initial", None)  # it is another job's: see broadcast_parameters
-        self.worker = Worker(keys, hyper=None, formats=formats, saver=None, **given)
+        self.worker = Worker(by_name(keys), hyper=None, formats=formats, saver=None, **given)
         self._module, self._options = module, options
         self._check_gathered()
         if self.factors:
             self.factors.join(self.worker, options)
         self._result_dtype = DTYPES.get(str(given["parameter_dtype"]), torch.float32)
         self._buffers: Optional[Buffers] = None  # from the first sync_buffers() on
+        self._used: Optional[Worker] = None  # see count_used
         self._registered: dict[str, int] = {}
         self._has_released = False
         self._strides = {name: p.stride() for name, p in self._parameters.items()}
@@ -258,7 +262,7 @@ class DDPState:
         Raises InvalidError if there was a backward(), and never an exchange.
         """
         self._buckets.put(None)
-        for other in (self._buffers, self.factors):
+        for other in (self._buffers, self.factors, self._used):
             if other:
                 other.close()
         self.worker.close()
@@ -346,6 +350,24 @@ class DDPState:
         """Makes the module's buffers the same: see DistributedOptimizer.sync_buffers."""
         self._buffers = self._buffers or Buffers(self._module, self.worker, self._options)
         self._buffers.sync()
+
+    def count_used(self) -> Worker:
+        """The worker of a job that adds up which parameters the ranks used in a backward()."""
+        weights = self.factors.weights if self.factors else ()
+        parameters = [
+            name
+            for name, parameter in self._module.named_parameters()
+            if parameter.requires_grad and name not in weights
+        ]
+        self._used = worker_beside(
+            self.worker,
+            self._options,
+            USED,
+            {USED: Key(len(parameters))},
+            late="the other ranks made phub.ddp with find_unused_parameters",
+            reduction="sum",
+        )
+        return self._used
 
     def exchange(self, bucket: GradBucket) -> Future[torch.Tensor]:
         """Pushes the bucket's gradients. In the future is the bucket's buffer, with the results.
@@ -508,18 +530,15 @@ def ddp(
     (BatchNorm's statistics) are each rank's own.
 
     module: see `DDPState`.
-    ddp_options: arguments of DistributedDataParallel. find_unused_parameters is refused: with a
-        group of one, DDP would not know what the other ranks used.
+    ddp_options: arguments of DistributedDataParallel. find_unused_parameters, on all ranks: what
+        each of them used is added up in a job of its own, JOB-used.
     formats, powersgd, factors, options: see `DDPState`.
     Returns the wrapped module. Its attribute `phub` is the `DDPState`, with `rank`, `world_size`
-    and `close()`.
+    and `close()`. A deepcopy of it, or what torch.load returns of it, is not in the job.
     """
     arguments = {"gradient_as_bucket_view": True, **(ddp_options or {})}
-    if arguments.get("find_unused_parameters"):
-        raise InvalidError(
-            "find_unused_parameters: phub.ddp cannot know which parameters other ranks used; use "
-            "DDP over all ranks with phub.ddp_hook"
-        )
+    # There is nobody in the group to have the same, and gloo does not know all types.
+    arguments |= {"init_sync": False, "broadcast_buffers": False}
     everything: dict[str, Option] = {"initial": "broadcast", **options}
     state = DDPState(module, formats=formats, powersgd=powersgd, factors=factors, **everything)
     state.broadcast_parameters()
@@ -527,7 +546,10 @@ def ddp(
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
             module, [name if "." in name else f".{name}" for name in state.factors.weights]
         )
-    wrapped = DistributedDataParallel(module, process_group=_group_of_one(), **arguments)
+    group = Group()
+    wrapped = Wrapped(module, process_group=group, **arguments)
+    if arguments.get("find_unused_parameters"):
+        group.used = state.count_used()
     wrapped.register_comm_hook(state, ddp_hook)
     wrapped.phub = state  # type: ignore[assignment]
     wrapped.register_forward_pre_hook(_refuse_within_another)
@@ -556,17 +578,3 @@ def _refuse_within_another(_module: nn.Module, _inputs: Any) -> None:
             "its gradients once more (accelerator.prepare() and Trainer make one): leave one out. "
             "With these use phub.ddp_hook: worker/python/frameworks.md has how"
         )
-
-
-def _group_of_one() -> distributed.ProcessGroup:
-    """A group of this rank alone, which is nobody's default: that is the program's."""
-    store = HashStore()
-    options = distributed.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [distributed.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-    backend = distributed.ProcessGroupGloo(store, 0, 1, options)
-    group = distributed.ProcessGroup(store, 0, 1)
-    gloo = distributed.ProcessGroup.BackendType.GLOO
-    group._set_default_backend(gloo)
-    for kind in ("cpu", "cuda"):  # where parameters may be
-        group._register_backend(torch.device(kind), gloo, backend)
-    return group
