@@ -16,7 +16,6 @@ from torch.nn import functional
 
 from phub._exchanged import Exchanged
 from phub._factors import Linear, layers_of
-from phub._names import plain_name
 from phub._options import Key, Option
 from phub._views import tensor_over
 from phub.errors import InvalidError
@@ -37,8 +36,7 @@ def layers_in(
     """
     if factors and options.get("memory_device") is not None:
         raise InvalidError("factors: the box gets them from the host: leave memory_device out")
-    found = layers_of(model, factors, may_be_on_gpu=True) if factors else {}
-    layers = {plain_name(name): layer for name, layer in found.items()}
+    layers = layers_of(model, factors, may_be_on_gpu=True) if factors else {}
     for name, (_, samples) in layers.items():
         key = keys.get(name)
         if not isinstance(key, Key):

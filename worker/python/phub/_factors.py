@@ -21,6 +21,7 @@ from torch.nn import functional
 from phub import _device
 from phub._buffers import worker_beside
 from phub._library import call
+from phub._names import plain_name
 from phub._options import Key, Option
 from phub._views import tensor_over
 from phub.errors import InvalidError, NotFoundError
@@ -227,7 +228,7 @@ def layers_of(
 ) -> dict[str, tuple[nn.Linear, int]]:
     """By the weight's name: the module, and the samples of the last pattern that matches it."""
     linear = {
-        f"{name}.weight" if name else "weight": module
+        plain_name(f"{name}.weight" if name else "weight"): module
         for name, module in model.named_modules()
         if type(module) is nn.Linear and module.weight.requires_grad and module.weight.numel()
     }

@@ -26,7 +26,7 @@ from phub._buffers import Buffers, worker_beside
 from phub._factors import Factors
 from phub._gathered import Together, gathered_of
 from phub._memory import Memory
-from phub._names import by_name
+from phub._names import by_name, plain_name
 from phub._options import MAX_DIMENSIONS, Key, Option, check_formats, check_results
 from phub._powersgd import Matrix, PowerSGD
 from phub._watch import Watch
@@ -183,12 +183,9 @@ class DDPState:
             with which results would not be gradients: see `check_results`.
         """
         check_results("DDPState", options)
-        self._parameters = {
-            name: parameter
-            for name, parameter in module.named_parameters()
-            if parameter.requires_grad and parameter.numel()
-        }
-        self._frozen = {n: p for n, p in module.named_parameters() if not p.requires_grad}
+        named = {plain_name(name): p for name, p in module.named_parameters()}
+        self._parameters = {n: p for n, p in named.items() if p.requires_grad and p.numel()}
+        self._frozen = {n: p for n, p in named.items() if not p.requires_grad}
         job_format = format_of_job(self._parameters)
         self._name_of = {id(parameter): name for name, parameter in self._parameters.items()}
         given: dict[str, Option] = {
@@ -357,7 +354,7 @@ class DDPState:
         parameters = [
             name
             for name, parameter in self._module.named_parameters()
-            if parameter.requires_grad and name not in weights
+            if parameter.requires_grad and plain_name(name) not in weights
         ]
         self._used = worker_beside(
             self.worker,
@@ -543,8 +540,11 @@ def ddp(
     state = DDPState(module, formats=formats, powersgd=powersgd, factors=factors, **everything)
     state.broadcast_parameters()
     if state.factors:
+        left_out = [
+            n for n, _ in module.named_parameters() if plain_name(n) in state.factors.weights
+        ]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
-            module, [name if "." in name else f".{name}" for name in state.factors.weights]
+            module, [name if "." in name else f".{name}" for name in left_out]
         )
     group = Group()
     wrapped = Wrapped(module, process_group=group, **arguments)

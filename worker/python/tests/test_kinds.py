@@ -285,3 +285,48 @@ def test_keys_match_by_name(box, start, form):
         options = {"factors": {"[ab].weight": 8}}
     one, other = start(trains_in_order, 2, COPIED[form][0], options).results()
     assert_same_bits(one, other)
+
+
+# ---- Wrapped modules.
+
+
+class Wrapper(nn.Module):
+    """As torch.compile and checkpoint_wrapper do."""
+
+    def __init__(self, module, name):
+        super().__init__()
+        self.inner = name
+        self.add_module(name, module)
+
+    def forward(self, x):
+        return getattr(self, self.inner)(x)
+
+
+def trains_wrapped(rank, form, options):
+    """Rank 1's modules are wrapped."""
+    torch.manual_seed(0)
+    net = Ordered("abc")
+    if rank == 1:
+        net.b = Wrapper(net.b, "_checkpoint_wrapped_module")
+        net.c = Wrapper(net.c, "_orig_mod")
+        net = Wrapper(net, "_orig_mod")
+    model, state, optimizer = wrapped(form, net, **options)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(model, rank, step).backward()
+        optimizer.step()
+    state.sync_buffers()
+    names = sorted(state.worker.keys)
+    state.worker.barrier()
+    state.close()
+    return names, {str(at): value.clone() for at, value in enumerate(net.state_dict().values())}
+
+
+@pytest.mark.parametrize("form", ["ddp", "powersgd", "box", "factors", "unused"])
+def test_wrapped_modules_have_the_plain_names(box, start, form):
+    options = COPIED[form][1]
+    if "factors" in options:
+        options = {"factors": {"[ab].weight": 8}}
+    (names, one), (_, other) = start(trains_wrapped, 2, COPIED[form][0], options).results()
+    assert not any("_orig_mod" in name or "_wrapped" in name for name in names)
+    assert_same_bits(one, other)
