@@ -128,6 +128,9 @@ void judge_nodes(const HostFacts& facts, std::vector<Finding>& findings) {
     if (std::find(with_nics.begin(), with_nics.end(), *os_node) == with_nics.end()) {
       with_nics.push_back(*os_node);
     }
+    // Cores of another node serve the NIC of a node that has no CPUs.
+    const auto node = std::ranges::find(facts.nodes, *os_node, &NodeFacts::os_node);
+    if (node == facts.nodes.end() || node->cpus.empty()) continue;
     if (std::find(with_cpus.begin(), with_cpus.end(), *os_node) != with_cpus.end()) continue;
     findings.push_back({"processors", Severity::kWarn,
                         fmt::format("{}: none of the CPUs of its NUMA node {} may be used, so the "

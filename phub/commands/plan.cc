@@ -1,6 +1,7 @@
 #include "phub/plan/plan.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
@@ -59,6 +60,17 @@ numa::Topology load_topology(const std::string& from) {
   }
 }
 
+// " (no NIC on node 1)": the nodes whose cores a plan over NICs cannot use; "" if there are none.
+std::string without_nic(const numa::Topology& topology) {
+  if (topology.nics.empty()) return "";
+  std::set<uint32_t> nodes;
+  for (const numa::Core& core : topology.cores) nodes.insert(topology.nodes[core.node].os_node);
+  for (const numa::NicInfo& nic : topology.nics) nodes.erase(topology.nodes[nic.node].os_node);
+  if (nodes.empty()) return "";
+  return fmt::format(" (no NIC on node{} {})", nodes.size() == 1 ? "" : "s",
+                     fmt::join(nodes, ", "));
+}
+
 // Lists NICs and cores that the plan does not use, with the reason; "" if there are none.
 std::string left_out(const numa::Topology& topology, const Plan& plan) {
   std::set<uint32_t> nodes;
@@ -70,8 +82,8 @@ std::string left_out(const numa::Topology& topology, const Plan& plan) {
   std::string text;
   if (!nics.empty()) text += fmt::format("  not used:{} (no core in use on the node)\n", nics);
   if (plan.cores.size() < topology.cores.size()) {
-    text += fmt::format("  not used: {} of {} cores\n", topology.cores.size() - plan.cores.size(),
-                        topology.cores.size());
+    text += fmt::format("  not used: {} of {} cores{}\n", topology.cores.size() - plan.cores.size(),
+                        topology.cores.size(), without_nic(topology));
   }
   if (topology.nics.empty()) {
     text += "  no NICs: planned for shared memory, one queue per core (--nics N to plan for N)\n";

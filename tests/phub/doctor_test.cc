@@ -164,6 +164,15 @@ TEST(Doctor, LosslessNetworksAreToBeChecked) {
   EXPECT_FALSE(noted("PFC"));
 }
 
+TEST(Doctor, ANicOnANodeWithoutCpusIsServedByAnother) {
+  HostFacts facts = good_host();
+  facts.nodes.push_back({2, {}});
+  facts.nics.push_back(nic("eth2", 2, "10.0.2.0/24"));
+  facts.rdma_ports.push_back(port("mlx5_2", 2, "eth2"));
+  facts.rdma_devices.emplace_back("mlx5_2");
+  EXPECT_THAT(worse_than_ok(facts), IsEmpty());
+}
+
 TEST(Doctor, SaysWhatTheTopologyNotes) {
   HostFacts facts = good_host();
   facts.topology_notes = {{"left out: eth9", ""}, {"cores without memory", "add memory"}};

@@ -70,7 +70,9 @@ TEST(PlanCommand, SaysWhatIsNotUsed) {
   const std::string text =
       output_of({"vgg19", "--topology", "pack:2 core:4 pu:1", "--nics", "2", "--cores", "1"});
   EXPECT_THAT(text, HasSubstr("not used: nic1"));
-  EXPECT_THAT(text, HasSubstr("not used: 7 of 8 cores"));
+  EXPECT_THAT(text, HasSubstr("not used: 7 of 8 cores\n"));
+  EXPECT_THAT(output_of({"vgg19", "--topology", "pack:2 core:4 pu:1", "--nics", "1"}),
+              HasSubstr("not used: 4 of 8 cores (no NIC on node 1)\n"));
 }
 
 TEST(PlanCommand, SaysWhatDoesNotFit) {
