@@ -20,6 +20,8 @@ namespace {
 constexpr uint32_t kIdlePasses = 64;        // beside others that have work
 constexpr uint32_t kPassesWithoutLook = 4;  // at the jobs that were put aside
 constexpr int64_t kMs = 1'000'000;          // in nanoseconds
+constexpr int64_t kTogetherFromMs = 1024;   // longer than the wait for any budget
+constexpr int64_t kTogetherNs = 500 * kMs;
 
 void ring(int fd) {
   const uint64_t one = 1;
@@ -146,9 +148,13 @@ void Core::put_aside(size_t index) {
 int Core::find_retry(CoreJob& job) {
   job.turn.retry_ns = 0;
   if (!job.owes()) return -1;
-  const auto ms = static_cast<int>(job.retry_ms());
-  job.turn.retry_ns = now_ns() + ms * kMs;
-  return ms;
+  const auto ms = static_cast<int64_t>(job.retry_ms());
+  const int64_t now = now_ns();
+  int64_t& at = job.turn.retry_ns;
+  at = now + ms * kMs;
+  // Jobs that have waited for long try again together: to wake up costs more than to try.
+  if (ms >= kTogetherFromMs) at = (at / kTogetherNs + 1) * kTogetherNs;
+  return static_cast<int>((at - now + kMs - 1) / kMs);
 }
 
 void Core::note_retry(const CoreJob& job) {
