@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "transport/error.h"
@@ -12,6 +13,8 @@ namespace phub {
 namespace {
 
 constexpr uint64_t kLeastLateMs = 20;  // a poll may be so late without stopping the jobs' time
+// Longer looks at a folder are of a slow disk: /readyz says what was seen before.
+constexpr uint64_t kLongestLookMs = 300;
 
 }  // namespace
 
@@ -71,14 +74,38 @@ std::vector<int> Server::event_fds() const {
   return fds;
 }
 
-void Server::check_ready() {
+// An answer is about the folder as it was after the question.
+void Server::check_ready(Reply<Done> reply) {
   if (draining_) fail(ErrorCode::kUnavailable, "this server is about to end: it saves its jobs");
-  if (!host_.checkpoints) return;
-  if (!std::exchange(looking_, true)) {  // for the next one who asks: a disk may hang
-    host_.writer.run([this] { host_.checkpoints->look(); },
-                     [this](const std::optional<Error>&) { looking_ = false; });
+  if (!host_.checkpoints) return reply(Done{});
+  asked_later_.push_back({std::move(reply), clock_.now_ms() + kLongestLookMs});
+  if (!looking_) look_at_folder();
+}
+
+void Server::look_at_folder() {
+  looking_ = true;
+  std::ranges::move(std::exchange(asked_later_, {}), std::back_inserter(asked_ready_));
+  host_.writer.run([this] { host_.checkpoints->look(); },
+                   [this](const std::optional<Error>&) {
+                     looking_ = false;
+                     answer_ready(asked_ready_, ~uint64_t{0});
+                     if (!asked_later_.empty()) look_at_folder();
+                   });
+}
+
+// Those who have waited long enough.
+void Server::answer_ready(std::vector<AskedReady>& asked, uint64_t now) {
+  std::vector<AskedReady> waiting;
+  for (AskedReady& of : std::exchange(asked, {})) {
+    if (of.until_ms > now) {
+      waiting.push_back(std::move(of));
+    } else if (const auto gone = error_of([&] { host_.checkpoints->check_there(); })) {
+      of.reply({gone->code(), gone->what()});
+    } else {
+      of.reply(Done{});
+    }
   }
-  host_.checkpoints->check_there();
+  std::ranges::move(waiting, std::back_inserter(asked));
 }
 
 void Server::save_all() {
@@ -136,6 +163,8 @@ void Server::poll() {
     next_tick_ms_ = now + tick_ms_;
     for (auto& [name, job] : jobs_) job->tick(now);
     host_.ended.tick(clock_.now_ms());
+    answer_ready(asked_ready_, clock_.now_ms());
+    answer_ready(asked_later_, clock_.now_ms());
     for (const ShardBox& lost : host_.shards.tick(now)) {
       lose_shard(lost, fmt::format("no mail came for {} ms", Shards::kLeaseMs));
     }

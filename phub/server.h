@@ -89,7 +89,7 @@ class Server final : public ControlHandler {
   void checkpoint(const Credential& who, uint64_t round, Reply<CheckpointReply> reply) override;
   void log(const std::string& job, uint64_t from, Reply<LogPage> reply) override;
   void remove(const std::string& job, Reply<Done> reply) override;
-  void check_ready() override;
+  void check_ready(Reply<Done> reply) override;
   ServerStatus status() override;
   JobStatus job_status(const std::string& job) override;
   const JobOwner* owner(const std::string& job) const override;
@@ -127,6 +127,12 @@ class Server final : public ControlHandler {
   };
   using Join = std::shared_ptr<PendingJoin>;
 
+  // Who asks whether the folder of checkpoints is there, and until when they wait: a disk may hang.
+  struct AskedReady {
+    Reply<Done> reply;
+    uint64_t until_ms = 0;
+  };
+
   // server_jobs.cc
   void place(const Join& join);
   void create(const Join& join);
@@ -161,6 +167,8 @@ class Server final : public ControlHandler {
   void handle(const TransportEvent& event);
   void lose_shard(const ShardBox& shard, const std::string& why);
   void await_no_longer();
+  void look_at_folder();
+  void answer_ready(std::vector<AskedReady>& asked, uint64_t now);
   void discard(std::shared_ptr<RunningJob> job);
   void find_tick();
   void sample_cores(uint64_t now);
@@ -187,8 +195,10 @@ class Server final : public ControlHandler {
     uint64_t until_ms = 0;
   };
   std::map<std::string, AwaitedShards> awaited_;
-  bool draining_ = false;  // save_all() was called
-  bool looking_ = false;   // whether the folder of checkpoints is still there
+  bool draining_ = false;                // save_all() was called
+  std::vector<AskedReady> asked_ready_;  // who had asked when the look began that is under way
+  std::vector<AskedReady> asked_later_;
+  bool looking_ = false;
   uint64_t next_tick_ms_ = 0;
   uint64_t sampled_ms_ = 0;
   std::vector<TransportEvent> events_;

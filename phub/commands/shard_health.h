@@ -16,8 +16,9 @@ class ShardHealth final : public ControlHandler {
   ShardHealth(std::string server, std::function<bool()> has_joined)
       : server_(std::move(server)), has_joined_(std::move(has_joined)) {}
 
-  void check_ready() override {
+  void check_ready(Reply<Done> reply) override {
     if (!has_joined_()) fail(ErrorCode::kUnavailable, "this box has not joined {}", server_);
+    reply(Done{});
   }
 
   void join(JoinRequest, Reply<JoinReply>) override { elsewhere(); }

@@ -89,7 +89,7 @@ class ControlHandler {
   // DELETE /v1/jobs/{job}: ends the job; all its workers get an error.
   virtual void remove(const std::string& job, Reply<Done> reply) = 0;
   // Throws why nobody should come with a new job, for now or for good.
-  virtual void check_ready() {}
+  virtual void check_ready(Reply<Done> reply) { reply(Done{}); }
   virtual ServerStatus status() = 0;
   virtual JobStatus job_status(const std::string& job) = 0;  // throws kNotFound
   // Null: there is no such job, or nobody owns it.

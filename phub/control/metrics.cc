@@ -270,6 +270,8 @@ constexpr auto kMetrics = std::to_array<std::pair<MetricInfo, WriteSamples>>({
      of_job<&JobStatus::durable_round>},
     {{"phub_job_void_snapshots_total", kCounter, "Snapshots that lacked a rank's part."},
      of_job<&JobStatus::void_snapshots>},
+    {{"phub_job_failed_saves_total", kCounter, "Checkpoints that could not be written."},
+     of_job<&JobStatus::failed_saves>},
     {{"phub_job_chunks_total", kCounter, "Chunks that were completed, in all rounds."},
      of_job<&JobStatus::flow, &Flow::chunks>},
     {{"phub_job_switch_chunks_total", kCounter, "Chunks that came through a switch that adds."},

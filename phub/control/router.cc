@@ -357,8 +357,10 @@ void page(Call& call) {
 }
 void healthz(Call& call) { call.answer({.body = "ok\n", .content_type = "text/plain"}); }
 void readyz(Call& call) {
-  call.handler.check_ready();
-  call.answer({.body = "ready\n", .content_type = "text/plain"});
+  call.handler.check_ready([answer = call.answer](const Result<Done>& ready) {
+    if (!ready) return answer(error_response(ready.code, ready.message));
+    answer({.body = "ready\n", .content_type = "text/plain"});
+  });
 }
 
 using Handle = void (*)(Call&);

@@ -550,6 +550,7 @@ JobStatus RunningJob::status() const {
   status.durable_round = durable_round_;
   status.next_saved_round = parts_.round();
   status.void_snapshots = void_snapshots_;
+  status.failed_saves = failed_saves_;
   if (!switch_ended_.empty()) status.switch_ended = switch_ended_.begin()->second;
   status.max_ranks = spec.max_ranks;
   status.ranks = membership_.ranks();

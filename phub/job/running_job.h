@@ -390,6 +390,7 @@ class RunningJob {
   std::shared_ptr<Manifest> snapped_;   // it is copied, and waits for parts until then
   uint64_t parts_until_ms_ = 0;
   uint64_t void_snapshots_ = 0;
+  uint64_t failed_saves_ = 0;
   std::map<uint32_t, std::string> switch_ended_;  // by core that takes no sums now: why
 
   uint64_t copying_round_ = 0;  // of the snapshot that cores still copy; 0: none

@@ -220,6 +220,7 @@ void RunningJob::write_snapshot() {
       },
       [this, saved, also](const std::optional<Error>& failed) {
         if (!also->empty()) note_save(*also);
+        if (failed) ++failed_saves_;
         snapshot_written(saved->round, failed);
         carry_out();
       });

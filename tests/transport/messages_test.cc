@@ -331,6 +331,7 @@ TEST_F(RoundTrip, Status) {
       job.durable_round = random_.u64();
       job.next_saved_round = random_.u64();
       job.void_snapshots = random_.u64();
+      job.failed_saves = random_.u64();
       job.rounds_per_s = random_.real();
       job.chunks_completed = random_.u64();
       job.switch_ended = random_.text();

@@ -1,5 +1,6 @@
 // Checkpoints that a rank asks for: the server is a process, which is killed.
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <csignal>
@@ -24,6 +25,8 @@
 
 namespace phub::testing {
 namespace {
+
+using ::testing::HasSubstr;
 
 constexpr size_t kElements = 20'000;
 constexpr uint32_t kLongMs = 60'000;
@@ -143,14 +146,15 @@ TEST_F(CheckpointCalls, AJobDoesNotBeginAnewBecauseItsCheckpointIsDamaged) {
 TEST_F(CheckpointCalls, WhoJoinsWaitsForTheFolder) {
   serve();
   const std::string elsewhere = directory_.path() + "/elsewhere";
+  HttpClient first(server_->address());
+  EXPECT_EQ(first.request("GET", "/readyz", "", "", 30000).status, 200u);
   std::filesystem::rename(folder(), elsewhere);
+  EXPECT_EQ(first.request("GET", "/readyz", "", "", 30000).status, 503u) << "at once";
   WorkerOptions options = server_->options(spec_of("waits"));
   expect_error(ErrorCode::kUnavailable, "removed, replaced or unmounted", [&] {
     ControlClient(server_->address()).join({.spec = options.spec, .transport = "tcp"}, kLongMs);
   });
   HttpClient probe(server_->address());
-  EXPECT_TRUE(
-      becomes([&] { return probe.request("GET", "/readyz", "", "", 30000).status == 503u; }));
   options.connect_timeout_ms = kLongMs;
   auto joins = std::async(std::launch::async, [&] { return std::make_unique<Worker>(options); });
   EXPECT_EQ(probe.request("GET", "/readyz", "", "", 30000).status, 503u);
@@ -193,11 +197,15 @@ TEST_F(CheckpointCalls, ThatFailedAreTriedAgain) {
   std::filesystem::rename(job, away);
   std::ofstream(job) << "in the way";
   EXPECT_ANY_THROW(worker.await_checkpoint(worker.checkpoint(), kLongMs));
+  HttpClient reader(server_->address());
+  const auto metrics = [&] { return reader.request("GET", "/metrics", "", "", 30000).body; };
+  EXPECT_THAT(metrics(), HasSubstr("phub_job_failed_saves_total{job=\"again\"} 1\n"));
   std::filesystem::remove(job);
   std::filesystem::rename(away, job);
   EXPECT_EQ(worker.checkpoint(), 3u);
   worker.await_checkpoint(3, kLongMs);
   EXPECT_EQ(newest("again"), 3u);
+  EXPECT_THAT(metrics(), HasSubstr("phub_job_failed_saves_total{job=\"again\"} 1\n"));
 }
 
 // A rank's transfer is one at a time, whatever threads ask.

@@ -99,6 +99,8 @@ TEST_F(SavedBox, ASlowDiskHoldsUpNoRank) {
   });
   EXPECT_EQ(training.wait_for(std::chrono::seconds(30)), std::future_status::ready);
   EXPECT_EQ(status().durable_round, 0u);
+  EXPECT_EQ(HttpClient(box_->address()).request("GET", "/readyz", "", "", 30000).status, 200u)
+      << "as it was seen before";
   disk_.go_on();
   training.get();
   EXPECT_EQ(asked, (std::vector<uint64_t>{2, 4, 6, 8, 10, 12, 14, 16, 18, 20}));

@@ -371,6 +371,7 @@ void fields(A& a, const JobStatus*) {
   a.optional("durable_round", &JobStatus::durable_round);
   a.optional("next_saved_round", &JobStatus::next_saved_round);
   a.optional("void_snapshots", &JobStatus::void_snapshots);
+  a.optional("failed_saves", &JobStatus::failed_saves);
   a.required("rounds_per_s", &JobStatus::rounds_per_s);
   a.optional("chunks_completed", &JobStatus::chunks_completed);
   a.optional("switch_chunks", &JobStatus::switch_chunks);

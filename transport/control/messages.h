@@ -309,6 +309,7 @@ struct JobStatus {
   // Where ranks save their own state: of the next checkpoint, which has their parts; 0: not known.
   uint64_t next_saved_round = 0;
   uint64_t void_snapshots = 0;  // that a rank's part was missing in
+  uint64_t failed_saves = 0;    // checkpoints that could not be written
   double rounds_per_s = 0;      // over the last seconds
   uint64_t chunks_completed = 0;
   uint64_t switch_chunks = 0;  // that came through a switch that adds
