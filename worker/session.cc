@@ -209,7 +209,9 @@ bool Session::post(const Waiting& waiting) {
 // Posts waiting chunks, highest priority first, as long as there is room.
 void Session::post_waiting() {
   for (std::vector<Waiting>& waiting : waiting_of_) {
-    while (!waiting.empty() && !broken_ && post(waiting.front())) {
+    const auto post_first = [&] { return !broken_ && post(waiting.front()); };
+    // An endpoint that takes no more may do so once it has sent what it holds.
+    while (!waiting.empty() && (post_first() || (flush() && post_first()))) {
       Chunk& chunk = chunks_[waiting.front().chunk];
       if (!chunk.null) gathered_bytes_ += chunk.bytes;
       chunk.posted = true;

@@ -84,10 +84,11 @@ class Session {
   // In how long room is expected for what waits, without anything arriving. 0: not known.
   std::chrono::nanoseconds room_in() const;
 
-  // Out of lock-step: chunks of the key (or of kAllKeys) that wait, and that nothing was sent of in
-  // this round, become nulls, which go first. keep(key, chunk, offset) has taken what is in the
-  // chunk's slot, at `offset` of gradient(key), over to a later round, unless it returns false. A
-  // chunk is carried over so for at most `most_rounds` in a row.
+  // Out of lock-step, where a budget holds back what waits: chunks of the key (or of kAllKeys) that
+  // wait, and that nothing was sent of in this round, become nulls, which go first. keep(key,
+  // chunk, offset) has taken what is in the chunk's slot, at `offset` of gradient(key), over to a
+  // later round, unless it returns false. A chunk is carried over so for at most `most_rounds` in a
+  // row.
   using Keep = std::function<bool(size_t key, const ChunkLayout& chunk, size_t offset)>;
   void carry_over(size_t key, uint32_t most_rounds, const Keep& keep);
   uint64_t chunks_carried_over() const { return chunks_carried_over_; }

@@ -50,6 +50,7 @@ std::chrono::nanoseconds Session::room_in() const {
 
 void Session::carry_over(size_t key, uint32_t most_rounds, const Keep& keep) {
   if (broken_ || (key != kAllKeys && ready(key))) return;
+  if (room_in().count() == 0) return;  // what waits for room alone goes soon
   for (std::vector<Waiting>& waiting : waiting_of_) carry_over_of(waiting, key, most_rounds, keep);
   post_waiting();
 }

@@ -212,6 +212,7 @@ void Sleeper::pushed(bool announced) {
   if (someone_polls_ || session_->flush_is_due()) session_->flush();
   if (announced && queue_->expected() == 1) announced_.notify_one();
   if (session_->waits_for_room() && someone_polls_) interrupt();
+  if (session_->waits_for_room()) pause_.notify_one();
   if (has_work()) work_.notify_one();
 }
 
@@ -328,17 +329,20 @@ void Sleeper::progress_loop(const std::stop_token& stop) {
   }
 }
 
-// If bytes move without polling it only reconnects, for callers that test() and never wait.
+// If bytes move without polling it only posts what waits for room, and reconnects, for callers that
+// test() and never wait.
 void Sleeper::move_while_nobody_waits(const std::stop_token& stop, Lock& lock) {
-  const bool polls = keeper_.link().needs_polling();
+  const bool needs_polling = keeper_.link().needs_polling();
   while (!stop.stop_requested() && has_work() && !session_->protocol_violation()) {
+    const bool polls = needs_polling || session_->waits_for_room();
     if (polls && can_poll() && move()) continue;
     if (can_poll() && must_reconnect()) {
       reconnect(lock);
     } else if (polls) {
       sleep(lock, Session::kAllKeys);
     } else {
-      pause_.wait_for(lock, stop, milliseconds(kCheckLinkMs), [] { return false; });
+      pause_.wait_for(lock, stop, milliseconds(kCheckLinkMs),
+                      [this] { return session_->waits_for_room(); });
       const Unlocked unlocked(lock);
       check_link();
     }

@@ -100,7 +100,7 @@ class Sleeper {
   std::condition_variable polled_;     // results came, or the polling thread stopped polling
   std::condition_variable announced_;  // wait_any() sleeps here while no push is announced
   std::condition_variable_any work_;   // the progress thread sleeps here while it has no work
-  std::condition_variable_any pause_;  // the progress thread pauses here; only stop() wakes it
+  std::condition_variable_any pause_;  // the progress thread pauses here until something waits
   std::atomic<uint64_t> sleeps_{0};
   bool has_progress_thread_ = false;  // set before it starts
   std::jthread progress_;

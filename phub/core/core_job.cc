@@ -451,7 +451,7 @@ uint64_t CoreJob::retry_ms() {
     constexpr uint64_t kMs = 1'000'000, kLongestBudgetMs = 1000;
     ms = std::min(ms, std::clamp<uint64_t>((ns + kMs - 1) / kMs, 1, kLongestBudgetMs));
   };
-  if (const uint64_t sums = way_->waits_for_budget_ns(); sums > 0) within(sums);
+  if (const uint64_t sums = way_->waits_for_room_ns(); sums > 0) within(sums);
   if (!outbox_.owes()) return ms;
   if (const uint64_t budget = endpoint_.refused_for_ns(); budget > 0) {
     within(budget);

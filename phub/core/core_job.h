@@ -145,9 +145,9 @@ class CoreJob {
 
   uint32_t core() const { return core_; }
   // Results wait for their rank to connect, for room in a queue, or for the budget of a NIC, or
-  // sums for that of the NIC to the parent: it may be that nobody rings when there is.
+  // sums for the same on their way to the parent: it may be that nobody rings when there is.
   bool owes() const {
-    return (outbox_.owes() || way_->waits_for_budget_ns() > 0) && failure_.empty();
+    return (outbox_.owes() || way_->waits_for_room_ns() > 0) && failure_.empty();
   }
   // In how long to try again: where that is not known, every time in twice as long, until something
   // goes out or the endpoint has rung. REQUIRES: owes().

@@ -251,7 +251,6 @@ void Uplinked::resume_parent() {
 bool Uplinked::arm() {
   if (broken_) return true;
   if (unflushed_ || !done_.empty() || taken_ < arrived_) return false;
-  if (unposted_ > 0 && waits_for_budget_ns() == 0) return false;
   return uplink_.endpoint->arm({});
 }
 

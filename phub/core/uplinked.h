@@ -15,6 +15,7 @@
 // not answered is sent again, byte for byte.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -67,12 +68,14 @@ class Uplinked final : public LockStep {
     if (!broken_) uplink_.endpoint->disarm();
   }
   int wake_fd() const override { return uplink_.endpoint->wake_fd(); }
-  uint64_t waits_for_budget_ns() const override {
-    return broken_ || unposted_ == 0 ? 0 : uplink_.endpoint->refused_for_ns();
+  uint64_t waits_for_room_ns() const override {
+    if (broken_ || unposted_ == 0) return 0;
+    return std::max(uplink_.endpoint->refused_for_ns(), kTryAgainNs);
   }
 
  private:
   static constexpr size_t kArrivals = 64;
+  static constexpr uint64_t kTryAgainNs = 1'000'000;      // where the endpoint does not ring
   static constexpr ImmKind kNothing = ImmKind::kControl;  // sent of this chunk
 
   void post(uint32_t index, ImmKind kind);

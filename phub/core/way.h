@@ -70,9 +70,9 @@ class Way {
   virtual bool arm() { return true; }
   virtual void disarm() {}
   virtual int wake_fd() const { return -1; }
-  // What it sends waits for the budget of a NIC: nobody rings when there is. For how long nothing
-  // but an arrival makes a try worth while; 0: nothing waits.
-  virtual uint64_t waits_for_budget_ns() const { return 0; }
+  // What it sends waits for the budget of a NIC, or for room: it may be that nobody rings when
+  // there is. For how long nothing but an arrival makes a try worth while; 0: nothing waits.
+  virtual uint64_t waits_for_room_ns() const { return 0; }
   virtual void finish(uint32_t index) = 0;  // REQUIRES: it is done
 
   // The latest round of which the rank may have the result now; kNever: none.

@@ -89,7 +89,7 @@ void read_frames(std::span<const std::byte> stream, size_t piece) {
   PHUB_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends.data()) == 0);
   const Fd peer(ends[0]), own(ends[1]);
   std::vector<std::byte> memory(kMemory + 2 * kGuard, kUntouched);
-  std::vector<TcpPosted> ring(8);
+  std::vector<Write> ring(8);
   TcpEndpoint endpoint(1, 1);
   endpoint.watch(own.get(), {});
   endpoint.list({});

@@ -265,7 +265,7 @@ class RackRig : public HasUplink, public testing::CoreJobRig {
 };
 
 // Nobody rings when there are tokens: the core sleeps as long as the bucket says. Where a queue has
-// no room it does not sleep, as before.
+// no room, the endpoint rings, and the core also looks by itself.
 TEST(Rack, WhatHasNoBudgetWaitsAndTheCoreSleeps) {
   RackRig rig;
   rig.answer_all(0, 1);
@@ -273,8 +273,9 @@ TEST(Rack, WhatHasNoBudgetWaitsAndTheCoreSleeps) {
   rig.uplink.room = 1;
   for (uint32_t chunk = 0; chunk < 2; ++chunk) rig.push_all(kRanks, chunk, 1);
   rig.run();
-  EXPECT_FALSE(rig.job->owes());
-  EXPECT_FALSE(rig.job->arm()) << "there may be room at any time";
+  EXPECT_TRUE(rig.job->owes());
+  EXPECT_EQ(rig.job->retry_ms(), 1);
+  EXPECT_TRUE(rig.job->arm());
   rig.job->disarm();
   rig.uplink.refused_ns = 2'300'000;
   EXPECT_TRUE(rig.job->owes());
@@ -454,7 +455,7 @@ TEST(Rack, WhatFindsNoRoomWaits) {
   rig.uplink.room = 1;
   for (const uint32_t chunk : {0u, 1u, 2u}) rig.push_all(kRanks, chunk, 1);
   EXPECT_THAT(rig.take_sent(), ElementsAre("0@1=21/3"));
-  EXPECT_FALSE(rig.job->arm());
+  EXPECT_TRUE(rig.job->owes()) << "what waits is tried again, whoever rings";
   rig.uplink.room = 2;
   EXPECT_THAT(rig.take_sent(), ElementsAre("2@1=21/3", "1@1=21/3"));
 }

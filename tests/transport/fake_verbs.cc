@@ -68,7 +68,13 @@ int post_srq_recv(ibv_srq* srq, ibv_recv_wr* wr, ibv_recv_wr**) {
   for (; wr != nullptr; wr = wr->next) ++device.receives_posted;
   return device.receive_error;
 }
-int post_send(ibv_qp* qp, ibv_send_wr*, ibv_send_wr**) { return device_of(qp->context).send_error; }
+int post_send(ibv_qp* qp, ibv_send_wr* wr, ibv_send_wr**) {
+  Device& device = device_of(qp->context);
+  for (; wr != nullptr; wr = wr->next) {
+    if ((wr->send_flags & IBV_SEND_SIGNALED) != 0) device.signaled.push_back(wr->wr_id);
+  }
+  return device.send_error;
+}
 
 rdma_cm_id* listener_of(const Device& device) {
   const auto at = std::find_if(ids().begin(), ids().end(), [&](const rdma_cm_id* id) {

@@ -41,6 +41,7 @@ struct Device {
   int dma_buf_error = 0;  // of registering one
   std::vector<Cq*> cqs;   // alive
   std::vector<ibv_qp*> qps;
+  std::deque<uint64_t> signaled;  // sends that are to have a completion
   uint32_t next_qp_num = 100;
   uint32_t receives_posted = 0;
 };

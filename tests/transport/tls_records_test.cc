@@ -108,7 +108,7 @@ class TlsRecords : public ::testing::Test {
   Fd sender_end_, receiver_end_;
   SSL* client_ssl_ = nullptr;
   std::unique_ptr<TcpTls> sender_, receiver_;
-  std::vector<TcpPosted> ring_ = std::vector<TcpPosted>(16);
+  std::vector<Write> ring_ = std::vector<Write>(16);
   std::vector<std::byte> target_ = std::vector<std::byte>(100);
   std::unique_ptr<TcpEndpoint> endpoint_;
   std::mt19937_64 random_{testing::fresh_seeds(1).first};

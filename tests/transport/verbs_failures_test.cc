@@ -54,20 +54,21 @@ class VerbsFailures : public ::testing::Test {
     return events;
   }
   // A worker asks to connect queue 0; the queue pair that was made for it, null when refused.
-  ibv_qp* connect(fake::Device& device, const Offer& offer) {
+  ibv_qp* connect(fake::Device& device, const Offer& offer, uint64_t results_bytes = 64 * 256) {
     VerbsHello hello;
     hello.ticket = ticket_bytes(offer.ticket);
-    hello.results_bytes = 64 * 256;
+    hello.results_bytes = results_bytes;
     const auto bytes = std::as_bytes(std::span(&hello, 1));
     const size_t before = device.qps.size();
     fake::request_connection(device, {bytes.begin(), bytes.end()});
     events_ = events_of(*transport_);
     return device.qps.size() > before ? device.qps.back() : nullptr;
   }
-  ibv_qp* join(BoxLink& link, fake::Device& device, uint32_t rank, uint32_t incarnation) {
+  ibv_qp* join(BoxLink& link, fake::Device& device, uint32_t rank, uint32_t incarnation,
+               uint64_t results_bytes = 64 * 256) {
     const Offer offer = link.admit(rank, incarnation);
     link.endpoint(0).attach(rank, incarnation);
-    return connect(device, offer);
+    return connect(device, offer, results_bytes);
   }
   static std::vector<uint32_t> taken(Endpoint& endpoint) {
     std::vector<uint32_t> imms;
@@ -104,6 +105,34 @@ TEST_F(VerbsFailures, ArmFindsAnArrivalBehindAnyNumberOfCompletedSends) {
     EXPECT_EQ(taken(endpoint), std::vector<uint32_t>{7});
     EXPECT_TRUE(endpoint.arm({}));
   }
+  endpoint.detach(0);
+}
+
+// What the NIC has is in the order of its posts. The rest is not posted before some of it is sent.
+TEST_F(VerbsFailures, TheNicHasNoMoreThanAPathHolds) {
+  constexpr uint32_t kChunks = 64, kBytes = 64 << 10;
+  LinkLayout layout = layout_on("mlx_first");
+  layout.slots_bytes = layout.results_bytes = uint64_t{kChunks} * kBytes;
+  auto link = transport_->open_job(layout);
+  ibv_qp* qp = join(*link, first_, 0, 1, layout.results_bytes);
+  ASSERT_NE(qp, nullptr);
+  BoxEndpoint& endpoint = link->endpoint(0);
+  fake::arrive(qp, 7);  // it is open now
+  EXPECT_EQ(taken(endpoint), std::vector<uint32_t>{7});
+  const auto post = [&] {
+    uint32_t posted = 0;
+    while (posted < kChunks && endpoint.post({}, {0, 0, kBytes, 1})) ++posted;
+    endpoint.flush();
+    return posted;
+  };
+  EXPECT_EQ(post(), kPathBytes / kBytes);
+  EXPECT_TRUE(endpoint.arm({}));
+  ASSERT_GE(first_.signaled.size(), 4u) << "room comes in steps";
+  const auto writes = static_cast<uint32_t>(first_.signaled.front());
+  fake::complete_send(qp, first_.signaled.front());
+  EXPECT_FALSE(endpoint.arm({})) << "a post would find room";
+  EXPECT_EQ(post(), writes);
+  EXPECT_TRUE(endpoint.arm({}));
   endpoint.detach(0);
 }
 

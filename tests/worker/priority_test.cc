@@ -48,6 +48,17 @@ TEST(Priority, OfTheKeyAndOfThePushAreAdded) {
   EXPECT_THAT(wire.posted, ElementsAre(1, 3, 4, 0, 2));
 }
 
+// Who computes after its pushes does not poll for a while.
+TEST(Priority, WhatAFlushMakesRoomForGoesAtOnce) {
+  Wire wire;
+  wire.room = true;
+  Session session(reply_of({0, 0, 0, 0, 0}), wire);
+  answer(wire, session, 5, 0);
+  wire.room_until_flush = 2;
+  for (uint32_t key = 0; key < 5; ++key) session.push(key, 0, false);
+  EXPECT_THAT(wire.posted, ElementsAre(0, 1, 2, 3, 4));
+}
+
 TEST(Priority, OfTheKeyIsThatOfItsInitialParameters) {
   Wire wire;
   JoinReply reply = reply_of({1, 2, 3});

@@ -134,6 +134,21 @@ TEST(SessionOrder, AfterAReconnectionFirstResultsAreAskedFor) {
                                      Imm{2, low8(299), ImmKind::kControl}));
 }
 
+TEST(SessionOrder, OnlyWhatABudgetHoldsBackIsCarriedOver) {
+  Wire wire;
+  Session session(reply_of({0}), wire);
+  wire.arrivals = {result(0, 0)};
+  session.poll();
+  session.push(0, 0, false);
+  const auto carry = [&] {
+    session.carry_over(0, 3, [](size_t, const ChunkLayout&, size_t) { return true; });
+    return session.chunks_carried_over();
+  };
+  EXPECT_EQ(carry(), 0u) << "there is no room in a connection";
+  wire.refused_ns = 1;
+  EXPECT_EQ(carry(), 1u);
+}
+
 TEST(SessionOrder, AResultThatComesTwiceIsAnError) {
   for (const bool pushed : {false, true}) {
     Worker worker(reply_of({0, 0, 0}));

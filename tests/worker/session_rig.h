@@ -22,8 +22,9 @@ class Wire final : public WorkerLink, private Endpoint {
   std::vector<Imm> imms;         // with all that travels
   std::vector<uint32_t> wake_after;
   bool room = false;
-  std::vector<std::string> nics;  // by queue
-  std::string full_nic = "none";  // has no room
+  uint32_t room_until_flush = ~0u;  // posts
+  std::vector<std::string> nics;    // by queue
+  std::string full_nic = "none";    // has no room
   uint64_t refused_ns = 0;
 
   std::span<std::byte> gradients() override { return gradients_; }
@@ -43,12 +44,13 @@ class Wire final : public WorkerLink, private Endpoint {
     return count;
   }
   bool post(QueuePair to, const Write& write) override {
-    if (!room || nic_of(to.queue) == full_nic) return false;
+    if (!room || unflushed_ >= room_until_flush || nic_of(to.queue) == full_nic) return false;
+    ++unflushed_;
     posted.push_back(decode(write.imm).chunk), imms.push_back(decode(write.imm));
     return true;
   }
   uint64_t refused_for_ns() const override { return refused_ns; }
-  void flush() override {}
+  void flush() override { unflushed_ = 0; }
   bool arm(std::span<const uint32_t> after) override {
     wake_after.assign(after.begin(), after.end());
     return true;
@@ -57,6 +59,7 @@ class Wire final : public WorkerLink, private Endpoint {
   int wake_fd() const override { return -1; }
 
   std::vector<std::byte> gradients_, results_;
+  uint32_t unflushed_ = 0;
 };
 
 // Keys of one chunk each, all in one queue: key k is chunk k.

@@ -46,8 +46,7 @@ OfiBoxLink::OfiBoxLink(Admissions& admissions, const OfiPlaces& places,
   for (uint32_t core = 0; core < layout_.cores; ++core) {
     const uint32_t first = queue;
     while (queue < queues_ && layout_.core_of(queue) == core) ++queue;
-    endpoints_.push_back(
-        std::make_unique<OfiCoreEndpoint>(*this, first, queue - first, layout_.max_ranks));
+    endpoints_.push_back(std::make_unique<OfiCoreEndpoint>(*this, first, queue - first, layout_));
   }
 }
 

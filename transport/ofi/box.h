@@ -42,8 +42,11 @@ struct OfiIncarnation final : Incarnation {
 // The endpoint of a core.
 class OfiCoreEndpoint final : public OfiEndpoint, public BoxEndpoint {
  public:
-  OfiCoreEndpoint(OfiBoxLink& link, uint32_t first_queue, uint32_t queues, uint32_t max_ranks)
-      : OfiEndpoint(queues, max_ranks), link_(link), first_queue_(first_queue), queues_(queues) {}
+  OfiCoreEndpoint(OfiBoxLink& link, uint32_t first_queue, uint32_t queues, const LinkLayout& layout)
+      : OfiEndpoint(queues, layout.max_ranks, layout.cores),
+        link_(link),
+        first_queue_(first_queue),
+        queues_(queues) {}
   void attach(uint32_t rank, uint32_t incarnation) override;
   void detach(uint32_t rank) override;
 

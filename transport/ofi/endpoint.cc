@@ -43,10 +43,11 @@ bool drain_bytes(int socket) {
 
 }  // namespace
 
-OfiEndpoint::OfiEndpoint(uint32_t queues, uint32_t ranks)
+OfiEndpoint::OfiEndpoint(uint32_t queues, uint32_t ranks, uint32_t endpoints)
     : ranks_(ranks),
       pairs_(size_t{queues} * ranks),
       live_(pairs_.size()),
+      in_flight_(kPathBytes, endpoints, queues, ranks),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       timer_(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)) {
   epoll_event event = numbered_event(kTimerNumber, EPOLLIN | EPOLLET);
@@ -68,12 +69,13 @@ size_t OfiEndpoint::poll(std::span<Arrival> out) {
 // Fills `landed`. False: nothing came.
 bool OfiEndpoint::fetch(Pair& pair) {
   OfiPair& fabric = *pair.connected.pair;
-  const uint64_t sent = fabric.sent();
+  const uint64_t sent = fabric.sent(), held = fabric.held_bytes();
   pair.taken = 0;
   pair.landed.resize(kFetchAtOnce);
   size_t count = 0;
   const bool works = fabric.receive(pair.landed, count);
   pair.landed.resize(count);
+  if (fabric.held_bytes() != held) in_flight_.gone(pair.name.rank, held - fabric.held_bytes());
   if (fabric.sent() != sent) ring(pair);
   if (!works || (pair.ending && count == 0)) break_off(pair);
   return count > 0;
@@ -107,10 +109,19 @@ bool OfiEndpoint::post(QueuePair to, const Write& write) {
   PHUB_CHECK(qp < pairs_.size());
   Pair& pair = pairs_[qp];
   if (pair.status != Status::kLive) return false;
-  if (!pair.connected.pair->push(write)) {
+  const auto push = [&] {
+    OfiPair& fabric = *pair.connected.pair;
+    return in_flight_.has_room(to.rank, fabric.held_bytes(), write.bytes) && fabric.push(write);
+  };
+  if (!push()) {
     if (pair.taken == pair.landed.size()) fetch(pair);  // sends may have completed
-    if (pair.status != Status::kLive || !pair.connected.pair->push(write)) return false;
+    if (pair.status != Status::kLive) return false;
+    if (!push()) {
+      in_flight_.refused();
+      return false;
+    }
   }
+  in_flight_.posted(to.rank, write.bytes);
   if (!pair.dirty) dirty_.push_back(qp);
   pair.dirty = true;
   ++counters_.sends;
@@ -200,6 +211,7 @@ bool OfiEndpoint::arm(std::span<const uint32_t>) {
       ring(pair);
     }
   }
+  if (in_flight_.made_room()) idle = false;
   if (idle && blocked) set_timer();
   armed_ = idle;
   return idle;
@@ -260,6 +272,7 @@ void OfiEndpoint::close(QueuePair name) {
   PHUB_CHECK(qp < pairs_.size() && pairs_[qp].status != Status::kClosed);
   Pair& pair = pairs_[qp];
   if (pair.status != Status::kListed) {
+    in_flight_.gone(name.rank, pair.connected.pair->held_bytes());
     epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, pair.connected.socket, nullptr);
     const int completions = pair.connected.pair->wake_fd();
     if (completions >= 0) epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, completions, nullptr);

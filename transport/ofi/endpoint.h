@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "transport/fd.h"
+#include "transport/in_flight.h"
 #include "transport/ofi/pair.h"
 #include "transport/transport.h"
 #include "transport/turns.h"
@@ -27,9 +28,9 @@ struct OfiConnected {
 // Queue pairs are listed first and opened when their connection is there.
 class OfiEndpoint : public virtual Endpoint {
  public:
-  // A queue pair for each of `queues` and `ranks` (1 at the worker), none listed. Throws
-  // Error(kFull) when descriptors run out.
-  OfiEndpoint(uint32_t queues, uint32_t ranks);
+  // A queue pair for each of `queues` and `ranks` (1 at the worker), none listed. `endpoints`: how
+  // many there are of this kind, this one included. Throws Error(kFull) when descriptors run out.
+  OfiEndpoint(uint32_t queues, uint32_t ranks, uint32_t endpoints);
 
   size_t poll(std::span<Arrival> out) final;
   bool post(QueuePair to, const Write& write) final;
@@ -86,6 +87,7 @@ class OfiEndpoint : public virtual Endpoint {
   std::vector<Pair> pairs_;      // by index_of()
   Turns live_;                   // all but the closed
   std::vector<uint32_t> dirty_;  // posted to since the last flush
+  InFlight in_flight_;           // what is posted and not completed
   uint32_t polls_without_events_ = 0;
   bool armed_ = false;  // and may be asleep
   EndpointCounters counters_;

@@ -170,7 +170,7 @@ OfiWorkerLink::OfiWorkerLink(const LinkLayout& layout, uint32_t timeout_ms,
       arrays_(arrays ? std::move(arrays) : arrays_in(node_of_this_thread(), layout)) {
   const auto queues = static_cast<uint32_t>(layout.queue_chunks.size());
   while (endpoints_.size() < layout.threads) {
-    endpoints_.push_back(std::make_unique<OfiEndpoint>(queues, 1));
+    endpoints_.push_back(std::make_unique<OfiEndpoint>(queues, 1, layout.threads));
   }
 }
 

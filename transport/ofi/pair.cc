@@ -32,6 +32,7 @@ OfiPair::OfiPair(std::shared_ptr<const OfiDomain> domain, std::span<const std::b
   const size_t sends = std::min<size_t>(
       {kMostOutstanding, ring_.size(), std::max<size_t>(domain_->info().tx_attr->size, 1)});
   contexts_.resize(sends);
+  context_bytes_.resize(sends);
   for (fi_context2& context : contexts_) free_.push_back(&context);
   open_queue(chunks);
   open_endpoint();
@@ -152,6 +153,7 @@ bool OfiPair::push(const Write& write) {
   PHUB_CHECK(write.bytes <= source_.size() && write.local_offset <= source_.size() - write.bytes);
   if (tail_ - head_ == ring_.size()) return false;
   ring_[tail_++ & (ring_.size() - 1)] = write;
+  held_bytes_ += write.bytes;
   return true;
 }
 
@@ -169,6 +171,7 @@ void OfiPair::send() {
       broken_ = true;
       return;
     }
+    context_bytes_[static_cast<size_t>(free_.back() - contexts_.data())] = write.bytes;
     free_.pop_back();
   }
 }
@@ -190,6 +193,7 @@ bool OfiPair::receive(std::span<uint32_t> imms, size_t& count) {
         imms[count++] = static_cast<uint32_t>(entry.data);
       } else if ((entry.flags & FI_WRITE) != 0) {
         free_.push_back(static_cast<fi_context2*>(entry.op_context));
+        held_bytes_ -= context_bytes_[static_cast<size_t>(free_.back() - contexts_.data())];
       }
     }
   }

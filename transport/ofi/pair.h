@@ -43,6 +43,7 @@ class OfiPair {
 
   bool waiting() const { return head_ != published_; }  // for the provider to take more
   bool outstanding() const { return free_.size() < contexts_.size(); }
+  uint64_t held_bytes() const { return held_bytes_; }  // of writes that are not completed
   uint64_t sent() const { return head_count_; }
   uint64_t posted_batches() const { return batches_; }
   int wake_fd() const { return wake_fd_; }  // -1: the provider cannot wake anybody
@@ -71,6 +72,8 @@ class OfiPair {
   uint32_t head_ = 0, published_ = 0, tail_ = 0;  // count writes, wrap at 2^32
   std::vector<fi_context2> contexts_;             // of writes that the provider has
   std::vector<fi_context2*> free_;
+  std::vector<uint32_t> context_bytes_;  // by context: of its write
+  uint64_t held_bytes_ = 0;
   fi_context2 cut_ = {};  // of the write that cuts off the peer
   uint64_t head_count_ = 0, batches_ = 0;
   bool broken_ = false;

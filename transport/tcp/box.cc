@@ -74,8 +74,7 @@ TcpBoxLink::TcpBoxLink(Admissions& admissions, const std::vector<TcpNic>& nics,
   for (uint32_t core = 0; core < layout_.cores; ++core) {
     const uint32_t first = queue;
     while (queue < queues_ && layout_.core_of(queue) == core) ++queue;
-    endpoints_.push_back(
-        std::make_unique<TcpCoreEndpoint>(*this, first, queue - first, layout_.max_ranks));
+    endpoints_.push_back(std::make_unique<TcpCoreEndpoint>(*this, first, queue - first, layout_));
     if (layout_.max_ranks > 1) endpoints_.back()->keep_in_step(lead);
   }
 }
@@ -149,7 +148,8 @@ TcpQueuePair TcpBoxLink::queue_pair(uint32_t rank, uint32_t queue) const {
   TcpConnection& connection = incarnation.queues[queue];
   if (!connection.handed_over.load(std::memory_order_acquire)) return {};
   return {.stream = {connection.socket.get(), connection.tls.get(),
-                     connection.near ? &incarnation.near->memory() : nullptr},
+                     connection.near ? &incarnation.near->memory() : nullptr,
+                     !connection.near && is_local(connection.socket.get())},
           .ring = connection.ring,
           .source = memory_->results(),
           .target = memory_->slots(rank)};
@@ -170,9 +170,10 @@ void TcpBoxLink::welcome(TcpIncarnation& incarnation, const TcpHello& hello, Fd&
                                                        layout_.results_at_worker());
   }
   if (!near) tune(socket.get());
-  if (!near && same_host(local_address(socket.get()), peer_address(socket.get()))) {
+  if (!near && is_local(socket.get())) {
     tune_for_this_machine(socket.get());
   } else if (!near) {
+    tune_for_a_network(socket.get());
     limit_window(socket.get());
   }
   TcpCoreEndpoint& core = *endpoints_[layout_.core_of(queue)];

@@ -25,7 +25,7 @@ struct TcpConnection {
   Fd socket;                    // outlives what speaks over it
   std::unique_ptr<TcpTls> tls;  // null: plain
   bool near = false;            // payloads are in the incarnation's memory
-  std::vector<TcpPosted> ring;
+  std::vector<Write> ring;
   std::atomic<bool> handed_over = false;
 };
 
@@ -38,8 +38,11 @@ struct TcpIncarnation final : Incarnation {
 // The endpoint of a core.
 class TcpCoreEndpoint final : public TcpEndpoint, public BoxEndpoint {
  public:
-  TcpCoreEndpoint(TcpBoxLink& link, uint32_t first_queue, uint32_t queues, uint32_t max_ranks)
-      : TcpEndpoint(queues, max_ranks), link_(link), first_queue_(first_queue), queues_(queues) {}
+  TcpCoreEndpoint(TcpBoxLink& link, uint32_t first_queue, uint32_t queues, const LinkLayout& layout)
+      : TcpEndpoint(queues, layout.max_ranks, layout.cores),
+        link_(link),
+        first_queue_(first_queue),
+        queues_(queues) {}
   void attach(uint32_t rank, uint32_t incarnation) override;
   void detach(uint32_t rank) override;
 

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <utility>
 
 #include "transport/error.h"
 #include "transport/wire.h"
@@ -32,10 +31,11 @@ epoll_event event_of(uint32_t qp, uint32_t events) {
 
 }  // namespace
 
-TcpEndpoint::TcpEndpoint(uint32_t queues, uint32_t ranks)
+TcpEndpoint::TcpEndpoint(uint32_t queues, uint32_t ranks, uint32_t endpoints)
     : ranks_(ranks),
       pairs_(size_t{queues} * ranks),
       live_(pairs_.size()),
+      in_flight_(kRingBytes, endpoints, queues, ranks),
       queues_(queues),
       epoll_(epoll_create1(EPOLL_CLOEXEC)) {
   if (!epoll_) fail_system("epoll_create1 of an endpoint", errno);
@@ -147,8 +147,16 @@ bool TcpEndpoint::post(QueuePair to, const Write& write) {
   const uint32_t qp = index_of(to);
   PHUB_CHECK(qp < pairs_.size());
   Pair& pair = pairs_[qp];
-  if (pair.status != Status::kLive || !pair.sender.push(write, posted_bytes_)) return false;
-  posted_bytes_ += write.bytes;
+  if (pair.status != Status::kLive) return false;
+  // What goes through memory of both sides waits for no link.
+  const uint64_t times = pair.stream.is_local ? kLocalTimes : 1;
+  const bool has_room = pair.stream.peer != nullptr ||
+                        in_flight_.has_room(to.rank, pair.sender.held_bytes(), write.bytes, times);
+  if (!has_room || !pair.sender.push(write)) {
+    in_flight_.refused();
+    return false;
+  }
+  in_flight_.posted(to.rank, write.bytes);
   if (!pair.dirty) dirty_.push_back(qp);
   pair.dirty = true;
   ++counters_.posted;
@@ -165,40 +173,16 @@ void TcpEndpoint::flush() {
     if (pair.writable) send(pair);
   }
   dirty_.clear();
-  send_held();
-}
-
-// What connections may begin: writes that fewer bytes were posted before.
-uint64_t TcpEndpoint::limit() const {
-  if (lead_bytes_ == kNoLimit) return kNoLimit;
-  uint64_t first = posted_bytes_;
-  for (const uint32_t qp : live_) {
-    const Pair& pair = pairs_[qp];
-    const bool sends = pair.status == Status::kLive && !pair.ending && pair.sender.pending();
-    if (sends) first = std::min(first, pair.sender.before());
-  }
-  return first + lead_bytes_;
-}
-
-// What was held back goes on when those before it are sent.
-void TcpEndpoint::send_held() {
-  bool moves = true;
-  while (moves && std::exchange(held_, false)) {
-    const uint64_t before = counters_.chunks_sent;
-    for (const uint32_t qp : live_) {
-      Pair& pair = pairs_[qp];
-      if (pair.status == Status::kLive && pair.writable && pair.sender.pending()) send(pair);
-    }
-    moves = counters_.chunks_sent != before;
-  }
 }
 
 void TcpEndpoint::send(Pair& pair) {
-  switch (pair.sender.send(pair.stream, limit(), counters_)) {
+  const uint64_t held = pair.sender.held_bytes(), sent = counters_.chunks_sent;
+  const TcpSender::Result result = pair.sender.send(pair.stream, counters_);
+  if (counters_.chunks_sent != sent) {
+    in_flight_.gone(pair.name.rank, held - pair.sender.held_bytes());
+  }
+  switch (result) {
     case TcpSender::Result::kSent:
-      break;
-    case TcpSender::Result::kHeld:
-      held_ = true;
       break;
     case TcpSender::Result::kFull:
       pair.writable = false;
@@ -217,7 +201,6 @@ bool TcpEndpoint::take_events() {
   if (announced_.load(std::memory_order_relaxed)) announced_.exchange(false);
   const int count = epoll_wait(epoll_.get(), events.data(), events.size(), 0);
   for (int i = 0; i < count; ++i) take_event(events[i].data.u32, events[i].events);
-  if (count > 0) send_held();
   counters_.empty += count <= 0;
   return count > 0;
 }
@@ -237,11 +220,9 @@ void TcpEndpoint::take_event(uint32_t qp, uint32_t events) {
 }
 
 bool TcpEndpoint::arm(std::span<const uint32_t>) {
-  const uint64_t sent = counters_.chunks_sent;
   while (take_events()) {
   }
-  if (counters_.chunks_sent != sent)
-    return false;  // there is room where a post may have found none
+  if (in_flight_.made_room()) return false;
   look_at_leads();
   bool holds = false;
   for (const uint32_t qp : live_) {
@@ -323,6 +304,8 @@ void TcpEndpoint::close(QueuePair name) {
     --open_;
   }
   pair.status = Status::kClosed;
+  in_flight_.gone(name.rank, pair.sender.held_bytes());
+  pair.sender = {};
   pair.stream = {};
   live_.remove(qp);
 }

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "transport/in_flight.h"
 #include "transport/tcp/in_step.h"
 #include "transport/tcp/pair.h"
 #include "transport/tcp/socket.h"
@@ -20,7 +21,7 @@ namespace phub {
 // What a connected queue pair works on; all of it outlives close().
 struct TcpQueuePair {
   TcpStream stream;
-  std::span<TcpPosted> ring;
+  std::span<Write> ring;
   std::span<const std::byte> source;  // what is sent from
   std::span<std::byte> target;        // where frames land
   const InPlace* in_place = nullptr;  // the worker's: parts of source and target that lie elsewhere
@@ -30,13 +31,9 @@ struct TcpQueuePair {
 // only while it is known to be readable: epoll's edges say when.
 class TcpEndpoint : public virtual Endpoint {
  public:
-  // A queue pair for each of `queues` and `ranks` (1 at the worker), none listed. Throws
-  // Error(kFull) when descriptors run out.
-  TcpEndpoint(uint32_t queues, uint32_t ranks);
-
-  // Keeps the connections in step: none begins a write that was posted so many bytes after the
-  // first that is not sent.
-  void limit_lead(uint64_t bytes) { lead_bytes_ = bytes; }
+  // A queue pair for each of `queues` and `ranks` (1 at the worker), none listed. `endpoints`: how
+  // many there are of this kind, this one included. Throws Error(kFull) when descriptors run out.
+  TcpEndpoint(uint32_t queues, uint32_t ranks, uint32_t endpoints = 1);
 
   // The box's: reads from no rank that is more chunks ahead of one that delivers (in_step.h).
   // Throws Error(kFull) when descriptors run out.
@@ -68,7 +65,6 @@ class TcpEndpoint : public virtual Endpoint {
   virtual void connection_announced(QueuePair) {}
 
  private:
-  static constexpr uint64_t kNoLimit = ~uint64_t{0};
   enum class Status : uint8_t {
     kClosed,
     kListed,
@@ -101,8 +97,6 @@ class TcpEndpoint : public virtual Endpoint {
   static bool waits_for_room(const Pair& pair);
   void receive(Pair& pair, uint64_t& bytes);
   void send(Pair& pair);
-  uint64_t limit() const;
-  void send_held();
   void break_off(Pair& pair);
 
   const uint32_t ranks_;
@@ -111,9 +105,7 @@ class TcpEndpoint : public virtual Endpoint {
   uint32_t open_ = 0;                    // neither closed nor listed
   std::atomic<bool> announced_ = false;  // something, that the owner has not looked for yet
   std::vector<uint32_t> dirty_;          // posted to since the last flush
-  uint64_t lead_bytes_ = kNoLimit;
-  uint64_t posted_bytes_ = 0;
-  bool held_ = false;  // something could be sent, but for that limit
+  InFlight in_flight_;                   // what the senders hold
   const uint32_t queues_;
   std::optional<InStep> in_step_;
   uint64_t (*now_ns_)() = nullptr;

@@ -54,11 +54,6 @@ std::string interface_of(const TcpAddress& address) {
   return host;
 }
 
-// How far a connection may be ahead of the others. They share the way to the box unevenly, and a
-// chunk is summed when the last worker's is there: without a limit the workers' chunks would come
-// in orders of their own, and most sums late.
-constexpr uint64_t kLeadBytes = 2 << 20;
-
 class TcpWorkerLink final : public WorkerLink {
  public:
   // `near`: a box on this host is to map the memory.
@@ -101,7 +96,7 @@ class TcpWorkerLink final : public WorkerLink {
   std::set<std::string> unreached_;  // addresses of the box that this host did not reach
   InPlace in_place_;
   std::vector<std::unique_ptr<TcpEndpoint>> endpoints_;  // by thread
-  std::vector<std::vector<TcpPosted>> rings_;            // by queue
+  std::vector<std::vector<Write>> rings_;                // by queue
 
   mutable std::mutex mutex_;  // guards what follows: connected() is called from any thread
   std::vector<TcpWelcomed> connections_;  // by queue; empty: not connected
@@ -127,8 +122,7 @@ TcpWorkerLink::TcpWorkerLink(const LinkLayout& layout, uint32_t timeout_ms, TcpT
   }
   const auto queues = static_cast<uint32_t>(layout.queue_chunks.size());
   for (uint32_t thread = 0; thread < layout.threads; ++thread) {
-    endpoints_.push_back(std::make_unique<TcpEndpoint>(queues, 1));
-    endpoints_.back()->limit_lead(kLeadBytes);
+    endpoints_.push_back(std::make_unique<TcpEndpoint>(queues, 1, layout.threads));
   }
   for (const uint32_t chunks : layout.queue_chunks) rings_.emplace_back(tcp_ring_entries(chunks));
 }
@@ -182,7 +176,8 @@ void TcpWorkerLink::reconnect(const Offer& offer) {
     endpoint.list({q});
     const int socket = connections[q].socket.get();
     endpoint.open({q},
-                  {.stream = {socket, connections[q].tls.get(), is_near(socket) ? &peer_ : nullptr},
+                  {.stream = {socket, connections[q].tls.get(), is_near(socket) ? &peer_ : nullptr,
+                              !is_near(socket) && is_local(socket)},
                    .ring = rings_[q],
                    .source = gradients(),
                    .target = results_.writable(),

@@ -182,7 +182,7 @@ TcpFrame TcpReceiver::take() {
   return frame;
 }
 
-void TcpSender::start(std::span<TcpPosted> ring, std::span<const std::byte> source,
+void TcpSender::start(std::span<Write> ring, std::span<const std::byte> source,
                       const MovedRanges* moved) {
   PHUB_CHECK(std::has_single_bit(ring.size()));
   *this = {};
@@ -191,25 +191,18 @@ void TcpSender::start(std::span<TcpPosted> ring, std::span<const std::byte> sour
   moved_ = moved;
 }
 
-bool TcpSender::push(const Write& write, uint64_t before) {
+bool TcpSender::push(const Write& write) {
   PHUB_CHECK(write.bytes <= source_.size() && write.local_offset <= source_.size() - write.bytes);
   if (tail_ - head_ == ring_.size()) return false;
-  ring_[tail_++ & (ring_.size() - 1)] = {write, before};
+  ring_[tail_++ & (ring_.size() - 1)] = write;
+  held_bytes_ += write.bytes;
   return true;
-}
-
-// How many writes it has.
-uint32_t TcpSender::next_batch(uint64_t limit) const {
-  const uint32_t most = std::min<uint32_t>(published_ - head_, kTcpMaxBatch);
-  uint32_t writes = 0;
-  while (writes < most && at(head_ + writes).before < limit) ++writes;
-  return writes;
 }
 
 // The payloads of a batch, to where the peer finds them.
 void TcpSender::copy_batch(const TcpPeerMemory& peer) const {
   for (uint32_t i = 0; i < batch_; ++i) {
-    const Write& write = at(head_ + i).write;
+    const Write& write = at(head_ + i);
     if (write.bytes == 0) continue;
     const bool shows = peer.target.empty();
     const std::span<std::byte> memory = shows ? peer.shown : peer.target;
@@ -221,7 +214,7 @@ void TcpSender::copy_batch(const TcpPeerMemory& peer) const {
   }
 }
 
-TcpSender::Result TcpSender::send(const TcpStream& stream, uint64_t limit, TcpCounters& counters) {
+TcpSender::Result TcpSender::send(const TcpStream& stream, TcpCounters& counters) {
   TcpBatch header;
   std::array<TcpFrame, kTcpMaxBatch> table;
   std::array<uint64_t, kTcpMaxBatch> sources;
@@ -229,8 +222,7 @@ TcpSender::Result TcpSender::send(const TcpStream& stream, uint64_t limit, TcpCo
   while (pending()) {
     // The header at the beginning of a batch says how many writes it has: it grows no more.
     if (batch_ == 0) {
-      batch_ = next_batch(limit);
-      if (batch_ == 0) return Result::kHeld;
+      batch_ = std::min<uint32_t>(published_ - head_, kTcpMaxBatch);
       if (stream.peer != nullptr) copy_batch(*stream.peer);
     }
     size_t count = 0, asked = 0, skip = batch_sent_;
@@ -243,7 +235,7 @@ TcpSender::Result TcpSender::send(const TcpStream& stream, uint64_t limit, TcpCo
       asked += bytes - skipped;
     };
     for (uint32_t i = 0; i < batch_; ++i) {
-      const Write& write = at(head_ + i).write;
+      const Write& write = at(head_ + i);
       table[i] = {write.imm, write.bytes, write.remote_offset};
       sources[i] = write.local_offset;
     }
@@ -252,7 +244,7 @@ TcpSender::Result TcpSender::send(const TcpStream& stream, uint64_t limit, TcpCo
     add(&table[1], header.more * sizeof(TcpFrame));
     if (stream.peer != nullptr) add(sources.data(), batch_ * sizeof(uint64_t));
     for (uint32_t i = 0; i < batch_ && stream.peer == nullptr; ++i) {
-      const Write& write = at(head_ + i).write;
+      const Write& write = at(head_ + i);
       add(place_of(write, source_.data(), moved_), write.bytes);
     }
     ssize_t sent = 0;
@@ -275,6 +267,7 @@ TcpSender::Result TcpSender::send(const TcpStream& stream, uint64_t limit, TcpCo
     batch_sent_ += static_cast<size_t>(sent);
     // The kernel has noted that room is wanted: an event will say when there is some.
     if (static_cast<size_t>(sent) < asked) return Result::kFull;
+    for (uint32_t i = 0; i < batch_; ++i) held_bytes_ -= at(head_ + i).bytes;
     head_ += batch_;
     counters.chunks_sent += batch_;
     batch_ = 0;

@@ -20,6 +20,7 @@ struct TcpStream {
   int socket = -1;
   TcpTls* tls = nullptr;                // over the socket; null: plain
   const TcpPeerMemory* peer = nullptr;  // where payloads do not go through it; null: they do
+  bool is_local = false;                // both ends are on this host
 };
 
 // Of one endpoint: what its thread has asked of the kernel, for how many chunks.
@@ -85,44 +86,35 @@ class TcpReceiver {
   std::array<uint64_t, kTcpMaxBatch> sources_ = {};  // of each frame, in memory of the peer's
 };
 
-struct TcpPosted {
-  Write write;
-  uint64_t before = 0;  // bytes that were posted to the endpoint before it
-};
-
 // A ring of posted writes, sent from `source` as far as the socket takes them.
 class TcpSender {
  public:
   enum class Result {
     kSent,   // all that was published
-    kHeld,   // all of it that was posted before the limit
     kFull,   // the socket takes no more now
     kEnded,  // an error of the connection
   };
 
   // `ring` has a power of two of entries and lives as long as the queue pair, as `moved`, which
   // may be null.
-  void start(std::span<TcpPosted> ring, std::span<const std::byte> source,
-             const MovedRanges* moved);
-  bool push(const Write& write, uint64_t before);  // false: no room
+  void start(std::span<Write> ring, std::span<const std::byte> source, const MovedRanges* moved);
+  bool push(const Write& write);  // false: no room
   void publish() { published_ = tail_; }
   bool pending() const { return head_ != published_; }
-  // Of the first that is not sent. REQUIRES: pending().
-  uint64_t before() const { return at(head_).before; }
-  // `limit`: writes with as much before them, or more, do not begin.
-  Result send(const TcpStream& stream, uint64_t limit, TcpCounters& counters);
+  uint64_t held_bytes() const { return held_bytes_; }  // of the writes that are not sent
+  Result send(const TcpStream& stream, TcpCounters& counters);
 
  private:
-  const TcpPosted& at(uint32_t position) const { return ring_[position & (ring_.size() - 1)]; }
-  uint32_t next_batch(uint64_t limit) const;
+  const Write& at(uint32_t position) const { return ring_[position & (ring_.size() - 1)]; }
   void copy_batch(const TcpPeerMemory& peer) const;
 
-  std::span<TcpPosted> ring_;
+  std::span<Write> ring_;
   std::span<const std::byte> source_;
   const MovedRanges* moved_ = nullptr;
   uint32_t head_ = 0, published_ = 0, tail_ = 0;  // count writes, wrap at 2^32
-  uint32_t batch_ = 0;                            // writes in the batch that is being sent
-  size_t batch_sent_ = 0;                         // bytes of it
+  uint64_t held_bytes_ = 0;
+  uint32_t batch_ = 0;     // writes in the batch that is being sent
+  size_t batch_sent_ = 0;  // bytes of it
 };
 
 }  // namespace phub

@@ -13,6 +13,7 @@
 #include <limits>
 
 #include "transport/error.h"
+#include "transport/in_flight.h"
 #include "transport/text.h"
 
 namespace phub {
@@ -24,7 +25,6 @@ constexpr int kBacklog = 4096;
 // computes may read nothing for minutes.
 constexpr int kUserTimeoutMs = 300'000;
 constexpr int kLocalBufferBytes = 256 << 10;  // the kernel doubles it
-constexpr int kUnsentBytes = 128 << 10;       // in each connection
 constexpr uint64_t kWindowBytes = 1 << 20;
 constexpr uint64_t kWindowBytesPerUs = 200;  // of the round trip: 200 MB/s
 constexpr int kKeepIdleSeconds = 60;
@@ -91,6 +91,7 @@ bool same_host(const TcpAddress& a, const TcpAddress& b) {
 
 TcpAddress local_address(int socket) { return name_of(socket, getsockname); }
 TcpAddress peer_address(int socket) { return name_of(socket, getpeername); }
+bool is_local(int socket) { return same_host(local_address(socket), peer_address(socket)); }
 
 // Connecting a datagram socket asks for the route and sends nothing.
 TcpAddress source_towards(const TcpAddress& address) {
@@ -148,7 +149,9 @@ void tune(int socket) {
   set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, kUserTimeoutMs);
 }
 
-void tune_for_a_network(int socket) { set(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsentBytes); }
+void tune_for_a_network(int socket) {
+  set(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, static_cast<int>(kKernelBytes));
+}
 
 namespace {
 

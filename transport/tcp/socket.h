@@ -28,6 +28,8 @@ std::string to_string(const TcpAddress& address);
 bool same_host(const TcpAddress& a, const TcpAddress& b);
 TcpAddress local_address(int socket);
 TcpAddress peer_address(int socket);
+// Whether both ends of a connection are on this host.
+bool is_local(int socket);
 // The address of this machine that packets to `address` leave from; with size 0 if none do.
 TcpAddress source_towards(const TcpAddress& address);
 // Whether packets to `address` stay on this machine.

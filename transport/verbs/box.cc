@@ -23,8 +23,9 @@ VerbsConnection* connection_of(const ibv_async_event& event) {
 
 }  // namespace
 
-VerbsCoreEndpoint::VerbsCoreEndpoint(AdmissionLink& link, std::vector<VerbsLane*> lanes)
-    : VerbsEndpoint(static_cast<uint32_t>(lanes.size()), link.max_ranks(), lanes),
+VerbsCoreEndpoint::VerbsCoreEndpoint(AdmissionLink& link, std::vector<VerbsLane*> lanes,
+                                     uint32_t cores)
+    : VerbsEndpoint(static_cast<uint32_t>(lanes.size()), link.max_ranks(), lanes, cores),
       link_(link),
       queues_(static_cast<uint32_t>(lanes.size())),
       attached_(link.max_ranks()),
@@ -143,7 +144,7 @@ void VerbsBoxLink::make_lanes() {
     lanes[queue.core].push_back(queue.lane.get());
   }
   for (auto& of_core : lanes) {
-    endpoints_.push_back(std::make_unique<VerbsCoreEndpoint>(*this, of_core));
+    endpoints_.push_back(std::make_unique<VerbsCoreEndpoint>(*this, of_core, layout_.cores));
   }
 }
 

@@ -64,7 +64,8 @@ struct VerbsIncarnation final : Incarnation {
 // The endpoint of a core: lane q is that of its queue q.
 class VerbsCoreEndpoint final : public VerbsEndpoint, public BoxEndpoint {
  public:
-  VerbsCoreEndpoint(AdmissionLink& link, std::vector<VerbsLane*> lanes);
+  // `cores`: of the job.
+  VerbsCoreEndpoint(AdmissionLink& link, std::vector<VerbsLane*> lanes, uint32_t cores);
   void attach(uint32_t rank, uint32_t incarnation) override;
   void detach(uint32_t rank) override;
 

@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 namespace phub {
 namespace {
@@ -94,10 +95,12 @@ VerbsLane::VerbsLane(ibv_context* context, ibv_pd* pd, const VerbsDepth& wanted)
   }
 }
 
-VerbsEndpoint::VerbsEndpoint(uint32_t queues, uint32_t ranks, std::vector<VerbsLane*> lanes)
+VerbsEndpoint::VerbsEndpoint(uint32_t queues, uint32_t ranks, std::vector<VerbsLane*> lanes,
+                             uint32_t endpoints)
     : ranks_(ranks),
       lanes_(std::move(lanes)),
       states_(size_t{queues} * ranks),
+      in_flight_(kPathBytes, endpoints, queues, ranks),
       announced_(states_.size()) {
   for (uint32_t q = 0; q < queues; ++q) {
     for (uint32_t rank = 0; rank < ranks; ++rank) states_[index_of({q, rank})].name = {q, rank};
@@ -211,7 +214,16 @@ void VerbsEndpoint::sent(const ibv_wc& wc) {
     return;  // of a queue pair that is gone
   }
   if (wc.status != IBV_WC_SUCCESS) return break_pair(qp);
-  states_[qp].outstanding -= static_cast<uint32_t>(wc.wr_id);
+  State& state = states_[qp];
+  const auto count = static_cast<uint32_t>(wc.wr_id);
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < count; ++i) {
+    bytes += state.bytes[state.oldest];
+    state.oldest = state.oldest + 1 == state.bytes.size() ? 0 : state.oldest + 1;
+  }
+  state.outstanding -= count;
+  state.outstanding_bytes -= bytes;
+  in_flight_.gone(state.name.rank, bytes);
 }
 
 void VerbsEndpoint::break_pair(uint32_t qp) {
@@ -232,6 +244,11 @@ void VerbsEndpoint::repost(VerbsLane& lane) {
   lane.to_repost -= count;
 }
 
+bool VerbsEndpoint::has_room(const State& state, uint64_t bytes) const {
+  return state.outstanding < state.pair->send_depth &&
+         in_flight_.has_room(state.name.rank, state.outstanding_bytes, bytes);
+}
+
 bool VerbsEndpoint::post(QueuePair to, const Write& write) {
   const uint32_t qp = index_of(to);
   PHUB_CHECK(qp < states_.size());
@@ -240,9 +257,13 @@ bool VerbsEndpoint::post(QueuePair to, const Write& write) {
     return false;
   }
   const VerbsPair& pair = *state.pair;
-  if (state.outstanding == pair.send_depth) {
+  if (!has_room(state, write.bytes)) {
     poll_lane(pair.lane);  // sends may have completed
-    if (state.outstanding == pair.send_depth || state.status != Status::kLive) return false;
+    if (state.status != Status::kLive) return false;
+    if (!has_room(state, write.bytes)) {
+      in_flight_.refused();
+      return false;
+    }
   }
   if (write.bytes > pair.remote_bytes || write.remote_offset > pair.remote_bytes - write.bytes) {
     break_pair(qp);  // the peer announced less memory than the job has
@@ -256,12 +277,18 @@ bool VerbsEndpoint::post(QueuePair to, const Write& write) {
   request.wr.imm_data = htonl(write.imm);
   request.wr.wr.rdma.remote_addr = pair.remote_base + write.remote_offset;
   ++state.unsignaled;
-  const bool signal = state.unsignaled == signal_every(pair.send_depth);
+  state.unsignaled_bytes += write.bytes;
+  const bool signal = state.unsignaled == signal_every(pair.send_depth) ||
+                      state.unsignaled_bytes >= in_flight_.bytes_untold();
   request.wr.send_flags = signal ? IBV_SEND_SIGNALED : 0;
   request.wr.wr_id = uint64_t{qp} << 32 | state.unsignaled;
-  if (signal) state.unsignaled = 0;
+  if (signal) state.unsignaled = 0, state.unsignaled_bytes = 0;
+  const size_t newest = size_t{state.oldest} + state.outstanding;
+  state.bytes[newest < state.bytes.size() ? newest : newest - state.bytes.size()] = write.bytes;
   ++state.staged;
   ++state.outstanding;
+  state.outstanding_bytes += write.bytes;
+  in_flight_.posted(to.rank, write.bytes);
   ++counters_.sends;
   if (!state.dirty) dirty_.push_back(qp);
   state.dirty = true;
@@ -310,7 +337,7 @@ bool VerbsEndpoint::arm(std::span<const uint32_t>) {
     }
   }
   check_alive();
-  return pending_.empty() && !rung_.load(std::memory_order_acquire);
+  return !in_flight_.made_room() && pending_.empty() && !rung_.load(std::memory_order_acquire);
 }
 
 void VerbsEndpoint::drain_channels() {
@@ -356,7 +383,9 @@ void VerbsEndpoint::open(QueuePair name, VerbsPair& pair) {
   if (state.requests.empty()) state.requests.resize(kStaged);
   state.pair = &pair;
   state.status = Status::kLive;
-  state.staged = state.outstanding = state.unsignaled = 0;
+  state.staged = state.outstanding = state.unsignaled = state.oldest = 0;
+  state.unsignaled_bytes = state.outstanding_bytes = 0;
+  state.bytes.assign(pair.send_depth, 0);
   build_requests(state);
   by_name_[name_of(pair.lane, pair.qp->qp_num)] = qp;
   if (announced_[qp].exchange(false, std::memory_order_acquire)) break_pair(qp);
@@ -392,6 +421,7 @@ void VerbsEndpoint::close(QueuePair name) {
   });
   if (state.dirty) std::erase(dirty_, qp);
   state.dirty = false;
+  in_flight_.gone(name.rank, std::exchange(state.outstanding_bytes, 0));
   state.pair = nullptr;
   state.status = Status::kClosed;
   announced_[qp].store(false, std::memory_order_relaxed);

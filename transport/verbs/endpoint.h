@@ -13,6 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "transport/in_flight.h"
 #include "transport/transport.h"
 #include "transport/verbs/resources.h"
 
@@ -62,9 +63,10 @@ void set_ack_timeout(rdma_cm_id* id);  // before it connects or accepts
 
 class VerbsEndpoint : public virtual Endpoint {
  public:
-  // A queue pair for each of `queues` and `ranks` (1 at the worker), none open. Throws Error(kFull)
-  // when descriptors run out. Lanes outlive the endpoint's use.
-  VerbsEndpoint(uint32_t queues, uint32_t ranks, std::vector<VerbsLane*> lanes);
+  // A queue pair for each of `queues` and `ranks` (1 at the worker), none open. `endpoints`: how
+  // many there are of this kind, this one included. Throws Error(kFull) when descriptors run out.
+  // Lanes outlive the endpoint's use.
+  VerbsEndpoint(uint32_t queues, uint32_t ranks, std::vector<VerbsLane*> lanes, uint32_t endpoints);
   ~VerbsEndpoint() override;
 
   size_t poll(std::span<Arrival> out) final;
@@ -110,9 +112,14 @@ class VerbsEndpoint : public virtual Endpoint {
     uint32_t staged = 0;       // requests built since the last doorbell
     uint32_t outstanding = 0;  // requests that may still be in the send queue, staged ones included
     uint32_t unsignaled = 0;   // since the last signaled one
+    uint64_t unsignaled_bytes = 0;
+    uint64_t outstanding_bytes = 0;
+    std::vector<uint32_t> bytes;    // of the outstanding requests: a ring as long as the send queue
+    uint32_t oldest = 0;            // in it
     std::vector<Request> requests;  // prebuilt; the driver copies them at the doorbell
   };
   void build_requests(State& state);
+  bool has_room(const State& state, uint64_t bytes) const;
   void doorbell(uint32_t qp);
   void take(uint32_t lane, const ibv_wc& wc);
   void sent(const ibv_wc& wc);
@@ -130,6 +137,7 @@ class VerbsEndpoint : public virtual Endpoint {
   std::vector<VerbsLane*> lanes_;
   std::vector<State> states_;  // by index_of()
   std::vector<uint32_t> dirty_;
+  InFlight in_flight_;  // what is posted and not completed
   // A device counts its queue pairs; on another one the same number is another queue pair.
   static uint64_t name_of(uint32_t lane, uint32_t qp_num) { return uint64_t{lane} << 32 | qp_num; }
   std::unordered_map<uint64_t, uint32_t> by_name_;  // changes only while opening and closing

@@ -32,7 +32,7 @@ VerbsWorkerLink::VerbsWorkerLink(const Offer& offer, const LinkLayout& layout, u
   make_devices(dialer);
   for (uint32_t thread = 0; thread < layout_.threads; ++thread) {
     endpoints_.push_back(std::make_unique<VerbsEndpoint>(static_cast<uint32_t>(dialer.queues()), 1,
-                                                         lanes_of(thread)));
+                                                         lanes_of(thread), layout_.threads));
   }
   connect(dialer, offer);
 }

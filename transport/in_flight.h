@@ -1,0 +1,76 @@
+// How many bytes an endpoint takes ahead of what the network takes from it.
+//
+// A write that is posted cannot be overtaken. So that priorities (or another order) decide late, an
+// endpoint refuses posts while it holds much for a peer, and whoever posts keeps the rest in an
+// order of its own: a worker in its session, a box in its outboxes, a rack in its uplink.
+//
+// How much is enough? A path of 10 Gbit/s with a round trip of 1 ms holds 1.25 MB.
+//
+// - Where a write counts until the peer's NIC has acknowledged it (RDMA, libfabric), that is the
+//   least that keeps such a path full: kPathBytes.
+// - Under TCP the kernel holds what is on the path, in a window that grows as far as the path
+// needs,
+//   and kKernelBytes in each connection that are still to be sent. When half of these are left it
+//   asks for more. An endpoint holds what 10 Gbit/s take in 200 us, within which its owner looks
+//   again: kRingBytes. All connections to a peer share them, which keeps the connections in step:
+//   one that gets less of the link than the others soon holds all, and the others wait for it.
+//   Within one host there is no link, only processors, which large writes spare: kLocalTimes as
+//   much is 1 ms of what a core copies.
+//
+// At 200 Mbit/s these are 52 ms of the link's time, and 10 ms and 5 ms for each connection.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace phub {
+
+inline constexpr uint64_t kPathBytes = 1280 << 10;
+inline constexpr uint64_t kRingBytes = 256 << 10;
+inline constexpr uint64_t kKernelBytes = 128 << 10;
+inline constexpr uint64_t kLocalTimes = 4;
+
+// What one endpoint holds for each peer, over all its queue pairs. Owned by the endpoint's thread.
+class InFlight {
+ public:
+  // `most` bytes are shared by so many endpoints that have queue pairs to the same peers, this one
+  // `pairs` to each.
+  InFlight(uint64_t most, uint32_t endpoints, uint32_t pairs, uint32_t peers)
+      : most_(std::max(most / std::max(endpoints, 1u), kLeastBytes)),
+        pairs_(std::max(pairs, 1u)),
+        held_(peers) {}
+
+  // For a write of so many bytes on a queue pair that holds `held`, and may have so many `times` as
+  // much as others. Where few writes are as much as is held at most, each queue pair may have one.
+  bool has_room(uint32_t peer, uint64_t held, uint64_t bytes, uint64_t times = 1) const {
+    return held_[peer] < most_ * times || (held == 0 && held_[peer] < pairs_ * bytes);
+  }
+  // Where a queue pair tells only now and then what is gone: after so many bytes at the latest, so
+  // that what all of them have not told yet is little of what may be held.
+  uint64_t bytes_untold() const { return most_ / kStepsToTell / pairs_; }
+
+  void posted(uint32_t peer, uint64_t bytes) { held_[peer] += bytes; }
+  void refused() { refused_ = true; }         // a post, for whatever lack of room
+  void gone(uint32_t peer, uint64_t bytes) {  // what was posted, or nothing of it will go any more
+    held_[peer] -= bytes;
+    made_room_ = refused_;
+  }
+  // Once, whether there may be room now where a post has found none. Before the owner sleeps.
+  bool made_room() {
+    refused_ = refused_ && !made_room_;
+    return std::exchange(made_room_, false);
+  }
+
+ private:
+  static constexpr uint64_t kLeastBytes = 128 << 10;
+  static constexpr uint64_t kStepsToTell = 8;
+
+  const uint64_t most_;
+  const uint32_t pairs_;
+  std::vector<uint64_t> held_;  // by peer
+  bool refused_ = false, made_room_ = false;
+};
+
+}  // namespace phub
