@@ -148,8 +148,7 @@ TcpQueuePair TcpBoxLink::queue_pair(uint32_t rank, uint32_t queue) const {
   TcpConnection& connection = incarnation.queues[queue];
   if (!connection.handed_over.load(std::memory_order_acquire)) return {};
   return {.stream = {connection.socket.get(), connection.tls.get(),
-                     connection.near ? &incarnation.near->memory() : nullptr,
-                     !connection.near && is_local(connection.socket.get())},
+                     connection.near ? &incarnation.near->memory() : nullptr, connection.local},
           .ring = connection.ring,
           .source = memory_->results(),
           .target = memory_->slots(rank)};
@@ -170,7 +169,8 @@ void TcpBoxLink::welcome(TcpIncarnation& incarnation, const TcpHello& hello, Fd&
                                                        layout_.results_at_worker());
   }
   if (!near) tune(socket.get());
-  if (!near && is_local(socket.get())) {
+  const bool local = !near && is_local(socket.get());
+  if (local) {
     tune_for_this_machine(socket.get());
   } else if (!near) {
     tune_for_a_network(socket.get());
@@ -191,6 +191,7 @@ void TcpBoxLink::welcome(TcpIncarnation& incarnation, const TcpHello& hello, Fd&
   connection.socket = std::move(socket);
   connection.tls = std::move(tls);
   connection.near = near;
+  connection.local = local;
   connection.handed_over.store(true, std::memory_order_release);
   core.announce(connection.socket.get(), pair);
 }

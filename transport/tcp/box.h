@@ -25,6 +25,7 @@ struct TcpConnection {
   Fd socket;                    // outlives what speaks over it
   std::unique_ptr<TcpTls> tls;  // null: plain
   bool near = false;            // payloads are in the incarnation's memory
+  bool local = false;           // not near, and the worker is on this host
   std::vector<Write> ring;
   std::atomic<bool> handed_over = false;
 };
