@@ -5,8 +5,11 @@
 #include <cctype>
 #include <charconv>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
+#include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -63,6 +66,19 @@ std::optional<uint32_t> slurm_step() {
   return id < kFirstKept ? std::optional(id) : std::nullopt;
 }
 
+// A step over several components of a heterogeneous job: SLURM_PROCID counts all of its tasks,
+// SLURM_NTASKS those of one component. Nothing says over how many components the step is.
+void check_one_component() {
+  const char* components = std::getenv("SLURM_HET_SIZE");
+  if (components == nullptr || number("SLURM_HET_SIZE", components) <= 1) return;
+  fail(
+      ErrorCode::kInvalid,
+      "SLURM_HET_SIZE={}: SLURM_NTASKS has the tasks of one component of the job, and the step may "
+      "have several. Set PHUB_RANK to SLURM_PROCID and PHUB_WORLD_SIZE to the tasks of all of "
+      "them, or unset SLURM_HET_SIZE for a step of one component",
+      components);
+}
+
 // REQUIRES: the process is in no step. It is a batch script, or a shell, and no rank.
 void check_batch_script() {
   for (const char* name : {kSlurm.size, "SLURM_JOB_NUM_NODES"}) {
@@ -77,26 +93,42 @@ void check_batch_script() {
   }
 }
 
+// One of the pair is missing. `options` gets the world size that is there: the program may have the
+// rank.
+[[noreturn]] void fail_half(const Launcher& launcher, const char* rank, const char* size,
+                            WorkerOptions& options) {
+  const auto [there, value, missing] = rank == nullptr
+                                           ? std::tuple(launcher.size, size, launcher.rank)
+                                           : std::tuple(launcher.rank, rank, launcher.size);
+  const uint32_t half = number(there, value);
+  if (rank == nullptr && half > 0) options.spec.world_size = half;
+  fail(ErrorCode::kInvalid,
+       "{}={} without {}: set both for a rank of {}, or unset {} (PHUB_RANK and PHUB_WORLD_SIZE "
+       "win over all others)",
+       there, value, missing, launcher.name, there);
+}
+
 Ranks checked(const Launcher& launcher, const char* rank, const char* size) {
-  if (rank == nullptr || size == nullptr) {
-    const auto [there, value, missing] = rank == nullptr
-                                             ? std::tuple(launcher.size, size, launcher.rank)
-                                             : std::tuple(launcher.rank, rank, launcher.size);
-    fail(ErrorCode::kInvalid,
-         "{}={} without {}: set both for a rank of {}, or unset {} (PHUB_RANK and PHUB_WORLD_SIZE "
-         "win over all others)",
-         there, value, missing, launcher.name, there);
-  }
   const Ranks ranks = {number(launcher.rank, rank), number(launcher.size, size)};
   if (ranks.rank >= ranks.size || ranks.size > kMaxRanks) {
     fail(ErrorCode::kInvalid,
-         "{}={} and {}={} do not fit: ranks count from 0, and there are at most {}", launcher.rank,
-         rank, launcher.size, size, kMaxRanks);
+         "{}={} and {}={} do not fit: ranks count from 0, and there are at most {}{}",
+         launcher.rank, rank, launcher.size, size, kMaxRanks,
+         &launcher == &kSlurm
+             ? ". In a step of several components (srun A : B) set PHUB_RANK to SLURM_PROCID and "
+               "PHUB_WORLD_SIZE to the tasks of all"
+             : "");
   }
   return ranks;
 }
 
-std::optional<Ranks> ranks_of_launcher() {
+struct Found {
+  const Launcher& launcher;
+  Ranks ranks;
+};
+
+// The first launcher that is there. Nothing: the process is alone.
+std::optional<Found> find_launcher(WorkerOptions& options) {
   for (const Launcher& launcher : kLaunchers) {
     const char* rank = std::getenv(launcher.rank);
     const char* size = std::getenv(launcher.size);
@@ -110,9 +142,50 @@ std::optional<Ranks> ranks_of_launcher() {
       check_batch_script();
       continue;
     }
-    return checked(launcher, rank, size);
+    if (rank == nullptr || size == nullptr) fail_half(launcher, rank, size, options);
+    if (&launcher == &kSlurm) check_one_component();
+    return Found{launcher, checked(launcher, rank, size)};
   }
   return std::nullopt;
+}
+
+// Of a launcher below the one that counts: its ranks, if both variables are there and make sense.
+std::optional<Ranks> ranks_below(const Launcher& launcher) {
+  const char* rank = std::getenv(launcher.rank);
+  const char* size = std::getenv(launcher.size);
+  if (rank == nullptr || size == nullptr) return std::nullopt;
+  try {
+    return checked(launcher, rank, size);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+// Whether the two say different things about the ranks, and none of them may have started the
+// other: a task of Slurm may be an mpirun or torchrun of several ranks.
+bool contradict(const Found& found, const Launcher& other, Ranks ranks) {
+  if (std::string_view(other.size) == found.launcher.size) return false;  // it has one of the two
+  const bool may_be_around = &other == &kSlurm && ranks.size <= found.ranks.size;
+  return ranks != found.ranks && !may_be_around;
+}
+
+// Says, once, which launchers are not believed. Not to whoever has set PHUB_RANK by hand.
+void say_contradictions(const Found& found) {
+  static std::set<std::string> said;
+  static std::mutex mutex;
+  if (&found.launcher == &kLaunchers.front()) return;
+  for (const Launcher& other : kLaunchers) {
+    if (&other <= &found.launcher) continue;
+    const std::optional<Ranks> ranks = ranks_below(other);
+    if (!ranks || !contradict(found, other, *ranks)) continue;
+    const std::string text = fmt::format(
+        "phub: {}={} and {}={} ({}) count, and {}={} and {}={} ({}) do not; PHUB_RANK and "
+        "PHUB_WORLD_SIZE win over both\n",
+        found.launcher.rank, found.ranks.rank, found.launcher.size, found.ranks.size,
+        found.launcher.name, other.rank, ranks->rank, other.size, ranks->size, other.name);
+    const std::scoped_lock lock(mutex);
+    if (said.insert(text).second) std::fputs(text.c_str(), stderr);
+  }
 }
 
 // Whether the ranks are those of the Slurm step: it then tells this job from others of the
@@ -150,17 +223,28 @@ std::string job_name(const std::optional<Ranks>& ranks) {
   return run != nullptr ? name_of_torchrun() : std::string();
 }
 
+// Of the launcher. What is wrong with it is an error of the worker, if the program has no rank.
+std::optional<Ranks> take_ranks(WorkerOptions& options) {
+  try {
+    const std::optional<Found> found = find_launcher(options);
+    if (!found) return std::nullopt;
+    options.rank = static_cast<int32_t>(found->ranks.rank);
+    options.spec.world_size = found->ranks.size;
+    say_contradictions(*found);
+    return found->ranks;
+  } catch (const Error& error) {
+    options.rank_error = error.what();
+    return std::nullopt;
+  }
+}
+
 }  // namespace
 
 WorkerOptions options_from_environment() {
   WorkerOptions options;
   if (const char* server = std::getenv("PHUB_SERVER")) options.server = server;
   options.token = token_from_environment();
-  const std::optional<Ranks> ranks = ranks_of_launcher();
-  if (ranks) {
-    options.rank = static_cast<int32_t>(ranks->rank);
-    options.spec.world_size = ranks->size;
-  }
+  const std::optional<Ranks> ranks = take_ranks(options);
   options.spec.name = job_name(ranks);
   if (const char* transport = std::getenv("PHUB_TRANSPORT")) options.transport = transport;
   if (const char* ranks = std::getenv("PHUB_MIN_RANKS")) {

@@ -141,6 +141,9 @@ bool has_state(const WorkerOptions& options) {
 }
 
 Joined join(const WorkerOptions& options) {
+  if (options.rank < 0 && !options.rank_error.empty()) {
+    fail(ErrorCode::kInvalid, "{}", options.rank_error);
+  }
   validate(options.spec);
   if (options.silence_limit_ms == 0) {
     fail(ErrorCode::kInvalid, "silence_limit_ms is 0: a server that hangs would never be noticed");

@@ -88,8 +88,8 @@ PHUB_API phub_code phub_options_create(phub_options** options);
  * PHUB_RANK/PHUB_WORLD_SIZE, RANK/WORLD_SIZE, OMPI_COMM_WORLD_RANK/_SIZE, PMI_RANK/PMI_SIZE,
  * SLURM_PROCID/SLURM_NTASKS, JOB_COMPLETION_INDEX/WORLD_SIZE (Kubernetes); the job from PHUB_JOB,
  * TORCHELASTIC_RUN_ID, or SLURM_JOB_ID and SLURM_STEP_ID ("slurm-JOB.STEP"): training.md has the
- * rules. PHUB_INVALID: a value is not a number, the rank is outside the world, or one variable of a
- * pair is missing. */
+ * rules. If one variable of the pair is missing, or the rank is outside of the world,
+ * phub_worker_create is PHUB_INVALID, unless the option rank is set. */
 PHUB_API phub_code phub_options_from_environment(phub_options** options);
 
 PHUB_API phub_code phub_options_destroy(phub_options* options);

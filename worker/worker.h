@@ -50,7 +50,10 @@ struct WorkerOptions {
   std::string token;                      // for a server that asks for one
   ClientTls tls = client_tls_from_environment();  // for a server at https://
   JobSpec spec;
-  int32_t rank = -1;     // -1: the server chooses
+  int32_t rank = -1;  // -1: the server chooses
+  // What is wrong with the rank or size that the launcher's environment names. The worker fails
+  // with it, kInvalid, if `rank` is still -1. Empty: nothing.
+  std::string rank_error = {};
   bool replace = false;  // take over the rank from an incarnation that still has its lease
   // What this rank writes and reads of each key, in elements; other keys whole. Chunks that none of
   // it is in do not travel, and nobody waits for this rank there: training.md, "What a rank
@@ -111,8 +114,9 @@ struct WorkerOptions {
 // PHUB_WORKER_NIC_BUDGET, PHUB_SEND_ORDER, PHUB_CARRY_OVER; PHUB_TOKEN, or PHUB_TOKEN_FILE of mode
 // 0600; the job's name, rank and world size from PHUB_JOB, PHUB_RANK and PHUB_WORLD_SIZE, else of
 // the first launcher in the table of training.md; the ranks on this host from LOCAL_WORLD_SIZE,
-// OMPI_COMM_WORLD_LOCAL_SIZE or MPI_LOCALNRANKS. Throws Error(kInvalid) if a value is not a number,
-// the rank is outside the world, or one variable of a pair is missing.
+// OMPI_COMM_WORLD_LOCAL_SIZE or MPI_LOCALNRANKS. Throws Error(kInvalid) if one of these values is
+// not a number. What is wrong with rank and world size (one variable of a pair is missing, the rank
+// is outside of the world) is in `rank_error`. Says on stderr if launchers contradict each other.
 WorkerOptions options_from_environment();
 
 struct WorkerStats {

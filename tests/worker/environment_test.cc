@@ -28,22 +28,33 @@ class Environment : public testing::Test {
          {"PHUB_RANK", "PHUB_WORLD_SIZE", "RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS",
           "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE",
           "JOB_COMPLETION_INDEX", "PHUB_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID",
-          "SLURM_STEP_ID", "SLURM_JOB_NUM_NODES", "MASTER_ADDR", "MASTER_PORT"}) {
+          "SLURM_STEP_ID", "SLURM_JOB_NUM_NODES", "SLURM_HET_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
       unsetenv(name);
     }
   }
   static void set(const Variables& variables) {
     for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
   }
-  // The message with which the environment is refused; empty if it is accepted.
-  static std::string refusal() {
+  // The message with which a worker with these options is refused, before it asks a server.
+  static std::string refusal(WorkerOptions options = options_from_environment()) {
+    options.spec.name = "job";
+    options.spec.keys = {{.name = "key", .elements = 1}};
+    options.server = "127.0.0.1:1";
+    options.connect_timeout_ms = 1;
     try {
-      options_from_environment();
+      const Worker worker(options);
       return {};
     } catch (const Error& error) {
+      if (error.code() == ErrorCode::kUnavailable) return {};
       EXPECT_EQ(error.code(), ErrorCode::kInvalid);
       return error.what();
     }
+  }
+  // What reading the environment says on stderr.
+  static std::string said() {
+    testing::internal::CaptureStderr();
+    options_from_environment();
+    return testing::internal::GetCapturedStderr();
   }
 };
 
@@ -89,6 +100,58 @@ TEST_F(Environment, HalfOfOurPairDoesNotFallBackToALaunchers) {
   set(kTorchrun);
   setenv("PHUB_RANK", "1", 1);
   EXPECT_THAT(refusal(), testing::HasSubstr("PHUB_RANK=1 without PHUB_WORLD_SIZE"));
+}
+
+TEST_F(Environment, TheProgramMayHaveTheRank) {
+  set({{"RANK", "1"}});
+  WorkerOptions options = options_from_environment();
+  EXPECT_THAT(refusal(options), testing::HasSubstr("RANK=1 without WORLD_SIZE"));
+  options.spec.world_size = 2;
+  EXPECT_THAT(refusal(options), testing::HasSubstr("RANK=1 without WORLD_SIZE"));
+  options.rank = 0;
+  EXPECT_EQ(refusal(options), "");
+  set({{"PHUB_WORLD_SIZE", "3"}});
+  options = options_from_environment();
+  EXPECT_EQ(options.spec.world_size, 3u);
+  EXPECT_THAT(refusal(options), testing::HasSubstr("PHUB_WORLD_SIZE=3 without PHUB_RANK"));
+  options.rank = 0;
+  EXPECT_EQ(refusal(options), "");
+  set({{"PHUB_RANK", "many"}});
+  options = options_from_environment();
+  EXPECT_THAT(refusal(options), testing::HasSubstr("PHUB_RANK='many' is not a number"));
+  options.rank = 0;
+  EXPECT_EQ(refusal(options), "");
+}
+
+TEST_F(Environment, LaunchersThatContradictEachOtherAreSaid) {
+  set({{"RANK", "0"}, {"WORLD_SIZE", "1"}});
+  EXPECT_EQ(said(), "");
+  set({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"SLURM_PROCID", "5"}, {"SLURM_NTASKS", "8"}});
+  EXPECT_THAT(said(), testing::AllOf(
+                          testing::HasSubstr("RANK=0 and WORLD_SIZE=1 (torchrun) count, and "
+                                             "PMI_RANK=1 and PMI_SIZE=2 (MPICH or Intel MPI) do "
+                                             "not"),
+                          testing::HasSubstr("SLURM_PROCID=5 and SLURM_NTASKS=8 (Slurm) do not")));
+  EXPECT_EQ(said(), "");  // once
+  set({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}});
+  EXPECT_EQ(said(), "");  // the same as MPI's, within one of two tasks of Slurm
+  set(kPhub);
+  set({{"RANK", "0"}});
+  EXPECT_EQ(said(), "");  // by hand
+}
+
+TEST_F(Environment, AStepOfSeveralComponentsIsRefused) {
+  set({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}, {"SLURM_STEP_ID", "0"}});
+  setenv("SLURM_HET_SIZE", "2", 1);
+  EXPECT_THAT(refusal(), testing::HasSubstr("SLURM_HET_SIZE=2"));
+  set(kMpich);  // which counts the tasks of all
+  EXPECT_EQ(options_from_environment().rank, 1);
+  unsetenv("PMI_RANK");
+  unsetenv("PMI_SIZE");
+  unsetenv("SLURM_HET_SIZE");
+  EXPECT_EQ(options_from_environment().rank, 0);
+  setenv("SLURM_PROCID", "1", 1);  // srun A : B
+  EXPECT_THAT(refusal(), testing::HasSubstr("step of several components"));
 }
 
 TEST_F(Environment, MpiInABatchScriptIsNotTheScript) {

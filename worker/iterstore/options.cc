@@ -20,6 +20,9 @@ void check_options(const StoreOptions& options) {
   if (spec.world_size == 0 || spec.world_size > kMaxRanks) {
     refuse(fmt::format("a job has 1 to {} ranks, not {}", kMaxRanks, spec.world_size));
   }
+  if (options.worker.rank < 0 && !options.worker.rank_error.empty()) {
+    refuse(options.worker.rank_error);
+  }
   if (options.worker.rank < 0 || static_cast<uint32_t>(options.worker.rank) >= spec.world_size) {
     refuse(
         fmt::format("its rank is {}, and must be one of 0 to {}, as the application's data is "
