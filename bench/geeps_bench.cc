@@ -79,7 +79,7 @@ class Bench {
   // Those with processes are the first: they fork.
   void measure() {
     if (wanted("stall")) stalls();
-    if (wanted("forms")) compare_forms();
+    if (wanted("forms")) append(forms(pictures_of(options_)));
     if (wanted("budget")) small_budget();
     if (wanted("large")) large_model();
     if (wanted("call")) calls();
@@ -87,8 +87,7 @@ class Bench {
     if (wanted("placement")) placements();
     if (trained_) {
       add({"bytes copied by the application's thread", "B", 0, false,
-           static_cast<double>(copied_by_caller_),
-           "in all iterations of the runs above, but for forms"});
+           static_cast<double>(copied_by_caller_), "in all iterations of the runs above"});
     }
     if (wanted("batches")) append(batches(pictures_of(options_)));
     if (wanted("sizes")) append(sizes(pictures_of(options_)));
@@ -112,7 +111,6 @@ class Bench {
   void append(const Points& points) { points_.insert(points_.end(), points.begin(), points.end()); }
 
   void stalls();
-  void compare_forms();
   void stalls(const std::string& name, const Machine& machine);
   void small_budget();
   void large_model();
@@ -174,17 +172,6 @@ void Bench::stalls(const std::string& name, const Machine& stated) {
        fmt::format("{:.1f}% with all layers in one table; a direction of the link needs {:.0f}% of "
                    "the computing's time",
                    median(single), 100 * sending / computing.count())});
-}
-
-// GeePS's figure 8, of which the last points are those of the most workers.
-void Bench::compare_forms() {
-  append(forms(pictures_of(options_)));
-  const nlohmann::json& host = points_.back();
-  const nlohmann::json& cache = points_[points_.size() - 2];
-  add({"the cache over parameters in host memory, 4 workers", "×", 2, true,
-       cache["images_per_s"].get<double>() / host["images_per_s"].get<double>(),
-       fmt::format("on GPUs of GeePS's machines, which stall {:.0f}% of the time, and {:.0f}%",
-                   100 * cache["stalled"].get<double>(), 100 * host["stalled"].get<double>())});
 }
 
 // GeePS's figure 12: a fraction of the memory that holds everything. It is compared with a device
