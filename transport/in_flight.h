@@ -8,10 +8,9 @@
 //
 // - Where a write counts until the peer's NIC has acknowledged it (RDMA, libfabric), that is the
 //   least that keeps such a path full: kPathBytes.
-// - Under TCP the kernel holds what is on the path, in a window that grows as far as the path
-// needs,
-//   and kKernelBytes in each connection that are still to be sent. When half of these are left it
-//   asks for more. An endpoint holds what 10 Gbit/s take in 200 us, within which its owner looks
+// - Under TCP the kernel holds what is on the path, in a window that grows as far as it needs, and
+//   kKernelBytes in each connection that are still to be sent. When half of these are left it asks
+//   for more. An endpoint holds what 10 Gbit/s take in 200 us, within which its owner looks
 //   again: kRingBytes. All connections to a peer share them, which keeps the connections in step:
 //   one that gets less of the link than the others soon holds all, and the others wait for it.
 //   Within one host there is no link, only processors, which large writes spare: kLocalTimes as
