@@ -69,19 +69,24 @@ def _complete(worker: Worker, buckets: _Buckets) -> None:
     """The thread that ends the futures, in the order of the buckets."""
     while (bucket := buckets.get()) is not None:
         try:
-            for key in bucket.keys:
-                worker.wait(key)
-            for matrix in bucket.matrices:
-                matrix.finish()
-            for group in bucket.groups:
-                worker.wait(group.key)
-                group.finish()
-            for gradient, result in bucket.copies:
-                gradient.copy_(result)
-            bucket.future.set_result(bucket.buffer)
-            bucket.done.set()
+            _finish(worker, bucket)
         except Exception as error:
             bucket.fail(error)
+        del bucket  # or its memory would live until the next one comes
+
+
+def _finish(worker: Worker, bucket: _Bucket) -> None:
+    for key in bucket.keys:
+        worker.wait(key)
+    for matrix in bucket.matrices:
+        matrix.finish()
+    for group in bucket.groups:
+        worker.wait(group.key)
+        group.finish()
+    for gradient, result in bucket.copies:
+        gradient.copy_(result)
+    bucket.future.set_result(bucket.buffer)
+    bucket.done.set()
 
 
 def _answer(buckets: _Buckets, answered: _Buckets) -> None:
@@ -98,6 +103,7 @@ def _answer(buckets: _Buckets, answered: _Buckets) -> None:
             bucket.fail(error)
         else:
             answered.put(bucket)
+        del bucket
     answered.put(None)
 
 

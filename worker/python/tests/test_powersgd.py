@@ -493,7 +493,8 @@ def small_gpt():
 
 
 def through_box(rank, steps, powersgd):
-    return losses_of(rank, phub.ddp(small_gpt(), powersgd=powersgd), steps)
+    job = f"{os.environ['PHUB_JOB']}-{powersgd}"  # the ranks of the other one may still be there
+    return losses_of(rank, phub.ddp(small_gpt(), powersgd=powersgd, job=job), steps)
 
 
 def test_it_learns_nearly_as_with_whole_gradients(box, start):
