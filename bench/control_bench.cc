@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "numa/topology.h"
+#include "phub/job/job_part.h"
 #include "phub/plan/models.h"
 #include "phub/plan/plan.h"
 #include "transport/control/job_spec.h"
@@ -105,6 +106,23 @@ void decode_reply(benchmark::State& state) {
   for ([[maybe_unused]] const auto _ : state) benchmark::DoNotOptimize(parse_join_reply(text));
 }
 
+// All that a box does for the first join of a job, but for making the job.
+void serve_join(benchmark::State& state) {
+  JoinRequest request;
+  request.spec = spec_of(small_keys(static_cast<uint64_t>(state.range(0))));
+  const std::string text = to_json(request);
+  const numa::Topology topology = topology_of(kSmall);
+  for ([[maybe_unused]] const auto _ : state) {
+    JoinRequest decoded = parse_join_request(text);
+    complete_spec(decoded.spec);
+    JoinReply reply;
+    reply.layout = routes_of(make_plan(topology, decoded.spec.keys, {.ranks = 8}));
+    reply.spec = std::move(decoded.spec);
+    benchmark::DoNotOptimize(to_json(reply));
+  }
+  state.SetItemsProcessed(state.iterations() * state.range(0));
+}
+
 void read_key_table(benchmark::State& state) {
   std::string text = R"({"name": "large", "keys": [)";
   for (const KeySpec& key : small_keys(static_cast<uint64_t>(state.range(0)))) {
@@ -124,6 +142,7 @@ BENCHMARK(encode_join)->Arg(50'000)->Unit(benchmark::kMillisecond);
 BENCHMARK(decode_join)->Arg(50'000)->Unit(benchmark::kMillisecond);
 BENCHMARK(encode_reply)->Arg(50'000)->Unit(benchmark::kMillisecond);
 BENCHMARK(decode_reply)->Arg(50'000)->Unit(benchmark::kMillisecond);
+BENCHMARK(serve_join)->Arg(50'000)->Unit(benchmark::kMillisecond);
 BENCHMARK(read_key_table)->Arg(50'000)->Unit(benchmark::kMillisecond);
 
 }  // namespace

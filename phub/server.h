@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -58,6 +59,9 @@ class Server final : public ControlHandler {
   void write_trace(TraceWriter& writer) const { trace_->write(writer); }
 
   void join(JoinRequest request, Reply<JoinReply> reply) override;
+  std::shared_ptr<void> hold_for_join(std::string_view text) override {
+    return host_.budget.hold_for_join(text);
+  }
   void heartbeat(const Credential& who, Reply<Pulse> reply) override;
   void take_news(const Credential& who, RackNews news, Reply<Done> reply) override;
   void leave(const Credential& who, Reply<Done> reply) override;
@@ -142,14 +146,15 @@ class Server final : public ControlHandler {
                const std::optional<Error>& refused);
   void compare(RunningJob& job, const Join& join);
   Reply<JoinReply> with_job_token(const Join& join);
-  std::shared_ptr<RunningJob> make(const PendingJoin& join, const numa::Topology& topology,
-                                   std::vector<ShardBox> shards,
+  std::shared_ptr<RunningJob> make(const PendingJoin& join,
+                                   const std::shared_ptr<JobSpec>& shared_spec,
+                                   const numa::Topology& topology, std::vector<ShardBox> shards,
                                    std::vector<std::string>& passed_over,
                                    const std::shared_ptr<Uplink>& uplink);
   Plan plan_for(const PendingJoin& join, const JobSpec& spec, const Transport& transport,
                 const numa::Topology& topology, std::vector<ShardBox>& shards,
                 const Rack* rack) const;
-  std::optional<Manifest> newest_checkpoint(const JoinRequest& request,
+  std::optional<Manifest> newest_checkpoint(const JoinRequest& request, const JobSpec& spec,
                                             std::vector<std::string>& passed_over);
   std::optional<SwitchedJob> switched(const JobSpec& spec, const Plan& plan,
                                       const Transport& transport, const Manifest* saved,

@@ -222,7 +222,15 @@ void Server::build(const Join& join, const std::shared_ptr<Uplink>& uplink) {
   host_.builder.run(
       [this, join, made, topology = std::move(topology), shards = host_.shards.boxes(), uplink] {
         complete_spec(join->request.spec);
-        made->job = make(*join, topology, shards, made->passed_over, uplink);
+        // The job gets the join's own spec. If there is no job, the join may have to wait with it.
+        const auto spec = std::make_shared<JobSpec>(std::move(join->request.spec));
+        join->request.spec.name = spec->name;
+        join->request.held.reset();  // the job's own memory has it
+        const auto refused = error_of(
+            [&] { made->job = make(*join, spec, topology, shards, made->passed_over, uplink); });
+        if (!refused) return;
+        join->request.spec = std::move(*spec);
+        throw Error(*refused);
       },
       [this, join, made, uplink](const std::optional<Error>& refused) {
         if (refused && uplink) uplink->leave();
@@ -246,6 +254,7 @@ void Server::created(const Join& join, const std::shared_ptr<RunningJob>& job,
     }
     job->join(request, with_job_token(join));
   } else if (refused->code() == ErrorCode::kFull && freeing_ + host_.ending > 0) {
+    if (job) join->request.spec = job->job().spec();
     waiting_.push_back(join);  // until the memory of ended jobs is free
   } else {
     join->reply({refused->code(), refused->what()});
@@ -269,9 +278,8 @@ void Server::discard(std::shared_ptr<RunningJob> job) {
 
 // What the job goes on from; nothing: it begins. Workers may ask for other numbers of ranks than it
 // had, and for other limits; all else is as it was.
-std::optional<Manifest> Server::newest_checkpoint(const JoinRequest& request,
+std::optional<Manifest> Server::newest_checkpoint(const JoinRequest& request, const JobSpec& spec,
                                                   std::vector<std::string>& passed_over) {
-  const JobSpec& spec = request.spec;
   const Caller& caller = request.caller;
   if (request.epoch > 0 && !host_.checkpoints) {
     fail(ErrorCode::kNotFound, "job '{}' cannot go on here: this server keeps no checkpoints",
@@ -393,14 +401,16 @@ std::optional<SwitchedJob> Server::switched(const JobSpec& spec, const Plan& pla
 }
 
 // On the builder's thread.
-std::shared_ptr<RunningJob> Server::make(const PendingJoin& join, const numa::Topology& topology,
+std::shared_ptr<RunningJob> Server::make(const PendingJoin& join,
+                                         const std::shared_ptr<JobSpec>& shared_spec,
+                                         const numa::Topology& topology,
                                          std::vector<ShardBox> shards,
                                          std::vector<std::string>& passed_over,
                                          const std::shared_ptr<Uplink>& uplink) {
   const JoinRequest& request = join.request;
-  JobSpec spec = request.spec;
+  JobSpec& spec = *shared_spec;
   std::optional<Manifest> saved;
-  if (!uplink) saved = newest_checkpoint(request, passed_over);
+  if (!uplink) saved = newest_checkpoint(request, spec, passed_over);
   if (saved) take_tiles(saved->spec.keys, spec);
   std::optional<Rack> below;
   if (uplink) {
@@ -448,8 +458,9 @@ std::shared_ptr<RunningJob> Server::make(const PendingJoin& join, const numa::To
   }
   std::shared_ptr<Job> job;
   try {
-    job = std::make_shared<Job>(spec, std::move(plan), link_transport, options_.store, snapshots,
-                                saved ? &*saved : nullptr, rack, through ? &*through : nullptr);
+    job = std::make_shared<Job>(shared_spec, std::move(plan), link_transport, options_.store,
+                                snapshots, saved ? &*saved : nullptr, rack,
+                                through ? &*through : nullptr);
     if (saved) host_.checkpoints->load(*saved, *job);
     if (job->takes_snapshots()) {
       life.epoch = host_.checkpoints->begin_life(spec.name);

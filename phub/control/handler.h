@@ -36,6 +36,9 @@ class ControlHandler {
  public:
   virtual ~ControlHandler() = default;
   virtual void join(JoinRequest request, Reply<JoinReply> reply) = 0;
+  // Before such a text is decoded: becomes JoinRequest::held. Any thread. Throws Error: there is no
+  // memory for it.
+  virtual std::shared_ptr<void> hold_for_join(std::string_view /*text*/) { return nullptr; }
   virtual void heartbeat(const Credential& who, Reply<Pulse> reply) = 0;
   // From a rank that is a rack.
   virtual void take_news(const Credential& /*who*/, RackNews /*news*/, Reply<Done> reply) {

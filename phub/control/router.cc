@@ -172,8 +172,10 @@ void join(Call& call) {
   const auto request = std::make_shared<JoinRequest>();
   Call::run(
       call.background,
-      [job = call.job, text, request] {
+      [&handler = call.handler, job = call.job, text, request] {
+        auto held = handler.hold_for_join(text->body);
         *request = parse_join_request(text->body);
+        request->held = std::move(held);
         if (request->spec.name != job) {
           fail(ErrorCode::kInvalid,
                "join request: spec.name: is '{}', but the path names the job '{}'",

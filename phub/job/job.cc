@@ -28,23 +28,25 @@ Job::Split::Split(Plan plan) {
   }
 }
 
-Job::Job(const JobSpec& spec, Plan plan, Transport& transport, kernels::Store store, bool snapshots,
-         const Manifest* restored, const Rack* rack, const SwitchedJob* switched)
-    : Job(spec, Split(std::move(plan)), transport, store, snapshots, restored, rack, switched) {}
-
-Job::Job(const JobSpec& spec, Split plan, Transport& transport, kernels::Store store,
+Job::Job(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& transport, kernels::Store store,
          bool snapshots, const Manifest* restored, const Rack* rack, const SwitchedJob* switched)
-    : JobPart(spec, std::move(plan.part), transport, store, snapshots, restored,
+    : Job(std::move(spec), Split(std::move(plan)), transport, store, snapshots, restored, rack,
+          switched) {}
+
+Job::Job(std::shared_ptr<const JobSpec> shared, Split plan, Transport& transport,
+         kernels::Store store, bool snapshots, const Manifest* restored, const Rack* rack,
+         const SwitchedJob* switched)
+    : JobPart(std::move(shared), std::move(plan.part), transport, store, snapshots, restored,
               numbers_of(plan.whole.get()), rack, switched),
       whole_(std::move(plan.whole)),
-      membership_(spec, all_cores(), static_cast<uint32_t>(whole_plan().chunks.size()), ranks()) {
+      membership_(spec(), all_cores(), static_cast<uint32_t>(whole_plan().chunks.size()), ranks()) {
   if (rack) membership_.begin_life(rack->incarnation);
   if (!snapshots || saved_arrays() == 0) return;
   for (uint32_t box = 1; box < boxes(); ++box) {
     copies_.emplace_back(
-        RemoteCopy::size_of(whole_plan(), box, spec, restored ? restored->ranks.size() : 0),
+        RemoteCopy::size_of(whole_plan(), box, spec(), restored ? restored->ranks.size() : 0),
         whole_plan().cores.front().os_node,
-        fmt::format("what another box has of job '{}'", spec.name));
+        fmt::format("what another box has of job '{}'", spec().name));
   }
   if (restored) make_docks_of_others(restored->branches);
 }

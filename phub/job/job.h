@@ -20,7 +20,7 @@ namespace phub {
 class Job : public JobPart {
  public:
   // As JobPart; `plan` is for all boxes, of which this is the first.
-  Job(const JobSpec& spec, Plan plan, Transport& transport, kernels::Store store,
+  Job(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& transport, kernels::Store store,
       bool snapshots = false, const Manifest* restored = nullptr, const Rack* rack = nullptr,
       const SwitchedJob* switched = nullptr);
 
@@ -75,8 +75,8 @@ class Job : public JobPart {
     std::unique_ptr<Plan> whole;  // null: the part is all
     Plan part;
   };
-  Job(const JobSpec& spec, Split plan, Transport& transport, kernels::Store store, bool snapshots,
-      const Manifest* restored, const Rack* rack, const SwitchedJob* switched);
+  Job(std::shared_ptr<const JobSpec> spec, Split plan, Transport& transport, kernels::Store store,
+      bool snapshots, const Manifest* restored, const Rack* rack, const SwitchedJob* switched);
 
   template <typename ArrayOf>
   void visit_parts(size_t key, const ArrayOf& array_of, const VisitPart& visit) const;

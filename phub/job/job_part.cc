@@ -155,23 +155,23 @@ void complete_spec(JobSpec& spec) {
   }
 }
 
-JobPart::JobPart(const JobSpec& spec, Plan plan, Transport& transport, kernels::Store store,
-                 bool snapshots, const Manifest* restored, QueueNumbers queues, const Rack* rack,
-                 const SwitchedJob* switched)
-    : spec_(spec),
+JobPart::JobPart(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& transport,
+                 kernels::Store store, bool snapshots, const Manifest* restored,
+                 QueueNumbers queues, const Rack* rack, const SwitchedJob* switched)
+    : spec_(std::move(spec)),
       plan_(std::move(plan)),
-      choices_(choices_of(rack ? spec_of_sums(spec) : spec)),
-      ranks_(rack ? rack->ranks : RankRange{0, spec.max_ranks}),
+      choices_(rack ? choices_of(spec_of_sums(*spec_)) : choices_of(*spec_)),
+      ranks_(rack ? rack->ranks : RankRange{0, spec_->max_ranks}),
       has_parent_(rack != nullptr),
-      memory_(
-          with_switch(total_memory(plan_, spec, snapshots, saved_ranks_of(spec, restored), rack),
-                      plan_, switched)),
-      classes_(key_classes(spec)),
-      hyper_(spec, choices_.optimizer, classes_),
+      memory_(with_switch(
+          total_memory(plan_, *spec_, snapshots, saved_ranks_of(*spec_, restored), rack), plan_,
+          switched)),
+      classes_(key_classes(*spec_)),
+      hyper_(*spec_, choices_.optimizer, classes_),
       takes_snapshots_(snapshots),
       switch_offer_(switched ? switched->offer : SwitchOffer()),
-      link_(transport.open_job(link_layout(spec, plan_, queues, ranks_))) {
-  make_arrays(saved_ranks_of(spec_, restored));
+      link_(transport.open_job(link_layout(*spec_, plan_, queues, ranks_))) {
+  make_arrays(saved_ranks_of(*spec_, restored));
   if (restored) make_docks(restored->branches);
   if (rack) connect(*rack);
   const auto cores_of_plan = static_cast<uint32_t>(plan_.cores.size());
@@ -179,10 +179,10 @@ JobPart::JobPart(const JobSpec& spec, Plan plan, Transport& transport, kernels::
   if (restored && !restored->hyper.empty()) hyper_.change(restored->hyper, first_round);
   std::vector<uint32_t> expected;
   for (uint32_t r = ranks_.first; r < ranks_.end; ++r) {
-    if (restored ? restored->ranks[r].expected : r < spec_.world_size) expected.push_back(r);
+    if (restored ? restored->ranks[r].expected : r < spec_->world_size) expected.push_back(r);
   }
   const JobParameters parameters =
-      parameters_of(spec_, choices_, plan_, *link_, store, first_round, has_parent_);
+      parameters_of(*spec_, choices_, plan_, *link_, store, first_round, has_parent_);
   if (choices_.gated && !has_parent_) {
     gate_ = std::make_unique<RoundGate>(
         cores_of_plan, static_cast<uint32_t>(plan_.chunks.size()),
@@ -212,7 +212,7 @@ JobPart::JobPart(const JobSpec& spec, Plan plan, Transport& transport, kernels::
 
 // A queue of the parent's is polled by the core that has its chunks.
 void JobPart::connect(const Rack& rack) {
-  LinkLayout layout = phub::link_layout(rack.above, 1, result_format(spec_), 1);
+  LinkLayout layout = phub::link_layout(rack.above, 1, result_format(*spec_), 1);
   for (const std::vector<uint32_t>& chunks : rack.above.queue_chunks) {
     uint32_t& core = layout.queue_thread.emplace_back(0);
     if (!chunks.empty()) core = plan_.queues[plan_.chunks[chunks.front()].queue].core;
@@ -252,11 +252,11 @@ void JobPart::make_arrays(uint32_t saved_ranks) {
   // Before anything is touched: each chunk's pages go to the node of the core that handles it.
   const auto make = [&](numa::Memory& memory, const char* what) {
     memory = allocate(plan_.box_elements * sizeof(float), node,
-                      fmt::format("{} of job '{}'", what, spec_.name));
+                      fmt::format("{} of job '{}'", what, spec_->name));
     place(memory.bytes(), sizeof(float), runs);
     return floats(memory);
   };
-  const size_t states = has_parent_ ? 0 : states_of(spec_);
+  const size_t states = has_parent_ ? 0 : states_of(*spec_);
   std::byte* results = link_->results().data();
   const bool f32 = choices_.parameter_dtype == kernels::DType::kF32;
   arrays_.results = results;
@@ -272,8 +272,8 @@ void JobPart::make_arrays(uint32_t saved_ranks) {
   if (states > 1) arrays_.state1 = make(memory_of_arrays_[2], "optimizer state");
   if (choices_.gated && !has_parent_) arrays_.sums = make(memory_of_sums_, "sums of a gated round");
   arrays_.shelves = make_shelves(shelves_, true);
-  docks_.resize(spec_.branches);
-  if (!takes_snapshots_ || !box_has_state(spec_)) return;
+  docks_.resize(spec_->branches);
+  if (!takes_snapshots_ || !box_has_state(*spec_)) return;
   arrays_.copy.parameters = make(memory_of_copies_[0], "snapshots");
   if (states > 0) arrays_.copy.state0 = make(memory_of_copies_[1], "snapshots");
   if (states > 1) arrays_.copy.state1 = make(memory_of_copies_[2], "snapshots");
@@ -284,14 +284,14 @@ void JobPart::make_arrays(uint32_t saved_ranks) {
   const size_t chunks = plan_.chunks.size();
   const uint32_t ranks = choices_.lock_step() ? 0 : saved_ranks;
   memory_of_clocks_ = allocate(SavedClocks::bytes(chunks, ranks), node,
-                               fmt::format("clocks of job '{}'", spec_.name));
+                               fmt::format("clocks of job '{}'", spec_->name));
   numa::populate(memory_of_clocks_.bytes());
   auto* const steps = reinterpret_cast<uint64_t*>(memory_of_clocks_.bytes().data());
   arrays_.copy.clocks = {
       .steps = steps, .latest = ranks > 0 ? steps + chunks : nullptr, .ranks = ranks};
 }
 
-size_t JobPart::saved_arrays() const { return saved_arrays_of(spec_); }
+size_t JobPart::saved_arrays() const { return saved_arrays_of(*spec_); }
 
 template <typename Arrays>
 SavedImage JobPart::image_of(const Arrays& arrays) const {
@@ -300,7 +300,7 @@ SavedImage JobPart::image_of(const Arrays& arrays) const {
     memory.push_back(
         std::as_writable_bytes(std::span(array_of(arrays, 0, array), plan_.box_elements)));
   }
-  const size_t arrays_of_shelves = spec_.branches * arrays.shelves.each;  // docks are here alone
+  const size_t arrays_of_shelves = spec_->branches * arrays.shelves.each;  // docks are here alone
   for (float* const array : arrays.shelves.arrays.first(arrays_of_shelves)) {
     if (takes_snapshots_) {
       memory.push_back(std::as_writable_bytes(std::span(array, plan_.box_elements)));
@@ -310,7 +310,7 @@ SavedImage JobPart::image_of(const Arrays& arrays) const {
     memory.push_back(memory_of_clocks_.bytes().first(
         SavedClocks::bytes(plan_.chunks.size(), saved_clocks().ranks)));
   }
-  for (uint64_t* const steps : arrays.shelves.steps.first(spec_.branches)) {
+  for (uint64_t* const steps : arrays.shelves.steps.first(spec_->branches)) {
     if (takes_snapshots_) {
       memory.push_back(std::as_writable_bytes(std::span(steps, plan_.chunks.size())));
     }
@@ -365,7 +365,7 @@ std::vector<uint64_t> JobPart::saved_steps_of_shelf(uint32_t shelf) const {
 // By chunk, by key, or one for all: as few as tell them.
 std::vector<uint64_t> JobPart::gathered(const uint64_t* steps) const {
   const std::vector<ChunkLayout>& chunks = plan_.chunks;
-  std::vector<uint64_t> of_chunks(steps, steps + chunks.size()), of_keys(spec_.keys.size());
+  std::vector<uint64_t> of_chunks(steps, steps + chunks.size()), of_keys(spec_->keys.size());
   if (std::ranges::all_of(of_chunks, [steps](uint64_t n) { return n == *steps; })) return {*steps};
   bool is_of_keys = true;
   for (size_t i = 0; i < chunks.size(); ++i) {
@@ -380,9 +380,9 @@ std::vector<uint64_t> JobPart::gathered(const uint64_t* steps) const {
 // Throws Error(kInvalid).
 void JobPart::take_steps(const std::vector<uint64_t>& from, uint64_t round, uint64_t* to) const {
   const size_t chunks = plan_.chunks.size();
-  if (from.size() > 1 && from.size() != spec_.keys.size() && from.size() != chunks) {
+  if (from.size() > 1 && from.size() != spec_->keys.size() && from.size() != chunks) {
     fail(ErrorCode::kInvalid, "the checkpoint of job '{}' has {} steps for {} keys in {} chunks",
-         spec_.name, from.size(), spec_.keys.size(), chunks);
+         spec_->name, from.size(), spec_->keys.size(), chunks);
   }
   for (size_t i = 0; i < chunks; ++i) {
     const size_t at = from.size() == chunks ? i : from.size() == 1 ? 0 : plan_.chunks[i].key;
@@ -402,7 +402,7 @@ std::vector<CoreChunk> JobPart::chunks_of(uint32_t core) const {
       c.offset = chunk.box_offset;
       c.worker_offset = chunk.offset;
       c.slot_offset = chunk.slot_offset;
-      c.dtype = gradient_dtype(spec_, spec_.keys[chunk.key]);
+      c.dtype = gradient_dtype(*spec_, spec_->keys[chunk.key]);
       c.elements = chunk.elements;
       const SlotFormat& format = plan_.key_format[chunk.key];
       c.form = format.is_factors() ? kernels::SlotForm::kFactors
@@ -410,14 +410,14 @@ std::vector<CoreChunk> JobPart::chunks_of(uint32_t core) const {
                                    : kernels::SlotForm::kElements;
       c.columns = format.columns;
       c.limit = std::max(format.rank_limit, format.rows_limit);
-      c.lazy = spec_.keys[chunk.key].lazy;
-      const kernels::Fold fold = fold_of(spec_.keys[chunk.key]);
+      c.lazy = spec_->keys[chunk.key].lazy;
+      const kernels::Fold fold = fold_of(spec_->keys[chunk.key]);
       c.value = fold.type;
       c.operation = fold.operation;
       // Who has no rows of this chunk has some of another, and has sent a gradient of both.
-      c.skips = spec_.keys[chunk.key].rows_limit == 0;
+      c.skips = spec_->keys[chunk.key].rows_limit == 0;
       c.id = id;
-      c.priority = spec_.keys[chunk.key].priority;
+      c.priority = spec_->keys[chunk.key].priority;
       c.hyper_class = classes_.of_key[chunk.key];
       out.push_back(c);
     }
@@ -427,7 +427,7 @@ std::vector<CoreChunk> JobPart::chunks_of(uint32_t core) const {
 
 std::string JobPart::where(uint32_t chunk) const {
   const ChunkLayout& c = plan_.chunks[chunk];
-  return fmt::format("key '{}', elements {} to {}", spec_.keys[c.key].name, c.key_element,
+  return fmt::format("key '{}', elements {} to {}", spec_->keys[c.key].name, c.key_element,
                      c.key_element + c.elements - 1);
 }
 

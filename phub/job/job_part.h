@@ -51,11 +51,12 @@ class JobPart {
   // REQUIRES: complete_spec(spec), at least as many restored.ranks as max_ranks. Throws Error.
   // `rack`: what a box with a parent needs; null: it has none. Then the plan's units are the
   // parent's queues. `switched`: how its int32 chunks come through a switch; null: they do not.
-  JobPart(const JobSpec& spec, Plan plan, Transport& transport, kernels::Store store,
-          bool snapshots = false, const Manifest* restored = nullptr, QueueNumbers queues = {},
-          const Rack* rack = nullptr, const SwitchedJob* switched = nullptr);
+  JobPart(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& transport,
+          kernels::Store store, bool snapshots = false, const Manifest* restored = nullptr,
+          QueueNumbers queues = {}, const Rack* rack = nullptr,
+          const SwitchedJob* switched = nullptr);
 
-  const JobSpec& spec() const { return spec_; }
+  const JobSpec& spec() const { return *spec_; }
   const Choices& choices() const { return choices_; }
   const Plan& plan() const { return plan_; }
   const NodeMemory& memory() const { return memory_; }
@@ -145,7 +146,7 @@ class JobPart {
   std::vector<uint64_t> gathered(const uint64_t* steps) const;
   std::vector<CoreChunk> chunks_of(uint32_t core) const;
 
-  const JobSpec spec_;
+  const std::shared_ptr<const JobSpec> spec_;  // of a million keys it has 300 MB
   const Plan plan_;
   const Choices choices_;  // of what is done here
   const RankRange ranks_;

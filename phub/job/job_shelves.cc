@@ -23,16 +23,16 @@ SavedImage JobPart::Shelf::image() {
 }
 
 uint64_t JobPart::shelf_bytes() const {
-  return optimized_arrays_of(spec_) * plan_.box_elements * sizeof(float) +
+  return optimized_arrays_of(*spec_) * plan_.box_elements * sizeof(float) +
          plan_.chunks.size() * sizeof(uint64_t);
 }
 
 JobPart::Shelf JobPart::make_shelf() const {
   Shelf shelf;
-  for (size_t array = 0; array < optimized_arrays_of(spec_); ++array) {
+  for (size_t array = 0; array < optimized_arrays_of(*spec_); ++array) {
     numa::Memory& memory = shelf.arrays.emplace_back(
         allocate(plan_.box_elements * sizeof(float), plan_.cores.front().os_node,
-                 fmt::format("branches of job '{}'", spec_.name)));
+                 fmt::format("branches of job '{}'", spec_->name)));
     place(memory.bytes(), sizeof(float), node_runs(plan_));
     numa::populate(memory.bytes());  // else the first fork does it, while the ranks wait
   }
@@ -41,8 +41,8 @@ JobPart::Shelf JobPart::make_shelf() const {
 }
 
 ShelfArrays JobPart::make_shelves(ShelfMemory& made, bool with_docks) const {
-  const size_t each = optimized_arrays_of(spec_);
-  for (uint32_t i = 0; i < spec_.branches; ++i) {
+  const size_t each = optimized_arrays_of(*spec_);
+  for (uint32_t i = 0; i < spec_->branches; ++i) {
     Shelf& shelf = made.shelves.emplace_back(make_shelf());
     for (size_t array = 0; array < each; ++array) made.arrays.push_back(shelf.array(array));
     made.steps.push_back(shelf.steps.data());
@@ -57,14 +57,14 @@ ShelfArrays JobPart::make_shelves(ShelfMemory& made, bool with_docks) const {
 // Of the branches that are still to be copied from there.
 void JobPart::make_docks(const SavedBranches& saved) {
   for (const SavedShelf& shelf : saved.shelves) {
-    if (shelf.place > spec_.branches) exchange_dock(shelf.place - spec_.branches, make_shelf());
+    if (shelf.place > spec_->branches) exchange_dock(shelf.place - spec_->branches, make_shelf());
   }
 }
 
 JobPart::Shelf JobPart::exchange_dock(uint32_t shelf, Shelf with) {
   std::swap(docks_[shelf - 1], with);
   Shelf& dock = docks_[shelf - 1];
-  const size_t at = spec_.branches + shelf - 1, each = arrays_.shelves.each;
+  const size_t at = spec_->branches + shelf - 1, each = arrays_.shelves.each;
   for (size_t array = 0; array < each; ++array) {
     shelves_.arrays[at * each + array] = dock.arrays.empty() ? nullptr : dock.array(array);
   }

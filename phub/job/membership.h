@@ -55,7 +55,7 @@ class Membership {
   using Ms = uint64_t;  // monotonic milliseconds
 
   // The first join begins the time in which all first ranks must come (join_limit_ms).
-  // `served`: the ranks that this box has; the others are at other racks.
+  // `served`: the ranks that this box has; the others are at other racks. `spec` outlives this.
   Membership(const JobSpec& spec, uint32_t cores, uint32_t chunks, const RankRange& served);
   Membership(const JobSpec& spec, uint32_t cores, uint32_t chunks)
       : Membership(spec, cores, chunks, {0, spec.max_ranks}) {}
@@ -232,7 +232,7 @@ class Membership {
   uint32_t live() const;
   uint32_t first_ranks() const;
 
-  const JobSpec spec_;
+  const JobSpec& spec_;
   const Choices choices_;
   const uint32_t cores_;
   const uint32_t chunks_;

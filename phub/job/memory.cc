@@ -171,4 +171,29 @@ void MemoryBudget::reserve(const JobSpec& spec, const NodeMemory& memory) {
   used_ += memory.total();
 }
 
+std::shared_ptr<void> MemoryBudget::hold_for_join(std::string_view text) {
+  constexpr size_t kSmallBytes = size_t{64} << 10;
+  if (text.size() <= kSmallBytes) return nullptr;
+  // Strings twice, as they grow; what is in braces may be a key, with its place among the names;
+  // behind a comma may be a number of a list.
+  constexpr uint64_t kOfKey = sizeof(KeySpec) + 64;
+  const auto count = [text](char c) { return static_cast<uint64_t>(std::ranges::count(text, c)); };
+  const uint64_t keys = std::min<uint64_t>(count('{'), kMaxKeys);
+  const uint64_t bytes = 2 * text.size() + keys * kOfKey + count(',') * sizeof(uint64_t);
+  // Jobs go first: what they reserve is not refused because of joins that are being read.
+  if (!has_room(*held_ + bytes)) {
+    constexpr uint64_t kMiB = 1 << 20;
+    if (*held_ > 0 && has_room(bytes)) {
+      fail(ErrorCode::kUnavailable, "other joins take {} MiB until they are done; try again",
+           *held_ / kMiB);
+    }
+    fail(ErrorCode::kFull,
+         "this join of {} MiB takes {} MiB to read, and {} of {} MiB are in use: end a job, or "
+         "raise --memory-limit",
+         text.size() / kMiB, bytes / kMiB, used_ / kMiB, limit_ / kMiB);
+  }
+  *held_ += bytes;
+  return {held_.get(), [held = held_, bytes](void*) { *held -= bytes; }};
+}
+
 }  // namespace phub

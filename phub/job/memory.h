@@ -3,7 +3,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "phub/job/rack.h"
@@ -65,10 +67,16 @@ class MemoryBudget {
   void reserve(const JobSpec& spec, const NodeMemory& memory);
   void release(uint64_t bytes) { used_ -= bytes; }
   void grow(uint64_t before, uint64_t now) { used_ += now - before; }
+  // What a join with this text takes once it is decoded, until the result is gone; null: next to
+  // nothing. Any thread. Throws Error, kUnavailable where there is room when other joins are done,
+  // or kFull.
+  std::shared_ptr<void> hold_for_join(std::string_view text);
 
  private:
   const uint64_t limit_;
   std::atomic<uint64_t> used_{0};
+  // Beside it, by joins: what they hold may outlive this.
+  const std::shared_ptr<std::atomic<uint64_t>> held_ = std::make_shared<std::atomic<uint64_t>>(0);
 };
 
 }  // namespace phub

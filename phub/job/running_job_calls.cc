@@ -322,14 +322,16 @@ void RunningJob::answer_join(uint32_t rank, std::vector<Reply<JoinReply>> replie
     answer->spec = job_->spec();
   };
   run_beside(host_.coder, compose, [=, this](const std::optional<Error>& failed) {
-    if (failed) join_unanswered(rank, answer->incarnation);
+    if (failed) join_unanswered(rank, whose->second);
+    size_t left = replies.size();
     for (const Reply<JoinReply>& reply : replies) {
+      --left;
       if (failed) {
         reply({failed->code(), failed->what()});
       } else if (ending_ && !error_.empty()) {
         reply({error_code_, error_});
       } else {
-        reply(JoinReply(*answer));
+        reply(left > 0 ? JoinReply(*answer) : std::move(*answer));
       }
     }
     // Behind the encoding of the replies: from now on it has a lease to keep.

@@ -165,14 +165,14 @@ void check_chunk_count(std::span<const KeySpec> keys, const PlanOptions& options
   }
 }
 
-// The keys with the rows of their chunks.
+// The keys with the rows of their chunks, where some are still to be decided; otherwise none.
 std::vector<KeySpec> with_tiles(std::span<const KeySpec> keys, size_t cores,
                                 uint32_t chunk_elements) {
+  const auto undecided = [](const KeySpec& key) { return has_tiles(key) && key.tile_rows == 0; };
+  if (std::ranges::none_of(keys, undecided)) return {};
   std::vector<KeySpec> all(keys.begin(), keys.end());
   for (KeySpec& key : all) {
-    if (has_tiles(key) && key.tile_rows == 0) {
-      key.tile_rows = tile_rows_for(key, cores, chunk_elements);
-    }
+    if (undecided(key)) key.tile_rows = tile_rows_for(key, cores, chunk_elements);
   }
   return all;
 }
@@ -407,9 +407,11 @@ Plan make_plan(const numa::Topology& topology, std::span<const KeySpec> keys,
   Plan plan;
   std::vector<double> queue_share;
   for (const Site& site : sites) add_site(topology, site, plan, queue_share);
-  const std::vector<KeySpec> tiled = with_tiles(keys, plan.cores.size(), options.chunk_elements);
+  const std::vector<KeySpec> decided = with_tiles(keys, plan.cores.size(), options.chunk_elements);
+  const std::span<const KeySpec> tiled = decided.empty() ? keys : decided;
   check_chunk_count(tiled, options, plan.queues.size());
   static_cast<Layout&>(plan) = lay_out_keys(tiled, options.chunk_elements, options.gradient_dtype);
+  plan.tile_rows.reserve(tiled.size());
   for (const KeySpec& key : tiled) plan.tile_rows.push_back(key.tile_rows);
   plan.trailer_elements = options.trailer_elements;
   deal(sites, queue_share, options, exchanged_bytes(plan, tiled, options.ranks), plan);

@@ -265,8 +265,9 @@ std::shared_ptr<JobPart> ShardServer::made(const ShardPart& order, Manifest& res
   const NodeMemory memory = total_memory(plan, order.spec, order.saved, restored.ranks.size());
   budget_.reserve(order.spec, memory);
   try {
-    auto part = std::make_shared<JobPart>(order.spec, std::move(plan), transport, options_.store,
-                                          order.saved, goes_on ? &restored : nullptr,
+    auto part = std::make_shared<JobPart>(std::make_shared<const JobSpec>(order.spec),
+                                          std::move(plan), transport, options_.store, order.saved,
+                                          goes_on ? &restored : nullptr,
                                           QueueNumbers{order.first_queue, order.all_queues});
     if (goes_on) make_docks(*part, order.restored.front().docks);
     return part;

@@ -8,7 +8,7 @@
 namespace phub::testing {
 
 MembershipDriver::MembershipDriver(const JobSpec& spec, uint32_t cores)
-    : spec_(spec), cores_(cores), membership_(spec, cores, kChunks) {
+    : spec_(spec), cores_(cores), membership_(spec_, cores, kChunks) {
   for (uint32_t rank = 0; rank < spec.world_size; ++rank) expected_.insert(rank);
 }
 

@@ -2,6 +2,7 @@
 // has to wait for that.
 #include "phub/server.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -292,6 +293,21 @@ TEST(EndedJobs, AreKeptForADayWhileThereIsMemory) {
   EXPECT_EQ(refused(jobs, "two"), "");
   for (size_t i = 0; i <= EndedJobs::kMostJobs; ++i) jobs.add(ended_job("more", 2000));
   EXPECT_EQ(jobs.not_found("two"), "there is no job 'two'");
+}
+
+TEST(MemoryBudget, CountsAJoinBeforeItIsDecoded) {
+  constexpr uint64_t kKeys = 10'000;
+  std::string text;
+  for (uint64_t key = 0; key < kKeys; ++key) text += fmt::format(R"({{"name":"{}"}},)", key);
+  MemoryBudget budget(kKeys * 2 * sizeof(KeySpec));
+  EXPECT_EQ(budget.hold_for_join("{}"), nullptr) << "nearly nothing";
+  std::shared_ptr<void> held = budget.hold_for_join(text);
+  EXPECT_EQ(error_of([&] { budget.hold_for_join(text); })->code(), ErrorCode::kUnavailable)
+      << "when the first is done there is room";
+  held.reset();
+  EXPECT_NE(budget.hold_for_join(text), nullptr);
+  budget.grow(0, kKeys * sizeof(KeySpec));
+  EXPECT_EQ(error_of([&] { budget.hold_for_join(text); })->code(), ErrorCode::kFull);
 }
 
 }  // namespace

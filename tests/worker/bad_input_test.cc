@@ -257,6 +257,15 @@ TEST_F(BadInput, MemoryThatOthersHold) {
   EXPECT_EQ(now.rank(), 0u);
 }
 
+// What a join takes once it is decoded is counted before that.
+TEST_F(BadInput, AJoinThatIsTooLargeToRead) {
+  JobSpec many = spec_of("many");
+  for (uint32_t key = 0; key < 200'000; ++key) {
+    many.keys.push_back({.name = std::to_string(key), .elements = 1});
+  }
+  expect_error(ErrorCode::kFull, "MiB to read, and", [&] { Worker worker(box_.options(many)); });
+}
+
 // Listens and never answers, or answers as somebody else does.
 class Impostor {
  public:

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -150,6 +151,14 @@ void decode(std::string_view text, std::string_view what, Place root) {
 }
 
 void write_string(std::string& out, std::string_view text) {
+  // As nearly all text is: nothing to escape, and no bytes that might not be UTF-8.
+  const auto is_plain = [](char c) { return c >= ' ' && c < 0x7f && c != '"' && c != '\\'; };
+  if (std::ranges::all_of(text, is_plain)) {
+    out += '"';
+    out += text;
+    out += '"';
+    return;
+  }
   try {
     out += Json(text).dump();
   } catch (const Json::type_error&) {

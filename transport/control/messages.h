@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -53,7 +54,9 @@ struct JoinRequest {
   bool saves = false;  // this rank has state of its own, which belongs to the job's checkpoints; of
                        // a rack: one of its ranks has
   std::vector<KeyInterest> interest = {};  // what it writes and reads; empty: everything
-  Caller caller = {};                      // not on the wire
+  // Not on the wire.
+  Caller caller = {};
+  std::shared_ptr<void> held = {};  // what it takes of the box's memory, until this is released
 };
 
 // Where every key and chunk is. Offsets and sizes are in elements, but for queue_slots.
