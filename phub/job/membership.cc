@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 #include <span>
 #include <utility>
 
@@ -18,6 +19,19 @@ std::string named(const std::vector<uint32_t>& ranks) {
   std::string text = fmt::format("rank {}", fmt::join(first, ", "));
   if (ranks.size() > kMostNamed) text += fmt::format(" … and {} more", ranks.size() - kMostNamed);
   return text;
+}
+
+// A second box asks for the ranks of a rack, and the first one is there.
+std::string taken_rack_text(const JobSpec& spec, uint32_t rank) {
+  const auto of_rack = spec.rack_ranks.begin() + rank;
+  const uint32_t first = std::accumulate(spec.rack_ranks.begin(), of_rack, 0u);
+  return fmt::format(
+      "another box already sums rank {} to {} of job '{}', which are group {} of its 'groups', and "
+      "a "
+      "group has one box. Either 'groups' is wrong: it names the number of ranks that join each "
+      "box, as in '4,4', and is the same for all ranks. Or this worker joined the wrong box: "
+      "workers of one group all join the same",
+      first, first + *of_rack - 1, spec.name, rank);
 }
 
 }  // namespace
@@ -86,6 +100,9 @@ void Membership::join(uint64_t token, int32_t wanted, bool replace, Ms now) {
   }
   Rank& r = ranks_[rank];
   if (r.state == State::kLive && !r.losing) {
+    if (!replace && !spec_.rack_ranks.empty()) {
+      return reply_error(token, ErrorCode::kTaken, taken_rack_text(spec_, rank));
+    }
     if (!replace) {
       return reply_error(
           token, ErrorCode::kTaken,

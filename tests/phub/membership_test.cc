@@ -1152,5 +1152,17 @@ TEST(Membership, RandomSequences) {
   }
 }
 
+// A rack is a rank that nobody replaces by hand: what another box asks for is a mistake.
+TEST(MembershipOfRacks, ASecondBoxForAGroupIsToldWhatIsWrong) {
+  JobSpec spec = spec_of(2);
+  spec.rack_ranks = {4, 3};
+  Assembled m(spec);
+  const std::string said = m.answered(m.join(1));
+  EXPECT_THAT(said, HasSubstr("another box already sums rank 4 to 6 of job 'job', which are group "
+                              "1 of its 'groups'"));
+  EXPECT_THAT(said, HasSubstr("all join the same"));
+  EXPECT_THAT(said, ::testing::Not(HasSubstr("replace")));
+}
+
 }  // namespace
 }  // namespace phub
