@@ -201,10 +201,10 @@ RunningJob& Server::authenticate(const Credential& who) {
   RunningJob* job = find(who.job);
   if (!job) {
     host_.ended.refuse_if_member(who);
-    if (host_.checkpoints && who.epoch > 0) {
+    if ((host_.checkpoints || options_.parent) && who.epoch > 0) {
       fail(ErrorCode::kRewound,
-           "job '{}' does not run at this server: join again, and it goes on from its checkpoint",
-           who.job);
+           "job '{}' does not run at this server: join again, and it goes on {}", who.job,
+           options_.parent ? "in the round of the server above" : "from its checkpoint");
     }
     host_.ended.refuse(who.job);
   }

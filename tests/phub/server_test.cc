@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "numa/topology.h"
+#include "tests/phub/fake_parent.h"
 #include "transport/shm/transport.h"
 
 namespace phub {
@@ -308,6 +309,30 @@ TEST(MemoryBudget, CountsAJoinBeforeItIsDecoded) {
   EXPECT_NE(budget.hold_for_join(text), nullptr);
   budget.grow(0, kKeys * sizeof(KeySpec));
   EXPECT_EQ(error_of([&] { budget.hold_for_join(text); })->code(), ErrorCode::kFull);
+}
+
+// What its workers ask a box that was started again.
+std::optional<ErrorCode> code_of_heartbeat(Parent* parent, uint64_t epoch) {
+  ServerOptions options;
+  options.topology = numa::from_synthetic("pack:1 core:2 pu:1");
+  options.pin = false;
+  options.parent = parent;
+  std::vector<std::unique_ptr<Transport>> nics;
+  nics.push_back(make_shm_transport());
+  SteadyClock clock;
+  Server server(std::move(options), std::move(nics), clock);
+  const Credential who{.job = "job", .incarnation = 1, .ticket = "ticket", .epoch = epoch};
+  const std::optional<Error> refused =
+      error_of([&] { server.heartbeat(who, [](const Result<Pulse>&) {}); });
+  return refused ? std::optional(refused->code()) : std::nullopt;
+}
+
+// Its job is the parent's, which is saved there.
+TEST(ServerBelowAParent, WorkersOfARackThatDiedJoinAgain) {
+  testing::FakeParent parent;
+  EXPECT_EQ(code_of_heartbeat(&parent, 3), ErrorCode::kRewound);
+  EXPECT_EQ(code_of_heartbeat(&parent, 0), ErrorCode::kNotFound) << "nobody saves the job";
+  EXPECT_EQ(code_of_heartbeat(nullptr, 3), ErrorCode::kNotFound);
 }
 
 }  // namespace
