@@ -164,9 +164,9 @@ class ChunkTable {
     const uint32_t ranks = chunks_[index].arrived + (selective_ > 0 ? idle_in_round(index) : 0);
     return ranks == 0 && follows(index) ? 1 : ranks;  // who was idle may be gone since
   }
-  // Nobody took part, as this rack had to leave out all of its ranks. Nothing: it is not so.
+  // A rack that says that it had to leave out all of its ranks. Nothing: there is none.
   std::optional<uint32_t> left_out_rack(uint32_t index) const {
-    if (participants_.empty() || participants(index) > 0 || participants_[index] == 0) return {};
+    if (participants_.empty() || participants_[index] >> 16 == 0) return {};
     return (participants_[index] >> 16) - 1;
   }
 

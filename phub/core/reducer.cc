@@ -80,10 +80,18 @@ void Reducer::gather(uint32_t index) {
   });
 }
 
+// A rack whose ranks all sent what is not finite, where the others do not go on without it: nobody
+// else took part, or ranks are not to be left out. Nothing: there is none.
+std::optional<uint32_t> Reducer::stopping_rack(uint32_t index) const {
+  const bool go_on =
+      parameters_.on_nonfinite == OnNonFinite::kExclude && table_.participants(index) > 0;
+  return go_on ? std::nullopt : table_.left_out_rack(index);
+}
+
 // False: it cannot be summed now.
 bool Reducer::sum(uint32_t index, float* to) {
   CoreChunk& chunk = table_[index];
-  if (const auto rack = table_.left_out_rack(index)) {
+  if (const auto rack = stopping_rack(index)) {
     if (reports_.room_for_exclusions(1)) stop(*rack, index);
     return false;
   }
@@ -156,7 +164,7 @@ std::optional<Reducer::PartialSum> Reducer::sum_for_parent(uint32_t index, float
   while (!slots_.empty() && !tree_sum_.add(slots_, slot_ranks_, chunk.slot(), 1, to)) {
     const int at = kernels::find_nonfinite(slots_, chunk.slot());
     const auto rank = at < 0 ? CoreReport::kNoRank : slot_ranks_[static_cast<size_t>(at)];
-    if (at < 0 || parameters_.on_nonfinite != OnNonFinite::kExclude) {
+    if (at < 0 || !excludes()) {
       const bool stops = parameters_.on_nonfinite == OnNonFinite::kStop ||
                          parameters_.on_nonfinite == OnNonFinite::kExclude;
       if (stops && !std::exchange(nonfinite_reported_, true)) {
@@ -169,8 +177,9 @@ std::optional<Reducer::PartialSum> Reducer::sum_for_parent(uint32_t index, float
     --sum.participants;
   }
   sum.null = slots_.empty();
-  const bool none_left = excluded || table_.left_out_rack(index);
-  if (sum.participants == 0 && none_left) sum.participants = kNoneLeft;
+  const bool stops = stopping_rack(index).has_value();
+  if (stops) sum.null = true;
+  if (stops || (sum.participants == 0 && excluded)) sum.participants = kNoneLeft;
   return sum;
 }
 
@@ -281,7 +290,7 @@ bool Reducer::resolve_nonfinite(uint32_t index, float* sum) {
   for (;;) {
     // Whose it is, a sum that has come through a switch does not tell.
     const int at = chunk.summed ? -1 : kernels::find_nonfinite(slots_, chunk.slot());
-    if (at < 0 || parameters_.on_nonfinite == OnNonFinite::kStop || participants == 1) {
+    if (at < 0 || !excludes() || participants == 1) {
       reports_.withdraw(reports_before);
       stop(at < 0 ? CoreReport::kNoRank : slot_ranks_[static_cast<size_t>(at)], index);
       return false;

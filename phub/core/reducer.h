@@ -88,6 +88,11 @@ class Reducer {
   void publish_to(void* result, const CoreChunk& chunk) const;  // null: nowhere
   void* separate_result(const CoreChunk& chunk) const;
   void make_difference(const CoreChunk& chunk);
+  // Ranks are left out where their gradients are; what comes from a rack is a sum.
+  bool excludes() const {
+    return parameters_.on_nonfinite == OnNonFinite::kExclude && parameters_.rack_ranks.empty();
+  }
+  std::optional<uint32_t> stopping_rack(uint32_t index) const;
   void stop(uint32_t rank, uint32_t index);
   void exclude(int at, uint32_t index);
   bool resolve_nonfinite(uint32_t index, float* sum);

@@ -92,8 +92,6 @@ JobSpec spec_above(const JobSpec& spec) {
     key.format.clear();
     key.exchanged_by.clear();  // every rack takes part in all sums
   }
-  // Whose gradient it was is found, and left out, where gradients are.
-  if (spec.on_nonfinite == "exclude") above.on_nonfinite = "stop";
   const uint64_t pause = spec.on_loss == "wait" ? spec.wait_limit_ms : 0;
   above.progress_limit_ms = clamped(uint64_t{2} * spec.progress_limit_ms + pause);
   return above;

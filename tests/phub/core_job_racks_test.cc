@@ -28,8 +28,11 @@ constexpr uint64_t kAbove = 4096;  // where its slots begin at the parent
 
 class ParentRig : public testing::CoreJobRig {
  public:
-  explicit ParentRig(bool mean = true)
-      : BasicCoreJobRig({.parameters = {.max_ranks = 3, .rack_ranks = {2, 4, 1}, .mean = mean},
+  explicit ParentRig(bool mean = true, OnNonFinite on_nonfinite = OnNonFinite::kStop)
+      : BasicCoreJobRig({.parameters = {.max_ranks = 3,
+                                        .rack_ranks = {2, 4, 1},
+                                        .mean = mean,
+                                        .on_nonfinite = on_nonfinite},
                          .elements = kElements,
                          .stride = kStride}) {}
 
@@ -97,19 +100,48 @@ TEST(Parent, NobodysRoundChangesNothing) {
 
 // As in one box, where the last rank's NaN ends the job.
 TEST(Parent, ARoundOfWhichAllAreLeftOutStopsTheJob) {
-  ParentRig rig;
-  rig.push_null(0, 0, 1, 0);
-  rig.push_null(1, 0, 1, kNoneLeft);
-  rig.push_null(2, 0, 1, 0);
+  for (const OnNonFinite policy : {OnNonFinite::kStop, OnNonFinite::kExclude}) {
+    ParentRig rig(true, policy);
+    rig.push_null(0, 0, 1, 0);
+    rig.push_null(1, 0, 1, kNoneLeft);
+    rig.push_null(2, 0, 1, 0);
+    const std::optional<CoreReport> report = rig.violation();
+    ASSERT_TRUE(report);
+    EXPECT_EQ(report->type, CoreReport::kNonFinite);
+    EXPECT_EQ(report->rank, 1u);
+    EXPECT_THAT(rig.take_posts(), IsEmpty());
+  }
+}
+
+// Ranks are to be left out in no rack of such a job.
+TEST(Parent, ARackThatLeavesItsRanksOutStopsAJobThatIsToStop) {
+  for (const OnNonFinite policy : {OnNonFinite::kStop, OnNonFinite::kPass}) {
+    ParentRig rig(true, policy);
+    rig.push_sum(0, 0, 1, 6, 2);
+    rig.push_null(1, 0, 1, kNoneLeft);
+    rig.push_null(2, 0, 1, 1);
+    const std::optional<CoreReport> report = rig.violation();
+    ASSERT_TRUE(report);
+    EXPECT_EQ(report->type, CoreReport::kNonFinite);
+    EXPECT_EQ(report->rank, 1u);
+    EXPECT_THAT(rig.take_posts(), IsEmpty());
+  }
+}
+
+// It has found whose gradient it was, and left that out: what is not finite now is a sum.
+TEST(Parent, ARackIsNotLeftOut) {
+  ParentRig rig(true, OnNonFinite::kExclude);
+  rig.push_sum(0, 0, 1, 6, 2);
+  rig.push_sum(1, 0, 1, INFINITY, 4);
+  rig.push_sum(2, 0, 1, 1, 1);
   const std::optional<CoreReport> report = rig.violation();
   ASSERT_TRUE(report);
   EXPECT_EQ(report->type, CoreReport::kNonFinite);
   EXPECT_EQ(report->rank, 1u);
-  EXPECT_THAT(rig.take_posts(), IsEmpty());
 }
 
 TEST(Parent, OthersGoOnWithoutARackOfWhichAllAreLeftOut) {
-  ParentRig rig;
+  ParentRig rig(true, OnNonFinite::kExclude);
   rig.push_null(1, 0, 1, kNoneLeft);
   rig.push_sum(0, 0, 1, 6, 2);
   rig.push_null(2, 0, 1, 1);

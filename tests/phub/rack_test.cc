@@ -39,7 +39,7 @@ TEST(RackSpec, EveryGroupIsARank) {
   EXPECT_EQ(above.world_size, 3u) << "nobody of the last group is there at first";
   EXPECT_EQ(above.gradient_dtype, "f32");
   for (const KeySpec& key : above.keys) EXPECT_EQ(key.format, "");
-  EXPECT_EQ(above.on_nonfinite, "stop");
+  EXPECT_EQ(above.on_nonfinite, "exclude") << "the racks of a job agree on it";
   EXPECT_EQ(above.reduction, "mean");
   EXPECT_EQ(above.progress_limit_ms, 2 * spec.progress_limit_ms);
   complete_spec(above);
@@ -100,8 +100,6 @@ TEST(RackSpec, NonsenseIsRefused) {
           [](JobSpec& spec) { spec.gradient_dtype = "bf16"; });
   refused("consistency: ranks that are racks need 'bsp'",
           [](JobSpec& spec) { spec.consistency = "async"; });
-  refused("on_nonfinite: 'exclude' leaves ranks out",
-          [](JobSpec& spec) { spec.on_nonfinite = "exclude"; });
 }
 
 }  // namespace

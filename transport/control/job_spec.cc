@@ -333,9 +333,6 @@ void check_racks(const JobSpec& spec, uint32_t ranks) {
   }
   expect("consistency", spec.consistency, "bsp");
   expect("work", spec.work, "all");
-  if (spec.on_nonfinite == "exclude") {
-    fail(ErrorCode::kInvalid, "on_nonfinite: 'exclude' leaves ranks out, and these are racks");
-  }
 }
 
 // A branch is what the box has of the rounds that all ranks have completed, and all go on from
