@@ -288,7 +288,7 @@ class RunningJob {
   void find_news_of_savers();
   bool must_tell_of_savers();
   void admit_savers();
-  void check_news_of_savers(uint32_t rank, const RackNews& news) const;
+  void check_news(uint32_t rank, const RackNews& news) const;
   void take_news_of_savers(uint32_t rank, RackNews& news);
   void drop_parts();
   std::vector<RankPart> parts_for(uint32_t rank) const;

@@ -130,12 +130,20 @@ void RunningJob::admit_savers() {
 
 // --- a rack's parent -----------------------------------------------------------------------------
 
-void RunningJob::check_news_of_savers(uint32_t rank, const RackNews& news) const {
+void RunningJob::check_news(uint32_t rank, const RackNews& news) const {
   const RankRange ranks = ranks_of_training(job_->spec(), rank);
-  for (const SaverStay& stay : news.savers) {
-    if (ranks.contains(stay.rank)) continue;
+  const auto check = [&](uint32_t of_news) {
+    if (ranks.contains(of_news)) return;
     fail(ErrorCode::kInvalid, "rack {} of job '{}' has the ranks {} to {}, and rank {} is not its",
-         rank, job_->spec().name, ranks.first, ranks.end - 1, stay.rank);
+         rank, job_->spec().name, ranks.first, ranks.end - 1, of_news);
+  };
+  for (const SaverStay& stay : news.savers) check(stay.rank);
+  for (size_t i = 0; i < news.live.size(); ++i) {
+    check(news.live[i]);
+    if (i == 0 || news.live[i - 1] < news.live[i]) continue;
+    fail(ErrorCode::kInvalid,
+         "the news of rack {} of job '{}': its live ranks must ascend, and rank {} comes after {}",
+         rank, job_->spec().name, news.live[i], news.live[i - 1]);
   }
 }
 

@@ -1,6 +1,8 @@
 // A running job of a rack: what it passes on to the parent's job, and what comes from there.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "phub/job/running_job.h"
@@ -84,7 +86,12 @@ void RunningJob::tell_parent() {
   admit_savers();
   news_.live.clear();
   for (const RankStatus& rank : membership_.ranks()) {
-    if (rank.state == "live") news_.live.push_back(rank.rank);
+    if (rank.state != "live") continue;
+    if (has_racks()) {
+      std::ranges::copy(seats_[rank.rank].rack.live, std::back_inserter(news_.live));
+    } else {
+      news_.live.push_back(rank.rank);
+    }
   }
   find_news_of_savers();
   uplink_->tell(news_);
@@ -94,7 +101,7 @@ void RunningJob::take_news(uint32_t rank, RackNews news) {
   if (job_->spec().rack_ranks.empty()) {
     fail(ErrorCode::kInvalid, "the ranks of job '{}' are not racks", job_->spec().name);
   }
-  check_news_of_savers(rank, news);
+  check_news(rank, news);
   Seat& seat = seats_[rank];
   const std::string failure = std::exchange(news.failure, "");
   if (failure.empty()) {

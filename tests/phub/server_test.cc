@@ -19,6 +19,7 @@
 #include "numa/topology.h"
 #include "tests/phub/fake_parent.h"
 #include "transport/shm/transport.h"
+#include "transport/tcp/transport.h"
 
 namespace phub {
 namespace {
@@ -311,16 +312,22 @@ TEST(MemoryBudget, CountsAJoinBeforeItIsDecoded) {
   EXPECT_EQ(error_of([&] { budget.hold_for_join(text); })->code(), ErrorCode::kFull);
 }
 
-// What its workers ask a box that was started again.
-std::optional<ErrorCode> code_of_heartbeat(Parent* parent, uint64_t epoch) {
+// A box without threads, with one transport.
+Server server_of(std::unique_ptr<Transport> transport, const Clock& clock,
+                 Parent* parent = nullptr) {
   ServerOptions options;
   options.topology = numa::from_synthetic("pack:1 core:2 pu:1");
   options.pin = false;
   options.parent = parent;
   std::vector<std::unique_ptr<Transport>> nics;
-  nics.push_back(make_shm_transport());
+  nics.push_back(std::move(transport));
+  return {std::move(options), std::move(nics), clock};
+}
+
+// What its workers ask a box that was started again.
+std::optional<ErrorCode> code_of_heartbeat(Parent* parent, uint64_t epoch) {
   SteadyClock clock;
-  Server server(std::move(options), std::move(nics), clock);
+  Server server = server_of(make_shm_transport(), clock, parent);
   const Credential who{.job = "job", .incarnation = 1, .ticket = "ticket", .epoch = epoch};
   const std::optional<Error> refused =
       error_of([&] { server.heartbeat(who, [](const Result<Pulse>&) {}); });
@@ -333,6 +340,40 @@ TEST(ServerBelowAParent, WorkersOfARackThatDiedJoinAgain) {
   EXPECT_EQ(code_of_heartbeat(&parent, 3), ErrorCode::kRewound);
   EXPECT_EQ(code_of_heartbeat(&parent, 0), ErrorCode::kNotFound) << "nobody saves the job";
   EXPECT_EQ(code_of_heartbeat(nullptr, 3), ErrorCode::kNotFound);
+}
+
+TEST(ServerAboveRacks, NewsNameRanksOfTheRack) {
+  SteadyClock clock;
+  Server server = server_of(make_tcp_transport(), clock);
+  JoinRequest request;
+  request.spec.name = "job";
+  request.spec.keys = {{.name = "w", .elements = 100}};
+  request.spec.world_size = request.spec.max_ranks = 2;
+  request.spec.rack_ranks = {2, 3};
+  request.rank = 1;
+  request.transport = "tcp";
+  std::optional<Result<JoinReply>> joined;
+  server.join(request, [&](Result<JoinReply> result) { joined = std::move(result); });
+  for (int i = 0; i < 20; ++i) {
+    server.poll();
+    for (uint32_t core = 0; core < server.cores(); ++core) server.core(core).step();
+  }
+  ASSERT_TRUE(joined && *joined) << joined->message;
+  const Credential who{"job", 1, joined->value->incarnation, joined->value->offer.ticket};
+  const auto says = [&](std::vector<uint32_t> live) -> std::string {
+    const std::optional<Error> refused = error_of([&] {
+      server.take_news(who, {.name = "box", .live = std::move(live)}, [](const Result<Done>&) {});
+    });
+    return refused ? refused->what() : "";
+  };
+  EXPECT_EQ(says({2, 4}), "");
+  EXPECT_THAT(says({1, 2}), HasSubstr("has the ranks 2 to 4, and rank 1 is not its"));
+  EXPECT_THAT(says({4, 5}), HasSubstr("has the ranks 2 to 4, and rank 5 is not its"));
+  EXPECT_THAT(says({4, 2}), HasSubstr("must ascend, and rank 2 comes after 4"));
+  EXPECT_THAT(says({3, 3}), HasSubstr("must ascend, and rank 3 comes after 3"));
+  const std::vector<RankStatus> ranks = server.job_status("job").ranks;
+  ASSERT_EQ(ranks.size(), 1u);
+  EXPECT_THAT(ranks.front().rack_live, ElementsAre(2, 4)) << "nothing else of it counts";
 }
 
 }  // namespace
