@@ -16,7 +16,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import phub
-from phub import pytorch
+from phub import _alone
 
 
 def model_of(kind):
@@ -353,11 +353,6 @@ def test_keys_have_the_shapes_of_parameters(monkeypatch):
     }
 
 
-def test_unused_parameters_are_refused(box):
-    with pytest.raises(phub.InvalidError, match="find_unused_parameters"):
-        phub.ddp(nn.Linear(2, 2), ddp_options={"find_unused_parameters": True})
-
-
 def of_another_module(rank):
     wrapped = phub.ddp(nn.Linear(2, 2))
     wrapped.phub._name_of.clear()
@@ -374,7 +369,7 @@ def becomes_trainable(_rank, bare):
     net[0].weight.requires_grad_(requires_grad=False)
     if bare:
         state = phub.DDPState(net)
-        wrapped = DistributedDataParallel(net, process_group=pytorch._group_of_one())
+        wrapped = DistributedDataParallel(net, process_group=_alone.Group())
         wrapped.register_comm_hook(state, phub.ddp_hook)
     else:
         wrapped = phub.ddp(net)

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import phub
-from phub import pytorch
+from phub import _alone
 
 TABLE = Path(__file__).resolve().parents[2] / "c_abi" / "options.cc"
 VALUES = {
@@ -76,7 +76,7 @@ def with_state(net, options):
     state = phub.DDPState(net, **options)
     if options.get("initial") == "broadcast":
         state.broadcast_parameters()
-    wrapped = DistributedDataParallel(net, process_group=pytorch._group_of_one())
+    wrapped = DistributedDataParallel(net, process_group=_alone.Group())
     wrapped.register_comm_hook(state, phub.ddp_hook)
     return wrapped, state.close, None
 
