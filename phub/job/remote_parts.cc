@@ -15,6 +15,43 @@ constexpr std::string_view kServesNoMore = "it serves no more";
   fail(ErrorCode::kInvalid, "mail: a report does not fit its job: {}", what);
 }
 
+// What a core says only when it is asked, and which order asks for it.
+std::optional<CoreReport::Type> answer_to(ShardDo what) {
+  switch (what) {
+    case ShardDo::kStart:
+      return CoreReport::kRemoved;  // at its end
+    case ShardDo::kHold:
+      return CoreReport::kHeld;
+    case ShardDo::kDetach:
+      return CoreReport::kDetached;
+    case ShardDo::kAttach:
+      return CoreReport::kAttached;
+    default:
+      return std::nullopt;
+  }
+}
+
+bool is_answer(CoreReport::Type type) {
+  switch (type) {
+    case CoreReport::kRemoved:
+    case CoreReport::kHeld:
+    case CoreReport::kCommitted:
+    case CoreReport::kProbed:
+    case CoreReport::kDetached:
+    case CoreReport::kAttached:
+    case CoreReport::kSnapped:
+    case CoreReport::kGotState:
+    case CoreReport::kSetState:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool is_about_rank(CoreReport::Type type) {
+  return type == CoreReport::kDetached || type == CoreReport::kAttached;
+}
+
 void take_probe(const ShardProbe& said, Probe& probe) {
   if (said.arrivals.size() != probe.arrivals.size() ||
       said.waited_for.size() != probe.waited_for.size() ||
@@ -51,6 +88,15 @@ RemoteParts::RemoteParts(Shards& shards, uint64_t job, const Plan& plan,
                       .first_queue = queue,
                       .queues = first_queue_of(plan, box + 1) - queue});
   }
+}
+
+void RemoteParts::Part::owes(CoreReport::Type type, uint32_t rank) {
+  for (uint32_t core = 0; core < cores; ++core) owed.insert({type, rank, core});
+}
+
+uint32_t RemoteParts::Part::owing(CoreReport::Type type) const {
+  return static_cast<uint32_t>(std::ranges::count(
+      owed, type, [](const auto& report) { return std::get<CoreReport::Type>(report); }));
 }
 
 void RemoteParts::ask(Asked& asked, Offer* offer, Done done) {
@@ -108,8 +154,8 @@ void RemoteParts::reconnect(uint32_t rank, uint32_t incarnation, Offer& offer, O
 }
 
 void RemoteParts::send(ShardDo what, uint32_t rank, uint32_t incarnation) {
-  if (what == ShardDo::kStart) {
-    for (Part& part : parts_) part.cores_left = part.cores;
+  if (const std::optional<CoreReport::Type> answer = answer_to(what)) {
+    for (Part& part : parts_) part.owes(*answer, is_about_rank(*answer) ? rank : 0);
   }
   order({.kind = what, .rank = rank, .incarnation = incarnation});
 }
@@ -133,9 +179,13 @@ void RemoteParts::commit(const Boundary& boundary, const MembershipAction& actio
     sent.admitted.push_back({admitted.rank, admitted.incarnation, admitted.first_round});
   }
   for (Part& part : parts_) {
-    part.committing = part.cores;
-    if (boundary.snapshot) part.copied = 0;
-    if (state > 0) (keys_.what.set ? part.setting : part.getting) = part.cores;
+    part.owes(CoreReport::kCommitted);
+    part.told_rounds = false;
+    if (boundary.snapshot) {
+      part.owes(CoreReport::kSnapped);
+      part.copied = 0;
+    }
+    if (state > 0) part.owes(keys_.what.set ? CoreReport::kSetState : CoreReport::kGotState);
   }
   ShardOrder commit{.kind = ShardDo::kCommit};
   commit.boundary.push_back(std::move(sent));
@@ -163,6 +213,7 @@ void RemoteParts::free_dock(uint32_t shelf) {
 void RemoteParts::probe(uint64_t begun) {
   active_ = false;
   begun_ = begun;
+  for (Part& part : parts_) part.owes(CoreReport::kProbed);
   order({.kind = ShardDo::kProbe, .round = begun});
 }
 
@@ -205,6 +256,39 @@ void RemoteParts::answered(Asked& asked, const Part& part, const ShardReport& re
   done(failed);
 }
 
+// Every rank once, and every chunk once, ascending: else the work would be the product of what is
+// said, not its sum.
+void RemoteParts::check_last_rounds(Part& part, std::span<const ShardRounds> all,
+                                    const Boundary& boundary) {
+  if (std::exchange(part.told_rounds, true)) nonsense("last rounds that are known");
+  std::set<uint32_t> ranks;
+  for (const ShardRounds& rounds : all) {
+    if (!ranks.insert(rounds.rank).second) nonsense("the last rounds of a rank come twice");
+    const auto lost = std::ranges::find(boundary.lost, rounds.rank, &Boundary::Lost::rank);
+    if (lost == boundary.lost.end()) nonsense("a rank that is not lost");
+    uint64_t next = 0;
+    for (const ChunkRange& range : rounds.rounds) {
+      const bool is_behind = range.first >= next && range.last >= range.first;
+      if (!is_behind || range.last >= plan_.chunks.size()) nonsense("a range of chunks");
+      next = uint64_t{range.last} + 1;
+    }
+  }
+}
+
+// REQUIRES: check_last_rounds().
+void RemoteParts::take_last_rounds(const Part& part, std::span<const ShardRounds> all,
+                                   Boundary& boundary) const {
+  for (const ShardRounds& rounds : all) {
+    const auto lost = std::ranges::find(boundary.lost, rounds.rank, &Boundary::Lost::rank);
+    for (const ChunkRange& range : rounds.rounds) {
+      for (uint32_t c = range.first; c <= range.last; ++c) {
+        const uint32_t queue = plan_.chunks[c].queue - part.first_queue;
+        if (queue < part.queues) lost->last_rounds[c] = range.round;
+      }
+    }
+  }
+}
+
 std::optional<CoreReport> RemoteParts::take(uint64_t shard, const ShardReport& report,
                                             const ProbeOf& probe_of, Boundary& boundary) {
   const auto part = std::ranges::find(parts_, shard, &Part::shard);
@@ -226,25 +310,19 @@ std::optional<CoreReport> RemoteParts::take(uint64_t shard, const ShardReport& r
   if (report.chunk >= plan_.chunks.size()) nonsense("a chunk");
   if (report.violation > CoreReport::kParticipants) nonsense("a violation");
   const uint32_t core = part->first_core + report.core;
-  if (type == CoreReport::kRemoved && part->cores_left-- == 0) nonsense("a core that is gone");
-  if (type == CoreReport::kCommitted && part->committing-- == 0) nonsense("a commit");
-  if (type == CoreReport::kGotState && part->getting-- == 0) nonsense("a state that was not asked");
-  if (type == CoreReport::kSetState && part->setting-- == 0) nonsense("a state that was not set");
+  const uint32_t whose = is_about_rank(*type) ? report.rank : 0;
+  if (is_answer(*type) && part->owed.erase({*type, whose, report.core}) == 0) {
+    nonsense("nobody asked this core, or it has answered already");
+  }
   if (type == CoreReport::kProbed) {
     if (report.probe.empty()) nonsense("a probe without an answer");
     take_probe(report.probe.front(), probe_of(core));
     probe_of(core).min_round = report.min_round;
   }
-  for (const ShardRounds& rounds : report.last_rounds) {
-    const auto lost = std::ranges::find(boundary.lost, rounds.rank, &Boundary::Lost::rank);
-    if (lost == boundary.lost.end()) nonsense("a rank that is not lost");
-    for (const ChunkRange& range : rounds.rounds) {
-      if (range.last >= plan_.chunks.size()) nonsense("a range of chunks");
-      for (uint32_t c = range.first; c <= range.last; ++c) {
-        const uint32_t queue = plan_.chunks[c].queue - part->first_queue;
-        if (queue < part->queues) lost->last_rounds[c] = range.round;
-      }
-    }
+  if (!report.last_rounds.empty()) {
+    if (type != CoreReport::kCommitted) nonsense("last rounds without a boundary");
+    check_last_rounds(*part, report.last_rounds, boundary);
+    take_last_rounds(*part, report.last_rounds, boundary);
   }
   CoreReport out;
   out.type = *type;
@@ -283,8 +361,9 @@ void RemoteParts::forget() {
 std::optional<RemoteParts::Lost> RemoteParts::lose(uint64_t shard) {
   const auto part = std::ranges::find(parts_, shard, &Part::shard);
   if (part == parts_.end()) return std::nullopt;
-  const Lost lost{part->name, std::exchange(part->cores_left, 0),
-                  std::exchange(part->committing, 0)};
+  const Lost lost{part->name, part->owing(CoreReport::kRemoved),
+                  part->owing(CoreReport::kCommitted)};
+  part->owed.clear();
   ShardReport gone{
       .refused = true, .code = ErrorCode::kUnavailable, .text = std::string(kServesNoMore)};
   answered(making_, *part, gone);

@@ -10,6 +10,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -62,9 +63,9 @@ class RemoteParts {
   void decide(const Decision& decision);
 
   // Of a box: what it says, as one of its cores would say it here, with the core's number in the
-  // plan of all. Nothing: it is no core's report, or nobody here asked. `probe_of(core)`: where its
+  // plan of all. Nothing: it is no core's report. `probe_of(core)`: where its
   // answer to a probe goes; `boundary`: that which is committed. Throws Error(kInvalid): no shard
-  // says that.
+  // says that, or nobody has asked the core since it said so last.
   using ProbeOf = std::function<Probe&(uint32_t core)>;
   std::optional<CoreReport> take(uint64_t shard, const ShardReport& report, const ProbeOf& probe_of,
                                  Boundary& boundary);
@@ -94,12 +95,15 @@ class RemoteParts {
     uint32_t box = 0;
     uint32_t first_core = 0, cores = 0;
     uint32_t first_queue = 0, queues = 0;
-    uint32_t cores_left = 0;
-    uint32_t committing = 0;
-    uint32_t getting = 0, setting = 0;  // the state of keys: cores that have not said so
-    uint64_t copied = 0;                // bytes of the present snapshot
-    uint64_t closed_round = 0;          // of a gate
-    std::vector<uint32_t> chunks;       // of the box, ascending; empty: not needed yet
+    // The reports that its cores owe: what of, about which rank (0 means none), and the core.
+    std::set<std::tuple<CoreReport::Type, uint32_t, uint32_t>> owed;
+    bool told_rounds = false;      // the last rounds of the ranks that the boundary loses
+    uint64_t copied = 0;           // bytes of the present snapshot
+    uint64_t closed_round = 0;     // of a gate
+    std::vector<uint32_t> chunks;  // of the box, ascending; empty: not needed yet
+
+    void owes(CoreReport::Type type, uint32_t rank = 0);  // each core, once
+    uint32_t owing(CoreReport::Type type) const;          // how many cores
   };
   const Part& part_of_shard(uint64_t shard) const;
   Part& part_of_shard(uint64_t shard) {
@@ -113,6 +117,9 @@ class RemoteParts {
   };
   void ask(Asked& asked, Offer* offer, Done done);
   void answered(Asked& asked, const Part& part, const ShardReport& report);
+  void check_last_rounds(Part& part, std::span<const ShardRounds> all, const Boundary& boundary);
+  void take_last_rounds(const Part& part, std::span<const ShardRounds> all,
+                        Boundary& boundary) const;
   void order(ShardOrder order);
 
   Shards& shards_;

@@ -258,6 +258,7 @@ class RunningJob {
 
   // running_job_shards.cc
   void order(const CoreMessage& message);
+  void check_rank(const ShardReport& report) const;
   void check_snapped(uint64_t shard, const ShardReport& report) const;
   void check_got(uint64_t shard) const;
   void close_gate(uint64_t shard, const ShardReport& report);

@@ -53,14 +53,16 @@ void RunningJob::order(const CoreMessage& message) {
 }
 
 void RunningJob::handle(uint64_t shard, const ShardReport& report) {
+  check_rank(report);
   if (report.kind == ShardSays::kSnapped && !ending_) check_snapped(shard, report);
   if (report.kind == ShardSays::kClosed && !ending_) close_gate(shard, report);
   if (report.kind == ShardSays::kGotState && !ending_) check_got(shard);
-  if (report.kind == ShardSays::kProbed && job_->gate())
-    job_->gate()->begin_elsewhere(report.round);
   const std::optional<CoreReport> core = remote_.take(
       shard, report, [this](uint32_t i) -> Probe& { return meter_.probe(i); },
       membership_.boundary());
+  if (report.kind == ShardSays::kProbed && job_->gate()) {
+    job_->gate()->begin_elsewhere(report.round);
+  }
   if (core) return handle(*core);
   if (ending_) return;
   if (report.kind == ShardSays::kFailed) membership_.failed(report.text);
@@ -84,6 +86,15 @@ void RunningJob::close_gate(uint64_t shard, const ShardReport& report) {
   squares.reserve(chunks.size());
   for (const uint64_t bits : report.squares) squares.push_back(std::bit_cast<double>(bits));
   job_->gate()->close_for(chunks, squares, report.round);
+}
+
+// A box names ranks of the job; none, where a sum overflowed.
+void RunningJob::check_rank(const ShardReport& report) const {
+  const bool is_none = report.kind == ShardSays::kNonFinite && report.rank == CoreReport::kNoRank;
+  const bool counts_ranks = report.kind == ShardSays::kViolation &&
+                            report.violation == CoreReport::kParticipants && !has_racks();
+  if ((is_none || report.rank < seats_.size()) && !counts_ranks) return;
+  fail(ErrorCode::kInvalid, "mail: a report does not fit its job: rank {}", report.rank);
 }
 
 // What goes on is known only when the copy is here.

@@ -500,7 +500,8 @@ void ShardServer::handle(CoreOfPart from, const CoreReport& said) {
   if (!what) return;
   ShardReport out{.kind = *what, .job = from.part};
   out.core = from.core;
-  out.rank = said.rank == CoreReport::kNoRank ? 0 : said.rank;
+  const bool names_nobody = said.rank == CoreReport::kNoRank;
+  out.rank = names_nobody && said.type != CoreReport::kNonFinite ? 0 : said.rank;
   out.incarnation = said.incarnation;
   out.violation = said.violation;
   out.chunk = said.chunk;

@@ -72,8 +72,13 @@ class ShardServerTest : public ::testing::Test {
                             [&](Result<BranchReply> reply) { forked = std::move(reply); });
     run();
     EXPECT_TRUE(forked) << "the job waits";
-    EXPECT_FALSE(server_.has_job("job"));
     EXPECT_TRUE(shard_.empty());
+    EXPECT_THAT(failure(), HasSubstr(what));
+  }
+  // The box says what none of its cores does.
+  void say(const ShardReport& report) { post_.add({report}); }
+  std::string failure() {
+    EXPECT_FALSE(server_.has_job("job"));
     std::string reason;
     server_.log("job", 0, [&reason](Result<LogPage> page) {
       ASSERT_TRUE(page);
@@ -81,8 +86,10 @@ class ShardServerTest : public ::testing::Test {
         if (record.kind == LogRecord::Kind::kFailed) reason = record.reason;
       }
     });
-    EXPECT_THAT(reason, HasSubstr(what));
+    return reason;
   }
+
+  std::string notes_;
 
  private:
   static std::vector<std::unique_ptr<Transport>> transports() {
@@ -115,7 +122,12 @@ class ShardServerTest : public ::testing::Test {
   }
 
   SteadyClock clock_;
-  Server server_{options<ServerOptions>(), transports(), clock_};
+  ServerOptions with_notes() {
+    ServerOptions server = options<ServerOptions>();
+    server.note = [this](const std::string& line) { notes_ += line + '\n'; };
+    return server;
+  }
+  Server server_{with_notes(), transports(), clock_};
   ShardServer shard_{options<ShardServerOptions>(), transports(), clock_};
   ShardPost post_;
   Change change_;
@@ -152,6 +164,27 @@ TEST_F(ShardServerTest, AStateThatIsNotThereFailsTheJob) {
 TEST_F(ShardServerTest, ABranchThatIsNotThereFailsTheJob) {
   expect_failure([](ShardBoundary& boundary) { boundary.branch = 4; },
                  "branch 4, which a boundary moves, is not there");
+}
+
+// It would end a wait for all cores' answers, and wrap their number.
+TEST_F(ShardServerTest, ABoxThatAnswersWhatNobodyAskedIsLost) {
+  for (int i = 0; i < 3; ++i) say({.kind = ShardSays::kHeld, .job = 1, .min_round = 1});
+  run();
+  EXPECT_THAT(failure(), HasSubstr("had a part of it, and is lost"));
+  EXPECT_THAT(notes_, HasSubstr("nobody asked this core, or it has answered already"));
+}
+
+TEST_F(ShardServerTest, ABoxThatNamesARankThatIsNoneIsLost) {
+  say({.kind = ShardSays::kDisconnected, .job = 1, .rank = 2, .incarnation = 1});
+  run();
+  EXPECT_THAT(failure(), HasSubstr("had a part of it, and is lost"));
+  EXPECT_THAT(notes_, HasSubstr("a report does not fit its job: rank 2"));
+}
+
+TEST_F(ShardServerTest, AnOverflowIsNoRanksFault) {
+  say({.kind = ShardSays::kNonFinite, .job = 1, .rank = CoreReport::kNoRank, .round = 3});
+  run();
+  EXPECT_THAT(failure(), HasSubstr("the sum of finite gradients overflowed in key 'w'"));
 }
 
 }  // namespace

@@ -152,6 +152,8 @@ Plan plan_of_three() {
   plan.queues.resize(3);
   plan.nics.resize(3);
   plan.queue_chunks.resize(3);
+  plan.chunks.resize(6);
+  for (uint32_t c = 0; c < 6; ++c) plan.chunks[c].queue = c / 2;
   for (uint32_t box = 0; box < 3; ++box) {
     plan.cores[box].box = plan.queues[box].core = plan.queues[box].nic = box;
     plan.cores[box].queues = {box};
@@ -193,9 +195,16 @@ class RemotePartsTest : public ShardsTest {
   }
   void take(uint64_t shard, const ShardReport& report) {
     Probe probe;
-    Boundary boundary;
+    probe.arrivals.resize(1);
+    probe.waited_for.resize(1);
+    probe.queues.resize(1);
     parts_.take(
-        shard, report, [&probe](uint32_t) -> Probe& { return probe; }, boundary);
+        shard, report, [&probe](uint32_t) -> Probe& { return probe; }, boundary_);
+  }
+  // What is wrong with a report; "": nothing.
+  std::string refusal(uint64_t shard, const ShardReport& report) {
+    const std::optional<Error> refused = error_of([&] { take(shard, report); });
+    return refused ? refused->what() : "";
   }
   static ShardReport offered(uint32_t incarnation, const char* address) {
     return {.kind = ShardSays::kOffered,
@@ -205,6 +214,7 @@ class RemotePartsTest : public ShardsTest {
   }
 
   const uint64_t one_ = join("one"), two_ = join("two");
+  Boundary boundary_;
   const Plan plan_ = plan_of_three();
   RemoteParts parts_{shards_, 7, plan_, two_boxes(one_, "one", two_, "two")};
 };
@@ -260,6 +270,86 @@ TEST_F(RemotePartsTest, AnAnswerIsOfTheIncarnationThatWasAskedFor) {
   EXPECT_FALSE(done_now[0]);
   EXPECT_EQ(now.queues[1].address, "new");
   EXPECT_EQ(now.queues[2].address, "new");
+}
+
+// Each of them counts at the server: one too many would end a wait of which others are still part.
+TEST_F(RemotePartsTest, WhatNobodyAskedForIsRefused) {
+  const auto wrong = HasSubstr("nobody asked this core, or it has answered already");
+  ShardProbe probe{.arrivals = {1}, .waited_for = {0}};
+  probe.queues.resize(1);
+  const auto ask = [&](ShardSays kind) {
+    switch (kind) {
+      case ShardSays::kHeld:
+        return parts_.send(ShardDo::kHold);
+      case ShardSays::kProbed:
+        return parts_.probe(0);
+      case ShardSays::kDetached:
+        return parts_.send(ShardDo::kDetach, 1);
+      case ShardSays::kAttached:
+        return parts_.send(ShardDo::kAttach, 1);
+      case ShardSays::kRemoved:
+        return parts_.send(ShardDo::kStart);
+      case ShardSays::kSnapped:
+        boundary_.snapshot = true;
+        return parts_.commit(boundary_, {}, 0, 0);
+      case ShardSays::kGotState:
+        return parts_.commit(boundary_, {}, 1, 0);
+      default:
+        return parts_.commit(boundary_, {}, 0, 0);
+    }
+  };
+  using enum ShardSays;
+  for (const ShardSays kind :
+       {kHeld, kProbed, kDetached, kAttached, kRemoved, kSnapped, kGotState, kCommitted}) {
+    SCOPED_TRACE(static_cast<int>(kind));
+    const ShardReport says{.kind = kind, .rank = 1, .probe = {probe}};
+    EXPECT_THAT(refusal(one_, says), wrong);
+    for (int round = 0; round < 2; ++round) {
+      ask(kind);
+      EXPECT_EQ(refusal(one_, says), "");
+      EXPECT_THAT(refusal(one_, says), wrong);
+      EXPECT_EQ(refusal(two_, says), "") << "the other box's answer is its own";
+    }
+  }
+  parts_.send(ShardDo::kDetach, 2);
+  EXPECT_THAT(refusal(one_, {.kind = kDetached, .rank = 1}), wrong) << "it is another rank's";
+  EXPECT_EQ(refusal(one_, {.kind = kDetached, .rank = 2}), "");
+}
+
+TEST_F(RemotePartsTest, ABoxThatIsLostLeavesTheAnswersThatItOwes) {
+  parts_.send(ShardDo::kStart);
+  parts_.commit(boundary_, {}, 0, 0);
+  take(one_, {.kind = ShardSays::kCommitted});
+  const auto lost = parts_.lose(one_), other = parts_.lose(two_);
+  ASSERT_TRUE(lost);
+  EXPECT_EQ(lost->cores, 1u);
+  EXPECT_EQ(lost->committing, 0u);
+  ASSERT_TRUE(other);
+  EXPECT_EQ(other->committing, 1u);
+}
+
+// Ranges that overlap would cost their product: all of a mail, many times over.
+TEST_F(RemotePartsTest, LastRoundsComeOnceAndInOrder) {
+  std::vector<uint64_t> of_4(6), of_5(6);
+  boundary_.lost = {{.rank = 4, .last_rounds = of_4}, {.rank = 5, .last_rounds = of_5}};
+  const auto says = [&](std::vector<ShardRounds> rounds) {
+    parts_.commit(boundary_, {}, 0, 0);
+    return refusal(one_, {.kind = ShardSays::kCommitted, .last_rounds = std::move(rounds)});
+  };
+  EXPECT_EQ(says({{5, {{0, 1, 7}, {2, 2, 8}, {3, 5, 9}}}, {4, {{2, 3, 6}}}}), "");
+  EXPECT_THAT(of_5, ElementsAre(0, 0, 8, 9, 0, 0)) << "chunks 2 and 3 are that box's";
+  EXPECT_THAT(of_4, ElementsAre(0, 0, 6, 6, 0, 0));
+  EXPECT_THAT(says({{4, {{2, 3, 6}}}, {4, {{2, 3, 7}}}}), HasSubstr("come twice"));
+  EXPECT_THAT(says({{6, {}}}), HasSubstr("a rank that is not lost"));
+  for (const std::vector<ChunkRange>& ranges :
+       {std::vector<ChunkRange>{{2, 3, 7}, {3, 3, 7}}, {{2, 3, 7}, {0, 1, 7}}, {{3, 2, 7}},
+        {{2, 6, 7}}, {{0, ~0u, 7}, {0, ~0u, 7}}}) {
+    EXPECT_THAT(says({{4, ranges}}), HasSubstr("a range of chunks"));
+  }
+  EXPECT_THAT(of_4, ElementsAre(0, 0, 6, 6, 0, 0)) << "nothing of it counts";
+  parts_.send(ShardDo::kHold);
+  EXPECT_THAT(refusal(one_, {.kind = ShardSays::kHeld, .last_rounds = {{4, {{2, 3, 6}}}}}),
+              HasSubstr("without a boundary"));
 }
 
 }  // namespace
