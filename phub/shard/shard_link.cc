@@ -150,10 +150,14 @@ bool ShardLink::join(const std::stop_token& stop) {
 
 std::optional<Error> ShardLink::attempt(const std::stop_token& stop, const ShardWelcome& as,
                                         const std::function<void()>& call) {
-  const Steady::time_point give_up = Steady::now() + milliseconds(as.lease_ms);
+  const milliseconds lease(as.lease_ms);
+  Steady::time_point give_up = Steady::now() + lease;
   for (;;) {
+    const Steady::time_point began = Steady::now();
     std::optional<Error> failed = error_of(call);
     if (!failed) return failed;
+    // A call has a limit of a lease: this box has stood still, and the server perhaps with it.
+    if (Steady::now() > began + lease + lease / 2) give_up = Steady::now() + lease;
     const bool may_pass =
         failed->code() == ErrorCode::kUnavailable || failed->code() == ErrorCode::kTimeout;
     if (!may_pass || stop.stop_requested() || Steady::now() > give_up) return failed;

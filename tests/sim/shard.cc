@@ -81,14 +81,16 @@ void Shard::join() {
 template <typename T>
 bool Shard::arrived(uint64_t as, const Result<T>& result) {
   if (state_ != State::kJoined || post_.welcome().shard != as) return false;
+  const uint64_t now = clock_.now_ms();
+  const bool stood_still = now > std::exchange(tried_ms_, now) + post_.welcome().lease_ms;
   if (result) {
     failing_since_ms_ = 0;
     return true;
   }
   const bool may_pass =
       result.code == ErrorCode::kUnavailable || result.code == ErrorCode::kTimeout;
-  if (failing_since_ms_ == 0) failing_since_ms_ = clock_.now_ms();
-  if (may_pass && clock_.now_ms() <= failing_since_ms_ + post_.welcome().lease_ms) return false;
+  if (failing_since_ms_ == 0 || stood_still) failing_since_ms_ = now;
+  if (may_pass && now <= failing_since_ms_ + post_.welcome().lease_ms) return false;
   net_.trace("shard lost its server");
   failing_since_ms_ = 0;
   state_ = State::kEnding;

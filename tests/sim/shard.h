@@ -56,6 +56,7 @@ class Shard {
   ShardPost post_;
   bool joining_ = false, asking_ = false, reporting_ = false, moving_ = false;
   uint64_t failing_since_ms_ = 0;  // 0: mail comes through
+  uint64_t tried_ms_ = 0;          // the latest answer, or that there was none
 };
 
 }  // namespace phub::sim
