@@ -168,6 +168,7 @@ void Server::poll() {
     for (const ShardBox& lost : host_.shards.tick(now)) {
       lose_shard(lost, fmt::format("no mail came for {} ms", Shards::kLeaseMs));
     }
+    lose_late_shards(now);
     if (!awaited_.empty()) await_no_longer();
   }
   if (host_.ending == 0) return;
@@ -376,6 +377,23 @@ void Server::take_mail(uint64_t shard, ShardMail mail, Reply<ShardOrders> reply)
   }
 }
 
+// A job may go by it, so one at a time; the next tick sees the next.
+void Server::lose_late_shards(uint64_t now) {
+  for (const auto& [number, job] : by_number_) {
+    const std::optional<RemoteParts::Late> late = job->late_shard(now);
+    if (!late || !host_.shards.has(late->shard)) continue;
+    const std::string name = job->job().spec().name;
+    return lose_shard(host_.shards.remove(late->shard),
+                      fmt::format("{} for job '{}'", late->what, name));
+  }
+}
+
+// Boxes move one piece at a time, whichever job's it is.
+void Server::shard_moved(uint64_t shard, const CopyPlace& place) {
+  if (!host_.shards.goes_on(shard, place)) return;
+  for (const auto& [number, job] : by_number_) job->shard_moved(shard);
+}
+
 RunningJob& Server::find_part(uint64_t number) {
   const auto at = by_number_.find(number);
   if (at == by_number_.end()) {
@@ -387,6 +405,7 @@ RunningJob& Server::find_part(uint64_t number) {
 
 void Server::read_copy(uint64_t shard, const CopyPlace& place, Reply<PartBytes> reply) {
   reply(find_part(place.job).read_copy(shard, place));
+  shard_moved(shard, place);
 }
 
 void Server::check_copy(uint64_t shard, const CopyPlace& place, uint64_t bytes) {
@@ -396,6 +415,7 @@ void Server::check_copy(uint64_t shard, const CopyPlace& place, uint64_t bytes) 
 void Server::write_copy(uint64_t shard, const CopyPlace& place, std::string_view piece,
                         Reply<Done> reply) {
   find_part(place.job).write_copy(shard, place, piece);
+  shard_moved(shard, place);
   reply(Done{});
 }
 

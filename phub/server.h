@@ -171,6 +171,8 @@ class Server final : public ControlHandler {
   RunningJob& authenticate(const Credential& who);
   void handle(const TransportEvent& event);
   void lose_shard(const ShardBox& shard, const std::string& why);
+  void lose_late_shards(uint64_t now);
+  void shard_moved(uint64_t shard, const CopyPlace& place);
   void await_no_longer();
   void look_at_folder();
   void answer_ready(std::vector<AskedReady>& asked, uint64_t now);

@@ -1,10 +1,14 @@
 #include "phub/job/remote_parts.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <bit>
+#include <string_view>
 #include <utility>
 
 #include "phub/job/shard_words.h"
+#include "transport/control/shard_fields.h"
 
 namespace phub {
 namespace {
@@ -90,19 +94,79 @@ RemoteParts::RemoteParts(Shards& shards, uint64_t job, const Plan& plan,
   }
 }
 
-void RemoteParts::Part::owes(CoreReport::Type type, uint32_t rank) {
-  for (uint32_t core = 0; core < cores; ++core) owed.insert({type, rank, core});
+void RemoteParts::Part::owes(CoreReport::Type type, uint32_t rank, uint64_t from_round) {
+  for (uint32_t core = 0; core < cores; ++core) {
+    owed[{type, rank, core}] = {.from_round = from_round};
+  }
 }
 
 uint32_t RemoteParts::Part::owing(CoreReport::Type type) const {
   return static_cast<uint32_t>(std::ranges::count(
-      owed, type, [](const auto& report) { return std::get<CoreReport::Type>(report); }));
+      owed, type, [](const auto& report) { return std::get<CoreReport::Type>(report.first); }));
 }
 
-void RemoteParts::ask(Asked& asked, Offer* offer, Done done) {
-  asked = {.offer = offer, .done = std::move(done)};
-  for (const Part& part : parts_) asked.awaited.insert(part.shard);
+void RemoteParts::ask(Asked& asked, Offer* offer, Done done, uint64_t limit_ms) {
+  asked = {.limit_ms = limit_ms, .failed = {}, .offer = offer, .done = std::move(done)};
+  for (const Part& part : parts_) asked.awaited[part.shard] = 0;
   if (offer != nullptr) offer->queues.resize(plan_.queues.size());
+}
+
+uint64_t RemoteParts::make_ms(uint64_t copies) const {
+  constexpr uint64_t kBytesPerMs = 256 * 1024;
+  uint64_t elements = 0;  // of all boxes: which of them has most is all one
+  for (const ChunkLayout& chunk : plan_.chunks) elements += chunk.elements;
+  return kMakeMs + elements * sizeof(float) * copies / kBytesPerMs;
+}
+
+template <typename Visit>
+void RemoteParts::for_each_asked(Visit visit) {
+  visit(making_, "to make its part");
+  for (auto& [of, asked] : offers_) visit(asked, "for connections of a rank");
+  visit(keys_.asked, "for the state of keys");
+  visit(branch_.asked, "for a branch");
+}
+
+std::optional<RemoteParts::Late> RemoteParts::late(uint64_t now_ms, uint64_t completed_round) {
+  std::optional<Late> found;
+  const auto late_by = [&](uint64_t shard, uint64_t& since, uint64_t limit_ms) -> uint64_t {
+    if (since == 0) since = now_ms;
+    const uint64_t waited = now_ms - since;
+    return waited > limit_ms && shards_.has(shard) ? waited : 0;
+  };
+  const auto text = [](uint64_t waited, std::string_view what) {
+    return fmt::format("it sends mail, but has not answered for {} ms: it was asked {}", waited,
+                       what);
+  };
+  for_each_asked([&](Asked& asked, std::string_view what) {
+    for (auto& [shard, since] : asked.awaited) {
+      const uint64_t waited = late_by(shard, since, asked.limit_ms);
+      if (waited > 0) found = {shard, text(waited, what)};
+    }
+  });
+  for (Part& part : parts_) {
+    for (auto& [report, owed] : part.owed) {
+      if (owed.from_round > completed_round) continue;
+      const uint64_t waited = late_by(part.shard, owed.since_ms, kAnswerMs);
+      if (waited == 0) continue;
+      const std::string_view word = word_of(*word_of(std::get<CoreReport::Type>(report)));
+      const uint32_t core = std::get<2>(report);
+      found = {part.shard, text(waited, fmt::format("for '{}' of its core {}", word, core))};
+    }
+  }
+  return found;
+}
+
+void RemoteParts::moved(uint64_t shard) {
+  for_each_asked([shard](Asked& asked, std::string_view) {
+    if (const auto at = asked.awaited.find(shard); at != asked.awaited.end()) at->second = 0;
+  });
+  for (Part& part : parts_) {
+    if (part.shard != shard) continue;
+    for (auto& [report, owed] : part.owed) {
+      const auto type = std::get<CoreReport::Type>(report);
+      if (type == CoreReport::kSnapped || type == CoreReport::kGotState) owed.since_ms = 0;
+    }
+  }
 }
 
 void RemoteParts::order(ShardOrder order) {
@@ -115,7 +179,8 @@ void RemoteParts::make(const ShardPart& like, Done done) {
     if (shards_.has(part.shard)) continue;
     return done(Error(ErrorCode::kUnavailable, fmt::format("{}: {}", part.name, kServesNoMore)));
   }
-  ask(making_, nullptr, std::move(done));
+  constexpr uint64_t kOfBox = 8;  // parameters, sums, results, state, a snapshot
+  ask(making_, nullptr, std::move(done), make_ms(like.spec.max_ranks + kOfBox));
   for (const Part& part : parts_) {
     const Plan plan = part_of(plan_, part.box);
     ShardPart made = like;
@@ -137,7 +202,7 @@ void RemoteParts::make(const ShardPart& like, Done done) {
 void RemoteParts::admit(uint32_t rank, uint32_t incarnation, std::span<const KeyInterest> interest,
                         Offer& offer, Offered done) {
   std::erase_if(offers_, [](const auto& asked) { return asked.second.awaited.empty(); });
-  ask(offers_[{rank, incarnation}], &offer, std::move(done));
+  ask(offers_[{rank, incarnation}], &offer, std::move(done), make_ms(1));
   order({.kind = ShardDo::kAdmit,
          .rank = rank,
          .incarnation = incarnation,
@@ -155,7 +220,15 @@ void RemoteParts::reconnect(uint32_t rank, uint32_t incarnation, Offer& offer, O
 
 void RemoteParts::send(ShardDo what, uint32_t rank, uint32_t incarnation) {
   if (const std::optional<CoreReport::Type> answer = answer_to(what)) {
-    for (Part& part : parts_) part.owes(*answer, is_about_rank(*answer) ? rank : 0);
+    const uint64_t from = answer == CoreReport::kRemoved ? kNever : 0;
+    for (Part& part : parts_) part.owes(*answer, is_about_rank(*answer) ? rank : 0, from);
+  }
+  if (what == ShardDo::kRemove) {
+    for (Part& part : parts_) {
+      for (auto& [report, owed] : part.owed) {
+        if (std::get<CoreReport::Type>(report) == CoreReport::kRemoved) owed.from_round = 0;
+      }
+    }
   }
   order({.kind = what, .rank = rank, .incarnation = incarnation});
 }
@@ -182,10 +255,11 @@ void RemoteParts::commit(const Boundary& boundary, const MembershipAction& actio
     part.owes(CoreReport::kCommitted);
     part.told_rounds = false;
     if (boundary.snapshot) {
-      part.owes(CoreReport::kSnapped);
+      part.owes(CoreReport::kSnapped, 0, std::max(boundary.round, boundary.snapshot_round));
       part.copied = 0;
     }
-    if (state > 0) part.owes(keys_.what.set ? CoreReport::kSetState : CoreReport::kGotState);
+    if (state > 0 && keys_.what.set) part.owes(CoreReport::kSetState, 0, boundary.round + 1);
+    if (state > 0 && !keys_.what.set) part.owes(CoreReport::kGotState, 0, boundary.round);
   }
   ShardOrder commit{.kind = ShardDo::kCommit};
   commit.boundary.push_back(std::move(sent));
@@ -194,7 +268,8 @@ void RemoteParts::commit(const Boundary& boundary, const MembershipAction& actio
 
 void RemoteParts::share_state(const ShardKeys& state, Done done) {
   Shared& shared = state.keys.empty() ? branch_ : keys_;
-  ask(shared.asked, nullptr, std::move(done));
+  constexpr uint64_t kArrays = 4;  // parameters and state
+  ask(shared.asked, nullptr, std::move(done), make_ms(kArrays));
   shared.what = state;
   ShardOrder share{.kind = ShardDo::kState};
   share.state.push_back(state);

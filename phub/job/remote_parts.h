@@ -25,6 +25,10 @@ namespace phub {
 
 class RemoteParts {
  public:
+  // A box that mails and does not answer is lost. Cores answer in kAnswerMs; memory that is made
+  // may take kMakeMs, and longer as there is more of it. Pieces that move begin the time anew.
+  static constexpr uint64_t kAnswerMs = 10'000, kMakeMs = 30'000;
+
   // `plan` of all boxes, whose second and further are `boxes`, and which outlives this. `job`: its
   // number at this server.
   RemoteParts(Shards& shards, uint64_t job, const Plan& plan, std::vector<ShardBox> boxes);
@@ -63,12 +67,23 @@ class RemoteParts {
   void decide(const Decision& decision);
 
   // Of a box: what it says, as one of its cores would say it here, with the core's number in the
-  // plan of all. Nothing: it is no core's report. `probe_of(core)`: where its
-  // answer to a probe goes; `boundary`: that which is committed. Throws Error(kInvalid): no shard
-  // says that, or nobody has asked the core since it said so last.
+  // plan of all. Nothing: it is no core's report. `probe_of(core)`: where its answer to a probe
+  // goes; `boundary`: that which is committed. Throws Error(kInvalid): no shard says that, or
+  // nobody has asked the core since it said so last.
   using ProbeOf = std::function<Probe&(uint32_t core)>;
   std::optional<CoreReport> take(uint64_t shard, const ShardReport& report, const ProbeOf& probe_of,
                                  Boundary& boundary);
+  // A box that has not answered in time, and what it was asked. What waits for rounds is due when
+  // the job has completed them. Nothing: there is none. Call it at every tick: a question's time
+  // begins with the first tick that sees it.
+  struct Late {
+    uint64_t shard = 0;
+    std::string what;
+  };
+  std::optional<Late> late(uint64_t now_ms, uint64_t completed_round);
+  // A piece came from the box, or went there: what it is asked for may take as long again.
+  void moved(uint64_t shard);
+
   // Nothing: it has no part here.
   struct Lost {
     std::string name;
@@ -96,26 +111,36 @@ class RemoteParts {
     uint32_t first_core = 0, cores = 0;
     uint32_t first_queue = 0, queues = 0;
     // The reports that its cores owe: what of, about which rank (0 means none), and the core.
-    std::set<std::tuple<CoreReport::Type, uint32_t, uint32_t>> owed;
+    struct Owed {
+      uint64_t from_round = 0;  // it is due when the job has completed this; kNever: not yet
+      uint64_t since_ms = 0;    // 0: late() has not seen it due
+    };
+    std::map<std::tuple<CoreReport::Type, uint32_t, uint32_t>, Owed> owed;
     bool told_rounds = false;      // the last rounds of the ranks that the boundary loses
     uint64_t copied = 0;           // bytes of the present snapshot
     uint64_t closed_round = 0;     // of a gate
     std::vector<uint32_t> chunks;  // of the box, ascending; empty: not needed yet
 
-    void owes(CoreReport::Type type, uint32_t rank = 0);  // each core, once
-    uint32_t owing(CoreReport::Type type) const;          // how many cores
+    // Each core, once.
+    void owes(CoreReport::Type type, uint32_t rank = 0, uint64_t from_round = 0);
+    uint32_t owing(CoreReport::Type type) const;  // how many cores
   };
   const Part& part_of_shard(uint64_t shard) const;
   Part& part_of_shard(uint64_t shard) {
     return const_cast<Part&>(std::as_const(*this).part_of_shard(shard));
   }
-  struct Asked {                      // all parts, and some have not answered
-    std::set<uint64_t> awaited = {};  // shards
+  struct Asked {                                // all parts, and some have not answered
+    std::map<uint64_t, uint64_t> awaited = {};  // shards, and since when; 0: late() has not seen it
+    uint64_t limit_ms = kAnswerMs;
     std::optional<Error> failed;
     Offer* offer = nullptr;
     Done done;
   };
-  void ask(Asked& asked, Offer* offer, Done done);
+  void ask(Asked& asked, Offer* offer, Done done, uint64_t limit_ms = kAnswerMs);
+  // For memory of the part's elements, so many times.
+  uint64_t make_ms(uint64_t copies) const;
+  template <typename Visit>
+  void for_each_asked(Visit visit);
   void answered(Asked& asked, const Part& part, const ShardReport& report);
   void check_last_rounds(Part& part, std::span<const ShardRounds> all, const Boundary& boundary);
   void take_last_rounds(const Part& part, std::span<const ShardRounds> all,

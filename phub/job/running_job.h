@@ -140,6 +140,11 @@ class RunningJob {
   // Of the job's remote part there (running_job_shards.cc).
   uint64_t number() const { return remote_.job(); }
   void handle(uint64_t shard, const ShardReport& report);
+  // A box that has not answered in time; a piece of it has moved, of whichever job.
+  std::optional<RemoteParts::Late> late_shard(uint64_t now_ms) {
+    return remote_.late(now_ms, membership_.completed_round());
+  }
+  void shard_moved(uint64_t shard) { remote_.moved(shard); }
   // Returns how many other boxes are to be there again before the job goes on from its checkpoint;
   // 0: it does not wait for them, or has no part there.
   size_t lose_shard(uint64_t shard);

@@ -102,6 +102,17 @@ ShardBox Shards::remove(uint64_t id) {
   return box;
 }
 
+bool Shards::goes_on(uint64_t id, const CopyPlace& place) {
+  const size_t at = find(id);
+  if (at == shards_.size()) return false;
+  std::optional<CopyPlace>& last = shards_[at].last_piece;
+  const bool is_same =
+      last && last->job == place.job && last->state == place.state && last->round == place.round;
+  if (is_same && place.offset <= last->offset) return false;
+  last = place;
+  return true;
+}
+
 void Shards::send(uint64_t id, ShardOrder order) {
   const size_t at = find(id);
   if (at == shards_.size()) return;

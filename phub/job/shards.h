@@ -39,6 +39,8 @@ class Shards {
   // It has sent nonsense, or leaves: from now on it is not known. REQUIRES: it is there.
   ShardBox remove(uint64_t shard);
   bool has(uint64_t shard) const { return find(shard) < shards_.size(); }
+  // A piece moves between here and the shard. False: not the next one.
+  bool goes_on(uint64_t shard, const CopyPlace& place);
   // Nothing happens if it is lost.
   void send(uint64_t shard, ShardOrder order);
   // Answers those that have waited long enough, and returns those that are lost since.
@@ -53,6 +55,7 @@ class Shards {
     bool serves = false;   // it has sent mail
     uint64_t reports = 0;  // that were taken
     uint64_t first = 0;    // number of the first of the orders
+    std::optional<CopyPlace> last_piece;
     std::deque<ShardOrder> orders;
     std::optional<Reply<ShardOrders>> waits;
     uint64_t waits_until_ms = 0;

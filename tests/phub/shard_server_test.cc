@@ -15,6 +15,7 @@
 #include "numa/topology.h"
 #include "phub/server.h"
 #include "phub/shard/shard_post.h"
+#include "tests/phub/fake_parent.h"
 #include "transport/tcp/transport.h"
 
 namespace phub {
@@ -32,14 +33,7 @@ class ShardServerTest : public ::testing::Test {
       post_.begin(*welcome.value);
     });
     run();
-    JoinRequest request;
-    request.spec.name = "job";
-    request.spec.keys = {{.name = "w", .elements = 4096}};
-    request.spec.chunk_elements = 64;
-    request.spec.world_size = request.spec.max_ranks = 2;
-    request.spec.optimizer = "sgd";
-    request.spec.branches = 1;
-    request.transport = "tcp";
+    JoinRequest request = request_for("job");
     for (request.rank = 0; request.rank < 2; ++request.rank) {
       server_.join(request, [this](Result<JoinReply> reply) {
         ASSERT_TRUE(reply) << reply.message;
@@ -55,8 +49,20 @@ class ShardServerTest : public ::testing::Test {
     EXPECT_FALSE(shard_.empty());
   }
 
-  void run() {
-    for (int i = 0; i < 40; ++i) {
+  static JoinRequest request_for(const char* job) {
+    JoinRequest request;
+    request.spec.name = job;
+    request.spec.keys = {{.name = "w", .elements = 4096}};
+    request.spec.chunk_elements = 64;
+    request.spec.world_size = request.spec.max_ranks = 2;
+    request.spec.optimizer = "sgd";
+    request.spec.branches = 1;
+    request.spec.join_limit_ms = 3000;
+    request.transport = "tcp";
+    return request;
+  }
+  void run(int times = 40) {
+    for (int i = 0; i < times; ++i) {
       server_.poll();
       shard_.poll();
       for (uint32_t core = 0; core < server_.cores(); ++core) server_.core(core).step();
@@ -89,7 +95,10 @@ class ShardServerTest : public ::testing::Test {
     return reason;
   }
 
+  testing::SetClock clock_;
   std::string notes_;
+  Server server_{with_notes(), transports(), clock_};
+  bool is_stuck_ = false;  // the box mails, and does nothing
 
  private:
   static std::vector<std::unique_ptr<Transport>> transports() {
@@ -105,7 +114,13 @@ class ShardServerTest : public ::testing::Test {
     return options;
   }
 
-  void carry_mail() {
+  void carry_mail() {  // until the server does not know the box any more
+    const std::optional<Error> lost = error_of([this] { exchange_mail(); });
+    if (lost) {
+      EXPECT_EQ(lost->code(), ErrorCode::kNotFound) << lost->what();
+    }
+  }
+  void exchange_mail() {
     const uint64_t shard = post_.welcome().shard;
     post_.add(shard_.take_reports());
     const ShardMail reports = post_.reporting();
@@ -116,18 +131,16 @@ class ShardServerTest : public ::testing::Test {
         for (ShardBoundary& boundary : order.boundary) {
           if (change_) change_(boundary);
         }
-        shard_.handle(order);
+        if (!is_stuck_) shard_.handle(order);
       }
     });
   }
 
-  SteadyClock clock_;
   ServerOptions with_notes() {
     ServerOptions server = options<ServerOptions>();
     server.note = [this](const std::string& line) { notes_ += line + '\n'; };
     return server;
   }
-  Server server_{with_notes(), transports(), clock_};
   ShardServer shard_{options<ShardServerOptions>(), transports(), clock_};
   ShardPost post_;
   Change change_;
@@ -164,6 +177,19 @@ TEST_F(ShardServerTest, AStateThatIsNotThereFailsTheJob) {
 TEST_F(ShardServerTest, ABranchThatIsNotThereFailsTheJob) {
   expect_failure([](ShardBoundary& boundary) { boundary.branch = 4; },
                  "branch 4, which a boundary moves, is not there");
+}
+
+TEST_F(ShardServerTest, ABoxThatMailsAndDoesNothingIsGivenUp) {
+  is_stuck_ = true;
+  std::optional<Result<JoinReply>> joined;
+  server_.join(request_for("other"), [&](Result<JoinReply> reply) { joined = std::move(reply); });
+  for (int tenths = 0; tenths < 400 && !joined; ++tenths) {
+    clock_.now += 100;
+    run(4);
+  }
+  ASSERT_TRUE(joined) << "the join waits for ever";
+  EXPECT_EQ(joined->code, ErrorCode::kUnavailable) << "without that box it can be made";
+  EXPECT_THAT(notes_, HasSubstr("it sends mail, but has not answered for"));
 }
 
 // It would end a wait for all cores' answers, and wrap their number.

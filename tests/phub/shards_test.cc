@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "phub/background.h"
 #include "phub/job/remote_parts.h"
 #include "transport/error.h"
 
@@ -14,6 +15,7 @@ namespace phub {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
@@ -152,6 +154,7 @@ Plan plan_of_three() {
   plan.queues.resize(3);
   plan.nics.resize(3);
   plan.queue_chunks.resize(3);
+  plan.key_format = {{.name = "f32", .bits = 32, .unit_bytes = 4}};
   plan.chunks.resize(6);
   for (uint32_t c = 0; c < 6; ++c) plan.chunks[c].queue = c / 2;
   for (uint32_t box = 0; box < 3; ++box) {
@@ -300,7 +303,7 @@ TEST_F(RemotePartsTest, WhatNobodyAskedForIsRefused) {
   };
   using enum ShardSays;
   for (const ShardSays kind :
-       {kHeld, kProbed, kDetached, kAttached, kRemoved, kSnapped, kGotState, kCommitted}) {
+       {kHeld, kProbed, kCommitted, kDetached, kAttached, kRemoved, kSnapped, kGotState}) {
     SCOPED_TRACE(static_cast<int>(kind));
     const ShardReport says{.kind = kind, .rank = 1, .probe = {probe}};
     EXPECT_THAT(refusal(one_, says), wrong);
@@ -341,15 +344,88 @@ TEST_F(RemotePartsTest, LastRoundsComeOnceAndInOrder) {
   EXPECT_THAT(of_4, ElementsAre(0, 0, 6, 6, 0, 0));
   EXPECT_THAT(says({{4, {{2, 3, 6}}}, {4, {{2, 3, 7}}}}), HasSubstr("come twice"));
   EXPECT_THAT(says({{6, {}}}), HasSubstr("a rank that is not lost"));
-  for (const std::vector<ChunkRange>& ranges :
-       {std::vector<ChunkRange>{{2, 3, 7}, {3, 3, 7}}, {{2, 3, 7}, {0, 1, 7}}, {{3, 2, 7}},
-        {{2, 6, 7}}, {{0, ~0u, 7}, {0, ~0u, 7}}}) {
+  for (const std::vector<ChunkRange>& ranges : {std::vector<ChunkRange>{{2, 3, 7}, {3, 3, 7}},
+                                                {{2, 3, 7}, {0, 1, 7}},
+                                                {{3, 2, 7}},
+                                                {{2, 6, 7}},
+                                                {{0, ~0u, 7}, {0, ~0u, 7}}}) {
     EXPECT_THAT(says({{4, ranges}}), HasSubstr("a range of chunks"));
   }
   EXPECT_THAT(of_4, ElementsAre(0, 0, 6, 6, 0, 0)) << "nothing of it counts";
   parts_.send(ShardDo::kHold);
   EXPECT_THAT(refusal(one_, {.kind = ShardSays::kHeld, .last_rounds = {{4, {{2, 3, 6}}}}}),
               HasSubstr("without a boundary"));
+}
+
+// It mails, so its lease goes on.
+TEST_F(RemotePartsTest, ABoxThatDoesNotMakeItsPartIsLate) {
+  Failures done;
+  parts_.make({}, into(done));
+  EXPECT_FALSE(parts_.late(1000, 0));
+  take(one_, {.kind = ShardSays::kMade});
+  EXPECT_FALSE(parts_.late(1000 + RemoteParts::kMakeMs, 0));
+  const auto late = parts_.late(1001 + RemoteParts::kMakeMs, 0);
+  ASSERT_TRUE(late);
+  EXPECT_EQ(late->shard, two_);
+  EXPECT_THAT(late->what,
+              HasSubstr("has not answered for 30001 ms: it was asked to make its part"));
+  parts_.lose(two_);
+  EXPECT_THAT(done, SizeIs(1));
+  EXPECT_FALSE(parts_.late(5000 + RemoteParts::kMakeMs, 0)) << "nobody waits for it";
+}
+
+TEST_F(RemotePartsTest, ABoxThatFetchesPiecesIsNotLate) {
+  Failures done;
+  parts_.make({}, into(done));
+  parts_.late(1000, 0);
+  take(one_, {.kind = ShardSays::kMade});
+  parts_.moved(two_);
+  EXPECT_FALSE(parts_.late(1001 + RemoteParts::kMakeMs, 0));
+  EXPECT_TRUE(parts_.late(1002 + 2 * RemoteParts::kMakeMs, 0));
+}
+
+TEST_F(RemotePartsTest, ABoxWhoseCoreDoesNotAnswerIsLate) {
+  parts_.send(ShardDo::kStart);
+  EXPECT_FALSE(parts_.late(1000, 0));
+  EXPECT_FALSE(parts_.late(1'000'000, 0)) << "a job may last long";
+  for (const ShardDo what : {ShardDo::kHold, ShardDo::kRemove}) {
+    parts_.send(what, 1);
+    const ShardSays kind = what == ShardDo::kHold ? ShardSays::kHeld : ShardSays::kRemoved;
+    EXPECT_FALSE(parts_.late(2'000'000, 0));
+    take(two_, {.kind = kind});
+    EXPECT_FALSE(parts_.late(2'000'000 + RemoteParts::kAnswerMs, 0));
+    const auto late = parts_.late(2'000'001 + RemoteParts::kAnswerMs, 0);
+    ASSERT_TRUE(late);
+    EXPECT_EQ(late->shard, one_);
+    EXPECT_THAT(late->what,
+                HasSubstr(what == ShardDo::kHold ? "for 'held' of its core 0" : "'removed'"));
+    take(one_, {.kind = kind});
+  }
+}
+
+// A chunk is copied when it comes to that round, for which workers may be late.
+TEST_F(RemotePartsTest, ASnapshotIsDueWhenTheRoundBeforeItIsComplete) {
+  boundary_ = {.round = 5, .snapshot = true, .snapshot_round = 8};
+  parts_.commit(boundary_, {}, 0, 0);
+  for (const uint64_t shard : {one_, two_}) take(shard, {.kind = ShardSays::kCommitted});
+  EXPECT_FALSE(parts_.late(1000, 7));
+  EXPECT_FALSE(parts_.late(900'000, 7));
+  EXPECT_FALSE(parts_.late(900'000, 8));
+  EXPECT_FALSE(parts_.late(900'000 + RemoteParts::kAnswerMs, 8));
+  EXPECT_TRUE(parts_.late(900'001 + RemoteParts::kAnswerMs, 8));
+  parts_.moved(one_);
+  parts_.moved(two_);
+  EXPECT_FALSE(parts_.late(900'002 + RemoteParts::kAnswerMs, 8)) << "its pieces come";
+}
+
+TEST_F(ShardsTest, APieceThatIsAskedForAgainIsNoProgress) {
+  const uint64_t box = join();
+  EXPECT_TRUE(shards_.goes_on(box, {.job = 1, .round = 4}));
+  EXPECT_FALSE(shards_.goes_on(box, {.job = 1, .round = 4}));
+  EXPECT_TRUE(shards_.goes_on(box, {.job = 1, .round = 4, .offset = 1}));
+  EXPECT_FALSE(shards_.goes_on(box, {.job = 1, .round = 4}));
+  EXPECT_TRUE(shards_.goes_on(box, {.job = 2, .round = 4}));
+  EXPECT_FALSE(shards_.goes_on(box + 1, {.job = 2, .round = 5}));
 }
 
 }  // namespace
