@@ -331,7 +331,7 @@ std::vector<std::unique_ptr<OwnServer>> boxes_under(const std::string& server,
   std::vector<std::unique_ptr<OwnServer>> boxes;
   while (boxes.size() + 1 < options.boxes) {
     boxes.push_back(std::make_unique<OwnServer>(beside_this_program("phub"), options.transport,
-                                                "--join " + server));
+                                                std::vector<std::string>{"--join", server}));
     while (ControlClient(server).status().shards.size() < boxes.size()) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
@@ -341,7 +341,7 @@ std::vector<std::unique_ptr<OwnServer>> boxes_under(const std::string& server,
 
 void run(const Options& options) {
   examples::check_can_write(options.json);
-  const OwnServer server(beside_this_program("phub"), options.transport, "");
+  const OwnServer server(beside_this_program("phub"), options.transport, {});
   const auto boxes = boxes_under(server.address(), options);
   const PackageGraph graph = options.packages.empty() ? random_graph(options.pages, options.links)
                                                       : examples::read_packages(options.packages);
