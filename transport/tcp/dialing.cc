@@ -263,7 +263,7 @@ std::vector<std::string> in_order(const QueueOffer& offer, const TcpDialing& how
   of_nic.insert(of_nic.end(), offer.same_nic.begin(), offer.same_nic.end());
   add(std::move(of_nic));
   add(offer.other_nics);
-  std::ranges::stable_partition(all, [&how](const std::string& address) {
+  std::stable_partition(all.begin(), all.end(), [&how](const std::string& address) {
     return how.unreached == nullptr || !how.unreached->contains(address);
   });
   return all;

@@ -100,7 +100,7 @@ def joins(rank):
 def test_ranks_with_other_small_parameters_are_told_which(box, start):
     told = dict(start(joins, 2).results())
     assert phub.MismatchError in told
-    assert "'blocks.7.weight' has" in told[phub.MismatchError]
+    assert "'blocks.7.bias' has" in told[phub.MismatchError]
 
 
 def aborts(rank):
