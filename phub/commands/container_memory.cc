@@ -151,7 +151,7 @@ void look_up_from(const std::string& root, const std::string& path, bool two,
   if (below.starts_with("/..")) below.clear();  // outside of the name space
   for (;;) {
     while (below.ends_with('/')) below.pop_back();
-    look_at(root + mount->folder + below, two ? kTwo : kOne, found);
+    look_at(fmt::format("{}{}{}", root, mount->folder, below), two ? kTwo : kOne, found);
     if (below.empty()) return;
     below.resize(below.rfind('/') == below.npos ? 0 : below.rfind('/'));
   }
