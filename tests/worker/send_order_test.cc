@@ -111,6 +111,7 @@ TEST(SendOrder, WordsAreChecked) {
 class CarryOver : public ::testing::Test {
  protected:
   CarryOver() : session_(reply_of({3, 2, 1}), wire_) {
+    wire_.refused_ns = 1;  // a budget holds back what has no room
     answer(wire_, session_, {0, 1, 2}, 0);
     push(1);
   }
