@@ -266,6 +266,7 @@ void resolve_chunks(const Raw& raw, ZerocomputeOptions& o) {
 // The rank, the world and the server of the launcher's environment.
 void resolve_one_rank(const Raw& raw, ZerocomputeOptions& o) {
   const WorkerOptions given = options_from_environment();
+  if (!given.rank_error.empty()) fail(ErrorCode::kInvalid, "--one-rank: {}", given.rank_error);
   if (given.rank < 0) {
     fail(ErrorCode::kInvalid,
          "--one-rank: RANK and WORLD_SIZE are not in the environment, nor Open MPI's or Slurm's");

@@ -83,6 +83,10 @@ with tempfile.TemporaryDirectory() as folder, box_of(phub, folder) as address:
             done = subprocess.run([*command, "--job", f"alone{n}", *world], capture_output=True, text=True, timeout=LIMIT_S,
                                   check=False)
             assert done.returncode == status and words in done.stderr, (command, world, done)
+        # Half of what a launcher says is no word of being alone.
+        done = subprocess.run([*command, "--job", f"half{n}"], env={**os.environ, "RANK": "1"}, capture_output=True,
+                              text=True, timeout=LIMIT_S, check=False)
+        assert done.returncode == 1 and "RANK=1 without WORLD_SIZE" in done.stderr, (command, done)
 
     differ("programs", RANKS, FACTORS, "'program pagerank'", "'program mf'")
     for n, command in enumerate((RANKS, FACTORS, TOPICS)):

@@ -35,7 +35,8 @@ void add_store_options(CLI::App& app, StoreProgram& program) {
                  "ssp: clocks that a process may be ahead of the slowest")
       ->capture_default_str();
   app.final_callback([&worker] {
-    if (worker.rank == -1 && worker.spec.world_size == 1) worker.rank = 0;
+    const bool alone = worker.spec.world_size == 1 && worker.rank_error.empty();
+    if (worker.rank == -1 && alone) worker.rank = 0;
   });
 }
 

@@ -306,6 +306,9 @@ void train_in_store(const TrainingOptions& options, const std::string& name,
          "processes that have a box");
   }
   WorkerOptions worker = options.worker;
+  if (worker.rank < 0 && !worker.rank_error.empty()) {
+    fail(ErrorCode::kInvalid, "--store: {}", worker.rank_error);
+  }
   if (worker.rank == -1 && worker.spec.world_size == 1) worker.rank = 0;
   if (worker.rank < 0) {
     fail(ErrorCode::kInvalid, "--store: each of several processes says which rank it is (--rank)");
