@@ -47,15 +47,15 @@ build_preset() {
 # python_environment FOLDER PACKAGES: a virtual environment with these packages of PyPI, which stays until the list is
 # another one. Fails with the reason on standard output.
 python_environment() {
-  local folder=$1 packages=$2 limit_s=900
-  if [[ "$(cat "$folder/installed" 2>/dev/null)" == "$packages" ]]; then return; fi
+  local folder=$1 wanted=$2 limit_s=900
+  if [[ "$(cat "$folder/installed" 2>/dev/null)" == "$wanted" ]]; then return; fi
   python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
     { echo "python3 is $(python3 --version 2>&1 || true): the package needs 3.10 or later" && return 1; }
   rm -rf "$folder"
   python3 -m venv "$folder" || { echo 'python3 -m venv failed: the package python3-venv has it' && return 1; }
   # shellcheck disable=SC2086
   timeout --kill-after=10 "$limit_s" \
-    "$folder/bin/pip" install -q --disable-pip-version-check --retries 2 $packages ||
-    { echo "pip cannot install $packages within $limit_s s (no PyPI?): the error is above" && return 1; }
-  echo "$packages" >"$folder/installed"
+    "$folder/bin/pip" install -q --disable-pip-version-check --retries 2 $wanted ||
+    { echo "pip cannot install $wanted within $limit_s s (no PyPI?): the error is above" && return 1; }
+  echo "$wanted" >"$folder/installed"
 }

@@ -114,6 +114,7 @@ class Ranks:
 
 
 def _rank(pipe, body, rank, arguments, environment):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background ignores it
     os.environ.update(environment)
     answer = None, None, ""
     try:
