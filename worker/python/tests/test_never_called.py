@@ -11,6 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import phub
+from phub import _alone
 
 
 def net_of(rank=0):
@@ -110,7 +111,7 @@ def is_well(rank):
         step(other, OPTIMIZERS["sgd"](other))
     assert not any(p._post_accumulate_grad_hooks for p in net.parameters())  # it costs nothing now
     wrapped.phub.close()
-    ddp = DistributedDataParallel(net, process_group=phub.pytorch._group_of_one())
+    ddp = DistributedDataParallel(net, process_group=_alone.Group())
     state = phub.DDPState(net, job="accumulates")
     ddp.register_comm_hook(state, phub.ddp_hook)
     for forward in (net, net, ddp):
@@ -150,7 +151,7 @@ def test_fsdp_with_another_hook_is_an_error(box, start, tmp_path):
 
 def is_wrapped_twice(_rank):
     inner = phub.ddp(net_of())
-    outer = DistributedDataParallel(inner, process_group=phub.pytorch._group_of_one())
+    outer = DistributedDataParallel(inner, process_group=_alone.Group())
     with pytest.raises(phub.InvalidError, match="within another DistributedDataParallel"):
         outer(torch.ones(2, 4))
     optimizer = OPTIMIZERS["sgd"](inner)
