@@ -7,6 +7,7 @@ buckets anew after the first step.
 
 # No `from __future__ import annotations`: DDP compares the hook's annotations with classes.
 
+import inspect
 import queue
 import threading
 import weakref
@@ -35,6 +36,12 @@ from phub.worker import Worker
 
 _FORMATS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 DTYPES = {name: dtype for dtype, name in _FORMATS.items()}
+# DDP's argument, which newer versions of PyTorch have renamed.
+_SYNC_BUFFERS = next(
+    name
+    for name in ("forward_sync_buffers", "broadcast_buffers")
+    if name in inspect.signature(DistributedDataParallel.__init__).parameters
+)
 _REMEDY = (
     "Register it at the DistributedDataParallel that the program calls, with "
     "register_comm_hook(phub.DDPState(ddp.module), phub.ddp_hook), or use phub.ddp; and call "
@@ -541,7 +548,8 @@ def ddp(
     """
     arguments = {"gradient_as_bucket_view": True, **(ddp_options or {})}
     # There is nobody in the group to have the same, and gloo does not know all types.
-    arguments |= {"init_sync": False, "broadcast_buffers": False}
+    arguments.pop("broadcast_buffers", None)
+    arguments |= {"init_sync": False, _SYNC_BUFFERS: False}
     everything: dict[str, Option] = {"initial": "broadcast", **options}
     state = DDPState(module, formats=formats, powersgd=powersgd, factors=factors, **everything)
     state.broadcast_parameters()
