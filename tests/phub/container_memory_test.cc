@@ -2,12 +2,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
-#include <filesystem>
-#include <fstream>
+#include <string>
 
 #include "phub/commands/config.h"
+#include "tests/phub/tree.h"
 
 namespace phub {
 namespace {
@@ -17,28 +16,10 @@ using ::testing::HasSubstr;
 constexpr uint64_t kNoLimit = ContainerMemory::kNoLimit;
 constexpr uint64_t kMiB = 1u << 20;
 
-// A made-up /proc and /sys.
-class Files {
+class Files : public testing::Tree {
  public:
-  Files() {
-    root_ = (std::filesystem::temp_directory_path() / "phub-container-XXXXXX").string();
-    if (mkdtemp(root_.data()) == nullptr) throw std::runtime_error("no folder for tests");
-  }
-  ~Files() { std::filesystem::remove_all(root_); }
-  Files(const Files&) = delete;
-  Files& operator=(const Files&) = delete;
-
-  void put(const std::string& path, const std::string& text) const {
-    const std::filesystem::path file = root_ + path;
-    std::filesystem::create_directories(file.parent_path());
-    std::ofstream(file) << text << '\n';
-  }
   // A file that nobody can open: a link to itself.
-  void put_unreadable(const std::string& path) const {
-    const std::filesystem::path file = root_ + path;
-    std::filesystem::create_directories(file.parent_path());
-    std::filesystem::create_symlink(file, file);
-  }
+  void put_unreadable(const std::string& path) const { link(path, root() + path); }
   // A group of version two.
   void group(const std::string& folder, const std::string& max, uint64_t used,
              uint64_t cache = 0) const {
@@ -47,11 +28,7 @@ class Files {
     put(folder + "/memory.stat", "anon 7\nfile 9\ninactive_file " + std::to_string(cache) +
                                      "\nactive_file 0\nslab_reclaimable 0");
   }
-  const std::string& root() const { return root_; }
-  ContainerMemory found() const { return container_memory(root_); }
-
- private:
-  std::string root_;
+  ContainerMemory found() const { return container_memory(root()); }
 };
 
 constexpr const char* kMountTwo =

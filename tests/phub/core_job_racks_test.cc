@@ -98,6 +98,14 @@ TEST(Parent, NobodysRoundChangesNothing) {
   EXPECT_EQ(rig.result(0), 3);
 }
 
+void expect_stopped_by_rack_1(ParentRig& rig) {
+  const std::optional<CoreReport> report = rig.violation();
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->type, CoreReport::kNonFinite);
+  EXPECT_EQ(report->rank, 1u);
+  EXPECT_THAT(rig.take_posts(), IsEmpty());
+}
+
 // As in one box, where the last rank's NaN ends the job.
 TEST(Parent, ARoundOfWhichAllAreLeftOutStopsTheJob) {
   for (const OnNonFinite policy : {OnNonFinite::kStop, OnNonFinite::kExclude}) {
@@ -105,11 +113,7 @@ TEST(Parent, ARoundOfWhichAllAreLeftOutStopsTheJob) {
     rig.push_null(0, 0, 1, 0);
     rig.push_null(1, 0, 1, kNoneLeft);
     rig.push_null(2, 0, 1, 0);
-    const std::optional<CoreReport> report = rig.violation();
-    ASSERT_TRUE(report);
-    EXPECT_EQ(report->type, CoreReport::kNonFinite);
-    EXPECT_EQ(report->rank, 1u);
-    EXPECT_THAT(rig.take_posts(), IsEmpty());
+    expect_stopped_by_rack_1(rig);
   }
 }
 
@@ -120,11 +124,7 @@ TEST(Parent, ARackThatLeavesItsRanksOutStopsAJobThatIsToStop) {
     rig.push_sum(0, 0, 1, 6, 2);
     rig.push_null(1, 0, 1, kNoneLeft);
     rig.push_null(2, 0, 1, 1);
-    const std::optional<CoreReport> report = rig.violation();
-    ASSERT_TRUE(report);
-    EXPECT_EQ(report->type, CoreReport::kNonFinite);
-    EXPECT_EQ(report->rank, 1u);
-    EXPECT_THAT(rig.take_posts(), IsEmpty());
+    expect_stopped_by_rack_1(rig);
   }
 }
 

@@ -1,17 +1,15 @@
 // What `phub doctor` reads of a made-up host, and the command on this one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <tuple>
 
 #include "phub/commands/commands.h"
 #include "phub/commands/doctor.h"
+#include "tests/phub/tree.h"
 #include "transport/error.h"
 
 namespace phub {
@@ -19,33 +17,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-
-// A made-up /sys, /proc and /dev.
-class Tree {
- public:
-  Tree() {
-    root_ = (std::filesystem::temp_directory_path() / "phub-doctor-XXXXXX").string();
-    if (mkdtemp(root_.data()) == nullptr) throw std::runtime_error("mkdtemp of " + root_);
-  }
-  ~Tree() { std::filesystem::remove_all(root_); }
-  Tree(const Tree&) = delete;
-  Tree& operator=(const Tree&) = delete;
-
-  void put(const std::string& path, const std::string& text) const {
-    const std::filesystem::path file = root_ + path;
-    std::filesystem::create_directories(file.parent_path());
-    std::ofstream(file) << text << '\n';
-  }
-  void link(const std::string& path, const std::string& target) const {
-    const std::filesystem::path file = root_ + path;
-    std::filesystem::create_directories(file.parent_path());
-    std::filesystem::create_symlink(target, file);
-  }
-  const std::string& root() const { return root_; }
-
- private:
-  std::string root_;
-};
+using testing::Tree;
 
 // A host with a NIC on PCI, one on virtio with soft-RoCE on it, a bridge, and one that is down.
 void fill(const Tree& tree) {
@@ -200,13 +172,13 @@ TEST(DoctorCommand, ChecksThisHost) {
   CLI::App app;
   add_doctor_command(app);
   std::string problem;
-  testing::internal::CaptureStdout();
+  ::testing::internal::CaptureStdout();
   try {
     app.parse(std::vector<std::string>{"--json", "doctor"});  // last first, as CLI11 wants them
   } catch (const Error& error) {
     problem = error.what();
   }
-  const auto json = nlohmann::json::parse(testing::internal::GetCapturedStdout());
+  const auto json = nlohmann::json::parse(::testing::internal::GetCapturedStdout());
   EXPECT_EQ(json, nlohmann::json::parse(to_json(findings)));
   EXPECT_EQ(problem.empty(), errors == 0) << problem;
   EXPECT_FALSE(gather_facts(this_host()).allowed_cpus.empty());

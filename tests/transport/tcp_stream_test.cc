@@ -223,6 +223,17 @@ TEST_F(TcpStreamTest, AConnectionMayEndBetweenItsHandOverAndItsAnnouncement) {
   EXPECT_TRUE(poll(endpoint, 0).empty());
 }
 
+// Opens the endpoint's queue pair `q` over a socket, whose ends are added.
+void connect(TcpEndpoint& endpoint, uint32_t q, std::span<Write> ring, std::span<std::byte> memory,
+             std::vector<Fd>& here, std::vector<Fd>& there) {
+  std::array<int, 2> ends;
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends.data()), 0);
+  here.emplace_back(ends[0]), there.emplace_back(ends[1]);
+  endpoint.watch(here[q].get(), {q});
+  endpoint.list({q});
+  endpoint.open({q}, {.stream = {here[q].get()}, .ring = ring, .source = memory, .target = memory});
+}
+
 // Nobody reads from one of two connections to a peer. Posts are refused soon, whoever they are for,
 // so that the other gets no further ahead than that.
 TEST_F(TcpStreamTest, AnEndpointHoldsLittleForAPeer) {
@@ -231,15 +242,7 @@ TEST_F(TcpStreamTest, AnEndpointHoldsLittleForAPeer) {
   std::vector<std::vector<Write>> rings(2, std::vector<Write>(kWrites));
   std::vector<Fd> here, there;
   TcpEndpoint endpoint(2, 1);
-  for (uint32_t q = 0; q < 2; ++q) {
-    std::array<int, 2> ends;
-    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends.data()), 0);
-    here.emplace_back(ends[0]), there.emplace_back(ends[1]);
-    endpoint.watch(here[q].get(), {q});
-    endpoint.list({q});
-    endpoint.open(
-        {q}, {.stream = {here[q].get()}, .ring = rings[q], .source = memory, .target = memory});
-  }
+  for (uint32_t q = 0; q < 2; ++q) connect(endpoint, q, rings[q], memory, here, there);
   uint32_t posted = 0;  // to both in turn
   const auto post = [&] {
     while (posted < 2 * kWrites && endpoint.post({posted % 2}, {0, 0, kBytes, posted})) ++posted;
@@ -286,15 +289,7 @@ TEST_F(TcpStreamTest, LargeWritesGoOnAllConnectionsAtOnce) {
   std::vector<std::vector<Write>> rings(kQueues, std::vector<Write>(4));
   std::vector<Fd> here, there;
   TcpEndpoint endpoint(kQueues, 1);
-  for (uint32_t q = 0; q < kQueues; ++q) {
-    std::array<int, 2> ends;
-    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends.data()), 0);
-    here.emplace_back(ends[0]), there.emplace_back(ends[1]);
-    endpoint.watch(here[q].get(), {q});
-    endpoint.list({q});
-    endpoint.open(
-        {q}, {.stream = {here[q].get()}, .ring = rings[q], .source = memory, .target = memory});
-  }
+  for (uint32_t q = 0; q < kQueues; ++q) connect(endpoint, q, rings[q], memory, here, there);
   for (uint32_t q = 0; q < kQueues; ++q) {
     EXPECT_TRUE(endpoint.post({q}, {0, 0, kBytes, q})) << q;
     EXPECT_FALSE(endpoint.post({q}, {0, 0, kBytes, q})) << q;
