@@ -22,6 +22,8 @@ class SteadyClock final : public Clock {
   }
 };
 
+inline const SteadyClock kSteadyClock;  // for who is given no other
+
 // The time by which leases, progress and join limits are measured. While the control thread does
 // not run (it is busy, or the process was stopped) no heartbeat is read. So a gap between two
 // rounds of its loop counts for no more than `longest_ms` of begin_round().

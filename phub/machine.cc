@@ -16,7 +16,8 @@ namespace phub {
 
 // Which cores a plan uses depends on topology and options only, so any key table shows them. Few
 // cores go to nodes with NICs first; a job over one transport may leave some out.
-Machine::Machine(const MachineOptions& options, std::vector<std::unique_ptr<Transport>> transports)
+Machine::Machine(const MachineOptions& options, std::vector<std::unique_ptr<Transport>> transports,
+                 const Clock& clock)
     : pin_(options.pin),
       spin_us_(options.spin_us),
       found_(options.topology),
@@ -32,7 +33,7 @@ Machine::Machine(const MachineOptions& options, std::vector<std::unique_ptr<Tran
   const Plan plan = make_plan(topology, any_key, {.cores = options.cores});
   std::vector<numa::Core> used;
   for (const CorePlan& core : plan.cores) {
-    cores_.push_back(std::make_unique<Core>(static_cast<uint32_t>(cores_.size())));
+    cores_.push_back(std::make_unique<Core>(static_cast<uint32_t>(cores_.size()), clock));
     cpus_.push_back(core.os_cpu);
     used.push_back({core.node, core.os_cpu});
   }

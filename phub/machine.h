@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "numa/topology.h"
+#include "phub/clock.h"
 #include "phub/core/core.h"
 #include "transport/transport.h"
 
@@ -23,7 +24,8 @@ struct MachineOptions {
 
 class Machine {
  public:
-  Machine(const MachineOptions& options, std::vector<std::unique_ptr<Transport>> transports);
+  Machine(const MachineOptions& options, std::vector<std::unique_ptr<Transport>> transports,
+          const Clock& clock);
 
   // A thread for each core, pinned. Without them the caller steps the cores.
   void start_threads();

@@ -23,7 +23,7 @@ Server::Server(ServerOptions options, std::vector<std::unique_ptr<Transport>> tr
     : options_(std::move(options)),
       clock_(clock),
       started_ms_(clock.now_ms()),
-      machine_(options_, std::move(transports)),
+      machine_(options_, std::move(transports), clock),
       host_{.clock = clock,
             .mail = CoreMail(machine_.all_cores()),
             .budget = MemoryBudget(options_.memory_limit_bytes),

@@ -19,9 +19,8 @@ namespace {
 
 constexpr uint32_t kIdlePasses = 64;        // beside others that have work
 constexpr uint32_t kPassesWithoutLook = 4;  // at the jobs that were put aside
-constexpr int64_t kMs = 1'000'000;          // in nanoseconds
-constexpr int64_t kTogetherFromMs = 1024;   // longer than the wait for any budget
-constexpr int64_t kTogetherNs = 500 * kMs;
+constexpr uint64_t kTogetherFromMs = 1024;  // longer than the wait for any budget
+constexpr uint64_t kTogetherMs = 500;
 
 void ring(int fd) {
   const uint64_t one = 1;
@@ -47,7 +46,7 @@ int64_t now_ns() {
 
 }  // namespace
 
-Core::Core(uint32_t index) : index_(index) {
+Core::Core(uint32_t index, const Clock& clock) : index_(index), clock_(clock) {
   epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
   mailbox_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   report_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
@@ -145,33 +144,33 @@ void Core::put_aside(size_t index) {
 }
 
 // When the job is to try again what it owes; in how many milliseconds, -1: it owes nothing.
-int Core::find_retry(CoreJob& job) {
-  job.turn.retry_ns = 0;
+int Core::find_retry(CoreJob& job) const {
+  uint64_t& at = job.turn.retry_ms;
+  at = 0;
   if (!job.owes()) return -1;
-  const auto ms = static_cast<int64_t>(job.retry_ms());
-  const int64_t now = now_ns();
-  int64_t& at = job.turn.retry_ns;
-  at = now + ms * kMs;
+  const uint64_t ms = job.retry_ms();
+  const uint64_t now = clock_.now_ms();
+  at = now + ms;
   // Jobs that have waited for long try again together: to wake up costs more than to try.
-  if (ms >= kTogetherFromMs) at = (at / kTogetherNs + 1) * kTogetherNs;
-  return static_cast<int>((at - now + kMs - 1) / kMs);
+  if (ms >= kTogetherFromMs) at = (at / kTogetherMs + 1) * kTogetherMs;
+  return static_cast<int>(at - now);
 }
 
 void Core::note_retry(const CoreJob& job) {
-  const int64_t at = job.turn.retry_ns;
-  if (at != 0 && (next_retry_ns_ == 0 || at < next_retry_ns_)) next_retry_ns_ = at;
+  const uint64_t at = job.turn.retry_ms;
+  if (at != 0 && (next_retry_ms_ == 0 || at < next_retry_ms_)) next_retry_ms_ = at;
 }
 
 // Those that owe something and whose time has come.
 void Core::wake_debtors() {
-  if (next_retry_ns_ == 0) return;
-  const int64_t now = now_ns();
-  if (now < next_retry_ns_) return;
-  next_retry_ns_ = 0;
+  if (next_retry_ms_ == 0) return;
+  const uint64_t now = clock_.now_ms();
+  if (now < next_retry_ms_) return;
+  next_retry_ms_ = 0;
   for (CoreJob* job : jobs_) {
     CoreJob::Turn& turn = job->turn;
-    if (turn.awake || turn.retry_ns == 0) continue;
-    if (turn.retry_ns > now) {
+    if (turn.awake || turn.retry_ms == 0) continue;
+    if (turn.retry_ms > now) {
       note_retry(*job);
       continue;
     }
@@ -325,9 +324,9 @@ bool Core::arm(int& timeout_ms) {
     if (ms >= 0) timeout_ms = timeout_ms < 0 ? ms : std::min(timeout_ms, ms);
   };
   for (CoreJob* job : awake_) within(find_retry(*job));
-  if (next_retry_ns_ != 0) {  // of a job that was put aside before
-    const int64_t ns = std::max<int64_t>(next_retry_ns_ - now_ns(), 0);
-    within(static_cast<int>((ns + kMs - 1) / kMs));
+  if (next_retry_ms_ != 0) {  // of a job that was put aside before
+    const uint64_t now = clock_.now_ms();
+    within(static_cast<int>(std::max(next_retry_ms_, now) - now));
   }
   return true;
 }

@@ -15,6 +15,7 @@
 #include <stop_token>
 #include <vector>
 
+#include "phub/clock.h"
 #include "phub/core/core_job.h"
 #include "phub/core/messages.h"
 
@@ -31,7 +32,8 @@ class Core {
  public:
   static constexpr size_t kMaxJobs = 1024;
 
-  explicit Core(uint32_t index);
+  // `clock`: what it owes is tried again by; it must outlive the core.
+  explicit Core(uint32_t index, const Clock& clock = kSteadyClock);
   ~Core();
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
@@ -66,7 +68,7 @@ class Core {
   bool serve_jobs();
   void look_for_events(int timeout_ms);
   void put_aside(size_t index);
-  static int find_retry(CoreJob& job);
+  int find_retry(CoreJob& job) const;
   void note_retry(const CoreJob& job);
   void wake_debtors();
   void wake_up(CoreJob& job);
@@ -80,16 +82,17 @@ class Core {
   void sleep();
 
   const uint32_t index_;
+  const Clock& clock_;
   int epoll_fd_ = -1;
   int mailbox_fd_ = -1;
   int report_fd_ = -1;
   std::vector<CoreJob*> jobs_;
   std::vector<CoreJob*> awake_;  // of jobs_, those that are not put aside
   size_t armed_ = 0;             // of awake_, from the first
-  int64_t next_retry_ns_ = 0;  // the first time for a job put aside to try again; 0: there is none
-  uint32_t passes_ = 0;        // since events were looked for
-  TraceLog* trace_ = nullptr;  // null: nobody asked
-  bool reported_ = false;      // since the last wake-up of the control thread
+  uint64_t next_retry_ms_ = 0;  // the first time for a job put aside to try again; 0: there is none
+  uint32_t passes_ = 0;         // since events were looked for
+  TraceLog* trace_ = nullptr;   // null: nobody asked
+  bool reported_ = false;       // since the last wake-up of the control thread
   Mailbox<CoreMessage, 4096> mailbox_;
   Mailbox<CoreReport, 8192> reports_;
   alignas(64) std::atomic<bool> asleep_{false};

@@ -105,7 +105,7 @@ class CoreJob {
   struct Turn {
     uint64_t bytes = 0;  // read and written, and not paid for with passes yet
     uint32_t idle_passes = 0;
-    int64_t retry_ns = 0;  // put aside: when to try again what it owes; 0: it owes nothing
+    uint64_t retry_ms = 0;  // put aside: when to try again what it owes; 0: it owes nothing
     bool moved = false;
     bool awake = false;
   };

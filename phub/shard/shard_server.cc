@@ -121,7 +121,7 @@ ShardServer::ShardServer(ShardServerOptions options,
                          std::vector<std::unique_ptr<Transport>> transports, const Clock& clock)
     : options_(std::move(options)),
       clock_(clock),
-      machine_(options_, std::move(transports)),
+      machine_(options_, std::move(transports), clock),
       mail_(machine_.all_cores()),
       budget_(options_.memory_limit_bytes),
       notes_(options_.note) {}
