@@ -48,6 +48,16 @@ class RackFaults : public ::testing::Test {
   void start_all(Training& training) {
     for (uint32_t rank = 0; rank < kRanks; ++rank) start(training, rank);
   }
+  // At the address where it listened. False: for a moment the port may be somebody else's.
+  static bool start_again(std::unique_ptr<ServerProcess>& box, const Flags& flags,
+                          const std::string& address) {
+    try {
+      box = std::make_unique<ServerProcess>(PHUB_BINARY, flags, address);
+      return true;
+    } catch (const std::exception&) {
+      return false;
+    }
+  }
   std::vector<LogRecord> log_of(uint32_t rack, const std::string& job) const {
     return ControlClient(racks_[rack]->address()).log(job);
   }
@@ -176,8 +186,7 @@ TEST_F(RackFaults, TheRootsDeathEndsTheRacksJobs) {
 TEST_F(RackFaults, ARootThatSavesItsJobsIsKilledAndGoesOn) {
   const TemporaryDirectory folder;
   const Flags saves = {"--checkpoints", folder.path() + "/checkpoints", "--checkpoint-every", "5"};
-  std::optional<ServerProcess> root;
-  root.emplace(PHUB_BINARY, saves);
+  auto root = std::make_unique<ServerProcess>(PHUB_BINARY, saves);
   const std::string address = root->address();
   for (auto& rack : racks_) {
     rack = std::make_unique<ServerProcess>(PHUB_BINARY, Flags{"--parent", address});
@@ -189,19 +198,37 @@ TEST_F(RackFaults, ARootThatSavesItsJobsIsKilledAndGoesOn) {
   const std::vector<LogRecord> first[] = {log_of(0, "saved"), log_of(1, "saved")};
   root->end(SIGKILL);
   training.end_lives();
-  ASSERT_TRUE(becomes([&] {
-    try {
-      root.emplace(PHUB_BINARY, saves, address);
-      return true;
-    } catch (const std::exception&) {  // for a moment the port may be somebody else's
-      return false;
-    }
-  }));
+  ASSERT_TRUE(becomes([&] { return start_again(root, saves, address); }));
   ASSERT_TRUE(becomes([&] { return training.round() > 0; }));
   ASSERT_TRUE(training.goes_on(20));
   training.end();
   training.check(
       merged(training.log(), {first[0], first[1], log_of(0, "saved"), log_of(1, "saved")}));
+}
+
+// Where the root saves the job, workers of a rack join it again by themselves.
+TEST_F(RackFaults, WorkersOfARackThatIsStartedAgainJoinIt) {
+  const TemporaryDirectory folder;
+  const ServerProcess root(PHUB_BINARY, {"--checkpoints", folder.path() + "/checkpoints"});
+  for (auto& rack : racks_) {
+    rack = std::make_unique<ServerProcess>(PHUB_BINARY, Flags{"--parent", root.address()});
+  }
+  Training training(root.address(), spec("again", "shrink"));
+  for (uint32_t rank = 0; rank < kRanks; ++rank) start(training, rank, {"--rejoin"});
+  ASSERT_TRUE(training.goes_on(20));
+  const std::vector<LogRecord> first_life = log_of(1, "again");
+  const std::string address = racks_[1]->address();
+  racks_[1]->end(SIGKILL);
+  EXPECT_TRUE(becomes([&] { return training.rank(1).state == "lost"; }));
+  ASSERT_TRUE(training.goes_on(20));
+  ASSERT_TRUE(becomes([&] {
+    return start_again(racks_[1], {"--parent", root.address()}, address);
+  }));
+  EXPECT_TRUE(becomes([&] { return training.rank(1).rack_live == std::vector<uint32_t>{2, 3}; }));
+  EXPECT_EQ(training.rank(1).incarnation, 2u);
+  ASSERT_TRUE(training.goes_on(20));
+  training.end();
+  training.check(merged(training.log(), {log_of(0, "again"), first_life, log_of(1, "again")}));
 }
 
 // When all have left, so has their rack.
