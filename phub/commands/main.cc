@@ -12,6 +12,7 @@ int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error, as a full disk is
   CLI::App app("phub sums the gradients of training processes and applies the optimizer.", "phub");
   app.require_subcommand(1);
+  app.set_version_flag("--version", "phub " PHUB_VERSION);
   app.footer(
       "Start 'phub serve' on the box, and the workers with PHUB_SERVER=HOST:PORT.\n"
       "'phub COMMAND --help' explains each command. 'phub run', which starts a training, and\n"
