@@ -434,8 +434,12 @@ void check_job_name(std::string_view name) {
   const bool fits = !name.empty() && name.size() <= kMaxNameBytes && name != "." && name != ".." &&
                     name.find_first_not_of(kNameCharacters) == name.npos;
   if (!fits) {
-    fail(ErrorCode::kInvalid, "name: must be 1 to {} letters, digits, '.', '_' or '-', got '{}'",
-         kMaxNameBytes, printable(name));
+    const std::string_view remedy =
+        name.empty() ? ". Give the job a name (PHUB_JOB), or start the ranks with a launcher that "
+                       "does, such as 'phub run -n 2 -- python train.py'"
+                     : "";
+    fail(ErrorCode::kInvalid, "name: must be 1 to {} letters, digits, '.', '_' or '-', got '{}'{}",
+         kMaxNameBytes, printable(name), remedy);
   }
 }
 

@@ -56,6 +56,19 @@ def test_groups_order_the_sum(box, start, groups, total):
     assert start(adds_in_groups, 3, groups).results() == [total] * 3
 
 
+def test_a_second_worker_in_a_job_of_this_process_is_told_the_way_out(box):
+    with phub.Worker({"w": 4}, rank=0, world_size=1):
+        message = r"taken by.*This process is itself in job '.*'.*job='NAME'.*call close\(\) first"
+        with pytest.raises(phub.TakenError, match=message):
+            phub.Worker({"w": 4}, rank=0, world_size=1)
+    phub.Worker({"w": 4}, rank=0, world_size=1).close()
+
+
+def test_a_program_without_a_launcher_is_told_of_one():
+    with pytest.raises(phub.InvalidError, match="Give the job a name.*phub run -n 2 -- python"):
+        phub.Worker({"w": 4})
+
+
 def touches_its_half(rank):
     half = (32 * rank, 32 * rank + 32)
     key = phub.Key(64, writes=[half], reads=[(0, 64)] if rank == 0 else ())
