@@ -62,10 +62,12 @@ class Values:
         """What has gone out, as far as the groups have it."""
         return self._sent
 
-    def begin_round(self) -> None:
-        """Before its first push; later calls do nothing."""
-        if self._of_round is None:
-            self._of_round = self._send()
+    def begin_round(self) -> bool:
+        """Before its first push. Later calls do nothing, and return False."""
+        if self._of_round is not None:
+            return False
+        self._of_round = self._send()
+        return True
 
     def end_round(self) -> None:
         """They may change again."""

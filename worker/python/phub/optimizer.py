@@ -24,6 +24,7 @@ from phub._model import check_form, check_format, formats_of, keys_of, named_par
 from phub._options import Option
 from phub._own_state import OwnState, Stateful
 from phub._rows import SparseRows, rows_in
+from phub._same import Same
 from phub._steps import Steps
 from phub._values import Values
 from phub._watch import Watch
@@ -180,7 +181,7 @@ class DistributedOptimizer(Optimizer):
             for name, tensor in named.items()
         ]
         self._begin()
-        self._watch = self._watch_for(named)
+        self._watch, self._same = self._watch_for(named), self._same_for(server)
         self._values = Values(self.worker, self._rule, me)
         if self._steps.restored:
             self._forget_values()
@@ -260,8 +261,9 @@ class DistributedOptimizer(Optimizer):
         for mine in self._mine:
             mine.look_away()  # views keep the worker's memory
         self._values.use_scale(None)
-        if self._buffers:
-            self._buffers.close()
+        for other in (self._buffers, self._same):
+            if other:
+                other.close()
         self.worker.close()
         self._watch.close()
 
@@ -298,6 +300,8 @@ class DistributedOptimizer(Optimizer):
         elif not self._synchronized:
             for mine in self._mine:
                 mine.take()
+        if self._same:
+            self._same.look()
         if self._rule == "none":
             self.optimizer.step()
         for mine in self._mine:
@@ -464,6 +468,13 @@ class DistributedOptimizer(Optimizer):
         watch.is_local = lambda: not me._syncs
         return watch
 
+    def _same_for(self, server: bool) -> Same | None:
+        if server or self.world_size == 1:  # the box makes the same step for all
+            return None
+        same = Same(self._model, self.worker, self._options)
+        same.compare_what_is_not_exchanged()
+        return same
+
     def _hooks_on(self, model: nn.Module, zero_copy: bool) -> Iterator[RemovableHandle]:
         if self._overlap:  # where factors are sent, there is no gradient
             others = [mine for mine in self._mine if not isinstance(mine, BoxFactors)]
@@ -500,7 +511,9 @@ class DistributedOptimizer(Optimizer):
         """Before the first push of a round; later calls do nothing."""
         self._watch.end()
         self._at_box.send_loaded()
-        self._values.begin_round()
+        is_first = self._values.begin_round()
+        if is_first and self._same:
+            self._same.begin_backward()
 
     def _finish_round(self) -> None:
         """Checks what was pushed, and pushes the rest."""

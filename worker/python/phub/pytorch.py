@@ -30,6 +30,7 @@ from phub._memory import Memory
 from phub._names import by_name, plain_name
 from phub._options import MAX_DIMENSIONS, Key, Option, check_formats, check_results
 from phub._powersgd import Matrix, PowerSGD
+from phub._same import Same
 from phub._watch import Watch
 from phub.errors import InvalidError
 from phub.worker import Worker
@@ -235,7 +236,7 @@ class DDPState:
         if not self._is_exact:
             given.pop("initial", None)  # it is another job's: see broadcast_parameters
         self.worker = Worker(by_name(keys), hyper=None, formats=formats, saver=None, **given)
-        self._module, self._options = module, options
+        self._module, self._options, self._has_released = module, options, False
         self._check_gathered()
         if self.factors:
             self.factors.join(self.worker, options)
@@ -243,7 +244,6 @@ class DDPState:
         self._buffers: Optional[Buffers] = None  # from the first sync_buffers() on
         self._used: Optional[Worker] = None  # see count_used
         self._registered: dict[str, int] = {}
-        self._has_released = False
         self._strides = {name: p.stride() for name, p in self._parameters.items()}
         self._staged: dict[str, torch.Tensor] = {}
         self._outstanding: list[_Bucket] = []
@@ -255,6 +255,7 @@ class DDPState:
             _start(_answer, self._buckets, last)
         _start(_complete, self.worker, last)
         self.watch = Watch(self.worker.job, exchanged, "phub's hook", _REMEDY)
+        self.same = Same(module, self.worker, options) if self.world_size > 1 else None
 
     @property
     def rank(self) -> int:
@@ -272,7 +273,7 @@ class DDPState:
         Raises InvalidError if there was a backward(), and never an exchange.
         """
         self._buckets.put(None)
-        for other in (self._buffers, self.factors, self._used):
+        for other in (self._buffers, self.factors, self._used, self.same):
             if other:
                 other.close()
         self.worker.close()
@@ -392,6 +393,8 @@ class DDPState:
             self._check_frozen()
             if self._gathered:
                 self._gathered.begin_step()
+            if self.same:
+                self.same.begin_backward()
         if _device.is_gpu(bucket.buffer().device):
             return self._exchange_on_device(bucket)
         sent = _Bucket(bucket.buffer())
@@ -421,6 +424,8 @@ class DDPState:
         if bucket.is_last():
             self._wait()
             self._release_first_buckets()
+            if self.same:
+                self.same.look()
         return sent.future
 
     def _exchange_on_device(self, bucket: GradBucket) -> Future[torch.Tensor]:
@@ -553,6 +558,8 @@ def ddp(
     everything: dict[str, Option] = {"initial": "broadcast", **options}
     state = DDPState(module, formats=formats, powersgd=powersgd, factors=factors, **everything)
     state.broadcast_parameters()
+    if state.same:
+        state.same.compare_what_is_not_exchanged()
     if state.factors:
         left_out = [
             n for n, _ in module.named_parameters() if plain_name(n) in state.factors.weights

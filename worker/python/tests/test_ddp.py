@@ -338,6 +338,7 @@ def test_modules_that_cannot_be_exchanged_are_refused(module, message):
 
 def test_keys_have_the_shapes_of_parameters(monkeypatch):
     worker = Mock()
+    worker.return_value.world_size = 1
     monkeypatch.setattr("phub.pytorch.Worker", worker)
     model = nn.Sequential(nn.Linear(4, 3), nn.PReLU())
     model.deep = nn.Parameter(torch.zeros((2,) * 9))  # more dimensions than a key may have
