@@ -99,6 +99,22 @@ class Buffers:
         return whole.view(part.tensor.dtype).view(part.tensor.shape)
 
 
+def check_statistics(model: nn.Module, world_size: int) -> None:
+    """Raises InvalidError for a SyncBatchNorm whose process group is not all ranks of the job."""
+    for name, module in model.named_modules():
+        if world_size == 1 or not isinstance(module, nn.SyncBatchNorm):
+            continue
+        has_group = torch.distributed.is_available() and torch.distributed.is_initialized()
+        ranks = torch.distributed.get_world_size(module.process_group) if has_group else 1
+        if ranks != world_size:
+            raise InvalidError(
+                f"'{name}' is a SyncBatchNorm, which asks a process group of PyTorch for the other "
+                f"ranks: its has {ranks}, the job {world_size}, so its statistics would not be of "
+                "all. Call torch.distributed.init_process_group() in all ranks before, or keep "
+                "BatchNorm and call sync_buffers() before an evaluation"
+            )
+
+
 # ---- What a buffer is exchanged as.
 
 _MEANS = (

@@ -16,7 +16,7 @@ from phub import _device, _rules
 from phub._awaited import parameters_in_compiled
 from phub._box_factors import BoxFactors, Layer, Layers, layers_in
 from phub._box_state import BoxState
-from phub._buffers import Buffers
+from phub._buffers import Buffers, check_statistics
 from phub._exchanged import Exchanged, take_waiting
 from phub._hooks import gradient_hooks, view_hooks
 from phub._memory import format_in_memory
@@ -452,6 +452,7 @@ class DistributedOptimizer(Optimizer):
         self.worker.broadcast({name: memory_of(tensor) for name, tensor in initial.items()})
         for mine in self._mine:
             if mine.zero_copy or not self.worker.initial_counts:
+        check_statistics(self._model, self.world_size)
                 mine.show()
             mine.written = mine.tensor._version
         _device.exchange_on(self._mine[0].tensor.device, self.worker)

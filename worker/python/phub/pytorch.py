@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from phub import _device
 from phub._alone import USED, Group, Wrapped
-from phub._buffers import Buffers, worker_beside
+from phub._buffers import Buffers, check_statistics, worker_beside
 from phub._factors import Factors
 from phub._gathered import Together, gathered_of
 from phub._memory import Memory
@@ -557,6 +557,7 @@ def ddp(
     arguments |= {"init_sync": False, _SYNC_BUFFERS: False}
     everything: dict[str, Option] = {"initial": "broadcast", **options}
     state = DDPState(module, formats=formats, powersgd=powersgd, factors=factors, **everything)
+    check_statistics(module, state.world_size)
     state.broadcast_parameters()
     if state.same:
         state.same.compare_what_is_not_exchanged()

@@ -86,3 +86,16 @@ def wraps(rank):
 def test_keys_of_a_wrapped_model_have_the_plain_names(box, start):
     ((plain, keys),) = start(wraps, 1).results()
     assert keys == sorted(plain)
+
+
+def synchronizes_statistics(_rank):
+    net = nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4))
+    message = "'1' is a SyncBatchNorm.*its has 1, the job 2"
+    with pytest.raises(phub.InvalidError, match=message):
+        made(net, "optimizer")
+    with pytest.raises(phub.InvalidError, match=message):
+        phub.ddp(net, job=f"{os.environ['PHUB_JOB']}-ddp")
+
+
+def test_statistics_of_one_rank_are_not_those_of_all(box, start):
+    start(synchronizes_statistics, 2).results()
