@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,24 @@ def named_parameters(model: nn.Module, groups: Groups) -> dict[str, nn.Parameter
                     "parameters() the optimizer was made of"
                 )
     return named
+
+
+class Present:
+    """The parameters that a model has when the job is made, and where."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._found = {plain_name(n): weakref.ref(p) for n, p in model.named_parameters()}
+
+    def check(self, model: nn.Module) -> None:
+        """Raises RuntimeError for one that came later, which nobody would train."""
+        for name, parameter in model.named_parameters():
+            known = self._found.get(plain_name(name))
+            if parameter.requires_grad and (known is None or known() is not parameter):
+                raise RuntimeError(
+                    f"parameter '{plain_name(name)}' came into the model, or another took its "
+                    "place, after the DistributedOptimizer was made, which does not train it: "
+                    "change the model before its optimizer and the DistributedOptimizer are made"
+                )
 
 
 def keys_of(

@@ -22,7 +22,7 @@ _KEY = "digests"
 _BINS = 256  # of names, by their checksum
 _VALUES = 4096  # of a digest: float32 has their sum over all ranks exactly
 _COLUMNS = 512
-_EVERY = 128  # backward(), and before at each power of two
+_EVERY = 128  # steps, and before at each power of two
 _WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -63,8 +63,7 @@ class Same:
         """Before the gradients of a step are pushed."""
         self.look()  # on a GPU nobody has waited for it
         self._backwards += 1
-        count = self._backwards
-        if count % _EVERY == 0 or (count < _EVERY and count & (count - 1) == 0):
+        if is_due(self._backwards):
             self._push((n, p) for n, p in self._module.named_parameters() if p.requires_grad)
 
     def look(self) -> None:
@@ -114,6 +113,11 @@ class Same:
             yield
         except errors.Error:
             self.close()
+
+
+def is_due(count: int) -> bool:
+    """Whether what costs some time is looked at in this step, counted from 1."""
+    return count % _EVERY == 0 or (count < _EVERY and count & (count - 1) == 0)
 
 
 def _bin_of(name: str) -> int:

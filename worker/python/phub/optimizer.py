@@ -20,11 +20,18 @@ from phub._buffers import Buffers, check_statistics
 from phub._exchanged import Exchanged, take_waiting
 from phub._hooks import gradient_hooks, view_hooks
 from phub._memory import format_in_memory
-from phub._model import check_form, check_format, formats_of, keys_of, named_parameters
+from phub._model import (
+    Present,
+    check_form,
+    check_format,
+    formats_of,
+    keys_of,
+    named_parameters,
+)
 from phub._options import Option
 from phub._own_state import OwnState, Stateful
 from phub._rows import SparseRows, rows_in
-from phub._same import Same
+from phub._same import Same, is_due
 from phub._steps import Steps
 from phub._values import Values
 from phub._watch import Watch
@@ -161,7 +168,7 @@ class DistributedOptimizer(Optimizer):
         fixed |= schedule or {}
         if max_norm:
             fixed["max_norm"] = max_norm
-        self._model, self._options = model, options
+        self._model, self._options, self._present = model, options, Present(model)
         branches = bool(options.get("branches"))
         me: DistributedOptimizer = weakref.proxy(self)  # no cycle: all is freed with the optimizer
         self._steps = Steps(
@@ -528,6 +535,8 @@ class DistributedOptimizer(Optimizer):
                 )
         for mine in self._mine:
             if mine.pushed:
+        if is_due(self._steps.done + 1):
+            self._present.check(self._model)
                 mine.check_unchanged()
         self._values.check_unchanged()
         self._begin_round()

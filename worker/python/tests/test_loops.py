@@ -88,6 +88,27 @@ def test_keys_of_a_wrapped_model_have_the_plain_names(box, start):
     assert keys == sorted(plain)
 
 
+def changes_its_model(_rank):
+    for name in ("1", "later"):
+        net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        optimizer = made(net, f"layer-{name}")
+        setattr(net, name, nn.Linear(4, 4))
+        net(torch.ones(2, 4)).sum().backward()
+        with pytest.raises(RuntimeError, match=rf"'{name}\.weight' came into the model"):
+            optimizer.step()
+        optimizer.close()
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = made(net, "removed")
+    del net[1]
+    net.append(nn.Linear(4, 4).requires_grad_(False))
+    net(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+
+
+def test_a_layer_that_came_later_is_refused(box, start):
+    start(changes_its_model, 1).results()
+
+
 def synchronizes_statistics(_rank):
     net = nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4))
     message = "'1' is a SyncBatchNorm.*its has 1, the job 2"
