@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -78,6 +79,7 @@ class DistributedOptimizer(Optimizer):
     # gradients does not change their version. phub.GradScaler does not set it.
     _step_supports_amp_scaling = True
     _buffers: Buffers | None = None  # from the first sync_buffers() on
+    _parts = 0  # steps one after the other that had fewer backward() than accumulate
 
     def __init__(
         self,
@@ -450,6 +452,7 @@ class DistributedOptimizer(Optimizer):
 
     def _begin(self) -> None:
         """Takes the job's parameters, and gives it rank 0's where it begins."""
+        check_statistics(self._model, self.world_size)
         if self._rule == "none" and self.worker.first_round > 1:
             raise InvalidError(
                 f"the job is in round {self.worker.first_round}: with server=False the box has no "
@@ -459,7 +462,6 @@ class DistributedOptimizer(Optimizer):
         self.worker.broadcast({name: memory_of(tensor) for name, tensor in initial.items()})
         for mine in self._mine:
             if mine.zero_copy or not self.worker.initial_counts:
-        check_statistics(self._model, self.world_size)
                 mine.show()
             mine.written = mine.tensor._version
         _device.exchange_on(self._mine[0].tensor.device, self.worker)
@@ -533,13 +535,27 @@ class DistributedOptimizer(Optimizer):
                     f"parameter '{name}' requires a gradient now, and the job has no key for it: "
                     "make a new DistributedOptimizer, with another job's name"
                 )
-        for mine in self._mine:
-            if mine.pushed:
         if is_due(self._steps.done + 1):
             self._present.check(self._model)
+        self._count_parts()
+        for mine in self._mine:
+            if mine.pushed:
                 mine.check_unchanged()
         self._values.check_unchanged()
         self._begin_round()
         for mine in self._mine:
             if not mine.pushed:
                 mine.push()
+
+    def _count_parts(self) -> None:
+        """Warns of steps without as many backward() as `accumulate` says; an epoch's last may."""
+        made = max((mine.backwards for mine in self._mine), default=0)
+        self._parts = self._parts + 1 if 0 < made < self._accumulate else 0
+        if self._parts == 2:
+            warnings.warn(
+                f"step() came after {made} backward() twice, and accumulate is {self._accumulate}: "
+                "each step() makes a step of what there is. Call step() and zero_grad() after "
+                f"every {self._accumulate} backward() alone, or leave accumulate out",
+                RuntimeWarning,
+                stacklevel=4,
+            )

@@ -2,6 +2,7 @@
 
 import math
 import os
+import warnings
 
 import pytest
 import torch
@@ -107,6 +108,31 @@ def changes_its_model(_rank):
 
 def test_a_layer_that_came_later_is_refused(box, start):
     start(changes_its_model, 1).results()
+
+
+def makes_parts(_rank):
+    net = nn.Linear(4, 4)
+    optimizer = made(net, "parts", accumulate=3)
+
+    def steps(*parts):
+        for part in parts:
+            for _ in range(part):
+                net(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        steps(3, 2, 3, 1, 3)
+        with optimizer.no_sync():
+            net(torch.ones(2, 4)).sum().backward()
+        steps(3, 1)
+    with pytest.warns(RuntimeWarning, match=r"after 1 backward\(\) twice, and accumulate is 3"):
+        steps(1)
+
+
+def test_steps_that_never_accumulate_are_warned(box, start):
+    start(makes_parts, 1).results()
 
 
 def synchronizes_statistics(_rank):
