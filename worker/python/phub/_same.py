@@ -1,4 +1,4 @@
-"""Notices that ranks have different models, where each makes its own steps."""
+"""Notices that ranks have different models, where each makes its own steps, or the same data."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ _KEY = "digests"
 _BINS = 256  # of names, by their checksum
 _VALUES = 4096  # of a digest: float32 has their sum over all ranks exactly
 _COLUMNS = 512
+_ALIKE = 3  # looks at equal gradients until it is said: by chance one may be
+_GRADIENT, _RANKS = -2, -1  # places behind the bins
 _EVERY = 128  # steps, and before at each power of two
 _WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -33,12 +35,13 @@ class Same:
         """Joins, and returns when all ranks have. beside: this rank's worker in the training."""
         self._module, self._beside = module, beside
         self._backwards = 0
+        self._alike = 0  # looks in turn at which all ranks had the same gradient
         self._sent: torch.Tensor | None = None
         self._worker: Worker | None = worker_beside(
             beside,
             options,
             _JOB,
-            {_KEY: Key(_BINS + 1)},
+            {_KEY: Key(_BINS + 2)},
             late="the other ranks compared their models",
             reduction="sum",
         )
@@ -59,12 +62,13 @@ class Same:
             "before the model is made; load a checkpoint on every rank)"
         )
 
-    def begin_backward(self) -> None:
-        """Before the gradients of a step are pushed."""
+    def begin_backward(self, gradient: torch.Tensor | None = None) -> None:
+        """Before the gradients of a step are pushed. gradient: this rank's own, or a part of it."""
         self.look()  # on a GPU nobody has waited for it
         self._backwards += 1
         if is_due(self._backwards):
-            self._push((n, p) for n, p in self._module.named_parameters() if p.requires_grad)
+            named = ((n, p) for n, p in self._module.named_parameters() if p.requires_grad)
+            self._push(named, gradient)
 
     def look(self) -> None:
         """At what was pushed, which is there when the step's gradients are."""
@@ -77,13 +81,16 @@ class Same:
             "on processors of different kinds may differ in the last bits"
         )
 
-    def _push(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def _push(
+        self, tensors: Iterable[tuple[str, torch.Tensor]], gradient: torch.Tensor | None = None
+    ) -> None:
         if self._worker is None:
             return
         bins = [0] * _BINS
         for name, digest in zip(*_digests(tensors), strict=True):
             bins[_bin_of(name)] += digest
-        self._sent = torch.tensor([*(b % _VALUES for b in bins), 1], dtype=torch.float32)
+        own = _digests([] if gradient is None else [("", gradient)])[1] or [0]
+        self._sent = torch.tensor([*(b % _VALUES for b in bins), *own, 1], dtype=torch.float32)
         with self._unless_it_fails():
             tensor_over(self._worker.gradient(_KEY)).copy_(self._sent)
             self._worker.push(_KEY)
@@ -95,16 +102,27 @@ class Same:
         with self._unless_it_fails():
             self._worker.wait(_KEY)
             found = tensor_over(self._worker.parameters(_KEY)).clone()
-            differ = found != sent * found[-1]  # which has a 1 of each rank
-            if differ.any():
+            differ = found != sent * found[_RANKS]  # a 1 of each
+            if differ[:_BINS].any():
                 self.close()
                 warnings.warn(self._said(differ, message), RuntimeWarning, stacklevel=2)
+            has_same = bool(sent[_GRADIENT] and found[_RANKS] > 1 and not differ[_GRADIENT])
+            self._alike = self._alike + 1 if has_same else 0
+            if self._alike == _ALIKE and self._backwards < _EVERY:
+                warnings.warn(self._said_of_data(), RuntimeWarning, stacklevel=2)
 
     def _said(self, differ: torch.Tensor, message: str) -> str:
         both = (*self._module.named_parameters(), *self._module.named_buffers())
         names = [plain_name(name) for name, _ in both]
         here = next((f"'{name}'" for name in names if differ[_bin_of(name)]), "what others have")
         return f"job '{self._beside.job}', rank {self._beside.rank}: {message.format(here)}"
+
+    def _said_of_data(self) -> str:
+        return (
+            f"job '{self._beside.job}', rank {self._beside.rank}: all ranks had the same gradients "
+            f"in {_ALIKE} steps, so each of them takes the same data. Give every rank its own: "
+            "sampler=DistributedSampler(data, num_replicas=world_size, rank=rank), or phub.Sampler"
+        )
 
     @contextlib.contextmanager
     def _unless_it_fails(self) -> Iterator[None]:

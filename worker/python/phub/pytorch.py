@@ -394,7 +394,7 @@ class DDPState:
             if self._gathered:
                 self._gathered.begin_step()
             if self.same:
-                self.same.begin_backward()
+                self.same.begin_backward(bucket.buffer())
         if _device.is_gpu(bucket.buffer().device):
             return self._exchange_on_device(bucket)
         sent = _Bucket(bucket.buffer())

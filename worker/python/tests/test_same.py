@@ -164,3 +164,17 @@ def says_nothing(rank):
 
 def test_nothing_is_said_of_ranks_that_are_well(box, start):
     start(says_nothing, 2).results()
+
+
+def has_the_data_of_all(rank):
+    net, wrapped, optimizer = make(rank, "data")
+    net.drop = nn.Identity()
+    said = said_by(lambda _: train(wrapped, optimizer, 0, 3), rank)
+    assert said == []  # not yet
+    (said,) = said_by(lambda _: train(wrapped, optimizer, 0, 7), rank)
+    assert "all ranks had the same gradients in 3 steps" in said
+    assert "DistributedSampler" in said
+
+
+def test_ranks_that_take_the_same_data_are_warned(box, start):
+    start(has_the_data_of_all, 2).results()
