@@ -551,6 +551,11 @@ def ddp(
     Returns the wrapped module. Its attribute `phub` is the `DDPState`, with `rank`, `world_size`
     and `close()`. A deepcopy of it, or what torch.load returns of it, is not in the job.
     """
+    for name in options.keys() & inspect.signature(DistributedDataParallel.__init__).parameters:
+        raise InvalidError(
+            f"phub.ddp: '{name}' is an argument of DistributedDataParallel, and no option of the "
+            f"job: ddp_options={{'{name}': {options[name]!r}}}"
+        )
     arguments = {"gradient_as_bucket_view": True, **(ddp_options or {})}
     # There is nobody in the group to have the same, and gloo does not know all types.
     arguments.pop("broadcast_buffers", None)

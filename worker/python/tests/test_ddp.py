@@ -336,6 +336,12 @@ def test_modules_that_cannot_be_exchanged_are_refused(module, message):
         phub.ddp(module)
 
 
+def test_arguments_of_ddp_have_a_place_of_their_own():
+    message = r"ddp_options=\{'find_unused_parameters': True\}"
+    with pytest.raises(phub.InvalidError, match=message):
+        phub.ddp(nn.Linear(4, 4), find_unused_parameters=True)
+
+
 def test_keys_have_the_shapes_of_parameters(monkeypatch):
     worker = Mock()
     worker.return_value.world_size = 1
