@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import weakref
 from collections.abc import Callable, Mapping
@@ -18,7 +19,8 @@ class Watch:
     """Looks at every backward() until the first exchange, and costs nothing afterwards.
 
     The sign is a step between two backward(): it used a gradient that was not exchanged. Several
-    backward() without a step are an accumulation. Parameters and model are not kept alive.
+    backward() without a step are an accumulation. Parameters and model are not kept alive. Without
+    close() a line on stderr says it, when this is freed or the program ends.
     """
 
     def __init__(
@@ -29,7 +31,8 @@ class Watch:
         self._job, self._what, self._remedy = job, what, remedy
         self._steps = 0  # of optimizers that have these parameters
         self._seen: dict[str, tuple[int, int]] = {}  # steps and version, at the latest backward()
-        self._saw_backward = False
+        self._trained: set[str] = set()  # with "backward()" or "step()", and no exchange
+        weakref.finalize(self, _say, self._trained, job, what, remedy, os.getpid())
         self._ids = {id(p) for p in parameters.values()}
         count = weakref.WeakMethod(self._count_step)
         self._hooks = [
@@ -45,25 +48,23 @@ class Watch:
         hooks, self._hooks = self._hooks, []
         for hook in hooks:
             hook.remove()
-        self._saw_backward = False
+        self._trained.clear()
 
     def close(self) -> None:
-        """Raises InvalidError if there was a backward(), and no exchange."""
-        saw_backward = self._saw_backward
+        """Raises InvalidError if there was a backward() or a step, and no exchange."""
+        message = _message(self._trained, self._job, self._what, self._remedy)
         self.end()
-        if saw_backward and sys.exc_info()[0] is None:  # or that would hide what has happened
-            raise InvalidError(
-                f"job '{self._job}' ends and has exchanged no gradient, but there was a "
-                f"backward(): {self._what} was never called. {self._remedy}. If all backward() "
-                "were in no_sync(), leave the last one of each step outside"
-            )
+        if message and sys.exc_info()[0] is None:  # or that would hide what has happened
+            raise InvalidError(message)
 
     def _count_step(self, optimizer: Optimizer) -> None:
         groups = optimizer.param_groups
-        self._steps += any(id(p) in self._ids for group in groups for p in group["params"])
+        if any(id(p) in self._ids for group in groups for p in group["params"]):
+            self._steps += 1
+            self._trained.add("step()")
 
     def _look(self, name: str, parameter: torch.Tensor) -> None:
-        self._saw_backward = True
+        self._trained.add("backward()")
         if self.is_local():
             return
         now = self._steps, parameter._version
@@ -78,3 +79,20 @@ class Watch:
 def _call(method: weakref.WeakMethod[Any], optimizer: Optimizer, *_: object) -> None:
     if (count := method()) is not None:
         count(optimizer)
+
+
+def _message(trained: set[str], job: str, what: str, remedy: str) -> str:
+    """What to say; an empty text if there was an exchange, or nothing was trained."""
+    if not trained:
+        return ""
+    return (
+        f"job '{job}' ends and has exchanged no gradient, but there was a {min(trained)}: {what} "
+        f"was never called. {remedy}. If all backward() were in no_sync(), leave the last one of "
+        "each step outside; torch.autograd.grad calls no hook, use backward()"
+    )
+
+
+def _say(trained: set[str], job: str, what: str, remedy: str, process: int) -> None:
+    message = _message(trained, job, what, remedy)
+    if message and process == os.getpid() and getattr(sys, "last_value", None) is None:
+        print(f"phub: {message}", file=sys.stderr, flush=True)

@@ -1,6 +1,9 @@
 """What exchanges gradients is set up, and never called: an error, before a rank trains alone."""
 
+import contextlib
 import copy
+import gc
+import io
 
 import pytest
 import torch
@@ -87,6 +90,41 @@ def closes_after_a_step(_rank):
         raise ZeroDivisionError
     except ZeroDivisionError:
         wrapped.phub.close()  # does not hide it
+
+
+def step_of_autograd_grad(forward, optimizer):
+    parameters = list(forward.parameters())
+    gradients = torch.autograd.grad(forward(torch.ones(2, 4)).sum(), parameters)
+    for p, gradient in zip(parameters, gradients, strict=True):
+        p.grad = gradient
+    optimizer.step()
+
+
+def ends_without_close(_rank, way):
+    wrapped = phub.ddp(net_of(), job=way)
+    optimizer = OPTIMIZERS["sgd"](wrapped)
+    if way == "no_sync":
+        with wrapped.no_sync():
+            step(wrapped, optimizer)
+    if way == "grad":
+        step_of_autograd_grad(wrapped, optimizer)
+    if way == "well":
+        step(wrapped, optimizer)
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        del wrapped, optimizer
+        gc.collect()
+    return said.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [("no_sync", "was a backward()"), ("grad", "was a step()"), ("nothing", ""), ("well", "")],
+)
+def test_a_program_that_ends_without_any_exchange_and_close_is_told(box, start, way, said):
+    (found,) = start(ends_without_close, 1, way).results()
+    assert said in found
+    assert found.startswith(f"phub: job '{way}' ends and has exchanged no gradient") == bool(said)
 
 
 def test_close_is_an_error_without_any_exchange(box, start):
