@@ -42,12 +42,18 @@ from phub.worker import Worker
 
 
 def check_without_box(
+    optimizer: Optimizer,
     factors: object,
     rows: object,
     max_norm: float,
     schedule: object,
 ) -> None:
     """Refuses what the box does in a step of its own, which server=False leaves to the worker."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InvalidError(
+            "a step of LBFGS has several backward(), in a closure that it calls itself: use "
+            "phub.ddp(model), and LBFGS as ever"
+        )
     if factors:
         raise InvalidError(
             "factors are for steps of the box (server=True); phub.ddp has factors for others"
@@ -109,8 +115,8 @@ class DistributedOptimizer(Optimizer):
             the next forward(), layer by layer. False: everything is in step(), and gradients may be
             changed before.
         accumulate: so many backward() for a step.
-        server: False: the box averages the gradients, and step() calls the optimizer, of any kind,
-            with the mean in `.grad`.
+        server: False: the box averages the gradients, and step() calls the optimizer, of any kind
+            but LBFGS, with the mean in `.grad`.
         zero_copy: the parameters are views of the memory that results come in, read-only until
             `close`; needs parameters of one format.
         max_norm: the box clips the gradient of all parameters together to this norm, as
@@ -136,7 +142,7 @@ class DistributedOptimizer(Optimizer):
         """
         check_form(overlap, accumulate, server, zero_copy, options)
         if not server:
-            check_without_box(factors, rows or lazy, max_norm, schedule)
+            check_without_box(optimizer, factors, rows or lazy, max_norm, schedule)
         _rules.check_schedule(schedule or {})
         self._complete = False
         super().__init__(optimizer.param_groups, optimizer.defaults)

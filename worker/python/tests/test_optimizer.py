@@ -572,6 +572,12 @@ def test_parameters_that_cannot_be_views_are_refused():
         phub.DistributedOptimizer(plain("adamw", net), net, zero_copy=True)
 
 
+def test_lbfgs_is_for_ddp():
+    net = make_net()
+    with pytest.raises(phub.InvalidError, match=r"a step of LBFGS.*use phub\.ddp"):
+        phub.DistributedOptimizer(torch.optim.LBFGS(net.parameters()), net, server=False)
+
+
 def test_jobs_out_of_lock_step_are_refused():
     net = make_net()
     with pytest.raises(phub.InvalidError, match="consistency='async'.*say 'bsp'"):
