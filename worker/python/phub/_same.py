@@ -22,10 +22,10 @@ _KEY = "digests"
 _BINS = 256  # of names, by their checksum
 _VALUES = 4096  # of a digest: float32 has their sum over all ranks exactly
 _COLUMNS = 512
+_WORD = 8  # bytes
 _ALIKE = 3  # looks at equal gradients until it is said: by chance one may be
 _GRADIENT, _RANKS = -2, -1  # places behind the bins
 _EVERY = 128  # steps, and before at each power of two
-_WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Same:
@@ -163,18 +163,20 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         and tensor.layout == torch.strided
         and not tensor.is_quantized
         and tensor.device.type in ("cpu", "cuda")
-        and tensor.element_size() in _WHOLE
     )
 
 
 def _sum_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Of the bits, by rows and by columns: an element elsewhere changes it."""
-    whole = tensor.contiguous().flatten().view(_WHOLE[tensor.element_size()])
-    rest = len(whole) % _COLUMNS
-    full = len(whole) - rest
-    rows = whole[:full].view(full // _COLUMNS, _COLUMNS)
-    total = torch.zeros((), dtype=torch.int64, device=whole.device)
-    for part in (rows.sum(0, dtype=torch.int64), rows.sum(1, dtype=torch.int64), whole[full:]):
-        weights = torch.arange(1, len(part) + 1, device=whole.device)
+    """Of its words of 64 bits, by rows and by columns: an element elsewhere changes it."""
+    raw = tensor.contiguous().flatten().view(torch.int8)
+    if raw.storage_offset() % _WORD:
+        raw = raw.clone()
+    last = len(raw) // _WORD * _WORD
+    words = raw[:last].view(torch.int64)
+    full = len(words) // _COLUMNS
+    rows = words[: full * _COLUMNS].view(full, _COLUMNS)
+    total = torch.zeros((), dtype=torch.int64, device=raw.device)
+    for part in (rows.sum(0), rows.sum(1), words[full * _COLUMNS :], raw[last:]):
+        weights = torch.arange(1, len(part) + 1, device=raw.device)
         total += (part.to(torch.int64) * weights).sum()
     return total.cpu()
