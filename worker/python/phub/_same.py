@@ -32,19 +32,30 @@ class Same:
     """A job in which ranks add up digests of their models. It warns once, and then ends."""
 
     def __init__(self, module: nn.Module, beside: Worker, options: Mapping[str, Option]) -> None:
-        """Joins, and returns when all ranks have. beside: this rank's worker in the training."""
+        """Joins, and returns when all ranks have. beside: this rank's worker in the training.
+
+        Where the box refuses the job (a token for one name alone, a quota) it says so once.
+        """
         self._module, self._beside = module, beside
         self._backwards = 0
         self._alike = 0  # looks in turn at which all ranks had the same gradient
         self._sent: torch.Tensor | None = None
-        self._worker: Worker | None = worker_beside(
-            beside,
-            options,
-            _JOB,
-            {_KEY: Key(_BINS + 2)},
-            late="the other ranks compared their models",
-            reduction="sum",
-        )
+        self._worker: Worker | None = None
+        try:
+            self._worker = worker_beside(
+                beside,
+                options,
+                _JOB,
+                {_KEY: Key(_BINS + 2)},
+                late="the other ranks compared their models",
+                reduction="sum",
+            )
+        except (errors.UnauthorizedError, errors.FullError) as refused:  # for all ranks
+            warnings.warn(
+                f"the ranks of job '{beside.job}' train without comparing their models: {refused}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def close(self) -> None:
         """Leaves the job."""

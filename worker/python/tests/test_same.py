@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import phub
+from phub import _same
 
 
 class Net(nn.Module):
@@ -165,6 +166,19 @@ def says_nothing(rank):
 
 def test_nothing_is_said_of_ranks_that_are_well(box, start):
     start(says_nothing, 2).results()
+
+
+def may_not_compare(rank):
+    def refuses(*_arguments, **_more):
+        raise phub.UnauthorizedError("no token for it")
+
+    _same.worker_beside = refuses  # in this process alone
+    (said,) = said_by(rate, rank)
+    assert "of job 'rate' train without comparing their models: no token for it" in said
+
+
+def test_a_box_that_refuses_the_comparison_does_not_end_the_training(box, start):
+    start(may_not_compare, 2).results()
 
 
 def has_the_data_of_all(rank):
