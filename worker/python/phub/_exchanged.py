@@ -81,8 +81,9 @@ class Exchanged:
         if not self.is_mean and self.tensor._version != self.written:
             raise RuntimeError(
                 f"parameter '{self.name}' was changed by the program, and the box has the old "
-                "value: change it before DistributedOptimizer is made, call load_state_dict() "
-                "after loading a model, or use server=False"
+                "value: change it before DistributedOptimizer is made; after loading a model call "
+                "load_state_dict() of the DistributedOptimizer (its own state_dict() will do), on "
+                "all ranks; or use server=False"
             )
         if not self.tensor.requires_grad:
             raise RuntimeError(

@@ -498,7 +498,7 @@ def adds_group(rank):
             pushes_twice,
             "gradient of '.*' was pushed already.*2 times.*accumulate=2.*no_sync.*GAN",
         ),
-        (changes_parameters, "'2.weight' was changed by the program.*load_state_dict"),
+        (changes_parameters, "'2.weight' was changed by the program.*of the DistributedOptimizer"),
         (freezes, "'2.weight' was frozen"),
         (unfreezes, "'0.bias' requires a gradient now"),
         (uses_early, "'0.weight' was used before its new value.*synchronize"),
