@@ -45,9 +45,10 @@ _SYNC_BUFFERS = next(
 )
 _REMEDY = (
     "Register it at the DistributedDataParallel that the program calls, with "
-    "register_comm_hook(phub.DDPState(ddp.module), phub.ddp_hook), or use phub.ddp; and call "
-    "these, never the module in them. Lightning registers ddp_comm_hook on GPUs alone, and "
-    "accelerate's comm_hook is for its own: worker/python/frameworks.md has the way for each"
+    "register_comm_hook(phub.DDPState(ddp.module), phub.ddp_hook), or use phub.ddp; call these, "
+    "never the module in them; and convert the model (bfloat16(), to()) before. Lightning "
+    "registers ddp_comm_hook on GPUs alone, and accelerate's comm_hook is for its own: "
+    "worker/python/frameworks.md has the way for each"
 )
 
 

@@ -70,6 +70,20 @@ def test_the_second_backward_is_an_error(box, start, way):
     start(trains_without_hook, 1, way).results()
 
 
+def converts_its_model(_rank):
+    wrapped = phub.ddp(net_of(), job="converted")
+    optimizer = OPTIMIZERS["sgd"](wrapped)
+    wrapped.bfloat16()
+    wrapped(torch.ones(2, 4, dtype=torch.bfloat16)).sum().backward()
+    optimizer.step()
+    with pytest.raises(phub.InvalidError, match=r"convert the model \(bfloat16.*before"):
+        wrapped(torch.ones(2, 4, dtype=torch.bfloat16)).sum().backward()
+
+
+def test_a_model_that_is_converted_after_ddp_is_told_so(box, start):
+    start(converts_its_model, 1).results()
+
+
 def closes_after_a_step(_rank):
     wrapped = phub.ddp(net_of(), job="module")
     step(wrapped.module, OPTIMIZERS["sgd"](wrapped))
