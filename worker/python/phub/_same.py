@@ -34,13 +34,17 @@ class Same:
     def __init__(self, module: nn.Module, beside: Worker, options: Mapping[str, Option]) -> None:
         """Joins, and returns when all ranks have. beside: this rank's worker in the training.
 
-        Where the box refuses the job (a token for one name alone, a quota) it says so once.
+        Where the box refuses the job (a token for one name alone, a quota), or has an older one
+        of this name, it says so once. In a training that goes on from a checkpoint nothing is
+        compared.
         """
         self._module, self._beside = module, beside
         self._backwards = 0
         self._alike = 0  # looks in turn at which all ranks had the same gradient
         self._sent: torch.Tensor | None = None
         self._worker: Worker | None = None
+        if beside.first_round > 1:
+            return
         try:
             self._worker = worker_beside(
                 beside,
@@ -50,7 +54,8 @@ class Same:
                 late="the other ranks compared their models",
                 reduction="sum",
             )
-        except (errors.UnauthorizedError, errors.FullError) as refused:  # for all ranks
+        except (errors.UnauthorizedError, errors.FullError, errors.InvalidError) as refused:
+            # For all ranks alike.
             warnings.warn(
                 f"the ranks of job '{beside.job}' train without comparing their models: {refused}",
                 RuntimeWarning,
