@@ -38,7 +38,7 @@ std::unique_ptr<BoxLink> Transport::open_job_in(std::shared_ptr<const BoxMemory>
 }
 
 Offer BoxLink::reconnect(uint32_t rank) {
-  fail(ErrorCode::kFenced, "rank {}: this transport cannot make a broken connection again", rank);
+  fail(ErrorCode::kInvalid, "rank {}: this transport cannot make a broken connection again", rank);
 }
 
 void Endpoint::wake_for(int /*fd*/) {

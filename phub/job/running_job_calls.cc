@@ -352,7 +352,7 @@ void RunningJob::answer_join(uint32_t rank, std::vector<Reply<JoinReply>> replie
 // the new one, and the worker gets the offer.
 void RunningJob::reconnect(const Credential& who, Reply<Offer> reply) {
   if (!job_->link().can_reconnect()) {
-    fail(ErrorCode::kFenced, "this job's transport cannot make a broken connection again");
+    fail(ErrorCode::kInvalid, "this job's transport cannot make a broken connection again");
   }
   if (!membership_.is_secure(who.rank, who.incarnation) || reconnections_.contains(who.rank)) {
     fail(ErrorCode::kTaken, "rank {} is being reconnected or fenced: try again", who.rank);

@@ -329,6 +329,18 @@ TEST(BadServer, IsNotThereOrIsSomebodyElse) {
 
 // Every call of the control port with a credential that is wrong in some way, while its owner is
 // live, fenced, or gone.
+// As for a worker of another user, or of a container with a /tmp of its own.
+TEST_F(BadInput, ASocketThatIsOutOfReach) {
+  const std::string line = box_.status().nics.at(0);  // "shm: PATH.sock, …"
+  const std::string path = line.substr(5, line.find(',') - 5);
+  const std::string aside = path + ".aside";
+  ASSERT_EQ(rename(path.c_str(), aside.c_str()), 0) << path;
+  expect_error(ErrorCode::kUnavailable, fmt::format("no server at '{}'", path),
+               [&] { join([](auto&) {}); });
+  expect_error(ErrorCode::kUnavailable, "set PHUB_TRANSPORT=tcp", [&] { join([](auto&) {}); });
+  EXPECT_EQ(rename(aside.c_str(), path.c_str()), 0);
+}
+
 TEST_F(BadInput, CredentialsThatAreWrong) {
   ControlClient client(box_.address());
   const auto joined = [&](const char* job, int32_t rank, bool replace = false) {
@@ -423,7 +435,7 @@ TEST_F(BadInput, CredentialsThatAreWrong) {
   expect_error(ErrorCode::kInvalid, "unknown hyperparameter", [&] {
     client.set_hyper(live, {.round = 0, .values = {{"speed", 9}}});
   });
-  expect_error(ErrorCode::kFenced, "cannot make a broken connection again",
+  expect_error(ErrorCode::kInvalid, "cannot make a broken connection again",
                [&] { client.reconnect(live); });
   for (const LogRecord& record : box_.log("job")) EXPECT_NE(record.kind, LogRecord::Kind::kHyper);
   EXPECT_TRUE(client.heartbeat(live).missing.empty());  // and the job goes on

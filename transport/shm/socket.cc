@@ -111,12 +111,15 @@ Fd connect_to(const std::string& path, uint32_t timeout_ms) {
     const int error = connect_once(socket_fd.get(), address);
     if (error == 0) return socket_fd;
     if (error == ENOENT || error == ECONNREFUSED) {
-      fail(ErrorCode::kUnavailable, "no server at '{}' ({}); is it on this machine, and running?",
+      fail(ErrorCode::kUnavailable,
+           "no server at '{}' ({}); is it running, and is its directory the same here (a container "
+           "has a /tmp of its own)? If not, set PHUB_TRANSPORT=tcp for all ranks",
            path, std::strerror(error));
     }
     if (error == EACCES || error == EPERM) {
-      fail(ErrorCode::kUnauthorized, "'{}': {}; run the worker as the server's user", path,
-           std::strerror(error));
+      fail(ErrorCode::kUnauthorized,
+           "'{}': {}; run the worker as the server's user, or set PHUB_TRANSPORT=tcp for all ranks",
+           path, std::strerror(error));
     }
     if (error != EAGAIN && error != EINTR) fail_system(fmt::format("connect to '{}'", path), error);
     if (Clock::now() >= deadline) {
