@@ -54,6 +54,22 @@ std::vector<std::string> jobs_of(Checkpoints& checkpoints, const std::string& jo
   return {job};
 }
 
+// Ends with an error where nothing was found, but in the folder of a box that has saved nothing
+// yet.
+void check_found(const CheckpointArguments& arguments, size_t found) {
+  if (found > 0) return;
+  if (!arguments.job.empty()) {
+    fail(ErrorCode::kNotFound, "{} has no checkpoint of job '{}'; 'phub checkpoint list' shows all",
+         arguments.directory, printable(arguments.job));
+  }
+  const std::vector<FolderEntry> there = system_files().list(arguments.directory);
+  if (std::ranges::count(there, ".lock", &FolderEntry::name) > 0) return;
+  fail(ErrorCode::kNotFound,
+       "{} has no checkpoints, and no box has written there; name the folder that 'phub serve "
+       "--checkpoints' names",
+       arguments.directory);
+}
+
 uint64_t total_bytes(const Manifest& manifest) {
   uint64_t bytes = 0;
   for (const CheckpointFile& file : manifest.files) bytes += file.bytes;
@@ -63,6 +79,7 @@ uint64_t total_bytes(const Manifest& manifest) {
 void list_checkpoints(const CheckpointArguments& arguments) {
   Checkpoints checkpoints(arguments.directory);
   TextTable table({"EPOCH", "ROUND", "FILES", "SIZE", "RANKS", "BRANCHES", "JOB"}, true);
+  size_t found = 0;
   for (const std::string& job : jobs_of(checkpoints, arguments.job)) {
     for (const Checkpoints::Named& named : checkpoints.named(job)) {
       const CheckpointLine line = open_line(checkpoints, job, named);
@@ -80,8 +97,10 @@ void list_checkpoints(const CheckpointArguments& arguments) {
       }
       table.add({fmt::format("{}", id.epoch), fmt::format("{}", id.round), files, size, ranks,
                  branches, name});
+      ++found;
     }
   }
+  check_found(arguments, found);
   fmt::print("{}", table.text());
 }
 
@@ -187,6 +206,7 @@ void verify_checkpoints(const CheckpointArguments& arguments) {
     fail(ErrorCode::kInvalid, "{} of {} checkpoints in {} are damaged", damaged, damaged + whole,
          arguments.directory);
   }
+  check_found(arguments, whole);
   fmt::print("{} checkpoints, all whole\n", whole);
 }
 
@@ -250,7 +270,8 @@ void add_checkpoint_command(CLI::App& app) {
   add("list", "A line for every checkpoint, newest first", list_checkpoints)
       ->add_option("JOB", arguments->job, "Only this one's");
   add_choice(add("show", "What a checkpoint holds", show_checkpoint));
-  add("verify", "Reads everything; exit status 1 if anything is damaged", verify_checkpoints)
+  add("verify", "Reads everything; exit status 1 if anything is damaged, or nothing is there",
+      verify_checkpoints)
       ->add_option("JOB", arguments->job, "Only this one's");
   add_choice(add("export", "Copies tensors to a folder, as safetensors files", export_checkpoint))
       ->add_option("TO", arguments->to, "A folder; it is made if it is not there")

@@ -64,7 +64,6 @@ TEST_F(CheckpointCommand, Lists) {
   EXPECT_THAT(text, ContainsRegex("EPOCH +ROUND +FILES +SIZE +RANKS +BRANCHES +JOB\n"
                                   " +1 +20 +7 +[0-9.]+ KiB +2 +2 +digits.v2\n"
                                   " +1 +10 +7 +[0-9.]+ KiB +2 +2 +digits.v2\n"));
-  EXPECT_THAT(run({"list", directory_, "other"}), Not(HasSubstr("digits")));
   EXPECT_THAT(run({"list", root_ + "/none"}), HasSubstr("error: list of " + root_ + "/none"));
 }
 
@@ -93,6 +92,19 @@ TEST_F(CheckpointCommand, Verifies) {
   damage("manifest.json");
   EXPECT_THAT(run({"verify", directory_}), HasSubstr("manifest: its checksum is"));
   EXPECT_THAT(run({"list", directory_}), HasSubstr("damaged: see"));
+}
+
+TEST_F(CheckpointCommand, NothingFoundIsNotWhole) {
+  for (const char* command : {"list", "verify"}) {
+    EXPECT_THAT(run({command, directory_, "other"}),
+                HasSubstr("error: " + directory_ + " has no checkpoint of job 'other'"));
+    // A job's folder in place of the box's, and a folder of something else.
+    EXPECT_THAT(run({command, directory_ + "/digits%2Ev2"}), HasSubstr("no box has written there"));
+    EXPECT_THAT(run({command, root_}), HasSubstr("error: " + root_ + " has no checkpoints"));
+    const std::string fresh = root_ + "/fresh";
+    const CheckpointStore box(fresh, 3);
+    EXPECT_THAT(run({command, fresh}), Not(HasSubstr("error")));
+  }
 }
 
 TEST_F(CheckpointCommand, ExportsTheTensors) {
