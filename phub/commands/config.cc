@@ -438,14 +438,21 @@ GivenOptions parse_config_file(std::string_view text, std::string_view path) {
   return given;
 }
 
-uint64_t default_memory_limit(const std::string& root) {
+std::optional<uint64_t> available_memory(const std::string& root) {
   std::ifstream file(root + "/proc/meminfo");
   for (std::string line; std::getline(file, line);) {
     std::istringstream words(line);
     std::string name;
     uint64_t kib = 0;
     if (!(words >> name >> kib) || name != "MemAvailable:") continue;
-    return std::min(kib * 1024, container_memory(root).available) / 5 * 4;
+    return kib * 1024;
+  }
+  return std::nullopt;
+}
+
+uint64_t default_memory_limit(const std::string& root) {
+  if (const std::optional<uint64_t> machine = available_memory(root)) {
+    return std::min(*machine, container_memory(root).available) / 5 * 4;
   }
   fail(ErrorCode::kUnavailable,
        "/proc/meminfo does not say how much memory is available; give --memory-limit");

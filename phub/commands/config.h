@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -65,6 +66,8 @@ ServeConfig load_config(const GivenOptions& flags, const Environment& environmen
 // Only the file's part of load_config(), given its text; for fuzzing and tests.
 GivenOptions parse_config_file(std::string_view text, std::string_view path);
 
+// Bytes of the machine's memory that are available now; null: nothing says how many.
+std::optional<uint64_t> available_memory(const std::string& root = "");
 // 80% of the memory that is available now, on this machine and in the control groups of this
 // process. `root` comes before /proc and /sys; tests have files of their own there.
 uint64_t default_memory_limit(const std::string& root = "");

@@ -158,6 +158,14 @@ void log_memory_limit(const ServeConfig& config) {
         "a box that exceeds it; jobs may take {} (--memory-limit)",
         escaped(allowed.unknown), limit);
   }
+  const std::optional<uint64_t> machine = available_memory();
+  if (machine && *machine < std::min(config.memory_limit_bytes, allowed.available)) {
+    spdlog::warn(
+        "--memory-limit is {}, and {} of this machine's memory are available: the kernel kills the "
+        "box, or another program, when its jobs take more. Lower --memory-limit",
+        limit, human_bytes(*machine));
+    return;
+  }
   if (allowed.file.empty()) return;
   const std::string groups = fmt::format("{} of the {} that its control group may use ({})",
                                          human_bytes(allowed.available), human_bytes(allowed.limit),

@@ -181,6 +181,12 @@ TEST(Main, ServesSaysWhereAndEndsWhenTold) {
   }
 }
 
+TEST(Main, WarnsOfALimitAboveTheMachinesMemory) {
+  Process server({"serve", "--listen", "127.0.0.1:0", "--memory-limit", "4096T"});
+  EXPECT_NE(server.address(), "");
+  EXPECT_THAT(server.err(), HasSubstr("--memory-limit is 4.00 PiB, and "));
+}
+
 TEST(Main, ARackSaysWhatItsNicsSend) {
   Process rack({"serve", "--listen", "127.0.0.1:0", "--transports", "tcp", "--parent",
                 "127.0.0.1:1", "--nic-budget", "50mbit", "--parent-budget", "25mbit"});
