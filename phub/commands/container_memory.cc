@@ -143,6 +143,18 @@ void look_up_from(const std::string& root, const std::string& path, bool two,
     if (!two || path != "/") found.unknown = "the control groups of memory are not mounted here";
     return;
   }
+  const std::string seen = root + mount->folder;
+  if (mount->group.starts_with("/..")) {
+    found.unknown =
+        fmt::format("the control groups at {} are mounted for another name space", seen);
+    return;
+  }
+  // Every group has this file. Another file system may lie over the groups.
+  if (!std::ifstream(seen + "/cgroup.procs")) {
+    found.unknown = fmt::format("the control groups of memory are hidden: {} cannot be read",
+                                seen + "/cgroup.procs");
+    return;
+  }
   std::string below = path;
   if (mount->group != "/") {
     const bool inside = below == mount->group || below.starts_with(mount->group + "/");
@@ -151,7 +163,7 @@ void look_up_from(const std::string& root, const std::string& path, bool two,
   if (below.starts_with("/..")) below.clear();  // outside of the name space
   for (;;) {
     while (below.ends_with('/')) below.pop_back();
-    look_at(fmt::format("{}{}{}", root, mount->folder, below), two ? kTwo : kOne, found);
+    look_at(seen + below, two ? kTwo : kOne, found);
     if (below.empty()) return;
     below.resize(below.rfind('/') == below.npos ? 0 : below.rfind('/'));
   }

@@ -18,6 +18,7 @@ constexpr uint64_t kMiB = 1u << 20;
 
 class Files : public testing::Tree {
  public:
+  Files() { put("/sys/fs/cgroup/cgroup.procs", "7"); }
   // A file that nobody can open: a link to itself.
   void put_unreadable(const std::string& path) const { link(path, root() + path); }
   // A group of version two.
@@ -98,6 +99,7 @@ TEST(ContainerMemory, VersionOne) {
             "31 23 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
             "32 23 0:29 / /sys/fs/my\\040memory rw - cgroup cgroup rw,memory\n"
             "33 23 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw");
+  files.put("/sys/fs/my memory/cgroup.procs", "7");
   const std::string job = "/sys/fs/my memory/job 7", step = job + "/step";
   for (const std::string& group : {step, job, std::string("/sys/fs/my memory")}) {
     files.put(group + "/memory.limit_in_bytes", "9223372036854771712");  // that is no limit
@@ -134,6 +136,19 @@ TEST(ContainerMemory, SaysThatGroupsAreNotMounted) {
   const Files two;
   two.put("/proc/self/cgroup", "0::/docker/f00");
   EXPECT_THAT(two.found().unknown, HasSubstr("not mounted"));
+}
+
+TEST(ContainerMemory, SaysThatGroupsAreHidden) {
+  const Files files;
+  files.put("/proc/self/cgroup", "4:memory:/docker/f00");
+  const std::string mount = " /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory";
+  files.put("/proc/self/mountinfo", "31 23 0:28 /" + mount);
+  EXPECT_THAT(files.found().unknown, HasSubstr("/sys/fs/cgroup/memory/cgroup.procs"));
+  files.put("/sys/fs/cgroup/memory/cgroup.procs", "7");
+  EXPECT_EQ(files.found().unknown, "");
+  files.put("/proc/self/mountinfo", "31 23 0:28 /../.." + mount);
+  EXPECT_THAT(files.found().unknown, HasSubstr("for another name space"));
+  EXPECT_EQ(files.found().limit, kNoLimit);
 }
 
 TEST(ContainerMemory, OddFilesAreNoLimit) {
