@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "transport/control/control_client.h"
+#include "transport/control/server_address.h"
 #include "transport/error.h"
 #include "transport/greeting.h"
 #include "transport/paced/nic_budget.h"
@@ -27,16 +28,6 @@ constexpr milliseconds kBetweenSweeps{50};
 // A limit of the caller must not be 0, which means no limit.
 uint32_t sum_ms(uint32_t a, uint32_t b) {
   return static_cast<uint32_t>(std::clamp<uint64_t>(uint64_t{a} + b, 1, ~uint32_t{0}));
-}
-
-std::vector<std::string> servers_of(std::string_view text) {
-  std::vector<std::string> servers;
-  for (;;) {
-    const size_t comma = text.find(',');
-    servers.emplace_back(text.substr(0, comma));
-    if (comma == text.npos) return servers;
-    text.remove_prefix(comma + 1);
-  }
 }
 
 // Whether to ask again: nobody was there, or somebody who may be gone soon.

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdio>
 #include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "phub/commands/commands.h"
 #include "transport/control/control_client.h"
 #include "transport/control/messages_json.h"
+#include "transport/control/server_address.h"
 #include "transport/control/token.h"
 #include "transport/error.h"
 #include "transport/paced/nic_budget.h"
@@ -191,6 +193,35 @@ struct Arguments {
   double watch_s = 0;  // 0: once
 };
 
+// The servers that may be asked, and a connection to the one that answered.
+class Asker {
+ public:
+  explicit Asker(const std::string& servers) : servers_(servers_of(servers)) {}
+
+  ServerStatus status() {
+    for (size_t tried = 1;; ++tried) {
+      if (!client_) {
+        client_ = std::make_unique<ControlClient>(servers_[at_], token_from_environment());
+      }
+      try {
+        return client_->status();
+      } catch (const Error& error) {
+        const bool silent =
+            error.code() == ErrorCode::kUnavailable || error.code() == ErrorCode::kTimeout;
+        if (!silent) throw;
+        at_ = (at_ + 1) % servers_.size();
+        client_.reset();
+        if (tried == servers_.size()) throw;
+      }
+    }
+  }
+
+ private:
+  const std::vector<std::string> servers_;
+  size_t at_ = 0;
+  std::unique_ptr<ControlClient> client_;
+};
+
 // The lines that fit the terminal; all if its size is unknown.
 std::string cut(const std::string& text) {
   winsize size{};
@@ -204,12 +235,12 @@ std::string cut(const std::string& text) {
 
 // Writes each screen with one write and changes no setting of the terminal, so that an interruption
 // leaves it as it was.
-[[noreturn]] void watch(ControlClient& client, const Arguments& arguments) {
+[[noreturn]] void watch(Asker& asker, const Arguments& arguments) {
   const bool in_place = isatty(STDOUT_FILENO) != 0 && !arguments.json;
   std::string text;
   for (bool first = true;; first = false) {
     try {
-      const ServerStatus status = client.status();
+      const ServerStatus status = asker.status();
       text = arguments.json ? to_json(status) + "\n" : describe(status);
     } catch (const Error& error) {
       if (first) throw;
@@ -260,7 +291,10 @@ void add_status_command(CLI::App& app) {
   const auto arguments = std::make_shared<Arguments>();
   CLI::App* command = app.add_subcommand(
       "status", "Shows a running server: jobs, ranks, rounds, who is missing, cores, NICs");
-  command->add_option("--server", arguments->server, "The server's control port (env PHUB_SERVER)")
+  command
+      ->add_option("--server", arguments->server,
+                   "The server's control port; of several with commas, the first that answers (env "
+                   "PHUB_SERVER)")
       ->type_name("HOST:PORT")
       ->envname("PHUB_SERVER")
       ->capture_default_str();
@@ -279,12 +313,12 @@ void add_status_command(CLI::App& app) {
       "--server https://HOST:PORT, and PHUB_CA names the file of the authority.\n"
       "A page for people is at http://HOST:PORT/, metrics for Prometheus at /metrics");
   command->callback([arguments, watch_option] {
-    ControlClient client(arguments->server, token_from_environment());
+    Asker asker(arguments->server);
     if (watch_option->count() > 0) {
       if (arguments->watch_s == 0) arguments->watch_s = kDefaultWatchS;
-      watch(client, *arguments);
+      watch(asker, *arguments);
     }
-    const ServerStatus status = client.status();
+    const ServerStatus status = asker.status();
     fmt::print("{}", arguments->json ? to_json(status) + "\n" : describe(status));
   });
 }

@@ -167,6 +167,11 @@ TEST(Main, ServesSaysWhereAndEndsWhenTold) {
     const Outcome json = run({"status", "--server", address, "--json"});
     EXPECT_THAT(json.out, testing::StartsWith("{\"version\":1,"));
 
+    EXPECT_EQ(run({"status", "--server", "127.0.0.1:1," + address}).out.substr(0, 12),
+              "this machine");
+    const Outcome none = run({"status", "--server", "127.0.0.1:1,127.0.0.1:2"});
+    EXPECT_THAT(none.err, HasSubstr("no phub server at 127.0.0.1:2"));
+
     const Outcome second = run({"serve", "--listen", address});
     EXPECT_EQ(second.code, 1);
     EXPECT_THAT(second.err, HasSubstr("is in use"));

@@ -24,4 +24,14 @@ ServerAddress parse_server_address(std::string_view text) {
   return out;
 }
 
+std::vector<std::string> servers_of(std::string_view text) {
+  std::vector<std::string> servers;
+  for (;;) {
+    const size_t comma = text.find(',');
+    servers.emplace_back(text.substr(0, comma));
+    if (comma == text.npos) return servers;
+    text.remove_prefix(comma + 1);
+  }
+}
+
 }  // namespace phub

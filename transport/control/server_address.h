@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace phub {
 
@@ -17,5 +18,8 @@ struct ServerAddress {
 // Throws Error(kInvalid) unless the text names a host and a port. Before it may stand https:// or
 // http://, after it a slash.
 ServerAddress parse_server_address(std::string_view text);
+
+// The servers that a list with commas names, to be asked in turn.
+std::vector<std::string> servers_of(std::string_view text);
 
 }  // namespace phub
