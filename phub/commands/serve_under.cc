@@ -85,7 +85,7 @@ void serve_under(const ServeConfig& config) {
   shard.start_threads();
   print_lines(numa::describe(options.topology));
   print_lines(shard.describe());
-  fmt::print("serving under {}\n", config.join);
+  fmt::print("a shard of {}\n", config.join);
   for (const std::string& address : port.addresses()) {
     fmt::print("listening on {}{}\n", tls ? "https://" : "", address);
   }

@@ -134,7 +134,8 @@ bool ShardLink::join(const std::stop_token& stop) {
       state_ = State::kJoined;
       post_.begin(welcome);
       changed_.notify_all();
-      break;
+      options_.note(fmt::format("serving under {}", options_.server));
+      return !stop.stop_requested();
     }
     if (stop.stop_requested()) return false;
     if (said != refused->what()) {
@@ -144,8 +145,7 @@ bool ShardLink::join(const std::stop_token& stop) {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, stop, kBetweenAttempts, [] { return false; });
   }
-  options_.note(fmt::format("serving under {}", options_.server));
-  return !stop.stop_requested();
+  return false;
 }
 
 std::optional<Error> ShardLink::attempt(const std::stop_token& stop, const ShardWelcome& as,

@@ -60,6 +60,13 @@ class Process {
 
   std::string out() const { return read("/out"); }
   std::string err() const { return read("/err"); }
+  // The errors, once they hold this text.
+  std::string says(const char* text) const {
+    for (int i = 0; i < 1000 && err().find(text) == std::string::npos; ++i) {
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+    return err();
+  }
   void signal(int number) const { kill(pid_, number); }
 
   // The exit code, or -1 if it runs longer than this or dies of a signal.
@@ -192,6 +199,14 @@ TEST(Main, WarnsOfALimitAboveTheMachinesMemory) {
   EXPECT_THAT(server.err(), HasSubstr("--memory-limit is 4.00 PiB, and "));
 }
 
+TEST(Main, AShardSaysThatItServesWhenItDoes) {
+  Process shard({"serve", "--join", "127.0.0.1:1", "--listen", "127.0.0.1:0"});
+  EXPECT_THAT(shard.says("not serving under"), HasSubstr("not serving under 127.0.0.1:1 yet"));
+  shard.signal(SIGTERM);
+  EXPECT_EQ(shard.exit_code(), 0);
+  EXPECT_THAT(shard.err() + shard.out(), testing::Not(HasSubstr(" serving under 127.0.0.1:1\n")));
+}
+
 TEST(Main, ARackSaysWhatItsNicsSend) {
   Process rack({"serve", "--listen", "127.0.0.1:0", "--transports", "tcp", "--parent",
                 "127.0.0.1:1", "--nic-budget", "50mbit", "--parent-budget", "25mbit"});
@@ -271,18 +286,12 @@ TEST(Main, TokensFromFileToStatus) {
     EXPECT_EQ(run(status).code, 0);
 
     std::ofstream(tokens) << "nonsense";  // changes nothing
-    const auto says = [&server](const char* text) {
-      for (int i = 0; i < 1000 && server.err().find(text) == std::string::npos; ++i) {
-        std::this_thread::sleep_for(milliseconds(5));
-      }
-      return server.err();
-    };
     server.signal(SIGHUP);
-    EXPECT_THAT(says("stay as they were"), HasSubstr("the tokens stay as they were"));
+    EXPECT_THAT(server.says("stay as they were"), HasSubstr("the tokens stay as they were"));
     EXPECT_EQ(run(status).code, 0);
     std::ofstream(tokens) << "";
     server.signal(SIGHUP);
-    EXPECT_THAT(says("read again"), HasSubstr("the tokens were read again"));
+    EXPECT_THAT(server.says("read again"), HasSubstr("the tokens were read again"));
     const Outcome revoked = run(status);
     EXPECT_EQ(revoked.code, 1);
     EXPECT_THAT(revoked.err, HasSubstr("not a token of this server"));
