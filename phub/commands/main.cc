@@ -3,6 +3,7 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <system_error>
 
 #include "phub/commands/commands.h"
 #include "transport/error.h"
@@ -32,6 +33,14 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     std::fprintf(stderr, "phub: %s; see 'phub --help'\n", phub::escaped(error.what()).c_str());
     return 2;
+  } catch (const std::system_error& error) {
+    // What a thread says that cannot be started; all others are phub::Error.
+    std::fprintf(
+        stderr,
+        "phub: starting a thread: %s; raise ulimit -u, the cgroup's pids.max or the unit's "
+        "TasksMax, or lower ulimit -s\n",
+        phub::escaped(error.what()).c_str());
+    return 1;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "phub: %s\n", phub::escaped(error.what()).c_str());
     return 1;

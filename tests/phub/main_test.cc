@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -205,6 +206,19 @@ TEST(Main, AShardSaysThatItServesWhenItDoes) {
   shard.signal(SIGTERM);
   EXPECT_EQ(shard.exit_code(), 0);
   EXPECT_THAT(shard.err() + shard.out(), testing::Not(HasSubstr(" serving under 127.0.0.1:1\n")));
+}
+
+// As with ulimit -u or a container's limit of processes, which do not bind root.
+TEST(Main, AThreadThatCannotBeStartedIsNamed) {
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_STACK, &before), 0);
+  const rlimit huge = {.rlim_cur = rlim_t{1} << 46, .rlim_max = before.rlim_max};
+  if (setrlimit(RLIMIT_STACK, &huge) != 0) GTEST_SKIP() << "the limit of stacks cannot be raised";
+  Process server({"serve", "--listen", "127.0.0.1:0"});
+  setrlimit(RLIMIT_STACK, &before);
+  EXPECT_EQ(server.exit_code(), 1);
+  EXPECT_THAT(server.err(), HasSubstr("phub: starting a thread: Resource temporarily unavailable"));
+  EXPECT_THAT(server.err(), HasSubstr("pids.max"));
 }
 
 TEST(Main, ARackSaysWhatItsNicsSend) {
