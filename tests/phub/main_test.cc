@@ -299,6 +299,15 @@ TEST(Main, TokensFromFileToStatus) {
     chmod(mine.c_str(), 0600);
     EXPECT_EQ(run(status).code, 0);
 
+    const std::string printed = folder + "/printed";  // all that 'phub token new' prints
+    std::ofstream(printed) << made.out;
+    chmod(printed.c_str(), 0600);
+    const Variable wrong("PHUB_TOKEN_FILE", printed);
+    EXPECT_THAT(run(status).err,
+                HasSubstr("PHUB_TOKEN_FILE=" + printed + ": its first line is not"));
+  }
+  {
+    const Variable variable("PHUB_TOKEN_FILE", mine);
     std::ofstream(tokens) << "nonsense";  // changes nothing
     server.signal(SIGHUP);
     EXPECT_THAT(server.says("stay as they were"), HasSubstr("the tokens stay as they were"));

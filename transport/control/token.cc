@@ -1,18 +1,36 @@
 #include "transport/control/token.h"
 
+#include <fmt/format.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "transport/error.h"
 #include "transport/text.h"
 
 namespace phub {
 
+namespace {
+
+// A header holds it. Another byte is a sign of what is easily taken for a token.
+std::string alone(std::string token, const std::string& from) {
+  const bool is_one = std::ranges::all_of(token, [](char c) { return c > ' ' && c < 0x7f; });
+  if (is_one) return token;
+  fail(
+      ErrorCode::kInvalid,
+      "{} is not a token alone: of what 'phub token new' prints, it must hold the line that begins "
+      "with 'phub-', and nothing else",
+      from);
+}
+
+}  // namespace
+
 std::string token_from_environment() {
-  if (const char* token = std::getenv("PHUB_TOKEN")) return token;
+  if (const char* token = std::getenv("PHUB_TOKEN")) return alone(token, "PHUB_TOKEN");
   const char* path = std::getenv("PHUB_TOKEN_FILE");
   if (path == nullptr || *path == 0) return "";
   struct stat facts {};
@@ -29,7 +47,8 @@ std::string token_from_environment() {
   if (token.empty()) {
     fail(ErrorCode::kInvalid, "PHUB_TOKEN_FILE={}: its first line holds no token", printable(path));
   }
-  return token;
+  return alone(std::move(token),
+               fmt::format("PHUB_TOKEN_FILE={}: its first line", printable(path)));
 }
 
 }  // namespace phub
