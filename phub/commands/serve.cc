@@ -71,6 +71,10 @@ void check_exposed(const ServeConfig& config, const HttpServer& port) {
   }
 }
 
+void warn_of_no_tokens(const Gate& gate) {
+  if (gate.is_empty()) spdlog::warn("the file of --tokens holds no token: everybody is refused");
+}
+
 // Reads tokens, keys and certificates again on SIGHUP, and ends the ranks whose token is no longer
 // good. Without them SIGHUP does nothing, but would end the server.
 class SecretsWatch {
@@ -93,6 +97,7 @@ class SecretsWatch {
       if (error) return;
       if (gate_) {
         reload("tokens", *gate_);
+        warn_of_no_tokens(*gate_);
         gate_->sweep(server_);
       }
       if (tls_of_data_ != nullptr) reload("certificate and its key for data", *tls_of_data_);
@@ -226,6 +231,7 @@ void serve(const ServeConfig& config) {
   std::optional<Gate> gate;
   if (!config.tokens.empty()) {
     gate.emplace(config.tokens);
+    warn_of_no_tokens(*gate);
     options.quota_of = [&gate](const Caller& creator) { return gate->quota_of(creator); };
   }
   const std::unique_ptr<ParentClient> parent = make_parent(config);

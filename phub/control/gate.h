@@ -43,6 +43,7 @@ class Gate {
   // Reads the file again. Throws as load_tokens(); then the tokens stay as they were.
   void reload();
   void replace(std::vector<Token> tokens);
+  bool is_empty() const { return tokens_.empty(); }  // then everybody is refused
 
   // Sets `caller`, or says why the request is refused. `authorization`: the header's value. `job`:
   // of the path, "" if it has none.

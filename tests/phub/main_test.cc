@@ -315,6 +315,7 @@ TEST(Main, TokensFromFileToStatus) {
     std::ofstream(tokens) << "";
     server.signal(SIGHUP);
     EXPECT_THAT(server.says("read again"), HasSubstr("the tokens were read again"));
+    EXPECT_THAT(server.says("holds no token"), HasSubstr("everybody is refused"));
     const Outcome revoked = run(status);
     EXPECT_EQ(revoked.code, 1);
     EXPECT_THAT(revoked.err, HasSubstr("not a token of this server"));
