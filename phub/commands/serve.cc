@@ -26,6 +26,7 @@
 #include "phub/rack/parent_client.h"
 #include "phub/server.h"
 #include "phub/server_loop.h"
+#include "transport/control/control_client.h"
 #include "transport/control/token.h"
 #include "transport/error.h"
 #include "transport/paced/nic_budget.h"
@@ -73,6 +74,17 @@ void check_exposed(const ServeConfig& config, const HttpServer& port) {
 
 void warn_of_no_tokens(const Gate& gate) {
   if (gate.is_empty()) spdlog::warn("the file of --tokens holds no token: everybody is refused");
+}
+
+// Says at the start what each worker of this rack would have to be told.
+void look_at_parent(const ServeConfig& config) {
+  constexpr uint32_t kLookMs = 2000;
+  try {
+    ControlClient(config.parent, token_from_environment()).status(kLookMs);
+  } catch (const Error& error) {
+    spdlog::warn("the parent does not take this rack yet: {}; its workers cannot join meanwhile",
+                 escaped(error.what()));
+  }
 }
 
 // Reads tokens, keys and certificates again on SIGHUP, and ends the ranks whose token is no longer
@@ -269,6 +281,7 @@ void serve(const ServeConfig& config) {
     fmt::print("listening on {}{}\n", tls ? "https://" : "", address);
   }
   std::fflush(stdout);
+  if (parent) server.background().run([&config] { look_at_parent(config); });
   io.run();
   port.stop();
   server.stop_threads();

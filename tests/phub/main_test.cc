@@ -230,6 +230,8 @@ TEST(Main, ARackSaysWhatItsNicsSend) {
   EXPECT_THAT(rack.out(), HasSubstr("a rack of 127.0.0.1:1, at most 25 Mbit/s from each NIC\n"));
   EXPECT_THAT(run({"status", "--server", address}).out,
               HasSubstr("a rack of 127.0.0.1:1, to which each NIC sends at most 25 Mbit/s\n"));
+  EXPECT_THAT(rack.says("yet"), HasSubstr("the parent does not take this rack yet: no phub server "
+                                          "at 127.0.0.1:1"));
   rack.signal(SIGTERM);
   EXPECT_EQ(rack.exit_code(), 0);
 }
