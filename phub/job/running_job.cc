@@ -68,6 +68,19 @@ void check_descriptors(int any) {
        limit.rlim_cur);
 }
 
+// Of a job whose ranks were all lost, and which had not begun, or it would have an error; "": one
+// has left it, or nobody was lost.
+std::string why_abandoned(const std::vector<EndedJob::Member>& members) {
+  std::string why;
+  for (uint32_t rank = 0; rank < members.size(); ++rank) {
+    const EndedJob::Member& member = members[rank];
+    if (member.ticket.empty()) continue;  // never joined
+    if (member.lost.empty()) return "";
+    why = fmt::format("all who had joined were lost before it could begin; {}", member.lost);
+  }
+  return why;
+}
+
 }  // namespace
 
 RunningJob::RunningJob(std::shared_ptr<Job> job, std::string transport, std::vector<uint32_t> cores,
@@ -507,6 +520,11 @@ RunningJob::Remains RunningJob::finish() {
     ended.members.push_back({.incarnation = seat.incarnation,
                              .ticket = seat.offer.ticket,
                              .lost = membership_.why_lost(rank, seat.incarnation)});
+  }
+  if (std::string why = why_abandoned(ended.members); error_.empty() && !why.empty()) {
+    host_.notes.add(host_.clock.now_ms(), fmt::format("job '{}' ended: {}", ended.name, why));
+    ended.error_code = ErrorCode::kRankLost;
+    ended.error = std::move(why);
   }
   host_.ended.add(std::move(ended));
   const ErrorCode code = error_.empty() ? ErrorCode::kNotFound : error_code_;

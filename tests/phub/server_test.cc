@@ -251,6 +251,20 @@ TEST_F(ServerTest, ALostRankReadsWhyAlsoAfterItsJobHasEndedWell) {
   EXPECT_THAT(heartbeat(stranger), Not(HasSubstr("lease")));
 }
 
+TEST_F(ServerTest, AJobThatNobodyBeganHasNotEndedWell) {
+  std::optional<Result<JoinReply>> joined;
+  join("job", 0, joined);
+  run();
+  for (int i = 0; i < 5000 && server_->has_job("job"); ++i) {
+    clock_.leap(20);
+    run();
+  }
+  const auto gone = error_of([&] { server_->job_status("job"); });
+  ASSERT_TRUE(gone);
+  EXPECT_THAT(gone->what(), AllOf(HasSubstr("ended: all who had joined were lost before it"),
+                                  HasSubstr("its lease of ")));
+}
+
 TEST_F(ServerTest, AJobThatFailedSaysSoToAllWhoAskForIt) {
   const std::vector<Credential> ranks = begin("job");
   lose_first(ranks);
