@@ -1,5 +1,6 @@
 #include "phub/control/port.h"
 
+#include <fmt/format.h>
 #include <malloc.h>
 
 #include <boost/asio/io_context.hpp>
@@ -159,6 +160,7 @@ class HttpServer::Shared : public HttpShared, public std::enable_shared_from_thi
             return accept(i);
           }
           // Usually no descriptors are left: try again when others have been closed.
+          say_full(fmt::format("and: {}; raise LimitNOFILE or ulimit -n", error.message()));
           make_room();
           listeners_[i].retry.expires_after(kPauseWithoutDescriptors);
           listeners_[i].retry.async_wait([this, i, self](const error_code&) {
@@ -180,6 +182,15 @@ class HttpServer::Shared : public HttpShared, public std::enable_shared_from_thi
       self->options.background ? self->options.background->run(trim) : trim();
     });
 #endif
+  }
+
+  void say_full(const std::string& why) {
+    if (!refused) return;
+    using namespace std::chrono;
+    const auto now = duration_cast<milliseconds>(steady_clock::now().time_since_epoch()).count();
+    refused->add(static_cast<uint64_t>(now),
+                 fmt::format("the control port takes no further connection: {} are open, {}",
+                             sessions.size(), why));
   }
 
   // Closes the idle connection that is of the least use, if there is one.
@@ -204,6 +215,7 @@ class HttpServer::Shared : public HttpShared, public std::enable_shared_from_thi
     error_code ignored;
     if (sessions.size() >= options.max_connections && !make_room()) {
       ++counters.refused;
+      say_full("which is the most there may be");
       if (options.tls != nullptr) return;
       socket.non_blocking(true, ignored);
       socket.write_some(asio::buffer(too_many_connections()), ignored);

@@ -122,6 +122,8 @@ TEST(HttpAttack, AConnectionThatWaitsForItsAnswerIsNotEvicted) {
   HttpOptions options;
   options.max_connections = 3;
   options.evict_after_ms = 0;
+  std::vector<std::string> said;
+  options.audit = [&said](const std::string& line) { said.push_back(line); };
   HttpRig rig(options);
   Clients waiting = connect(rig.address(), 3);
   for (auto& client : waiting) {
@@ -133,7 +135,11 @@ TEST(HttpAttack, AConnectionThatWaitsForItsAnswerIsNotEvicted) {
   EXPECT_TRUE(rig.eventually([&] { return rig.handler.waiting.size() == 3; }));
   RawClient extra(rig.address());
   EXPECT_THAT(extra.rest(), ::testing::StartsWith("HTTP/1.1 503"));
-  rig.on_control([&] { rig.handler.release_barrier(); });
+  rig.on_control([&] {
+    EXPECT_THAT(said, ::testing::Contains(::testing::HasSubstr(
+                          "no further connection: 3 are open, which is the most there may be")));
+    rig.handler.release_barrier();
+  });
   for (auto& client : waiting) {
     EXPECT_THAT(client->answers(1), ::testing::StartsWith("HTTP/1.1 200"));
   }

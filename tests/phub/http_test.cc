@@ -428,7 +428,10 @@ TEST(Http, WithoutDescriptorsNobodySpins) {
   GTEST_SKIP()
       << "UBSan opens a pipe to look at an object's type, and takes its failure for a fault";
 #endif
-  HttpRig rig({}, 2);
+  std::vector<std::string> said;
+  HttpOptions options;
+  options.audit = [&said](const std::string& line) { said.push_back(line); };
+  HttpRig rig(options, 2);
   rlimit before{};
   getrlimit(RLIMIT_NOFILE, &before);
   std::vector<std::unique_ptr<RawClient>> clients;
@@ -454,6 +457,10 @@ TEST(Http, WithoutDescriptorsNobodySpins) {
   EXPECT_LT(cpu_ms() - used, 50);
   EXPECT_EQ(rig.connections(), 0u);
   limit(before.rlim_cur);
+  rig.on_control([&] {
+    EXPECT_THAT(said, ::testing::Contains(HasSubstr("no further connection: 0 are open, and: Too "
+                                                    "many open files; raise LimitNOFILE")));
+  });
   for (const auto& client : clients) {
     client->send(kHealth);
     EXPECT_THAT(client->answers(1), StartsWith("HTTP/1.1 200"));
