@@ -347,6 +347,7 @@ void HttpSession::refuse_malformed(const SystemError& error) {
   const auto& options = shared_->options;
   if (error == beast::error::timeout) {
     ++shared_->counters.timed_out;
+    if (parser_ && parser_->is_header_done()) say_cut_off();
     // The timer has closed the stream: no answer is possible.
     return close();
   }
@@ -366,6 +367,19 @@ void HttpSession::refuse_malformed(const SystemError& error) {
     return close();
   }
   refuse(400, ErrorCode::kInvalid, fmt::format("this is not HTTP/1.1: {}", error.message()));
+}
+
+// Small packets came, and large ones did not: that is how a wrong MTU looks.
+void HttpSession::say_cut_off() {
+  if (!shared_->refused) return;
+  using namespace std::chrono;
+  const auto now = duration_cast<milliseconds>(steady_clock::now().time_since_epoch()).count();
+  shared_->refused->add(
+      static_cast<uint64_t>(now),
+      fmt::format("audit what=\"{}\" from={} detail=\"the rest of its body did not come within {} "
+                  "ms: {} bytes did; if none ever comes, look at the MTU on the way\"",
+                  asked_, peer_.address, shared_->options.request_timeout_ms,
+                  parser_->get().body().size()));
 }
 
 // A connection that was closed, not reset or timed out, was closed by the peer's process, or by its

@@ -98,6 +98,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   void audit(const HttpResponse& response);
   void refuse(unsigned status, ErrorCode code, std::string_view message);
   void refuse_malformed(const SystemError& error);
+  void say_cut_off();
   void tell_of_end();
   void end_waiting();
   RequestHead head_of(const Message& message) const;

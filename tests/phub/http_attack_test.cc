@@ -149,6 +149,8 @@ TEST(HttpAttack, SlowConnectionsAreCounted) {
   HttpOptions options;
   options.request_timeout_ms = 1000;
   options.idle_timeout_ms = 1000;
+  std::vector<std::string> said;
+  options.audit = [&said](const std::string& line) { said.push_back(line); };
   HttpRig rig(options);
   RawClient header(rig.address());
   header.send("GET /v1/sta");
@@ -162,6 +164,11 @@ TEST(HttpAttack, SlowConnectionsAreCounted) {
   EXPECT_EQ(nothing.rest(), "");
   EXPECT_TRUE(rig.has_connections(0));
   EXPECT_EQ(metric(rig.address(), "phub_http_timeouts_total"), 3u);
+  rig.on_control([&said] {
+    EXPECT_THAT(said,
+                ::testing::ElementsAre(::testing::HasSubstr("/v1/jobs/j/leave\" from=127.0.0.1:")));
+    EXPECT_THAT(said.at(0), ::testing::HasSubstr("1 bytes did; if none ever comes"));
+  });
 }
 
 }  // namespace
