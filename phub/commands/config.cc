@@ -360,6 +360,20 @@ void add_flag(CLI::App& app, const Option& option, GivenOptions& given) {
   if (option.placeholder.starts_with('[')) flag->expected(0, 1)->default_str("true");
 }
 
+// The control port of a box under another is not the default one, and that of verbs no port of tcp.
+void check_data_port(const ServeConfig& config) {
+  const bool over_tcp =
+      config.transports.empty() || std::ranges::count(config.transports, "tcp") > 0;
+  const bool is_chosen = config.join.empty() || config.listen != ServeConfig{}.listen;
+  if (config.data_port == 0 || !over_tcp || !is_chosen) return;
+  for (const std::string& listen : config.listen) {
+    if (parse_host_port(listen).port != config.data_port) continue;
+    fail(ErrorCode::kInvalid,
+         "--data-port {} is the port of --listen {}, too: choose another for data",
+         config.data_port, listen);
+  }
+}
+
 }  // namespace
 
 void add_serve_options(CLI::App& app, GivenOptions& given) {
@@ -403,6 +417,7 @@ ServeConfig load_config(const GivenOptions& flags, const Environment& environmen
     }
   }
   if (config.memory_limit_bytes == 0) config.memory_limit_bytes = default_memory_limit();
+  check_data_port(config);
   return config;
 }
 

@@ -205,6 +205,9 @@ TEST_F(Config, BadValuesNameTheirSource) {
               HasSubstr("--devices: must be DEVICE, DEVICE:PORT or DEVICE:PORT:GID"));
   EXPECT_THAT(error_of({"--devices", "mlx5_0,"}), HasSubstr("--devices: must be DEVICE"));
   EXPECT_THAT(error_of({"--data-port", "65536"}), HasSubstr("from 0 to 65535"));
+  EXPECT_THAT(error_of({"--data-port", "7717"}), HasSubstr("the port of --listen 127.0.0.1:7717"));
+  EXPECT_EQ(load({"--data-port", "7717", "--transports", "verbs"}).data_port, 7717u);
+  EXPECT_EQ(load({"--data-port", "7717", "--join", "10.0.0.1:7717"}).data_port, 7717u);
   EXPECT_THAT(error_of({"--prot", "1"}), HasSubstr("--prot"));
   EXPECT_THAT(error_of({}, {{"PHUB_PIN", "perhaps"}}),
               HasSubstr("PHUB_PIN: must be true or false"));
