@@ -204,9 +204,11 @@ class SystemFiles final : public Files {
     if (mkdir(path.c_str(), 0700) == 0) return;
     const int error = errno;
     struct stat info = {};
-    if (error != EEXIST || stat(path.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) {
-      fail_file("mkdir", path, error);
+    if (error == EEXIST && stat(path.c_str(), &info) == 0) {
+      if (S_ISDIR(info.st_mode)) return;
+      fail(ErrorCode::kInvalid, "{} is no folder; name one, or a path where none is yet", path);
     }
+    fail_file("mkdir", path, error);
   }
 
   void check_private(const std::string& path) override {

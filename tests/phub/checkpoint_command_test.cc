@@ -119,6 +119,8 @@ TEST_F(CheckpointCommand, ExportsTheTensors) {
     EXPECT_FALSE(content(to + "/" + file).empty());
     EXPECT_EQ(content(to + "/" + file), content(folder + "/" + file));
   }
+  EXPECT_THAT(run({"export", directory_, kJob, to + "/" + std::string(kParametersFile)}),
+              HasSubstr("is no folder"));
   EXPECT_FALSE(std::filesystem::exists(to + "/rank-1"));
   EXPECT_THAT(run({"export", directory_, kJob, to}), HasSubstr("is there already"));
   damage("state-momentum.safetensors");
