@@ -216,9 +216,12 @@ void note_cards_without_device(hwloc_topology_t topology, const std::set<hwloc_o
         fmt::format("{:04x}:{:02x}:{:02x}.{:x}", pci.domain, pci.bus, pci.dev, pci.func));
   }
   if (names.empty()) return;
-  result.notes.push_back({fmt::format("left out: {} without a network device (PCI {})",
-                                      plural(names.size(), "network card"), first_of(names)),
-                          "load a driver for them if they are to be used", true});
+  result.notes.push_back(
+      {fmt::format("left out: {} without a network device (PCI {})",
+                   plural(names.size(), "network card"), first_of(names)),
+       "if they are to be used, load a driver for them, or, in a container, give it "
+       "the host's network",
+       true});
 }
 
 void add_nics(hwloc_topology_t topology, Nearest& nearest, const NodeOfCore& node_of,

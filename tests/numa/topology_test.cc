@@ -190,6 +190,7 @@ TEST(Xml, SaysWhatItLeavesOut) {
                           HasSubstr("left out: lo, docker0, as they are on no bus"),
                           HasSubstr("left out: 1 network card without a network device (PCI "
                                     "0000:01:00.0)")));
+  EXPECT_THAT(describe(topology), HasSubstr("in a container, give it the host's network"));
   const std::string shown = describe(topology);
   for (const std::string& note : notes_of(topology)) EXPECT_THAT(shown, HasSubstr(note));
   Topology other = topology;
