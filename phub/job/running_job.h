@@ -278,6 +278,7 @@ class RunningJob {
   void continue_snapshot();
   void write_snapshot();
   void snapshot_written(uint64_t round, const std::optional<Error>& failed);
+  void say_that_disk_is_slow(uint64_t now);
   void note_save(const std::string& what);
   void check_late_parts();
   void answer_checkpoints(const Result<CheckpointReply>& answer);
@@ -395,6 +396,8 @@ class RunningJob {
   std::vector<SaverStay> lost_savers_;  // who is gone, and may have parts of snapshots to come
   std::shared_ptr<Manifest> snapped_;   // it is copied, and waits for parts until then
   uint64_t parts_until_ms_ = 0;
+  uint64_t writing_round_ = 0;  // of the snapshot that is being written; 0: none
+  uint64_t write_began_ms_ = 0, write_is_long_ms_ = 0;
   uint64_t void_snapshots_ = 0;
   uint64_t failed_saves_ = 0;
   std::map<uint32_t, std::string> switch_ended_;  // by core that takes no sums now: why

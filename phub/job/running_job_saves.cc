@@ -17,8 +17,13 @@
 
 namespace phub {
 
+namespace {
+constexpr uint64_t kLongWriteMs = 60000;  // a disk that takes longer for a checkpoint may hang
+}
+
 void RunningJob::tick_save(uint64_t now) {
   if (!host_.checkpoints) return;
+  if (writing_round_ > 0 && now >= write_is_long_ms_) say_that_disk_is_slow(now);
   const bool late = snapped_ && now > parts_until_ms_ && parts_.why_void().empty();
   if (late) check_late_parts();
   if (saving_ || last_save_ || saving_end_) return;
@@ -213,12 +218,17 @@ void RunningJob::write_snapshot() {
   const std::shared_ptr<Manifest> saved = std::exchange(snapped_, nullptr);
   const auto also = std::make_shared<std::string>();  // what went wrong beside it
   parts_.end();
+  writing_round_ = saved->round;
+  write_began_ms_ = host_.time.now_ms();
+  write_is_long_ms_ =
+      write_began_ms_ + std::min<uint64_t>(kLongWriteMs, job_->spec().progress_limit_ms);
   run_beside(
       host_.writer,
       [this, saved, also, is_end = saving_end_] {
         *also = host_.checkpoints->write(*job_, *saved, is_end);
       },
       [this, saved, also](const std::optional<Error>& failed) {
+        writing_round_ = 0;
         if (!also->empty()) note_save(*also);
         if (failed) ++failed_saves_;
         snapshot_written(saved->round, failed);
@@ -242,6 +252,16 @@ void RunningJob::snapshot_written(uint64_t round, const std::optional<Error>& fa
   if (saving_end_) return continue_end();
   if (std::exchange(save_again_, false)) return save();
   if (!checkpoints_asked_.empty()) take_snapshot();
+}
+
+// Each time that it has taken twice as long.
+void RunningJob::say_that_disk_is_slow(uint64_t now) {
+  const uint64_t took_ms = now - write_began_ms_;
+  write_is_long_ms_ = now + took_ms;
+  note_save(
+      fmt::format("round {} has been on its way to the disk for {} s, the last that is saved "
+                  "remains round {}: the disk is slow, or does not answer",
+                  writing_round_, took_ms / 1000, durable_round_));
 }
 
 void RunningJob::note_save(const std::string& what) {

@@ -94,6 +94,7 @@ struct Box::Running {
   std::string address;
   std::thread thread;
   std::vector<std::unique_ptr<Shard>> shards;
+  std::vector<std::string> notes;  // control thread only
 };
 
 Box::Box(uint32_t cores, uint64_t memory_limit_bytes, const Wrap& wrap)
@@ -109,6 +110,7 @@ Box::Box(const std::string& topology, uint64_t memory_limit_bytes, const Wrap& w
   options.pin = false;
   options.memory_limit_bytes = memory_limit_bytes;
   options.checkpoints = checkpoints;
+  options.note = [&box](const std::string& line) { box.notes.push_back(line); };
   if (through_switch) options.through_switch = *through_switch;
   if (!parent.empty()) {
     box.parent = std::make_unique<ParentClient>(ParentClient::Options{
@@ -158,6 +160,11 @@ Box::~Box() {
 const std::string& Box::address() const { return running_->address; }
 std::vector<LogRecord> Box::log(const std::string& job) {
   return ControlClient(address()).log(job);
+}
+std::vector<std::string> Box::notes() {
+  std::vector<std::string> notes;
+  on_control([&](Server&) { notes = running_->notes; });
+  return notes;
 }
 ServerStatus Box::status() { return ControlClient(address()).status(); }
 

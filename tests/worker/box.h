@@ -47,6 +47,7 @@ class Box {
   const std::string& address() const;
   WorkerOptions options(JobSpec spec) const { return options_of(address(), std::move(spec)); }
   std::vector<LogRecord> log(const std::string& job);
+  std::vector<std::string> notes();  // what it has told its operator
   ServerStatus status();
   // Waits until no job is left and its memory is free: that is after the answer to the last leave.
   // False after a minute.

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "phub/checkpoint/files.h"
+#include "phub/checkpoint/store.h"
 #include "phub/server.h"
 #include "tests/worker/box.h"
 #include "tests/worker/training.h"
@@ -23,15 +24,16 @@
 namespace phub::testing {
 namespace {
 
-// The operating system's, but for the parts of ranks: they wait until the disk goes on.
+// The operating system's, but for some files, the parts of ranks: they wait until the disk goes on.
 class SlowDisk final : public Files {
  public:
+  explicit SlowDisk(std::string slow = "rank-") : slow_(std::move(slow)) {}
   void stop() { set(true); }
   void go_on() { set(false); }
 
   std::unique_ptr<OutputFile> create(const std::string& path) override {
     std::unique_lock lock(mutex_);
-    if (path.find("rank-") != path.npos) goes_on_.wait(lock, [this] { return !stopped_; });
+    if (path.find(slow_) != path.npos) goes_on_.wait(lock, [this] { return !stopped_; });
     return disk_.create(path);
   }
   std::unique_ptr<InputFile> open(const std::string& path) override { return disk_.open(path); }
@@ -51,6 +53,7 @@ class SlowDisk final : public Files {
     stopped_ = stopped;
     goes_on_.notify_all();
   }
+  const std::string slow_;  // in the names of these files
   Files& disk_ = system_files();
   std::mutex mutex_;
   std::condition_variable goes_on_;
@@ -111,6 +114,25 @@ TEST_F(SavedBox, ASlowDiskHoldsUpNoRank) {
   }));
   EXPECT_EQ(status().void_snapshots, 0u);
   worker.leave();
+}
+
+TEST_F(SavedBox, ADiskThatHangsIsNamed) {
+  SlowDisk disk{std::string(kParametersFile)};
+  box_.emplace("pack:1 core:2 pu:1", uint64_t{1} << 33, Box::Wrap(),
+               CheckpointOptions{.folder = directory_.path(), .every = 2, .files = &disk});
+  disk.stop();
+  WorkerOptions options = box_->options(spec());
+  options.spec.progress_limit_ms = 100;
+  Worker worker(options);
+  for (int round = 1; round <= 4; ++round) step(worker);
+  const auto is_named = [](const std::string& note) {
+    return note.starts_with("job 'one': round ") && note.ends_with("or does not answer");
+  };
+  EXPECT_TRUE(becomes([&] { return std::ranges::any_of(box_->notes(), is_named); }));
+  disk.go_on();
+  EXPECT_TRUE(becomes([&] { return status().durable_round >= 2; }));
+  worker.leave();
+  box_.reset();  // while the disk is there
 }
 
 // As with two signals: the second comes before any core knows of the first one's snapshot.
