@@ -26,6 +26,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
+using testing::AllOf;
 using testing::HasSubstr;
 
 // A running phub with its output in files of a directory of its own.
@@ -160,6 +161,12 @@ TEST(Main, ErrorsWhileItRunsAreOneLineAndOne) {
     EXPECT_THAT(outcome.err, testing::StartsWith("phub: "));
     EXPECT_EQ(lines(outcome.err), 1u) << outcome.err;
   }
+}
+
+TEST(Main, AnAddressOfAnotherMachineIsNamedWithItsOption) {
+  EXPECT_THAT(
+      run({"serve", "--listen", "192.0.2.1:7717", "--insecure"}).err,
+      AllOf(HasSubstr("listening for data at 192.0.2.1:"), HasSubstr("--listen must have")));
 }
 
 TEST(Main, ServesSaysWhereAndEndsWhenTold) {

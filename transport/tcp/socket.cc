@@ -117,9 +117,12 @@ Fd listen_on(const TcpAddress& address) {
   if (bind(listener.get(), address.get(), address.size) != 0 ||
       listen(listener.get(), kBacklog) != 0) {
     const int error = errno;
-    fail(ErrorCode::kInvalid, "listening at {}: {}; {}", to_string(address), std::strerror(error),
-         error == EADDRINUSE ? "another server is there: stop it, or choose another port"
-                             : "choose an address of this machine and a port that is free");
+    fail(
+        ErrorCode::kInvalid, "listening for data at {}: {}; {}", to_string(address),
+        std::strerror(error),
+        error == EADDRINUSE
+            ? "another server is there: stop it, or choose another --data-port"
+            : "--listen must have an address of this machine, and --data-port a port that is free");
   }
   return listener;
 }
