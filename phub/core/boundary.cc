@@ -65,11 +65,10 @@ uint64_t CoreJob::commit(const Boundary& boundary) {
   return min_round;
 }
 
-// Where nobody is left, no chunk comes to a later round: each is copied as it is.
 void CoreJob::begin_snapshot(const Boundary& boundary) {
-  const bool is_end = table_.expected_count() == 0 && boundary.snapshot_round > 0;
+  const bool at_end = boundary.snapshot_at_end;
   snapshot_.begin(
-      is_end ? boundary.snapshot_round : std::max(boundary.round, boundary.snapshot_round), is_end);
+      at_end ? boundary.snapshot_round : std::max(boundary.round, boundary.snapshot_round), at_end);
 }
 
 // All whose gradients the switch adds are there from the beginning of a generation to its end: at

@@ -53,9 +53,10 @@ struct Boundary {
   std::optional<HyperView> hyper;   // nothing: unchanged
   // Of branches, all that are needed, the new ones for rounds after R; nothing: unchanged.
   std::optional<std::span<const BranchOrder>> orders;
-  bool snapshot = false;        // copy every chunk as it is before R, or a later round:
-  uint64_t snapshot_round = 0;  // that one; up to R: before R
-  bool moves_state = false;     // gets or sets the state of some keys, before R:
+  bool snapshot = false;         // copy every chunk as it is before R, or a later round:
+  uint64_t snapshot_round = 0;   // that one; up to R: before R
+  bool snapshot_at_end = false;  // nobody comes any more: each chunk is copied as it is
+  bool moves_state = false;      // gets or sets the state of some keys, before R:
   KeyStateMemory* get_state = nullptr;
   const KeyStateMemory* set_state = nullptr;
 };

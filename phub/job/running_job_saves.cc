@@ -91,6 +91,7 @@ void RunningJob::choose_saved_round(Boundary& boundary) {
   if (saving_end_) {
     copying_round_ = membership_.completed_round();
     boundary.snapshot_round = copying_round_ + 1;
+    boundary.snapshot_at_end = true;
     cores_snapped_ = 0;
     parts_.end();
     return answer_checkpoints(CheckpointReply{.round = copying_round_});

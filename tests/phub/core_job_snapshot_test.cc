@@ -147,6 +147,29 @@ TEST(CoreJobSnapshot, MayBeOfALaterRound) {
   expect_copy_of(rig, 3);
 }
 
+// All leave in the boundary that asks for a later round: that is not what there is now.
+TEST(CoreJobSnapshot, OfARoundThatNobodyCompletesIsNone) {
+  Rig rig(options());
+  for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
+    for (const uint32_t rank : kRanks) rig.push(rank, chunk, 1, value(rank, chunk, 1));
+  }
+  rig.run();
+  rig.take_reports();
+  std::vector<uint64_t> last_rounds(kChunks);
+  Boundary boundary{.round = rig.job->hold().round, .snapshot = true, .snapshot_round = 51};
+  for (const uint32_t rank : kRanks) {
+    boundary.lost.push_back({.rank = rank, .last_rounds = last_rounds});
+  }
+  rig.job->commit(boundary);
+  rig.run();
+  EXPECT_THAT(rig.take_reports(), IsEmpty());
+  const uint64_t round = rig.job->hold().round;
+  rig.job->commit({.round = round, .snapshot = true, .snapshot_round = 2, .snapshot_at_end = true});
+  rig.run();
+  EXPECT_THAT(rig.take_reports(), ElementsAre("snapped @2"));
+  expect_copy_of(rig, 1);
+}
+
 TEST(CoreJobSnapshot, OfAJobThatHasNothingToSaveIsComplete) {
   Rig::Options nothing = options();
   nothing.snapshots = false;
