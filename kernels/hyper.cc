@@ -12,6 +12,22 @@ size_t hyper_field(const std::string& name) {
                              kHyperFields.begin());
 }
 
+std::string unused(Optimizer optimizer, const HyperField& field, const std::string& name,
+                   double value) {
+  if (value == 0 || uses(optimizer, field)) return "";
+  std::string users;
+  for (uint32_t o = 0; o <= static_cast<uint32_t>(Optimizer::kAdadelta); ++o) {
+    const auto other = static_cast<Optimizer>(o);
+    if (!uses(other, field)) continue;
+    users += fmt::format("{}{}", users.empty() ? "" : ", ", name_of(other));
+  }
+  if (field.used_by == kSteps) users = "all but none";
+  return fmt::format(
+      "hyperparameter '{}' is {}, and optimizer '{}' does not use it: it is for {}. Choose one "
+      "(option optimizer), or leave it out",
+      name, value, name_of(optimizer), users);
+}
+
 std::string set(Hyper& hyper, const std::string& name, double value) {
   const size_t at = hyper_field(name);
   if (at == kHyperFields.size()) {

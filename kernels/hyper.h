@@ -3,32 +3,49 @@
 
 #include <array>
 #include <cmath>
+#include <cstdint>
+#include <initializer_list>
 #include <string>
 
 #include "kernels/kernels.h"
 
 namespace phub::kernels {
 
+// A set of optimizers, a bit for each.
+constexpr uint32_t optimizers(std::initializer_list<Optimizer> all) {
+  uint32_t set = 0;
+  for (const Optimizer each : all) set |= uint32_t{1} << static_cast<uint32_t>(each);
+  return set;
+}
+inline constexpr uint32_t kSteps = ~optimizers({Optimizer::kNone});  // all that make steps
+inline constexpr uint32_t kAdams =
+    optimizers({Optimizer::kAdam, Optimizer::kAdamW, Optimizer::kSparseAdam});
+
 struct HyperField {
   const char* name;
   double Hyper::*member;
   double at_least;
-  double below;         // exclusive
-  bool of_job = false;  // the same for all groups of keys
+  double below;               // exclusive
+  bool of_job = false;        // the same for all groups of keys
+  uint32_t used_by = kSteps;  // optimizers; with others it has no effect
 };
 inline constexpr std::array<HyperField, 25> kHyperFields = {{
     {"lr", &Hyper::lr, 0, HUGE_VAL},
-    {"momentum", &Hyper::momentum, 0, HUGE_VAL},
-    {"dampening", &Hyper::dampening, -HUGE_VAL, HUGE_VAL},
+    {"momentum", &Hyper::momentum, 0, HUGE_VAL, false,
+     optimizers({Optimizer::kMomentum, Optimizer::kNesterov})},
+    {"dampening", &Hyper::dampening, -HUGE_VAL, HUGE_VAL, false,
+     optimizers({Optimizer::kMomentum})},
     {"weight_decay", &Hyper::weight_decay, 0, HUGE_VAL},
-    {"beta1", &Hyper::beta1, 0, 1},
-    {"beta2", &Hyper::beta2, 0, 1},
-    {"eps", &Hyper::eps, 0, HUGE_VAL},
-    {"alpha", &Hyper::alpha, 0, HUGE_VAL},
-    {"rmsprop_momentum", &Hyper::rmsprop_momentum, 0, HUGE_VAL, true},
-    {"lr_decay", &Hyper::lr_decay, 0, HUGE_VAL},
-    {"grad_scale", &Hyper::grad_scale, 1e-30, HUGE_VAL},
-    {"rho", &Hyper::rho, 0, 1},
+    {"beta1", &Hyper::beta1, 0, 1, false, kAdams},
+    {"beta2", &Hyper::beta2, 0, 1, false, kAdams},
+    {"eps", &Hyper::eps, 0, HUGE_VAL, false,
+     kAdams | optimizers({Optimizer::kAdagrad, Optimizer::kRmsprop, Optimizer::kAdadelta})},
+    {"alpha", &Hyper::alpha, 0, HUGE_VAL, false, optimizers({Optimizer::kRmsprop})},
+    {"rmsprop_momentum", &Hyper::rmsprop_momentum, 0, HUGE_VAL, true,
+     optimizers({Optimizer::kRmsprop})},
+    {"lr_decay", &Hyper::lr_decay, 0, HUGE_VAL, false, optimizers({Optimizer::kAdagrad})},
+    {"grad_scale", &Hyper::grad_scale, 1e-30, HUGE_VAL, false, ~uint32_t{0}},
+    {"rho", &Hyper::rho, 0, 1, false, optimizers({Optimizer::kAdadelta})},
     {"max_norm", &Hyper::max_norm, 0, HUGE_VAL, true},
     {"lr_rounds_before", &Hyper::lr_rounds_before, -HUGE_VAL, HUGE_VAL},
     {"lr_warmup", &Hyper::lr_warmup, 0, HUGE_VAL},
@@ -40,13 +57,23 @@ inline constexpr std::array<HyperField, 25> kHyperFields = {{
     {"lr_polynomial_power", &Hyper::lr_polynomial_power, 0, HUGE_VAL},
     {"lr_cosine", &Hyper::lr_cosine, 0, HUGE_VAL},
     {"lr_end", &Hyper::lr_end, 0, HUGE_VAL},
-    {"slack", &Hyper::slack, 0, 4294967296.0, true},
-    {"batch", &Hyper::batch, 0, 4294967296.0, true},
+    {"slack", &Hyper::slack, 0, 4294967296.0, true, ~uint32_t{0}},
+    {"batch", &Hyper::batch, 0, 4294967296.0, true, ~uint32_t{0}},
 }};
 static_assert(sizeof(Hyper) == kHyperFields.size() * sizeof(double));
 
 // The index of the field, kHyperFields.size() if there is none of that name.
 size_t hyper_field(const std::string& name);
+
+// Whether the optimizer's steps depend on the field. (`slack` and `batch` are no optimizer's.)
+constexpr bool uses(Optimizer optimizer, const HyperField& field) {
+  return (field.used_by & optimizers({optimizer})) != 0;
+}
+
+// "", or a sentence about a value that is not 0 (which is as if there were none) and that the
+// optimizer does not use: who does. `name` may be of a group.
+std::string unused(Optimizer optimizer, const HyperField& field, const std::string& name,
+                   double value);
 
 // Sets one value. Returns "", or a sentence that lists the known names or says what values are
 // allowed; then nothing is set.

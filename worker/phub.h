@@ -222,7 +222,8 @@ PHUB_API phub_code phub_options_set_format(phub_options* options, const char* pa
 
 /* Sets a hyperparameter from round 1 on, or from `round` on, by ascending round. "lr" is the value
  * of all groups, "lr@2" that of group 2, which wins over "lr" of the same round. Names are checked
- * when the job is made; one that the optimizer does not use has no effect.
+ * when the job is made: a value that the optimizer does not use, or of a group without keys, is
+ * PHUB_INVALID, unless it is 0.
  *   lr                  all                                 0.01; adam, adamw, sparse-adam: 0.001,
  *                                                           adadelta: 1
  *   weight_decay        all                                 0; adamw: 0.01

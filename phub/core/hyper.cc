@@ -92,6 +92,24 @@ void check_slack(const std::map<std::string, double>& values, const JobSpec& spe
   }
 }
 
+// A value that nothing would look at: the program means another optimizer, or another group. 0 says
+// that there is none of it, which is so.
+void check_used(const std::map<std::string, double>& values, const JobSpec& spec) {
+  const std::optional<kernels::Optimizer> optimizer = kernels::parse_optimizer(spec.optimizer);
+  for (const auto& [name, value] : values) {
+    const HyperName parts = parse_hyper_name(name).value_or(HyperName{name, std::nullopt});
+    const size_t at = kernels::hyper_field(std::string(parts.field));
+    if (!optimizer || at == kernels::kHyperFields.size() || value == 0) continue;
+    const std::string problem = kernels::unused(*optimizer, kernels::kHyperFields[at], name, value);
+    if (!problem.empty()) fail(ErrorCode::kInvalid, "job '{}': {}", spec.name, problem);
+    const auto is_of_group = [&](const KeySpec& key) { return key.group == parts.group; };
+    if (parts.group && std::ranges::none_of(spec.keys, is_of_group)) {
+      fail(ErrorCode::kInvalid, "hyperparameter '{}' is {}, and no key of job '{}' is of group {}",
+           printable(name), value, spec.name, *parts.group);
+    }
+  }
+}
+
 }  // namespace
 
 void set_values(const std::map<std::string, double>& values, std::span<Hyper> groups) {
@@ -139,6 +157,7 @@ void check_hyper(const std::map<std::string, double>& values, uint32_t groups) {
 }
 
 void check_for_job(const std::map<std::string, double>& values, const JobSpec& spec) {
+  check_used(values, spec);
   check_slack(values, spec);
   check_batch(values, spec);
 }

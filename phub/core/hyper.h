@@ -22,8 +22,9 @@ inline constexpr const char* kBatchName = "batch";  // samples of a rank's gradi
 // names, or says which value or group is out of range.
 void check_hyper(const std::map<std::string, double>& values, uint32_t groups);
 
-// The slack and the batch among these values are some that the job may have: whole numbers, and in
-// SSP a slack of no more than the job's. Throws Error(kInvalid).
+// These values are some that the job may have: its optimizer uses them, and it has keys of their
+// groups (0 is always accepted: there is none of it); slack and batch are whole numbers, and in SSP
+// a slack is no more than the job's. Throws Error(kInvalid) that says who uses the value.
 void check_for_job(const std::map<std::string, double>& values, const JobSpec& spec);
 
 // Sets them, of each group; those of all groups first. Throws likewise.

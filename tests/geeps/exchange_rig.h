@@ -56,9 +56,8 @@ inline JobSpec spec_of(const std::string& optimizer, const std::string& reductio
   spec.world_size = world_size;
   spec.optimizer = optimizer;
   spec.reduction = reduction;
-  spec.hyper = {{"lr", 0.05}};
   if (optimizer != "none") {
-    spec.hyper["weight_decay"] = 0.01;
+    spec.hyper = {{"lr", 0.05}, {"weight_decay", 0.01}};
     spec.initial = "broadcast";
   }
   return spec;

@@ -161,8 +161,8 @@ std::vector<Message> messages_about(GatedBox& box, const std::string& job) {
       {"heartbeat", "POST", "/heartbeat", rank, Need::kNothing, true},
       {"leave", "POST", "/leave", rank, Need::kNothing, true},
       {"barrier", "POST", "/barrier", rank, Need::kNothing, true},
-      {"hyper", "POST", "/hyper", R"({"rank":0,"incarnation":1,"values":{"lr":9}})", Need::kOwn,
-       true},
+      {"hyper", "POST", "/hyper", R"({"rank":0,"incarnation":1,"values":{"grad_scale":9}})",
+       Need::kOwn, true},
       {"branches", "POST", "/branches", R"({"rank":0,"incarnation":1,"action":"list"})", Need::kOwn,
        true},
       {"loss", "POST", "/losses", R"({"rank":0,"incarnation":1,"round":1,"loss":9})",
@@ -254,8 +254,9 @@ TEST(Access, EveryMessageInEveryStateWithEveryWrongCredential) {
                   .rank,
               1u);
   }
-  const HttpAnswer hyper = client.request("POST", "/v1/jobs/alice-running/hyper", box.token("root"),
-                                          R"({"rank":0,"incarnation":0,"values":{"lr":9}})", kMs);
+  const HttpAnswer hyper =
+      client.request("POST", "/v1/jobs/alice-running/hyper", box.token("root"),
+                     R"({"rank":0,"incarnation":0,"values":{"grad_scale":9}})", kMs);
   EXPECT_EQ(hyper.status, 200u) << hyper.body;
   JoinRequest replaces = box.join_request("alice-running", "third", 0);
   replaces.replace = true;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "kernels/hyper.h"
 #include "tests/oracle/groups.h"
 #include "tests/oracle/replay.h"
 
@@ -486,6 +487,26 @@ void code_sums_exactly(JobSpec& spec) {
   for (KeySpec& key : spec.keys) widen(key.format);
 }
 
+// Values that the optimizer does not use, or of a group without keys: the box refuses them.
+void drop_unused(const JobSpec& spec, std::map<std::string, double>& values) {
+  const kernels::Optimizer optimizer = *kernels::parse_optimizer(spec.optimizer);
+  std::erase_if(values, [&](const auto& value) {
+    const HyperName name = *parse_hyper_name(value.first);
+    const size_t field = kernels::hyper_field(std::string(name.field));
+    const auto is_of_group = [&](const KeySpec& key) { return key.group == name.group; };
+    return !kernels::uses(optimizer, kernels::kHyperFields[field]) ||
+           (name.group && std::ranges::none_of(spec.keys, is_of_group));
+  });
+}
+
+void drop_unused(JobPlan& job) {
+  drop_unused(job.spec, job.spec.hyper);
+  for (HyperChange& change : job.spec.schedule) drop_unused(job.spec, change.values);
+  for (auto& call : job.hyper_calls) drop_unused(job.spec, call.values);
+  std::erase_if(job.spec.schedule, [](const HyperChange& c) { return c.values.empty(); });
+  std::erase_if(job.hyper_calls, [](const auto& call) { return call.values.empty(); });
+}
+
 }  // namespace
 
 Fault some_fault(SimRandom& random, const JobPlan& job) {
@@ -660,6 +681,7 @@ RackPlan make_rack_plan(uint64_t seed) {
   if (!plan.net.shared_memory && !plan.through_switch && near.chance(0.5)) {
     plan.near_chance = pick(near, {0.3, 0.7, 1.0});
   }
+  for (JobPlan& job : plan.jobs) drop_unused(job);
   return plan;
 }
 

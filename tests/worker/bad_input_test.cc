@@ -143,6 +143,31 @@ TEST_F(BadInput, JobsThatCannotBe) {
        [](auto& o) {
          o.spec.hyper = {{"beta1", 1}};
        }},
+      {"a value of another optimizer", kInvalid,
+       "hyperparameter 'momentum' is 0.9, and optimizer 'sgd' does not use it: it is "
+       "for momentum, nesterov. Choose one",
+       [](auto& o) {
+         o.spec.optimizer = "sgd";
+         o.spec.hyper = {{"momentum", 0.9}};
+       }},
+      {"a value without an optimizer", kInvalid,
+       "hyperparameter 'lr' is 0.5, and optimizer 'none' does not use it: it is for "
+       "all but none",
+       [](auto& o) {
+         o.spec.optimizer = "none";
+         o.spec.hyper = {{"lr", 0.5}};
+       }},
+      {"a value of another optimizer in the schedule", kInvalid, "'dampening' is 0.1",
+       [](auto& o) {
+         o.spec.optimizer = "nesterov";
+         o.spec.schedule = {{.round = 5, .values = {{"dampening", 0.1}}}};
+       }},
+      {"a value of a group without a key", kInvalid, "and no key of job 'job' is of group 1",
+       [](auto& o) {
+         o.spec.optimizer = "sgd";
+         o.spec.keys[0].group = 2;
+         o.spec.hyper = {{"lr@1", 0.5}};
+       }},
       {"a name in the schedule", kInvalid, "unknown hyperparameter 'lrr'",
        [](auto& o) {
          o.spec.schedule = {{.round = 5, .values = {{"lrr", 1}}}};

@@ -238,7 +238,7 @@ static void refusals(void) {
   FAILS(phub_set_hyper(first, &name, &value, 1, NULL), PHUB_INVALID, "leaning_rate");
   name = "lr";
   CHECK(phub_set_hyper(first, &name, &nan, 1, NULL) == PHUB_INVALID);
-  OK(phub_set_hyper(first, &name, &value, 1, NULL));
+  FAILS(phub_set_hyper(first, &name, &value, 1, NULL), PHUB_INVALID, "optimizer 'none'");
   OK(phub_worker_destroy(first));
 }
 

@@ -262,6 +262,7 @@ TEST_P(DeviceKeysTest, KeysAreConvertedPieceByPiece) {
 TEST_P(DeviceKeysTest, NoGradientIsAGradientOfZero) {
   JobSpec spec = spec_of("null", 1);
   spec.optimizer = "none";
+  spec.hyper.clear();
   spec.reduction = "sum";
   const auto device = GetParam().make(kBudget);
   Worker worker(options_on(*device, spec, 0));
@@ -289,6 +290,7 @@ TEST_P(DeviceKeysTest, MoreCallsWaitForAnotherRankThanADriverTakes) {
   constexpr size_t kKeys = 2000;
   JobSpec spec = spec_of("many", 2);
   spec.optimizer = "none";
+  spec.hyper.clear();
   spec.reduction = "sum";
   spec.keys.clear();
   for (size_t key = 0; key < kKeys; ++key) {

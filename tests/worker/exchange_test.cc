@@ -66,8 +66,7 @@ JobSpec spec_of(const Case& c, std::string name) {
   spec.reduction = c.reduction;
   spec.rounding = c.rounding;
   spec.initial = c.optimizer == "none" ? "zeros" : "broadcast";
-  spec.hyper = {{"lr", 0.05}};
-  if (c.optimizer != "none") spec.hyper["weight_decay"] = 0.01;
+  if (c.optimizer != "none") spec.hyper = {{"lr", 0.05}, {"weight_decay", 0.01}};
   spec.hyper.insert(c.hyper.begin(), c.hyper.end());
   return spec;
 }

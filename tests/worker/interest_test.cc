@@ -71,8 +71,10 @@ struct Training {
 std::vector<std::vector<float>> alone(const Training& run, size_t key, uint64_t first, uint64_t n) {
   const JobSpec& spec = run.spec;
   kernels::Hyper hyper = kernels::default_hyper(*kernels::parse_optimizer(spec.optimizer));
-  hyper.lr = spec.hyper.at("lr");
-  hyper.weight_decay = spec.hyper.at("weight_decay");
+  if (spec.optimizer != "none") {
+    hyper.lr = spec.hyper.at("lr");
+    hyper.weight_decay = spec.hyper.at("weight_decay");
+  }
   reference::Model model(*kernels::parse_optimizer(spec.optimizer), hyper, std::vector<float>(n));
   std::vector<std::vector<float>> rounds = {model.params};
   for (uint64_t round = 1; round <= run.rounds; ++round) {
@@ -154,6 +156,7 @@ TEST(Interest, WhatRanksReadIsThatOfTheDenseJob) {
     Training run{.spec = spec_of(fmt::format("some{}", seed), ranks), .seed = seed % 1000};
     const char* const kOptimizers[] = {"none", "sgd", "momentum", "adam", "adagrad", "rmsprop"};
     run.spec.optimizer = kOptimizers[random() % 6];
+    if (run.spec.optimizer == "none") run.spec.hyper.clear();
     run.spec.reduction = random() % 2 == 0 ? "sum" : "mean";
     for (uint32_t rank = 0; rank < ranks; ++rank) {
       auto& interest = run.interests.emplace_back();
@@ -219,6 +222,7 @@ TEST(Interest, AReaderLosesNoResult) {
   Box box(2);
   JobSpec spec = spec_of("reader", 2);
   spec.optimizer = "none";
+  spec.hyper.clear();
   spec.keys = {{"t", 3 * kChunk}};
   each_rank(2, [&](uint32_t rank) {
     WorkerOptions options = box.options(spec);

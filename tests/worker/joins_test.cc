@@ -298,10 +298,11 @@ TEST(Joins, LargeRequestsThatAreOverTakeNoMemory) {
   const ServerProcess server(PHUB_BINARY);
   ControlClient client(server.address());
   JobSpec spec = spec_of("job", 2);
+  spec.optimizer = "adam";
   for (uint64_t round = 2; round < 40000; ++round) {
     HyperChange& change = spec.schedule.emplace_back(HyperChange{.round = round, .values = {}});
     for (const char* name :
-         {"lr", "weight_decay", "momentum", "dampening", "beta1", "beta2", "eps"}) {
+         {"lr", "weight_decay", "lr_end", "lr_warmup_from", "beta1", "beta2", "eps"}) {
       change.values[name] = 1.0 / static_cast<double>(round);
     }
   }

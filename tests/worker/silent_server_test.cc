@@ -120,6 +120,7 @@ TEST_P(SilentServer, DestroyingEndsWhatOtherThreadsWaitFor) {
     EXPECT_EQ(phub_options_set_number(options, "rank", rank), PHUB_OK);
     EXPECT_EQ(phub_options_set_number(options, "lease_ms", 600'000), PHUB_OK);
     EXPECT_EQ(phub_options_set_number(options, "silence_limit_ms", 600'000), PHUB_OK);
+    EXPECT_EQ(phub_options_set(options, "optimizer", "sgd"), PHUB_OK);
     EXPECT_EQ(phub_options_add_key(options, "w", 1000), PHUB_OK);
     EXPECT_EQ(phub_worker_create(options, &worker), PHUB_OK) << phub_last_error();
     EXPECT_EQ(phub_options_destroy(options), PHUB_OK);

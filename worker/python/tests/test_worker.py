@@ -233,6 +233,11 @@ def test_numbers_of_keys_that_do_not_fit_are_named(box, key, said):
         ({"branches": 2**64 + 1}, "option 'branches' is 18446744073709551617: it must"),
         ({"hyper": {"lr": "x"}, "optimizer": "sgd"}, "hyperparameter 'lr' is 'x': it must be a nu"),
         ({"memory_device": 2**32}, "the number of a GPU, not 4294967296"),
+        (
+            {"hyper": {"momentum": 0.9}, "optimizer": "sgd"},
+            "'momentum' is 0.9, and optimizer 'sgd'",
+        ),
+        ({"hyper": {"lr": 0.1}}, "'lr' is 0.1, and optimizer 'none' .* is for all but none"),
     ],
 )
 def test_numbers_of_options_that_do_not_fit_are_named(box, given, said):
