@@ -268,6 +268,10 @@ void LinkKeeper::end(const std::string& why) {
   fail_with(ErrorCode::kFenced, why);
 }
 
+void LinkKeeper::abandon() {
+  end(fmt::format("rank {} has given up job '{}'", credential_.rank, spec().name));
+}
+
 void LinkKeeper::tell_server(uint32_t timeout_ms) { control_.leave(credential_, timeout_ms); }
 
 }  // namespace phub

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <exception>
 #include <functional>
 #include <limits>
 #include <map>
@@ -58,7 +59,9 @@ struct Worker::Impl {
         saver(keeper, coder) {}
   ~Impl() {
     sleeper.stop();
-    saver.finish(kFinishSaving);
+    const bool fails = made && std::uncaught_exceptions() > exceptions;
+    if (fails) keeper.abandon();
+    if (!fails) saver.finish(kFinishSaving);
     keeper.stop();
   }
 
@@ -110,6 +113,9 @@ struct Worker::Impl {
   std::mutex states;      // a rank gets or sets states once at a time
   std::mutex leaving;
   bool left = false;  // guarded by leaving
+  // An exception that destroys a worker is a failure of the rank: it has not left.
+  bool made = false;                                  // the constructor has returned
+  const int exceptions = std::uncaught_exceptions();  // when it was made
 };
 
 std::unique_ptr<Worker::Impl> Worker::Impl::started(const WorkerOptions& options, Joined joined,
@@ -346,8 +352,10 @@ Worker::Worker(const WorkerOptions& options)
           if (error.code() != ErrorCode::kRewound) throw;
         }
         return Impl::joined_again(options, first, {});
-      })) {}
-Worker::Worker(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+      })) {
+  impl_->made = true;
+}
+Worker::Worker(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) { impl_->made = true; }
 Worker::~Worker() = default;
 
 std::unique_ptr<Worker> Worker::rejoin() {
@@ -808,6 +816,15 @@ void Worker::leave(uint32_t timeout_ms) {
     i.release_memory();
     if (!i.left) i.keeper.check();     // throws the failure
     i.keeper.tell_server(timeout_ms);  // last: its answer may take long
+  });
+}
+
+void Worker::abandon() {
+  only_errors([&] {
+    impl_->over.request_stop();
+    const std::lock_guard one(impl_->leaving);
+    impl_->keeper.abandon();
+    impl_->release_memory();
   });
 }
 

@@ -192,7 +192,8 @@ struct KeyState {
 class Worker {
  public:
   explicit Worker(const WorkerOptions& options);
-  ~Worker();  // leaves the job if leave() was not called
+  // Leaves the job if leave() was not called. If an exception destroys it, as abandon().
+  ~Worker();
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
@@ -393,6 +394,9 @@ class Worker {
   // job has begun it counts as a loss. Waits of other threads end at once, with kFenced. The server
   // has `timeout_ms` to answer.
   void leave(uint32_t timeout_ms = 10'000);
+  // Ends this worker as if its process had died: to the others its rank is lost, after lease_ms at
+  // the latest, and `on_loss` decides. Otherwise as leave().
+  void abandon();
 
   WorkerStats stats() const;
   MemoryDevice* memory_device() const;  // of the options

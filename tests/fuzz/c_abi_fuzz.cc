@@ -222,7 +222,7 @@ class Calls {
       case 29:
         return in_.take() % 2 ? set_hyper() : change_branches();
       case 30:
-        return phub_barrier(worker());
+        return in_.take() % 4 ? phub_barrier(worker()) : phub_abandon(worker());
       default:
         return ask();
     }

@@ -626,6 +626,36 @@ TEST(WrongServer, AnAnswerAboutAnotherJobIsRefused) {
                  [](JoinReply& reply) { reply.spec.parameter_dtype = "bf16"; });
 }
 
+// Whoever destroys the worker: the rank has failed, and on_loss decides.
+TEST_F(BadInput, ARankThatAnExceptionEndsIsLost) {
+  for (const bool abandons : {false, true}) {
+    JobSpec spec = spec_of(abandons ? "abandoned" : "thrown", 2);
+    spec.on_loss = "fail";
+    spec.lease_ms = 500;
+    each_rank(2, [&](uint32_t rank) {
+      WorkerOptions options = box_.options(spec);
+      options.rank = static_cast<int32_t>(rank);
+      const auto train = [&] {
+        Worker worker(options);
+        for (int round = 0; round < 4; ++round) {
+          if (rank == 1 && round == 1 && !abandons) throw std::runtime_error("no data");
+          if (rank == 1 && round == 1) worker.abandon();
+          for (const size_t key : {0, 1}) worker.push_null(key);
+          worker.wait_all();
+        }
+      };
+      if (rank == 0) {
+        expect_error(ErrorCode::kRankLost, "rank 1", train);
+      } else if (abandons) {
+        expect_error(ErrorCode::kFenced, "rank 1 has given up job 'abandoned'", train);
+      } else {
+        EXPECT_THROW(train(), std::runtime_error);
+      }
+    });
+  }
+}
+
+TEST_F(BadInput, ParametersThatWouldNotCount) {
 TEST_F(BadInput, CallsOfTheLibrary) {
   JobSpec spec = spec_of("job", 2);
   spec.initial = "broadcast";

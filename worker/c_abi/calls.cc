@@ -155,6 +155,10 @@ phub_code phub_leave(phub_worker* worker) {
   return waiting(__func__, worker, [](Worker& w) { w.leave(); });
 }
 
+phub_code phub_abandon(phub_worker* worker) {
+  return waiting(__func__, worker, [](Worker& w) { w.abandon(); });
+}
+
 phub_code phub_worker_info(const phub_worker* worker, phub_info* info) {
   return with(__func__, worker, [&](Worker& w, auto&) {
     need_struct(info, "info");

@@ -157,6 +157,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "rejoin": (c_void_p, POINTER(c_uint64)),
     "worker_destroy": (c_void_p,),
     "leave": (c_void_p,),
+    "abandon": (c_void_p,),
     "worker_info": (c_void_p, POINTER(Info)),
     "restored": (c_void_p, c_char_p, POINTER(c_void_p), POINTER(c_size_t)),
     "save_point": (c_void_p, c_uint64),

@@ -556,11 +556,21 @@ class Worker:
 
     def close(self) -> None:
         """Leaves the job; later calls raise BadHandleError. The others go on without this rank."""
+        self._end("leave")
+
+    def abandon(self) -> None:
+        """Ends it as if the process had died: to the others this rank is lost (on_loss).
+
+        At once, or after lease_ms. For a program that fails, and lives on.
+        """
+        self._end("abandon")
+
+    def _end(self, function: str) -> None:
         handle = self.__dict__.pop("_handle", None)
         if handle is None:
             return
         with contextlib.suppress(errors.Error):  # then the box notices by itself
-            call("leave", handle.value)
+            call(function, handle.value)
         if handle.saver:
             handle.saver.forget()
         self._leave_device()
@@ -569,8 +579,15 @@ class Worker:
     def __enter__(self) -> Worker:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
+        """With an exception it does not leave: to the others a rank that fails is lost."""
+        ended = kind is GeneratorExit or (isinstance(error, SystemExit) and not error.code)
+        if kind is None or ended:
+            self.close()
+        else:
+            self.abandon()
 
     # ---- Inside.
 

@@ -404,6 +404,29 @@ def dies(rank, on_loss):
         worker.wait("key")
 
 
+def fails(rank, failure):
+    """Rank 1 in the second round, within its `with`."""
+    with contextlib.suppress(KeyError), phub.Worker({"key": 8}, on_loss="fail") as worker:
+        for step in range(4):
+            if rank == 1 and step == 1:
+                raise failure
+            worker.push("key")
+            worker.wait("key")
+    if rank == 1:
+        worker = None
+        time.sleep(3600)  # the process lives on: what it has done counts
+
+
+@pytest.mark.parametrize("failure", [KeyError("image"), SystemExit("no data")])
+def test_a_rank_that_fails_within_its_with_is_lost(box, start, failure):
+    with pytest.raises(phub.RankLostError, match="rank 1"):
+        start(fails, 2, failure).result(0)
+
+
+def test_a_rank_that_ends_within_its_with_has_left(box, start):
+    start(fails, 2, SystemExit(0)).result(0)
+
+
 def test_a_lost_rank_is_named_where_the_job_fails(box, start):
     with pytest.raises(phub.RankLostError, match="rank 1"):
         start(dies, 2, "fail").result(0)
