@@ -409,8 +409,9 @@ PHUB_API phub_code phub_use_memory(phub_worker* worker, size_t key, const void* 
 
 /* Sets the job's initial parameters: f32, of all keys one after another. Rank 0's count; others may
  * pass null and 0. Returns when this worker has all keys; `initial` is not used afterwards. If they
- * do not count (phub_info.initial_counts: this is another rank, the job is in progress, or its
- * `initial` is zeros), it waits for the job's present parameters. */
+ * do not count (phub_info.initial_counts: this is another rank, or the job is in progress), it
+ * waits for the job's present parameters. PHUB_INVALID: there are some, and the job's option
+ * `initial` is zeros, so nobody would look at them. */
 PHUB_API phub_code phub_broadcast(phub_worker* worker, const float* initial, size_t elements);
 
 /* The same with a pointer for each key: `keys` is the number of keys; the others may pass null and

@@ -85,6 +85,9 @@ struct Worker::Impl {
   void copy_out(size_t key);
   void received(size_t key);
   void save_before_push(size_t key);
+  // `given`: the caller has initial parameters. Throws Error(kInvalid) if nobody would look at
+  // them.
+  void check_begins_with(bool given) const;
   bool broadcast(const std::function<const float*(size_t key)>& initial_of);
   uint64_t this_or_next(uint64_t round);
   BranchReply change_branches(BranchChange change);
@@ -478,8 +481,19 @@ bool Worker::Impl::broadcast(const std::function<const float*(size_t key)>& init
   return sends;
 }
 
+void Worker::Impl::check_begins_with(bool given) const {
+  const JobSpec& spec = keeper.spec();
+  if (!given || spec.initial == "broadcast") return;
+  fail(ErrorCode::kInvalid,
+       "broadcast: job '{}' begins with zeros, and these parameters would not count: say "
+       "'broadcast' "
+       "in the option initial, on all ranks, or give none",
+       spec.name);
+}
+
 bool Worker::broadcast(std::span<const float> initial) {
   return only_errors([&] {
+    impl_->check_begins_with(!initial.empty());
     std::vector<uint64_t> first;  // element of each key
     uint64_t elements = 0;
     for (const KeySpec& key : spec().keys) {
@@ -496,6 +510,7 @@ bool Worker::broadcast(std::span<const float> initial) {
 
 bool Worker::broadcast_keys(std::span<const float* const> initial) {
   return only_errors([&] {
+    impl_->check_begins_with(!initial.empty());
     return impl_->broadcast([&](size_t key) {
       if (initial.size() != keys()) {
         fail(ErrorCode::kInvalid, "broadcast: initial parameters of {} keys, the job has {}",

@@ -253,8 +253,9 @@ class Worker {
 
   // Sets the job's initial parameters: f32, of all keys one after another without padding. Rank 0's
   // count; others may pass an empty span. Returns when this worker has all keys. True: `initial`
-  // became the job's parameters. False: this is not rank 0, the job was in progress, or its initial
-  // is "zeros"; parameters() has the job's present ones. `initial` is not used afterwards.
+  // became the job's parameters. False: this is not rank 0, or the job was in progress;
+  // parameters() has the job's present ones. `initial` is not used afterwards. Throws
+  // Error(kInvalid): there are some, and the job's `initial` is "zeros".
   bool broadcast(std::span<const float> initial);
   // The same with a pointer for each key.
   bool broadcast_keys(std::span<const float* const> initial);

@@ -656,6 +656,17 @@ TEST_F(BadInput, ARankThatAnExceptionEndsIsLost) {
 }
 
 TEST_F(BadInput, ParametersThatWouldNotCount) {
+  Worker worker(box_.options(spec_of("job")));
+  const std::vector<float> initial(20010, 1.5f);
+  expect_error(ErrorCode::kInvalid,
+               "broadcast: job 'job' begins with zeros, and these parameters would not count",
+               [&] { worker.broadcast(initial); });
+  const float* of_keys[] = {initial.data(), initial.data()};
+  expect_error(ErrorCode::kInvalid, "say 'broadcast' in the option initial",
+               [&] { worker.broadcast_keys(of_keys); });
+  EXPECT_FALSE(worker.broadcast({}));
+}
+
 TEST_F(BadInput, CallsOfTheLibrary) {
   JobSpec spec = spec_of("job", 2);
   spec.initial = "broadcast";

@@ -178,8 +178,9 @@ void run(Box& box, const Case& c, const std::string& name, bool caller_memory = 
       worker.register_memory(k, {.gradient = mine[k].data(), .parameters = theirs[k].data()});
     }
     const bool copies = caller_memory && !worker.connection().starts_with("tcp");
-    const std::vector<float> initial = r == 0 ? initial_of(spec) : std::vector<float>{};
-    if (caller_memory) {
+    const bool first = r == 0 && spec.initial == "broadcast";
+    const std::vector<float> initial = first ? initial_of(spec) : std::vector<float>{};
+    if (caller_memory && first) {
       const std::vector<std::vector<float>> apart = split(spec, initial);
       worker.broadcast_keys(pointers_to(apart));
     } else {

@@ -241,6 +241,8 @@ class Worker:
         missing = [key for key in self.keys if key not in initial]
         if missing:
             raise errors.InvalidError(f"broadcast: there is nothing for key '{missing[0]}'")
+        for key in initial:
+            self._at(key)  # raises NotFoundError: it would not count
         memories = [self._memory(key, initial[key], "f32") for key in self.keys]
         addresses = (c_void_p * len(memories))(*(memory.address for memory in memories))
         waiting_call("broadcast_keys", self._worker, addresses, len(memories))

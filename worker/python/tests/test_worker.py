@@ -309,8 +309,19 @@ def test_wrong_keys_and_memory_are_named(box):
             worker.register_memory("key", "text")
         with pytest.raises(phub.InvalidError, match="nothing for key 'key'"):
             worker.broadcast({})
+        with pytest.raises(phub.NotFoundError, match="no key 'kee'"):
+            worker.broadcast({key: np.zeros(8, np.float32) for key in ("key", "kee")})
         with pytest.raises(TypeError, match="read-only"):
             worker.parameters("key")[0] = 1
+
+
+def test_parameters_that_would_not_count_are_refused(box):
+    with phub.Worker({"key": 8}, optimizer="sgd") as worker:
+        with pytest.raises(phub.InvalidError, match="begins with zeros.*'broadcast' in the option"):
+            worker.broadcast({"key": np.ones(8, np.float32)})
+        worker.broadcast()
+        worker.push("key")
+        worker.wait("key")
 
 
 def test_after_close_calls_are_errors_and_views_are_not(box):
