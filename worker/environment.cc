@@ -16,6 +16,7 @@
 
 #include "transport/control/token.h"
 #include "transport/error.h"
+#include "transport/variables.h"
 #include "worker/worker.h"
 
 namespace phub {
@@ -241,6 +242,7 @@ std::optional<Ranks> take_ranks(WorkerOptions& options) {
 }  // namespace
 
 WorkerOptions options_from_environment() {
+  say_misspelt_variables();
   WorkerOptions options;
   if (const char* server = std::getenv("PHUB_SERVER")) options.server = server;
   options.token = token_from_environment();

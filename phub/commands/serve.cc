@@ -34,6 +34,7 @@
 #include "transport/text.h"
 #include "transport/tls/server.h"
 #include "transport/trace.h"
+#include "transport/variables.h"
 
 namespace phub {
 namespace {
@@ -41,6 +42,7 @@ namespace {
 // A wrong option is an error of the command line, also if a variable or the file has it.
 ServeConfig configuration(const GivenOptions& given) {
   try {
+    say_misspelt_variables();
     return load_config(given, [](const char* name) { return std::getenv(name); });
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kInvalid) throw;

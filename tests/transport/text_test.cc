@@ -7,6 +7,7 @@
 
 #include "tests/seeds.h"
 #include "transport/error.h"
+#include "transport/variables.h"
 
 namespace phub {
 namespace {
@@ -38,6 +39,22 @@ TEST(Nearest, FindsMisspeltWordsOnly) {
   EXPECT_EQ(nearest("password", words), "");
   EXPECT_EQ(nearest("", words), "");
   EXPECT_EQ(nearest(std::string(100000, 'x'), words), "");
+}
+
+TEST(Variables, OnlyThoseThatResembleAKnownOneAreMisspelt) {
+  const auto lines = [](std::vector<const char*> environment) {
+    environment.push_back(nullptr);
+    return misspelt_variables(environment.data());
+  };
+  EXPECT_THAT(lines({"PHUB_WORLDSIZE=4", "PHUB_RANK=0", "PHUB_TRANSPROT=tcp", "PHUB_CHECKPOINT="}),
+              ::testing::ElementsAre(
+                  "PHUB_WORLDSIZE is set, and phub does not read it: PHUB_WORLD_SIZE?",
+                  "PHUB_TRANSPROT is set, and phub does not read it: PHUB_TRANSPORT?",
+                  "PHUB_CHECKPOINT is set, and phub does not read it: PHUB_CHECKPOINTS?"));
+  // A user's own, and those that Kubernetes sets for a service called phub.
+  EXPECT_THAT(lines({"PHUB_MODEL=resnet50", "WORLDSIZE=4", "PHUB_SERVICE_HOST=10.0.0.1", "PHUB_",
+                     "PHUB_SERVICE_PORT=7717", "PHUB_PORT_7717_TCP_ADDR=10.0.0.1", "PHUB_PORT=x"}),
+              ::testing::IsEmpty());
 }
 
 TEST(Escaped, ShowsWhatATerminalWouldObey) {
