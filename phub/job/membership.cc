@@ -169,8 +169,9 @@ void Membership::leave_barrier(uint32_t rank) {
   barrier_.erase(waiting);
 }
 
+// Whoever waits when the job is about to fail hears why, also after the last round.
 void Membership::check_barrier() {
-  if (barrier_.empty()) return;
+  if (barrier_.empty() || fail_after_ != kNever) return;
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
     const bool awaited = ranks_[r].state == State::kLive || (ranks_[r].expected && !assembled_);
     if (awaited && !barrier_.contains(r)) return;

@@ -270,6 +270,22 @@ TEST(Membership, FailFinishesTheRoundFirst) {
   EXPECT_EQ(m.wrong(), "");
 }
 
+TEST(Membership, FailLetsNobodyThroughABarrierAfterTheLastRound) {
+  for (const bool comes_before : {true, false}) {
+    Assembled m(spec_of(2, 0, "fail"));
+    m.cores_at(5, 5, 5);
+    uint64_t barrier = comes_before ? m.barrier(0) : 0;
+    lose(m, 1);
+    m.settle();
+    m.probe(6, {2, 1}, {});
+    if (!comes_before) barrier = m.barrier(0);
+    EXPECT_EQ(m.answered(barrier), "");
+    m.tick(10);
+    EXPECT_THAT(m.answered(barrier), StartsWith("rank_lost: rank 1 (incarnation 1) was lost"));
+    EXPECT_EQ(m.wrong(), "");
+  }
+}
+
 TEST(Membership, FailDoesNotWaitForARoundThatNobodyFinishes) {
   Assembled m(spec_of(3, 0, "fail"));
   m.cores_at(5, 5, 5);
