@@ -10,6 +10,8 @@ from phub import errors
 
 _BYTES = {"f32": 4, "bf16": 2, "f16": 2}  # of an element
 _FORMATS = {"float32": ("f",), "int64": ("l", "q")}  # of a buffer
+# The same of an element: numbers, or their bits, or bytes.
+_FORMATS_OF_ELEMENTS = {"f32": "fBbc", "bf16": "HhBbc", "f16": "eHhBbc"}
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,14 @@ def format_in_memory(on_wire: str) -> str:
     return on_wire if on_wire in _BYTES else "f32"
 
 
-def memory_of_key(key: str, given: Any, elements: int, dtype: str) -> Memory:
-    """Of a contiguous buffer or a Memory; None: no memory. Raises InvalidError for another size."""
+def memory_of_key(
+    key: str, given: Any, elements: int, dtype: str, *, are_words: bool = False
+) -> Memory:
+    """Of a contiguous buffer or a Memory; None: no memory.
+
+    are_words: elements are parts of values of any type.
+    Raises InvalidError for another size, or numbers that would be taken for others.
+    """
     if dtype not in _BYTES:
         raise errors.InvalidError(f"key '{key}': memory is f32, bf16 or f16, not '{dtype}'")
     if given is None:
@@ -39,6 +47,13 @@ def memory_of_key(key: str, given: Any, elements: int, dtype: str) -> Memory:
             f"key '{key}': the memory has {memory.bytes} bytes, and {elements} elements of {dtype} "
             f"are {needed}"
         )
+    if memory is not given and isinstance(memory.owner, memoryview) and not are_words:
+        found = memory.owner.format.lstrip("@=<")
+        if len(found) != 1 or found not in _FORMATS_OF_ELEMENTS[dtype]:
+            raise errors.InvalidError(
+                f"key '{key}': its elements are {dtype}, and these are of the format '{found}' (of "
+                "Python's module struct), whose bits mean other numbers: convert them"
+            )
     return memory
 
 

@@ -111,6 +111,7 @@ class Worker:
             key.shape[-1] if isinstance(key, Key) and key.rows_limit and key.shape else 0
             for key in keys.values()
         ]
+        self._is_words = [isinstance(key, Key) and bool(key.operation) for key in keys.values()]
         self._parameter_dtype = format_in_memory(str(options.get("parameter_dtype", "f32")))
         self._owners: dict[int, tuple[object, object]] = {}
         self.on_device: Any = None  # a DeviceKeys, which then exchanges the keys
@@ -210,6 +211,8 @@ class Worker:
         place; otherwise it is copied once.
         """
         index = self._at(key)
+        if scale == 0:  # C has it for 1
+            raise errors.InvalidError(f"key '{key}': the scale is 0: use push_null")
         formats = (
             gradient_dtype or self.gradient_dtype(key),
             parameter_dtype or self._parameter_dtype,
@@ -651,4 +654,6 @@ class Worker:
         return indices, (c_void_p * len(addresses))(*addresses)
 
     def _memory(self, key: str, given: Any, dtype: str) -> Memory:
-        return memory_of_key(key, given, self._elements[self._at(key)], dtype)
+        index = self._at(key)
+        words = self._is_words[index]
+        return memory_of_key(key, given, self._elements[index], dtype, are_words=words)

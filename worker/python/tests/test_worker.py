@@ -307,6 +307,13 @@ def test_wrong_keys_and_memory_are_named(box):
             worker.register_memory("key", np.zeros(16, np.float32)[::2])
         with pytest.raises(phub.InvalidError, match="writable contiguous"):
             worker.register_memory("key", "text")
+        for numbers in (np.zeros(8, np.int32), np.zeros(8, ">f4"), np.zeros(8, np.uint32)):
+            with pytest.raises(phub.InvalidError, match="'key'.* f32, and these are of the format"):
+                worker.register_memory("key", numbers)
+        with pytest.raises(phub.InvalidError, match="are bf16, and these are of the format 'e'"):
+            worker.register_memory("key", np.zeros(8, np.float16), gradient_dtype="bf16")
+        with pytest.raises(phub.InvalidError, match="'key': the scale is 0: use push_null"):
+            worker.register_memory("key", scale=0)
         with pytest.raises(phub.InvalidError, match="nothing for key 'key'"):
             worker.broadcast({})
         with pytest.raises(phub.NotFoundError, match="no key 'kee'"):
