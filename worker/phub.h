@@ -587,7 +587,8 @@ PHUB_API phub_code phub_state_name(const phub_worker* worker, size_t state, cons
  * elements, the parameters first. steps (null: not wanted) gets the number of steps that the
  * optimizer has made on each key (with unused=skip, where a rank was lost in the middle of a key:
  * on the part with the most), *round (null: not wanted) the round after which all this was so.
- * Call it between rounds: when this rank has the results of all keys, and has pushed none since.
+ * Call it between rounds: when this rank has the results of all keys, and has pushed none since
+ * (PHUB_INVALID: it has pushed keys in different rounds).
  * For jobs in lock-step with an optimizer. PHUB_TAKEN: another rank reads or sets it: try again.
  * PHUB_FULL: the server has no memory for it: ask for fewer keys. */
 PHUB_API phub_code phub_get_state(phub_worker* worker, const size_t* keys, size_t count,

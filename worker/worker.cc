@@ -89,6 +89,7 @@ struct Worker::Impl {
   // them.
   void check_begins_with(bool given) const;
   bool broadcast(const std::function<const float*(size_t key)>& initial_of);
+  void check_between_rounds();  // throws Error(kInvalid)
   uint64_t this_or_next(uint64_t round);
   BranchReply change_branches(BranchChange change);
   uint64_t change_branch(BranchAction action, uint32_t branch, uint64_t round);
@@ -749,8 +750,30 @@ std::vector<std::string> Worker::state_names() const {
   return {names.begin(), names.end()};
 }
 
+// Others go on to complete the round, for which this rank's keys may be missing: it would wait for
+// itself.
+void Worker::Impl::check_between_rounds() {
+  const JobSpec& spec = keeper.spec();
+  const Lock lock = sleeper.lock();
+  std::optional<size_t> first;
+  for (size_t k = 0; k < spec.keys.size(); ++k) {
+    if (!session->takes_part(k)) continue;
+    if (!first) first = k;
+    const auto pushed = [this](size_t key) {
+      return session->round(key) + (session->ready(key) ? 0 : 1);
+    };
+    if (pushed(k) == pushed(*first)) continue;
+    fail(ErrorCode::kInvalid,
+         "get_state: key '{}' is pushed up to round {}, and key '{}' up to round {}: a state is of "
+         "the time between rounds, when this rank has pushed every key as often",
+         spec.keys[*first].name, pushed(*first), spec.keys[k].name, pushed(k));
+  }
+}
+
 uint64_t Worker::get_state(std::span<KeyState> states) {
   return only_errors([&] {
+    impl_->keeper.check();
+    impl_->check_between_rounds();
     const std::lock_guard lock(impl_->states);
     return phub::get_state(impl_->keeper, states);
   });

@@ -331,6 +331,15 @@ def test_parameters_that_would_not_count_are_refused(box):
         worker.wait("key")
 
 
+def test_a_state_within_a_round_is_refused(box):
+    with phub.Worker({"key": 8, "other": 2}, optimizer="sgd") as worker:
+        worker.push("key")
+        with pytest.raises(phub.InvalidError, match="'key' is pushed up to round 1, .*'other' up"):
+            worker.get_state({"key": [np.zeros(8, np.float32)]})
+        worker.push("other")
+        assert worker.get_state({"key": [np.zeros(8, np.float32)]}) == {"key": 1}
+
+
 def test_after_close_calls_are_errors_and_views_are_not(box):
     worker = phub.Worker({"key": 8})
     gradient, parameters = worker.gradient("key"), worker.parameters("key")
