@@ -5,7 +5,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <functional>
@@ -21,6 +23,7 @@
 
 #include "transport/control/branch_runs.h"
 #include "transport/memory_device.h"
+#include "transport/text.h"
 #include "worker/c_abi/any_error.h"
 #include "worker/completion_queue.h"
 #include "worker/gradient_coder.h"
@@ -58,6 +61,7 @@ struct Worker::Impl {
         coder(keeper.reply(), options.carry_over > 0),
         saver(keeper, coder) {}
   ~Impl() {
+    say_left_out();
     sleeper.stop();
     const bool fails = made && std::uncaught_exceptions() > exceptions;
     if (fails) keeper.abandon();
@@ -91,6 +95,7 @@ struct Worker::Impl {
   bool broadcast(const std::function<const float*(size_t key)>& initial_of);
   void check_between_rounds();  // throws Error(kInvalid)
   uint64_t this_or_next(uint64_t round);
+  void say_left_out() noexcept;
   BranchReply change_branches(BranchChange change);
   uint64_t change_branch(BranchAction action, uint32_t branch, uint64_t round);
 
@@ -117,6 +122,7 @@ struct Worker::Impl {
   std::mutex states;      // a rank gets or sets states once at a time
   std::mutex leaving;
   bool left = false;  // guarded by leaving
+  std::atomic<bool> said_left_out = false;
   // An exception that destroys a worker is a failure of the rank: it has not left.
   bool made = false;                                  // the constructor has returned
   const int exceptions = std::uncaught_exceptions();  // when it was made
@@ -838,9 +844,34 @@ void Worker::barrier() {
   });
 }
 
+// A key that no rank pushes holds nobody up, and stays as it began: says so, once, at the end.
+void Worker::Impl::say_left_out() noexcept try {
+  const bool in_rounds = keeper.spec().consistency == "bsp" && !folds(keeper.spec());
+  if (!session || !in_rounds || said_left_out.exchange(true)) return;
+  const std::vector<KeySpec>& keys = keeper.spec().keys;
+  const uint64_t before = keeper.reply().first_round - 1;
+  uint64_t rounds = 0;
+  std::vector<size_t> never;
+  const Lock lock = sleeper.lock();
+  for (size_t k = 0; k < keys.size(); ++k) {
+    if (!session->takes_part(k)) continue;
+    rounds = std::max(rounds, session->round(k) - before);
+    if (session->ready(k) && session->round(k) == before) never.push_back(k);
+  }
+  if (never.empty() || rounds < 2) return;
+  const std::string text = fmt::format(
+      "phub: rank {} of job '{}' took part in {} rounds, and never pushed key '{}'{}: nothing has "
+      "changed there\n",
+      keeper.reply().rank, keeper.spec().name, rounds, printable(keys[never.front()].name),
+      never.size() > 1 ? fmt::format(" and {} others", never.size() - 1) : "");
+  std::fputs(text.c_str(), stderr);
+} catch (...) {  // NOLINT(bugprone-empty-catch): no memory for a line to people
+}
+
 void Worker::leave(uint32_t timeout_ms) {
   only_errors([&] {
     Impl& i = *impl_;
+    i.say_left_out();
     i.over.request_stop();
     const std::lock_guard one(i.leaving);
     if (i.left) return;

@@ -340,6 +340,15 @@ def test_a_state_within_a_round_is_refused(box):
         assert worker.get_state({"key": [np.zeros(8, np.float32)]}) == {"key": 1}
 
 
+def test_a_key_that_was_never_pushed_is_told(box, capfd):
+    with phub.Worker({"key": 8, "other": 2, "third": 2}) as worker:
+        for _ in range(3):
+            worker.push("key")
+            worker.push("third")
+            worker.wait_all()
+    assert "took part in 3 rounds, and never pushed key 'other': nothing" in capfd.readouterr().err
+
+
 def test_after_close_calls_are_errors_and_views_are_not(box):
     worker = phub.Worker({"key": 8})
     gradient, parameters = worker.gradient("key"), worker.parameters("key")
