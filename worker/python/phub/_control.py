@@ -228,12 +228,15 @@ class RemoteJob:
         runs = [(of["round"], of["branch"]) for of in found["runs"]]
         return [of["branch"] for of in found["branches"] if not of.get("killed")], runs
 
-    def room(self, parent: int, most: int) -> int:
-        """How many more branches it may have, as far as `most`: so many copies are made, and go."""
+    def room(self, parent: int, most: int, values: Mapping[str, float]) -> int:
+        """How many more branches it may have, as far as `most`: so many are made, and go.
+
+        The first with these hyperparameters. Raises InvalidError: the job cannot have them.
+        """
         made: list[int] = []
         try:
             while len(made) < most:
-                made.append(self.fork(parent)[0])
+                made.append(self.fork(parent, {} if made else values)[0])
         except errors.FullError:
             pass
         finally:

@@ -179,6 +179,7 @@ class _Follower:
         self._job, self._driver, self._course = job, driver, course
         self._others, self._needed = others, given.branches - 1  # beside the one that runs
         self._room_is_known = False
+        self._values = search_of(given)().propose() or {}  # such as will be tried
         self._every_s, self._wait_s = given.every, given.wait
 
     def follow(self) -> str:
@@ -262,10 +263,10 @@ class _Follower:
         return True
 
     def _check_room(self) -> None:
-        """Before the first decision, so that no search fails halfway."""
+        """Before the first decision, so that no search fails halfway, or tries in vain."""
         if self._room_is_known:
             return
-        room = self._job.room(self._driver.branch, self._needed)
+        room = self._job.room(self._driver.branch, self._needed, self._values)
         self._room_is_known = True
         if room < self._needed:
             raise errors.FullError(self._no_room(room))

@@ -582,6 +582,25 @@ def test_a_job_with_too_few_branches_says_so_before_anything_is_tried(box, start
         assert job.branches()[0] == [0]
 
 
+@pytest.mark.parametrize(
+    ("search", "said"),
+    [
+        ("lrr=0.1,0.2", "unknown hyperparameter 'lrr'"),
+        ("momentum=0.5,0.9", "and optimizer 'sgd' does not use it"),
+        ("lr@3=0.5,0.9", "'lr@3': the keys are of groups 0 to 0"),
+    ],
+)
+def test_what_the_job_would_not_use_is_told_before_anything_is_tried(
+    box, start, tmp_path, search, said
+):
+    with learning(box, start, tmp_path, branches=4) as (job, about):
+        log = tmp_path / "log"
+        given = (*about[:-1], search, "--method", "grid", "--log", str(log))
+        assert said in ended(tune(*given), 1)[1]
+        assert not of_kind(log, "fork")
+        assert job.branches()[0] == [0]
+
+
 def test_two_tuners_of_one_job_are_noticed(box, start, tmp_path):
     log = tmp_path / "log"
     with learning(box, start, tmp_path, branches=8) as (job, about):
