@@ -22,4 +22,9 @@ void agree(const WorkerOptions& worker, std::span<const std::string> settings) {
   for (size_t key = 0; key < joined.keys(); ++key) joined.wait(key);
 }
 
+void take_rank_if_alone(WorkerOptions& worker) {
+  const bool is_alone = worker.spec.world_size == 1 && worker.rank_error.empty();
+  if (worker.rank == -1 && is_alone) worker.rank = 0;
+}
+
 }  // namespace phub::examples

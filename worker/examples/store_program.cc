@@ -34,10 +34,7 @@ void add_store_options(CLI::App& app, StoreProgram& program) {
   app.add_option("--slack", worker.spec.slack,
                  "ssp: clocks that a process may be ahead of the slowest")
       ->capture_default_str();
-  app.final_callback([&worker] {
-    const bool alone = worker.spec.world_size == 1 && worker.rank_error.empty();
-    if (worker.rank == -1 && alone) worker.rank = 0;
-  });
+  app.final_callback([&worker] { take_rank_if_alone(worker); });
 }
 
 void agree(const StoreProgram& program, const std::string& name,

@@ -309,7 +309,7 @@ void train_in_store(const TrainingOptions& options, const std::string& name,
   if (worker.rank < 0 && !worker.rank_error.empty()) {
     fail(ErrorCode::kInvalid, "--store: {}", worker.rank_error);
   }
-  if (worker.rank == -1 && worker.spec.world_size == 1) worker.rank = 0;
+  take_rank_if_alone(worker);
   if (worker.rank < 0) {
     fail(ErrorCode::kInvalid, "--store: each of several processes says which rank it is (--rank)");
   }
