@@ -145,9 +145,11 @@ void declare(CLI::App& app, Raw& raw, ZerocomputeOptions& o) {
   app.add_flag("--no-sum", raw.no_sum,
                "The server neither sums nor optimizes: notifications travel, results stay zero");
   app.add_flag("--copy", o.copy, "Each worker also copies the parameters into private memory");
-  app.add_option("-w", o.warmup, "Rounds before the measurement (default 3)");
-  app.add_option("-n", o.rounds, "Rounds to measure");
-  app.add_option("-D", o.seconds, "Or seconds to measure for (default 5; at least 5 rounds)");
+  const CLI::Range rounds(uint64_t{0}, uint64_t{1} << 32);
+  app.add_option("-w", o.warmup, "Rounds before the measurement (default 3)")->check(rounds);
+  CLI::Option* count = app.add_option("-n", o.rounds, "Rounds to measure")->check(rounds);
+  app.add_option("-D", o.seconds, "Or seconds to measure for (default 5; at least 5 rounds)")
+      ->excludes(count);
   app.add_flag("--no-limit", raw.no_limit, "Do not measure the memory's limit");
   app.add_option("--budget", o.budget,
                  "What each NIC of a worker, and of its own server, sends at most: 1gbit, 250mbit, "

@@ -183,6 +183,9 @@ TEST(OptionsTest, BadInputIsNamed) {
   EXPECT_THAT(refusal({"--workers", "4,5", "--groups", "2,2"}), HasSubstr("groups"));
   EXPECT_THAT(refusal({"--groups", "2,x"}), HasSubstr("groups"));
   EXPECT_THAT(refusal({"-n", "many"}), HasSubstr("many"));
+  EXPECT_THAT(refusal({"-w", "-1"}), HasSubstr("-w"));
+  EXPECT_THAT(refusal({"-n", "-1"}), HasSubstr("-n"));
+  EXPECT_THAT(refusal({"-n", "5", "-D", "1"}), HasSubstr("excludes"));
   EXPECT_THAT(refusal({"-e", "4K"}), HasSubstr("-b"));
   EXPECT_THAT(refusal({"-b", "6", "--dtype", "f32"}), HasSubstr("6 bytes"));
   EXPECT_THAT(refusal({"-b", "4K", "-f", "x"}), HasSubstr("'x' is not a number"));

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <map>
 
+#include "kernels/hyper.h"
 #include "transport/error.h"
 #include "worker/examples/files.h"
 #include "worker/examples/geeps/checkpoint.h"
@@ -29,7 +30,14 @@ std::map<std::string, double> hyper_of(const TrainingOptions& options) {
       fail(ErrorCode::kInvalid, "--hyper: {} is set by the training itself: {}", name,
            name == "lr" ? "use --lr" : "leave it out");
     }
-    hyper[name] = value;
+    if (!hyper.emplace(name, value).second) {
+      fail(ErrorCode::kInvalid, "--hyper: {} is given twice", name);
+    }
+    const size_t field = kernels::hyper_field(name);
+    if (field == kernels::kHyperFields.size()) continue;  // the job says which there are
+    const std::string problem = kernels::unused(*kernels::parse_optimizer(options.optimizer),
+                                                kernels::kHyperFields[field], name, value);
+    if (!problem.empty()) fail(ErrorCode::kInvalid, "--hyper: {}", problem);
   }
   return hyper;
 }

@@ -90,10 +90,14 @@ void parse(CLI::App& app, TrainingOptions& o, int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--hyper", o.hyper, "NAME=VALUE: its other hyperparameters, and lr's schedules");
   app.add_option("--lr", o.lr, "Learning rate")->check(positive())->capture_default_str();
-  app.add_option("--lr-decay", o.lr_decay, "Its factor after every --lr-every iterations")
-      ->check(positive())
-      ->capture_default_str();
-  app.add_option("--lr-every", o.lr_every)->check(not_negative())->capture_default_str();
+  CLI::Option* decay =
+      app.add_option("--lr-decay", o.lr_decay, "Its factor after every --lr-every iterations")
+          ->check(positive())
+          ->capture_default_str();
+  CLI::Option* every =
+      app.add_option("--lr-every", o.lr_every)->check(not_negative())->capture_default_str();
+  decay->needs(every);
+  every->needs(decay);
   app.add_option("--report-every", o.report_every, "Iterations between reports")
       ->check(positive())
       ->capture_default_str();
@@ -101,6 +105,7 @@ void parse(CLI::App& app, TrainingOptions& o, int argc, char** argv) {
   CLI::Option* checkpoint =
       app.add_option("--checkpoint", o.checkpoint, "This file keeps the state; %r is the rank");
   app.add_option("--checkpoint-every", o.checkpoint_every, "Iterations; 0: only at the end")
+      ->needs(checkpoint)
       ->check(not_negative())
       ->capture_default_str();
   app.add_flag("--resume", o.resume, "Go on from the checkpoint")->needs(checkpoint);
