@@ -199,6 +199,9 @@ std::string Rack::check_error(const JobRun& job, const Trainer& trainer, bool fa
                what.find(fmt::format("rank {} ", bad.rank)) != what.npos;
       });
       break;
+    case ErrorCode::kRewound:  // it would join again, and the job has ended meanwhile
+      explained |= !trainer.joined() && job.ended && rack_lost;
+      break;
     case ErrorCode::kTaken:
     case ErrorCode::kFull:
     case ErrorCode::kNotFound:
