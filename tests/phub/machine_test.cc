@@ -30,7 +30,7 @@ class Ports : public Transport {
 std::vector<std::string> places(const numa::Topology& topology, const std::vector<NicPort>& ports) {
   std::vector<std::unique_ptr<Transport>> transports;
   transports.push_back(std::make_unique<Ports>(ports));
-  const Machine machine({.topology = topology}, std::move(transports));
+  const Machine machine({.topology = topology}, std::move(transports), kSteadyClock);
   std::vector<std::string> found;
   for (const numa::NicInfo& nic : machine.topology_for(*machine.transports()[0]).nics) {
     found.push_back(nic.name + "@" + std::to_string(nic.node));
