@@ -72,6 +72,7 @@ TEST(StandaloneExchange, EveryOptimizerGivesTheBitsOfABoxWithOneWorker) {
       spec.chunk_elements = 1024;
       spec.schedule = {{.round = 3, .values = {{"lr", 0.2}}},
                        {.round = 5, .values = {{"grad_scale", 4.0}, {"weight_decay", 0.5}}}};
+      if (spec.optimizer == "none") spec.schedule = {{.round = 5, .values = {{"grad_scale", 4.0}}}};
       EXPECT_TRUE(same_bits(alone(spec, seed), on_the_box(box, spec, seed)))
           << consistency << " " << spec.name << ", seed " << seed;
     }

@@ -164,7 +164,9 @@ TEST_F(Rejoin, AtOneOfSeveralAddresses) {
 
 TEST_F(Rejoin, ParametersAreThoseOfTheRoundBeforeTheFirst) {
   serve();
-  auto worker = std::make_unique<Worker>(options_of_one());
+  WorkerOptions options = options_of_one();
+  options.spec.initial = "broadcast";
+  auto worker = std::make_unique<Worker>(options);
   const std::vector<float> initial(kElements, 0.0f);
   worker->broadcast(initial);
   EXPECT_THAT(failure(ErrorCode::kInvalid, [&] { worker->rejoin(); }),
