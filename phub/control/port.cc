@@ -10,6 +10,7 @@
 #include <chrono>
 #include <utility>
 
+#include "phub/clock.h"
 #include "phub/control/session.h"
 #include "phub/control/tls_front.h"
 #include "transport/control/messages_json.h"
@@ -186,9 +187,7 @@ class HttpServer::Shared : public HttpShared, public std::enable_shared_from_thi
 
   void say_full(const std::string& why) {
     if (!refused) return;
-    using namespace std::chrono;
-    const auto now = duration_cast<milliseconds>(steady_clock::now().time_since_epoch()).count();
-    refused->add(static_cast<uint64_t>(now),
+    refused->add(kSteadyClock.now_ms(),
                  fmt::format("the control port takes no further connection: {} are open, {}",
                              sessions.size(), why));
   }

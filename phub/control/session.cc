@@ -8,6 +8,7 @@
 #include <chrono>
 #include <utility>
 
+#include "phub/clock.h"
 #include "transport/text.h"
 
 namespace phub {
@@ -260,10 +261,8 @@ void HttpSession::audit(const HttpResponse& response) {
        !response.path.ends_with("/state/end") && !response.path.ends_with("/checkpoint") &&
        !takes_part_);
   if (!refused && !changes) return;
-  using namespace std::chrono;
-  const auto now = duration_cast<milliseconds>(steady_clock::now().time_since_epoch()).count();
   Notes& notes = status == 200 ? *shared_->done : *shared_->refused;
-  notes.add(static_cast<uint64_t>(now),
+  notes.add(kSteadyClock.now_ms(),
             fmt::format("audit what=\"{}\" status={} who={} from={}{}{}", asked_, status,
                         caller_.name.empty() ? "-" : caller_.name, peer_.address,
                         response.about.empty() ? "" : " ", response.about));
@@ -372,10 +371,8 @@ void HttpSession::refuse_malformed(const SystemError& error) {
 // Small packets came, and large ones did not: that is how a wrong MTU looks.
 void HttpSession::say_cut_off() {
   if (!shared_->refused) return;
-  using namespace std::chrono;
-  const auto now = duration_cast<milliseconds>(steady_clock::now().time_since_epoch()).count();
   shared_->refused->add(
-      static_cast<uint64_t>(now),
+      kSteadyClock.now_ms(),
       fmt::format("audit what=\"{}\" from={} detail=\"the rest of its body did not come within {} "
                   "ms: {} bytes did; if none ever comes, look at the MTU on the way\"",
                   asked_, peer_.address, shared_->options.request_timeout_ms,

@@ -8,10 +8,10 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
 #include <cerrno>
-#include <chrono>
 #include <thread>
 #include <utility>
 
+#include "phub/clock.h"
 #include "phub/control/tls_opening.h"
 #include "phub/control/tls_tunnel.h"
 #include "phub/notes.h"
@@ -128,11 +128,7 @@ class TlsFront::Impl {
         });
   }
 
-  void note(const std::string& line) {
-    using namespace std::chrono;
-    const auto now = duration_cast<milliseconds>(steady_clock::now().time_since_epoch()).count();
-    notes_.add(static_cast<uint64_t>(now), line);
-  }
+  void note(const std::string& line) { notes_.add(kSteadyClock.now_ms(), line); }
 
   const TlsOptions options_;
   Notes notes_;  // handshake thread only
