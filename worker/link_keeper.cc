@@ -269,7 +269,13 @@ void LinkKeeper::end(const std::string& why) {
 }
 
 void LinkKeeper::abandon() {
+  const bool failed = failed_;  // then the server knows
   end(fmt::format("rank {} has given up job '{}'", credential_.rank, spec().name));
+  if (failed) return;
+  try {
+    control_.tell(credential_, {.failure = "its program gave it up"}, kGoodbyeMs);
+  } catch (...) {  // NOLINT(bugprone-empty-catch): its connections end, or its lease
+  }
 }
 
 void LinkKeeper::tell_server(uint32_t timeout_ms) { control_.leave(credential_, timeout_ms); }

@@ -395,8 +395,8 @@ class Worker {
   // job has begun it counts as a loss. Waits of other threads end at once, with kFenced. The server
   // has `timeout_ms` to answer.
   void leave(uint32_t timeout_ms = 10'000);
-  // Ends this worker as if its process had died: to the others its rank is lost, after lease_ms at
-  // the latest, and `on_loss` decides. Otherwise as leave().
+  // Ends this worker as if its process had died: to the others its rank is lost, at once, or after
+  // lease_ms if the server does not answer within 2 s, and `on_loss` decides. Otherwise as leave().
   void abandon();
 
   WorkerStats stats() const;

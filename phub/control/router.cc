@@ -374,7 +374,7 @@ constexpr std::array<std::pair<RouteInfo, Handle>, 38> kRoutes = {{
       "Say that a rank is alive."},
      heartbeat},
     {{"POST", kNews, Need::kNothing, "RackNews", "Done",
-      "Say which ranks a rank that is a rack has, or why it cannot go on."},
+      "Say which ranks a rank that is a rack has; or, for any rank, why it cannot go on."},
      take_news},
     {{"POST", "/v1/jobs/{job}/leave", Need::kNothing, "Credential", "Done",
       "Leave the job. The answer comes when the others can do without the rank."},

@@ -127,7 +127,8 @@ bool Membership::is_joining(uint32_t rank) const {
                      [rank](const Join& j) { return j.rank == rank; });
 }
 
-// Those that are waited for first; then who never joined, those who were lost, those who left.
+// Those that are waited for first; then who never joined, those who were lost, those who left, and
+// those that the next boundary takes out.
 int32_t Membership::choose_rank() const {
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
     const Rank& rank = ranks_[r];
@@ -146,6 +147,9 @@ int32_t Membership::choose_rank() const {
                                           {State::kLeft, 0u, spec_.max_ranks},
                                           {State::kAbsent, 0u, spec_.max_ranks}}) {
     if (int32_t rank = first(state, begin, end); rank >= 0) return rank;
+  }
+  for (uint32_t r = served_.first; r < served_.end; ++r) {
+    if (ranks_[r].losing && !is_joining(r)) return static_cast<int32_t>(r);
   }
   return -1;
 }

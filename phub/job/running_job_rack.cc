@@ -98,10 +98,11 @@ void RunningJob::tell_parent() {
 }
 
 void RunningJob::take_news(uint32_t rank, RackNews news) {
-  if (job_->spec().rack_ranks.empty()) {
+  const bool is_rack = !job_->spec().rack_ranks.empty();
+  if (!is_rack && news.failure.empty()) {
     fail(ErrorCode::kInvalid, "the ranks of job '{}' are not racks", job_->spec().name);
   }
-  check_news(rank, news);
+  if (is_rack) check_news(rank, news);
   Seat& seat = seats_[rank];
   const std::string failure = std::exchange(news.failure, "");
   if (failure.empty()) {
@@ -110,7 +111,7 @@ void RunningJob::take_news(uint32_t rank, RackNews news) {
     return continue_snapshot();
   }
   seat.rack.live.clear();
-  lose(rank, seat.incarnation, fmt::format("rack '{}': {}", news.name, failure));
+  lose(rank, seat.incarnation, is_rack ? fmt::format("rack '{}': {}", news.name, failure) : failure);
   carry_out();
 }
 

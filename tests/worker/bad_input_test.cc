@@ -655,6 +655,29 @@ TEST_F(BadInput, ARankThatAnExceptionEndsIsLost) {
   }
 }
 
+// The server knows of the failure before the program goes on: its next worker finds the rank free.
+TEST_F(BadInput, WhoFailedMayJoinAtOnce) {
+  for (const uint32_t ranks : {1, 2}) {
+    const JobSpec spec = spec_of(fmt::format("again-{}", ranks), ranks);
+    std::optional<Worker> other;
+    if (ranks == 2) {
+      WorkerOptions options = box_.options(spec);
+      options.rank = 0;
+      options.await_ranks = false;
+      other.emplace(options);
+    }
+    for (int i = 0; i < 10; ++i) {
+      try {
+        Worker worker(box_.options(spec));
+        EXPECT_EQ(worker.rank(), ranks - 1);
+        if (i % 2 == 0) throw std::runtime_error("no data");
+        worker.abandon();
+      } catch (const std::runtime_error&) {
+      }
+    }
+  }
+}
+
 TEST_F(BadInput, ParametersThatWouldNotCount) {
   Worker worker(box_.options(spec_of("job")));
   const std::vector<float> initial(20010, 1.5f);

@@ -158,7 +158,7 @@ struct SaverStay {
   friend bool operator==(const SaverStay&, const SaverStay&) = default;
 };
 
-// POST …/rack: what a rank that is a rack says of itself.
+// POST …/rack: what a rank that is a rack says of itself; or why a rank has failed.
 struct RackNews {
   uint32_t rank = 0;
   uint32_t incarnation = 0;
