@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The networks of the GeePS applications with their parameters in a store: in lock-step, with a rate that is a power
 of two, they end with the bits that a job of the box ends with, on every rank; with more devices in a process; after a
-checkpoint, too. Out of lock-step they end.
+checkpoint, too. Out of lock-step they end. Alone, one learns in half of its memory, and has the same bits in the least.
 
-    networks_test.py PHUB GEEPS_DIGITS GEEPS_TEXT GEEPS_VIDEO DIGITS
+    networks_test.py PHUB DIGITS GEEPS_DIGITS [GEEPS_TEXT GEEPS_VIDEO]
 """
 import os
 import re
@@ -14,7 +14,7 @@ import tempfile
 from programs import box_of, one_is_refused, run_ranks
 
 LIMIT_S = 200
-phub, digits, text, video, data = sys.argv[1:]
+phub, data, digits, *others = sys.argv[1:]
 COMMON = ["--lr", "0.25"]
 DIGITS = [digits, "--data", data, "--batch", "8", *COMMON]
 CASES = {
@@ -22,9 +22,11 @@ CASES = {
     "cnn": [*DIGITS, "--model", "cnn"],
     "mlp, with another rate": [*DIGITS, "--model", "mlp", "--lr-decay", "0.5", "--lr-every", "5"],
     "mlp, with two devices": [*DIGITS, "--model", "mlp", "--devices", "2"],
-    "lstm": [text, "--hidden", "16", *COMMON],
-    "video": [video, "--batch", "4", "--frames", "4", *COMMON],
 }
+if others:
+    text, video = others
+    CASES["lstm"] = [text, "--hidden", "16", *COMMON]
+    CASES["video"] = [video, "--batch", "4", "--frames", "4", *COMMON]
 
 
 def digests(outputs):
@@ -64,8 +66,20 @@ with tempfile.TemporaryDirectory() as folder, box_of(phub, folder) as server:
                    "'from iteration 3'")
     one_is_refused([[*here, "seeds"], [*here, "seeds", "--seed", "5"]], LIMIT_S, "'seed 1'", "'seed 5'")
 
-    run("lstm", "ssp", "--store", "--consistency", "ssp", "--slack", "2")
+    run("lstm" if others else "cnn", "ssp", "--store", "--consistency", "ssp", "--slack", "2")
     run("logreg", "async", "--store", "--consistency", "async")
+
+    def by_itself(*options):
+        done = subprocess.run([digits, "--data", data, "--standalone", *options], capture_output=True, text=True,
+                              timeout=LIMIT_S, check=False)
+        assert done.returncode == 0, done
+        return done.stdout
+
+    small = ["--model", "cnn", "--batch", "8", "--iterations", "10", "--budget"]
+    least, most = (re.findall("digest ([0-9a-f]{16})", by_itself(*small, budget)) for budget in ("least", "100%"))
+    assert least == most and len(most) == 1, (least, most)
+    learned = by_itself("--model", "mlp", "--lr", "0.3", "--iterations", "800", "--budget", "50%")
+    assert float(re.findall("held-out accuracy ([0-9.]+)", learned)[-1]) >= 95, learned
 
     said(run("cnn", "adam", "--store", "--optimizer", "adam", world=1, expect=1), "--store: only sgd")
     said(run("cnn", "alone", "--store", "--standalone", world=1, expect=1), "--store", "--standalone")
