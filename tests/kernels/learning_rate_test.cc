@@ -6,6 +6,7 @@
 #include <cmath>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <random>
 #include <sstream>
 #include <string>
@@ -17,13 +18,15 @@
 namespace phub::kernels {
 namespace {
 
+constexpr uint64_t kRounds = 400;
 // Of lr: PyTorch multiplies 400 times where this takes a power.
 constexpr double kTolerance = 1e-12;
 
 struct Config {
   std::string name;
   Hyper hyper;
-  std::vector<double> rates;  // from round 1 on
+  std::map<uint64_t, double> rates;  // of some rounds
+  double sum = 0, moment = 0;        // of all rounds: of their rates, and of round · rate
 };
 
 std::vector<Config> read_golden() {
@@ -34,8 +37,18 @@ std::vector<Config> read_golden() {
     std::istringstream words(line);
     std::string word;
     if (line.starts_with('#')) continue;
+    if (line.starts_with("sum ")) {
+      std::string sum, moment;
+      words >> word >> sum >> moment;
+      configs.back().sum = std::stod(sum), configs.back().moment = std::stod(moment);
+      continue;
+    }
     if (!line.starts_with("config ")) {
-      configs.back().rates.push_back(std::stod(line));
+      while (words >> word) {
+        const size_t colon = word.find(':');
+        configs.back().rates[std::stoull(word.substr(0, colon))] =
+            std::stod(word.substr(colon + 1));
+      }
       continue;
     }
     Config& config = configs.emplace_back();
@@ -53,11 +66,20 @@ TEST(LearningRate, IsWhatPyTorchsSchedulersSet) {
   ASSERT_GE(configs.size(), 14u);
   for (const Config& config : configs) {
     SCOPED_TRACE(config.name);
-    ASSERT_GE(config.rates.size(), 400u);
-    for (size_t i = 0; i < config.rates.size(); ++i) {
-      ASSERT_NEAR(learning_rate(config.hyper, i + 1), config.rates[i], kTolerance * config.hyper.lr)
-          << "round " << i + 1;
+    ASSERT_EQ(config.rates.size(), 21u);
+    for (const auto& [round, rate] : config.rates) {
+      ASSERT_NEAR(learning_rate(config.hyper, round), rate, kTolerance * config.hyper.lr)
+          << "round " << round;
     }
+    double sum = 0, moment = 0;
+    for (uint64_t round = 1; round <= kRounds; ++round) {
+      sum += learning_rate(config.hyper, round);
+      moment += static_cast<double>(round) * learning_rate(config.hyper, round);
+    }
+    EXPECT_NEAR(sum, config.sum, kTolerance * config.hyper.lr * kRounds)
+        << "some round's rate differs; not one of those above";
+    EXPECT_NEAR(moment, config.moment, kTolerance * config.hyper.lr * kRounds * kRounds)
+        << "some rounds' rates differ; none of those above, and their sum does not";
   }
 }
 

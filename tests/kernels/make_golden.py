@@ -8,9 +8,11 @@ that tests/scripts/python_test makes has it:
 
 `default` is PyTorch's code path without fused multiply-adds, and foreach=False its loop over single
 tensors. Roots are NumPy's: those of a PyTorch with MKL may be off by one unit in the last place.
-Gradients and initial parameters come from a generator that golden_test.cc has too. Per
-configuration the file holds a hash of all parameters' bits after every step, and the bits of the
-last ones.
+Gradients and initial parameters come from a generator that golden_test.cc has too. A line of the
+file is a step, a hash of the bits of all parameters after it and after each step before it, and the
+bits of the first parameters. To see all parameters of one step, as golden_test prints its own:
+
+    ATEN_CPU_CAPABILITY=default build/python/bin/python tests/kernels/make_golden.py adam_decay 50
 """
 
 import os
@@ -18,8 +20,9 @@ import pathlib
 import struct
 import sys
 
-STEPS = 200
+STEPS = (1, 2, 10, 50, 100, 200)  # those that are written
 VALUES = 67
+PLAIN = 8  # of them, in bits
 MASK = (1 << 64) - 1
 
 # name, phub's optimizer, class, arguments. The names of the arguments are those of phub's Hyper;
@@ -68,8 +71,8 @@ def value(config, step, index):
     return ((x >> 40) - (1 << 23)) * 2.0 ** (-23 - (x & 7))
 
 
-def fnv1a(data):
-    digest = 0xCBF29CE484222325
+def fnv1a(data, digest=0xCBF29CE484222325):
+    """Goes on from `digest`: of what came before."""
     for byte in data:
         digest = ((digest ^ byte) * 0x100000001B3) & MASK
     return digest
@@ -102,23 +105,33 @@ def make_optimizer(torch, kind, hyper, params):
     raise ValueError(kind)
 
 
-def run(torch, number, name, kind, hyper, out):
+def parameters(torch, number, kind, hyper):
+    """The bits of all parameters after each step."""
     param = torch.tensor([value(number, 0, i) for i in range(VALUES)], dtype=torch.float32)
     param.requires_grad_(True)
     optimizer = make_optimizer(torch, kind, hyper, [param])
-    arguments = " ".join(f"{k}={float(v).hex()}" for k, v in sorted(hyper.items()))
-    out.write(f"config {name} {kind} {arguments}\n")
-    for step in range(1, STEPS + 1):
+    for step in range(1, STEPS[-1] + 1):
         gradient = [value(number, step, i) for i in range(VALUES)]
         param.grad = torch.tensor(gradient, dtype=torch.float32)
         if kind == "sparse-adam":
             every = torch.arange(VALUES)[None]
             param.grad = torch.sparse_coo_tensor(every, param.grad, is_coalesced=True)
         optimizer.step()
-        bits = struct.pack(f"<{VALUES}f", *param.tolist())
-        out.write(f"{fnv1a(bits):016x}\n")
-    words = struct.unpack(f"<{VALUES}I", bits)
-    out.write("final " + " ".join(f"{word:08x}" for word in words) + "\n")
+        yield step, struct.unpack(f"<{VALUES}I", struct.pack(f"<{VALUES}f", *param.tolist()))
+
+
+def words(bits):
+    return " ".join(f"{word:08x}" for word in bits)
+
+
+def run(torch, number, name, kind, hyper, out):
+    arguments = " ".join(f"{k}={float(v).hex()}" for k, v in sorted(hyper.items()))
+    out.write(f"config {name} {kind} {arguments}\n")
+    digest = fnv1a(b"")
+    for step, bits in parameters(torch, number, kind, hyper):
+        digest = fnv1a(struct.pack(f"<{VALUES}I", *bits), digest)
+        if step in STEPS:
+            out.write(f"{step} {digest:016x} {words(bits[:PLAIN])}\n")
 
 
 def main():
@@ -129,9 +142,15 @@ def main():
 
     torch.Tensor.sqrt = lambda x: torch.from_numpy(numpy.sqrt(x.numpy()))
     torch.Tensor.sqrt_ = lambda x: x.copy_(torch.from_numpy(numpy.sqrt(x.numpy())))
+    if len(sys.argv) == 3:
+        for number, (name, kind, hyper) in enumerate(CONFIGS):
+            for step, bits in parameters(torch, number, kind, hyper) if name == sys.argv[1] else ():
+                if step == int(sys.argv[2]):
+                    print(words(bits))
+        return
     path = pathlib.Path(__file__).with_name("golden.txt")
     with path.open("w") as out:
-        out.write(f"# make_golden.py, PyTorch {torch.__version__}, {STEPS} steps of {VALUES} values\n")
+        out.write(f"# make_golden.py, PyTorch {torch.__version__}, {STEPS[-1]} steps of {VALUES} values\n")
         for number, (name, kind, hyper) in enumerate(CONFIGS):
             run(torch, number, name, kind, hyper, out)
     print(f"{path}: {path.stat().st_size} bytes")

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Writes golden_rates.txt: the learning rates that PyTorch's schedulers set, round by round.
+"""Writes golden_rates.txt: the learning rates that PyTorch's schedulers set. Of each schedule it has the
+rates of some rounds, and of all rounds their sum and the sum of round times rate: no rate may differ
+alone, nor may a stretch of them.
 
 The file is committed, so that only who changes the schedules needs PyTorch. The environment that
 tests/scripts/python_test makes has it:
@@ -10,9 +12,13 @@ PyTorch has no schedule of Caffe's "inv": that one is its formula. A scheduler c
 one before or by a closed form, so the last bits are not those of another way to compute it.
 """
 
+import math
 import pathlib
 
 ROUNDS = 400
+# Where a schedule begins or ends, with the rounds beside, and some between.
+PLAIN = (1, 2, 3, 25, 50, 51, 52, 75, 100, 150, 200, 201, 250, 251, 300, 301, 302, 350, 351, 399, 400)
+PER_LINE = 4
 
 WARM_UP = dict(lr_warmup=50, lr_warmup_from=0.125)
 # name, phub's hyperparameters. `scheduler` below makes of them what PyTorch has.
@@ -77,10 +83,16 @@ def main():
             schedule = scheduler(torch, optimizer, h)
             settings = " ".join(f"{k}={float(v).hex()}" for k, v in sorted(h.items()))
             out.write(f"config {name} {settings}\n")
-            for _ in range(ROUNDS):
-                out.write(f"{float(optimizer.param_groups[0]['lr']).hex()}\n")
+            rates = {}
+            for number in range(1, ROUNDS + 1):
+                rates[number] = float(optimizer.param_groups[0]["lr"])
                 optimizer.step()
                 schedule.step()
+            plain = [f"{number}:{rates[number].hex()}" for number in PLAIN]
+            for i in range(0, len(plain), PER_LINE):
+                out.write(" ".join(plain[i:i + PER_LINE]) + "\n")
+            moment = math.fsum(number * rate for number, rate in rates.items())
+            out.write(f"sum {math.fsum(rates.values()).hex()} {moment.hex()}\n")
     print(f"{path}: {path.stat().st_size} bytes")
 
 
