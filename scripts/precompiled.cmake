@@ -1,7 +1,7 @@
 # Compiles headers of other projects once: phub_precompile(TARGET…) for what is optimized,
 # phub_precompile_tests(TARGET…), with those of GoogleTest, for tests, which are not. Our own headers are not
 # among them, because they change. With PHUB_PRECOMPILE=OFF every source has to include all that it uses;
-# scripts/proof mutants and scripts/tidy compile so.
+# scripts/tidy compiles so.
 option(PHUB_PRECOMPILE "Precompile the headers of other projects" ON)
 set(phub_headers
   <algorithm> <array> <atomic> <bit> <chrono> <cmath> <condition_variable> <cstdint> <cstring>

@@ -35,8 +35,7 @@ class Process {
   explicit Process(std::vector<std::string> arguments) {
     dir_ = (std::filesystem::temp_directory_path() / "phub-main-XXXXXX").string();
     EXPECT_NE(mkdtemp(dir_.data()), nullptr);
-    const char* other = std::getenv("PHUB_BINARY");  // of tests/mutants/run
-    arguments.insert(arguments.begin(), other ? other : PHUB_BINARY);
+    arguments.insert(arguments.begin(), PHUB_BINARY);
     std::vector<char*> argv;
     for (std::string& argument : arguments) argv.push_back(argument.data());
     argv.push_back(nullptr);

@@ -8,7 +8,6 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
-#include <cstdlib>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -21,10 +20,9 @@ namespace phub::testing {
 
 class ServerProcess {
  public:
-  // REQUIRES: `program` is the path of phub. PHUB_BINARY, if it is set, goes before it
-  // (tests/mutants/run). `flags`: more of phub serve. `listen`: on a free port, or where another
-  // one listened. `topology`: of the box, in hwloc's synthetic form. `launcher`: the words before
-  // the command, of a program that becomes it.
+  // REQUIRES: `program` is the path of phub. `flags`: more of phub serve. `listen`: on a free port,
+  // or where another one listened. `topology`: of the box, in hwloc's synthetic form. `launcher`:
+  // the words before the command, of a program that becomes it.
   explicit ServerProcess(const std::string& program, const std::vector<std::string>& flags = {},
                          const std::string& listen = "127.0.0.1:0",
                          const std::string& topology = "pack:1 core:2 pu:1",
@@ -32,7 +30,7 @@ class ServerProcess {
       : folder_(std::filesystem::temp_directory_path() /
                 ("phub-server-" + std::to_string(getpid()) + "-" + std::to_string(next_++))),
         made_(std::filesystem::create_directory(folder_)),
-        process_(command(launcher, binary(program), flags, listen, topology), folder_ / "output") {
+        process_(command(launcher, program, flags, listen, topology), folder_ / "output") {
     address_ = process_.listening_address();
   }
   ~ServerProcess() {
@@ -52,12 +50,6 @@ class ServerProcess {
   std::string output() const { return process_.output(); }
   // It has printed this, or does so within a minute.
   bool printed(const std::string& text) { return process_.printed(text, std::chrono::seconds(60)); }
-
-  // The program that is run for `program`.
-  static std::string binary(const std::string& program) {
-    const char* other = std::getenv("PHUB_BINARY");
-    return other ? other : program;
-  }
 
   const std::string& address() const { return address_; }
   std::string port() const { return address_.substr(address_.rfind(':') + 1); }

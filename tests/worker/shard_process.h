@@ -34,18 +34,10 @@ class ShardProcess {
  private:
   static std::vector<std::string> command(const std::string& program, const std::string& server,
                                           const Flags& flags) {
-    std::vector<std::string> words = {ServerProcess::binary(program),
-                                      "serve",
-                                      "--join",
-                                      server,
-                                      "--listen",
-                                      "127.0.0.1:0",
-                                      "--transports",
-                                      "tcp",
-                                      "--topology",
-                                      "pack:1 core:2 pu:1",
-                                      "--pin",
-                                      "false"};
+    std::vector<std::string> words = {
+        program,       "serve",        "--join", server,       "--listen",
+        "127.0.0.1:0", "--transports", "tcp",    "--topology", "pack:1 core:2 pu:1",
+        "--pin",       "false"};
     words.insert(words.end(), flags.begin(), flags.end());
     return words;
   }
