@@ -36,8 +36,9 @@ class CheckedOutput {
 
   std::unique_ptr<OutputFile> file_;
   CheckpointFile entry_;
-  std::unique_ptr<DirectBlock> block_ = std::make_unique<DirectBlock>();  // what is not written yet
-  size_t gathered_ = 0;                                                   // bytes of it
+  // What is not written yet; most files are small: the rest of it is never touched.
+  std::unique_ptr<DirectBlock> block_ = std::make_unique_for_overwrite<DirectBlock>();
+  size_t gathered_ = 0;  // bytes of it
 };
 
 class CheckedInput {
