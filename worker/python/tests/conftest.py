@@ -8,6 +8,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 import urllib.request
@@ -35,10 +36,19 @@ class Box:
     def __init__(self, *arguments, listen="127.0.0.1:0"):
         command = [_library.find_program(), "serve", "--listen", listen, "--pin", "false"]
         command.extend(arguments)
+        end = time.monotonic() + LIMIT_S
+        while not self._starts(command):
+            self.process.wait()
+            # Where another one listened, the port may be somebody else's for a moment.
+            assert not listen.endswith(":0"), "the box does not start"
+            assert time.monotonic() < end, f"the box does not start within {LIMIT_S} s"
+            time.sleep(0.05)
+
+    def _starts(self, command):
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        self.address = next(
-            line.split()[-1] for line in self.process.stdout if line.startswith("listening on")
-        )
+        said = (line for line in self.process.stdout if line.startswith("listening on"))
+        self.address = next(said, "").rpartition(" ")[2].strip()
+        return self.address != ""
 
     def status(self, job):
         """What the box says of a job; {}: it has none of this name."""
@@ -146,9 +156,17 @@ def own_box():
 
 
 @pytest.fixture
-def saving_box(tmp_path, monkeypatch):
+def memory_path():
+    """A folder where no other program's writes hold up a sync."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def saving_box(memory_path, monkeypatch):
     """A box that keeps checkpoints, and that the test may kill."""
-    box = SavingBox(tmp_path / "checkpoints", EVERY)
+    box = SavingBox(memory_path / "checkpoints", EVERY)
     monkeypatch.setenv("PHUB_SERVER", box.address)
     yield box
     box.kill()

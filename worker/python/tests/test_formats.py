@@ -144,8 +144,8 @@ def test_rounding_may_be_stochastic(box, start):
     assert abs(sent[1:].mean() - 0.3) < 0.05  # 7 standard deviations
 
 
-def test_residuals_are_saved_without_a_saver_at_save_points_too(tmp_path):
-    box = SavingBox(tmp_path, 2)
+def test_residuals_are_saved_without_a_saver_at_save_points_too(memory_path):
+    box = SavingBox(memory_path, 2)
     options = {"box": box.address, "job": "saved", "optimizer": "sgd", "gradient_dtype": "int8"}
     try:
         with phub.Worker({"w": 100}, **options) as worker:

@@ -159,8 +159,8 @@ def loses_the_box_early(rank, begun, gone):
     optimizer.rejoin()
 
 
-def test_without_a_checkpoint_there_is_nothing_to_go_on_from(tmp_path, start):
-    box = SavingBox(tmp_path, 1000)
+def test_without_a_checkpoint_there_is_nothing_to_go_on_from(memory_path, start):
+    box = SavingBox(memory_path, 1000)
     begun, gone = FORK.Event(), FORK.Event()
     ranks = start(loses_the_box_early, 1, begun, gone, PHUB_SERVER=box.address)
     try:
