@@ -27,7 +27,8 @@ Server::Server(ServerOptions options, std::vector<std::unique_ptr<Transport>> tr
       host_{.clock = clock,
             .mail = CoreMail(machine_.all_cores()),
             .budget = MemoryBudget(options_.memory_limit_bytes),
-            .notes = Notes(options_.note)} {
+            .notes = Notes(options_.note),
+            .shards = Shards(options_.shard_lease_ms)} {
   if (!options_.checkpoints.folder.empty()) {
     host_.checkpoints = std::make_unique<SavedJobs>(options_.checkpoints);
   }
@@ -166,7 +167,7 @@ void Server::poll() {
     answer_ready(asked_ready_, clock_.now_ms());
     answer_ready(asked_later_, clock_.now_ms());
     for (const ShardBox& lost : host_.shards.tick(now)) {
-      lose_shard(lost, fmt::format("no mail came for {} ms", Shards::kLeaseMs));
+      lose_shard(lost, fmt::format("no mail came for {} ms", host_.shards.lease_ms()));
     }
     lose_late_shards(now);
     if (!awaited_.empty()) await_no_longer();

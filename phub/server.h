@@ -37,6 +37,7 @@ struct ServerOptions : MachineOptions {
   size_t trace_events = 0;  // so many of the latest are kept per core, for write_trace(); 0: none
   Notes::Print note;        // is told of closed and refused connections; null: nobody is
   CheckpointOptions checkpoints;
+  uint32_t shard_lease_ms = Shards::kLeaseMs;
   Parent* parent = nullptr;  // this box is a rack of it; outlives the server. Null: there is none
   std::optional<SwitchOptions> through_switch;  // of its rack, that adds; nothing: there is none
   // What the jobs of who creates one may have. Control thread. Null: there are no limits.

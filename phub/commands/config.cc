@@ -80,7 +80,7 @@ std::vector<std::string> split_list(std::string_view text) {
   return parts;
 }
 
-constexpr std::array<Option, 30> kOptions = {{
+constexpr std::array<Option, 32> kOptions = {{
     {"listen", "HOST:PORT", Kind::kTexts,
      "Address of the control port; may be given several times. Port 0: any free port; *:PORT: all "
      "addresses of this machine. [127.0.0.1:7717; with --join 127.0.0.1:0]",
@@ -260,6 +260,16 @@ constexpr std::array<Option, 30> kOptions = {{
     {"checkpoint-keep", "N", Kind::kInteger, "Checkpoints that are kept of each job. [3]",
      [](ServeConfig& config, const std::vector<std::string>& values) {
        config.checkpoints.keep = static_cast<uint32_t>(parse_integer(values[0], 1, 1000));
+     }},
+    {"save-limit-ms", "MS", Kind::kInteger,
+     "After SIGTERM or Ctrl-C the server saves its jobs for so many milliseconds at most. [10000]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       config.save_limit_ms = static_cast<uint32_t>(parse_integer(values[0], 10, 3'600'000));
+     }},
+    {"shard-lease-ms", "MS", Kind::kInteger,
+     "A shard that sends no mail for so many milliseconds is lost, and its jobs with it. [10000]",
+     [](ServeConfig& config, const std::vector<std::string>& values) {
+       config.shard_lease_ms = static_cast<uint32_t>(parse_integer(values[0], 100, 3'600'000));
      }},
     {"trace-events", "N", Kind::kInteger,
      "The trace keeps so many of each core's latest events, 48 bytes each. [200000]",

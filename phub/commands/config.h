@@ -48,6 +48,8 @@ struct ServeConfig {
   std::string trace;              // file; empty: no trace
   size_t trace_events = 200'000;  // the latest of each core
   CheckpointOptions checkpoints;
+  uint32_t save_limit_ms = 10'000;   // at its end
+  uint32_t shard_lease_ms = 10'000;  // a shard that sends no mail for so long is lost
 };
 
 // The given values by option name ("memory-limit"), not parsed yet.

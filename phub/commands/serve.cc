@@ -150,24 +150,24 @@ class SecretsWatch {
   boost::asio::steady_timer timer_;
 };
 
-// A signal ends the server when every job is saved, at the latest after kMostMs; a second one at
+// A signal ends the server when every job is saved, at the latest after `most_ms`; a second one at
 // once. What is being written then stays unfinished, and the checkpoint before it stands.
 class SavingEnd {
  public:
-  SavingEnd(boost::asio::io_context& io, boost::asio::signal_set& signals, Server& server)
-      : io_(io), signals_(signals), server_(server), timer_(io) {
+  SavingEnd(boost::asio::io_context& io, boost::asio::signal_set& signals, Server& server,
+            uint32_t most_ms)
+      : io_(io), signals_(signals), server_(server), most_ms_(most_ms), timer_(io) {
     signals_.async_wait([this](const boost::system::error_code& error, int) {
       if (error) return;
       server_.save_all();
       signals_.async_wait([](const boost::system::error_code& again, int) {
         if (!again) end_unsaved("a second signal came");
       });
-      wait(kMostMs);
+      wait(most_ms_);
     });
   }
 
  private:
-  static constexpr uint32_t kMostMs = 10000;
   static constexpr uint32_t kLookMs = 10;
 
   // The writer may wait for a disk: nobody waits for the writer.
@@ -179,7 +179,7 @@ class SavingEnd {
 
   void wait(uint32_t left_ms) {
     if (!server_.is_saving()) return io_.stop();
-    if (left_ms == 0) end_unsaved(fmt::format("{} ms are over", kMostMs));
+    if (left_ms < kLookMs) end_unsaved(fmt::format("{} ms are over", most_ms_));
     timer_.expires_after(std::chrono::milliseconds(kLookMs));
     timer_.async_wait([this, left_ms](const boost::system::error_code& error) {
       if (!error) wait(left_ms - kLookMs);
@@ -189,6 +189,7 @@ class SavingEnd {
   boost::asio::io_context& io_;
   boost::asio::signal_set& signals_;
   Server& server_;
+  const uint32_t most_ms_;
   boost::asio::steady_timer timer_;
 };
 
@@ -236,6 +237,7 @@ void serve(const ServeConfig& config) {
   options.spin_us = config.spin_us;
   options.memory_limit_bytes = config.memory_limit_bytes;
   options.checkpoints = config.checkpoints;
+  options.shard_lease_ms = config.shard_lease_ms;
   options.note = [](const std::string& line) { spdlog::warn("{}", escaped(line)); };
   std::optional<TraceWriter> trace;
   if (!config.trace.empty()) {
@@ -261,7 +263,7 @@ void serve(const ServeConfig& config) {
   boost::asio::io_context io(1);
   std::signal(SIGPIPE, SIG_IGN);
   boost::asio::signal_set signals(io, SIGINT, SIGTERM);
-  SavingEnd end(io, signals, server);
+  SavingEnd end(io, signals, server, config.save_limit_ms);
   const std::unique_ptr<TlsFront> tls = make_tls(config, io);
   const SecretsWatch watch(io, gate, tls.get(), tls_of_data ? &*tls_of_data : nullptr, server);
   ServerLoop loop(server, io);

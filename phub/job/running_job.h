@@ -49,7 +49,7 @@ struct JobHost {
   Background builder{"phub-builder"};           // plans, makes and frees
   std::unique_ptr<SavedJobs> checkpoints = {};  // null: none are written
   Background writer{"phub-writer", 10};         // writes them; rounds go first
-  Shards shards = {};                           // boxes that serve under this server
+  Shards shards{};                              // boxes that serve under this server
   uint64_t next_job = 1;                        // by which they know it
 };
 

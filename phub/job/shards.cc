@@ -37,7 +37,7 @@ ShardWelcome Shards::join(ShardHello hello, uint64_t now_ms) {
   Shard& shard = shards_.emplace_back();
   shard.box = {.id = random_id(), .about = std::move(hello)};
   shard.heard_ms = now_ms;
-  return {.shard = shard.box.id, .lease_ms = kLeaseMs};
+  return {.shard = shard.box.id, .lease_ms = lease_ms_};
 }
 
 size_t Shards::find(uint64_t id) const {
@@ -86,7 +86,7 @@ std::vector<ShardReport> Shards::mail(uint64_t id, ShardMail mail, Reply<ShardOr
   if (mail.wait) {
     answer_waiting(shard);  // its connection broke
     shard.waits = std::move(reply);
-    shard.waits_until_ms = now_ms + kLeaseMs / 3;
+    shard.waits_until_ms = now_ms + lease_ms_ / 3;
     if (!shard.orders.empty()) answer_waiting(shard);
   } else {
     reply(ShardOrders{.first = shard.first});
@@ -124,7 +124,7 @@ std::vector<ShardBox> Shards::tick(uint64_t now_ms) {
   std::vector<ShardBox> lost;
   std::erase_if(shards_, [&](Shard& shard) {
     if (shard.waits && now_ms >= shard.waits_until_ms) answer_waiting(shard);
-    if (shard.waits || now_ms <= shard.heard_ms + kLeaseMs) return false;
+    if (shard.waits || now_ms <= shard.heard_ms + lease_ms_) return false;
     if (shard.serves) lost.push_back(shard.box);
     return true;
   });

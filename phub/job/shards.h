@@ -2,7 +2,7 @@
 // from them. Control thread only.
 //
 // Orders wait here until the shard has said that it received them, its reports count once, so a
-// connection that breaks loses nothing. A shard that sends no mail for kLeaseMs is lost, with what
+// connection that breaks loses nothing. A shard that sends no mail for a lease is lost, with what
 // it has of every job. One that has sent none yet gets no part: perhaps it does not know that it
 // has joined.
 #pragma once
@@ -26,8 +26,11 @@ struct ShardBox {
 
 class Shards {
  public:
-  static constexpr uint32_t kLeaseMs = 10'000;
+  static constexpr uint32_t kLeaseMs = 10'000;  // if not said otherwise
   static constexpr size_t kMost = 256;
+
+  explicit Shards(uint32_t lease_ms = kLeaseMs) : lease_ms_(lease_ms) {}
+  uint32_t lease_ms() const { return lease_ms_; }
 
   // Throws Error(kFull).
   ShardWelcome join(ShardHello hello, uint64_t now_ms);
@@ -64,6 +67,7 @@ class Shards {
   static void answer(Shard& shard, const Reply<ShardOrders>& reply);
   static void answer_waiting(Shard& shard);
 
+  uint32_t lease_ms_;
   std::deque<Shard> shards_;
 };
 

@@ -1491,7 +1491,7 @@ MUTANTS = [
     Mutant("shard-misfit: a boundary that does not fit is carried out by nobody", "phub/shard/shard_server.cc",
            "    part.boundary = {.round = order.round};\n  }", "    return;\n  }", ("phub/shard_server_test",)),
     Mutant("shard-lost: who waits for ever is never lost", "phub/job/shards.cc",
-           "if (shard.waits || now_ms <= shard.heard_ms + kLeaseMs) return false;", "return false;", ("phub/shards_test",)),
+           "if (shard.waits || now_ms <= shard.heard_ms + lease_ms_) return false;", "return false;", ("phub/shards_test",)),
     Mutant("shard-memory: the boxes' memory is laid out as that of one", "phub/plan/plan.cc",
            "box < boxes_of(plan) && !shared_memory; ++box)", "box < 1 && !shared_memory; ++box)",
            ("phub/plan_test",)),

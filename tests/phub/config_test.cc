@@ -92,6 +92,8 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
     EXPECT_TRUE(config.insecure && config.tls_data);
     EXPECT_EQ(config.through_switch, "10.0.0.1:7718");
     EXPECT_EQ(config.switch_slots, 64u);
+    EXPECT_EQ(config.shard_lease_ms, 500u);
+    EXPECT_EQ(config.save_limit_ms, 60'000u);
   };
   check(load({"--listen",
               "10.0.0.1:80",
@@ -137,6 +139,8 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
               "--nic-budget=250mbit",
               "--switch=10.0.0.1:7718",
               "--switch-slots=64",
+              "--shard-lease-ms=500",
+              "--save-limit-ms=60000",
               "--insecure"}));
   check(load({}, {{"PHUB_LISTEN", "10.0.0.1:80,[::1]:0"},
                   {"PHUB_CORES", "12"},
@@ -160,6 +164,8 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
                   {"PHUB_NIC_BUDGET", "250mbit"},
                   {"PHUB_SWITCH", "10.0.0.1:7718"},
                   {"PHUB_SWITCH_SLOTS", "64"},
+                  {"PHUB_SHARD_LEASE_MS", "500"},
+                  {"PHUB_SAVE_LIMIT_MS", "60000"},
                   {"PHUB_LOG_LEVEL", "debug"}}));
   const std::string path = file(
       "listen = [\"10.0.0.1:80\", \"[::1]:0\"]\ncores = 12\npin = false\n"
@@ -170,7 +176,8 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
       "parent_budget = '0.8mbit'\ntokens = \"/t\"\ninsecure = true\ntls_cert = "
       "'/c'\ntls_key = '/k'\n"
       "tls_client_ca = '/a'\ntls_data = true\nnic_budget = '250mbit'\n"
-      "switch = '10.0.0.1:7718'\nswitch_slots = 64\n");
+      "switch = '10.0.0.1:7718'\nswitch_slots = 64\n"
+      "shard_lease_ms = 500\nsave_limit_ms = 60000\n");
   check(load({"--config", path}));
   check(load({}, {{"PHUB_CONFIG", path}}));
 }

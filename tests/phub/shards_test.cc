@@ -19,6 +19,8 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
+constexpr uint32_t kLeaseMs = 4000;
+
 class ShardsTest : public ::testing::Test {
  protected:
   struct Answer {
@@ -32,7 +34,9 @@ class ShardsTest : public ::testing::Test {
   uint64_t join(const char* name = "box", uint64_t now = 0) {
     ShardHello hello;
     hello.name = name;
-    return shards_.join(hello, now).shard;
+    const ShardWelcome welcome = shards_.join(hello, now);
+    EXPECT_EQ(welcome.lease_ms, kLeaseMs);
+    return welcome.shard;
   }
   static ShardReport report(uint64_t job) { return {.kind = ShardSays::kActive, .job = job}; }
   // The numbers of the jobs of the reports that are new.
@@ -51,7 +55,7 @@ class ShardsTest : public ::testing::Test {
     return jobs;
   }
 
-  Shards shards_;
+  Shards shards_{kLeaseMs};
 };
 
 TEST_F(ShardsTest, OrdersComeUntilTheyWereReceived) {
@@ -93,9 +97,9 @@ TEST_F(ShardsTest, WhoWaitsIsAnsweredByTheNextOrderOrInTime) {
   ASSERT_TRUE(order.orders);
   EXPECT_THAT(order.jobs(), ElementsAre(7));
   mail(box, {.received = 1, .wait = true}, &nothing, 1000);
-  EXPECT_THAT(shards_.tick(1000 + Shards::kLeaseMs / 3 - 1), IsEmpty());
+  EXPECT_THAT(shards_.tick(1000 + kLeaseMs / 3 - 1), IsEmpty());
   EXPECT_FALSE(nothing.orders);
-  EXPECT_THAT(shards_.tick(1000 + Shards::kLeaseMs / 3), IsEmpty());
+  EXPECT_THAT(shards_.tick(1000 + kLeaseMs / 3), IsEmpty());
   ASSERT_TRUE(nothing.orders);
   EXPECT_THAT(nothing.jobs(), IsEmpty());
 }
@@ -128,8 +132,8 @@ TEST_F(ShardsTest, MailThatLacksSomethingIsRefused) {
 TEST_F(ShardsTest, WhoSendsNoMailForALeaseIsLost) {
   const uint64_t quiet = join("quiet", 0), talks = join("talks", 0);
   mail(quiet, {}, nullptr, 0);
-  mail(talks, {}, nullptr, Shards::kLeaseMs);
-  const std::vector<ShardBox> lost = shards_.tick(Shards::kLeaseMs + 1);
+  mail(talks, {}, nullptr, kLeaseMs);
+  const std::vector<ShardBox> lost = shards_.tick(kLeaseMs + 1);
   ASSERT_THAT(lost, SizeIs(1));
   EXPECT_EQ(lost.front().id, quiet);
   EXPECT_THAT(shards_.boxes(), SizeIs(1));
@@ -140,10 +144,10 @@ TEST_F(ShardsTest, WhoSendsNoMailForALeaseIsLost) {
 TEST_F(ShardsTest, WhoHasSentNoMailServesNotYetAndIsForgottenAfterALease) {
   const uint64_t box = join();
   EXPECT_THAT(shards_.boxes(), IsEmpty());
-  EXPECT_THAT(shards_.tick(Shards::kLeaseMs + 1), IsEmpty());
+  EXPECT_THAT(shards_.tick(kLeaseMs + 1), IsEmpty());
   EXPECT_THROW(mail(box, {}), Error);
-  const uint64_t again = join("box", Shards::kLeaseMs + 1);
-  mail(again, {}, nullptr, Shards::kLeaseMs + 1);
+  const uint64_t again = join("box", kLeaseMs + 1);
+  mail(again, {}, nullptr, kLeaseMs + 1);
   EXPECT_THAT(shards_.boxes(), SizeIs(1));
 }
 
