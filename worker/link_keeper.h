@@ -105,7 +105,7 @@ class LinkKeeper {
   }
   // Fails the worker with kFenced and this message. No more heartbeats are sent.
   void end(const std::string& why);
-  void abandon();  // the same; to the server, this rank has failed
+  void abandon();                         // the same; to the server, this rank has failed
   void tell_server(uint32_t timeout_ms);  // reports that this rank leaves
 
  private:

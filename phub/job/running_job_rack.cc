@@ -111,7 +111,8 @@ void RunningJob::take_news(uint32_t rank, RackNews news) {
     return continue_snapshot();
   }
   seat.rack.live.clear();
-  lose(rank, seat.incarnation, is_rack ? fmt::format("rack '{}': {}", news.name, failure) : failure);
+  lose(rank, seat.incarnation,
+       is_rack ? fmt::format("rack '{}': {}", news.name, failure) : failure);
   carry_out();
 }
 
