@@ -22,7 +22,7 @@ using ::testing::IsEmpty;
 using Loss = SimulatedDisk::Loss;
 
 const std::string kDirectory = "/checkpoints";
-const Content kOld{.round = 100, .epoch = 1, .extra = 400'000};  // files of several checksums
+const Content kOld{.round = 100, .epoch = 1, .extra = 270'000};  // files of several checksums
 const std::vector<std::string> kShared = {kBranchParameters, kBranchMomentum};
 
 // A checkpoint that has its own parameters, and the branch of `from`.

@@ -231,7 +231,7 @@ TEST(Plan, HoldsOnRandomTopologiesAndKeyTables) {
     return std::uniform_int_distribution<uint64_t>(from, to)(random);
   };
   int planned = 0;
-  for (int i = 0; i < 4000; i++) {
+  for (int i = 0; i < 1500; i++) {
     std::vector<Shape> shapes(pick(1, 5));
     const bool nics = pick(0, 3) > 0, equal = pick(0, 1) == 0;
     for (Shape& s : shapes) {
@@ -258,7 +258,7 @@ TEST(Plan, HoldsOnRandomTopologiesAndKeyTables) {
     ASSERT_EQ(fingerprint(plan), fingerprint(make_plan(topology, keys, options)));
     planned++;
   }
-  EXPECT_GT(planned, 3000);
+  EXPECT_GT(planned, 1100);
 }
 
 // The parts of all boxes are the plan, and the memory of each begins at 0 and is its own.

@@ -56,7 +56,7 @@ struct Outcome {
   double seconds = 0, cpu = 0;
 };
 
-constexpr uint64_t kRounds = 4;
+constexpr uint64_t kRounds = 2;
 constexpr uint64_t kElements = 200'000;  // of all keys
 
 // Rounds of a model of 800 KB, with random integers.
@@ -122,7 +122,7 @@ TEST_F(Budget, OfAWorkerChangesNoBitsAndIsKept) {
 
 // Who waits for tokens does not sleep until something arrives, or for long.
 TEST_F(Budget, AWorkerGoesOnWhenTokensCome) {
-  constexpr double kLimit = 4 * kPayload / 20e6;
+  constexpr double kLimit = 10 * kPayload / 20e6;  // a wait that is too long takes much longer
   double seconds = kLimit;
   for (int turn = 0; turn < 10 && seconds >= kLimit;
        ++turn) {  // a busy machine is late, but not always
@@ -134,12 +134,17 @@ TEST_F(Budget, AWorkerGoesOnWhenTokensCome) {
 TEST_F(Budget, OfABoxChangesNoBitsAndIsKept) {
   const Outcome free = exchange(Box(2), "", "priority", seed_);
   constexpr uint64_t kRate = 4'000'000;
-  const Outcome paced = exchange(paced_box(kRate), "", "priority", seed_);
-  EXPECT_EQ(paced.result, free.result);
-  // Each rank gets every result, from one NIC; the ones before the first round are sent already.
-  EXPECT_GE(paced.seconds, (kRanks * kPayload - 2 * (64 << 10)) / static_cast<double>(kRate));
-  EXPECT_LT(paced.seconds, 2 * kRanks * kPayload / static_cast<double>(kRate));
-  EXPECT_LT(paced.cpu, paced.seconds * 0.5);
+  constexpr double kSeconds = kRanks * kPayload / static_cast<double>(kRate);
+  Outcome paced;
+  for (int turn = 0; turn < 10; ++turn) {  // a busy machine is late, but not always
+    paced = exchange(paced_box(kRate), "", "priority", seed_);
+    EXPECT_EQ(paced.result, free.result);
+    // Each rank gets every result, from one NIC; the ones before the first round are sent already.
+    EXPECT_GE(paced.seconds, kSeconds - 2 * (64 << 10) / static_cast<double>(kRate));
+    EXPECT_LT(paced.cpu, paced.seconds * 0.5);
+    if (paced.seconds < 2 * kSeconds) break;
+  }
+  EXPECT_LT(paced.seconds, 2 * kSeconds);
 }
 
 TEST_F(Budget, IsShownInTheStatusOfABox) {
@@ -188,7 +193,7 @@ void carry(const std::string& format, uint32_t slack, uint64_t seed) {
   spec.consistency = "ssp";
   spec.slack = slack;
   spec.gradient_dtype = format;
-  constexpr uint64_t kClocks = 12;
+  constexpr uint64_t kClocks = 8;
   each_rank(kRanks, [&](uint32_t rank) {
     WorkerOptions options = box.options(spec);
     options.transport = "tcp";
@@ -252,7 +257,7 @@ TEST_F(Budget, WhatACoderKeepsIsCarriedOverToo) {
   spec.gradient_dtype = "int8";
   WorkerOptions options = box.options(spec);
   options.transport = "tcp";
-  options.nic_budget = "500000";
+  options.nic_budget = "1000000";
   options.carry_over = 3;
   Worker worker(options);
   worker.wait_all();

@@ -57,7 +57,7 @@ JobSpec spec_of(const Case& c, std::string name) {
   spec.keys = {{.name = "a", .elements = 1},
                {.name = "b", .elements = 33, .priority = 3, .lr_scale = 0.5},
                {.name = "c", .elements = 5000, .decay_scale = 0},
-               {.name = "d", .elements = 70000, .priority = -1}};
+               {.name = "d", .elements = 30000, .priority = -1}};
   for (size_t k = 0; k < c.formats.size(); ++k) spec.keys[k].format = c.formats[k];
   spec.world_size = c.ranks;
   spec.optimizer = c.optimizer;
