@@ -508,7 +508,7 @@ TEST(Audit, LossesAndEndsLeaveALine) {
   request.spec.lease_ms = 50;
   ControlClient(box.address, box.token("alice")).join(request, kMs);
   std::vector<std::string> notes;
-  for (int i = 0; i < 2000 && notes.size() < 2; ++i) {
+  for (int i = 0; i < 12000 && notes.size() < 2; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
     notes = box.on_control([&] { return box.notes; });
   }

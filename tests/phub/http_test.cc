@@ -489,7 +489,7 @@ TEST(Http, LongBodiesShareABudget) {
   second.send(std::string(599999, ' '));
   // Whichever of the two is the first to exceed what all may hold.
   bool refused = false;
-  for (int i = 0; i < 250 && !refused; ++i) {
+  for (int i = 0; i < 3000 && !refused; ++i) {
     RawClient metrics(rig.address());
     metrics.send("GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n");
     refused = metrics.answers(1).find("code=\"503\"} 1") != std::string::npos;

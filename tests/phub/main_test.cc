@@ -63,7 +63,7 @@ class Process {
   std::string err() const { return read("/err"); }
   // The errors, once they hold this text.
   std::string says(const char* text) const {
-    for (int i = 0; i < 1000 && err().find(text) == std::string::npos; ++i) {
+    for (int i = 0; i < 12000 && err().find(text) == std::string::npos; ++i) {
       std::this_thread::sleep_for(milliseconds(5));
     }
     return err();
@@ -71,7 +71,7 @@ class Process {
   void signal(int number) const { kill(pid_, number); }
 
   // The exit code, or -1 if it runs longer than this or dies of a signal.
-  int exit_code(int limit_ms = 20000) {
+  int exit_code(int limit_ms = 60000) {
     int status = 0;
     for (int waited_ms = 0; waitpid(pid_, &status, WNOHANG) == 0; waited_ms += 5) {
       if (waited_ms > limit_ms) return -1;
@@ -84,7 +84,7 @@ class Process {
   // "127.0.0.1:PORT", once it listens.
   std::string address() const {
     const std::string mark = "listening on ";
-    for (int i = 0; i < 2000; ++i) {
+    for (int i = 0; i < 12000; ++i) {
       const std::string text = out();
       const size_t at = text.find(mark);
       if (at != text.npos && text.find('\n', at) != text.npos) {

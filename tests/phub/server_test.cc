@@ -132,7 +132,7 @@ class ServerTest : public ::testing::Test {
   }
   template <typename Condition>
   void poll_until(Condition condition) {
-    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
     while (!condition() && std::chrono::steady_clock::now() < until) {
       server_->poll();
       std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -68,7 +68,7 @@ class Tls : public ::testing::Test {
     return notes_;
   }
   bool noted(const std::string& text) {
-    for (int i = 0; i < 1000 && notes().find(text) == std::string::npos; ++i) {
+    for (int i = 0; i < 12000 && notes().find(text) == std::string::npos; ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
     return notes().find(text) != std::string::npos;

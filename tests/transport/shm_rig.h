@@ -9,25 +9,11 @@
 #include <memory>
 #include <string>
 
+#include "tests/temporary_directory.h"
 #include "tests/transport/transport_suite.h"
 #include "transport/shm/transport.h"
 
 namespace phub {
-
-// A directory that lives as long as this.
-class TemporaryDirectory {
- public:
-  TemporaryDirectory() {
-    std::string name = (std::filesystem::temp_directory_path() / "phub-test-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) std::abort();
-    path_ = name;
-  }
-  ~TemporaryDirectory() { std::filesystem::remove_all(path_); }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 class ShmRig final : public TransportRig {
  public:

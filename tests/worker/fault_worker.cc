@@ -120,6 +120,8 @@ void train(Worker& worker, const Settings& settings, FILE* notes) {
         worker.wait(key);
       }
       note_results(notes, worker, round);
+      // The server's writer yields to everybody else: without a pause it would wait for long.
+      if (worker.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       if (settings.leave_after > 0 && round + 1 - worker.first_round() == settings.leave_after) {
         break;
       }

@@ -395,7 +395,7 @@ TEST(Interest, AnInterestThatCannotBeIsRefused) {
 
 // A job that goes on from a checkpoint, of which a key was left alone, is the one without a break.
 TEST(SavedInterest, GoesOnToTheBit) {
-  const TemporaryDirectory directory;
+  const TemporaryDirectory directory = TemporaryDirectory::in_memory();
   std::optional<testing::ServerProcess> server;
   const auto serve = [&](const std::string& topology) {
     const std::string listen = server ? server->address() : "127.0.0.1:0";

@@ -109,6 +109,7 @@ class SavingServer {
   void start(const std::string& topology = "pack:1 core:2 pu:1", Flags flags = {}) {
     flags.insert(flags.end(), {"--checkpoints", folder(), "--checkpoint-every",
                                std::to_string(every_), "--checkpoint-keep", std::to_string(keep_)});
+    flags.insert(flags.end(), kShortShardLease.begin(), kShortShardLease.end());
     server_.emplace(program_, flags, "127.0.0.1:0", topology);
     for (size_t i = 0; i < shards_.size(); ++i) start_shard(i);
     await_shards(shards_.size());
@@ -146,12 +147,12 @@ class SavingServer {
   }
 
   const char* const program_;
-  const TemporaryDirectory directory_;
+  const TemporaryDirectory directory_ = TemporaryDirectory::in_memory();
   const uint32_t keep_;
   const uint64_t every_;
   const Flags flags_of_shards_;
+  std::vector<std::unique_ptr<ShardProcess>> shards_;  // end after the server, which ends its jobs
   std::optional<ServerProcess> server_;
-  std::vector<std::unique_ptr<ShardProcess>> shards_;
 };
 
 // Of an instance with so many shards.

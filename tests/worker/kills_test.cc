@@ -389,7 +389,7 @@ class Chaos {
 
  private:
   std::mt19937_64& random_;
-  const TemporaryDirectory directory_;
+  const TemporaryDirectory directory_ = TemporaryDirectory::in_memory();
   const uint64_t every_;
   const JobSpec spec_;
   const Flags flags_;

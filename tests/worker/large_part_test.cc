@@ -21,7 +21,7 @@ static_assert(kElements * sizeof(float) > 4 * kPartPieceBytes);
 
 class LargePartTest : public SavedBoxTest {
  protected:
-  LargePartTest() : SavedBoxTest(PHUB_BINARY) {}
+  LargePartTest() : SavedBoxTest(PHUB_BINARY, uint64_t{4} << 30) {}
   static JobSpec spec_of(const std::string& name) {
     JobSpec spec;
     spec.name = name;

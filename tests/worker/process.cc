@@ -84,11 +84,17 @@ bool Process::printed(const std::string& text, milliseconds limit) {
 
 std::string Process::listening_address(milliseconds limit) {
   const std::string before = "listening on ";
-  const bool listens = printed(before, limit);
-  const std::string text = output();
-  if (!listens) throw std::runtime_error("phub serve does not listen: " + text);
-  const size_t begin = text.find(before) + before.size();
-  return text.substr(begin, text.find('\n', begin) - begin);
+  const auto until = steady_clock::now() + limit;
+  for (;;) {
+    const bool over = wait(kPause) || steady_clock::now() >= until;
+    const std::string text = output();
+    const size_t begin = text.find(before);
+    const size_t end = text.find('\n', begin);
+    if (begin != text.npos && end != text.npos) {
+      return text.substr(begin + before.size(), end - begin - before.size());
+    }
+    if (over) throw std::runtime_error("phub serve does not listen: " + text);
+  }
 }
 
 }  // namespace phub::testing

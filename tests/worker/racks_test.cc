@@ -461,7 +461,7 @@ TEST(Racks, WhatTheRootRefusesIsRefused) {
 }
 
 TEST(Racks, ACheckpointThatARankAsksForIsTheRoots) {
-  const TemporaryDirectory folder;
+  const TemporaryDirectory folder = TemporaryDirectory::in_memory();
   Box root("pack:1 core:2 pu:1", uint64_t{1} << 33, {}, {.folder = folder.path()});
   Box rack("pack:1 core:2 pu:1", uint64_t{1} << 33, {}, {}, root.address());
   JobSpec spec = grouped_spec("asked", 1, "1");

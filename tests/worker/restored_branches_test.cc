@@ -163,7 +163,7 @@ TEST(RestoredBranches, GoOnToTheBit) {
     std::mt19937_64 random(seed);
     const auto& [optimizer, dtype] = kinds[seed % kinds.size()];
     const Decisions decisions = decisions_of(seed);
-    const TemporaryDirectory directory;
+    const TemporaryDirectory directory = TemporaryDirectory::in_memory();
     std::optional<ServerProcess> server;
     const auto serve = [&](const std::string& topology) {
       server.emplace(PHUB_BINARY,
@@ -202,7 +202,7 @@ TEST(RestoredBranches, GoOnToTheBit) {
 
 // Other tools read a branch as they read the model: from files of its own.
 TEST(RestoredBranches, LieInFilesOfTheirOwn) {
-  const TemporaryDirectory directory;
+  const TemporaryDirectory directory = TemporaryDirectory::in_memory();
   const ServerProcess server(
       PHUB_BINARY,
       {"--checkpoints", directory.path() + "/checkpoints", "--checkpoint-every", "1000000"},

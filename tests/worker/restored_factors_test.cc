@@ -50,7 +50,7 @@ std::vector<float> parameters_of(const Worker& worker) {
 }
 
 TEST(RestoredFactors, GoOnWithTheChunksThatTheyHad) {
-  const TemporaryDirectory directory;
+  const TemporaryDirectory directory = TemporaryDirectory::in_memory();
   std::optional<ServerProcess> server;
   const auto serve = [&](const std::string& topology) {
     server.emplace(PHUB_BINARY,

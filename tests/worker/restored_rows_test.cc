@@ -56,7 +56,7 @@ std::vector<float> parameters_of(const Worker& worker) {
 }
 
 TEST(RestoredRows, GoOnToTheBit) {
-  const TemporaryDirectory directory;
+  const TemporaryDirectory directory = TemporaryDirectory::in_memory();
   std::optional<ServerProcess> server;
   const auto serve = [&](const std::string& topology) {
     server.emplace(PHUB_BINARY,

@@ -160,12 +160,11 @@ std::vector<std::byte> expected_of(const Scenario& run, size_t key, uint64_t ele
 
 class RestoredRuns : public ::testing::TestWithParam<Scenario> {
  protected:
-  void serve(const Place& place) {
+  void serve(const Place& place, std::string listen = "127.0.0.1:0") {
     shards_.clear();
-    server_.emplace(PHUB_BINARY,
-                    std::vector<std::string>{"--checkpoints", directory_.path() + "/checkpoints",
-                                             "--checkpoint-every", "3"},
-                    "127.0.0.1:0", place.topology);
+    Flags flags = {"--checkpoints", directory_.path() + "/checkpoints", "--checkpoint-every", "3"};
+    flags.insert(flags.end(), kShortShardLease.begin(), kShortShardLease.end());
+    server_.emplace(PHUB_BINARY, flags, listen, place.topology);
     for (uint32_t i = 0; i < place.shards; ++i) {
       shards_.push_back(std::make_unique<ShardProcess>(PHUB_BINARY, server_->address()));
     }
@@ -250,9 +249,9 @@ class RestoredRuns : public ::testing::TestWithParam<Scenario> {
     return *std::min_element(done_.begin(), done_.begin() + GetParam().ranks);
   }
 
-  const TemporaryDirectory directory_;
+  const TemporaryDirectory directory_ = TemporaryDirectory::in_memory();
+  std::vector<std::unique_ptr<ShardProcess>> shards_;  // end after the server, which ends its jobs
   std::optional<ServerProcess> server_;
-  std::vector<std::unique_ptr<ShardProcess>> shards_;
   std::array<std::atomic<uint64_t>, 3> done_ = {};  // by rank
 };
 
@@ -267,8 +266,8 @@ TEST_P(RestoredRuns, EndAsOneProcessThatAddsEverythingOnce) {
     EXPECT_TRUE(becomes([&] { return durable_round() >= 6; }));
     EXPECT_EQ(boxes(), run.before.shards + 1);
     EXPECT_EQ(server_->end(SIGKILL), -SIGKILL);
+    serve(run.after, server_->address());  // which tells the ranks at once
   }
-  serve(run.after);
   std::mutex mutex;
   uint64_t first_round = 0;
   each_rank(run.ranks, [&](uint32_t rank) {
@@ -312,7 +311,7 @@ TEST_P(ShardDies, AndTheRanksGoOnFromTheCheckpoint) {
   const bool waits = run.on_loss == "wait";
   if (waits) {
     ASSERT_TRUE(becomes([&] { return status().jobs.empty(); }));
-    std::this_thread::sleep_for(std::chrono::seconds(1));
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
     EXPECT_TRUE(status().jobs.empty()) << "it waits for that box";
     shards_.front() = std::make_unique<ShardProcess>(PHUB_BINARY, server_->address());
   }

@@ -51,7 +51,9 @@ class SavedBoxTest : public ::testing::Test {
   }
 
  protected:
-  explicit SavedBoxTest(std::string program) : program_(std::move(program)) {}  // path of phub
+  // `program`: the path of phub. `room_bytes`: of its checkpoints.
+  explicit SavedBoxTest(std::string program, uint64_t room_bytes = uint64_t{256} << 20)
+      : program_(std::move(program)), directory_(TemporaryDirectory::in_memory(room_bytes)) {}
   void serve(uint64_t every, const std::string& listen = "127.0.0.1:0") {
     std::vector<std::string> flags = {"--checkpoints", folder(), "--checkpoint-every",
                                       std::to_string(every)};

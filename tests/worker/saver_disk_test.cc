@@ -80,7 +80,7 @@ class SavedBox : public ::testing::Test {
     worker.wait_all();
   }
 
-  const TemporaryDirectory directory_;
+  const TemporaryDirectory directory_ = TemporaryDirectory::in_memory();
   SlowDisk disk_;
   std::optional<Box> box_;
 };

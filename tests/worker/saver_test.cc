@@ -41,16 +41,18 @@ using ::testing::Not;
 
 constexpr uint64_t kEvery = 7;
 
-// Free now, and likely to be so a moment later.
+// Free now, and none that a connection or another test gets a moment later: below the kernel's own
+// choice, from this process's number on.
 uint16_t free_port() {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in here = {};
-  here.sin_family = AF_INET;
-  socklen_t bytes = sizeof here;
-  EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&here), bytes), 0);
-  EXPECT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&here), &bytes), 0);
-  close(fd);
-  return ntohs(here.sin_port);
+  for (auto port = static_cast<uint16_t>(10'000 + getpid() % 20'000);; ++port) {
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in here = {};
+    here.sin_family = AF_INET;
+    here.sin_port = htons(port);
+    const bool is_free = bind(fd, reinterpret_cast<sockaddr*>(&here), sizeof here) == 0;
+    close(fd);
+    if (is_free) return port;
+  }
 }
 
 class SaverTest : public SavedBoxTest {
@@ -87,7 +89,7 @@ class SaverTest : public SavedBoxTest {
 };
 
 TEST_F(SaverTest, ARunWhoseServerIsKilledEndsAsOneThatIsNot) {
-  constexpr uint64_t kRounds = 300;
+  constexpr uint64_t kRounds = 160;
   std::mt19937_64 random(fresh_seeds(1).first);
   serve(kEvery);
   const std::string expected = run_saving(options_of_all(spec_of("undisturbed", 3)), kRounds,
@@ -139,22 +141,19 @@ TEST_F(SaverTest, AServerThatDiesBetweenJoinAndConnectionRewinds) {
 
 // With another period, and other ranks: rank r gets what rank r saved, and a new one nothing.
 TEST_F(SaverTest, AServerThatIsToldToEndSavesWithTheParts) {
-  constexpr uint64_t kRounds = 1500;
   serve(kEvery);
-  const std::string expected = run_saving(options_of_all(spec_of("untold", 3)), kRounds,
-                                          std::atomic<uint64_t>(kRounds), false);
   const JobSpec spec = spec_of("told", 3);
-  std::atomic<uint64_t> allowed = 0;
+  std::atomic<uint64_t> allowed = 0, rounds = ~uint64_t{0};  // how many are not known yet
   std::string result;
   std::jthread training([&, options = options_of_all(spec)] {  //
-    result = run_saving(options, kRounds, allowed, false);
+    result = run_saving(options, rounds, allowed, false);
   });
   EXPECT_TRUE(becomes_status(spec.name, [&](const JobStatus& job) {
     allowed = job.next_saved_round + 3;
     return job.durable_round > 0;
   }));
   std::jthread going_on([&](const std::stop_token& stop) {
-    for (; !stop.stop_requested() && allowed < kRounds - 1; ++allowed) {
+    for (; !stop.stop_requested(); ++allowed) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   });
@@ -166,14 +165,16 @@ TEST_F(SaverTest, AServerThatIsToldToEndSavesWithTheParts) {
   const std::string address = server_->address();
   EXPECT_EQ(server_->end(SIGTERM), 0) << server_->output();
   going_on.request_stop();
+  going_on.join();
   serve(kEvery, address);
   EXPECT_TRUE(becomes_status(spec.name, [&](const JobStatus& job) {
     EXPECT_TRUE(job.name.empty() || job.durable_round >= completed) << completed;
     return job.durable_round > 0;
   }));
-  allowed = kRounds;
+  rounds = allowed + 10;
+  allowed = rounds.load();
   training.join();
-  EXPECT_EQ(result, expected);
+  EXPECT_EQ(result, run_saving(options_of_all(spec_of("untold", 3)), rounds, rounds, false));
 }
 
 TEST_F(SaverTest, FewerAndMoreRanks) {
@@ -413,7 +414,7 @@ TEST_F(Steps, WhoJoinsAJobInProgressGetsNothing) {
 
 TEST_F(Steps, APartThatDoesNotComeVoidsTheSnapshot) {
   JobSpec spec = spec_of("late", 2);
-  spec.progress_limit_ms = 5000;
+  spec.progress_limit_ms = 3000;
   begin(spec, 2);
   on_save_[1] = [](uint64_t) { fail(ErrorCode::kInvalid, "cannot save"); };
   step();
@@ -421,7 +422,7 @@ TEST_F(Steps, APartThatDoesNotComeVoidsTheSnapshot) {
   workers_[0]->wait_all();
   EXPECT_THROW(workers_[1]->wait_all(), Error);
   EXPECT_TRUE(becomes_status("late", [](const JobStatus& job) { return job.void_snapshots > 0; }));
-  EXPECT_THAT(server_->output(), HasSubstr("the parts of ranks 1 have not come within 5000 ms"));
+  EXPECT_THAT(server_->output(), HasSubstr("the parts of ranks 1 have not come within 3000 ms"));
   on_save_[1] = {};
   ASSERT_TRUE(
       becomes_status("late", [](const JobStatus& job) { return job.next_saved_round > 2; }));
@@ -576,8 +577,9 @@ TEST_F(Parts, WhatIsNotWantedIsRefused) {
   EXPECT_EQ(send_piece(who, {.round = 10, .offset = 1, .all = place.all}, 3), ErrorCode::kInvalid);
   for (; place.offset < place.all; place.offset += kPartPieceBytes) {
     control.send_part(who, place, std::string(kPartPieceBytes, 'x'));
-    EXPECT_EQ(send_piece(who, place, kPartPieceBytes), ErrorCode::kTaken);
     if (place.offset + kPartPieceBytes == place.all) break;
+    if (place.offset > 0) continue;  // as the first one
+    EXPECT_EQ(send_piece(who, place, kPartPieceBytes), ErrorCode::kTaken);
     const uint64_t next = place.offset + kPartPieceBytes;
     EXPECT_EQ(send_piece(who, {.round = 10, .offset = next + 1, .all = place.all}, 3),
               ErrorCode::kInvalid);

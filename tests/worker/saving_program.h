@@ -91,9 +91,10 @@ inline std::string parameters_of(const Worker& worker) {
 }
 
 // All ranks in threads, until `rounds` are done, whatever happens to the server; none goes beyond
-// round `allowed`. `anew`: a rank that lost the server begins as a new process would. `below`: they
-// are at racks. Returns rank 0's parameters.
-inline std::string run_saving(const std::vector<WorkerOptions>& options, uint64_t rounds,
+// round `allowed`, so `rounds` may change while it is beyond that. `anew`: a rank that lost the
+// server begins as a new process would. `below`: they are at racks. Returns rank 0's parameters.
+inline std::string run_saving(const std::vector<WorkerOptions>& options,
+                              const std::atomic<uint64_t>& rounds,
                               const std::atomic<uint64_t>& allowed, bool anew, bool below = false) {
   std::string result;
   std::vector<std::jthread> ranks;

@@ -197,8 +197,11 @@ TEST(ScaleTest, SixtyFourProcessesInFourRacksBelowFourBoxes) {
   spec.groups = "16,16,16,16";
   spec.chunk_elements = 4096;
   WaitingProcesses processes = processes_of(spec, kRacks);
+  const char* shards = std::getenv("PHUB_TEST_SHARDS");
+  const std::string before = shards ? shards : "0";
   setenv("PHUB_TEST_SHARDS", "3", 1);
   Box root("pack:1 core:1 pu:1");
+  setenv("PHUB_TEST_SHARDS", before.c_str(), 1);
   ASSERT_EQ(root.status().shards.size(), 3u);
   std::vector<std::unique_ptr<Box>> racks;
   std::string addresses;

@@ -67,7 +67,7 @@ class Shapes : public ::testing::Test {
     return all;
   }
 
-  const TemporaryDirectory directory_;
+  const TemporaryDirectory directory_ = TemporaryDirectory::in_memory();
   std::optional<ServerProcess> server_;
   std::optional<Worker> worker_;
 };

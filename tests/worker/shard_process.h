@@ -14,6 +14,10 @@
 
 namespace phub::testing {
 
+// Of the servers of tests that kill shards: not for long, yet longer than a busy machine holds one
+// up. A shard must live until its server has ended, or the server waits for it for so long.
+inline const Flags kShortShardLease = {"--shard-lease-ms", "4000"};
+
 class ShardProcess {
  public:
   // `flags`: more of phub serve.

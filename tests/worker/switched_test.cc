@@ -283,7 +283,7 @@ TEST(Switched, RanksThatJoinAgainSendThroughTheSwitch) {
   const uint64_t seed = testing::fresh_seeds(1).first;
   SCOPED_TRACE(fmt::format("PHUB_SEED={}", seed));
   UdpSwitch through({.seed = seed});
-  const TemporaryDirectory folder;
+  const TemporaryDirectory folder = TemporaryDirectory::in_memory();
   const auto serve = [&](const std::string& listen) {
     return std::make_unique<Box>("pack:1 core:2 pu:1", uint64_t{1} << 33, Box::Wrap(),
                                  CheckpointOptions{.folder = folder.path(), .every = 5}, "",
@@ -409,7 +409,7 @@ TEST(Switched, ARankThatVanishesIsLostAndTheOthersSendDirectly) {
   UdpSwitch through({.seed = seed});
   const auto box = box_behind(through, 2);
   GroupedTraining run{.spec = spec_of("vanishes", 3), .seed = seed, .rounds = 6};
-  run.spec.lease_ms = 1500;
+  run.spec.lease_ms = 3000;
   run.spec.optimizer = "sgd";
   std::vector<std::vector<Results>> seen(3);
   std::vector<LogRecord> log;
@@ -461,7 +461,7 @@ TEST(Switched, ARankThatHangsIsLostByTheProgressLimit) {
   const auto box = box_behind(through, 1);
   GroupedTraining run{.spec = spec_of("hangs", 2), .seed = seed, .rounds = 4};
   run.spec.keys.erase(run.spec.keys.begin() + 2);  // nothing goes directly
-  run.spec.progress_limit_ms = 1000;
+  run.spec.progress_limit_ms = 3000;
   std::atomic<bool> done{false};
   each_rank(2, [&](uint32_t rank) {
     Worker worker(options_over_tcp(*box, run.spec, rank));
