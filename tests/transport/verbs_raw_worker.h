@@ -133,7 +133,6 @@ class RawVerbs {
     return completion();
   }
   std::span<std::byte> buffer() { return buffer_; }
-  void disconnect() { rdma_disconnect(id_.get()); }
 
   void close() {
     if (qp_ != nullptr) ibv_destroy_qp(qp_);
