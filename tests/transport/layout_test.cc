@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <map>
 #include <random>
 
@@ -223,58 +224,27 @@ TEST(Layout, DifferencesHaveTheirOwnPlaces) {
   }
 }
 
-// The chunks of a matrix whose factors are sent are whole rows, and so many that each lies on whole
-// cache lines.
+// The chunks of a matrix whose factors or rows are sent are whole rows, and so many that each lies
+// on whole cache lines; those of rows have about as many elements as other chunks.
 TEST(Layout, AMatrixIsCutIntoRows) {
-  for (uint64_t seed = 1; seed <= 200; ++seed) {
+  for (uint64_t seed = 1; seed <= 400; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937_64 random(seed);
-    KeySpec key{.name = "m", .format = "factors"};
-    key.shape = {1 + random() % 500, 1 + random() % 100};
-    key.elements = key.shape[0] * key.shape[1];
-    key.rank_limit = static_cast<uint32_t>(1 + random() % 5);
-    key.tile_rows = tile_rows_for(key, 1 + random() % 9, 64);
-    ASSERT_GT(key.tile_rows, 0u);
-    const std::vector<KeySpec> keys = {
-        {.name = "a", .elements = 33}, key, {.name = "b", .elements = 5}};
-    const Layout layout = lay_out_keys(keys, 64);
-    uint64_t next = 0;
-    for (const ChunkLayout& chunk : layout.chunks) {
-      if (chunk.key != 1) continue;
-      ASSERT_EQ(chunk.key_element, next);
-      ASSERT_EQ(chunk.elements % key.shape[1], 0u);
-      ASSERT_EQ(chunk.offset % kChunkAlignment, 0u);
-      ASSERT_EQ(chunk.gradient_offset % kSlotAlignment, 0u);
-      const uint64_t rows = chunk.elements / key.shape[1];
-      ASSERT_EQ(chunk.slot_bytes, 4 * (key.rank_limit * (rows + key.shape[1]) + 1));
-      ASSERT_EQ(chunk.slot_bytes, kernels::slot_bytes({.elements = chunk.elements,
-                                                       .form = kernels::SlotForm::kFactors,
-                                                       .columns = key.shape[1],
-                                                       .limit = key.rank_limit}));
-      ASSERT_LE(initial_parts(chunk.elements, chunk.slot_bytes), 255u);
-      next += chunk.elements;
+    const bool factors = seed % 2 == 0;
+    KeySpec key{.name = "m", .shape = {1 + random() % 500, 1 + random() % 100}};
+    const uint64_t columns = key.shape[1];
+    key.elements = key.shape[0] * columns;
+    uint32_t chunk_elements = 64;
+    if (factors) {
+      set_rank_limit(key, static_cast<uint32_t>(1 + random() % 5));
+    } else {
+      set_rows_limit(key, static_cast<uint32_t>(1 + random() % 40), random() % 2 == 0);
+      chunk_elements = static_cast<uint32_t>(32 * (1 + random() % 200));
     }
-    ASSERT_EQ(next, key.elements);
-    Sample s{.keys = keys, .chunk_elements = 64, .queue_chunks = {{}}, .queue_node = {0}};
-    for (uint32_t c = 0; c < layout.chunks.size(); ++c) s.queue_chunks[0].push_back(c);
-    expect_own_slots(s, layout_of(s, false), false);
-    expect_own_slots(s, layout_of(s, true), true);
-  }
-}
-
-// So are those of a table whose rows are sent; of about as many elements as other chunks.
-TEST(Layout, ATableIsCutIntoRows) {
-  for (uint64_t seed = 1; seed <= 200; ++seed) {
-    SCOPED_TRACE("seed " + std::to_string(seed));
-    std::mt19937_64 random(seed);
-    KeySpec key{.name = "t", .shape = {1 + random() % 500, 1 + random() % 100}};
-    key.elements = key.shape[0] * key.shape[1];
-    set_rows_limit(key, static_cast<uint32_t>(1 + random() % 40), random() % 2 == 0);
-    const auto chunk_elements = static_cast<uint32_t>(32 * (1 + random() % 200));
     key.tile_rows = tile_rows_for(key, 1 + random() % 9, chunk_elements);
     ASSERT_GT(key.tile_rows, 0u);
-    if (key.tile_rows > rows_together(key)) {
-      ASSERT_LE(key.tile_rows * key.shape[1], std::max<uint64_t>(chunk_elements, key.shape[1]));
+    if (!factors && key.tile_rows > rows_together(key)) {
+      ASSERT_LE(key.tile_rows * columns, std::max<uint64_t>(chunk_elements, columns));
     }
     const std::vector<KeySpec> keys = {
         {.name = "a", .elements = 33}, key, {.name = "b", .elements = 5}};
@@ -283,15 +253,19 @@ TEST(Layout, ATableIsCutIntoRows) {
     for (const ChunkLayout& chunk : layout.chunks) {
       if (chunk.key != 1) continue;
       ASSERT_EQ(chunk.key_element, next);
-      ASSERT_EQ(chunk.elements % key.shape[1], 0u);
+      ASSERT_EQ(chunk.elements % columns, 0u);
       ASSERT_EQ(chunk.offset % kChunkAlignment, 0u);
       ASSERT_EQ(chunk.gradient_offset % kSlotAlignment, 0u);
-      const uint64_t rows = std::min<uint64_t>(chunk.elements / key.shape[1], key.rows_limit);
-      ASSERT_EQ(chunk.slot_bytes, 4 * (rows * (1 + key.shape[1]) + 1));
-      ASSERT_EQ(chunk.slot_bytes, kernels::slot_bytes({.elements = chunk.elements,
-                                                       .form = kernels::SlotForm::kRows,
-                                                       .columns = key.shape[1],
-                                                       .limit = key.rows_limit}));
+      const uint64_t rows = chunk.elements / columns;
+      const uint64_t sent = std::min<uint64_t>(rows, key.rows_limit);
+      ASSERT_EQ(chunk.slot_bytes, factors ? 4 * (key.rank_limit * (rows + columns) + 1)
+                                          : 4 * (sent * (1 + columns) + 1));
+      ASSERT_EQ(chunk.slot_bytes,
+                kernels::slot_bytes(
+                    {.elements = chunk.elements,
+                     .form = factors ? kernels::SlotForm::kFactors : kernels::SlotForm::kRows,
+                     .columns = columns,
+                     .limit = factors ? key.rank_limit : key.rows_limit}));
       ASSERT_LE(initial_parts(chunk.elements, chunk.slot_bytes), 255u);
       next += chunk.elements;
     }
@@ -305,71 +279,56 @@ TEST(Layout, ATableIsCutIntoRows) {
 }
 
 // The largest tile has a slot and initial parts that a write and an immediate can name.
-TEST(Layout, NoTileIsTooLarge) {
-  for (const uint64_t rows : {1ull, 31ull, 1000ull, 10'000'000ull}) {
-    for (const uint64_t columns :
-         {1ull, 7ull, 32ull, 4096ull, 25'088ull, 500'000ull, 1'048'575ull}) {
-      for (const uint32_t limit : {1u, 2u, 32u, 1000u, 100'000u}) {
-        KeySpec key{.name = "m", .elements = rows * columns, .shape = {rows, columns}};
-        set_rank_limit(key, limit);
-        const uint64_t most = most_tile_rows(key);
-        if (most == 0) {
-          const uint64_t least = std::min<uint64_t>(rows, rows_together(key));
-          EXPECT_TRUE(limit * (least + columns) > kMaxChunkElements ||
-                      least * columns > kMaxChunkElements);
-          continue;
-        }
-        const SlotFormat format = factor_format(limit, static_cast<uint32_t>(columns));
-        EXPECT_LE(most, rows);
-        EXPECT_LE(most * columns, kMaxChunkElements);
-        EXPECT_LE(format.bytes(most * columns), 4ull * kMaxChunkElements + 4);
-        EXPECT_LE(
-            initial_parts(static_cast<uint32_t>(most * columns), format.bytes(most * columns)),
-            255u);
-      }
-    }
+void expect_tiles_that_fit(const KeySpec& key) {
+  const uint64_t rows = key.shape[0], columns = key.shape[1], most = most_tile_rows(key);
+  if (most == 0) {
+    const uint64_t least = std::min<uint64_t>(rows, rows_together(key));
+    EXPECT_TRUE(key.rank_limit * (least + columns) > kMaxChunkElements ||
+                least * columns > kMaxChunkElements);
+    return;
   }
+  const auto width = static_cast<uint32_t>(columns);
+  const SlotFormat format =
+      key.rank_limit > 0 ? factor_format(key.rank_limit, width) : row_format(key.rows_limit, width);
+  EXPECT_LE(most, rows);
+  EXPECT_LE(most * columns, kMaxChunkElements);
+  const uint64_t bytes = format.bytes(most * columns);
+  EXPECT_LE(bytes, (key.rank_limit > 0 ? 4ull : 8ull) * kMaxChunkElements + 4);
+  EXPECT_LE(initial_parts(static_cast<uint32_t>(most * columns), bytes), 255u);
 }
 
-TEST(Layout, NoTileOfRowsIsTooLarge) {
-  for (const uint64_t rows : {1ull, 31ull, 1000ull, 10'000'000ull}) {
-    for (const uint64_t columns : {1ull, 7ull, 32ull, 4096ull, 500'001ull, 1'048'575ull}) {
-      for (const uint32_t limit : {1u, 2u, 1000u, 1'048'575u}) {
-        KeySpec key{.name = "t", .elements = rows * columns, .shape = {rows, columns}};
+TEST(Layout, NoTileIsTooLarge) {
+  for (const uint64_t rows : {1u, 31u, 1000u, 10'000'000u}) {
+    for (const uint64_t columns : {1u, 7u, 32u, 4096u, 25'088u, 500'000u, 500'001u, 1'048'575u}) {
+      for (const uint32_t limit : {1u, 2u, 32u, 1000u, 100'000u, 1'048'575u}) {
+        SCOPED_TRACE(testing::Message() << rows << " x " << columns << ", limit " << limit);
+        KeySpec key{.name = "m", .elements = rows * columns, .shape = {rows, columns}};
+        set_rank_limit(key, limit);
+        expect_tiles_that_fit(key);
+        set_rank_limit(key, 0);
         set_rows_limit(key, limit, false);
-        const uint64_t most = most_tile_rows(key);
-        if (most == 0) {
-          EXPECT_GT(std::min<uint64_t>(rows, rows_together(key)) * columns, kMaxChunkElements);
-          continue;
-        }
-        EXPECT_LE(most, rows);
-        EXPECT_LE(most * columns, kMaxChunkElements);
-        const uint64_t bytes =
-            row_format(limit, static_cast<uint32_t>(columns)).bytes(most * columns);
-        EXPECT_LE(bytes, 8ull * kMaxChunkElements + 4);
-        EXPECT_LE(initial_parts(static_cast<uint32_t>(most * columns), bytes), 255u);
+        expect_tiles_that_fit(key);
       }
     }
   }
 }
 
 TEST(Layout, AMatrixThatDoesNotFitIsRefused) {
-  const auto refused = [](auto spoil) {
+  using Spoil = void (*)(KeySpec&);
+  const Spoil kCases[] = {
+      [](auto& key) { key.tile_rows = 0; },  [](auto& key) { key.tile_rows = 21; },
+      [](auto& key) { key.rank_limit = 0; }, [](auto& key) { key.rank_limit = 1 << 24; },
+      [](auto& key) { key.shape = {600}; },  [](auto& key) { key.shape = {}; },
+      [](auto& key) { key.shape[1] = 0; },   [](auto& key) { key.shape[1] = 31; },
+      [](auto& key) { key.elements = 601; },
+  };
+  for (size_t i = 0; i < std::size(kCases); ++i) {
     KeySpec key{.name = "m", .elements = 600, .shape = {20, 30}, .tile_rows = 16};
     set_rank_limit(key, 2);
     EXPECT_EQ(lay_out_keys({&key, 1}, 64).chunks.size(), 2u);
-    spoil(key);
-    EXPECT_THROW(lay_out_keys({&key, 1}, 64), Error);
-  };
-  refused([](KeySpec& key) { key.tile_rows = 0; });
-  refused([](KeySpec& key) { key.tile_rows = 21; });
-  refused([](KeySpec& key) { key.rank_limit = 0; });
-  refused([](KeySpec& key) { key.rank_limit = 1 << 24; });
-  refused([](KeySpec& key) { key.shape = {600}; });
-  refused([](KeySpec& key) { key.shape = {}; });
-  refused([](KeySpec& key) { key.shape = {20, 0}; });
-  refused([](KeySpec& key) { key.shape = {20, 31}; });
-  refused([](KeySpec& key) { key.elements = 601; });
+    kCases[i](key);
+    EXPECT_THROW(lay_out_keys({&key, 1}, 64), Error) << "case " << i;
+  }
 }
 
 TEST(Layout, AnAnswerThatDoesNotFitTogetherIsRefused) {
@@ -378,41 +337,40 @@ TEST(Layout, AnAnswerThatDoesNotFitTogetherIsRefused) {
   good.layout = routes_of(layout_of(s, false));
   good.spec.keys = s.keys;
   good.spec.chunk_elements = s.chunk_elements;
-  const auto message = [&](auto spoil) {
+  const auto full = std::ranges::find_if(good.layout.queue_chunks,
+                                         [](const auto& chunks) { return !chunks.empty(); }) -
+                    good.layout.queue_chunks.begin();
+  const struct {
+    const char* says;
+    std::function<void(JoinReply&, JobLayout&)> spoil;
+  } kCases[] = {
+      {"", [](auto&, auto&) {}},
+      {"keys", [](auto&, auto& l) { l.key_offset[0] += 32; }},
+      {"keys", [](auto&, auto& l) { l.total_elements += 32; }},
+      {"keys", [](auto& r, auto&) { r.spec.keys.pop_back(); }},
+      {"offsets", [](auto&, auto& l) { l.queue_offset.push_back(0); }},
+      {"have a queue", [&](auto&, auto& l) { l.queue_chunks[full].pop_back(); }},
+      {"another queue", [&](auto&, auto& l) { l.queue_chunks[full].push_back(0); }},
+      {"does not exist", [&](auto&, auto& l) { l.queue_chunks[full][0] = 1u << 30; }},
+      {"begins at element", [&](auto&, auto& l) { l.queue_offset[full] = ~uint64_t{0}; }},
+      {"rounds", [](auto& r, auto&) { r.first_round = 0; }},
+      {"chunks", [](auto& r, auto&) { r.spec.chunk_elements += 1; }},
+      {"offsets", [](auto&, auto& l) { l.queue_slots.clear(); }},
+      {"begin at byte", [&](auto&, auto& l) { l.queue_slots[full] = ~uint64_t{0}; }},
+  };
+  for (const auto& [says, spoil] : kCases) {
     JoinReply reply = good;
-    spoil(reply);
+    spoil(reply, reply.layout);
+    std::string message;
     try {
       phub::layout_of(reply);
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kInternal);
-      return std::string(error.what());
+      message = error.what();
     }
-    return std::string();
-  };
-  EXPECT_EQ(message([](JoinReply&) {}), "");
-  const auto& queues = good.layout.queue_chunks;
-  const size_t full =
-      static_cast<size_t>(std::find_if(queues.begin(), queues.end(),
-                                       [](const auto& chunks) { return !chunks.empty(); }) -
-                          queues.begin());
-  EXPECT_THAT(message([](JoinReply& r) { r.layout.key_offset[0] += 32; }), HasSubstr("keys"));
-  EXPECT_THAT(message([](JoinReply& r) { r.layout.total_elements += 32; }), HasSubstr("keys"));
-  EXPECT_THAT(message([](JoinReply& r) { r.spec.keys.pop_back(); }), HasSubstr("keys"));
-  EXPECT_THAT(message([](JoinReply& r) { r.layout.queue_offset.push_back(0); }),
-              HasSubstr("offsets"));
-  EXPECT_THAT(message([&](JoinReply& r) { r.layout.queue_chunks[full].pop_back(); }),
-              HasSubstr("have a queue"));
-  EXPECT_THAT(message([&](JoinReply& r) { r.layout.queue_chunks[full].push_back(0); }),
-              HasSubstr("another queue"));
-  EXPECT_THAT(message([&](JoinReply& r) { r.layout.queue_chunks[full][0] = 1u << 30; }),
-              HasSubstr("does not exist"));
-  EXPECT_THAT(message([&](JoinReply& r) { r.layout.queue_offset[full] = ~uint64_t{0}; }),
-              HasSubstr("begins at element"));
-  EXPECT_THAT(message([](JoinReply& r) { r.first_round = 0; }), HasSubstr("rounds"));
-  EXPECT_THAT(message([](JoinReply& r) { r.spec.chunk_elements += 1; }), HasSubstr("chunks"));
-  EXPECT_THAT(message([](JoinReply& r) { r.layout.queue_slots.clear(); }), HasSubstr("offsets"));
-  EXPECT_THAT(message([&](JoinReply& r) { r.layout.queue_slots[full] = ~uint64_t{0}; }),
-              HasSubstr("begin at byte"));
+    EXPECT_EQ(message.empty(), *says == 0) << message;
+    EXPECT_THAT(message, HasSubstr(says));
+  }
 }
 
 TEST(Layout, InitialParametersFitTheSlotOfEveryFormat) {
