@@ -27,6 +27,7 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using enum ErrorCode;
 using Clock = std::chrono::steady_clock;
 constexpr double kBoundedMs = 60000;  // on a machine with other things to do
 
@@ -78,6 +79,10 @@ class BadInput : public ::testing::Test {
   Bystander bystander_{box_.address()};
 };
 
+void schedule(WorkerOptions& options, uint64_t round, const char* name, double value) {
+  options.spec.schedule = {{.round = round, .values = {{name, value}}}};
+}
+
 struct BadJoin {
   const char* what;
   ErrorCode code;
@@ -85,120 +90,51 @@ struct BadJoin {
   std::function<void(WorkerOptions&)> change;
 };
 
+// What a spec may not be is in transport/messages_test; here is who refuses it, and the rest.
 TEST_F(BadInput, JobsThatCannotBe) {
-  constexpr ErrorCode kInvalid = ErrorCode::kInvalid;
   const std::vector<BadJoin> kCases = {
       {"no keys", kInvalid, "a job needs at least one key", [](auto& o) { o.spec.keys.clear(); }},
-      {"an empty key", kInvalid, "keys[1].elements", [](auto& o) { o.spec.keys[1].elements = 0; }},
-      {"a key twice", kInvalid, "keys[1].name: 'w' is there twice",
-       [](auto& o) { o.spec.keys[1].name = "w"; }},
-      {"a key without a name", kInvalid, "keys[0].name: must not be empty",
-       [](auto& o) { o.spec.keys[0].name = ""; }},
-      {"a key with a long name", kInvalid, "keys[0].name",
-       [](auto& o) { o.spec.keys[0].name = std::string(300, 'x'); }},
-      {"a key with a strange name", kInvalid, "control characters",
-       [](auto& o) { o.spec.keys[0].name = "a\nb"; }},
-      {"a key beyond all limits", kInvalid, "keys[1].elements",
-       [](auto& o) { o.spec.keys[1].elements = uint64_t{1} << 41; }},
-      {"keys that are too many elements together", kInvalid, "brings the job over",
-       [](auto& o) { o.spec.keys[0].elements = o.spec.keys[1].elements = kMaxElements / 2 + 1; }},
       {"no name", kInvalid,
        "got ''. Give the job a name (PHUB_JOB), or start the ranks with a launcher",
        [](auto& o) { o.spec.name = ""; }},
-      {"a name with a path in it", kInvalid, "name: must be 1 to 255 letters",
-       [](auto& o) { o.spec.name = "../job"; }},
-      {"no ranks", kInvalid, "world_size", [](auto& o) { o.spec.world_size = 0; }},
-      {"too many ranks", kInvalid, "world_size", [](auto& o) { o.spec.world_size = 2000; }},
-      {"fewer ranks at most than at first", kInvalid, "max_ranks",
-       [](auto& o) { o.spec.world_size = 4, o.spec.max_ranks = 3; }},
-      {"chunks of odd sizes", kInvalid, "chunk_elements: must be a multiple of 32",
-       [](auto& o) { o.spec.chunk_elements = 100; }},
-      {"no chunks", kInvalid, "chunk_elements", [](auto& o) { o.spec.chunk_elements = 0; }},
       {"an optimizer that is not known", kInvalid, "optimizer: must be one of none, sgd",
        [](auto& o) { o.spec.optimizer = "sdg"; }},
-      {"a gradient format", kInvalid, "gradient_dtype: must be one of f32",
-       [](auto& o) { o.spec.gradient_dtype = "float32"; }},
-      {"a key's format", kInvalid,
-       "keys[0].format: must be one of f32, bf16, f16, fp8-e4m3, fp8-e5m2, int32, int8, int4, "
-       "topk, got "
-       "'int9'",
-       [](auto& o) { o.spec.keys[0].format = "int9"; }},
-      {"a parameter format", kInvalid, "parameter_dtype: must be one of f32",
-       [](auto& o) { o.spec.parameter_dtype = "f64"; }},
-      {"a reduction", kInvalid, "reduction", [](auto& o) { o.spec.reduction = "max"; }},
-      {"some work", kInvalid, "work", [](auto& o) { o.spec.work = "half"; }},
-      {"an initial", kInvalid, "initial", [](auto& o) { o.spec.initial = "random"; }},
-      {"a policy", kInvalid, "on_loss", [](auto& o) { o.spec.on_loss = "panic"; }},
-      {"another policy", kInvalid, "on_nonfinite", [](auto& o) { o.spec.on_nonfinite = "clip"; }},
-      {"no lease", kInvalid, "lease_ms", [](auto& o) { o.spec.lease_ms = 0; }},
       {"a hyperparameter's name", kInvalid, "unknown hyperparameter 'learning_rate'; known are lr",
-       [](auto& o) {
-         o.spec.hyper = {{"learning_rate", 0.1}};
-       }},
+       [](auto& o) { o.spec.hyper["learning_rate"] = 0.1; }},
       {"a hyperparameter's value", kInvalid, "'lr' is -1",
-       [](auto& o) {
-         o.spec.hyper = {{"lr", -1}};
-       }},
-      {"another's value", kInvalid, "'beta1' is 1",
-       [](auto& o) {
-         o.spec.hyper = {{"beta1", 1}};
-       }},
+       [](auto& o) { o.spec.hyper["lr"] = -1; }},
+      {"another's value", kInvalid, "'beta1' is 1", [](auto& o) { o.spec.hyper["beta1"] = 1; }},
       {"a value of another optimizer", kInvalid,
        "hyperparameter 'momentum' is 0.9, and optimizer 'sgd' does not use it: it is "
        "for momentum, nesterov. Choose one",
-       [](auto& o) {
-         o.spec.optimizer = "sgd";
-         o.spec.hyper = {{"momentum", 0.9}};
-       }},
+       [](auto& o) { o.spec.hyper["momentum"] = 0.9; }},
       {"a value without an optimizer", kInvalid,
        "hyperparameter 'lr' is 0.5, and optimizer 'none' does not use it: it is for "
        "all but none",
-       [](auto& o) {
-         o.spec.optimizer = "none";
-         o.spec.hyper = {{"lr", 0.5}};
-       }},
+       [](auto& o) { o.spec.optimizer = "none", o.spec.hyper["lr"] = 0.5; }},
       {"a value of another optimizer in the schedule", kInvalid, "'dampening' is 0.1",
-       [](auto& o) {
-         o.spec.optimizer = "nesterov";
-         o.spec.schedule = {{.round = 5, .values = {{"dampening", 0.1}}}};
-       }},
+       [](auto& o) { o.spec.optimizer = "nesterov", schedule(o, 5, "dampening", 0.1); }},
       {"a value of a group without a key", kInvalid, "and no key of job 'job' is of group 1",
-       [](auto& o) {
-         o.spec.optimizer = "sgd";
-         o.spec.keys[0].group = 2;
-         o.spec.hyper = {{"lr@1", 0.5}};
-       }},
+       [](auto& o) { o.spec.keys[0].group = 2, o.spec.hyper["lr@1"] = 0.5; }},
       {"a name in the schedule", kInvalid, "unknown hyperparameter 'lrr'",
-       [](auto& o) {
-         o.spec.schedule = {{.round = 5, .values = {{"lrr", 1}}}};
-       }},
-      {"a schedule that goes back", kInvalid, "schedule[1].round: must be ascending",
-       [](auto& o) {
-         o.spec.schedule = {{5, {{"lr", 1}}}, {4, {{"lr", 2}}}};
-       }},
+       [](auto& o) { schedule(o, 5, "lrr", 1); }},
       {"a schedule that changes the state", kInvalid, "rmsprop_momentum cannot change",
-       [](auto& o) {
-         o.spec.optimizer = "rmsprop";
-         o.spec.schedule = {{5, {{"rmsprop_momentum", 0.5}}}};
-       }},
+       [](auto& o) { o.spec.optimizer = "rmsprop", schedule(o, 5, "rmsprop_momentum", 0.5); }},
       {"a transport", kInvalid, "this server does not offer transport 'pigeon'; it offers: shm",
        [](auto& o) { o.transport = "pigeon"; }},
       {"a rank that cannot be", kInvalid, "rank", [](auto& o) { o.rank = 5000; }},
       {"another", kInvalid, "rank", [](auto& o) { o.rank = -2; }},
-      {"more memory than there is", ErrorCode::kFull,
+      {"more memory than there is", kFull,
        "MiB (gradients of 8 ranks 128.0, parameters 16.0, optimizer state 16.0, gated sums 0.0, "
-       "branches 0.0, snapshot 0.0, "
-       "bookkeeping",
+       "branches 0.0, snapshot 0.0, bookkeeping",
        [](auto& o) {
          o.spec.keys = {{.name = "w", .elements = 4 << 20}};
-         o.spec.world_size = 8;
-         o.spec.optimizer = "nesterov";
+         o.spec.world_size = 8, o.spec.optimizer = "nesterov";
        }},
-      {"more memory than there could be", ErrorCode::kFull, "raise --memory-limit",
+      {"more memory than there could be", kFull, "raise --memory-limit",
        [](auto& o) {
          o.spec.keys = {{.name = "w", .elements = kMaxElements}};
-         o.spec.world_size = 1024;
-         o.spec.chunk_elements = 1 << 24;
+         o.spec.world_size = 1024, o.spec.chunk_elements = 1 << 24;
        }},
       {"a server's address", kInvalid, "nowhere", [](auto& o) { o.server = "nowhere"; }},
   };
@@ -215,45 +151,19 @@ TEST_F(BadInput, RanksThatDisagree) {
   options.await_ranks = false;
   Worker present(options);
   const std::vector<BadJoin> kCases = {
-      {"one key less", ErrorCode::kMismatch, "there are 1 keys here and 2 in the job",
+      {"one key less", kMismatch, "there are 1 keys here and 2 in the job",
        [](auto& o) { o.spec.keys.pop_back(); }},
-      {"one key more", ErrorCode::kMismatch, "there are 3 keys here and 2 in the job",
-       [](auto& o) { o.spec.keys.push_back({.name = "x", .elements = 1}); }},
-      {"a key's name", ErrorCode::kMismatch, "key 1 is 'bias' here and 'b' in the job",
-       [](auto& o) { o.spec.keys[1].name = "bias"; }},
-      {"a key's length", ErrorCode::kMismatch,
-       "key 0 'w' has 20001 elements here and 20000 in the job",
-       [](auto& o) { o.spec.keys[0].elements++; }},
-      {"a key's shape", ErrorCode::kMismatch,
-       "key 0 'w': shape is [200,100] here and [] in the job",
-       [](auto& o) {
-         o.spec.keys[0].shape = {200, 100};
-       }},
-      {"the order of keys", ErrorCode::kMismatch, "key 0 is 'b' here and 'w' in the job",
+      {"the order of keys", kMismatch, "key 0 is 'b' here and 'w' in the job",
        [](auto& o) { std::swap(o.spec.keys[0], o.spec.keys[1]); }},
-      {"a key's learning rate", ErrorCode::kMismatch, "key 1 'b': lr_scale",
-       [](auto& o) { o.spec.keys[1].lr_scale = 2; }},
-      {"the optimizer", ErrorCode::kMismatch, "optimizer is 'adam' here and 'sgd' in the job",
+      {"the optimizer", kMismatch, "optimizer is 'adam' here and 'sgd' in the job",
        [](auto& o) { o.spec.optimizer = "adam"; }},
-      {"the learning rate", ErrorCode::kMismatch, "hyper is",
-       [](auto& o) {
-         o.spec.hyper = {{"lr", 0.5}};
-       }},
-      {"a key's format", ErrorCode::kMismatch, "format is 'bf16' here and '' in the job",
-       [](auto& o) { o.spec.keys[0].format = "bf16"; }},
-      {"the format", ErrorCode::kMismatch, "gradient_dtype is 'f16' here and 'f32' in the job",
-       [](auto& o) { o.spec.gradient_dtype = "f16"; }},
-      {"the number of ranks", ErrorCode::kMismatch, "world_size is 3 here and 2 in the job",
-       [](auto& o) { o.spec.world_size = 3; }},
-      {"the most ranks", ErrorCode::kMismatch, "max_ranks is 2 here and 3 in the job",
+      {"the most ranks", kMismatch, "max_ranks is 2 here and 3 in the job",
        [](auto& o) { o.spec.max_ranks = 0; }},
-      {"the policy", ErrorCode::kMismatch, "on_loss is 'fail' here and 'shrink' in the job",
-       [](auto& o) { o.spec.on_loss = "fail"; }},
-      {"the transport", ErrorCode::kMismatch, "runs over shm, this worker asks for tcp",
+      {"the transport", kMismatch, "runs over shm, this worker asks for tcp",
        [](auto& o) { o.transport = "tcp"; }},
-      {"a rank twice", ErrorCode::kTaken, "rank 0 of job 'job' is taken by incarnation 1",
+      {"a rank twice", kTaken, "rank 0 of job 'job' is taken by incarnation 1",
        [](auto& o) { o.rank = 0; }},
-      {"one rank too many", ErrorCode::kFull, "rank 3 is out of range: job 'job' has max_ranks 3",
+      {"one rank too many", kFull, "rank 3 is out of range: job 'job' has max_ranks 3",
        [](auto& o) { o.rank = 3; }},
   };
   for (const BadJoin& bad : kCases) {
@@ -265,8 +175,7 @@ TEST_F(BadInput, RanksThatDisagree) {
   }
   options.rank = -1;
   Worker one(options), two(options);
-  expect_error(ErrorCode::kFull, "job 'job' is full: all 3 ranks are taken",
-               [&] { Worker worker(options); });
+  expect_error(kFull, "job 'job' is full: all 3 ranks are taken", [&] { Worker worker(options); });
   const ServerStatus status = box_.status();
   EXPECT_EQ(status.jobs[1].name, "job");
   for (const RankStatus& rank : status.jobs[1].ranks) EXPECT_EQ(rank.incarnation, 1u);
@@ -277,7 +186,7 @@ TEST_F(BadInput, MemoryThatOthersHold) {
   large.keys = {{.name = "w", .elements = 5 << 20}};  // 20 MiB, twice
   std::optional<Worker> holder(box_.options(large));
   large.name = "larger";
-  expect_error(ErrorCode::kFull, "MiB are in use: end another job",
+  expect_error(kFull, "MiB are in use: end another job",
                [&] { Worker worker(box_.options(large)); });
   holder.reset();
   const Worker now(box_.options(large));  // its memory is there again
@@ -290,7 +199,7 @@ TEST_F(BadInput, AJoinThatIsTooLargeToRead) {
   for (uint32_t key = 0; key < 200'000; ++key) {
     many.keys.push_back({.name = std::to_string(key), .elements = 1});
   }
-  expect_error(ErrorCode::kFull, "MiB to read, and", [&] { Worker worker(box_.options(many)); });
+  expect_error(kFull, "MiB to read, and", [&] { Worker worker(box_.options(many)); });
 }
 
 // Listens and never answers, or answers as somebody else does.
@@ -341,15 +250,15 @@ TEST(BadServer, IsNotThereOrIsSomebodyElse) {
     const Impostor gone("");
     nobody = gone.address();
   }
-  expect_error(ErrorCode::kUnavailable, nobody, [&] { join(nobody); });
+  expect_error(kUnavailable, nobody, [&] { join(nobody); });
   const Impostor silent("");
-  expect_error(ErrorCode::kTimeout, silent.address(), [&] { join(silent.address()); });
+  expect_error(kTimeout, silent.address(), [&] { join(silent.address()); });
   const Impostor web("HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\nnope");
-  expect_error(ErrorCode::kUnavailable, "is this a phub server?", [&] { join(web.address()); });
+  expect_error(kUnavailable, "is this a phub server?", [&] { join(web.address()); });
   const Impostor mail("220 mail.example.org ESMTP\r\n");
-  expect_error(ErrorCode::kUnavailable, mail.address(), [&] { join(mail.address()); });
+  expect_error(kUnavailable, mail.address(), [&] { join(mail.address()); });
   const Impostor torn("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}");
-  expect_error(ErrorCode::kInvalid, "answer to status", [&] { join(torn.address()); });
+  expect_error(kInvalid, "answer to status", [&] { join(torn.address()); });
 }
 
 // Every call of the control port with a credential that is wrong in some way, while its owner is
@@ -360,9 +269,8 @@ TEST_F(BadInput, ASocketThatIsOutOfReach) {
   const std::string path = line.substr(5, line.find(',') - 5);
   const std::string aside = path + ".aside";
   ASSERT_EQ(rename(path.c_str(), aside.c_str()), 0) << path;
-  expect_error(ErrorCode::kUnavailable, fmt::format("no server at '{}'", path),
-               [&] { join([](auto&) {}); });
-  expect_error(ErrorCode::kUnavailable, "set PHUB_TRANSPORT=tcp", [&] { join([](auto&) {}); });
+  expect_error(kUnavailable, fmt::format("no server at '{}'", path), [&] { join([](auto&) {}); });
+  expect_error(kUnavailable, "set PHUB_TRANSPORT=tcp", [&] { join([](auto&) {}); });
   EXPECT_EQ(rename(aside.c_str(), path.c_str()), 0);
 }
 
@@ -401,52 +309,31 @@ TEST_F(BadInput, CredentialsThatAreWrong) {
   struct Wrong {
     const char* what;
     Credential who;
-    ErrorCode code;
-    const char* says;
+    ErrorCode code = kUnauthorized;
+    const char* says = "not the ticket";
   };
   std::string almost = live.ticket;
   almost.back() = almost.back() == '0' ? '1' : '0';
+  const uint32_t now = live.incarnation;
   const std::vector<Wrong> wrongs = {
       {"another ticket",
-       {"job", 0, live.incarnation, std::string(32, 'a')},
-       ErrorCode::kUnauthorized,
+       {"job", 0, now, std::string(32, 'a')},
+       kUnauthorized,
        "this is not the ticket of rank 0 of job 'job'"},
-      {"one digit",
-       {"job", 0, live.incarnation, almost},
-       ErrorCode::kUnauthorized,
-       "not the ticket"},
-      {"half a ticket",
-       {"job", 0, live.incarnation, live.ticket.substr(0, 16)},
-       ErrorCode::kUnauthorized,
-       "not the ticket"},
-      {"no ticket", {"job", 0, live.incarnation, ""}, ErrorCode::kUnauthorized, "Bearer"},
-      {"the neighbour's",
-       {"job", 0, live.incarnation, neighbour.ticket},
-       ErrorCode::kUnauthorized,
-       "not the ticket"},
-      {"of another job",
-       {"job", 0, live.incarnation, stranger.ticket},
-       ErrorCode::kUnauthorized,
-       "not the ticket"},
-      {"for another job",
-       {"bystander", 0, live.incarnation, live.ticket},
-       ErrorCode::kFenced,
-       "incarnation 2 of rank 0"},
-      {"an incarnation that was replaced", fenced, ErrorCode::kFenced,
-       "incarnation 1 of rank 0 was replaced"},
-      {"an incarnation to come", {"job", 0, 3, live.ticket}, ErrorCode::kFenced, "incarnation 3"},
-      {"a rank that has not joined",
-       {"other", 1, 0, live.ticket},
-       ErrorCode::kUnauthorized,
-       "not the ticket"},
+      {"one digit", {"job", 0, now, almost}},
+      {"half a ticket", {"job", 0, now, live.ticket.substr(0, 16)}},
+      {"no ticket", {"job", 0, now, ""}, kUnauthorized, "Bearer"},
+      {"the neighbour's", {"job", 0, now, neighbour.ticket}},
+      {"of another job", {"job", 0, now, stranger.ticket}},
+      {"for another job", {"bystander", 0, now, live.ticket}, kFenced, "incarnation 2 of rank 0"},
+      {"an incarnation that was replaced", fenced, kFenced, "incarnation 1 of rank 0 was replaced"},
+      {"an incarnation to come", {"job", 0, 3, live.ticket}, kFenced, "incarnation 3"},
+      {"a rank that has not joined", {"other", 1, 0, live.ticket}},
       {"a rank that is not there",
        {"job", 7, 1, live.ticket},
-       ErrorCode::kNotFound,
+       kNotFound,
        "job 'job' has no rank 7"},
-      {"a job that is not there",
-       {"jobb", 0, 1, live.ticket},
-       ErrorCode::kNotFound,
-       "there is no job 'jobb'"},
+      {"a job that is not there", {"jobb", 0, 1, live.ticket}, kNotFound, "there is no job 'jobb'"},
   };
   const auto try_all = [&] {
     for (const Wrong& wrong : wrongs) {
@@ -457,11 +344,10 @@ TEST_F(BadInput, CredentialsThatAreWrong) {
     }
   };
   try_all();
-  expect_error(ErrorCode::kInvalid, "unknown hyperparameter", [&] {
+  expect_error(kInvalid, "unknown hyperparameter", [&] {
     client.set_hyper(live, {.round = 0, .values = {{"speed", 9}}});
   });
-  expect_error(ErrorCode::kInvalid, "cannot make a broken connection again",
-               [&] { client.reconnect(live); });
+  expect_error(kInvalid, "cannot make a broken connection again", [&] { client.reconnect(live); });
   for (const LogRecord& record : box_.log("job")) EXPECT_NE(record.kind, LogRecord::Kind::kHyper);
   EXPECT_TRUE(client.heartbeat(live).missing.empty());  // and the job goes on
 
@@ -469,14 +355,13 @@ TEST_F(BadInput, CredentialsThatAreWrong) {
   client.leave(live);
   for (const Call& call : calls) {
     SCOPED_TRACE(call.name);
-    expect_error(ErrorCode::kFenced, "rank 0 (incarnation 2) is out: left",
-                 [&] { call.make(live); });
+    expect_error(kFenced, "rank 0 (incarnation 2) is out: left", [&] { call.make(live); });
   }
   client.leave(neighbour);
   client.leave(stranger);
   for (const Call& call : calls) {
     SCOPED_TRACE(call.name);
-    expect_error(ErrorCode::kNotFound, "rank 0 has left job 'job', which has ended well since",
+    expect_error(kNotFound, "rank 0 has left job 'job', which has ended well since",
                  [&] { call.make(live); });
   }
 }
@@ -486,8 +371,7 @@ TEST_F(BadInput, AnotherVersionOfTheProtocol) {
   request.spec = spec_of("job");
   request.version = kProtocolVersion + 1;
   ControlClient client(box_.address());
-  expect_error(ErrorCode::kInvalid, "version: must be 1, got 2",
-               [&] { client.join(request, 5000); });
+  expect_error(kInvalid, "version: must be 1, got 2", [&] { client.join(request, 5000); });
 }
 
 TEST_F(BadInput, RequestsThatAreNoRequests) {
@@ -573,7 +457,7 @@ TEST_F(BadInput, GarbageInTheRings) {
       why = status.jobs[1].ranks[1].reason;
     }
     EXPECT_THAT(why, HasSubstr(reason));
-    expect_error(ErrorCode::kFenced, reason, [&] {
+    expect_error(kFenced, reason, [&] {
       client.heartbeat({"job", 1, reply.incarnation, reply.offer.ticket});
     });
     good.push_null(0);
@@ -589,19 +473,17 @@ TEST_F(BadInput, TicketsAtTheSocket) {
   const LinkLayout layout = link_layout_of(reply);
   Offer wrong = reply.offer;
   wrong.ticket = std::string(32, 'f');
-  expect_error(ErrorCode::kUnauthorized, "no incarnation has this ticket",
+  expect_error(kUnauthorized, "no incarnation has this ticket",
                [&] { connect_shm(wrong, layout, 20000); });
   LinkLayout other = layout;
   other.slots_bytes += 4;
-  expect_error(ErrorCode::kMismatch, "gradients", [&] { connect_shm(reply.offer, other, 20000); });
+  expect_error(kMismatch, "gradients", [&] { connect_shm(reply.offer, other, 20000); });
   // "used already", or "no incarnation has this ticket" once the server has noticed that it is
   // gone.
-  expect_error(ErrorCode::kUnauthorized, "this ticket",
-               [&] { connect_shm(reply.offer, layout, 20000); });
+  expect_error(kUnauthorized, "this ticket", [&] { connect_shm(reply.offer, layout, 20000); });
   Offer nowhere = reply.offer;
   nowhere.address = "/tmp/phub-nobody/phub.sock";
-  expect_error(ErrorCode::kUnavailable, nowhere.address,
-               [&] { connect_shm(nowhere, layout, 20000); });
+  expect_error(kUnavailable, nowhere.address, [&] { connect_shm(nowhere, layout, 20000); });
 }
 
 // The caller's memory is as large as the caller asked for.
@@ -613,7 +495,7 @@ TEST(WrongServer, AnAnswerAboutAnotherJobIsRefused) {
     options.server = server.address();
     options.transport = "shm";
     options.spec = spec_of("job");
-    expect_error(ErrorCode::kInternal, "the server's answer is about another job: " + text,
+    expect_error(kInternal, "the server's answer is about another job: " + text,
                  [&] { Worker worker(options); });
   };
   expect_refused("key 0 'w' has 20000 elements here and 20001 in the job",
@@ -645,9 +527,9 @@ TEST_F(BadInput, ARankThatAnExceptionEndsIsLost) {
         }
       };
       if (rank == 0) {
-        expect_error(ErrorCode::kRankLost, "rank 1", train);
+        expect_error(kRankLost, "rank 1", train);
       } else if (abandons) {
-        expect_error(ErrorCode::kFenced, "rank 1 has given up job 'abandoned'", train);
+        expect_error(kFenced, "rank 1 has given up job 'abandoned'", train);
       } else {
         EXPECT_THROW(train(), std::runtime_error);
       }
@@ -681,11 +563,11 @@ TEST_F(BadInput, WhoFailedMayJoinAtOnce) {
 TEST_F(BadInput, ParametersThatWouldNotCount) {
   Worker worker(box_.options(spec_of("job")));
   const std::vector<float> initial(20010, 1.5f);
-  expect_error(ErrorCode::kInvalid,
+  expect_error(kInvalid,
                "broadcast: job 'job' begins with zeros, and these parameters would not count",
                [&] { worker.broadcast(initial); });
   const float* of_keys[] = {initial.data(), initial.data()};
-  expect_error(ErrorCode::kInvalid, "say 'broadcast' in the option initial",
+  expect_error(kInvalid, "say 'broadcast' in the option initial",
                [&] { worker.broadcast_keys(of_keys); });
   EXPECT_FALSE(worker.broadcast({}));
 }
@@ -703,37 +585,37 @@ TEST_F(BadInput, CallsOfTheLibrary) {
     };
     if (rank == 0) {
       constexpr const char* kFirst = "rank 0 must call broadcast()";
-      expect(ErrorCode::kInvalid, kFirst, [&] { worker.push(0); });
-      expect(ErrorCode::kInvalid, kFirst, [&] { worker.push_null(0); });
-      expect(ErrorCode::kInvalid, kFirst, [&] { worker.wait(1); });
-      expect(ErrorCode::kInvalid, kFirst, [&] { worker.wait_all(); });
+      expect(kInvalid, kFirst, [&] { worker.push(0); });
+      expect(kInvalid, kFirst, [&] { worker.push_null(0); });
+      expect(kInvalid, kFirst, [&] { worker.wait(1); });
+      expect(kInvalid, kFirst, [&] { worker.wait_all(); });
       EXPECT_FALSE(worker.test(0));
       const std::vector<float> few(20009), many(20011);
-      expect(ErrorCode::kInvalid, "broadcast: 20009 initial parameters for keys of 20010 elements",
+      expect(kInvalid, "broadcast: 20009 initial parameters for keys of 20010 elements",
              [&] { worker.broadcast(few); });
-      expect(ErrorCode::kInvalid, "20011 initial", [&] { worker.broadcast(many); });
-      expect(ErrorCode::kInvalid, "0 initial", [&] { worker.broadcast({}); });
+      expect(kInvalid, "20011 initial", [&] { worker.broadcast(many); });
+      expect(kInvalid, "0 initial", [&] { worker.broadcast({}); });
     }
     worker.broadcast(rank == 0 ? std::vector<float>(20010, 1.5f) : std::vector<float>{});
     EXPECT_EQ(worker.parameters(1)[9], 1.5f);
 
     for (const size_t key : {size_t{2}, ~size_t{0}}) {
       constexpr const char* kRange = "is out of range: job 'job' has 2 keys";
-      expect(ErrorCode::kInvalid, kRange, [&] { worker.push(key); });
-      expect(ErrorCode::kInvalid, kRange, [&] { worker.push_null(key); });
-      expect(ErrorCode::kInvalid, kRange, [&] { worker.wait(key); });
-      expect(ErrorCode::kInvalid, kRange, [&] { worker.test(key); });
-      expect(ErrorCode::kInvalid, kRange, [&] { worker.round(key); });
-      expect(ErrorCode::kInvalid, kRange, [&] { worker.gradient(key); });
-      expect(ErrorCode::kInvalid, kRange, [&] { worker.parameters(key); });
-      expect(ErrorCode::kInvalid, kRange, [&] { worker.register_memory(key, {}); });
-      expect(ErrorCode::kInvalid, kRange, [&] { worker.pull(key, {}); });
+      expect(kInvalid, kRange, [&] { worker.push(key); });
+      expect(kInvalid, kRange, [&] { worker.push_null(key); });
+      expect(kInvalid, kRange, [&] { worker.wait(key); });
+      expect(kInvalid, kRange, [&] { worker.test(key); });
+      expect(kInvalid, kRange, [&] { worker.round(key); });
+      expect(kInvalid, kRange, [&] { worker.gradient(key); });
+      expect(kInvalid, kRange, [&] { worker.parameters(key); });
+      expect(kInvalid, kRange, [&] { worker.register_memory(key, {}); });
+      expect(kInvalid, kRange, [&] { worker.pull(key, {}); });
     }
     std::vector<std::byte> small(39);
-    expect(ErrorCode::kInvalid, "pull: key 'b' has 40 bytes, the destination 39",
+    expect(kInvalid, "pull: key 'b' has 40 bytes, the destination 39",
            [&] { worker.pull(1, small); });
-    expect(ErrorCode::kNotFound, "job 'job' has no key 'v'", [&] { worker.key("v"); });
-    expect(ErrorCode::kInvalid, "hyperparameter", [&] { worker.set_hyper({{"lrr", 1}}); });
+    expect(kNotFound, "job 'job' has no key 'v'", [&] { worker.key("v"); });
+    expect(kInvalid, "hyperparameter", [&] { worker.set_hyper({{"lrr", 1}}); });
     worker.push_null(0);
     worker.push_null(0);  // round 2, without having waited for round 1
     worker.wait(0);
@@ -742,8 +624,8 @@ TEST_F(BadInput, CallsOfTheLibrary) {
     worker.leave();
     worker.leave();  // once more changes nothing
     const std::string left = fmt::format("rank {} has left job 'job'", rank);
-    expect(ErrorCode::kFenced, left.c_str(), [&] { worker.push_pull(0); });
-    expect(ErrorCode::kFenced, left.c_str(), [&] { worker.barrier(); });
+    expect(kFenced, left.c_str(), [&] { worker.push_pull(0); });
+    expect(kFenced, left.c_str(), [&] { worker.barrier(); });
     EXPECT_EQ(worker.parameters(1)[9], 1.5f);
   });
 }
@@ -754,9 +636,9 @@ TEST_F(BadInput, FormatsOfOtherWidth) {
   spec.parameter_dtype = "f16";
   Worker worker(box_.options(spec));
   EXPECT_EQ(worker.gradient_bytes(1).size(), 20u);
-  expect_error(ErrorCode::kInvalid, "gradients of job 'job' are bf16: use gradient_bytes()",
+  expect_error(kInvalid, "gradients of job 'job' are bf16: use gradient_bytes()",
                [&] { worker.gradient(0); });
-  expect_error(ErrorCode::kInvalid, "parameters of job 'job' are f16: use parameter_bytes()",
+  expect_error(kInvalid, "parameters of job 'job' are f16: use parameter_bytes()",
                [&] { worker.parameters(0); });
 }
 
