@@ -115,89 +115,6 @@ TEST(Synthetic, BadDescriptionsAreNamed) {
   }
 }
 
-// Two packages with their own PCI devices: an mlx5 card (fabric and network device on one
-// function), an Ethernet card, and what a machine has besides: loopback, a bridge, a disk.
-constexpr const char* kXml = R"(<?xml version="1.0" encoding="UTF-8"?>
-<!DOCTYPE topology SYSTEM "hwloc2.dtd">
-<topology version="2.0">
-  <object type="Machine" os_index="0" cpuset="0x0000000f" complete_cpuset="0x0000000f" allowed_cpuset="0x0000000b" nodeset="0x00000003" complete_nodeset="0x00000003" allowed_nodeset="0x00000003">
-    <object type="Package" os_index="0" cpuset="0x00000003" complete_cpuset="0x00000003" nodeset="0x00000001" complete_nodeset="0x00000001">
-      <object type="NUMANode" os_index="0" cpuset="0x00000003" complete_cpuset="0x00000003" nodeset="0x00000001" complete_nodeset="0x00000001" local_memory="1073741824"/>
-      <object type="Core" os_index="0" cpuset="0x00000001" complete_cpuset="0x00000001" nodeset="0x00000001" complete_nodeset="0x00000001">
-        <object type="PU" os_index="0" cpuset="0x00000001" complete_cpuset="0x00000001" nodeset="0x00000001" complete_nodeset="0x00000001"/>
-      </object>
-      <object type="Core" os_index="1" cpuset="0x00000002" complete_cpuset="0x00000002" nodeset="0x00000001" complete_nodeset="0x00000001">
-        <object type="PU" os_index="1" cpuset="0x00000002" complete_cpuset="0x00000002" nodeset="0x00000001" complete_nodeset="0x00000001"/>
-      </object>
-      <object type="Bridge" bridge_type="0-1" depth="0" bridge_pci="0000:[00-02]">
-        <object type="PCIDev" pci_busid="0000:01:00.0" pci_type="0200 [8086:10fb] [8086:0003] 01" pci_link_speed="0.000000">
-          <object type="OSDev" name="eth0" osdev_type="2"/>
-        </object>
-        <object type="PCIDev" pci_busid="0000:02:00.0" pci_type="0106 [8086:8d02] [8086:0003] 01" pci_link_speed="0.000000">
-          <object type="OSDev" name="sda" osdev_type="0"/>
-        </object>
-      </object>
-    </object>
-    <object type="Package" os_index="1" cpuset="0x0000000c" complete_cpuset="0x0000000c" nodeset="0x00000002" complete_nodeset="0x00000002">
-      <object type="NUMANode" os_index="1" cpuset="0x0000000c" complete_cpuset="0x0000000c" nodeset="0x00000002" complete_nodeset="0x00000002" local_memory="1073741824"/>
-      <object type="Core" os_index="2" cpuset="0x00000004" complete_cpuset="0x00000004" nodeset="0x00000002" complete_nodeset="0x00000002">
-        <object type="PU" os_index="2" cpuset="0x00000004" complete_cpuset="0x00000004" nodeset="0x00000002" complete_nodeset="0x00000002"/>
-      </object>
-      <object type="Core" os_index="3" cpuset="0x00000008" complete_cpuset="0x00000008" nodeset="0x00000002" complete_nodeset="0x00000002">
-        <object type="PU" os_index="3" cpuset="0x00000008" complete_cpuset="0x00000008" nodeset="0x00000002" complete_nodeset="0x00000002"/>
-      </object>
-      <object type="Bridge" bridge_type="0-1" depth="0" bridge_pci="0000:[80-82]">
-        <object type="PCIDev" pci_busid="0000:81:00.0" pci_type="0200 [15b3:1013] [15b3:0003] 01" pci_link_speed="0.000000">
-          <object type="OSDev" name="ens1" osdev_type="2"/>
-          <object type="OSDev" name="mlx5_0" osdev_type="3"/>
-        </object>
-      </object>
-    </object>
-    <object type="OSDev" name="lo" osdev_type="2"/>
-    <object type="OSDev" name="docker0" osdev_type="2"/>
-  </object>
-</topology>
-)";
-
-TEST(Xml, FindsNicsNextToTheirNodes) {
-  const File file(kXml);
-  const Topology topology = from_xml(file.path());
-  EXPECT_EQ(topology.source, "xml " + file.path());
-  EXPECT_EQ(topology.nodes.size(), 2u);
-  EXPECT_THAT(nic_places(topology), ElementsAre("eth0@0", "mlx5_0@1"))
-      << "ens1 is mlx5_0 once more; lo and docker0 are no NICs";
-}
-
-TEST(Xml, LeavesOutCpusThatAreNotAllowed) {
-  const File file(kXml);
-  EXPECT_THAT(core_cpus(from_xml(file.path())), ElementsAre(0, 1, 3));
-}
-
-std::vector<std::string> notes_of(const Topology& topology) {
-  std::vector<std::string> notes;
-  for (const Note& note : topology.notes) notes.push_back(note.what);
-  return notes;
-}
-
-TEST(Xml, SaysWhatItLeavesOut) {
-  std::string text = kXml;
-  // A card with no driver.
-  const std::string device = R"(<object type="OSDev" name="eth0" osdev_type="2"/>)";
-  text.replace(text.find(device), device.size(), "");
-  const Topology topology = from_xml(File(text).path());
-  EXPECT_THAT(notes_of(topology),
-              ElementsAre(HasSubstr("left out: 1 core that may not be used"),
-                          HasSubstr("left out: lo, docker0, as they are on no bus"),
-                          HasSubstr("left out: 1 network card without a network device (PCI "
-                                    "0000:01:00.0)")));
-  EXPECT_THAT(describe(topology), HasSubstr("in a container, give it the host's network"));
-  const std::string shown = describe(topology);
-  for (const std::string& note : notes_of(topology)) EXPECT_THAT(shown, HasSubstr(note));
-  Topology other = topology;
-  set_nics(other, 2);
-  EXPECT_THAT(notes_of(other), ElementsAre(HasSubstr("1 core")));
-}
-
 std::string hex(uint32_t bits) {
   std::ostringstream text;
   text << "0x" << std::hex << bits;
@@ -255,6 +172,70 @@ std::string machine(const std::vector<int64_t>& memory, const std::string& dista
          "</object>" + distances + "</topology>\n";
 }
 
+std::string replaced(std::string text, const std::string& what, const std::string& by) {
+  EXPECT_NE(text.find(what), text.npos) << what;
+  return text.replace(text.find(what), what.size(), by);
+}
+
+std::string os_device(const std::string& name, int type) {
+  return "<object type=\"OSDev\" name=\"" + name + "\" osdev_type=\"" + std::to_string(type) +
+         "\"/>";
+}
+
+// Two packages: at the first an Ethernet card, at the other an mlx5 card (fabric and network device
+// on one function); and what a machine has besides: a disk, loopback, a bridge. CPU 2 may not be
+// used.
+std::string two_packages() {
+  std::string text = machine({1 << 30, 1 << 30});
+  text = replaced(text, os_device("eth1", 2), os_device("ens1", 2) + os_device("mlx5_0", 3));
+  const std::string eth0 = os_device("eth0", 2) + "</object>";
+  text = replaced(text, eth0,
+                  eth0 +
+                      "<object type=\"PCIDev\" pci_busid=\"0000:02:00.0\" pci_type=\"0106 "
+                      "[8086:8d02] [8086:0003] 01\" pci_link_speed=\"0.0\">" +
+                      os_device("sda", 0) + "</object>");
+  text = replaced(text, "</object></topology>",
+                  os_device("lo", 2) + os_device("docker0", 2) + "</object></topology>");
+  return replaced(text, "allowed_cpuset=\"0xf\"", "allowed_cpuset=\"0xb\"");
+}
+
+TEST(Xml, FindsNicsNextToTheirNodes) {
+  const File file(two_packages());
+  const Topology topology = from_xml(file.path());
+  EXPECT_EQ(topology.source, "xml " + file.path());
+  EXPECT_EQ(topology.nodes.size(), 2u);
+  EXPECT_THAT(nic_places(topology), ElementsAre("eth0@0", "mlx5_0@1"))
+      << "ens1 is mlx5_0 once more; lo and docker0 are no NICs";
+}
+
+TEST(Xml, LeavesOutCpusThatAreNotAllowed) {
+  const File file(two_packages());
+  EXPECT_THAT(core_cpus(from_xml(file.path())), ElementsAre(0, 1, 3));
+}
+
+std::vector<std::string> notes_of(const Topology& topology) {
+  std::vector<std::string> notes;
+  for (const Note& note : topology.notes) notes.push_back(note.what);
+  return notes;
+}
+
+TEST(Xml, SaysWhatItLeavesOut) {
+  // A card with no driver.
+  const std::string text = replaced(two_packages(), os_device("eth0", 2), "");
+  const Topology topology = from_xml(File(text).path());
+  EXPECT_THAT(notes_of(topology),
+              ElementsAre(HasSubstr("left out: 1 core that may not be used"),
+                          HasSubstr("left out: lo, docker0, as they are on no bus"),
+                          HasSubstr("left out: 1 network card without a network device (PCI "
+                                    "0000:01:00.0)")));
+  EXPECT_THAT(describe(topology), HasSubstr("in a container, give it the host's network"));
+  const std::string shown = describe(topology);
+  for (const std::string& note : notes_of(topology)) EXPECT_THAT(shown, HasSubstr(note));
+  Topology other = topology;
+  set_nics(other, 2);
+  EXPECT_THAT(notes_of(other), ElementsAre(HasSubstr("1 core")));
+}
+
 TEST(Xml, CoresAndNicsWithoutMemoryOfTheirOwnAreOnTheNearestNode) {
   // Package 1 shares its board with package 0.
   const Topology topology = from_xml(File(machine({1 << 30, kNoNode, 1 << 30, 1 << 30})).path());
@@ -305,24 +286,19 @@ TEST(Xml, MemoryThatNobodyCountsIsMemory) {
 }
 
 TEST(Xml, CoresAreThereIfOnlyNodesWithoutCpusHaveMemory) {
-  std::string text = machine({1 << 30});
-  const std::string node = "<object type=\"NUMANode\" os_index=\"0\" cpuset=\"0x3\"";
-  ASSERT_NE(text.find(node), text.npos);
-  text.replace(text.find(node), node.size(),
-               "<object type=\"NUMANode\" os_index=\"0\" cpuset=\"0x0\"");
+  const std::string node = "<object type=\"NUMANode\" os_index=\"0\" cpuset=";
+  const std::string text = replaced(machine({1 << 30}), node + "\"0x3\"", node + "\"0x0\"");
   const Topology topology = from_xml(File(text).path());
   EXPECT_THAT(core_nodes(topology), ElementsAre(0, 0));
   EXPECT_THAT(nic_places(topology), ElementsAre("eth0@0"));
 }
 
 TEST(Xml, ANewerVersionIsNamedWithTheWayOut) {
-  std::string text = kXml;
-  text.replace(text.find("version=\"2.0\""), 13, "version=\"3.0\"");
-  const File file(text);
+  const File file(replaced(two_packages(), "version=\"2.0\"", "version=\"3.0\""));
   EXPECT_THAT(message_of([&] { from_xml(file.path()); }),
               HasSubstr("has version 3.0, and hwloc here reads versions up to 2: write it with "
                         "'lstopo --export-xml-flags v2 FILE.xml'"));
-  const std::string half = std::string(kXml).substr(0, 1000);
+  const std::string half = two_packages().substr(0, 1000);
   const File other(half);
   EXPECT_THAT(message_of([&] { from_xml(other.path()); }), HasSubstr("(of version 2.0)"));
 }
@@ -330,7 +306,7 @@ TEST(Xml, ANewerVersionIsNamedWithTheWayOut) {
 TEST(Xml, BadFilesAreNamed) {
   EXPECT_THAT(message_of([] { from_xml("/nowhere/x.xml"); }),
               HasSubstr("xml /nowhere/x.xml: No such file"));
-  const std::string whole = kXml;
+  const std::string whole = two_packages();
   for (const std::string& text :
        {std::string(), std::string("no xml"), std::string("<topology version=\"2.0\"></topology>"),
         whole.substr(0, whole.size() / 2)}) {
