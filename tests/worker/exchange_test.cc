@@ -60,6 +60,7 @@ JobSpec spec_of(const Case& c, std::string name) {
                {.name = "d", .elements = 30000, .priority = -1}};
   for (size_t k = 0; k < c.formats.size(); ++k) spec.keys[k].format = c.formats[k];
   spec.world_size = c.ranks;
+  spec.lease_ms = 60'000;  // nobody is to be lost for being slow
   spec.optimizer = c.optimizer;
   spec.gradient_dtype = c.gradient_dtype;
   spec.parameter_dtype = c.parameter_dtype;
@@ -556,7 +557,8 @@ TEST(Exchange, MemoryThatIsTakenBackIsNotTouchedAnyMore) {
     if (i % 2) {
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     } else {
-      while (worker.round(0) < worker.first_round() + static_cast<uint64_t>(i))
+      while (worker.round(0) < worker.first_round() + static_cast<uint64_t>(i) &&
+             other.wait_for(std::chrono::seconds(0)) != std::future_status::ready)
         std::this_thread::yield();
     }
     if (i < 5) {
