@@ -11,7 +11,7 @@ HEADER = '#include "tests/mutants/mutant.h"\n'
 NOISE = re.compile(r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"'
                    r"|(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])+'|^[ \t]*\#(?:\\\n|[^\n])*", re.DOTALL | re.MULTILINE)
 # What may come before the brace of a block of statements.
-BEFORE_BLOCK = re.compile(r"(?:[);{}:\]]|\)\s*&&?|\b(?:else|do|try|const|noexcept|override|final|mutable|HWY_ATTR)"
+BEFORE_BLOCK = re.compile(r"(?:[);}\]]|\)\s*&&?|\b(?:else|do|try|const|noexcept|override|final|mutable|HWY_ATTR)"
                           r"|->\s*[\w:<>&*, ]+)\s*$")
 LABEL = re.compile(r"\b(?:case\b[^;{}?]*?[^:]|default\s*):(?!:)")
 NO_STATEMENT = re.compile(r"\s*(?:else\b|while\b|catch\b|[-,;).+*/<>=?&|:\]]|$)")
