@@ -305,7 +305,7 @@ TEST_F(CheckpointCalls, WithRanksThatSaveAreOfTheirRounds) {
     if (round >= 15) throw std::runtime_error("no state");
     return RankState{{"round", std::vector<std::byte>(round)}};
   };
-  options.spec.progress_limit_ms = 10'000;
+  options.spec.progress_limit_ms = 3000;
   Worker worker(options);
   train(worker, 2);
   const uint64_t round = worker.checkpoint();
