@@ -54,6 +54,7 @@ inline JobSpec spec_of(const std::string& optimizer, const std::string& reductio
   spec.keys[2].decay_scale = 0;
   spec.keys[3].lr_scale = 2;
   spec.world_size = world_size;
+  spec.lease_ms = 60'000;  // nobody is to be lost for being slow
   spec.optimizer = optimizer;
   spec.reduction = reduction;
   if (optimizer != "none") {

@@ -101,6 +101,7 @@ TEST(WorkerExchange, WorkersWithOtherRowsCannotJoin) {
     spec.name = "rows";
     spec.keys = keys_of(std::span(&table, 1));
     spec.world_size = 2;
+    spec.lease_ms = 60'000;  // nobody is to be lost for being slow
     return spec;
   };
   WorkerOptions first = options_of(box, job({"table", 4, {5, 6, 7}}), 0);

@@ -171,6 +171,7 @@ StoreOptions options_of(const Box& box, const std::string& name, uint32_t rank, 
   JobSpec spec;
   spec.name = name;
   spec.world_size = ranks;
+  spec.lease_ms = 60'000;  // nobody is to be lost for being slow
   spec.chunk_elements = 64;
   StoreOptions options;
   options.worker = box.options(spec);

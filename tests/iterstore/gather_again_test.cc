@@ -35,6 +35,7 @@ void each_store(const Box& box, const std::string& name, const StoreOptions& opt
     JobSpec spec = options.worker.spec;
     spec.name = name;
     spec.world_size = 2;
+    spec.lease_ms = 60'000;  // nobody is to be lost for being slow
     of_rank.worker = box.options(spec);
     of_rank.worker.rank = static_cast<int32_t>(rank);
     Store store(of_rank);

@@ -26,6 +26,7 @@ WorkerOptions worker_options(const Box& box, const std::string& name, uint32_t r
   JobSpec spec;
   spec.name = name;
   spec.world_size = ranks;
+  spec.lease_ms = 60'000;  // nobody is to be lost for being slow
   spec.chunk_elements = 64;
   WorkerOptions options = box.options(spec);
   options.rank = static_cast<int32_t>(rank);

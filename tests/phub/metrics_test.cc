@@ -303,6 +303,7 @@ TEST(Metrics, CountARealJobExactly) {
   JobSpec spec;
   spec.name = "counted";
   spec.world_size = kRanks;
+  spec.lease_ms = 60'000;  // nobody is to be lost for being slow
   spec.keys = {{.name = "w", .elements = kElements}};
   ::phub::testing::each_rank(kRanks, [&](uint32_t rank) {
     WorkerOptions options = box.options(spec);
@@ -363,6 +364,7 @@ TEST(Metrics, StatusNamesTheRankAndTheKeyThatARoundWaitsFor) {
   JobSpec spec;
   spec.name = "waits";
   spec.world_size = 2;
+  spec.lease_ms = 60'000;  // nobody is to be lost for being slow
   spec.keys = {{.name = "first", .elements = 100}, {.name = "second", .elements = 30'000}};
   WorkerOptions options = box.options(spec);
   options.rank = 0;

@@ -68,6 +68,7 @@ Outcome exchange(const Box& box, const std::string& budget, const std::string& o
     spec.keys.push_back({.name = name, .elements = kElements / 4});
   }
   spec.world_size = kRanks;
+  spec.lease_ms = 60'000;  // nobody is to be lost for being slow
   spec.optimizer = "momentum";
   Outcome run;
   each_rank(kRanks, [&](uint32_t rank) {
@@ -190,6 +191,7 @@ void carry(const std::string& format, uint32_t slack, uint64_t seed) {
   spec.name = "carried";
   spec.keys = {{.name = "a", .elements = 100'000}, {.name = "b", .elements = 5}};
   spec.world_size = kRanks;
+  spec.lease_ms = 60'000;  // nobody is to be lost for being slow
   spec.consistency = "ssp";
   spec.slack = slack;
   spec.gradient_dtype = format;

@@ -32,6 +32,7 @@ JobSpec spec_of(const std::string& consistency, uint32_t slack) {
   spec.name = consistency;
   spec.keys = {{.name = "large", .elements = 50'000}, {.name = "small", .elements = 5}};
   spec.world_size = kRanks;
+  spec.lease_ms = 60'000;  // nobody is to be lost for being slow
   spec.consistency = consistency;
   spec.slack = slack;
   return spec;
@@ -195,6 +196,7 @@ TEST_P(OneByOne, EqualsOneWorkerInLockStep) {
     spec.name = consistency;
     spec.keys = {{.name = "key", .elements = kElements}};
     spec.world_size = ranks;
+    spec.lease_ms = 60'000;  // nobody is to be lost for being slow
     spec.consistency = consistency;
     spec.optimizer = format.optimizer;
     spec.gradient_dtype = format.gradient;
@@ -265,6 +267,7 @@ TEST(Consistency, CodedUpdatesAreSteps) {
       spec.keys = {{.name = "plain", .elements = 100},
                    {.name = "coded", .elements = kElements, .format = format}};
       spec.world_size = 2;
+      spec.lease_ms = 60'000;  // nobody is to be lost for being slow
       spec.consistency = consistency;
       if (spec.consistency == "ssp") spec.slack = 2;
       spec.optimizer = "nesterov";

@@ -42,6 +42,7 @@ JobSpec spec_of(const Job& job) {
                {.name = "e", .elements = 20011}, {.name = "f", .elements = 3}};
   spec.chunk_elements = 256;
   spec.world_size = kRanks;
+  spec.lease_ms = 60'000;  // nobody is to be lost for being slow
   spec.consistency = job.consistency;
   spec.gradient_dtype = job.gradient_dtype;
   spec.optimizer = job.optimizer;

@@ -66,6 +66,7 @@ TEST(TraceRun, HoldsWhatHappened) {
   spec.name = "traced";
   spec.keys = {{.name = "large", .elements = 20'000}, {.name = "small", .elements = 5}};
   spec.world_size = kRanks;
+  spec.lease_ms = 60'000;  // nobody is to be lost for being slow
   each_rank(kRanks, [&](uint32_t rank) {
     WorkerOptions options;
     options.server = address;
