@@ -12,7 +12,7 @@
 #include "worker/geeps/standalone_exchange.h"
 
 namespace phub::geeps_bench {
-namespace {
+namespace geeps_host_test {
 
 std::vector<float> on_device(Device& device, const float* from, size_t elements) {
   std::vector<float> values(elements);
@@ -95,5 +95,5 @@ TEST(GeepsHost, AClockHasSeveralMiniBatches) {
   EXPECT_EQ(run.cache().stats().outside_sequence, 0U);
 }
 
-}  // namespace
+}  // namespace geeps_host_test
 }  // namespace phub::geeps_bench

@@ -10,7 +10,7 @@
 #include "worker/geeps/standalone_exchange.h"
 
 namespace phub::geeps_bench {
-namespace {
+namespace geeps_link_test {
 
 using Seconds = std::chrono::duration<double>;
 
@@ -78,5 +78,5 @@ TEST(GeepsLink, EndsWhileBytesAreUnderWay) {
   for (size_t key = 0; key < link.keys(); ++key) link.push(key, 0);
 }
 
-}  // namespace
+}  // namespace geeps_link_test
 }  // namespace phub::geeps_bench

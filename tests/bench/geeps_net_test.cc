@@ -11,7 +11,7 @@
 #include "worker/geeps/standalone_exchange.h"
 
 namespace phub::geeps_bench {
-namespace {
+namespace geeps_net_test {
 
 double connections(const Net& net) {
   double all = 0;
@@ -110,5 +110,5 @@ TEST(GeepsNet, WhatKeepsGradientsHasNoLogAndNoExchange) {
   EXPECT_FALSE(kept.keeps_local_data(kept.least_unmoved_bytes() - 4096));
 }
 
-}  // namespace
+}  // namespace geeps_net_test
 }  // namespace phub::geeps_bench

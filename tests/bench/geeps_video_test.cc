@@ -8,7 +8,7 @@
 #include "worker/device/host_device.h"
 
 namespace phub::geeps_bench {
-namespace {
+namespace geeps_video_test {
 
 constexpr VideoShape kShape{.filters = 4, .hidden = 8, .samples = 2};
 
@@ -60,5 +60,5 @@ TEST(VideoTraining, ALongVideoFitsWhereAShortOneIsKept) {
   }
 }
 
-}  // namespace
+}  // namespace geeps_video_test
 }  // namespace phub::geeps_bench

@@ -10,7 +10,7 @@
 #include "transport/error.h"
 
 namespace phub::layers {
-namespace {
+namespace layers_net_test {
 
 size_t matrices(const Net& net) {
   return static_cast<size_t>(std::ranges::count_if(
@@ -90,5 +90,5 @@ TEST(LayersWalk, ANodeAloneComputesForTheStatedTime) {
   EXPECT_EQ(result.pushed_early, 0u);
 }
 
-}  // namespace
+}  // namespace layers_net_test
 }  // namespace phub::layers

@@ -9,7 +9,7 @@
 #include "tests/worker/box.h"
 
 namespace phub::layers {
-namespace {
+namespace layers_walk_test {
 
 using phub::testing::Box;
 using phub::testing::each_rank;
@@ -124,5 +124,5 @@ TEST(LayersWalk, WhatIsNoSumIsWrong) {
   });
 }
 
-}  // namespace
+}  // namespace layers_walk_test
 }  // namespace phub::layers

@@ -10,7 +10,7 @@
 #include <string>
 
 namespace phub {
-namespace {
+namespace peers_test {
 
 // What a shell command printed; a failure if its status is not `status`.
 std::string output_of(const std::string& command, int status) {
@@ -61,5 +61,5 @@ TEST(PeersGlooTest, EveryAlgorithmIsRight) {
 }
 #endif
 
-}  // namespace
+}  // namespace peers_test
 }  // namespace phub

@@ -13,7 +13,7 @@
 #include "transport/error.h"
 
 namespace phub::rack_model {
-namespace {
+namespace rack_model_test {
 
 using ::testing::HasSubstr;
 
@@ -293,5 +293,5 @@ TEST(RackModel, RefusesScenesThatCannotBe) {
               HasSubstr("--dtype is bf16"));
 }
 
-}  // namespace
+}  // namespace rack_model_test
 }  // namespace phub::rack_model

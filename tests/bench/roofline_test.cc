@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 namespace phub {
-namespace {
+namespace roofline_test {
 
 using kernels::DType;
 using kernels::Optimizer;
@@ -51,5 +51,5 @@ TEST(RooflineTest, MoreTrafficTakesLonger) {
   EXPECT_GT(large.limit_us(), 2 * small.limit_us());
 }
 
-}  // namespace
+}  // namespace roofline_test
 }  // namespace phub

@@ -9,7 +9,7 @@
 #include "bench/zerocompute/gradients.h"
 
 namespace phub {
-namespace {
+namespace zerocompute_checker_test {
 
 using kernels::DType;
 
@@ -238,5 +238,5 @@ TEST(ChunkEdgeTest, EveryChunkHasBoth) {
   EXPECT_EQ(seen, (std::vector<uint64_t>{5, 12, 13}));
 }
 
-}  // namespace
+}  // namespace zerocompute_checker_test
 }  // namespace phub

@@ -5,7 +5,7 @@
 #include "transport/error.h"
 
 namespace phub {
-namespace {
+namespace zerocompute_options_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -114,7 +114,7 @@ TEST(OptionsTest, EmbeddingsAreFoundByTheirNames) {
 }
 
 // What a launcher puts into the environment, for the time of one test.
-class LauncherTest : public testing::Test {
+class LauncherTest : public ::testing::Test {
  protected:
   void set(const char* name, const char* value) { setenv(name, value, 1); }
   void SetUp() override { TearDown(); }
@@ -208,5 +208,5 @@ TEST(OptionsTest, ArgumentsOfTheServerAreWordsOfAShell) {
   }
 }
 
-}  // namespace
+}  // namespace zerocompute_options_test
 }  // namespace phub

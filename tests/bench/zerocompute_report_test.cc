@@ -4,7 +4,7 @@
 #include "bench/zerocompute/report.h"
 
 namespace phub {
-namespace {
+namespace zerocompute_report_test {
 
 using ::testing::HasSubstr;
 
@@ -98,5 +98,5 @@ TEST(ReportTest, TableColumnsLineUp) {
   EXPECT_EQ(first_line.size() - 4, row.size());
 }
 
-}  // namespace
+}  // namespace zerocompute_report_test
 }  // namespace phub

@@ -16,7 +16,7 @@
 #include "tests/worker/expect_error.h"
 
 namespace phub {
-namespace {
+namespace zerocompute_sent_sums_test {
 
 using kernels::DType;
 
@@ -181,5 +181,5 @@ TEST(SentSums, RowsAreDifferentOnesAndOfTheMatrix) {
   EXPECT_EQ(rows_of_rank(0, 1, 7, key).size(), 1000u);
 }
 
-}  // namespace
+}  // namespace zerocompute_sent_sums_test
 }  // namespace phub

@@ -13,7 +13,7 @@
 #include "bench/zerocompute/shared.h"
 
 namespace phub {
-namespace {
+namespace zerocompute_shared_test {
 
 // Processes that write their turn, meet, and look at everyone's: none may be ahead or behind.
 TEST(SharedCaseTest, BarrierKeepsProcessesTogether) {
@@ -132,5 +132,5 @@ TEST(ChildTest, DoesNotOutliveItsParent) {
   EXPECT_EQ(WTERMSIG(*status), SIGKILL);
 }
 
-}  // namespace
+}  // namespace zerocompute_shared_test
 }  // namespace phub

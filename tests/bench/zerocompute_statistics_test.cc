@@ -6,7 +6,7 @@
 #include "bench/zerocompute/measures.h"
 
 namespace phub {
-namespace {
+namespace zerocompute_statistics_test {
 
 TEST(StatisticsTest, QuantilesInterpolateBetweenNeighbours) {
   const std::vector<double> values = {40, 10, 30, 20};
@@ -45,5 +45,5 @@ TEST(StatisticsTest, Summary) {
   EXPECT_DOUBLE_EQ(summary.total, 5050);
 }
 
-}  // namespace
+}  // namespace zerocompute_statistics_test
 }  // namespace phub

@@ -13,7 +13,7 @@
 #include <vector>
 
 namespace phub {
-namespace {
+namespace zerocompute_test {
 
 using ::testing::Contains;
 using ::testing::HasSubstr;
@@ -42,7 +42,7 @@ Outcome zerocompute(const std::string& arguments) {
 class TemporaryFile {
  public:
   explicit TemporaryFile(const std::string& suffix)
-      : path_(testing::TempDir() + "zerocompute_test_" + std::to_string(getpid()) + suffix) {}
+      : path_(::testing::TempDir() + "zerocompute_test_" + std::to_string(getpid()) + suffix) {}
   ~TemporaryFile() { std::remove(path_.c_str()); }
   const std::string& path() const { return path_; }
 
@@ -354,5 +354,5 @@ TEST(ZerocomputeTest, HelpHasExamples) {
   EXPECT_THAT(outcome.output, HasSubstr("resnet50"));
 }
 
-}  // namespace
+}  // namespace zerocompute_test
 }  // namespace phub

@@ -10,7 +10,7 @@
 #include "bench/zerocompute/measures.h"
 
 namespace phub {
-namespace {
+namespace zerocompute_usage_test {
 
 void spin_for(int64_t ns) {
   const int64_t until = own_run_ns() + ns;
@@ -75,5 +75,5 @@ TEST(UsageTest, NoProcessHasNoCores) { EXPECT_TRUE(core_times(-1).empty()); }
 
 TEST(UsageTest, AWakeupTakesTime) { EXPECT_GT(measure_wakeup_us(), 0.0); }
 
-}  // namespace
+}  // namespace zerocompute_usage_test
 }  // namespace phub

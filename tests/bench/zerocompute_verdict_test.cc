@@ -4,7 +4,7 @@
 #include "bench/zerocompute/verdict.h"
 
 namespace phub {
-namespace {
+namespace zerocompute_verdict_test {
 
 using ::testing::HasSubstr;
 
@@ -150,5 +150,5 @@ TEST(VerdictTest, EveryBoundHasItsWords) {
   }
 }
 
-}  // namespace
+}  // namespace zerocompute_verdict_test
 }  // namespace phub

@@ -7,7 +7,7 @@
 #include <vector>
 
 namespace phub {
-namespace {
+namespace arena_test {
 
 TEST(Arena, TakesTheFirstGapAndKeepsItsAlignment) {
   Arena arena(4 * 256);
@@ -76,5 +76,5 @@ TEST(Arena, RandomAllocationsNeverOverlapAndGapsAreFound) {
   }
 }
 
-}  // namespace
+}  // namespace arena_test
 }  // namespace phub

@@ -47,7 +47,7 @@ class Gate {
   bool is_open_ = false;
 };
 
-class DeviceSuite : public testing::TestWithParam<DeviceFactory> {
+class DeviceSuite : public ::testing::TestWithParam<DeviceFactory> {
  protected:
   static constexpr size_t kBudget = 8 << 20;
 

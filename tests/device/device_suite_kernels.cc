@@ -11,7 +11,7 @@ namespace phub {
 namespace {
 
 using kernels::DType;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr std::array<size_t, 9> kRowFloats = {1, 3, 4, 7, 16, 127, 128, 129, 1000};
 

@@ -9,7 +9,7 @@
 namespace phub {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 TEST_P(DeviceSuite, TheBudgetIsExactAndAnExcessIsExplained) {
   const DeviceMemory first(*device_, kBudget - 4096, "first");

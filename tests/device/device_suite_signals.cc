@@ -6,7 +6,7 @@
 namespace phub {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 TEST_P(DeviceSuite, AStreamWaitsUntilItsSignalIsRaised) {
   const auto signals = device_->make_signals(3);

@@ -6,7 +6,7 @@
 #include "worker/device/host_device.h"
 
 namespace phub {
-namespace {
+namespace device_test {
 
 std::unique_ptr<Device> make_host(size_t budget) {
   return make_host_device({.budget_bytes = budget});
@@ -33,10 +33,10 @@ std::string nothing_missing() { return ""; }
 
 INSTANTIATE_TEST_SUITE_P(
     Devices, DeviceSuite,
-    testing::Values(DeviceFactory{"host", make_host, nothing_missing},
-                    DeviceFactory{"slow_host", make_slow_host, nothing_missing},
-                    DeviceFactory{"cuda", make_cuda, no_cuda}),
-    [](const testing::TestParamInfo<DeviceFactory>& info) { return info.param.name; });
+    ::testing::Values(DeviceFactory{"host", make_host, nothing_missing},
+                      DeviceFactory{"slow_host", make_slow_host, nothing_missing},
+                      DeviceFactory{"cuda", make_cuda, no_cuda}),
+    [](const ::testing::TestParamInfo<DeviceFactory>& info) { return info.param.name; });
 
 TEST(CudaDevices, AreThereOrSayWhyNot) {
   const CudaDevices found = cuda_devices();
@@ -61,5 +61,5 @@ TEST(CudaDevices, HandOutTheirMemoryToNics) {
   }
 }
 
-}  // namespace
+}  // namespace device_test
 }  // namespace phub

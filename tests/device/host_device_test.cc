@@ -13,12 +13,12 @@
 #include "worker/device/poison.h"
 
 namespace phub {
-namespace {
+namespace host_device_test {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 using Direction = HostDevice::Direction;
 
-class HostDeviceTest : public testing::Test {
+class HostDeviceTest : public ::testing::Test {
  protected:
   static constexpr size_t kBytes = 1 << 16;
 
@@ -192,5 +192,5 @@ TEST(HostDeviceSlowPoisonDeathTest, TheDestinationOfACopyUntilItsEvent) {
   EXPECT_DEATH(read_too_early(), "use-after-poison");
 }
 
-}  // namespace
+}  // namespace host_device_test
 }  // namespace phub

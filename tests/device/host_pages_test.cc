@@ -12,7 +12,7 @@
 #include "worker/device/host_device.h"
 
 namespace phub {
-namespace {
+namespace host_pages_test {
 
 using ::testing::HasSubstr;
 using testing::StrictPages;
@@ -111,5 +111,5 @@ TEST(HostPages, ARefusalCanBeTriedAgain) {
   EXPECT_EQ(pages.registrations(), 1u);
 }
 
-}  // namespace
+}  // namespace host_pages_test
 }  // namespace phub

@@ -27,7 +27,7 @@
 #include "worker/phub.h"
 
 namespace phub::geeps {
-namespace {
+namespace branch_jobs_test {
 
 using phub::testing::Box;
 using phub::testing::each_rank;
@@ -443,5 +443,5 @@ TEST(BranchJobs, OverTheCInterface) {
   ok(phub_geeps_options_destroy(tables));
 }
 
-}  // namespace
+}  // namespace branch_jobs_test
 }  // namespace phub::geeps

@@ -15,7 +15,7 @@
 #include "transport/error.h"
 
 namespace phub::geeps {
-namespace {
+namespace branch_rows_test {
 
 using phub::testing::error_of;
 using phub::testing::expect_error;
@@ -193,5 +193,5 @@ TEST(BranchRows, WhatWasDamagedIsRefused) {
   }
 }
 
-}  // namespace
+}  // namespace branch_rows_test
 }  // namespace phub::geeps

@@ -24,7 +24,7 @@
 #include "worker/geeps/standalone_exchange.h"
 
 namespace phub::geeps {
-namespace {
+namespace branch_tables_test {
 
 using phub::testing::error_of;
 using phub::testing::expect_error;
@@ -408,5 +408,5 @@ TEST(BranchTables, EachBranchReadsWhatItWroteOnCuda) {
   run_seeds(true);
 }
 
-}  // namespace
+}  // namespace branch_tables_test
 }  // namespace phub::geeps

@@ -19,7 +19,7 @@
 #include "worker/geeps/worker_exchange.h"
 
 namespace phub::geeps {
-namespace {
+namespace cache_consistency_test {
 
 using phub::testing::Box;
 using phub::testing::each_rank;
@@ -207,5 +207,5 @@ TEST(CacheConsistency, EveryReadHasWhatTheJobPromises) {
   }
 }
 
-}  // namespace
+}  // namespace cache_consistency_test
 }  // namespace phub::geeps

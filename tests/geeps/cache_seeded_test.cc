@@ -4,7 +4,7 @@
 #include "tests/geeps/stepped.h"
 
 namespace phub::geeps::testing {
-namespace {
+namespace cache_seeded_test {
 
 class Stepped final : public Stage {
  public:
@@ -87,5 +87,5 @@ TEST(CacheSeeded, NobodyAsksAboutEveryEventForEachAccess) {
   }
 }
 
-}  // namespace
+}  // namespace cache_seeded_test
 }  // namespace phub::geeps::testing

@@ -5,7 +5,7 @@
 #include "worker/geeps/standalone_exchange.h"
 
 namespace phub::geeps::testing {
-namespace {
+namespace cache_stress_test {
 
 class Threaded : public Stage {
  public:
@@ -52,5 +52,5 @@ TEST(CacheStress, OnAComputeStreamOfCuda) {
   run_seeds(60, true, [](uint64_t seed) { return OnCuda(seed); });
 }
 
-}  // namespace
+}  // namespace cache_stress_test
 }  // namespace phub::geeps::testing

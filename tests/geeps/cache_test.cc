@@ -28,7 +28,7 @@
 #include "worker/geeps/standalone_exchange.h"
 
 namespace phub::geeps {
-namespace {
+namespace cache_test {
 
 using std::chrono::milliseconds;
 using ::testing::AllOf;
@@ -1201,5 +1201,5 @@ TEST(Cache, TheTraceHasComputationCopiesAndExchanges) {
   std::filesystem::remove(path);
 }
 
-}  // namespace
+}  // namespace cache_test
 }  // namespace phub::geeps

@@ -21,7 +21,7 @@
 #include "worker/geeps/worker_exchange.h"
 
 namespace phub::geeps {
-namespace {
+namespace device_group_test {
 
 using phub::testing::Box;
 using phub::testing::each_rank;
@@ -494,5 +494,5 @@ TEST(DeviceGroup, WrongCallsAreRefused) {
   group.member(1).push(0, 0);
 }
 
-}  // namespace
+}  // namespace device_group_test
 }  // namespace phub::geeps

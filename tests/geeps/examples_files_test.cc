@@ -13,7 +13,7 @@
 #include "worker/examples/geeps/text.h"
 
 namespace phub::examples {
-namespace {
+namespace examples_files_test {
 
 ErrorCode code_of(const std::function<void()>& call) {
   try {
@@ -25,7 +25,7 @@ ErrorCode code_of(const std::function<void()>& call) {
   return ErrorCode::kInternal;
 }
 
-class CheckpointFile : public testing::Test {
+class CheckpointFile : public ::testing::Test {
  protected:
   CheckpointFile() { save(path_, checkpoint_); }
   ~CheckpointFile() override { std::filesystem::remove(path_); }
@@ -37,8 +37,8 @@ class CheckpointFile : public testing::Test {
   }
   void write(const std::string& bytes) const { std::ofstream(path_, std::ios::binary) << bytes; }
 
-  const std::string path_ = testing::TempDir() + "phub_examples_checkpoint_" +
-                            std::to_string(testing::UnitTest::GetInstance()->random_seed()) +
+  const std::string path_ = ::testing::TempDir() + "phub_examples_checkpoint_" +
+                            std::to_string(::testing::UnitTest::GetInstance()->random_seed()) +
                             std::to_string(::getpid());
   const Checkpoint checkpoint_{.of = "a model",
                                .clock = 17,
@@ -94,7 +94,7 @@ TEST(Text, NumbersTheBytesThatOccur) {
   EXPECT_EQ(text.train().size(), 95u);
   EXPECT_EQ(text.test().size(), 5u);
   EXPECT_THAT(std::vector(text.train().begin(), text.train().begin() + 5),
-              testing::ElementsAre(2, 0, 1, 1, 0));
+              ::testing::ElementsAre(2, 0, 1, 1, 0));
   EXPECT_EQ(text.entropy(), 0);
 }
 
@@ -129,5 +129,5 @@ TEST(Text, WindowsGoThroughTheText) {
   EXPECT_EQ(code_of([&] { window(text, kAll, 0, 2, 50, 0); }), ErrorCode::kInvalid);
 }
 
-}  // namespace
+}  // namespace examples_files_test
 }  // namespace phub::examples

@@ -10,7 +10,7 @@
 #include "worker/examples/geeps/lstm.h"
 
 namespace phub::examples {
-namespace {
+namespace examples_layers_test {
 
 std::vector<float> random_floats(Random& random, size_t count) {
   std::vector<float> values(count);
@@ -76,7 +76,7 @@ TEST(Layers, ConvolutionWithStride) { check_gradients(*convolution({5, 6, 2, 2},
 TEST(Layers, Residual) { check_gradients(*residual(8, 0.5f)); }
 
 // Two time steps, so that the errors flow from one to the other.
-class LstmGradients : public testing::Test {
+class LstmGradients : public ::testing::Test {
  protected:
   static constexpr size_t kStreams = 3, kHidden = 4, kSymbols = 5, kSteps = 2;
   static constexpr size_t kUnits = kStreams * kHidden;
@@ -136,5 +136,5 @@ TEST_F(LstmGradients, AreThoseOfTheLoss) {
   EXPECT_LT(gradient_error(outputs_, hidden_error, f), kTolerance);
 }
 
-}  // namespace
+}  // namespace examples_layers_test
 }  // namespace phub::examples

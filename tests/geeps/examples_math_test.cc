@@ -13,7 +13,7 @@
 #include "worker/examples/geeps/devices.h"
 
 namespace phub::examples {
-namespace {
+namespace examples_math_test {
 
 using digits::Random;
 
@@ -193,5 +193,5 @@ TEST_P(MathOn, PatchesTimesAFilterAreItsConvolution) {
   }
 }
 
-}  // namespace
+}  // namespace examples_math_test
 }  // namespace phub::examples

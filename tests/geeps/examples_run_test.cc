@@ -24,7 +24,7 @@
 #include "worker/device/cuda_device.h"
 
 namespace phub::examples {
-namespace {
+namespace examples_run_test {
 
 using phub::testing::Process;
 using ::testing::ElementsAre;
@@ -546,5 +546,5 @@ TEST_F(ExamplesRun, SaysWhatIsWrong) {
   }
 }
 
-}  // namespace
+}  // namespace examples_run_test
 }  // namespace phub::examples

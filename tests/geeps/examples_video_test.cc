@@ -10,7 +10,7 @@
 #include "worker/examples/geeps/video_data.h"
 
 namespace phub::examples {
-namespace {
+namespace examples_video_test {
 
 constexpr size_t kSide = Videos::kSide;
 
@@ -116,5 +116,5 @@ TEST(VideoNetwork, GradientsAreThoseOfTheLoss) {
   }
 }
 
-}  // namespace
+}  // namespace examples_video_test
 }  // namespace phub::examples

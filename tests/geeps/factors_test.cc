@@ -23,7 +23,7 @@
 #include "worker/geeps/worker_exchange.h"
 
 namespace phub::geeps {
-namespace {
+namespace factors_test {
 
 using phub::testing::Box;
 using phub::testing::each_rank;
@@ -302,5 +302,5 @@ TEST(Factors, TablesAndGroupsThatCannotHaveThemAreRefused) {
               HasSubstr("need a server"));
 }
 
-}  // namespace
+}  // namespace factors_test
 }  // namespace phub::geeps

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 namespace phub::geeps {
-namespace {
+namespace follower_test {
 
 using Keys = std::vector<uint64_t>;
 
@@ -82,5 +82,5 @@ TEST(Follower, WithoutASequenceEverythingIsOutside) {
   EXPECT_EQ(none.clocks_before(0, 100), 0U);
 }
 
-}  // namespace
+}  // namespace follower_test
 }  // namespace phub::geeps

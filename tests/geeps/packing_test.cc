@@ -8,7 +8,7 @@
 #include <vector>
 
 namespace phub::geeps {
-namespace {
+namespace packing_test {
 
 bool share_a_phase(const Span& a, const Span& b, uint32_t phases) {
   for (uint32_t i = 0; i < a.length; ++i) {
@@ -123,5 +123,5 @@ TEST(Packing, LoadsGoOverTheEndOfTheCircle) {
   EXPECT_EQ(pack({}, 3).height, 0u);
 }
 
-}  // namespace
+}  // namespace packing_test
 }  // namespace phub::geeps

@@ -22,7 +22,7 @@
 #include "worker/geeps/standalone_exchange.h"
 
 namespace phub::geeps {
-namespace {
+namespace partitions_test {
 
 constexpr uint64_t kReserved = 16 << 10;
 constexpr uint32_t kSamples = 3, kFactors = 5, kLocal = 6;  // the latter two: tables
@@ -455,5 +455,5 @@ TEST(Partitions, EveryRowIsInTheRangeOfItsPartition) {
   }
 }
 
-}  // namespace
+}  // namespace partitions_test
 }  // namespace phub::geeps

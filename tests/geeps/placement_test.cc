@@ -12,9 +12,9 @@
 #include "worker/geeps/moves.h"
 
 namespace phub::geeps {
-namespace {
+namespace placement_test {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 struct Region {
   uint64_t begin, bytes;
@@ -147,7 +147,7 @@ TEST(Placement, IsSoundAtAnyBudgetOrRefuses) {
     const Demand demand = random_demand(engine, 12, 25);
     const PlacementOptions options{.budget_bytes = engine() % (all_bytes(demand) * 11 / 10),
                                    .reserved_bytes = engine() % 3 * 1000};
-    SCOPED_TRACE(testing::Message() << "round " << round);
+    SCOPED_TRACE(::testing::Message() << "round " << round);
     const uint64_t least = least_budget(demand) + (options.reserved_bytes + 255) / 256 * 256;
     try {
       const Placement placement = place(demand, options);
@@ -306,7 +306,7 @@ TEST(PeakFirst, IsSoundAtAnyBudgetOrRefuses) {
     const PlacementOptions options{.budget_bytes = engine() % (all_bytes(demand) * 11 / 10),
                                    .reserved_bytes = engine() % 3 * 1000,
                                    .peak_first = true};
-    SCOPED_TRACE(testing::Message() << "round " << round);
+    SCOPED_TRACE(::testing::Message() << "round " << round);
     try {
       ASSERT_NO_FATAL_FAILURE(expect_sound(demand, options, place(demand, options)));
       ++placed;
@@ -355,7 +355,7 @@ TEST(PeakFirst, TheFullestPhaseIsThatOfWhatIsLeft) {
   const Lifetimes lives = lifetimes(demand, Leads(demand.accesses.size()));
   // Of equal ones that which comes first: backward, layer 5 does.
   EXPECT_THAT(peak_first_order(demand, Costs(demand, lives), lives),
-              testing::ElementsAre(9, 5, 11, 7, 3, 1, 0, 2, 4, 6, 8, 10));
+              ::testing::ElementsAre(9, 5, 11, 7, 3, 1, 0, 2, 4, 6, 8, 10));
 }
 
 // What the order by bytes saved is for: of the networks that the paper means, it moves no more.
@@ -531,5 +531,5 @@ TEST(Placement, NothingNeedsNothing) {
   EXPECT_EQ(place({}, {.budget_bytes = 0}).total_bytes(), 0u);
 }
 
-}  // namespace
+}  // namespace placement_test
 }  // namespace phub::geeps

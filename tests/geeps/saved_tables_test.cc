@@ -31,7 +31,7 @@
 #include "worker/phub.h"
 
 namespace phub::geeps {
-namespace {
+namespace saved_tables_test {
 
 using phub::testing::becomes;
 using phub::testing::error_of;
@@ -560,5 +560,5 @@ TEST_F(SavedTables, OverTheCInterface) {
   EXPECT_EQ(program.first_of(2), 0);
 }
 
-}  // namespace
+}  // namespace saved_tables_test
 }  // namespace phub::geeps

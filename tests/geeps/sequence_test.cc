@@ -13,10 +13,10 @@
 #include "transport/error.h"
 
 namespace phub::geeps {
-namespace {
+namespace sequence_test {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using Keys = std::vector<uint64_t>;
 
 std::string error_of(const std::function<void()>& call) {
@@ -230,5 +230,5 @@ TEST(Sequence, NothingIsRecordedAsNothing) {
   EXPECT_TRUE(demand_of(sequence).demand.accesses.empty());
 }
 
-}  // namespace
+}  // namespace sequence_test
 }  // namespace phub::geeps

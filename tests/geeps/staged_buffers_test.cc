@@ -8,7 +8,7 @@
 #include "worker/device/host_device.h"
 
 namespace phub::geeps {
-namespace {
+namespace staged_buffers_test {
 
 constexpr size_t kSmall = 4096, kLarge = 16 * kSmall;
 
@@ -40,5 +40,5 @@ TEST(StagingPool, HasAsManyPiecesAsWereTakenAtOneTime) {
   EXPECT_EQ(device->stats().host_bytes, kLarge);
 }
 
-}  // namespace
+}  // namespace staged_buffers_test
 }  // namespace phub::geeps

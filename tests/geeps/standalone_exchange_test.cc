@@ -14,7 +14,7 @@
 #include "worker/geeps/worker_exchange.h"
 
 namespace phub::geeps {
-namespace {
+namespace standalone_exchange_test {
 
 using phub::testing::error_of;
 using testing::expected;
@@ -335,5 +335,5 @@ TEST(StandaloneExchange, WrongCallsAreRefused) {
   EXPECT_EQ(exchange.parameters(0)[0], -0.05f);
 }
 
-}  // namespace
+}  // namespace standalone_exchange_test
 }  // namespace phub::geeps

@@ -9,7 +9,7 @@
 #include "transport/error.h"
 
 namespace phub::geeps {
-namespace {
+namespace tables_test {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -79,5 +79,5 @@ TEST(Tables, WhatIsWrongIsNamed) {
   EXPECT_EQ(refusal({{"t", 1, {std::numeric_limits<uint64_t>::max(), 0}}}), "");
 }
 
-}  // namespace
+}  // namespace tables_test
 }  // namespace phub::geeps

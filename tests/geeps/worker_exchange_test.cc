@@ -16,7 +16,7 @@
 #include "worker/device/host_device.h"
 
 namespace phub::geeps {
-namespace {
+namespace worker_exchange_test {
 
 using phub::testing::Box;
 using phub::testing::each_rank;
@@ -292,5 +292,5 @@ TEST(WorkerExchange, AKeyIsPushedOnceUntilItIsBack) {
   EXPECT_EQ(exchange.next(), 1u);
 }
 
-}  // namespace
+}  // namespace worker_exchange_test
 }  // namespace phub::geeps

@@ -25,7 +25,7 @@
 #include "worker/phub.h"
 
 namespace phub {
-namespace {
+namespace c_abi_test {
 
 using iterstore::TableSpec;
 using testing::Box;
@@ -601,5 +601,5 @@ TEST(StoreInC, RefusesWrongCallsOfAThread) {
   EXPECT_THAT(some_of(mine), ::testing::Each(0));
 }
 
-}  // namespace
+}  // namespace c_abi_test
 }  // namespace phub

@@ -18,7 +18,7 @@
 #include "worker/iterstore/store.h"
 
 namespace phub::iterstore {
-namespace {
+namespace changing_rows_test {
 
 using phub::testing::Box;
 using phub::testing::each_rank;
@@ -246,5 +246,5 @@ TEST(ChangingRows, TooManyAreTheErrorOfAll) {
   });
 }
 
-}  // namespace
+}  // namespace changing_rows_test
 }  // namespace phub::iterstore

@@ -12,7 +12,7 @@
 #include "worker/iterstore/store.h"
 
 namespace phub::iterstore {
-namespace {
+namespace gather_again_test {
 
 using phub::testing::Box;
 using phub::testing::each_rank;
@@ -208,5 +208,5 @@ TEST(GatherAgain, HasPatienceWithWhatAlwaysChanges) {
   EXPECT_FALSE(loses.is_recording());
 }
 
-}  // namespace
+}  // namespace gather_again_test
 }  // namespace phub::iterstore

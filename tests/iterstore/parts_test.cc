@@ -20,7 +20,7 @@
 #include "worker/iterstore/row_plan.h"
 
 namespace phub::iterstore {
-namespace {
+namespace parts_test {
 
 using phub::testing::expect_error;
 using phub::testing::fresh_seeds;
@@ -327,5 +327,5 @@ TEST(Tables, AreChecked) {
   refuses("twice", {{.name = "a", .rows = 1}, {.name = "a", .rows = 2}});
 }
 
-}  // namespace
+}  // namespace parts_test
 }  // namespace phub::iterstore

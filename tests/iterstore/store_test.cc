@@ -24,7 +24,7 @@
 #include "tests/worker/expect_error.h"
 
 namespace phub::iterstore {
-namespace {
+namespace store_test {
 
 using phub::testing::Box;
 using phub::testing::Call;
@@ -463,5 +463,5 @@ TEST(Store, BeginsAnew) {
   expect_error(ErrorCode::kTaken, "is in round", [&mine] { mine.read<float>(0, 0); });
 }
 
-}  // namespace
+}  // namespace store_test
 }  // namespace phub::iterstore

@@ -14,7 +14,7 @@
 #include "worker/iterstore/store.h"
 
 namespace phub::iterstore {
-namespace {
+namespace straying_test {
 
 using phub::testing::Box;
 using phub::testing::each_rank;
@@ -215,5 +215,5 @@ TEST(Straying, OthersMayDoSomethingElse) {
   });
 }
 
-}  // namespace
+}  // namespace straying_test
 }  // namespace phub::iterstore

@@ -104,7 +104,7 @@ void for_each_target(Body body) {
     force_target(target);
     SCOPED_TRACE("instruction set " + std::string(target));
     body();
-    if (testing::Test::HasFatalFailure()) break;
+    if (::testing::Test::HasFatalFailure()) break;
   }
   force_target("");
 }

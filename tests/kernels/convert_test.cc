@@ -10,7 +10,7 @@
 #include "tests/oracle/reference.h"
 
 namespace phub::kernels {
-namespace {
+namespace convert_test {
 
 using test::Array;
 
@@ -69,7 +69,7 @@ TEST(Reference, RoundTrips) {
 }
 
 void expect_conversion(const void* from, DType from_type, DType to_type, size_t n) {
-  SCOPED_TRACE(testing::Message() << name_of(from_type) << " to " << name_of(to_type));
+  SCOPED_TRACE(::testing::Message() << name_of(from_type) << " to " << name_of(to_type));
   std::vector<uint32_t> expected(n), out(n);
   if (from_type == to_type) {  // A copy of the bytes.
     std::memcpy(expected.data(), from, n * bytes_of(from_type));
@@ -106,8 +106,8 @@ TEST(Convert, EveryLengthAndAlignment) {
   for (const DType from : kTypes) {
     for (const DType to : kTypes) {
       for (size_t n = 0; n <= 100; ++n) {
-        SCOPED_TRACE(testing::Message() << name_of(from) << " to " << name_of(to) << ", " << n
-                                        << " elements, PHUB_SEED " << test::seed());
+        SCOPED_TRACE(::testing::Message() << name_of(from) << " to " << name_of(to) << ", " << n
+                                          << " elements, PHUB_SEED " << test::seed());
         Array in(n * bytes_of(from), random() % 32 * bytes_of(from));
         for (size_t i = 0; i < n; ++i) {
           reference::store(in.data(), from, i, test::make_value(random, test::Values::kAny));
@@ -127,11 +127,11 @@ TEST(Convert, EveryLengthAndAlignment) {
   }
 }
 
-TEST(Names, RoundTrip) {
+TEST(FormatNames, RoundTrip) {
   for (const DType type : kTypes) EXPECT_EQ(parse_dtype(name_of(type)), type);
   EXPECT_EQ(parse_dtype("f64"), std::nullopt);
   EXPECT_EQ(parse_dtype(""), std::nullopt);
 }
 
-}  // namespace
+}  // namespace convert_test
 }  // namespace phub::kernels

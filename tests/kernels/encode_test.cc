@@ -14,7 +14,7 @@
 #include "tests/kernels/slots.h"
 
 namespace phub::kernels {
-namespace {
+namespace encode_test {
 
 using reference::kCoded;
 using test::Array;
@@ -38,7 +38,7 @@ struct Case {
   void check(std::mt19937_64& random) const {
     const size_t n = gradient.size();
     const size_t bytes = slot_bytes(type, n);
-    SCOPED_TRACE(testing::Message()
+    SCOPED_TRACE(::testing::Message()
                  << name_of(type) << ", " << n << " elements, residual " << !residual.empty()
                  << ", stochastic " << rounding.stochastic << ", PHUB_SEED " << test::seed());
     std::vector<float> rest = residual;
@@ -170,7 +170,7 @@ TEST(Decode, EveryCode) {
                           1e-42f, 0x1p119f, 3.4e38f, kNaN, kInfinity, 0x1p-149f};
   for (const DType type : kScaled) {
     for (const float scale : scales) {
-      SCOPED_TRACE(testing::Message() << name_of(type) << ", scale " << scale);
+      SCOPED_TRACE(::testing::Message() << name_of(type) << ", scale " << scale);
       const size_t n = type == DType::kInt4 ? 512 : type == DType::kInt32 ? 64 : 256;
       std::vector<uint8_t> slot(slot_bytes(type, n));
       for (size_t i = 0; i < 256; ++i) slot[i] = static_cast<uint8_t>(i);
@@ -402,5 +402,5 @@ TEST(Encode, OfEqualMagnitudesTheFirstAreSent) {
   }
 }
 
-}  // namespace
+}  // namespace encode_test
 }  // namespace phub::kernels

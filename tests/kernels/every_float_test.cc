@@ -18,7 +18,7 @@
 #include "tests/seeds.h"
 
 namespace phub::kernels {
-namespace {
+namespace every_float_test {
 
 // All floats in blocks of kBlock, those above a block's scale in chunks of their own.
 constexpr uint64_t kBlock = 1 << 16;
@@ -92,5 +92,5 @@ TEST(EveryFloat, AtAScaleThatIsNoPowerOfTwo) {
   check_all(DType::kInt4, 0.9f);
 }
 
-}  // namespace
+}  // namespace every_float_test
 }  // namespace phub::kernels

@@ -13,7 +13,7 @@
 #include "tests/oracle/groups.h"
 
 namespace phub::kernels {
-namespace {
+namespace factor_slots_test {
 
 using reference::Factors;
 using test::Array;
@@ -94,5 +94,5 @@ TEST(FactorSlots, PairsBehindTheNumberAreNotRead) {
   EXPECT_EQ(out[5], 0);
 }
 
-}  // namespace
+}  // namespace factor_slots_test
 }  // namespace phub::kernels

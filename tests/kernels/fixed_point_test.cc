@@ -17,7 +17,7 @@
 #include "tests/kernels/slots.h"
 
 namespace phub::kernels {
-namespace {
+namespace fixed_point_test {
 
 using test::Values;
 
@@ -67,7 +67,7 @@ std::vector<float> in_parts(const std::vector<std::vector<uint8_t>>& slots, size
 
 TEST(FixedPoint, InPartsAndInAnyOrderIsTheSum) {
   std::mt19937_64 random(test::seed());
-  SCOPED_TRACE(testing::Message() << "PHUB_SEED " << test::seed());
+  SCOPED_TRACE(::testing::Message() << "PHUB_SEED " << test::seed());
   for (int run = 0; run < 300; ++run) {
     const size_t n = random() % 600, count = 1 + random() % 40;
     const float factor = run % 3 == 0 ? 1.0f : run % 3 == 1 ? 1.0f / 3 : 0x1p100f;
@@ -160,5 +160,5 @@ TEST(FixedPoint, ScalesThatAreNoneAreNaN) {
   }
 }
 
-}  // namespace
+}  // namespace fixed_point_test
 }  // namespace phub::kernels

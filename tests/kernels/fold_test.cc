@@ -15,7 +15,7 @@
 #include "tests/seeds.h"
 
 namespace phub::kernels {
-namespace {
+namespace fold_test {
 
 using test::Array;
 
@@ -98,5 +98,5 @@ TEST(ParseFold, KnowsThemAll) {
   EXPECT_FALSE(parse_fold("", ""));
 }
 
-}  // namespace
+}  // namespace fold_test
 }  // namespace phub::kernels

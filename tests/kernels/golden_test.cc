@@ -17,7 +17,7 @@
 #include "tests/oracle/reference.h"
 
 namespace phub::kernels {
-namespace {
+namespace golden_test {
 
 constexpr size_t kValues = 67;
 
@@ -182,5 +182,5 @@ TEST(Golden, Kernels) {
   });
 }
 
-}  // namespace
+}  // namespace golden_test
 }  // namespace phub::kernels

@@ -16,7 +16,7 @@
 #include "tests/oracle/reference.h"
 
 namespace phub::kernels {
-namespace {
+namespace learning_rate_test {
 
 constexpr uint64_t kRounds = 400;
 // Of lr: PyTorch multiplies 400 times where this takes a power.
@@ -162,5 +162,5 @@ TEST(LearningRate, BeginsWithRoundOneAndEndsWhereItSays) {
   EXPECT_EQ(learning_rate(hyper, 4), 0.125);  // 4 · 1/8 · 1/4
 }
 
-}  // namespace
+}  // namespace learning_rate_test
 }  // namespace phub::kernels

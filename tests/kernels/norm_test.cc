@@ -11,7 +11,7 @@
 #include "tests/oracle/reference.h"
 
 namespace phub::kernels {
-namespace {
+namespace norm_test {
 
 using test::Array;
 using test::Values;
@@ -51,5 +51,5 @@ TEST(SumOfSquares, IsFiniteExactlyIfAllElementsAre) {
   }
 }
 
-}  // namespace
+}  // namespace norm_test
 }  // namespace phub::kernels

@@ -12,7 +12,7 @@
 #include "tests/oracle/reference.h"
 
 namespace phub::kernels {
-namespace {
+namespace optimize_test {
 
 using test::Array;
 using test::Values;
@@ -76,9 +76,9 @@ struct Model {
 };
 
 void check(const Variant& v, size_t n, Values values, std::mt19937_64& random) {
-  SCOPED_TRACE(testing::Message() << name_of(v.optimizer) << ", step " << v.t << ", decay "
-                                  << v.hyper.weight_decay << ", " << n << " elements, values "
-                                  << static_cast<int>(values) << ", PHUB_SEED " << test::seed());
+  SCOPED_TRACE(::testing::Message() << name_of(v.optimizer) << ", step " << v.t << ", decay "
+                                    << v.hyper.weight_decay << ", " << n << " elements, values "
+                                    << static_cast<int>(values) << ", PHUB_SEED " << test::seed());
   const Model before(n, values, random);
   Model after = before;
   reference::step(v.optimizer, v.hyper, v.t, after.g.data(), after.params.data(),
@@ -104,7 +104,7 @@ void check(const Variant& v, size_t n, Values values, std::mt19937_64& random) {
                states > 0 ? state0.as<float>() : nullptr, states > 1 ? state1.as<float>() : nullptr,
                n, target.writes ? out.data() : nullptr, target.type, target.store);
 
-      SCOPED_TRACE(testing::Message()
+      SCOPED_TRACE(::testing::Message()
                    << "write-back " << target.writes << " " << name_of(target.type) << ", store "
                    << static_cast<int>(target.store));
       if (has_params) {
@@ -154,7 +154,7 @@ TEST(Optimize, NoneWithoutWriteBackDoesNothing) {
            DType::kF32, Store::kCached);
 }
 
-TEST(Names, RoundTrip) {
+TEST(OptimizerNames, RoundTrip) {
   for (const Optimizer o : kOptimizers) EXPECT_EQ(parse_optimizer(name_of(o)), o);
   EXPECT_EQ(parse_optimizer("adamax"), std::nullopt);
   EXPECT_EQ(parse_optimizer(""), std::nullopt);
@@ -188,5 +188,5 @@ TEST(Targets, CanBeForced) {
   }
 }
 
-}  // namespace
+}  // namespace optimize_test
 }  // namespace phub::kernels

@@ -11,7 +11,7 @@
 #include "tests/kernels/arrays.h"
 
 namespace phub::kernels {
-namespace {
+namespace products_test {
 
 using test::Array;
 using test::Values;
@@ -95,5 +95,5 @@ TEST(AddProducts, WhatIsNotFiniteStaysSo) {
   }
 }
 
-}  // namespace
+}  // namespace products_test
 }  // namespace phub::kernels

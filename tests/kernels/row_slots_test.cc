@@ -13,7 +13,7 @@
 #include "tests/oracle/groups.h"
 
 namespace phub::kernels {
-namespace {
+namespace row_slots_test {
 
 using reference::Rows;
 using test::Array;
@@ -135,5 +135,5 @@ TEST(RowSlots, RowsAreAppended) {
   EXPECT_EQ(out[2], 0);
 }
 
-}  // namespace
+}  // namespace row_slots_test
 }  // namespace phub::kernels

@@ -11,7 +11,7 @@
 #include "tests/kernels/slots.h"
 
 namespace phub::kernels {
-namespace {
+namespace sum_coded_test {
 
 using reference::kCoded;
 using test::Array;
@@ -31,9 +31,9 @@ void fill(Array& slot, DType type, size_t n, bool any_bytes, std::mt19937_64& ra
 
 void check(DType type, size_t count, size_t n, float factor, bool any_bytes,
            std::mt19937_64& random) {
-  SCOPED_TRACE(testing::Message() << name_of(type) << ", " << count << " slots of " << n
-                                  << ", factor " << factor << ", any bytes " << any_bytes
-                                  << ", PHUB_SEED " << test::seed());
+  SCOPED_TRACE(::testing::Message()
+               << name_of(type) << ", " << count << " slots of " << n << ", factor " << factor
+               << ", any bytes " << any_bytes << ", PHUB_SEED " << test::seed());
   std::vector<Array> arrays;
   std::vector<const void*> slots;
   int nonfinite = -1;
@@ -139,5 +139,5 @@ TEST(SumCoded, WhatNobodySentIsZero) {
   });
 }
 
-}  // namespace
+}  // namespace sum_coded_test
 }  // namespace phub::kernels

@@ -10,7 +10,7 @@
 #include "tests/oracle/reference.h"
 
 namespace phub::kernels {
-namespace {
+namespace sum_test {
 
 using test::Array;
 using test::Values;
@@ -71,9 +71,10 @@ struct Input {
 };
 
 void check(const Case& c, std::mt19937_64& random) {
-  SCOPED_TRACE(testing::Message() << name_of(c.type) << ", " << c.slots << " slots of "
-                                  << c.elements << ", factor " << c.factor << ", values "
-                                  << static_cast<int>(c.values) << ", PHUB_SEED " << test::seed());
+  SCOPED_TRACE(::testing::Message()
+               << name_of(c.type) << ", " << c.slots << " slots of " << c.elements << ", factor "
+               << c.factor << ", values " << static_cast<int>(c.values) << ", PHUB_SEED "
+               << test::seed());
   Input input(c, random);
   test::for_each_target([&] { input.check(); });
 }
@@ -207,5 +208,5 @@ TEST(Sum, KeepsNegativeZero) {
   });
 }
 
-}  // namespace
+}  // namespace sum_test
 }  // namespace phub::kernels

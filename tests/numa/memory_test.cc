@@ -11,7 +11,7 @@
 #include <thread>
 
 namespace phub::numa {
-namespace {
+namespace memory_test {
 
 const size_t kPage = static_cast<size_t>(sysconf(_SC_PAGESIZE));
 
@@ -131,5 +131,5 @@ TEST(PinThread, MovesTheThreadToTheCpu) {
   }).join();
 }
 
-}  // namespace
+}  // namespace memory_test
 }  // namespace phub::numa

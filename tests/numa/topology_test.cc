@@ -15,7 +15,7 @@
 #include <thread>
 
 namespace phub::numa {
-namespace {
+namespace topology_test {
 
 using ::testing::Each;
 using ::testing::ElementsAre;
@@ -56,7 +56,7 @@ std::vector<std::string> nic_places(const Topology& topology) {
 class File {
  public:
   explicit File(const std::string& text)
-      : path_(testing::TempDir() + "topology_test_" + std::to_string(getpid()) + ".xml") {
+      : path_(::testing::TempDir() + "topology_test_" + std::to_string(getpid()) + ".xml") {
     std::ofstream(path_) << text;
   }
   ~File() { std::remove(path_.c_str()); }
@@ -340,7 +340,7 @@ TEST(ThisMachineDeathTest, FollowsTheAffinity) {
     const Topology topology = this_machine();
     std::exit(topology.cores.size() == 1 && topology.cores[0].os_cpu == last ? 0 : 1);
   };
-  EXPECT_EXIT(pinned_cores(), testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(pinned_cores(), ::testing::ExitedWithCode(0), "");
 }
 
 // hwloc's own variables can stand in for the machine.
@@ -352,7 +352,7 @@ TEST(ThisMachineDeathTest, CanBeAnotherOne) {
                        topology.nics.empty() && topology.source != "this machine";
     std::exit(right ? 0 : 1);
   };
-  EXPECT_EXIT(synthetic(), testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(synthetic(), ::testing::ExitedWithCode(0), "");
 }
 
 TEST(ThisMachine, VirtualDevicesAreNoNics) {
@@ -393,5 +393,5 @@ TEST(Describe, ShowsNodesCoresAndNics) {
   EXPECT_THAT(text, HasSubstr("nic0 nic1\n"));
 }
 
-}  // namespace
+}  // namespace topology_test
 }  // namespace phub::numa

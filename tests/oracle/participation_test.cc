@@ -6,7 +6,7 @@
 #include "transport/error.h"
 
 namespace phub {
-namespace {
+namespace participation_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -134,5 +134,5 @@ TEST(Participation, AContradictionIsNamed) {
   }
 }
 
-}  // namespace
+}  // namespace participation_test
 }  // namespace phub

@@ -28,7 +28,7 @@
 #include "worker/phub.h"
 
 namespace phub {
-namespace {
+namespace access_test {
 
 using ::testing::HasSubstr;
 
@@ -519,5 +519,5 @@ TEST(Audit, LossesAndEndsLeaveALine) {
                   "50 ms expired"));
 }
 
-}  // namespace
+}  // namespace access_test
 }  // namespace phub

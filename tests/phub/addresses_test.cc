@@ -13,7 +13,7 @@
 #include "transport/control/messages_json.h"
 
 namespace phub::testing {
-namespace {
+namespace addresses_test {
 
 using ::testing::AllOf;
 using ::testing::ContainsRegex;
@@ -198,5 +198,5 @@ TEST_F(Addresses, AttemptsToReconnectBecomeRare) {
   EXPECT_LE(attempts, 40) << *said;
 }
 
-}  // namespace
+}  // namespace addresses_test
 }  // namespace phub::testing

@@ -22,7 +22,7 @@
 #include "tests/worker/expect_error.h"
 
 namespace phub {
-namespace {
+namespace branches_test {
 
 using testing::expect_error;
 using Turns = std::vector<BranchTurn>;
@@ -645,5 +645,5 @@ TEST(Branches, RoundsBeforeTheJobAreOfTheBranch) {
   EXPECT_EQ(there.hyper[1].values, (std::map<std::string, double>{{"lr_rounds_before", 8}}));
 }
 
-}  // namespace
+}  // namespace branches_test
 }  // namespace phub

@@ -14,7 +14,7 @@
 #include "tests/phub/checkpoint_rig.h"
 
 namespace phub::testing {
-namespace {
+namespace checkpoint_command_test {
 
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
@@ -127,5 +127,5 @@ TEST_F(CheckpointCommand, ExportsTheTensors) {
   EXPECT_THAT(run({"export", directory_, kJob, to + "2"}), HasSubstr("error"));
 }
 
-}  // namespace
+}  // namespace checkpoint_command_test
 }  // namespace phub::testing

@@ -11,7 +11,7 @@
 #include "tests/seeds.h"
 
 namespace phub::testing {
-namespace {
+namespace checkpoint_crash_test {
 
 using Loss = SimulatedDisk::Loss;
 using Fault = SimulatedDisk::Fault;
@@ -213,5 +213,5 @@ TEST(CheckpointCrash, AnEpochIsNeverGivenTwice) {
   }
 }
 
-}  // namespace
+}  // namespace checkpoint_crash_test
 }  // namespace phub::testing

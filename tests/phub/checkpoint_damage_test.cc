@@ -11,7 +11,7 @@
 #include "tests/seeds.h"
 
 namespace phub::testing {
-namespace {
+namespace checkpoint_damage_test {
 
 using ::testing::HasSubstr;
 
@@ -132,5 +132,5 @@ TEST_F(CheckpointDamage, DoesNotPushOutAWholeOne) {
   EXPECT_THAT(store_.list(kJob), ::testing::ElementsAre(after.id(), next.id()));
 }
 
-}  // namespace
+}  // namespace checkpoint_damage_test
 }  // namespace phub::testing

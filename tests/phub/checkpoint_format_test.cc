@@ -12,7 +12,7 @@
 #include "tests/seeds.h"
 
 namespace phub::testing {
-namespace {
+namespace checkpoint_format_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -240,5 +240,5 @@ TEST(Manifest, RefusesWhatDoesNotFit) {
   EXPECT_THAT(error_of([&] { parse_manifest(flipped); }), HasSubstr("it was damaged"));
 }
 
-}  // namespace
+}  // namespace checkpoint_format_test
 }  // namespace phub::testing

@@ -15,7 +15,7 @@
 #include "tests/worker/expect_error.h"
 
 namespace phub::testing {
-namespace {
+namespace checkpoint_shared_test {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
@@ -125,5 +125,5 @@ TEST(CheckpointShared, WhatIsGoneIsMissed) {
   }
 }
 
-}  // namespace
+}  // namespace checkpoint_shared_test
 }  // namespace phub::testing

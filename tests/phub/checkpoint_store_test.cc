@@ -22,7 +22,7 @@
 #include "tests/seeds.h"
 
 namespace phub::testing {
-namespace {
+namespace checkpoint_store_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -439,5 +439,5 @@ TEST_F(FullDisk, LeavesTheOneBefore) {
   EXPECT_EQ(write_checkpoint(store, {.round = 20, .extra = 50'000}), "");  // room again
 }
 
-}  // namespace
+}  // namespace checkpoint_store_test
 }  // namespace phub::testing

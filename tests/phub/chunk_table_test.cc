@@ -12,7 +12,7 @@
 #include "tests/seeds.h"
 
 namespace phub {
-namespace {
+namespace chunk_table_test {
 
 constexpr uint32_t kChunks = 7;
 
@@ -94,5 +94,5 @@ TEST(ChunkTable, KnowsWhoIsExpectedAndWhoHasArrived) {
   }
 }
 
-}  // namespace
+}  // namespace chunk_table_test
 }  // namespace phub

@@ -12,12 +12,12 @@
 #include "transport/error.h"
 
 namespace phub {
-namespace {
+namespace config_test {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
-class Config : public testing::Test {
+class Config : public ::testing::Test {
  protected:
   Config() {
     dir_ = (std::filesystem::temp_directory_path() / "phub-config-XXXXXX").string();
@@ -276,5 +276,5 @@ TEST(ParseBytes, Forms) {
   }
 }
 
-}  // namespace
+}  // namespace config_test
 }  // namespace phub

@@ -9,7 +9,7 @@
 #include "tests/phub/tree.h"
 
 namespace phub {
-namespace {
+namespace container_memory_test {
 
 using ::testing::HasSubstr;
 
@@ -187,5 +187,5 @@ TEST(ContainerMemory, ReadsThisHost) {
   EXPECT_EQ(here.limit == kNoLimit, here.file.empty());
 }
 
-}  // namespace
+}  // namespace container_memory_test
 }  // namespace phub

@@ -10,7 +10,7 @@
 #include "tests/seeds.h"
 
 namespace phub {
-namespace {
+namespace core_job_branches_test {
 
 using ::testing::ElementsAre;
 using Rig = testing::CoreJobRig;
@@ -209,5 +209,5 @@ TEST(CoreJobBranches, WhatIsCopiedCounts) {
   }
 }
 
-}  // namespace
+}  // namespace core_job_branches_test
 }  // namespace phub

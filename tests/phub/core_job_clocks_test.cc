@@ -15,7 +15,7 @@
 #include "transport/error.h"
 
 namespace phub {
-namespace {
+namespace core_job_clocks_test {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
@@ -524,5 +524,5 @@ TEST(CoreJobClocks, ExclusionsLeaveRoomForRanksThatBreak) {
   EXPECT_EQ(broken, 3u);
 }
 
-}  // namespace
+}  // namespace core_job_clocks_test
 }  // namespace phub

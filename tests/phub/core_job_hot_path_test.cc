@@ -17,7 +17,7 @@
 #include "tests/worker/allocation_trap.h"
 
 namespace phub {
-namespace {
+namespace core_job_hot_path_test {
 
 using kernels::Optimizer;
 using Rig = testing::CoreJobRig;
@@ -189,5 +189,5 @@ TEST(CoreJobMemory, IsWhatWasCounted) {
   }
 }
 
-}  // namespace
+}  // namespace core_job_hot_path_test
 }  // namespace phub

@@ -7,7 +7,7 @@
 #include "tests/phub/core_job_rig.h"
 
 namespace phub::testing {
-namespace {
+namespace core_job_interest_test {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
@@ -175,5 +175,5 @@ TEST(CoreJobInterest, WhatFollowsWaitsForWhoComes) {
   EXPECT_EQ(rig.result(1), 2) << "of three";
 }
 
-}  // namespace
+}  // namespace core_job_interest_test
 }  // namespace phub::testing

@@ -15,7 +15,7 @@
 #include "tests/phub/core_job_rig.h"
 
 namespace phub {
-namespace {
+namespace core_job_pending_test {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
@@ -176,5 +176,5 @@ TEST(CoreJobPending, AfterANaNNothingIsFinishedAnyMore) {
   EXPECT_THAT(rig.finish({0}), IsEmpty());
 }
 
-}  // namespace
+}  // namespace core_job_pending_test
 }  // namespace phub

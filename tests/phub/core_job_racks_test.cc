@@ -16,7 +16,7 @@
 #include "transport/error.h"
 
 namespace phub {
-namespace {
+namespace core_job_racks_test {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
@@ -509,5 +509,5 @@ TEST(Rack, AnAnswerThatMakesNoSenseEndsTheJob) {
   refused({.ok = false, .violation = true});
 }
 
-}  // namespace
+}  // namespace core_job_racks_test
 }  // namespace phub

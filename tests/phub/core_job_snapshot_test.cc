@@ -10,7 +10,7 @@
 #include "tests/seeds.h"
 
 namespace phub {
-namespace {
+namespace core_job_snapshot_test {
 
 using ::testing::Each;
 using ::testing::ElementsAre;
@@ -463,5 +463,5 @@ TEST(CoreJobKeyStates, AreSetInRoundsThatAreSkippedWhicheverIsSaved) {
   }
 }
 
-}  // namespace
+}  // namespace core_job_snapshot_test
 }  // namespace phub

@@ -18,7 +18,7 @@
 #include "transport/switch/stream.h"
 
 namespace phub {
-namespace {
+namespace core_job_switch_test {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
@@ -421,5 +421,5 @@ TEST(CoreJobSwitch, AProbeNamesWhoTheSwitchWaitsFor) {
   EXPECT_EQ(waited_for(), 0u);
 }
 
-}  // namespace
+}  // namespace core_job_switch_test
 }  // namespace phub

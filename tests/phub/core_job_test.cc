@@ -10,7 +10,7 @@
 #include "tests/phub/core_job_rig.h"
 
 namespace phub {
-namespace {
+namespace core_job_test {
 
 using kernels::DType;
 using ::testing::Each;
@@ -929,5 +929,5 @@ TEST(CoreJob, WaitsForOneRankAloneOnceAtMost) {
   EXPECT_THAT(rig.endpoint.wake_after, ElementsAre(0, 0, 1));
 }
 
-}  // namespace
+}  // namespace core_job_test
 }  // namespace phub

@@ -15,7 +15,7 @@
 #include "tests/seeds.h"
 
 namespace phub {
-namespace {
+namespace core_job_walls_test {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
@@ -430,5 +430,5 @@ TEST(CoreWalls, EveryChunkPassesThemWithTheSameUpdates) {
   EXPECT_GT(free_rounds, seeds.count);
 }
 
-}  // namespace
+}  // namespace core_job_walls_test
 }  // namespace phub

@@ -17,7 +17,7 @@
 #include "transport/error.h"
 
 namespace phub::testing {
-namespace {
+namespace core_test {
 
 // Fails where it is told to, as an endpoint whose device is gone does.
 class FailingEndpoint final : public FakeEndpoint {
@@ -361,5 +361,5 @@ TEST(CoreShares, JobsThatDoNothingAreNotLookedAt) {
   EXPECT_GT(idle[3]->endpoint.polls, quiet);
 }
 
-}  // namespace
+}  // namespace core_test
 }  // namespace phub::testing

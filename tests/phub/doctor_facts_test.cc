@@ -13,7 +13,7 @@
 #include "transport/error.h"
 
 namespace phub {
-namespace {
+namespace doctor_facts_test {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
@@ -185,5 +185,5 @@ TEST(DoctorCommand, ChecksThisHost) {
   EXPECT_EQ(gather_facts(this_host()).topology_notes.size(), numa::this_machine().notes.size());
 }
 
-}  // namespace
+}  // namespace doctor_facts_test
 }  // namespace phub

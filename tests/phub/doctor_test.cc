@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 namespace phub {
-namespace {
+namespace doctor_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -62,15 +62,16 @@ std::vector<Finding> worse_than_ok(const HostFacts& facts, Severity least = Seve
   return found;
 }
 
-testing::Matcher<Finding> is(Severity severity, const std::string& what, const std::string& todo) {
-  return testing::AllOf(testing::Field("severity", &Finding::severity, severity),
-                        testing::Field("what", &Finding::what, HasSubstr(what)),
-                        testing::Field("todo", &Finding::todo, HasSubstr(todo)));
+::testing::Matcher<Finding> is(Severity severity, const std::string& what,
+                               const std::string& todo) {
+  return ::testing::AllOf(::testing::Field("severity", &Finding::severity, severity),
+                          ::testing::Field("what", &Finding::what, HasSubstr(what)),
+                          ::testing::Field("todo", &Finding::todo, HasSubstr(todo)));
 }
-testing::Matcher<Finding> warns(const std::string& what, const std::string& todo) {
+::testing::Matcher<Finding> warns(const std::string& what, const std::string& todo) {
   return is(Severity::kWarn, what, todo);
 }
-testing::Matcher<Finding> errs(const std::string& what, const std::string& todo) {
+::testing::Matcher<Finding> errs(const std::string& what, const std::string& todo) {
   return is(Severity::kError, what, todo);
 }
 
@@ -356,5 +357,5 @@ TEST(Doctor, TellsPeopleAndPrograms) {
   EXPECT_EQ(json[0].at("todo"), findings[0].todo);
 }
 
-}  // namespace
+}  // namespace doctor_test
 }  // namespace phub

@@ -17,7 +17,7 @@
 #include "worker/worker.h"
 
 namespace phub {
-namespace {
+namespace http_attack_test {
 
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
@@ -171,5 +171,5 @@ TEST(HttpAttack, SlowConnectionsAreCounted) {
   });
 }
 
-}  // namespace
+}  // namespace http_attack_test
 }  // namespace phub

@@ -13,7 +13,7 @@
 #include "transport/control/control_client.h"
 
 namespace phub {
-namespace {
+namespace http_head_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -185,5 +185,5 @@ TEST(HttpHead, APageOfAnotherSiteReachesNothing) {
   EXPECT_THAT(changes.answers(1), StartsWith("HTTP/1.1 403"));
 }
 
-}  // namespace
+}  // namespace http_head_test
 }  // namespace phub

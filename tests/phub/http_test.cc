@@ -19,13 +19,13 @@
 #include "transport/control/messages_json.h"
 
 namespace phub {
-namespace {
+namespace http_test {
 
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::Not;
-using testing::StartsWith;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
 
 const Credential kWho{"mnist", 3, 7, "0123456789abcdef0123456789abcdef"};
 
@@ -576,8 +576,8 @@ TEST(Listen, SeveralAddressesAndIpv6) {
   HttpServer server(io, handler, options);
   const auto addresses = server.addresses();
   ASSERT_EQ(addresses.size(), 2u);
-  EXPECT_THAT(addresses[0], testing::MatchesRegex("127\\.0\\.0\\.1:[1-9][0-9]*"));
-  EXPECT_THAT(addresses[1], testing::MatchesRegex("\\[::1\\]:[1-9][0-9]*"));
+  EXPECT_THAT(addresses[0], ::testing::MatchesRegex("127\\.0\\.0\\.1:[1-9][0-9]*"));
+  EXPECT_THAT(addresses[1], ::testing::MatchesRegex("\\[::1\\]:[1-9][0-9]*"));
   std::thread thread([&] { io.run(); });
   EXPECT_EQ(ControlClient(addresses[0]).status().topology, "fake");
   EXPECT_EQ(ControlClient(addresses[1]).status().topology, "fake");
@@ -753,5 +753,5 @@ TEST(Client, ServerThatDiesWhileItIsAsked) {
   EXPECT_EQ(request.get(), ErrorCode::kUnavailable);
 }
 
-}  // namespace
+}  // namespace http_test
 }  // namespace phub

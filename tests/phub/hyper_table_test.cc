@@ -10,7 +10,7 @@
 #include "transport/error.h"
 
 namespace phub {
-namespace {
+namespace hyper_table_test {
 
 using Values = std::map<std::string, double>;
 
@@ -197,5 +197,5 @@ TEST(HyperTable, TheMemoryOfASpecIsKnownBeforehand) {
   EXPECT_LE(many, one + 1000 * 1000);
 }
 
-}  // namespace
+}  // namespace hyper_table_test
 }  // namespace phub

@@ -19,7 +19,7 @@
 #include "phub/core/round_gate.h"
 
 namespace phub {
-namespace {
+namespace hyper_test {
 
 using kernels::Hyper;
 using kernels::Optimizer;
@@ -170,5 +170,5 @@ TEST(Hyper, AMeanIsTheSumTimesTheReciprocal) {
   EXPECT_NE(mean, 7.0f / 3.0f);
 }
 
-}  // namespace
+}  // namespace hyper_test
 }  // namespace phub

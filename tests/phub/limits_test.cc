@@ -11,7 +11,7 @@
 #include "transport/error.h"
 
 namespace phub {
-namespace {
+namespace limits_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -187,7 +187,7 @@ TEST(Limits, TwiceTheNicsIsHalfTheTimeOfLinks) {
 // one more does not; more workers take no less time.
 TEST(Limits, HoldForAnyInputs) {
   const unsigned seed = std::random_device()();
-  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
   std::mt19937 random(seed);
   const auto draw = [&] { return std::exp(std::uniform_real_distribution<double>(-1, 6)(random)); };
   const char* optimizers[] = {"none", "sgd", "nesterov", "adam"};
@@ -199,7 +199,7 @@ TEST(Limits, HoldForAnyInputs) {
                 draw(), draw(), draw(), true,   random() % 2 == 0};
     const Limits limits = c.limits();
     ASSERT_EQ(limits.all.size(), 6u);
-    EXPECT_THAT(limits.missing, testing::IsEmpty());
+    EXPECT_THAT(limits.missing, ::testing::IsEmpty());
     double slowest = 0;
     std::optional<uint64_t> least;
     for (const Limit& limit : limits.all) {
@@ -320,5 +320,5 @@ TEST(Limits, JsonSaysTheSame) {
   EXPECT_DOUBLE_EQ(slowest, limits.seconds);
 }
 
-}  // namespace
+}  // namespace limits_test
 }  // namespace phub

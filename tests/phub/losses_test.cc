@@ -17,7 +17,7 @@
 #include "transport/error.h"
 
 namespace phub {
-namespace {
+namespace losses_test {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
@@ -143,5 +143,5 @@ TEST(Losses, RandomReports) {
   }
 }
 
-}  // namespace
+}  // namespace losses_test
 }  // namespace phub

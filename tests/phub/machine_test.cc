@@ -6,7 +6,7 @@
 #include "transport/error.h"
 
 namespace phub {
-namespace {
+namespace machine_test {
 
 using ::testing::ElementsAre;
 
@@ -62,5 +62,5 @@ TEST(Machine, PortsOfEveryNodeAreOnEach) {
               ElementsAre("10.0.0.1@0", "10.0.0.1@1", "10.0.0.1@2"));
 }
 
-}  // namespace
+}  // namespace machine_test
 }  // namespace phub

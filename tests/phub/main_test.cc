@@ -22,12 +22,12 @@
 #include "transport/ofi/providers.h"
 
 namespace phub {
-namespace {
+namespace main_test {
 
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 // A running phub with its output in files of a directory of its own.
 class Process {
@@ -138,7 +138,7 @@ TEST(Main, WrongCommandLinesAreOneLineAndTwo) {
     const Outcome outcome = run(arguments);
     EXPECT_EQ(outcome.code, 2) << outcome.err;
     EXPECT_EQ(outcome.out, "");
-    EXPECT_THAT(outcome.err, testing::StartsWith("phub: "));
+    EXPECT_THAT(outcome.err, ::testing::StartsWith("phub: "));
     EXPECT_EQ(lines(outcome.err), 1u) << outcome.err;
   }
 }
@@ -157,7 +157,7 @@ TEST(Main, ErrorsWhileItRunsAreOneLineAndOne) {
         {"serve", "--listen", "127.0.0.1:0", "--topology", "/does/not/exist.xml"}}) {
     const Outcome outcome = run(arguments);
     EXPECT_EQ(outcome.code, 1) << outcome.err;
-    EXPECT_THAT(outcome.err, testing::StartsWith("phub: "));
+    EXPECT_THAT(outcome.err, ::testing::StartsWith("phub: "));
     EXPECT_EQ(lines(outcome.err), 1u) << outcome.err;
   }
 }
@@ -179,7 +179,7 @@ TEST(Main, ServesSaysWhereAndEndsWhenTold) {
     EXPECT_EQ(table.code, 0);
     EXPECT_THAT(table.out, HasSubstr("no jobs"));
     const Outcome json = run({"status", "--server", address, "--json"});
-    EXPECT_THAT(json.out, testing::StartsWith("{\"version\":1,"));
+    EXPECT_THAT(json.out, ::testing::StartsWith("{\"version\":1,"));
 
     EXPECT_EQ(run({"status", "--server", "127.0.0.1:1," + address}).out.substr(0, 12),
               "this machine");
@@ -211,7 +211,7 @@ TEST(Main, AShardSaysThatItServesWhenItDoes) {
   EXPECT_THAT(shard.says("not serving under"), HasSubstr("not serving under 127.0.0.1:1 yet"));
   shard.signal(SIGTERM);
   EXPECT_EQ(shard.exit_code(), 0);
-  EXPECT_THAT(shard.err() + shard.out(), testing::Not(HasSubstr(" serving under 127.0.0.1:1\n")));
+  EXPECT_THAT(shard.err() + shard.out(), ::testing::Not(HasSubstr(" serving under 127.0.0.1:1\n")));
 }
 
 // As with ulimit -u or a container's limit of processes, which do not bind root.
@@ -340,7 +340,7 @@ TEST(Main, EndsWhenToldOverLibfabric) {
   for (const int number : {SIGTERM, SIGINT}) {
     Process server({"serve", "--listen", "127.0.0.1:0", "--transports", "ofi"});
     ControlClient idle(server.address());
-    EXPECT_THAT(idle.status().transports, testing::ElementsAre("ofi"));
+    EXPECT_THAT(idle.status().transports, ::testing::ElementsAre("ofi"));
     server.signal(number);
     EXPECT_EQ(server.exit_code(20000), 0) << number;
     EXPECT_EQ(server.err(), "");
@@ -365,7 +365,7 @@ TEST(Main, RefusesAJobThatTheLimitOfAFilesSizeForbids) {
     EXPECT_EQ(error.code(), ErrorCode::kFull);
     EXPECT_THAT(error.what(), HasSubstr("is 1048576 bytes, raise it with LimitFSIZE or ulimit -f"));
   }
-  EXPECT_THAT(ControlClient(address).status().jobs, testing::IsEmpty());
+  EXPECT_THAT(ControlClient(address).status().jobs, ::testing::IsEmpty());
   server.signal(SIGTERM);
   EXPECT_EQ(server.exit_code(), 0);
 }
@@ -379,5 +379,5 @@ TEST(Main, EndsWithConnectionsOpen) {
   EXPECT_EQ(server.exit_code(20000), 0);
 }
 
-}  // namespace
+}  // namespace main_test
 }  // namespace phub

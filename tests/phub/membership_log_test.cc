@@ -8,7 +8,7 @@
 #include <tuple>
 
 namespace phub {
-namespace {
+namespace membership_log_test {
 
 using Kind = LogRecord::Kind;
 
@@ -159,5 +159,5 @@ TEST(MembershipLog, ALossWithManyRangesIsToldInParts) {
   EXPECT_EQ(told, last);
 }
 
-}  // namespace
+}  // namespace membership_log_test
 }  // namespace phub

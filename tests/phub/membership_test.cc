@@ -11,7 +11,7 @@
 #include "tests/seeds.h"
 
 namespace phub {
-namespace {
+namespace membership_test {
 
 using testing::Assembled;
 using ::testing::ElementsAre;
@@ -697,5 +697,5 @@ TEST(MembershipOfRacks, ASecondBoxForAGroupIsToldWhatIsWrong) {
   EXPECT_THAT(said, ::testing::Not(HasSubstr("replace")));
 }
 
-}  // namespace
+}  // namespace membership_test
 }  // namespace phub

@@ -10,7 +10,7 @@
 #include "phub/plan/plan.h"
 
 namespace phub {
-namespace {
+namespace meter_test {
 
 using ::testing::ElementsAre;
 
@@ -72,5 +72,5 @@ TEST_F(MeterTest, ContributionsAreChunks) {
   EXPECT_EQ(status.ranks[1].contributions, 0u);
 }
 
-}  // namespace
+}  // namespace meter_test
 }  // namespace phub

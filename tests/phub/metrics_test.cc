@@ -20,7 +20,7 @@
 #include "worker/worker.h"
 
 namespace phub {
-namespace {
+namespace metrics_test {
 
 using ::testing::HasSubstr;
 
@@ -397,5 +397,5 @@ TEST(Metrics, StatusNamesTheRankAndTheKeyThatARoundWaitsFor) {
   while (box.status().jobs.at(0).ranks.at(1).waited_chunks > 0) usleep(1000);
 }
 
-}  // namespace
+}  // namespace metrics_test
 }  // namespace phub

@@ -11,7 +11,7 @@
 #include "transport/error.h"
 
 namespace phub {
-namespace {
+namespace models_test {
 
 using ::testing::HasSubstr;
 
@@ -225,17 +225,17 @@ TEST(KeyTable, HasALimitedNumberOfKeys) {
 }
 
 TEST(KeyTable, ComesFromAFileWhenTheArgumentLooksLikeOne) {
-  const std::string path = testing::TempDir() + "models_test_keys.json";
+  const std::string path = ::testing::TempDir() + "models_test_keys.json";
   std::ofstream(path) << R"({"name": "mine", "keys": [{"name": "a", "elements": 5}]})";
   EXPECT_EQ(model_or_file(path).name, "mine");
   EXPECT_EQ(model_or_file("vgg19").name, "vgg19");
   EXPECT_THAT(message_of([] { model_or_file("nowhere.json"); }),
               HasSubstr("cannot read the key table nowhere.json: No such file"));
   EXPECT_THAT(message_of([] { model_or_file("./nowhere"); }), HasSubstr("./nowhere"));
-  EXPECT_THAT(message_of([] { model_or_file(testing::TempDir()); }), HasSubstr("directory"));
+  EXPECT_THAT(message_of([] { model_or_file(::testing::TempDir()); }), HasSubstr("directory"));
   EXPECT_THAT(message_of([] { model_or_file("nowhere"); }), HasSubstr("unknown model 'nowhere'"));
   std::remove(path.c_str());
 }
 
-}  // namespace
+}  // namespace models_test
 }  // namespace phub

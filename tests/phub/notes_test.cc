@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 namespace phub {
-namespace {
+namespace notes_test {
 
 using ::testing::ElementsAre;
 using ::testing::SizeIs;
@@ -27,5 +27,5 @@ TEST(Notes, FewLinesASecondAndTheOthersCounted) {
 
 TEST(Notes, NobodyNeedsToListen) { Notes(nullptr).add(1, "a line"); }
 
-}  // namespace
+}  // namespace notes_test
 }  // namespace phub

@@ -16,7 +16,7 @@
 #include "tests/worker/expect_error.h"
 
 namespace phub {
-namespace {
+namespace overlap_test {
 
 using ::testing::ElementsAre;
 
@@ -268,5 +268,5 @@ TEST(Overlap, LayersOfAFile) {
   no("cannot read /no/such.json", "/no/such.json");
 }
 
-}  // namespace
+}  // namespace overlap_test
 }  // namespace phub

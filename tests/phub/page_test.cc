@@ -7,14 +7,14 @@
 #include <string>
 
 namespace phub {
-namespace {
+namespace page_test {
 
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST(Page, HasItsThreeFiles) {
   EXPECT_EQ(page_files().size(), 3u);
-  EXPECT_THAT(page_file("/").text, testing::StartsWith("<!doctype html>"));
+  EXPECT_THAT(page_file("/").text, ::testing::StartsWith("<!doctype html>"));
   EXPECT_THAT(page_file("/page.js").text, HasSubstr("poll();\n"));
   EXPECT_THAT(page_file("/page.css").text, HasSubstr("prefers-color-scheme: dark"));
 }
@@ -40,5 +40,5 @@ TEST(Page, MakesNoMarkupOfText) {
   }
 }
 
-}  // namespace
+}  // namespace page_test
 }  // namespace phub

@@ -13,7 +13,7 @@
 #include "tests/phub/fake_parent.h"
 
 namespace phub {
-namespace {
+namespace passed_state_test {
 
 using ::testing::ElementsAre;
 using testing::FakeParent;
@@ -174,5 +174,5 @@ TEST_F(PassedStateTest, CallsAreRefusedWhenTheParentsJobEnds) {
   EXPECT_THAT(said_, ElementsAre(HasSubstr("the job has ended")));
 }
 
-}  // namespace
+}  // namespace passed_state_test
 }  // namespace phub

@@ -10,7 +10,7 @@
 #include "transport/error.h"
 
 namespace phub {
-namespace {
+namespace placement_test {
 
 using ::testing::HasSubstr;
 
@@ -48,13 +48,13 @@ constexpr double kModel = 25'557'032.0 * 4;
 // divide. Together the shards have the bytes exactly.
 TEST(Placement, BytesAreThoseOfTheTable) {
   const uint64_t seed = std::random_device{}();
-  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
   std::mt19937_64 random(seed);
   for (int i = 0; i < 8; i++) {
     const auto w = static_cast<uint32_t>(2 + random() % 30);
     const auto s = static_cast<uint32_t>(2 + random() % 6);
     const auto nics = static_cast<uint32_t>(1 + random() % 4);
-    SCOPED_TRACE(testing::Message() << w << " workers, " << s << " boxes, " << nics << " NICs");
+    SCOPED_TRACE(::testing::Message() << w << " workers, " << s << " boxes, " << nics << " NICs");
     const Placements all =
         compare(host("w", "worker", w, nics, 10) + host("b", "box", s, nics, 10));
     ASSERT_EQ(all.all.size(), 4u);
@@ -144,8 +144,8 @@ TEST(Placement, RecommendationFlips) {
 TEST(Placement, SaysWhatIsLeftOut) {
   const Placements all = compare(host("w", "worker", 3, 1, 10));
   EXPECT_EQ(all.all.size(), 2u);
-  EXPECT_THAT(all.left_out, testing::ElementsAre(HasSubstr("no host of role box"),
-                                                 HasSubstr("needs 2 hosts of role box")));
+  EXPECT_THAT(all.left_out, ::testing::ElementsAre(HasSubstr("no host of role box"),
+                                                   HasSubstr("needs 2 hosts of role box")));
   EXPECT_EQ(compare(host("w", "worker", 3, 1, 10), {.ranks = 1}).all.size(), 1u);
 }
 
@@ -211,5 +211,5 @@ TEST(Placement, JsonSaysTheSame) {
   }
 }
 
-}  // namespace
+}  // namespace placement_test
 }  // namespace phub

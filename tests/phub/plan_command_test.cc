@@ -15,7 +15,7 @@
 #include "transport/error.h"
 
 namespace phub {
-namespace {
+namespace plan_command_test {
 
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
@@ -26,14 +26,14 @@ std::string output_of(std::vector<std::string> arguments) {
   add_plan_command(app);
   arguments.insert(arguments.begin(), "plan");
   std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
-  testing::internal::CaptureStdout();
+  ::testing::internal::CaptureStdout();
   try {
     app.parse(arguments);
   } catch (...) {
-    testing::internal::GetCapturedStdout();
+    ::testing::internal::GetCapturedStdout();
     throw;
   }
-  return testing::internal::GetCapturedStdout();
+  return ::testing::internal::GetCapturedStdout();
 }
 
 std::string error_of(const std::vector<std::string>& arguments) {
@@ -178,7 +178,7 @@ TEST(PlanCommand, ComparesThePlacementsOfTheReadme) {
   const std::string readme(std::istreambuf_iterator<char>(file), {});
   const size_t begin = readme.find("[[host]]\nkind"), end = readme.find("```", begin);
   ASSERT_NE(end, readme.npos);
-  const std::string path = testing::TempDir() + "plan_command_test_cluster.toml";
+  const std::string path = ::testing::TempDir() + "plan_command_test_cluster.toml";
   std::ofstream(path) << readme.substr(begin, end - begin);
   std::vector<std::string> arguments = {"resnet50", "--optimizer", "nesterov", "--cluster",
                                         path,       "--batch",     "32"};
@@ -325,5 +325,5 @@ TEST(PlanCommand, BadInputIsNamed) {
   EXPECT_THAT(error_of({"vgg19", "--chunk-elements", "100"}), HasSubstr("multiple of 32"));
 }
 
-}  // namespace
+}  // namespace plan_command_test
 }  // namespace phub

@@ -17,7 +17,7 @@
 #include "transport/tcp/format.h"
 
 namespace phub {
-namespace {
+namespace plan_test {
 
 using ::testing::HasSubstr;
 
@@ -225,7 +225,7 @@ uint32_t usable_cores(const std::vector<Shape>& shapes) {
 
 TEST(Plan, HoldsOnRandomTopologiesAndKeyTables) {
   const uint64_t seed = std::random_device{}();
-  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
   std::mt19937_64 random(seed);
   const auto pick = [&](uint64_t from, uint64_t to) {
     return std::uniform_int_distribution<uint64_t>(from, to)(random);
@@ -264,7 +264,7 @@ TEST(Plan, HoldsOnRandomTopologiesAndKeyTables) {
 // The parts of all boxes are the plan, and the memory of each begins at 0 and is its own.
 TEST(Plan, IsDividedIntoThePartsOfItsBoxes) {
   const uint64_t seed = std::random_device{}();
-  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
   std::mt19937_64 random(seed);
   const auto pick = [&](uint64_t from, uint64_t to) {
     return std::uniform_int_distribution<uint64_t>(from, to)(random);
@@ -626,5 +626,5 @@ TEST(Plan, TakesIntoAccountWhatTheBoxCarries) {
   EXPECT_LE(most - least, 2 * 8192u);
 }
 
-}  // namespace
+}  // namespace plan_test
 }  // namespace phub

@@ -16,7 +16,7 @@
 #include "transport/error.h"
 
 namespace phub {
-namespace {
+namespace quotas_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -137,5 +137,5 @@ TEST(KeptBytes, AreThoseOfOneOwnersJobs) {
   std::filesystem::remove_all(folder);
 }
 
-}  // namespace
+}  // namespace quotas_test
 }  // namespace phub

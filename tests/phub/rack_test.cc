@@ -10,7 +10,7 @@
 #include "tests/worker/expect_error.h"
 
 namespace phub {
-namespace {
+namespace rack_test {
 
 using ::testing::ElementsAre;
 using testing::expect_error;
@@ -102,5 +102,5 @@ TEST(RackSpec, NonsenseIsRefused) {
           [](JobSpec& spec) { spec.consistency = "async"; });
 }
 
-}  // namespace
+}  // namespace rack_test
 }  // namespace phub

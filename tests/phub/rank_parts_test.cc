@@ -14,7 +14,7 @@
 #include "tests/seeds.h"
 
 namespace phub {
-namespace {
+namespace rank_parts_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -111,5 +111,5 @@ TEST(RankParts, IsAsAnyHistorySays) {
   }
 }
 
-}  // namespace
+}  // namespace rank_parts_test
 }  // namespace phub

@@ -14,7 +14,7 @@
 #include "tests/seeds.h"
 
 namespace phub {
-namespace {
+namespace round_gate_test {
 
 constexpr uint32_t kChunks = 60, kCores = 2, kBoxes = 3;
 
@@ -108,5 +108,5 @@ TEST(RoundGate, WhatHasBegunElsewhereHasBegun) {
   EXPECT_FALSE(gate.has_begun(5));
 }
 
-}  // namespace
+}  // namespace round_gate_test
 }  // namespace phub

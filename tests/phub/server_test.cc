@@ -22,7 +22,7 @@
 #include "transport/tcp/transport.h"
 
 namespace phub {
-namespace {
+namespace server_test {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -390,5 +390,5 @@ TEST(ServerAboveRacks, NewsNameRanksOfTheRack) {
   EXPECT_THAT(ranks.front().rack_live, ElementsAre(2, 4)) << "nothing else of it counts";
 }
 
-}  // namespace
+}  // namespace server_test
 }  // namespace phub

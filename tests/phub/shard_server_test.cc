@@ -19,7 +19,7 @@
 #include "transport/tcp/transport.h"
 
 namespace phub {
-namespace {
+namespace shard_server_test {
 
 using ::testing::HasSubstr;
 
@@ -213,5 +213,5 @@ TEST_F(ShardServerTest, AnOverflowIsNoRanksFault) {
   EXPECT_THAT(failure(), HasSubstr("the sum of finite gradients overflowed in key 'w'"));
 }
 
-}  // namespace
+}  // namespace shard_server_test
 }  // namespace phub

@@ -12,7 +12,7 @@
 #include "transport/error.h"
 
 namespace phub {
-namespace {
+namespace shards_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -432,5 +432,5 @@ TEST_F(ShardsTest, APieceThatIsAskedForAgainIsNoProgress) {
   EXPECT_FALSE(shards_.goes_on(box + 1, {.job = 2, .round = 5}));
 }
 
-}  // namespace
+}  // namespace shards_test
 }  // namespace phub

@@ -4,10 +4,10 @@
 #include "phub/commands/commands.h"
 
 namespace phub {
-namespace {
+namespace status_command_test {
 
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 ServerStatus sample() {
   ServerStatus status;
@@ -56,12 +56,12 @@ TEST(Status, ShowsJobsRanksRoundsRatesAndWhoIsMissing) {
   EXPECT_THAT(text,
               HasSubstr("4 cores, 3.0 MiB of 5.0 GiB in use, transports: shm, tcp, up 1 h 2 min"));
   EXPECT_THAT(
-      text, testing::ContainsRegex(
+      text, ::testing::ContainsRegex(
                 "JOB +STATE +OVER +RANKS +ROUND +SAVED +ROUNDS/S +CHUNKS/S +IN +OUT +KEYS +CHUNKS "
                 "+MEMORY +OPTIMIZER"));
   EXPECT_THAT(text,
-              testing::ContainsRegex("digits +running +shm +2 of 3 +417 +400 +250.2 +7758 +1.50 "
-                                     "GB/s +0.75 GB/s +6 +31 +2.0 KiB +nesterov"));
+              ::testing::ContainsRegex("digits +running +shm +2 of 3 +417 +400 +250.2 +7758 +1.50 "
+                                       "GB/s +0.75 GB/s +6 +31 +2.0 KiB +nesterov"));
   EXPECT_THAT(text, HasSubstr("digits: missing: rank 1\n"));
   EXPECT_THAT(text, HasSubstr("digits: rank 1 is lost (incarnation 2): lease expired\n"));
   EXPECT_THAT(text, HasSubstr("digits: round 418 waits for rank 1: key 'conv1.weight'\n"));
@@ -73,10 +73,10 @@ TEST(Status, ShowsJobsRanksRoundsRatesAndWhoIsMissing) {
 
 TEST(Status, ShowsCoresAndNicsOfTheBox) {
   const std::string text = describe(sample());
-  EXPECT_THAT(text, testing::ContainsRegex("NIC +TRANSPORT +NODE +IN +OUT +AT MOST"));
-  EXPECT_THAT(text, testing::ContainsRegex("mlx5_0 +verbs +1 +1.50 GB/s +0.75 GB/s +2.00 GB/s"));
-  EXPECT_THAT(text, testing::ContainsRegex("CORE +NODE +CPU +AWAKE +CHUNKS/S +IN +OUT"));
-  EXPECT_THAT(text, testing::ContainsRegex(" 0 +1 +8 +25% +7758 +1.50 GB/s +0.75 GB/s"));
+  EXPECT_THAT(text, ::testing::ContainsRegex("NIC +TRANSPORT +NODE +IN +OUT +AT MOST"));
+  EXPECT_THAT(text, ::testing::ContainsRegex("mlx5_0 +verbs +1 +1.50 GB/s +0.75 GB/s +2.00 GB/s"));
+  EXPECT_THAT(text, ::testing::ContainsRegex("CORE +NODE +CPU +AWAKE +CHUNKS/S +IN +OUT"));
+  EXPECT_THAT(text, ::testing::ContainsRegex(" 0 +1 +8 +25% +7758 +1.50 GB/s +0.75 GB/s"));
 }
 
 TEST(Status, ShowsTheParentOfARackAndItsBudget) {
@@ -128,5 +128,5 @@ TEST(Status, NoJobsAndFailedOnes) {
   EXPECT_THAT(describe(status), HasSubstr("no jobs\n"));
 }
 
-}  // namespace
+}  // namespace status_command_test
 }  // namespace phub

@@ -16,7 +16,7 @@
 #include "transport/control/messages_json.h"
 
 namespace phub::testing {
-namespace {
+namespace tls_attack_test {
 
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
@@ -307,5 +307,5 @@ TEST_F(Tls, CancelEndsAHandshake) {
   EXPECT_THROW(asked.get(), Error);
 }
 
-}  // namespace
+}  // namespace tls_attack_test
 }  // namespace phub::testing

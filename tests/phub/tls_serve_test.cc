@@ -19,7 +19,7 @@
 #include "transport/control/control_client.h"
 
 namespace phub::testing {
-namespace {
+namespace tls_serve_test {
 
 using std::chrono::seconds;
 using ::testing::AllOf;
@@ -246,5 +246,5 @@ TEST_F(TlsServe, AWorkerWithoutCertificateIsToldWhy) {
   EXPECT_THAT(worker.output(), AllOf(HasSubstr("unauthorized"), HasSubstr("PHUB_CLIENT_CERT")));
 }
 
-}  // namespace
+}  // namespace tls_serve_test
 }  // namespace phub::testing

@@ -14,7 +14,7 @@
 #include "transport/control/messages_json.h"
 
 namespace phub::testing {
-namespace {
+namespace tls_test {
 
 using std::chrono::milliseconds;
 using ::testing::AllOf;
@@ -232,5 +232,5 @@ TEST_F(Tls, WrongFilesOfAClientAreNamed) {
   EXPECT_EQ(ask("http://" + rig_->address()).find("PHUB_CLIENT_KEY"), std::string::npos);
 }
 
-}  // namespace
+}  // namespace tls_test
 }  // namespace phub::testing

@@ -18,7 +18,7 @@
 #include "transport/error.h"
 
 namespace phub {
-namespace {
+namespace tokens_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -240,5 +240,5 @@ TEST_F(TokensFile, AWrongOneChangesNothing) {
   EXPECT_EQ(gate.why_not({.name = "a", .id = kHash}, "j"), "the token 'a' was revoked");
 }
 
-}  // namespace
+}  // namespace tokens_test
 }  // namespace phub

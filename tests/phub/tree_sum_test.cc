@@ -17,7 +17,7 @@
 #include "tests/seeds.h"
 
 namespace phub {
-namespace {
+namespace tree_sum_test {
 
 using kernels::DType;
 
@@ -157,5 +157,5 @@ TEST(TreeSum, TheReferenceWithoutGroupsAddsInRankOrder) {
   EXPECT_EQ(tree, list);
 }
 
-}  // namespace
+}  // namespace tree_sum_test
 }  // namespace phub

@@ -12,7 +12,7 @@
 #include "tests/phub/fake_parent.h"
 
 namespace phub {
-namespace {
+namespace uplink_test {
 
 using ::testing::ElementsAre;
 using testing::FakeParent;
@@ -287,5 +287,5 @@ TEST_F(UplinkTest, WhatTheParentHasNotAnsweredIsRefusedWhenAllHaveLeft) {
   EXPECT_THAT(answers, ElementsAre(ErrorCode::kNotFound, ErrorCode::kNotFound));
 }
 
-}  // namespace
+}  // namespace uplink_test
 }  // namespace phub

@@ -17,7 +17,7 @@
 #include "tests/worker/expect_error.h"
 
 namespace phub {
-namespace {
+namespace ways_test {
 
 using ::testing::HasSubstr;
 
@@ -213,5 +213,5 @@ TEST(Ways, BadInputIsNamed) {
   refused("--box-product-gflops is -2", {.box_product_gflop_s = -2});
 }
 
-}  // namespace
+}  // namespace ways_test
 }  // namespace phub

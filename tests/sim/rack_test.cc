@@ -15,7 +15,7 @@
 #include "tests/seeds.h"
 
 namespace phub::sim {
-namespace {
+namespace rack_test {
 
 uint64_t current_seed = 0;
 
@@ -142,5 +142,5 @@ TEST_F(RackTest, TheSameSeedGivesTheSameTrace) {
   }
 }
 
-}  // namespace
+}  // namespace rack_test
 }  // namespace phub::sim

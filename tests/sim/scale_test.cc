@@ -7,7 +7,7 @@
 #include "transport/wire.h"
 
 namespace phub::sim {
-namespace {
+namespace scale_test {
 
 RackPlan plan_of(uint32_t ranks, const std::string& optimizer) {
   RackPlan plan;
@@ -72,5 +72,5 @@ TEST(ScaleTest, AThousandRanksOverThreeLevelsBelowARootWithEightMoreBoxes) {
   EXPECT_EQ(result.observations, 1000 * kChunks * (plan.jobs[0].rounds + 1));
 }
 
-}  // namespace
+}  // namespace scale_test
 }  // namespace phub::sim

@@ -10,7 +10,7 @@
 #include "transport/sim/net.h"
 
 namespace phub {
-namespace {
+namespace sim_net_test {
 
 constexpr uint32_t kSlot = 64;    // bytes of a chunk here
 constexpr uint32_t kChunks = 16;  // per queue
@@ -588,5 +588,5 @@ TEST(SimNet, TheSameSeedGivesTheSameTrace) {
   }
 }
 
-}  // namespace
+}  // namespace sim_net_test
 }  // namespace phub

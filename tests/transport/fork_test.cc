@@ -11,7 +11,7 @@
 #include "transport/fd.h"
 
 namespace phub {
-namespace {
+namespace fork_test {
 
 int file() { return memfd_create("fork_test", MFD_CLOEXEC); }
 
@@ -70,5 +70,5 @@ TEST(ClosedOnFork, AChildListsItsOwn) {
   close(fd);
 }
 
-}  // namespace
+}  // namespace fork_test
 }  // namespace phub

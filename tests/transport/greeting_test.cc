@@ -8,9 +8,9 @@
 #include <vector>
 
 namespace phub {
-namespace {
+namespace greeting_test {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 std::vector<std::byte> bytes_of(const std::string& text) {
   const auto bytes = std::as_bytes(std::span(text));
@@ -72,5 +72,5 @@ TEST(Refusal, OfOthers) {
   for (const char c : std::string(rude.what())) EXPECT_GE(c, ' ');
 }
 
-}  // namespace
+}  // namespace greeting_test
 }  // namespace phub

@@ -7,7 +7,7 @@
 #include <vector>
 
 namespace phub {
-namespace {
+namespace in_step_test {
 
 constexpr uint64_t kMs = 1'000'000;
 
@@ -145,5 +145,5 @@ TEST_F(InStepTest, WhoHasLeftHoldsNobody) {
   EXPECT_TRUE(step_.holds(0));
 }
 
-}  // namespace
+}  // namespace in_step_test
 }  // namespace phub

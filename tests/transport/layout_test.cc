@@ -12,7 +12,7 @@
 #include "transport/error.h"
 
 namespace phub {
-namespace {
+namespace layout_test {
 
 using ::testing::HasSubstr;
 
@@ -301,7 +301,7 @@ TEST(Layout, NoTileIsTooLarge) {
   for (const uint64_t rows : {1u, 31u, 1000u, 10'000'000u}) {
     for (const uint64_t columns : {1u, 7u, 32u, 4096u, 25'088u, 500'000u, 500'001u, 1'048'575u}) {
       for (const uint32_t limit : {1u, 2u, 32u, 1000u, 100'000u, 1'048'575u}) {
-        SCOPED_TRACE(testing::Message() << rows << " x " << columns << ", limit " << limit);
+        SCOPED_TRACE(::testing::Message() << rows << " x " << columns << ", limit " << limit);
         KeySpec key{.name = "m", .elements = rows * columns, .shape = {rows, columns}};
         set_rank_limit(key, limit);
         expect_tiles_that_fit(key);
@@ -428,5 +428,5 @@ TEST(Layout, OnePlainFormatLiesAsElementsDo) {
   }
 }
 
-}  // namespace
+}  // namespace layout_test
 }  // namespace phub

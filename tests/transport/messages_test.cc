@@ -15,9 +15,9 @@
 #include "transport/control/shard_fields.h"
 
 namespace phub {
-namespace {
+namespace messages_test {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 std::string message_of(const std::function<void()>& act) {
   try {
@@ -151,7 +151,7 @@ bool same(const T& a, const T& b) {
   }
 }
 
-class RoundTrip : public testing::Test {
+class RoundTrip : public ::testing::Test {
  protected:
   template <class Message>
   void check(const std::function<std::string(const Message&)>& write,
@@ -213,7 +213,7 @@ TEST(Codec, RequestsOfARankSayWhoItIs) {
     EXPECT_EQ(back.job + back.ticket, "");
   };
   expect(parse_credential(to_json(who)));
-  EXPECT_THAT(to_json(who), testing::Not(HasSubstr("secret")));
+  EXPECT_THAT(to_json(who), ::testing::Not(HasSubstr("secret")));
   const HyperChange change{.round = 3, .values = {{"lr", 0.5}}};
   const auto [whose, changed] = parse_hyper(hyper_json(who, change));
   expect(whose);
@@ -535,7 +535,7 @@ TEST(JobSpec, FormatsAreSetByPatterns) {
     for (const KeySpec& key : spec.keys) all.push_back(gradient_format(spec, key));
     return all;
   };
-  using testing::ElementsAre;
+  using ::testing::ElementsAre;
   EXPECT_EQ(set_format(spec, "*.weight", "int8"), 3u);
   EXPECT_THAT(formats(), ElementsAre("int8", "f32", "int8", "int8"));
   EXPECT_EQ(set_format(spec, "layer?.*", "topk"), 3u);  // the last one counts
@@ -702,5 +702,5 @@ TEST(Difference, MissesNoField) {
   }
 }
 
-}  // namespace
+}  // namespace messages_test
 }  // namespace phub

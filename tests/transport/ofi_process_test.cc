@@ -19,7 +19,7 @@
 #include "transport/fd.h"
 
 namespace phub {
-namespace {
+namespace ofi_process_test {
 
 using Clock = std::chrono::steady_clock;
 
@@ -65,7 +65,7 @@ int worker_process(int offers) try {
   return 99;
 }
 
-class OfiProcessTest : public testing::TestWithParam<const char*> {
+class OfiProcessTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     std::array<int, 2> ends = {};
@@ -130,8 +130,8 @@ TEST_P(OfiProcessTest, NothingLandsBehindTheFence) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Every, OfiProcessTest, testing::ValuesIn(providers_to_test()),
+INSTANTIATE_TEST_SUITE_P(Every, OfiProcessTest, ::testing::ValuesIn(providers_to_test()),
                          name_of_provider);
 
-}  // namespace
+}  // namespace ofi_process_test
 }  // namespace phub

@@ -25,7 +25,7 @@ inline std::vector<const char*> providers_to_test() {
   return {"net", "tcp;ofi_rxm", "shm"};
 }
 
-inline std::string name_of_provider(const testing::TestParamInfo<const char*>& instance) {
+inline std::string name_of_provider(const ::testing::TestParamInfo<const char*>& instance) {
   std::string name = instance.param;
   std::replace(name.begin(), name.end(), ';', '_');
   return name;

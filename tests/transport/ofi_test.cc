@@ -24,10 +24,10 @@
 #include "transport/text.h"
 
 namespace phub {
-namespace {
+namespace ofi_test {
 
-using testing::HasSubstr;
-using testing::StartsWith;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
 using Clock = std::chrono::steady_clock;
 
 size_t open_fds() {
@@ -57,7 +57,7 @@ double cpu_seconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-class OfiTest : public testing::TestWithParam<const char*> {
+class OfiTest : public ::testing::TestWithParam<const char*> {
  protected:
   static constexpr uint32_t kChunkBytes = 32768, kChunks = 8;
 
@@ -218,7 +218,7 @@ TEST_P(OfiTest, ANameOfNobodyIsThatRanksLoss) {
   RawTcp raw(address());
   raw.send_struct(hello);
   const std::string said = answer(raw);
-  EXPECT_THAT(said, testing::AnyOf("welcome", StartsWith("invalid: ")));
+  EXPECT_THAT(said, ::testing::AnyOf("welcome", StartsWith("invalid: ")));
   for (int i = 0; i < 20; ++i) {
     box_->endpoint(0).post({.rank = 0}, {0, 0, kChunkBytes, 1});
     box_->endpoint(0).flush();
@@ -431,10 +431,11 @@ TEST_P(OfiTest, MemoryOfAGpuThatTheProviderDoesNotReachIsRefused) {
   open(1, 1);
   EXPECT_THAT(
       error_of([&] { join(0, 1); }),
-      testing::AllOf(StartsWith("invalid: "), HasSubstr("memory_device"), HasSubstr(GetParam())));
+      ::testing::AllOf(StartsWith("invalid: "), HasSubstr("memory_device"), HasSubstr(GetParam())));
 }
 
-INSTANTIATE_TEST_SUITE_P(Every, OfiTest, testing::ValuesIn(providers_to_test()), name_of_provider);
+INSTANTIATE_TEST_SUITE_P(Every, OfiTest, ::testing::ValuesIn(providers_to_test()),
+                         name_of_provider);
 
 using Handler = void (*)(int);
 
@@ -472,5 +473,5 @@ TEST(OfiProviders, OnesThatOtherHostsReachComeFirst) {
   for (size_t i = 0; i + 1 < found.size(); ++i) EXPECT_FALSE(found[i].this_host);
 }
 
-}  // namespace
+}  // namespace ofi_test
 }  // namespace phub

@@ -12,7 +12,7 @@
 #include "transport/paced/transport.h"
 
 namespace phub {
-namespace {
+namespace paced_test {
 
 constexpr uint64_t kRate = 10'000'000;
 constexpr uint64_t kMs = 1'000'000;
@@ -401,5 +401,5 @@ TEST(PacedLink, RefusesSharedMemory) {
                Error);
 }
 
-}  // namespace
+}  // namespace paced_test
 }  // namespace phub

@@ -9,7 +9,7 @@
 #include "transport/error.h"
 
 namespace phub {
-namespace {
+namespace rank_tree_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -110,5 +110,5 @@ TEST(RankTree, WhatIsWrongIsShown) {
   }
 }
 
-}  // namespace
+}  // namespace rank_tree_test
 }  // namespace phub

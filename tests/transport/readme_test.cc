@@ -16,11 +16,11 @@
 #include "transport/control/shard_fields.h"
 
 namespace phub {
-namespace {
+namespace readme_test {
 
 using ::testing::ContainsRegex;
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 std::string page() {
   std::ifstream file(PHUB_SOURCE_DIR "/transport/README.md");
@@ -269,5 +269,5 @@ TEST(Readme, NamesEveryWordOfEveryChoice) {
   expect_words<OnNonFinite>(text, "on_nonfinite");
 }
 
-}  // namespace
+}  // namespace readme_test
 }  // namespace phub

@@ -7,7 +7,7 @@
 #include "transport/shm/format.h"
 
 namespace phub {
-namespace {
+namespace shm_format_test {
 
 TEST(ShmFormatTest, ThePageHasTheCodesConstants) {
   Page page(PHUB_SOURCE_DIR);
@@ -64,5 +64,5 @@ TEST(ShmFormatTest, ThePageHasTheCodesConstants) {
   expect("sizeof(ShmRing)", sizeof(ShmRing));
 }
 
-}  // namespace
+}  // namespace shm_format_test
 }  // namespace phub

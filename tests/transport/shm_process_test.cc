@@ -22,7 +22,7 @@
 #include "transport/error.h"
 
 namespace phub {
-namespace {
+namespace shm_process_test {
 
 using Clock = std::chrono::steady_clock;
 
@@ -30,7 +30,7 @@ constexpr uint32_t kChunks = 24;
 constexpr uint32_t kWords = 512;  // 32-bit, per chunk
 constexpr uint32_t kChunkBytes = 4 * kWords;
 
-class ShmProcessTest : public testing::Test {
+class ShmProcessTest : public ::testing::Test {
  protected:
   void SetUp() override {
     layout_.max_ranks = 2;
@@ -291,5 +291,5 @@ TEST_F(ShmProcessTest, TheDeathOfTheServerWakesASleepingWorker) {
   close(pipe_ends[1]);
 }
 
-}  // namespace
+}  // namespace shm_process_test
 }  // namespace phub

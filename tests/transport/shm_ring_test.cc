@@ -17,7 +17,7 @@
 #include "transport/shm/ring.h"
 
 namespace phub {
-namespace {
+namespace shm_ring_test {
 
 // A ring in private memory.
 class LocalRing {
@@ -196,7 +196,7 @@ TEST(ShmRingTest, TwoThreadsSeeEverythingInOrder) {
 }
 
 // Over a real link: box, one rank that lies, one that does not.
-class ShmLiarTest : public testing::Test {
+class ShmLiarTest : public ::testing::Test {
  protected:
   void SetUp() override {
     layout_.max_ranks = 2;
@@ -288,7 +288,7 @@ TEST_F(ShmLiarTest, AWorkerThatNeverReadsItsWakeUpsBlocksNobody) {
 
 // Round trips in which both sides sleep every time, with thresholds: a lost wake-up is a time-out.
 void hammer(uint32_t rounds, uint32_t burst, uint64_t seed) {
-  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
   ShmRig rig;
   LinkLayout layout;
   layout.max_ranks = 1;
@@ -365,5 +365,5 @@ TEST(ShmWakeTest, AThresholdIsOneWakeUp) {
   for (const uint32_t core : {0u, 1u}) box->endpoint(core).detach(0);
 }
 
-}  // namespace
+}  // namespace shm_ring_test
 }  // namespace phub

@@ -24,10 +24,10 @@
 #include "transport/shm/transport.h"
 
 namespace phub {
-namespace {
+namespace shm_test {
 
-using testing::HasSubstr;
-using testing::StartsWith;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 size_t open_fds() {
   size_t count = 0;
@@ -76,7 +76,7 @@ LinkLayout small_layout(uint32_t ranks = 2, uint32_t cores = 2) {
   return layout;
 }
 
-class ShmTest : public testing::Test {
+class ShmTest : public ::testing::Test {
  protected:
   void start(ShmOptions options = {}) { rig_ = std::make_unique<ShmRig>(options); }
   void open(uint32_t ranks = 2, uint32_t cores = 2) {
@@ -432,5 +432,5 @@ TEST_F(ShmTest, AnotherUserIsRefusedEvenWhereTheFilesAreOpen) {
   EXPECT_EQ(status, 0);
 }
 
-}  // namespace
+}  // namespace shm_test
 }  // namespace phub

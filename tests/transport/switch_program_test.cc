@@ -16,7 +16,7 @@
 #include "transport/switch/program.h"
 
 namespace phub::test {
-namespace {
+namespace switch_program_test {
 
 using Frame = std::vector<std::byte>;
 
@@ -241,5 +241,5 @@ TEST(SwitchProgram, ErrorsSayWhatIsWrong) {
               ::testing::HasSubstr("'lo' is there twice"));
 }
 
-}  // namespace
+}  // namespace switch_program_test
 }  // namespace phub::test

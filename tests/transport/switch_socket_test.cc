@@ -14,7 +14,7 @@
 #include "transport/switch/socket.h"
 
 namespace phub {
-namespace {
+namespace switch_socket_test {
 
 using Bytes = std::vector<std::byte>;
 
@@ -97,5 +97,5 @@ TEST(SwitchSocket, AClosedOneLeavesItsPort) {
   EXPECT_TRUE(second.receive(5000).has_value());
 }
 
-}  // namespace
+}  // namespace switch_socket_test
 }  // namespace phub

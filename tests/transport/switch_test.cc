@@ -10,7 +10,7 @@
 #include "tests/transport/switch_rig.h"
 
 namespace phub::test {
-namespace {
+namespace switch_test {
 
 using ::testing::ElementsAre;
 
@@ -482,5 +482,5 @@ TEST(SwitchReceiver, ClosesAChunkWhenAllItsPartsAreThere) {
   EXPECT_THAT(receiver.why(), ::testing::HasSubstr("exponents"));
 }
 
-}  // namespace
+}  // namespace switch_test
 }  // namespace phub::test

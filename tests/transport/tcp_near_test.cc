@@ -22,7 +22,7 @@
 #include "transport/unix_message.h"
 
 namespace phub {
-namespace {
+namespace tcp_near_test {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -344,5 +344,5 @@ TEST_F(TcpNearAttackTest, AFrameOutsideTheSlotsEndsTheRank) {
   EXPECT_TRUE(!come[0].ok && come[0].violation);
 }
 
-}  // namespace
+}  // namespace tcp_near_test
 }  // namespace phub

@@ -14,7 +14,7 @@
 #include "transport/tcp/endpoint.h"
 
 namespace phub {
-namespace {
+namespace tcp_stream_test {
 
 std::vector<std::byte> noise(size_t bytes, uint32_t seed) {
   std::mt19937 random(seed);
@@ -23,7 +23,7 @@ std::vector<std::byte> noise(size_t bytes, uint32_t seed) {
   return data;
 }
 
-class TcpStreamTest : public testing::Test {
+class TcpStreamTest : public ::testing::Test {
  protected:
   // One queue for each chunk count, chunks of equal size.
   void open(uint32_t ranks, std::vector<uint32_t> queue_chunks, uint64_t bytes) {
@@ -623,5 +623,5 @@ TEST_F(TcpStreamTest, SystemCallsPerChunk) {
   RecordProperty("sends_per_chunk", std::to_string(per(box.sends, box.chunks_sent)));
 }
 
-}  // namespace
+}  // namespace tcp_stream_test
 }  // namespace phub

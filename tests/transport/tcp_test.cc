@@ -24,12 +24,12 @@
 #include "transport/text.h"
 
 namespace phub {
-namespace {
+namespace tcp_test {
 
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::StartsWith;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 size_t open_fds() {
   size_t count = 0;
@@ -75,7 +75,7 @@ std::string error_of(const std::function<void()>& action) {
   return "";
 }
 
-class TcpTest : public testing::Test {
+class TcpTest : public ::testing::Test {
  protected:
   void start(const TcpOptions& options) { rig_ = std::make_unique<TcpRig>(options); }
   void open(uint32_t ranks = 2, uint32_t cores = 2) {
@@ -482,7 +482,7 @@ TEST_F(TcpTest, AnOfferNamesTheOtherAddressesToo) {
   start({.nics = {{"127.0.0.1", "127.0.0.2"}, {}, {"127.0.0.3"}}});
   EXPECT_EQ(rig_->transport().ports().size(), 2u);
   EXPECT_THAT(rig_->transport().describe(),
-              testing::ContainsRegex("127.0.0.1:[0-9]+ or 127.0.0.2:[0-9]+, 127.0.0.3:[0-9]+;"));
+              ::testing::ContainsRegex("127.0.0.1:[0-9]+ or 127.0.0.2:[0-9]+, 127.0.0.3:[0-9]+;"));
   open();
   const Offer offer = box_->admit(0, 1);
   EXPECT_THAT(offer.queues[0].address, StartsWith("127.0.0.1:"));
@@ -545,7 +545,7 @@ TEST_F(TcpTest, AWorkerGoesOnToTheNextAddress) {
 TEST_F(TcpTest, DataAddresses) {
   EXPECT_EQ(tcp_data_addresses({"127.0.0.3", "127.0.0.3"}), std::vector<std::string>{"127.0.0.3"});
   EXPECT_THAT(tcp_data_addresses({"localhost"}),
-              testing::ElementsAre(testing::AnyOf("127.0.0.1", "::1")));
+              ::testing::ElementsAre(::testing::AnyOf("127.0.0.1", "::1")));
   EXPECT_THAT(error_of([] { tcp_data_addresses({"no.such.host.invalid"}); }),
               HasSubstr("no.such.host.invalid"));
   for (const char* local : {"fe80::1", "fe80::1%lo", "febf::1%1"}) {
@@ -592,11 +592,11 @@ TEST_F(TcpTest, NothingIsPacedWithinAMachine) {
   const Fd worker = begin_connect(local_address(listener.get()), error);
   const Fd box(accept(listener.get(), nullptr, nullptr));
   EXPECT_EQ(error, 0);
-  EXPECT_THAT(control_of(worker.get()), testing::AnyOf("cubic", "reno"));
-  EXPECT_THAT(control_of(box.get()), testing::AnyOf("cubic", "reno"));
+  EXPECT_THAT(control_of(worker.get()), ::testing::AnyOf("cubic", "reno"));
+  EXPECT_THAT(control_of(box.get()), ::testing::AnyOf("cubic", "reno"));
   EXPECT_TRUE(same_host(local_address(box.get()), peer_address(box.get())));
   EXPECT_FALSE(is_own(tcp_address("192.0.2.1", 7)));
 }
 
-}  // namespace
+}  // namespace tcp_test
 }  // namespace phub

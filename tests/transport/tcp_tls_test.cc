@@ -24,7 +24,7 @@
 #include "transport/tls/client.h"
 
 namespace phub {
-namespace {
+namespace tcp_tls_test {
 
 using std::chrono::milliseconds;
 using ::testing::AllOf;
@@ -370,5 +370,5 @@ TEST_F(TcpTlsTest, GarbageEndsItsOwnConnectionOnly) {
   box_->revoke(1);
 }
 
-}  // namespace
+}  // namespace tcp_tls_test
 }  // namespace phub

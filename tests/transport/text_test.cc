@@ -10,7 +10,7 @@
 #include "transport/variables.h"
 
 namespace phub {
-namespace {
+namespace text_test {
 
 TEST(HostPort, Forms) {
   const auto parsed = [](std::string_view text) {
@@ -104,5 +104,5 @@ TEST(Printable, IsOneShortLine) {
   EXPECT_EQ(printable(std::string(100, '\x80')).substr(0, 8), "\\x80\\x80");
 }
 
-}  // namespace
+}  // namespace text_test
 }  // namespace phub

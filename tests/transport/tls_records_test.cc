@@ -20,7 +20,7 @@
 #include "transport/tls/client.h"
 
 namespace phub {
-namespace {
+namespace tls_records_test {
 
 class TlsRecords : public ::testing::Test {
  protected:
@@ -229,5 +229,5 @@ TEST_F(TlsRecords, TheEndComesAfterWhatWasSent) {
   }
 }
 
-}  // namespace
+}  // namespace tls_records_test
 }  // namespace phub

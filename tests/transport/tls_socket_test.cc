@@ -13,7 +13,7 @@
 #include "transport/tls/socket.h"
 
 namespace phub::testing {
-namespace {
+namespace tls_socket_test {
 
 class TlsSocketTest : public ::testing::Test {
  protected:
@@ -90,5 +90,5 @@ TEST_F(TlsSocketTest, WritingToAPeerThatIsGoneRaisesNoSignal) {
   EXPECT_LE(SSL_write(server_.get(), "x", 1), 0);
 }
 
-}  // namespace
+}  // namespace tls_socket_test
 }  // namespace phub::testing

@@ -15,7 +15,7 @@
 #include "transport/sim/net.h"
 
 namespace phub {
-namespace {
+namespace token_bucket_test {
 
 using ::testing::HasSubstr;
 
@@ -151,5 +151,5 @@ TEST(NicBudget, CountsHeaders) {
   EXPECT_EQ(wire_bytes(32768), 32784u + 23 * 66);
 }
 
-}  // namespace
+}  // namespace token_bucket_test
 }  // namespace phub

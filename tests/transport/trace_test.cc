@@ -15,7 +15,7 @@
 #include "transport/error.h"
 
 namespace phub {
-namespace {
+namespace trace_test {
 
 using nlohmann::json;
 using ::testing::ElementsAre;
@@ -154,5 +154,5 @@ TEST_F(Trace, AFullDiskIsAnError) {
   EXPECT_THROW(writer.close(), Error);
 }
 
-}  // namespace
+}  // namespace trace_test
 }  // namespace phub

@@ -9,7 +9,7 @@
 #include "tests/transport/transport_suite.h"
 
 namespace phub {
-namespace {
+namespace transport_test {
 
 INSTANTIATE_TEST_SUITE_P(
     Every, TransportSuite,
@@ -52,5 +52,5 @@ INSTANTIATE_TEST_SUITE_P(
             }}),
     [](const auto& instance) { return instance.param.name; });
 
-}  // namespace
+}  // namespace transport_test
 }  // namespace phub

@@ -24,7 +24,7 @@
 #include "transport/verbs/transport.h"
 
 namespace phub {
-namespace {
+namespace verbs_failures_test {
 
 using ::testing::AllOf;
 using testing::error_of;
@@ -457,5 +457,5 @@ TEST_F(VerbsFailures, ForksAreProvidedForBeforeAnythingIsRegistered) {
   EXPECT_EQ(fake::calls().registrations_before_fork_init, 0);
 }
 
-}  // namespace
+}  // namespace verbs_failures_test
 }  // namespace phub

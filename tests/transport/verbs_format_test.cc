@@ -10,9 +10,9 @@
 #include "transport/verbs/format.h"
 
 namespace phub {
-namespace {
+namespace verbs_format_test {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 std::vector<std::byte> hello_bytes(const VerbsHello& hello = {}) {
   const auto bytes = std::as_bytes(std::span(&hello, 1));
@@ -147,5 +147,5 @@ TEST(VerbsFormatTest, TheFirstPortOfADeviceHasItsName) {
   EXPECT_EQ(port.name(), "mlx5_0:2");
 }
 
-}  // namespace
+}  // namespace verbs_format_test
 }  // namespace phub

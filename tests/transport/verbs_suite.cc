@@ -12,7 +12,7 @@ namespace {
 
 INSTANTIATE_TEST_SUITE_P(
     Every, TransportSuite,
-    testing::Values(
+    ::testing::Values(
         TransportFactory{"ofi_rxm_verbs", [] { return OfiRig::over("verbs;ofi_rxm"); }},
         TransportFactory{"verbs", [] { return std::make_unique<VerbsRig>(); }},
         TransportFactory{
@@ -29,7 +29,7 @@ INSTANTIATE_TEST_SUITE_P(
 // Soft-RoCE takes no DMA buffers, nor does libfabric over it: both say so, and nothing is left.
 TEST(GpuMemory, IsRefusedWhereTheNicCannot) {
   const std::vector<VerbsPort> ports = verbs_ports();
-  EXPECT_THAT(ports.front().no_dma_buf, testing::HasSubstr("takes no DMA buffers"));
+  EXPECT_THAT(ports.front().no_dma_buf, ::testing::HasSubstr("takes no DMA buffers"));
   LinkLayout layout;
   layout.max_ranks = layout.cores = 1;
   layout.queue_chunks = {8};
@@ -51,12 +51,12 @@ TEST(GpuMemory, IsRefusedWhereTheNicCannot) {
   };
   VerbsRig verbs(0, std::make_unique<TestMemoryDevice>(/*cuda_ordinal=*/0));
   EXPECT_THAT(refusal(verbs),
-              testing::AllOf(testing::StartsWith("invalid: ibv_reg_dmabuf_mr of 0.0 MiB on "),
-                             testing::HasSubstr("soft-RoCE does not")));
+              ::testing::AllOf(::testing::StartsWith("invalid: ibv_reg_dmabuf_mr of 0.0 MiB on "),
+                               ::testing::HasSubstr("soft-RoCE does not")));
   const auto ofi = OfiRig::over("verbs;ofi_rxm", std::make_unique<TestMemoryDevice>(0));
   if (ofi != nullptr) {
-    EXPECT_THAT(refusal(*ofi), testing::AllOf(testing::StartsWith("invalid: "),
-                                              testing::HasSubstr("memory_device")));
+    EXPECT_THAT(refusal(*ofi), ::testing::AllOf(::testing::StartsWith("invalid: "),
+                                                ::testing::HasSubstr("memory_device")));
   }
 }
 

@@ -10,7 +10,7 @@
 #include "transport/verbs/format.h"
 
 namespace phub {
-namespace {
+namespace wire_format_test {
 
 TEST(WireFormatTest, ThePageHasTheCodesOffsets) {
   Page page(PHUB_SOURCE_DIR);
@@ -90,5 +90,5 @@ TEST(WireFormatTest, ThePageHasTheCodesConstants) {
   EXPECT_EQ(kSwitchMagic, 0x77534850);
 }
 
-}  // namespace
+}  // namespace wire_format_test
 }  // namespace phub

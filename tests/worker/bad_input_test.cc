@@ -23,7 +23,7 @@
 #include "worker/session.h"
 
 namespace phub::testing {
-namespace {
+namespace bad_input_test {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -418,14 +418,15 @@ TEST_F(BadInput, GarbageInTheRings) {
     uint32_t tail;
     const char* reason;
   } kCases[] = {
-      {"a chunk out of range", encode({9000, 1, ImmKind::kData}), 1,
+      {"a chunk out of range", phub::encode({9000, 1, ImmKind::kData}), 1,
        "it sent chunk 9000 on a queue"},
-      {"the largest chunk", encode({kMaxChunksPerQueue - 1, 1, ImmKind::kNull}), 1,
+      {"the largest chunk", phub::encode({kMaxChunksPerQueue - 1, 1, ImmKind::kNull}), 1,
        "it sent chunk 4194303 on a queue"},
-      {"a round to come", encode({0, 2, ImmKind::kData}), 1, "it sent round (or part) 2"},
-      {"a round that never was", encode({0, 0, ImmKind::kData}), 1, "it sent round (or part) 0"},
-      {"initial parameters", encode({0, 0, ImmKind::kInitial}), 1, "it sent kind 2"},
-      {"a control message", encode({0, 1, ImmKind::kControl}), 1, "it sent kind 3"},
+      {"a round to come", phub::encode({0, 2, ImmKind::kData}), 1, "it sent round (or part) 2"},
+      {"a round that never was", phub::encode({0, 0, ImmKind::kData}), 1,
+       "it sent round (or part) 0"},
+      {"initial parameters", phub::encode({0, 0, ImmKind::kInitial}), 1, "it sent kind 2"},
+      {"a control message", phub::encode({0, 1, ImmKind::kControl}), 1, "it sent kind 3"},
       {"more than the ring holds", 0, 5000, "its queue pair broke"},
       {"a ring that goes backwards", 0, 0u - 1, "its queue pair broke"},
   };
@@ -642,5 +643,5 @@ TEST_F(BadInput, FormatsOfOtherWidth) {
                [&] { worker.parameters(0); });
 }
 
-}  // namespace
+}  // namespace bad_input_test
 }  // namespace phub::testing

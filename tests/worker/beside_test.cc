@@ -17,7 +17,7 @@
 #include "worker/session.h"
 
 namespace phub::testing {
-namespace {
+namespace beside_test {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -185,5 +185,5 @@ TEST_F(BesideTest, ARankThatIsReplacedIsReportedOnce) {
   each_rank(2, [&](uint32_t rank) { workers[rank]->leave(); });
 }
 
-}  // namespace
+}  // namespace beside_test
 }  // namespace phub::testing

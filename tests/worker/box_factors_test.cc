@@ -19,7 +19,7 @@
 #include "tests/worker/grouped_training.h"
 
 namespace phub {
-namespace {
+namespace box_factors_test {
 
 using testing::alone;
 using testing::Box;
@@ -253,5 +253,5 @@ TEST(BoxFactors, WhatCannotBeIsRefused) {
                [&] { const Worker wrong(second); });
 }
 
-}  // namespace
+}  // namespace box_factors_test
 }  // namespace phub

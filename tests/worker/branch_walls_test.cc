@@ -16,7 +16,7 @@
 #include "tests/worker/expect_error.h"
 
 namespace phub {
-namespace {
+namespace branch_walls_test {
 
 using testing::Box;
 using testing::each_rank;
@@ -198,5 +198,5 @@ TEST(BranchWalls, ASlackThatTheJobDoesNotHaveIsRefused) {
   EXPECT_EQ(worker.fork(0, {{"slack", 3}}).branch, 1u);
 }
 
-}  // namespace
+}  // namespace branch_walls_test
 }  // namespace phub

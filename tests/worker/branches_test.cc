@@ -22,7 +22,7 @@
 #include "transport/control/control_client.h"
 
 namespace phub {
-namespace {
+namespace branches_test {
 
 using testing::Box;
 using testing::each_rank;
@@ -436,5 +436,5 @@ TEST(Branches, JobsThatCannotHaveThemAreRefused) {
   expect_error(ErrorCode::kInvalid, "has no branches", [&] { worker.branches(); });
 }
 
-}  // namespace
+}  // namespace branches_test
 }  // namespace phub

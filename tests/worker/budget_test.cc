@@ -20,7 +20,7 @@
 #include "transport/transport.h"
 
 namespace phub {
-namespace {
+namespace budget_test {
 
 using testing::Box;
 using testing::each_rank;
@@ -279,5 +279,5 @@ TEST_F(Budget, WhatACoderKeepsIsCarriedOverToo) {
   for (size_t i = 0; i < seen.size(); ++i) ASSERT_NEAR(seen[i], pushed[i], 0.01) << i;
 }
 
-}  // namespace
+}  // namespace budget_test
 }  // namespace phub

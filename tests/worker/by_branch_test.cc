@@ -19,7 +19,7 @@
 #include "worker/phub.h"
 
 namespace phub {
-namespace {
+namespace by_branch_test {
 
 using testing::Box;
 using testing::expect_error;
@@ -287,5 +287,5 @@ TEST(ByBranch, AJobsBranchesHaveIt) {
   EXPECT_EQ(phub_worker_destroy(worker), PHUB_OK);
 }
 
-}  // namespace
+}  // namespace by_branch_test
 }  // namespace phub

@@ -24,7 +24,7 @@
 #include "transport/control/http_client.h"
 
 namespace phub::testing {
-namespace {
+namespace checkpoint_calls_test {
 
 using ::testing::HasSubstr;
 
@@ -341,5 +341,5 @@ TEST(CheckpointErrors, OfAServerOrJobThatIsNotSaved) {
   expect_error(ErrorCode::kInvalid, "has not begun", [&] { early.checkpoint(); });
 }
 
-}  // namespace
+}  // namespace checkpoint_calls_test
 }  // namespace phub::testing

@@ -19,7 +19,7 @@
 #include "worker/gradient_coder.h"
 
 namespace phub {
-namespace {
+namespace coded_test {
 
 using testing::alone;
 using testing::Box;
@@ -287,5 +287,5 @@ TEST(GradientCoder, RestoresWhatItSavedAndNothingElse) {
   EXPECT_EQ(coder.residuals(), saved);
 }
 
-}  // namespace
+}  // namespace coded_test
 }  // namespace phub

@@ -18,7 +18,7 @@
 #include "worker/completions.h"
 
 namespace phub::testing {
-namespace {
+namespace completion_queue_test {
 
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
@@ -285,5 +285,5 @@ TEST(Completions, ThousandsOfKeysAreToldOfOnceEach) {
   });
 }
 
-}  // namespace
+}  // namespace completion_queue_test
 }  // namespace phub::testing

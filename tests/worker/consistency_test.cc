@@ -19,7 +19,7 @@
 #include "tests/worker/box.h"
 
 namespace phub {
-namespace {
+namespace consistency_test {
 
 using testing::Box;
 using testing::each_rank;
@@ -328,5 +328,5 @@ TEST(ConsistencyBadInput, IsRefused) {
   EXPECT_EQ(refusal(spec), "work: 'none' measures rounds in lock-step: consistency must be bsp");
 }
 
-}  // namespace
+}  // namespace consistency_test
 }  // namespace phub

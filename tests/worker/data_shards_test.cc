@@ -27,7 +27,7 @@
 #include "tests/worker/saved_box.h"
 
 namespace phub::testing {
-namespace {
+namespace data_shards_test {
 
 using ::testing::ElementsAreArray;
 
@@ -561,5 +561,5 @@ TEST_F(DataOfAJob, GoesOnWithFewerAndMoreRanks) {
   taken.begin(taken.last());  // which not all ranks may have ended
 }
 
-}  // namespace
+}  // namespace data_shards_test
 }  // namespace phub::testing

@@ -26,7 +26,7 @@
 #include "worker/device/host_device.h"
 
 namespace phub::testing {
-namespace {
+namespace device_keys_test {
 
 using kernels::DType;
 using ::testing::AllOf;
@@ -660,5 +660,5 @@ TEST_F(HostDeviceKeysTest, TheWorkersOwnMemoryIsWhatIsCopied) {
   EXPECT_EQ(stats.bytes_to_device, 3 * memory_.bytes());
 }
 
-}  // namespace
+}  // namespace device_keys_test
 }  // namespace phub::testing

@@ -11,7 +11,7 @@
 #include "transport/error.h"
 
 namespace phub::digits {
-namespace {
+namespace digits_data_test {
 
 using ::testing::HasSubstr;
 
@@ -131,5 +131,5 @@ TEST(Digits, BatchesDependOnSeedRankAndRoundAndNothingElse) {
   EXPECT_NE(images(1, 3, 2), one);
 }
 
-}  // namespace
+}  // namespace digits_data_test
 }  // namespace phub::digits

@@ -7,7 +7,7 @@
 #include <vector>
 
 namespace phub::digits {
-namespace {
+namespace digits_model_test {
 
 Samples random_samples(int count, uint64_t seed) {
   Random random(seed);
@@ -115,5 +115,5 @@ TEST(Network, LearnsTheDigits) {
   EXPECT_GT(network.correct(data.test.labels), data.test.size() * 95 / 100);
 }
 
-}  // namespace
+}  // namespace digits_model_test
 }  // namespace phub::digits

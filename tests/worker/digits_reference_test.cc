@@ -10,7 +10,7 @@
 #include "transport/error.h"
 
 namespace phub::digits {
-namespace {
+namespace digits_reference_test {
 
 using ::testing::HasSubstr;
 using Kind = LogRecord::Kind;
@@ -117,5 +117,5 @@ TEST_F(DigitsReference, ARoundWithoutAnyRankIsAnError) {
   }
 }
 
-}  // namespace
+}  // namespace digits_reference_test
 }  // namespace phub::digits

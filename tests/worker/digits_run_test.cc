@@ -27,7 +27,7 @@
 #include "transport/control/messages_json.h"
 
 namespace phub::digits {
-namespace {
+namespace digits_run_test {
 
 using phub::testing::Process;
 using ::testing::HasSubstr;
@@ -223,5 +223,5 @@ TEST_F(DigitsRun, TheServerIsKilledAndStartedAgain) {
   }
 }
 
-}  // namespace
+}  // namespace digits_run_test
 }  // namespace phub::digits

@@ -19,7 +19,7 @@
 #include "tests/worker/killed_branches.h"
 
 namespace phub::testing {
-namespace {
+namespace docked_branches_test {
 
 constexpr uint64_t kAhead = 9;  // rounds
 
@@ -134,5 +134,5 @@ TEST_P(DockedBranches, ComeThoughABoxDiesWhileTheJobIsMade) {
 
 INSTANTIATE_TEST_SUITE_P(Every, DockedBranches, ::testing::Values(0, 2), name_of_shards);
 
-}  // namespace
+}  // namespace docked_branches_test
 }  // namespace phub::testing

@@ -10,7 +10,7 @@
 #include "worker/worker.h"
 
 namespace phub {
-namespace {
+namespace environment_test {
 
 using Variables = std::map<std::string, std::string>;
 
@@ -21,7 +21,7 @@ const Variables kSlurm = {{"SLURM_PROCID", "5"}, {"SLURM_NTASKS", "6"}, {"SLURM_
 const Variables kMpich = {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}};
 const Variables kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "6"}, {"OMPI_COMM_WORLD_SIZE", "7"}};
 
-class Environment : public testing::Test {
+class Environment : public ::testing::Test {
  protected:
   Environment() {
     for (const char* name :
@@ -47,15 +47,15 @@ class Environment : public testing::Test {
     } catch (const Error& error) {
       if (error.code() == ErrorCode::kInvalid) return error.what();
       // It has asked.
-      EXPECT_THAT(error.code(), testing::AnyOf(ErrorCode::kUnavailable, ErrorCode::kTimeout));
+      EXPECT_THAT(error.code(), ::testing::AnyOf(ErrorCode::kUnavailable, ErrorCode::kTimeout));
       return {};
     }
   }
   // What reading the environment says on stderr.
   static std::string said() {
-    testing::internal::CaptureStderr();
+    ::testing::internal::CaptureStderr();
     options_from_environment();
-    return testing::internal::GetCapturedStderr();
+    return ::testing::internal::GetCapturedStderr();
   }
 };
 
@@ -85,41 +85,41 @@ TEST_F(Environment, HalfAPairIsAnError) {
     for (const auto& [missing, unused] : pair) {
       set(pair);
       unsetenv(missing.c_str());
-      EXPECT_THAT(refusal(), testing::HasSubstr(missing == "WORLD_SIZE" ? " without WORLD_SIZE"
-                                                : missing == "JOB_COMPLETION_INDEX"
-                                                    ? "WORLD_SIZE=4 without RANK"
-                                                    : " without " + missing));
+      EXPECT_THAT(refusal(), ::testing::HasSubstr(missing == "WORLD_SIZE" ? " without WORLD_SIZE"
+                                                  : missing == "JOB_COMPLETION_INDEX"
+                                                      ? "WORLD_SIZE=4 without RANK"
+                                                      : " without " + missing));
       for (const auto& [name, value] : pair) unsetenv(name.c_str());
     }
   }
   set(kSlurm);
   unsetenv("SLURM_NTASKS");
-  EXPECT_THAT(refusal(), testing::HasSubstr("SLURM_PROCID=5 without SLURM_NTASKS"));
+  EXPECT_THAT(refusal(), ::testing::HasSubstr("SLURM_PROCID=5 without SLURM_NTASKS"));
 }
 
 TEST_F(Environment, HalfOfOurPairDoesNotFallBackToALaunchers) {
   set(kTorchrun);
   setenv("PHUB_RANK", "1", 1);
-  EXPECT_THAT(refusal(), testing::HasSubstr("PHUB_RANK=1 without PHUB_WORLD_SIZE"));
+  EXPECT_THAT(refusal(), ::testing::HasSubstr("PHUB_RANK=1 without PHUB_WORLD_SIZE"));
 }
 
 TEST_F(Environment, TheProgramMayHaveTheRank) {
   set({{"RANK", "1"}});
   WorkerOptions options = options_from_environment();
-  EXPECT_THAT(refusal(options), testing::HasSubstr("RANK=1 without WORLD_SIZE"));
+  EXPECT_THAT(refusal(options), ::testing::HasSubstr("RANK=1 without WORLD_SIZE"));
   options.spec.world_size = 2;
-  EXPECT_THAT(refusal(options), testing::HasSubstr("RANK=1 without WORLD_SIZE"));
+  EXPECT_THAT(refusal(options), ::testing::HasSubstr("RANK=1 without WORLD_SIZE"));
   options.rank = 0;
   EXPECT_EQ(refusal(options), "");
   set({{"PHUB_WORLD_SIZE", "3"}});
   options = options_from_environment();
   EXPECT_EQ(options.spec.world_size, 3u);
-  EXPECT_THAT(refusal(options), testing::HasSubstr("PHUB_WORLD_SIZE=3 without PHUB_RANK"));
+  EXPECT_THAT(refusal(options), ::testing::HasSubstr("PHUB_WORLD_SIZE=3 without PHUB_RANK"));
   options.rank = 0;
   EXPECT_EQ(refusal(options), "");
   set({{"PHUB_RANK", "many"}});
   options = options_from_environment();
-  EXPECT_THAT(refusal(options), testing::HasSubstr("PHUB_RANK='many' is not a number"));
+  EXPECT_THAT(refusal(options), ::testing::HasSubstr("PHUB_RANK='many' is not a number"));
   options.rank = 0;
   EXPECT_EQ(refusal(options), "");
 }
@@ -128,11 +128,12 @@ TEST_F(Environment, LaunchersThatContradictEachOtherAreSaid) {
   set({{"RANK", "0"}, {"WORLD_SIZE", "1"}});
   EXPECT_EQ(said(), "");
   set({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"SLURM_PROCID", "5"}, {"SLURM_NTASKS", "8"}});
-  EXPECT_THAT(said(), testing::AllOf(
-                          testing::HasSubstr("RANK=0 and WORLD_SIZE=1 (torchrun) count, and "
-                                             "PMI_RANK=1 and PMI_SIZE=2 (MPICH or Intel MPI) do "
-                                             "not"),
-                          testing::HasSubstr("SLURM_PROCID=5 and SLURM_NTASKS=8 (Slurm) do not")));
+  EXPECT_THAT(
+      said(),
+      ::testing::AllOf(::testing::HasSubstr("RANK=0 and WORLD_SIZE=1 (torchrun) count, and "
+                                            "PMI_RANK=1 and PMI_SIZE=2 (MPICH or Intel MPI) do "
+                                            "not"),
+                       ::testing::HasSubstr("SLURM_PROCID=5 and SLURM_NTASKS=8 (Slurm) do not")));
   EXPECT_EQ(said(), "");  // once
   set({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}});
   EXPECT_EQ(said(), "");  // the same as MPI's, within one of two tasks of Slurm
@@ -144,7 +145,7 @@ TEST_F(Environment, LaunchersThatContradictEachOtherAreSaid) {
 TEST_F(Environment, AStepOfSeveralComponentsIsRefused) {
   set({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}, {"SLURM_STEP_ID", "0"}});
   setenv("SLURM_HET_SIZE", "2", 1);
-  EXPECT_THAT(refusal(), testing::HasSubstr("SLURM_HET_SIZE=2"));
+  EXPECT_THAT(refusal(), ::testing::HasSubstr("SLURM_HET_SIZE=2"));
   set(kMpich);  // which counts the tasks of all
   EXPECT_EQ(options_from_environment().rank, 1);
   unsetenv("PMI_RANK");
@@ -152,7 +153,7 @@ TEST_F(Environment, AStepOfSeveralComponentsIsRefused) {
   unsetenv("SLURM_HET_SIZE");
   EXPECT_EQ(options_from_environment().rank, 0);
   setenv("SLURM_PROCID", "1", 1);  // srun A : B
-  EXPECT_THAT(refusal(), testing::HasSubstr("step of several components"));
+  EXPECT_THAT(refusal(), ::testing::HasSubstr("step of several components"));
 }
 
 TEST_F(Environment, MpiInABatchScriptIsNotTheScript) {
@@ -167,9 +168,9 @@ TEST_F(Environment, MpiInABatchScriptIsNotTheScript) {
 TEST_F(Environment, ABatchScriptIsNoRankOfItsTasks) {
   set({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}});
   EXPECT_THAT(refusal(),
-              testing::HasSubstr("SLURM_NTASKS=4, but this process is the batch script"));
+              ::testing::HasSubstr("SLURM_NTASKS=4, but this process is the batch script"));
   setenv("SLURM_STEP_ID", "4294967290", 1);  // salloc's shell
-  EXPECT_THAT(refusal(), testing::HasSubstr("start the program with srun"));
+  EXPECT_THAT(refusal(), ::testing::HasSubstr("start the program with srun"));
   setenv("SLURM_STEP_ID", "0", 1);
   EXPECT_EQ(options_from_environment().rank, 0);
   unsetenv("SLURM_STEP_ID");
@@ -177,13 +178,13 @@ TEST_F(Environment, ABatchScriptIsNoRankOfItsTasks) {
   EXPECT_EQ(options_from_environment().rank, -1);  // alone
   unsetenv("SLURM_NTASKS");
   setenv("SLURM_JOB_NUM_NODES", "2", 1);
-  EXPECT_THAT(refusal(), testing::HasSubstr("SLURM_JOB_NUM_NODES=2"));
+  EXPECT_THAT(refusal(), ::testing::HasSubstr("SLURM_JOB_NUM_NODES=2"));
 }
 
 TEST_F(Environment, ARankOutsideTheWorldIsRefused) {
   set(kPhub);
   setenv("PHUB_RANK", "3", 1);
-  EXPECT_THAT(refusal(), testing::HasSubstr("PHUB_RANK=3 and PHUB_WORLD_SIZE=3"));
+  EXPECT_THAT(refusal(), ::testing::HasSubstr("PHUB_RANK=3 and PHUB_WORLD_SIZE=3"));
 }
 
 TEST_F(Environment, StepsOfAnAllocationAreJobsOfTheirOwn) {
@@ -220,5 +221,5 @@ TEST_F(Environment, TheJobIsOursOrTheLaunchers) {
   EXPECT_EQ(options_from_environment().spec.name, "digits");
 }
 
-}  // namespace
+}  // namespace environment_test
 }  // namespace phub

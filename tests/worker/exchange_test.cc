@@ -23,7 +23,7 @@
 #include "tests/worker/box.h"
 
 namespace phub {
-namespace {
+namespace exchange_test {
 
 using kernels::DType;
 using testing::Box;
@@ -799,5 +799,5 @@ TEST(Exchange, NonFiniteGradientsAsThePolicySays) {
   }
 }
 
-}  // namespace
+}  // namespace exchange_test
 }  // namespace phub

@@ -18,7 +18,7 @@
 #include "tests/worker/expect_error.h"
 
 namespace phub {
-namespace {
+namespace factors_test {
 
 using testing::Box;
 using testing::each_rank;
@@ -206,5 +206,5 @@ TEST(Factors, WhatCannotBeIsRefused) {
   }
 }
 
-}  // namespace
+}  // namespace factors_test
 }  // namespace phub

@@ -26,7 +26,7 @@
 #include "transport/control/messages_json.h"
 
 namespace phub::testing {
-namespace {
+namespace faults_test {
 
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
@@ -413,5 +413,5 @@ TEST_F(ServerFaults, AServerThatIsToldToEndDoesSoWithWorkersInIt) {
   EXPECT_EQ(status_, 0) << server_.output();
 }
 
-}  // namespace
+}  // namespace faults_test
 }  // namespace phub::testing

@@ -16,7 +16,7 @@
 #include "worker/worker.h"
 
 namespace phub {
-namespace {
+namespace folds_test {
 
 using testing::Box;
 using testing::each_rank;
@@ -173,5 +173,5 @@ TEST(Folds, WhatCannotBeIsRefused) {
   refuse([](JobSpec& s) { s.schedule = {{5, {{"lr", 1}}}}; }, "schedule");
 }
 
-}  // namespace
+}  // namespace folds_test
 }  // namespace phub

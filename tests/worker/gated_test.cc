@@ -24,7 +24,7 @@
 #include "tests/worker/expect_error.h"
 
 namespace phub {
-namespace {
+namespace gated_test {
 
 using kernels::DType;
 using testing::Box;
@@ -344,5 +344,5 @@ TEST(Gated, JobsThatCannotBeGatedAreRefused) {
   });
 }
 
-}  // namespace
+}  // namespace gated_test
 }  // namespace phub

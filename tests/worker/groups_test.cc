@@ -16,7 +16,7 @@
 #include "tests/worker/grouped_training.h"
 
 namespace phub {
-namespace {
+namespace groups_test {
 
 using testing::Box;
 using testing::each_rank;
@@ -113,5 +113,5 @@ TEST(Groups, WhatCannotBeIsRefused) {
                [&] { Worker other(box.options(spec)); });
 }
 
-}  // namespace
+}  // namespace groups_test
 }  // namespace phub

@@ -26,7 +26,7 @@
 #include "tests/worker/process.h"
 
 namespace phub::testing {
-namespace {
+namespace hot_path_test {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool kSanitized = true;
@@ -359,5 +359,5 @@ TEST(Memory, IsParametersAndStateAndLittleElse) {
   });
 }
 
-}  // namespace
+}  // namespace hot_path_test
 }  // namespace phub::testing

@@ -26,7 +26,7 @@
 #include "worker/worker.h"
 
 namespace phub {
-namespace {
+namespace interest_test {
 
 using testing::Box;
 using testing::each_rank;
@@ -464,5 +464,5 @@ TEST(SavedInterest, GoesOnToTheBit) {
                                  std::as_bytes(std::span(model.params))));
 }
 
-}  // namespace
+}  // namespace interest_test
 }  // namespace phub

@@ -25,7 +25,7 @@
 #include "transport/transport.h"
 
 namespace phub::testing {
-namespace {
+namespace joins_test {
 
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
@@ -547,5 +547,5 @@ TEST(Joins, ARestartUnderTheSameNameBeginsAnew) {
   });
 }
 
-}  // namespace
+}  // namespace joins_test
 }  // namespace phub::testing

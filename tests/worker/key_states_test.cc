@@ -24,7 +24,7 @@
 #include "transport/control/control_client.h"
 
 namespace phub {
-namespace {
+namespace key_states_test {
 
 using kernels::DType;
 using testing::Box;
@@ -478,5 +478,5 @@ TEST(StateNames, AreAsManyAsTheOptimizerHasStates) {
   }
 }
 
-}  // namespace
+}  // namespace key_states_test
 }  // namespace phub

@@ -12,7 +12,7 @@
 #include "worker/worker.h"
 
 namespace phub::testing {
-namespace {
+namespace killed_beside_test {
 
 // A kill goes to files with the next checkpoint that the ranks know, which has their parts.
 class KilledBesideSavers : public ::testing::TestWithParam<size_t> {
@@ -95,5 +95,5 @@ TEST(KilledBranchesOfShards, StayKilledWhereAShardHasNoRoom) {
 
 INSTANTIATE_TEST_SUITE_P(Every, KilledBesideSavers, ::testing::Values(0, 2), name_of_shards);
 
-}  // namespace
+}  // namespace killed_beside_test
 }  // namespace phub::testing

@@ -31,7 +31,7 @@
 #include "worker/worker.h"
 
 namespace phub::testing {
-namespace {
+namespace killed_branches_test {
 
 namespace fs = std::filesystem;
 
@@ -524,5 +524,5 @@ TEST(KilledBranchesWithoutFiles, AreRefused) {
 INSTANTIATE_TEST_SUITE_P(Every, KilledBranches, ::testing::Values(0, 2), name_of_shards);
 INSTANTIATE_TEST_SUITE_P(Every, OneKilled, ::testing::Values(0, 2), name_of_shards);
 
-}  // namespace
+}  // namespace killed_branches_test
 }  // namespace phub::testing

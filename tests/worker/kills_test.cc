@@ -30,7 +30,7 @@
 #include "tests/worker/training.h"
 
 namespace phub::testing {
-namespace {
+namespace kills_test {
 
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
@@ -437,5 +437,5 @@ TEST(Kills, OfWorkersAndTheirBox) {
   for (const auto& [what, count] : Chaos::counts()) fmt::print("{:26} {}\n", what, count);
 }
 
-}  // namespace
+}  // namespace kills_test
 }  // namespace phub::testing

@@ -10,7 +10,7 @@
 #include "transport/control/messages.h"
 
 namespace phub {
-namespace {
+namespace large_part_test {
 
 using namespace testing;
 
@@ -74,5 +74,5 @@ TEST_F(LargePartTest, ResidualsOfManyPiecesSurviveTheServer) {
   worker.leave();
 }
 
-}  // namespace
+}  // namespace large_part_test
 }  // namespace phub

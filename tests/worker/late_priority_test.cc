@@ -14,7 +14,7 @@
 #include "transport/layout.h"
 
 namespace phub {
-namespace {
+namespace late_priority_test {
 
 constexpr uint32_t kBig = 1024, kSmall = 4;  // chunks of 32 KiB
 constexpr uint32_t kQueues = 2;
@@ -155,5 +155,5 @@ INSTANTIATE_TEST_SUITE_P(Over, LatePriority,
                                                [] { return OfiRig::over("tcp;ofi_rxm"); }}),
                          [](const ::testing::TestParamInfo<Way>& way) { return way.param.name; });
 
-}  // namespace
+}  // namespace late_priority_test
 }  // namespace phub

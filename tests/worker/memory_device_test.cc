@@ -21,7 +21,7 @@
 #include "worker/phub.h"
 
 namespace phub::testing {
-namespace {
+namespace memory_device_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -247,5 +247,5 @@ TEST(MemoryDeviceOptions, AutoFindsNoTransportThatCannot) {
               AllOf(HasSubstr("invalid: "), HasSubstr("transport 'tcp'")));
 }
 
-}  // namespace
+}  // namespace memory_device_test
 }  // namespace phub::testing

@@ -23,7 +23,7 @@
 #include "worker/worker.h"
 
 namespace phub::testing {
-namespace {
+namespace out_of_memory_test {
 
 using ::testing::HasSubstr;
 
@@ -168,5 +168,5 @@ TEST_F(OutOfMemory, DuringARestore) {
   EXPECT_GT(exhaust(restore, again), 0u);
 }
 
-}  // namespace
+}  // namespace out_of_memory_test
 }  // namespace phub::testing

@@ -18,7 +18,7 @@
 #include "worker/phub.h"
 
 namespace phub::testing {
-namespace {
+namespace parameters_test {
 
 constexpr size_t kElements = 50'000;
 constexpr int kWorked = 7;
@@ -135,5 +135,5 @@ TEST(CAbi, EveryFieldOfAJobIsAnOption) {
   EXPECT_EQ(phub_options_destroy(options), PHUB_OK);
 }
 
-}  // namespace
+}  // namespace parameters_test
 }  // namespace phub::testing

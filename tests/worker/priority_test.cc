@@ -10,7 +10,7 @@
 #include "transport/error.h"
 
 namespace phub {
-namespace {
+namespace priority_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -129,5 +129,5 @@ TEST(Priority, MayBeAsLargeAsItsTypeAllows) {
   EXPECT_THAT(wire.posted, ElementsAre(1, 2, 0));
 }
 
-}  // namespace
+}  // namespace priority_test
 }  // namespace phub

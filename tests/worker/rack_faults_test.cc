@@ -18,7 +18,7 @@
 #include "transport/control/control_client.h"
 
 namespace phub::testing {
-namespace {
+namespace rack_faults_test {
 
 using ::testing::HasSubstr;
 
@@ -235,5 +235,5 @@ TEST_F(RackFaults, TheJobEndsEverywhere) {
   training.check(merged(training.log(), {log_of(0, "ends"), log_of(1, "ends")}));
 }
 
-}  // namespace
+}  // namespace rack_faults_test
 }  // namespace phub::testing

@@ -30,7 +30,7 @@
 #include "worker/session.h"
 
 namespace phub {
-namespace {
+namespace racks_test {
 
 using testing::Box;
 using testing::grouped_spec;
@@ -506,5 +506,5 @@ TEST(Racks, WhatNoRackCanDoIsRefused) {
                         [&] { Worker other(options); });
 }
 
-}  // namespace
+}  // namespace racks_test
 }  // namespace phub

@@ -23,7 +23,7 @@
 #include "transport/text.h"
 
 namespace phub {
-namespace {
+namespace reconnect_test {
 
 using testing::Box;
 using testing::each_rank;
@@ -190,5 +190,5 @@ TEST(Reconnect, AJobThatEndsWhileNobodyWaitsIsAnErrorOfTheNextWait) {
   unsetenv("PHUB_TRANSPORT");
 }
 
-}  // namespace
+}  // namespace reconnect_test
 }  // namespace phub

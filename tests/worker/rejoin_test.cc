@@ -22,7 +22,7 @@
 #include "worker/phub.h"
 
 namespace phub::testing {
-namespace {
+namespace rejoin_test {
 
 using ::testing::AllOf;
 using ::testing::Each;
@@ -421,5 +421,5 @@ TEST_F(Rejoin, InC) {
   EXPECT_EQ(phub_worker_destroy(worker), PHUB_OK);
 }
 
-}  // namespace
+}  // namespace rejoin_test
 }  // namespace phub::testing

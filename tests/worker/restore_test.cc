@@ -18,7 +18,7 @@
 #include "tests/worker/training.h"
 
 namespace phub::testing {
-namespace {
+namespace restore_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -283,5 +283,5 @@ TEST_F(Restore, AnotherServerIsKeptOut) {
   EXPECT_THAT(other.output(), HasSubstr(std::to_string(server_->pid())));
 }
 
-}  // namespace
+}  // namespace restore_test
 }  // namespace phub::testing

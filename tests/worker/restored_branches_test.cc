@@ -24,7 +24,7 @@
 #include "worker/worker.h"
 
 namespace phub::testing {
-namespace {
+namespace restored_branches_test {
 
 constexpr uint32_t kLongMs = 120'000;
 constexpr uint64_t kRounds = 24;
@@ -240,5 +240,5 @@ TEST(RestoredBranches, LieInFilesOfTheirOwn) {
   EXPECT_TRUE(reader->has("branch-1-state-momentum_buffer.safetensors"));
 }
 
-}  // namespace
+}  // namespace restored_branches_test
 }  // namespace phub::testing

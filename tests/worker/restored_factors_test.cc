@@ -14,7 +14,7 @@
 #include "worker/worker.h"
 
 namespace phub::testing {
-namespace {
+namespace restored_factors_test {
 
 constexpr uint32_t kLongMs = 60'000;
 constexpr uint64_t kRows = 150, kColumns = 20;
@@ -88,5 +88,5 @@ TEST(RestoredFactors, GoOnWithTheChunksThatTheyHad) {
   EXPECT_EQ(parameters_of(*worker), parameters_of(*other));
 }
 
-}  // namespace
+}  // namespace restored_factors_test
 }  // namespace phub::testing

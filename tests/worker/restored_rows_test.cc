@@ -14,7 +14,7 @@
 #include "worker/worker.h"
 
 namespace phub::testing {
-namespace {
+namespace restored_rows_test {
 
 constexpr uint32_t kLongMs = 60'000;
 constexpr uint64_t kRows = 150, kColumns = 20;
@@ -89,5 +89,5 @@ TEST(RestoredRows, GoOnToTheBit) {
   EXPECT_EQ(parameters_of(*worker), parameters_of(*other));
 }
 
-}  // namespace
+}  // namespace restored_rows_test
 }  // namespace phub::testing

@@ -32,7 +32,7 @@
 #include "tests/worker/training.h"
 
 namespace phub::testing {
-namespace {
+namespace restored_runs_test {
 
 constexpr uint64_t kMoreRounds = 20;  // after the checkpoint
 constexpr uint64_t kMostLead = 10;    // of a rank, with any slack
@@ -474,5 +474,5 @@ INSTANTIATE_TEST_SUITE_P(
                  .consistency = "async"}),
     [](const auto& info) { return info.param.name; });
 
-}  // namespace
+}  // namespace restored_runs_test
 }  // namespace phub::testing

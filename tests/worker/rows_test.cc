@@ -19,7 +19,7 @@
 #include "worker/worker.h"
 
 namespace phub {
-namespace {
+namespace rows_test {
 
 using testing::Box;
 using testing::each_rank;
@@ -393,5 +393,5 @@ TEST(Rows, APushThatCannotBeIsRefused) {
                [&] { const Worker wrong(second); });
 }
 
-}  // namespace
+}  // namespace rows_test
 }  // namespace phub

@@ -22,7 +22,7 @@
 #include "worker/worker.h"
 
 namespace phub::testing {
-namespace {
+namespace saver_disk_test {
 
 // The operating system's, but for some files, the parts of ranks: they wait until the disk goes on.
 class SlowDisk final : public Files {
@@ -164,5 +164,5 @@ TEST_F(SavedBox, WhatIsAboutToBeSavedIsNotSavedTwice) {
   worker.leave();
 }
 
-}  // namespace
+}  // namespace saver_disk_test
 }  // namespace phub::testing

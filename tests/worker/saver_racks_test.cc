@@ -22,7 +22,7 @@
 #include "transport/control/rank_tree.h"
 
 namespace phub::testing {
-namespace {
+namespace saver_racks_test {
 
 using ::testing::HasSubstr;
 
@@ -52,7 +52,7 @@ class SaverRacks : public SavedBoxTest {
     return mine;
   }
   static JobSpec grouped(const std::string& name, uint32_t ranks, const std::string& groups) {
-    JobSpec spec = spec_of(name, ranks);
+    JobSpec spec = saving_spec(name, ranks);
     spec.groups = groups;
     return spec;
   }
@@ -210,7 +210,7 @@ TEST_F(SaverRacksSteps, ARankThatComesLaterMayBeTheFirstThatSaves) {
 TEST_F(SaverRacks, ARackSpeaksForItsOwnRanksOnly) {
   serve(10);
   ControlClient root(server_->address());
-  JobSpec spec = spec_of("racks", 2);
+  JobSpec spec = saving_spec("racks", 2);
   spec.rack_ranks = {2, 1};
   spec.lease_ms = 60'000;
   const JoinReply reply = root.join({.spec = spec, .transport = "tcp", .saves = true}, 60'000);
@@ -248,5 +248,5 @@ TEST_F(SaverRacks, ARackSpeaksForItsOwnRanksOnly) {
   root.leave(third);
 }
 
-}  // namespace
+}  // namespace saver_racks_test
 }  // namespace phub::testing

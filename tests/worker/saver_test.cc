@@ -34,7 +34,7 @@
 #include "worker/rank_state.h"
 
 namespace phub::testing {
-namespace {
+namespace saver_test {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -92,12 +92,12 @@ TEST_F(SaverTest, ARunWhoseServerIsKilledEndsAsOneThatIsNot) {
   constexpr uint64_t kRounds = 160;
   std::mt19937_64 random(fresh_seeds(1).first);
   serve(kEvery);
-  const std::string expected = run_saving(options_of_all(spec_of("undisturbed", 3)), kRounds,
+  const std::string expected = run_saving(options_of_all(saving_spec("undisturbed", 3)), kRounds,
                                           std::atomic<uint64_t>(kRounds), false);
   ASSERT_FALSE(expected.empty());
   for (const bool anew : {false, true}) {
     SCOPED_TRACE(anew ? "new processes" : "rejoin");
-    const JobSpec spec = spec_of(anew ? "anew" : "rejoins", 3);
+    const JobSpec spec = saving_spec(anew ? "anew" : "rejoins", 3);
     std::atomic<uint64_t> allowed = 0;
     std::string result;
     std::jthread training([&, options = options_of_all(spec)] {
@@ -131,7 +131,7 @@ TEST_F(SaverTest, ARunWhoseServerIsKilledEndsAsOneThatIsNot) {
 TEST_F(SaverTest, AServerThatDiesBetweenJoinAndConnectionRewinds) {
   more_flags_ = {"--data-port", std::to_string(free_port())};
   serve(kEvery);
-  WorkerOptions mine = options(spec_of("between", 1), 0);
+  WorkerOptions mine = options(saving_spec("between", 1), 0);
   mine.transport = "tcp";
   const Joined joined = phub::join(mine);
   die_and_come_back(kEvery);
@@ -142,7 +142,7 @@ TEST_F(SaverTest, AServerThatDiesBetweenJoinAndConnectionRewinds) {
 // With another period, and other ranks: rank r gets what rank r saved, and a new one nothing.
 TEST_F(SaverTest, AServerThatIsToldToEndSavesWithTheParts) {
   serve(kEvery);
-  const JobSpec spec = spec_of("told", 3);
+  const JobSpec spec = saving_spec("told", 3);
   std::atomic<uint64_t> allowed = 0, rounds = ~uint64_t{0};  // how many are not known yet
   std::string result;
   std::jthread training([&, options = options_of_all(spec)] {  //
@@ -174,13 +174,13 @@ TEST_F(SaverTest, AServerThatIsToldToEndSavesWithTheParts) {
   rounds = allowed + 10;
   allowed = rounds.load();
   training.join();
-  EXPECT_EQ(result, run_saving(options_of_all(spec_of("untold", 3)), rounds, rounds, false));
+  EXPECT_EQ(result, run_saving(options_of_all(saving_spec("untold", 3)), rounds, rounds, false));
 }
 
 TEST_F(SaverTest, FewerAndMoreRanks) {
   serve(5);
   const auto train = [&](uint32_t ranks, const std::function<void(Worker&)>& joined) {
-    const JobSpec spec = spec_of("other", ranks);
+    const JobSpec spec = saving_spec("other", ranks);
     std::vector<std::jthread> threads;
     std::atomic<uint64_t> first = 0;
     std::atomic<uint32_t> there = 0;
@@ -346,7 +346,7 @@ class Steps : public SaverTest {
 };
 
 TEST_F(Steps, ARankThatIsLostBeforeItsPartVoidsThatSnapshotOnly) {
-  JobSpec spec = spec_of("void", 2);
+  JobSpec spec = saving_spec("void", 2);
   spec.lease_ms = 3000;
   begin(spec, 2);
   ASSERT_EQ(status("void").next_saved_round, 2u);
@@ -373,7 +373,7 @@ TEST_F(Steps, ARankThatIsLostBeforeItsPartVoidsThatSnapshotOnly) {
 
 // It had left the job before the round that is saved.
 TEST_F(Steps, ARankThatWasNotInTheRoundIsNotNeeded) {
-  begin(spec_of("left", 2), 3);
+  begin(saving_spec("left", 2), 3);
   ASSERT_EQ(status("left").next_saved_round, 3u);
   step();
   workers_[1]->leave();
@@ -387,7 +387,7 @@ TEST_F(Steps, ARankThatWasNotInTheRoundIsNotNeeded) {
 }
 
 TEST_F(Steps, WhoJoinsAJobInProgressGetsNothing) {
-  const JobSpec spec = spec_of("later", 2);
+  const JobSpec spec = saving_spec("later", 2);
   begin(spec, 2);
   step();
   step();
@@ -413,7 +413,7 @@ TEST_F(Steps, WhoJoinsAJobInProgressGetsNothing) {
 }
 
 TEST_F(Steps, APartThatDoesNotComeVoidsTheSnapshot) {
-  JobSpec spec = spec_of("late", 2);
+  JobSpec spec = saving_spec("late", 2);
   spec.progress_limit_ms = 3000;
   begin(spec, 2);
   on_save_[1] = [](uint64_t) { fail(ErrorCode::kInvalid, "cannot save"); };
@@ -431,7 +431,7 @@ TEST_F(Steps, APartThatDoesNotComeVoidsTheSnapshot) {
 }
 
 TEST_F(Steps, TheSaverIsCalledOnceBetweenTwoRounds) {
-  begin(spec_of("order", 2), 1);
+  begin(saving_spec("order", 2), 1);
   std::vector<uint64_t> rounds;
   on_save_[0] = [&](uint64_t round) {
     rounds.push_back(round);
@@ -466,7 +466,7 @@ TEST_F(Steps, TheSaverIsCalledOnceBetweenTwoRounds) {
 }
 
 TEST_F(Steps, WhatTheSaverThrowsIsNotTheEndOfThePush) {
-  begin(spec_of("announced", 2), 1);
+  begin(saving_spec("announced", 2), 1);
   on_save_[0] = [](uint64_t) { fail(ErrorCode::kInvalid, "cannot save"); };
   for (size_t key = 0; key < kKeys; ++key) {
     workers_[0]->push(key, {.null = true, .announced = true});
@@ -489,7 +489,7 @@ TEST_F(Steps, WhatTheSaverThrowsIsNotTheEndOfThePush) {
 // They are saved beside what the caller's saver returns.
 TEST_F(SaverTest, NoSaverMayNameAnEntryAsTheResiduals) {
   serve(1);
-  JobSpec spec = spec_of("residuals", 1);
+  JobSpec spec = saving_spec("residuals", 1);
   spec.keys[1].format = "int8";
   WorkerOptions mine = options(spec, 0);
   mine.saver = [](uint64_t) { return RankState{{"phub.residuals", bytes_of("mine")}}; };
@@ -531,7 +531,7 @@ class Parts : public SaverTest {
 TEST_F(Parts, WhatIsNotWantedIsRefused) {
   serve(10);
   ControlClient control(server_->address());
-  JobSpec spec = spec_of("refused", 2);
+  JobSpec spec = saving_spec("refused", 2);
   spec.lease_ms = 60'000;  // these ranks send no heartbeats
   JoinReply saver;
   const Credential who = join(control, spec, true, &saver);
@@ -643,5 +643,5 @@ TEST(RankStateTest, DamageIsNoticed) {
   }
 }
 
-}  // namespace
+}  // namespace saver_test
 }  // namespace phub::testing

@@ -33,7 +33,7 @@ inline std::string text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-inline JobSpec spec_of(const std::string& name, uint32_t ranks) {
+inline JobSpec saving_spec(const std::string& name, uint32_t ranks) {
   JobSpec spec;
   spec.name = name;
   spec.world_size = ranks;

@@ -20,7 +20,7 @@
 #include "transport/control/messages_json.h"
 
 namespace phub {
-namespace {
+namespace scale_test {
 
 using testing::Box;
 using testing::each_rank;
@@ -246,5 +246,5 @@ TEST(ScaleTest, AWrongContributionIsNoticed) {
   });
 }
 
-}  // namespace
+}  // namespace scale_test
 }  // namespace phub

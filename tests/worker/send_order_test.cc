@@ -14,7 +14,7 @@
 #include "worker/magnitude.h"
 
 namespace phub {
-namespace {
+namespace send_order_test {
 
 using ::testing::ElementsAre;
 using testing::reply_of;
@@ -240,5 +240,5 @@ TEST(Magnitude, IsRelativeToTheParametersOfTheChunk) {
   EXPECT_THAT(found, ElementsAre(infinite, 0.5F, infinite));
 }
 
-}  // namespace
+}  // namespace send_order_test
 }  // namespace phub

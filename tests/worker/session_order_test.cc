@@ -10,7 +10,7 @@
 #include "tests/worker/session_rig.h"
 
 namespace phub {
-namespace {
+namespace session_order_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -174,5 +174,5 @@ TEST(SessionOrder, ABeginningOfASwitchIsNoVerdict) {
   EXPECT_EQ(worker.session.problem(), "");
 }
 
-}  // namespace
+}  // namespace session_order_test
 }  // namespace phub

@@ -14,7 +14,7 @@
 #include "tests/worker/training.h"
 
 namespace phub::testing {
-namespace {
+namespace shapes_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -103,5 +103,5 @@ TEST_F(Shapes, MayBeGivenToAJobThatWasSavedWithout) {
   EXPECT_THAT(saved(), ElementsAre(keys, keys, keys));
 }
 
-}  // namespace
+}  // namespace shapes_test
 }  // namespace phub::testing

@@ -21,7 +21,7 @@
 #include "transport/control/http_client.h"
 
 namespace phub::testing {
-namespace {
+namespace shards_test {
 
 using ::testing::Each;
 using ::testing::Gt;
@@ -315,5 +315,5 @@ const auto name_of = [](const auto& instance) { return std::string(instance.para
 INSTANTIATE_TEST_SUITE_P(Every, ShardsTest, ::testing::Values("tcp", "auto"), name_of);
 INSTANTIATE_TEST_SUITE_P(Every, ShardsWithALongLease, ::testing::Values("tcp"), name_of);
 
-}  // namespace
+}  // namespace shards_test
 }  // namespace phub::testing

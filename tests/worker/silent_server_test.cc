@@ -17,7 +17,7 @@
 #include "worker/phub.h"
 
 namespace phub::testing {
-namespace {
+namespace silent_server_test {
 
 using std::chrono::seconds;
 using std::chrono::steady_clock;
@@ -157,5 +157,5 @@ TEST_P(SilentServer, DestroyingEndsWhatOtherThreadsWaitFor) {
 INSTANTIATE_TEST_SUITE_P(Transports, SilentServer, ::testing::Values("shm", "tcp"),
                          [](const auto& transport) { return std::string(transport.param); });
 
-}  // namespace
+}  // namespace silent_server_test
 }  // namespace phub::testing

@@ -9,7 +9,7 @@
 #include "worker/worker.h"
 
 namespace phub {
-namespace {
+namespace spin_test {
 
 TEST(Spin, WhatTheApplicationAsksForIsDone) {
   EXPECT_EQ(spin_us_of({.asked_us = 0, .cpus = 64, .transport = "tcp"}), 0);
@@ -58,5 +58,5 @@ TEST(Spin, LaunchersSayHowManyRanksAreHere) {
   }
 }
 
-}  // namespace
+}  // namespace spin_test
 }  // namespace phub

@@ -13,7 +13,7 @@
 #include "tests/worker/box.h"
 
 namespace phub::testing {
-namespace {
+namespace stalls_test {
 
 using std::chrono::milliseconds;
 using ::testing::AllOf;
@@ -133,5 +133,5 @@ TEST(Stalls, AreThoseThatLastLongEnough) {
   EXPECT_EQ(describe({.rank = 0}), "rank 0 has not sent the initial parameters");
 }
 
-}  // namespace
+}  // namespace stalls_test
 }  // namespace phub::testing

@@ -29,7 +29,7 @@
 #include "worker/worker.h"
 
 namespace phub {
-namespace {
+namespace switched_test {
 
 using testing::alone;
 using testing::Box;
@@ -573,5 +573,5 @@ TEST(Switched, WhatIsNotANumberEndsTheJobAsThePolicySays) {
   });
 }
 
-}  // namespace
+}  // namespace switched_test
 }  // namespace phub

@@ -13,7 +13,7 @@
 #include "transport/tcp/transport.h"
 
 namespace phub {
-namespace {
+namespace topology_test {
 
 using testing::Box;
 using testing::each_rank;
@@ -161,5 +161,5 @@ INSTANTIATE_TEST_SUITE_P(
              std::get<1>(info.param);
     });
 
-}  // namespace
+}  // namespace topology_test
 }  // namespace phub

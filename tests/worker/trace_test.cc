@@ -20,7 +20,7 @@
 #include "worker/worker_trace.h"
 
 namespace phub {
-namespace {
+namespace trace_test {
 
 using nlohmann::json;
 using testing::each_rank;
@@ -121,5 +121,5 @@ TEST(TraceRun, AFileThatCannotBeStopsTheServerAtOnce) {
   EXPECT_THAT(server.output(), ::testing::HasSubstr("trace file '/nowhere/box.json'"));
 }
 
-}  // namespace
+}  // namespace trace_test
 }  // namespace phub
