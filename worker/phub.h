@@ -312,8 +312,8 @@ PHUB_API phub_code phub_worker_destroy(phub_worker* worker);
 PHUB_API phub_code phub_leave(phub_worker* worker);
 
 /* Ends the worker as if its process had died: for the others its rank is lost, at once, or after
- * lease_ms if the server does not answer within 2 s, and on_loss decides. For a program that fails and lives on. Every later call is
- * PHUB_FENCED, and phub_worker_destroy frees it. */
+ * lease_ms if the server does not answer within 2 s, and on_loss decides. For a program that fails
+ * and lives on. Every later call is PHUB_FENCED, and phub_worker_destroy frees it. */
 PHUB_API phub_code phub_abandon(phub_worker* worker);
 
 typedef struct phub_info {
