@@ -11,8 +11,6 @@
 
 namespace phub {
 
-using Stage = StateShare::Stage;
-
 void ShardServer::make_state(uint64_t number, Part& part, const ShardKeys& order) {
   std::shared_ptr<StateShare> share;
   const std::optional<Error> refused = error_of([&] {
@@ -36,7 +34,8 @@ void ShardServer::make_state(uint64_t number, Part& part, const ShardKeys& order
                  share->is_busy = false;
                  if (failed && !share->is_over) refuse_state(number, share->what.number, *failed);
                  if (failed || share->is_over) return drop_state(part, share);
-                 share->stage = share->what.set ? Stage::kMoving : Stage::kThere;
+                 share->stage =
+                     share->what.set ? StateShare::Stage::kMoving : StateShare::Stage::kThere;
                  if (!share->what.set || share->bytes == 0) state_is_there(number, *share);
                });
 }
@@ -51,7 +50,7 @@ void ShardServer::refuse_state(uint64_t number, uint64_t state, const Error& why
 
 void ShardServer::state_is_there(uint64_t number, StateShare& share) {
   if (share.what.set) share.take_steps();
-  share.stage = Stage::kThere;
+  share.stage = StateShare::Stage::kThere;
   report(ShardSays::kStateThere, number).state = share.what.number;
 }
 
@@ -64,7 +63,7 @@ void ShardServer::drop_state(Part& part, uint64_t state) {
 // Memory is given back beside this thread.
 void ShardServer::drop_state(Part& part, const std::shared_ptr<StateShare>& share) {
   share->is_over = true;
-  if (share->is_busy || share->stage == Stage::kCopying) return;
+  if (share->is_busy || share->stage == StateShare::Stage::kCopying) return;
   const uint64_t bytes = share->memory_bytes();
   std::shared_ptr<StateShare> rest = share;
   std::erase(part.states, rest);
@@ -78,7 +77,7 @@ void ShardServer::drop_state(Part& part, const std::shared_ptr<StateShare>& shar
 StateShare& ShardServer::state_for_boundary(Part& part, uint64_t state, bool is_branch) {
   for (const auto& share : part.states) {
     const bool is_it = share->what.number == state && share->is_branch() == is_branch;
-    if (is_it && share->stage == Stage::kThere) return *share;
+    if (is_it && share->stage == StateShare::Stage::kThere) return *share;
   }
   fail(ErrorCode::kInvalid, "{} {}, which a boundary moves, is not there",
        is_branch ? "branch" : "state of keys", state);
@@ -87,7 +86,7 @@ StateShare& ShardServer::state_for_boundary(Part& part, uint64_t state, bool is_
 // The boundary reads or sets it.
 void ShardServer::place_state(Part& part, uint64_t state) {
   StateShare& share = state_for_boundary(part, state, false);
-  share.stage = Stage::kCopying;
+  share.stage = StateShare::Stage::kCopying;
   if (share.what.set) {
     part.boundary.set_state = &share.where;
   } else {
@@ -126,12 +125,12 @@ void ShardServer::drop_shelf(JobPart::Shelf shelf) {
 // By a core. All of a get's cores say so when the server has what they copied.
 void ShardServer::state_copied(CoreOfPart from, Part& part, bool was_set) {
   const auto at = std::ranges::find_if(part.states, [was_set](const auto& share) {
-    return share->stage == Stage::kCopying && share->what.set == was_set;
+    return share->stage == StateShare::Stage::kCopying && share->what.set == was_set;
   });
   const std::shared_ptr<StateShare> share = *at;
   if (was_set) report(ShardSays::kSetState, from.part).core = from.core;
   if (++share->cores < part.job->cores()) return;
-  share->stage = Stage::kMoving;
+  share->stage = StateShare::Stage::kMoving;
   if (was_set || share->is_over) return drop_state(part, share);
   share->send_steps();
   if (share->bytes == 0) state_has_moved(from.part, part, share);
@@ -148,7 +147,7 @@ void ShardServer::state_has_moved(uint64_t number, Part& part,
 
 std::optional<ShardPiece> ShardServer::next_piece_of_state(uint64_t number, Part& part) {
   for (const auto& share : part.states) {
-    if (share->stage != Stage::kMoving || share->is_busy || share->is_over) continue;
+    if (share->stage != StateShare::Stage::kMoving || share->is_busy || share->is_over) continue;
     share->is_busy = true;
     ++part.tasks;
     return ShardPiece{.place = {.job = number, .offset = share->moved, .state = share->what.number},
