@@ -123,6 +123,9 @@ std::vector<Checkpoints::Named> Checkpoints::named(const std::string& job) {
     const auto inside = files_.list(folder + "/" + entry.name);
     if (has_entry(inside, kManifestFile)) {
       all.push_back({*id, ""});
+    } else if (has_entry(inside, kPassedOverFile)) {
+      all.push_back({*id, fmt::format("the job went on from an older one; its manifest is now {}",
+                                      kPassedOverFile)});
     } else if (!has_entry(inside, kNewManifestFile)) {
       all.push_back({*id, fmt::format("it has no {}", kManifestFile)});
     }
@@ -221,7 +224,14 @@ void CheckpointStore::write_epoch(const std::string& job, std::string_view note,
   files_.sync_folder(folder);
 }
 
-void CheckpointStore::keep(const CheckpointReader& reader) {
+void CheckpointStore::keep(const CheckpointReader& reader, const std::vector<Refusal>& refused) {
+  for (const FolderEntry& entry : files_.list(parent_of(reader.folder()))) {
+    const std::string folder = path_of(parent_of(reader.folder()), entry.name);
+    if (!entry.folder || !std::ranges::count(refused, folder, &Refusal::folder)) continue;
+    if (!has_entry(files_.list(folder), kManifestFile)) continue;
+    files_.rename(path_of(folder, kManifestFile), path_of(folder, kPassedOverFile));
+    files_.sync_folder(folder);
+  }
   files_.sync_folder(reader.folder());
   files_.sync_folder(parent_of(reader.folder()));
 }

@@ -41,6 +41,8 @@ namespace phub {
 
 inline constexpr std::string_view kManifestFile = "manifest.json";
 inline constexpr std::string_view kNewManifestFile = "manifest.json.new";  // until it is committed
+// Of one that a job has passed over, to go on from an older one: nothing goes on from it any more.
+inline constexpr std::string_view kPassedOverFile = "manifest.json.passed-over";
 inline constexpr std::string_view kParametersFile = "parameters.safetensors";
 inline constexpr std::string_view kViewFile = "view.safetensors";  // what ranks have of them
 // Of a job that is not in lock-step: "steps" of the optimizer on each chunk, and "clocks", by chunk
@@ -165,8 +167,10 @@ class CheckpointStore final : public Checkpoints {
   std::unique_ptr<CheckpointWriter> begin(const std::string& job, CheckpointId id);
 
   // A job is to go on from it. The box that wrote it may have been killed before it had synced its
-  // name; from here on it stays, as far as the disk is concerned.
-  void keep(const CheckpointReader& reader);
+  // name; from here on it stays, as far as the disk is concerned. The newer ones that were refused
+  // are not gone on from later, even if they can be read then: what the job does from here on would
+  // not be what led to them.
+  void keep(const CheckpointReader& reader, const std::vector<Refusal>& refused);
 
   // An epoch that is higher than any before, and durable when this returns. To be called
   // whenever a job starts or is restored, so that no two lives of a job share an epoch.

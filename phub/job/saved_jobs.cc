@@ -315,7 +315,7 @@ std::optional<Manifest> SavedJobs::newest(const std::string& job, std::vector<st
          "delete the job to begin anew, or move its checkpoints away",
          job, fmt::join(said, "; "));
   }
-  store_.keep(*reader);
+  store_.keep(*reader, refused);
   said.push_back(fmt::format("job '{}' goes on after round {}, from {}", job, reader->id().round,
                              reader->folder()));
   return reader->manifest();

@@ -120,7 +120,7 @@ TEST(CheckpointCrash, WhatAJobGoesOnFromStays) {
       std::vector<Refusal> refused;
       const auto reader = store.newest_whole(kJob, refused);
       ASSERT_NE(reader, nullptr);
-      store.keep(*reader);
+      store.keep(*reader, refused);
       gone_on_from = reader->manifest().round;
     }
     new_found |= gone_on_from == kNew.round;

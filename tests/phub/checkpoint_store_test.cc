@@ -271,6 +271,31 @@ TEST_F(CheckpointFiles, WhatHasTheNameOfACheckpointIsNeverPassedOverInSilence) {
   expect_taken(store, {1, 30});
 }
 
+// A disk that could not read the newest one for a moment: the job has gone on from the one before.
+TEST_F(CheckpointFiles, WhatWasPassedOverIsNotGoneOnFromLater) {
+  const std::string newest = directory_ + "/digits%2Ev2/" + folder_name({1, 20});
+  {
+    CheckpointStore store(directory_, 5);
+    for (const uint64_t round : {10, 20}) write_checkpoint(store, {.round = round});
+    std::filesystem::rename(newest + "/parameters.safetensors", root_ + "/away");
+    std::vector<Refusal> refused;
+    const auto reader = store.newest_whole(kJob, refused);
+    ASSERT_NE(reader, nullptr);
+    store.keep(*reader, refused);
+  }
+  std::filesystem::rename(root_ + "/away", newest + "/parameters.safetensors");
+  CheckpointStore store(directory_, 5);
+  std::vector<Refusal> refused;
+  const auto reader = store.newest_whole(kJob, refused);
+  ASSERT_NE(reader, nullptr);
+  EXPECT_EQ(difference(*reader, {.round = 10}), "");
+  ASSERT_EQ(refused.size(), 1u);
+  EXPECT_THAT(refused[0].why, HasSubstr("manifest.json.passed-over"));
+  store.keep(*reader, refused);  // is as it was
+  EXPECT_TRUE(std::filesystem::exists(newest + "/manifest.json.passed-over"));
+  expect_taken(store, {1, 20});
+}
+
 // Who can write there could put links in it, which lead elsewhere.
 TEST_F(CheckpointFiles, TheFolderIsOurOwn) {
   const auto refused = [&](const std::string& why) {
