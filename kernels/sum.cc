@@ -9,6 +9,7 @@
 #include <limits>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 
 #include "kernels/kernels.h"
 
@@ -21,7 +22,12 @@
 HWY_BEFORE_NAMESPACE();
 namespace phub::kernels::HWY_NAMESPACE {
 
+// What machines of the last ten years do not use is compiled for fewer slots at once.
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_SSE4
+constexpr size_t kGroup = 2;
+#else
 constexpr size_t kGroup = 8;
+#endif
 constexpr size_t kPiece = 4096;  // elements: 16 KiB of f32
 
 // Into L1, where a slot that is in L2 already loses nothing by it (into L2 it costs half as much
@@ -114,13 +120,15 @@ bool add_group(const void* const* slots, size_t n, size_t begin, size_t end, flo
 
 using AddGroup = bool (*)(const void* const*, size_t, size_t, size_t, float, float*);
 
+template <class Format, bool kResume, size_t... kLess>
+constexpr std::array<AddGroup, kGroup> groups(std::index_sequence<kLess...> /*sizes*/) {
+  return {add_group<Format, kLess + 1, kResume>...};
+}
+
 template <class Format, bool kResume>
-bool add_up_to_eight(size_t count, const void* const* slots, size_t n, size_t begin, size_t end,
+bool add_up_to_group(size_t count, const void* const* slots, size_t n, size_t begin, size_t end,
                      float factor, float* out) {
-  static constexpr AddGroup kTable[kGroup] = {
-      add_group<Format, 1, kResume>, add_group<Format, 2, kResume>, add_group<Format, 3, kResume>,
-      add_group<Format, 4, kResume>, add_group<Format, 5, kResume>, add_group<Format, 6, kResume>,
-      add_group<Format, 7, kResume>, add_group<Format, 8, kResume>};
+  static constexpr auto kTable = groups<Format, kResume>(std::make_index_sequence<kGroup>());
   return kTable[count - 1](slots, n, begin, end, factor, out);
 }
 
@@ -128,15 +136,15 @@ bool add_up_to_eight(size_t count, const void* const* slots, size_t n, size_t be
 // group is still one in the end.
 template <class Format>
 bool sum_slots(const void* const* slots, size_t count, float factor, float* out, size_t n) {
-  if (count <= kGroup) return add_up_to_eight<Format, false>(count, slots, n, 0, n, factor, out);
+  if (count <= kGroup) return add_up_to_group<Format, false>(count, slots, n, 0, n, factor, out);
   bool finite = true;
   for (size_t begin = 0; begin < n; begin += kPiece) {
     const size_t end = std::min(begin + kPiece, n);
-    finite &= add_up_to_eight<Format, false>(kGroup, slots, n, begin, end, 1.0f, out);
+    finite &= add_up_to_group<Format, false>(kGroup, slots, n, begin, end, 1.0f, out);
     for (size_t done = kGroup; done < count; done += kGroup) {
       const size_t group = std::min(kGroup, count - done);
       const float last = done + group == count ? factor : 1.0f;
-      finite &= add_up_to_eight<Format, true>(group, slots + done, n, begin, end, last, out);
+      finite &= add_up_to_group<Format, true>(group, slots + done, n, begin, end, last, out);
     }
   }
   return finite;

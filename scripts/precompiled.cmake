@@ -58,10 +58,17 @@ function(phub_precompile)
   endif()
 endfunction()
 
-# phub_unoptimized(SOURCE…): what no hot path is in, and takes minutes to optimize, is not with sanitizers.
-function(phub_unoptimized)
-  if(PHUB_SANITIZE)
-    set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS -O0 SKIP_PRECOMPILE_HEADERS ON)
+# phub_cold(TARGET SOURCE…): sources of the target in which no hot path is, and which take long to optimize: options,
+# pages, calls over HTTP. They are hardly optimized.
+function(phub_cold target)
+  set(cold ${target}_cold)
+  add_library(${cold} OBJECT ${ARGN})
+  target_link_libraries(${cold} PRIVATE $<TARGET_PROPERTY:${target},LINK_LIBRARIES>)
+  target_compile_definitions(${cold} PRIVATE $<TARGET_PROPERTY:${target},COMPILE_DEFINITIONS>)
+  target_compile_options(${cold} PRIVATE $<IF:$<BOOL:${PHUB_SANITIZE}>,-O0,-Og>)
+  target_sources(${target} PRIVATE $<TARGET_OBJECTS:${cold}>)
+  if(NOT PHUB_SANITIZE)  # the precompiled header is optimized
+    phub_precompile(${cold})
   endif()
 endfunction()
 

@@ -41,7 +41,7 @@ struct HeaderText {
 };
 
 // Names of tensors are the fields of the header, so the codec's table for structs does not fit.
-json::Place header_field(void* object, std::string_view name, uint64_t&) {
+json::Place header_field(void* object, std::string_view name) {
   auto& header = *static_cast<HeaderText*>(object);
   if (name == kMetadata) {
     const bool again = std::exchange(header.has_metadata, true);
@@ -55,12 +55,8 @@ json::Place header_field(void* object, std::string_view name, uint64_t&) {
   return {&entry->second, json::type_of<TensorEntry>(), {}, !added};
 }
 
-constexpr json::Type kHeaderType = {json::Type::Shape::kObject,
-                                    [](const json::Bounds&) -> std::string { return "an object"; },
-                                    nullptr,
-                                    header_field,
-                                    nullptr,
-                                    [](uint64_t) { return std::string_view(); }};
+constexpr json::Type kHeaderType = {
+    .shape = json::Type::Shape::kObject, .expected = json::expected_object, .entry = header_field};
 
 [[noreturn]] void refuse_tensor(std::string_view name, const std::string& why) {
   fail(ErrorCode::kInvalid, "safetensors header: tensor '{}': {}", printable(name), why);

@@ -26,7 +26,7 @@
 namespace phub {
 namespace {
 
-constexpr size_t kMaxFileBytes = 1u << 20;
+constexpr size_t kMaxConfigBytes = 1u << 20;
 
 // The type of the value in a TOML file. Flags and variables are always text.
 enum class Kind { kText, kTexts, kInteger, kBytes, kSwitch };
@@ -335,12 +335,12 @@ std::vector<std::string> texts_of(const toml::node& node, Kind kind) {
 std::string read_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) fail(ErrorCode::kInvalid, "{}: {}", path, std::strerror(errno));
-  std::string text(kMaxFileBytes + 1, '\0');
+  std::string text(kMaxConfigBytes + 1, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   if (file.bad()) fail(ErrorCode::kInvalid, "{}: cannot be read", path);
   text.resize(static_cast<size_t>(file.gcount()));
-  if (text.size() > kMaxFileBytes) {
-    fail(ErrorCode::kInvalid, "{}: is larger than {} bytes", path, kMaxFileBytes);
+  if (text.size() > kMaxConfigBytes) {
+    fail(ErrorCode::kInvalid, "{}: is larger than {} bytes", path, kMaxConfigBytes);
   }
   return text;
 }

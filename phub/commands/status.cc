@@ -24,19 +24,19 @@
 namespace phub {
 namespace {
 
-using Row = std::vector<std::string>;
+using Cells = std::vector<std::string>;
 
 constexpr double kDefaultWatchS = 1;
 constexpr size_t kMostNotes = 20;  // of a kind and job
 
 // Columns are as wide as their widest cell; the first `left` are left-aligned, the others right.
-std::string table(const std::vector<Row>& rows, size_t left) {
+std::string table(const std::vector<Cells>& rows, size_t left) {
   std::vector<size_t> widths(rows[0].size());
-  for (const Row& row : rows) {
+  for (const Cells& row : rows) {
     for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
   }
   std::string out;
-  for (const Row& row : rows) {
+  for (const Cells& row : rows) {
     std::string line;
     for (size_t i = 0; i < row.size(); ++i) {
       line += i < left ? fmt::format("{:<{}}  ", row[i], widths[i])
@@ -66,7 +66,7 @@ std::string duration(double seconds) {
   return fmt::format("{} h {} min", s / 3600, s / 60 % 60);
 }
 
-Row job_row(const JobStatus& job) {
+Cells job_row(const JobStatus& job) {
   const auto live = std::count_if(job.ranks.begin(), job.ranks.end(),
                                   [](const RankStatus& rank) { return rank.state == "live"; });
   return {printable(job.name),
@@ -164,8 +164,8 @@ std::string job_notes(const JobStatus& job) {
 }
 
 std::string box_tables(const std::vector<NodeStatus>& nodes) {
-  std::vector<Row> nics = {{"NIC", "TRANSPORT", "NODE", "IN", "OUT", "AT MOST"}};
-  std::vector<Row> cores = {{"CORE", "NODE", "CPU", "AWAKE", "CHUNKS/S", "IN", "OUT"}};
+  std::vector<Cells> nics = {{"NIC", "TRANSPORT", "NODE", "IN", "OUT", "AT MOST"}};
+  std::vector<Cells> cores = {{"CORE", "NODE", "CPU", "AWAKE", "CHUNKS/S", "IN", "OUT"}};
   for (const NodeStatus& node : nodes) {
     const std::string number = fmt::format("{}", node.node);
     for (const NicStatus& nic : node.nics) {
@@ -276,8 +276,8 @@ std::string describe(const ServerStatus& status) {
     out += fmt::format("with it serves {}: {} cores\n", shard.name, shard.cores);
   }
   if (status.jobs.empty()) return escaped_lines(out + "no jobs\n" + box_tables(status.nodes));
-  std::vector<Row> rows = {{"JOB", "STATE", "OVER", "RANKS", "ROUND", "SAVED", "ROUNDS/S",
-                            "CHUNKS/S", "IN", "OUT", "KEYS", "CHUNKS", "MEMORY", "OPTIMIZER"}};
+  std::vector<Cells> rows = {{"JOB", "STATE", "OVER", "RANKS", "ROUND", "SAVED", "ROUNDS/S",
+                              "CHUNKS/S", "IN", "OUT", "KEYS", "CHUNKS", "MEMORY", "OPTIMIZER"}};
   std::string notes;
   for (const JobStatus& job : status.jobs) {
     rows.push_back(job_row(job));

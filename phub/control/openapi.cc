@@ -16,9 +16,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-template <class T>
-std::string name_of_type() {
-  const std::string name = boost::core::demangle(typeid(T).name());
+std::string name_of(const std::type_info& type) {
+  const std::string name = boost::core::demangle(type.name());
   return name.substr(name.rfind(':') + 1);
 }
 
@@ -26,44 +25,85 @@ Json reference(std::string_view name) {
   return {{"$ref", fmt::format("#/components/schemas/{}", name)}};
 }
 
-// What a table of fields says of a message, as JSON Schema.
+Json of_type(std::string_view type) { return {{"type", type}}; }
+
+// A length in bytes is a bound for that in characters.
+Json text(json::Bounds bounds) {
+  return {{"type", "string"}, {"minLength", bounds.min > 0 ? 1 : 0}, {"maxLength", bounds.max}};
+}
+
+Json map_of(Json values, json::Bounds bounds) {
+  return {{"type", "object"},
+          {"additionalProperties", std::move(values)},
+          {"minProperties", bounds.min},
+          {"maxProperties", bounds.max}};
+}
+
+Json list_of(Json items, json::Bounds bounds) {
+  return {{"type", "array"},
+          {"items", std::move(items)},
+          {"minItems", bounds.min},
+          {"maxItems", bounds.max}};
+}
+
+Json integer(std::string_view format, Json least, uint64_t most) {
+  return {
+      {"type", "integer"}, {"format", format}, {"minimum", std::move(least)}, {"maximum", most}};
+}
+
+// The fields of one message.
+struct Properties {
+  void add(std::string_view name, Json schema, bool needed) {
+    all[std::string(name)] = std::move(schema);
+    if (needed) names.push_back(name);
+  }
+  void add_default(std::string_view name, const std::string& value) {
+    all[std::string(name)]["default"] = Json::parse(value);
+  }
+  Json schema() && {
+    return {{"type", "object"},
+            {"properties", std::move(all)},
+            {"required", std::move(names)},
+            {"additionalProperties", false}};
+  }
+
+  Json all = Json::object();
+  Json names = Json::array();
+};
+
+// What a table of fields says of a message, as JSON Schema. Its templates are thin: they are made
+// for each field of each message.
 class Schemas {
  public:
   // Structs are added to by_name, with all that is in them, and named.
   template <class T>
   Json of(json::Bounds bounds = json::default_bounds<T>()) {
     if constexpr (std::same_as<T, bool>) {
-      return {{"type", "boolean"}};
+      return of_type("boolean");
     } else if constexpr (std::same_as<T, double>) {
-      return {{"type", "number"}};
+      return of_type("number");
     } else if constexpr (std::same_as<T, std::string>) {
-      // A length in bytes is a bound for that in characters.
-      return {{"type", "string"}, {"minLength", bounds.min > 0 ? 1 : 0}, {"maxLength", bounds.max}};
+      return text(bounds);
     } else if constexpr (std::same_as<T, ErrorCode>) {
-      return {{"type", "string"}};
+      return of_type("string");
     } else if constexpr (json::Word<T>) {
       return {{"type", "string"}, {"enum", kWords<T>}};
     } else if constexpr (json::Integer<T>) {
-      return integer<T>(bounds);
+      using Limits = std::numeric_limits<T>;
+      const bool is_signed = std::signed_integral<T>;
+      return integer(fmt::format("{}int{}", is_signed ? "" : "u", 8 * sizeof(T)),
+                     is_signed ? Json(Limits::min()) : Json(bounds.min),
+                     std::min<uint64_t>(bounds.max, Limits::max()));
     } else if constexpr (json::IsMap<T>::value) {
-      return {{"type", "object"},
-              {"additionalProperties", of<typename T::mapped_type>()},
-              {"minProperties", bounds.min},
-              {"maxProperties", bounds.max}};
+      return map_of(of<typename T::mapped_type>(), bounds);
     } else if constexpr (json::IsList<T>::value) {
-      return {{"type", "array"},
-              {"items", of<typename T::value_type>()},
-              {"minItems", bounds.min},
-              {"maxItems", bounds.max}};
+      return list_of(of<typename T::value_type>(), bounds);
     } else {
-      const std::string name = name_of_type<T>();
+      const std::string name = name_of(typeid(T));
       if (!by_name.contains(name)) {
-        Fields<T> all(*this);
+        Fields<T> all{*this, {}};
         fields(all, static_cast<const T*>(nullptr));
-        by_name[name] = {{"type", "object"},
-                         {"properties", std::move(all.properties)},
-                         {"required", std::move(all.needed)},
-                         {"additionalProperties", false}};
+        by_name[name] = std::move(all.properties).schema();
       }
       return reference(name);
     }
@@ -74,34 +114,19 @@ class Schemas {
  private:
   template <class T>
   struct Fields {
-    explicit Fields(Schemas& s) : schemas(s) {}
     template <class M>
     void required(std::string_view name, M T::*, json::Bounds bounds = json::default_bounds<M>()) {
-      properties[std::string(name)] = schemas.of<M>(bounds);
-      needed.push_back(name);
+      properties.add(name, schemas.of<M>(bounds), true);
     }
     template <class M>
     void optional(std::string_view name, M T::*member,
                   json::Bounds bounds = json::default_bounds<M>()) {
-      Json& schema = properties[std::string(name)] = schemas.of<M>(bounds);
-      if constexpr (!json::Struct<M>) {
-        schema["default"] = Json::parse(json::encode(T{}.*member));
-      }
+      properties.add(name, schemas.of<M>(bounds), false);
+      if constexpr (!json::Struct<M>) properties.add_default(name, json::encode(T{}.*member));
     }
     Schemas& schemas;
-    Json properties = Json::object();
-    Json needed = Json::array();
+    Properties properties;
   };
-
-  template <class T>
-  static Json integer(json::Bounds bounds) {
-    using Limits = std::numeric_limits<T>;
-    const bool is_signed = std::signed_integral<T>;
-    return {{"type", "integer"},
-            {"format", fmt::format("{}int{}", is_signed ? "" : "u", 8 * sizeof(T))},
-            {"minimum", is_signed ? Json(Limits::min()) : Json(bounds.min)},
-            {"maximum", std::min<uint64_t>(bounds.max, Limits::max())}};
-  }
 };
 
 Json all_schemas() {

@@ -3,9 +3,14 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
 #include <boost/asio/buffer.hpp>
-#include <boost/beast/core/bind_handler.hpp>
+#include <boost/asio/write.hpp>
+#include <boost/beast/core/read_size.hpp>
+#include <boost/beast/http/empty_body.hpp>
+#include <boost/beast/http/write.hpp>
 #include <chrono>
+#include <sstream>
 #include <utility>
 
 #include "phub/clock.h"
@@ -19,7 +24,8 @@ namespace beast = boost::beast;
 namespace http = beast::http;
 using asio::ip::tcp;
 
-constexpr size_t kReadBytes = 4096;
+constexpr size_t kReadBytes = 4096;  // of what begins a request
+constexpr size_t kMaxReadBytes = 64u << 10;
 constexpr size_t kMaxBufferBytes = 64u << 10;  // of a connection, without the body
 constexpr uint64_t kFreeBodyBytes = 4096;      // not counted as long
 constexpr uint64_t kFreeAnswerBytes = 64u << 10;
@@ -82,12 +88,46 @@ void HttpSession::await_request() {
   stream_.expires_after(
       std::chrono::milliseconds(fresh_ ? options.request_timeout_ms : options.idle_timeout_ms));
   fresh_ = false;
-  stream_.async_read_some(buffer_.prepare(kReadBytes),
-                          [self = shared_from_this()](const SystemError& error, size_t bytes) {
-                            if (error) return self->refuse_malformed(error);
-                            self->buffer_.commit(bytes);
-                            self->read_header();
-                          });
+  receive(kReadBytes, &HttpSession::begin_header);
+}
+
+void HttpSession::receive(size_t most, Step then) {
+  const size_t room = beast::read_size(buffer_, most);
+  if (room == 0) return (this->*then)(http::make_error_code(http::error::buffer_overflow));
+  stream_.async_read_some(
+      buffer_.prepare(room),
+      Handler([self = shared_from_this(), then](const SystemError& error, size_t bytes) {
+        self->buffer_.commit(bytes);
+        (self.get()->*then)(error);
+      }));
+}
+
+void HttpSession::send(Step then) {
+  const std::array<asio::const_buffer, 2> bytes = {asio::buffer(answer_head_),
+                                                   asio::buffer(answer_body_)};
+  asio::async_write(stream_, bytes,
+                    Handler([self = shared_from_this(), then](const SystemError& error, size_t) {
+                      (self.get()->*then)(error);
+                    }));
+}
+
+// What was received, as far as it goes; at its end, whether a request may end so. Whether it took
+// any.
+bool HttpSession::parse(SystemError& error) {
+  if (error == asio::error::eof && parser_->got_some()) {
+    error = {};
+    parser_->put_eof(error);
+  }
+  if (error || buffer_.size() == 0) return false;
+  const size_t taken = parser_->put(buffer_.data(), error);
+  buffer_.consume(taken);
+  if (error == http::error::need_more) error = {};
+  return taken > 0;
+}
+
+void HttpSession::begin_header(const SystemError& error) {
+  if (error) return refuse_malformed(error);
+  read_header();
 }
 
 void HttpSession::read_header() {
@@ -95,9 +135,14 @@ void HttpSession::read_header() {
   parser_.emplace();
   parser_->header_limit(shared_->options.max_header_bytes);
   parser_->body_limit(kMaxJoinBytes);
-  http::async_read_header(
-      stream_, buffer_, *parser_,
-      [self = shared_from_this()](const SystemError& error, size_t) { self->on_header(error); });
+  go_on_with_header({});
+}
+
+void HttpSession::go_on_with_header(const SystemError& received) {
+  SystemError error = received;
+  parse(error);
+  if (error || parser_->is_header_done()) return on_header(error);
+  receive(kMaxReadBytes, &HttpSession::go_on_with_header);
 }
 
 void HttpSession::on_header(const SystemError& error) {
@@ -141,12 +186,14 @@ void HttpSession::on_header(const SystemError& error) {
   if (bytes == 0 || !beast::iequals(message[http::field::expect], "100-continue")) {
     return read_body();
   }
-  response_.emplace(http::status::continue_, 11);
-  http::async_write(stream_, *response_,
-                    [self = shared_from_this()](const SystemError& failed, size_t) {
-                      if (failed) return self->close();
-                      self->read_body();
-                    });
+  answer_head_ = "HTTP/1.1 100 Continue\r\n\r\n";
+  answer_body_.clear();
+  send(&HttpSession::on_continued);
+}
+
+void HttpSession::on_continued(const SystemError& error) {
+  if (error) return close();
+  read_body();
 }
 
 std::optional<HeadRefusal> HttpSession::authorize_caller(const Message& message) {
@@ -170,10 +217,15 @@ RequestHead HttpSession::head_of(const Message& message) const {
 
 // Reads in pieces: a body is charged for the bytes that came, not for those announced.
 void HttpSession::read_body() {
-  if (parser_->is_done()) return on_body({});
-  http::async_read_some(
-      stream_, buffer_, *parser_,
-      [self = shared_from_this()](const SystemError& error, size_t) { self->on_body(error); });
+  SystemError error;
+  if (parser_->is_done() || parse(error) || error) return on_body(error);
+  receive(kMaxReadBytes, &HttpSession::go_on_with_body);
+}
+
+void HttpSession::go_on_with_body(const SystemError& received) {
+  SystemError error = received;
+  parse(error);
+  on_body(error);
 }
 
 void HttpSession::on_body(const SystemError& error) {
@@ -282,36 +334,46 @@ void HttpSession::respond(HttpResponse response, bool keep_alive) {
   reading_ = false;
   ++shared_->counters.answers[{response.path, response.status}];
   shared_->counters.response_bytes += response.body.size();
-  response_.emplace(static_cast<http::status>(response.status), 11);
-  response_->set(http::field::server, "phub");
-  response_->set(http::field::content_type,
-                 beast::string_view(response.content_type.data(), response.content_type.size()));
-  response_->set(http::field::cache_control, "no-store");
-  response_->set("Content-Security-Policy", kContentPolicy);
-  response_->set("X-Content-Type-Options", "nosniff");
-  response_->set("Referrer-Policy", "no-referrer");
-  if (response.status == 401) response_->set(http::field::www_authenticate, "Bearer");
+  http::response<http::empty_body> head(static_cast<http::status>(response.status), 11);
+  head.set(http::field::server, "phub");
+  head.set(http::field::content_type,
+           beast::string_view(response.content_type.data(), response.content_type.size()));
+  head.set(http::field::cache_control, "no-store");
+  head.set("Content-Security-Policy", kContentPolicy);
+  head.set("X-Content-Type-Options", "nosniff");
+  head.set("Referrer-Policy", "no-referrer");
+  if (response.status == 401) head.set(http::field::www_authenticate, "Bearer");
   if (!response.allow.empty()) {
-    response_->set(http::field::allow,
-                   beast::string_view(response.allow.data(), response.allow.size()));
+    head.set(http::field::allow, beast::string_view(response.allow.data(), response.allow.size()));
   }
-  response_->keep_alive(keep_alive);
-  response_->body() = std::move(response.body);
-  response_->prepare_payload();
-  if (std::exchange(head_, false)) response_->body().clear();  // Content-Length stays
+  head.keep_alive(keep_alive);
+  head.content_length(response.body.size());
+  std::ostringstream text;
+  text << head.base();
+  answer_head_ = std::move(text).str();
+  answer_body_ = std::move(response.body);
+  if (std::exchange(head_, false)) answer_body_ = {};
   stream_.expires_after(std::chrono::milliseconds(shared_->options.request_timeout_ms));
-  http::async_write(stream_, *response_, [self, keep_alive](const SystemError& error, size_t) {
-    self->on_written(error, keep_alive);
-  });
+  send(keep_alive ? &HttpSession::on_written : &HttpSession::on_last_written);
 }
 
-void HttpSession::on_written(const SystemError& error, bool keep_alive) {
-  response_.reset();
+void HttpSession::end_answer() {
+  answer_head_ = {};
+  answer_body_ = {};
   release_answer();
   // What was decoded of it is gone now.
   if (std::exchange(was_large_, false)) shared_->large_message_is_over();
+}
+
+void HttpSession::on_written(const SystemError& error) {
+  end_answer();
   if (error || shared_->handler == nullptr) return close();
-  if (keep_alive) return await_request();
+  await_request();
+}
+
+void HttpSession::on_last_written(const SystemError& error) {
+  end_answer();
+  if (error || shared_->handler == nullptr) return close();
   linger();
 }
 
@@ -325,15 +387,13 @@ void HttpSession::linger() {
   discard();
 }
 
-void HttpSession::discard() {
-  stream_.async_read_some(buffer_.prepare(kMaxBufferBytes),
-                          [self = shared_from_this()](const SystemError& error, size_t bytes) {
-                            self->discarded_bytes_ += bytes;
-                            if (error || self->discarded_bytes_ > self->most_discarded_) {
-                              return self->close();
-                            }
-                            self->discard();
-                          });
+void HttpSession::discard() { receive(kMaxReadBytes, &HttpSession::discarded); }
+
+void HttpSession::discarded(const SystemError& error) {
+  discarded_bytes_ += buffer_.size();
+  buffer_.clear();
+  if (error || discarded_bytes_ > most_discarded_) return close();
+  discard();
 }
 
 void HttpSession::refuse(unsigned status, ErrorCode code, std::string_view message) {

@@ -6,7 +6,8 @@
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
-#include <boost/beast/http.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/string_body.hpp>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -83,16 +84,30 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
 
   // In the order of a request's steps.
   void await_request();
+  void begin_header(const SystemError& error);
   void read_header();
+  void go_on_with_header(const SystemError& received);
   void on_header(const SystemError& error);
+  void on_continued(const SystemError& error);
   void read_body();
+  void go_on_with_body(const SystemError& received);
   void on_body(const SystemError& error);
   void dispatch();
   void watch();  // notices a client that closes while its request is being answered
   void respond(HttpResponse response, bool keep_alive);
-  void on_written(const SystemError& error, bool keep_alive);
+  void on_written(const SystemError& error);
+  void on_last_written(const SystemError& error);
   void linger();
   void discard();
+  void discarded(const SystemError& error);
+
+  // Of one type for all operations: for each type Asio compiles them anew.
+  using Handler = std::function<void(const SystemError&, size_t)>;
+  using Step = void (HttpSession::*)(const SystemError&);
+  void receive(size_t most, Step then);  // appends to buffer_
+  void send(Step then);                  // answer_head_ and answer_body_
+  bool parse(SystemError& error);
+  void end_answer();
 
   std::optional<HeadRefusal> authorize_caller(const Message& message);
   void audit(const HttpResponse& response);
@@ -111,7 +126,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   const HttpPeer peer_;
   boost::beast::flat_buffer buffer_;
   std::optional<boost::beast::http::request_parser<boost::beast::http::string_body>> parser_;
-  std::optional<boost::beast::http::response<boost::beast::http::string_body>> response_;
+  std::string answer_head_, answer_body_;        // that are being sent
   std::shared_ptr<HttpBodyCharge> body_charge_;  // of the request that is being read
   bool takes_part_ = false;                      // which brings a part or a piece: bytes
   bool was_large_ = false;                       // the request that is being answered

@@ -813,7 +813,7 @@ MUTANTS = [
            "const float last = factor;", ("kernels/sum_test",)),
     # One in the first group is still there in the sum of the last.
     Mutant("finite: a NaN in a later group is not noticed", SUM,
-           "      finite &= add_up_to_eight<Format, true>(", "      add_up_to_eight<Format, true>(",
+           "      finite &= add_up_to_group<Format, true>(", "      add_up_to_group<Format, true>(",
            ("kernels/sum_test",)),
     Mutant("even: bf16 rounds halves up, not to even", "kernels/formats/bf16-inl.h",
            "const auto rounded = hn::Add(hn::Add(bits, hn::Set(du, 0x7FFF)), odd);",

@@ -4,17 +4,25 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <atomic>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/ssl.hpp>
+#include <boost/asio/write.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
-#include <boost/beast/core/tcp_stream.hpp>
-#include <boost/beast/http.hpp>
+#include <boost/beast/core/ostream.hpp>
+#include <boost/beast/http/empty_body.hpp>
+#include <boost/beast/http/message.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/string_body.hpp>
+#include <boost/beast/http/write.hpp>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <future>
 #include <optional>
+#include <sstream>
 #include <vector>
 
 #include "transport/control/name_lookup.h"
@@ -38,6 +46,7 @@ constexpr auto kConnectLimit = std::chrono::seconds(10);
 // For one address while others are left: enough for a packet that is sent twice.
 constexpr auto kAddressLimit = std::chrono::milliseconds(1500);
 constexpr uint64_t kMaxAnswerBytes = uint64_t{256} << 20;
+constexpr size_t kReadBytes = 64u << 10;
 constexpr auto kSlice = std::chrono::milliseconds(20);  // how often a wait looks for cancel()
 
 // The other end is gone when it has acknowledged nothing for so long: a barrier may have nothing to
@@ -78,9 +87,9 @@ struct HttpClient::Impl {
   const ClientTls trusted;
   std::atomic<bool> cancelled = false;
   std::optional<asio::io_context> context;  // while there is a stream
-  std::optional<beast::tcp_stream> stream;
+  std::optional<tcp::socket> stream;
   std::optional<asio::ssl::context> trust;
-  std::optional<asio::ssl::stream<beast::tcp_stream&>> tls;
+  std::optional<asio::ssl::stream<tcp::socket&>> tls;
   bool crosses_network = false;  // without TLS
   std::string reached;           // by the latest connection
   TlsContext context_of_tls;     // the latest
@@ -172,8 +181,7 @@ struct HttpClient::Impl {
       drop();
       context.emplace();
       stream.emplace(*context);
-      stream->expires_never();
-      stream->socket().open(endpoint.protocol(), error);
+      stream->open(endpoint.protocol(), error);
       if (!error) {
         bool done = false;
         stream->async_connect(endpoint, [&](const error_code& ec) {
@@ -187,10 +195,10 @@ struct HttpClient::Impl {
       if (!error || is_shortage(error.value())) break;
     }
     if (error) fail_to_connect(error);
-    not_in_children = ClosedOnFork(stream->socket().native_handle());
-    keep_alive(stream->socket().native_handle());
+    not_in_children = ClosedOnFork(stream->native_handle());
+    keep_alive(stream->native_handle());
     error_code gone;
-    const auto there = stream->socket().remote_endpoint(gone).address();
+    const auto there = stream->remote_endpoint(gone).address();
     if (!gone) reached = there.to_string();
     if (address.tls) {
       try {
@@ -200,7 +208,7 @@ struct HttpClient::Impl {
         throw;
       }
     }
-    const auto here = stream->socket().local_endpoint(gone).address();
+    const auto here = stream->local_endpoint(gone).address();
     crosses_network = gone || !(there.is_loopback() || there == here);
   }
 
@@ -253,63 +261,85 @@ struct HttpClient::Impl {
   bool usable() {
     if (!stream) return false;
     char byte = 0;
-    const ssize_t got = recv(stream->socket().native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    const ssize_t got = recv(stream->native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
     return got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
   }
 
   enum class Outcome { kAnswered, kLost, kLostInAnswer };
 
-  using Request = http::request<http::string_body>;
+  // Of one type for all operations: for each type Asio compiles them anew.
+  using Handler = std::function<void(const error_code&, size_t)>;
 
-  Outcome exchange(const Request& request, Clock::time_point deadline, HttpAnswer& answer,
-                   error_code& error) {
+  void send(std::string_view head, std::string_view body, Clock::time_point deadline,
+            error_code& error) {
     PHUB_CHECK(tls.has_value() == address.tls);  // no secret goes out in plain text
-    return tls ? exchange_over(*tls, request, deadline, answer, error)
-               : exchange_over(*stream, request, deadline, answer, error);
-  }
-
-  template <typename Stream>
-  Outcome exchange_over(Stream& over, const Request& request, Clock::time_point deadline,
-                        HttpAnswer& answer, error_code& error) {
-    http::request_serializer<http::string_body> writer(request);
     bool done = false;
-    const auto finish = [&](const error_code& ec, size_t) {
+    const Handler finish = [&](const error_code& ec, size_t) {
       error = ec;
       done = true;
     };
-    const bool asks_first = request.count(http::field::expect) > 0;
+    const std::array<asio::const_buffer, 2> bytes = {asio::buffer(head), asio::buffer(body)};
+    if (tls) {
+      asio::async_write(*tls, bytes, finish);
+    } else {
+      asio::async_write(*stream, bytes, finish);
+    }
+    run(done, deadline, "sending a request to");
+  }
+
+  // Appends to `buffer` what has come.
+  void receive(Clock::time_point deadline, error_code& error) {
+    bool done = false;
+    const Handler finish = [&](const error_code& ec, size_t bytes) {
+      error = ec;
+      buffer.commit(bytes);
+      done = true;
+    };
+    const asio::mutable_buffer room = buffer.prepare(kReadBytes);
+    if (tls) {
+      tls->async_read_some(room, finish);
+    } else {
+      stream->async_read_some(room, finish);
+    }
+    run(done, deadline, "waiting for an answer of");
+  }
+
+  Outcome exchange(std::string_view head, std::string_view body, bool asks_first,
+                   Clock::time_point deadline, HttpAnswer& answer, error_code& error) {
     if (asks_first) {
-      http::async_write_header(over, writer, finish);
-      run(done, deadline, "sending a request to");
-      const Outcome outcome = read_answer(over, deadline, answer, error);
+      send(head, {}, deadline, error);
+      const Outcome outcome = read_answer(deadline, answer, error);
       if (outcome != Outcome::kAnswered) return outcome;
       if (answer.status != static_cast<unsigned>(http::status::continue_)) {
         drop();  // the body is not sent, and what comes next must not be taken for it
         return outcome;
       }
       if (!stream) return Outcome::kLostInAnswer;  // told to go on, and closed
-      done = false;
+      head = {};
     }
-    http::async_write(over, writer, finish);
-    run(done, deadline, "sending a request to");
-    const Outcome outcome = read_answer(over, deadline, answer, error);
+    send(head, body, deadline, error);
+    const Outcome outcome = read_answer(deadline, answer, error);
     return asks_first && outcome == Outcome::kLost ? Outcome::kLostInAnswer : outcome;
   }
 
   // `error`: of writing the request. A server that refuses a long body answers and closes before it
   // has read all of it.
-  template <typename Stream>
-  Outcome read_answer(Stream& over, Clock::time_point deadline, HttpAnswer& answer,
-                      error_code& error) {
+  Outcome read_answer(Clock::time_point deadline, HttpAnswer& answer, error_code& error) {
     const error_code write_error = error;
     http::response_parser<http::string_body> parser;
     parser.body_limit(kMaxAnswerBytes);
-    bool done = false;
-    http::async_read(over, buffer, parser, [&](const error_code& ec, size_t) {
-      error = ec;
-      done = true;
-    });
-    run(done, deadline, "waiting for an answer of");
+    parser.eager(true);
+    error = {};
+    parse(parser, error);
+    while (!error && !parser.is_done()) {
+      receive(deadline, error);
+      if (error == asio::error::eof) {
+        error = http::error::end_of_stream;
+        if (parser.got_some()) parser.put_eof(error);  // no error: an answer may end so
+      } else if (!error) {
+        parse(parser, error);
+      }
+    }
     if (error) {
       const bool begun = parser.got_some();
       if (!begun) check_tls(error);  // in TLS 1.3 a client is refused after its handshake
@@ -320,6 +350,13 @@ struct HttpClient::Impl {
     answer.body = std::move(parser.get().body());
     if (!parser.get().keep_alive() || write_error) drop();
     return Outcome::kAnswered;
+  }
+
+  // What `buffer` holds, as far as it goes.
+  void parse(http::response_parser<http::string_body>& parser, error_code& error) {
+    if (buffer.size() == 0) return;
+    buffer.consume(parser.put(buffer.data(), error));
+    if (error == http::error::need_more) error = {};
   }
 };
 
@@ -364,7 +401,7 @@ HttpAnswer HttpClient::request(std::string_view method, std::string_view target,
   check_visible("ticket", bearer);
   const auto deadline = timeout_ms == 0 ? Clock::time_point::max()
                                         : Clock::now() + std::chrono::milliseconds(timeout_ms);
-  http::request<http::string_body> request;
+  http::request<http::empty_body> request;
   request.method_string(beast::string_view(method.data(), method.size()));
   request.target(beast::string_view(target.data(), target.size()));
   request.version(11);
@@ -376,8 +413,9 @@ HttpAnswer HttpClient::request(std::string_view method, std::string_view target,
                 beast::string_view(content_type.data(), content_type.size()));
     if (content_type == kBytesType) request.set(http::field::expect, "100-continue");
   }
-  request.body() = body;
-  request.prepare_payload();
+  if (!body.empty() || request.method() == http::verb::post) request.content_length(body.size());
+  std::ostringstream head;
+  head << request.base();
 
   return with_system_errors(impl_->server, [&]() -> HttpAnswer {
     if (!impl_->usable()) impl_->drop();
@@ -386,7 +424,8 @@ HttpAnswer HttpClient::request(std::string_view method, std::string_view target,
       impl_->check_secret(bearer);
       HttpAnswer answer;
       error_code error;
-      const auto outcome = impl_->exchange(request, deadline, answer, error);
+      const auto outcome = impl_->exchange(
+          head.view(), body, request.count(http::field::expect) > 0, deadline, answer, error);
       if (outcome == Impl::Outcome::kAnswered) return answer;
       impl_->drop();
       if (kept && outcome == Impl::Outcome::kLost) continue;

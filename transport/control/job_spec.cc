@@ -19,6 +19,7 @@ namespace phub {
 namespace {
 
 constexpr uint32_t kMostInitialParts = 255;  // of a chunk: their number is the immediate's round
+constexpr size_t kShownBytes = 100;          // of a value, in a sentence
 constexpr uint32_t kMinLeaseMs = 10, kMaxLeaseMs = 3600 * 1000;
 constexpr uint32_t kMaxLimitMs = 7u * 24 * 3600 * 1000;
 constexpr std::string_view kNameCharacters =
@@ -366,37 +367,32 @@ void check_branches(const JobSpec& spec) {
   }
 }
 
-// Finds the first field in which two structs differ.
-template <class T>
-class Differ {
- public:
-  Differ(const T& here, const T& there) : here_(here), there_(there) {}
-  template <class M>
-  void required(std::string_view name, M T::*member, json::Bounds = {}) {
-    if (!sentence.empty() || here_.*member == there_.*member) return;
-    if constexpr (std::is_same_v<M, std::vector<KeySpec>>) return;  // told apart key by key
-    if (name == "max_ranks") return;                                // 0 stands for another number
-    sentence = fmt::format("{} is {} here and {} in the job", name, shown(here_.*member),
-                           shown(there_.*member));
+// The first field in which two structs differ, as a sentence; "" if there is none.
+std::string difference(const void* here, const void* there, const json::Type& type) {
+  for (const json::Field& field : type.table().fields) {
+    if (field.type == json::type_of<std::vector<KeySpec>>()) continue;  // told apart key by key
+    if (field.name == "max_ranks") continue;  // 0 stands for another number
+    const void* own = static_cast<const char*>(here) + field.offset;
+    const void* other = static_cast<const char*>(there) + field.offset;
+    if (field.equal != nullptr && field.equal(own, other)) continue;
+    const auto shown = [&](const void* value) {
+      if (field.type == json::type_of<std::string>()) {
+        return fmt::format("'{}'", printable(*static_cast<const std::string*>(value)));
+      }
+      std::string text;
+      json::write(text, value, *field.type);
+      return text;
+    };
+    const auto shortened = [](const std::string& text) {
+      return text.size() <= kShownBytes ? text : text.substr(0, kShownBytes) + "…";
+    };
+    const std::string in_own = shown(own), in_other = shown(other);
+    if (in_own == in_other) continue;
+    return fmt::format("{} is {} here and {} in the job", field.name, shortened(in_own),
+                       shortened(in_other));
   }
-  template <class M>
-  void optional(std::string_view name, M T::*member, json::Bounds = {}) {
-    required(name, member);
-  }
-  std::string sentence;
-
- private:
-  template <class M>
-  static std::string shown(const M& value) {
-    if constexpr (std::is_same_v<M, double>) return fmt::format("{}", value);
-    if constexpr (std::is_same_v<M, std::string>) return fmt::format("'{}'", printable(value));
-    std::string text;
-    json::write(text, value);
-    return text.size() <= 100 ? text : text.substr(0, 100) + "…";
-  }
-  const T& here_;
-  const T& there_;
-};
+  return "";
+}
 
 uint32_t max_ranks(const JobSpec& spec) {
   return spec.max_ranks == 0 ? spec.world_size : spec.max_ranks;
@@ -411,9 +407,8 @@ std::string key_difference(const KeySpec& here, const KeySpec& there, size_t i) 
     return fmt::format("key {} '{}' has {} elements here and {} in the job", i,
                        printable(here.name), here.elements, there.elements);
   }
-  Differ<KeySpec> differ(here, there);
-  fields(differ, static_cast<const KeySpec*>(nullptr));
-  return fmt::format("key {} '{}': {}", i, printable(here.name), differ.sentence);
+  return fmt::format("key {} '{}': {}", i, printable(here.name),
+                     difference(&here, &there, *json::type_of<KeySpec>()));
 }
 
 // Calls visit(key) for the keys whose names match. Returns how many there are.
@@ -639,9 +634,8 @@ void validate(const JobSpec& spec) {
 }
 
 std::string difference(const JobSpec& here, const JobSpec& in_the_job) {
-  Differ<JobSpec> differ(here, in_the_job);
-  fields(differ, static_cast<const JobSpec*>(nullptr));
-  if (!differ.sentence.empty()) return differ.sentence;
+  const std::string sentence = difference(&here, &in_the_job, *json::type_of<JobSpec>());
+  if (!sentence.empty()) return sentence;
   if (max_ranks(here) != max_ranks(in_the_job)) {
     return fmt::format("max_ranks is {} here and {} in the job", max_ranks(here),
                        max_ranks(in_the_job));

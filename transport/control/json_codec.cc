@@ -30,6 +30,30 @@ std::string shown(const Scalar& value) {
   return "null";
 }
 
+// Looks up one field of a struct by name and marks it as seen.
+Place field_of(const Place& of, std::string_view name, uint64_t& seen) {
+  const std::vector<Field>& fields = of.type->table().fields;
+  for (size_t i = 0; i < fields.size(); ++i) {
+    if (fields[i].name != name) continue;
+    const uint64_t bit = uint64_t{1} << i;
+    const bool repeated = (seen & bit) != 0;
+    seen |= bit;
+    return {static_cast<char*>(of.object) + fields[i].offset, fields[i].type, fields[i].bounds,
+            repeated};
+  }
+  return {};
+}
+
+// The first required field that was not seen; "" if there is none.
+std::string_view missing_of(const Type& type, uint64_t seen) {
+  if (type.table == nullptr) return {};
+  for (const Field& field : type.table().fields) {
+    if (field.equal == nullptr && (seen & 1) == 0) return field.name;
+    seen >>= 1;
+  }
+  return {};
+}
+
 // Takes the parser's events and puts the values where the types say. Nesting is bounded by that of
 // the types: a value that opens an object where none is expected ends the parse.
 class Decoder final : public Json::json_sax_t {
@@ -50,7 +74,8 @@ class Decoder final : public Json::json_sax_t {
   bool key(string_t& name) override {
     Frame& frame = stack_.back();
     frame.name.clear();
-    next_ = frame.place.type->field(frame.place.object, name, frame.seen);
+    next_ = frame.place.type->table != nullptr ? field_of(frame.place, name, frame.seen)
+                                               : frame.place.type->entry(frame.place.object, name);
     if (next_.object == nullptr) refuse(fmt::format("unknown field {}", in_quotes(name)));
     if (next_.repeated) refuse(fmt::format("field {} is given twice", in_quotes(name)));
     count(frame);
@@ -60,7 +85,7 @@ class Decoder final : public Json::json_sax_t {
 
   bool end_object() override {
     Frame& frame = stack_.back();
-    const std::string_view name = frame.place.type->missing(frame.seen);
+    const std::string_view name = missing_of(*frame.place.type, frame.seen);
     frame.name.clear();
     if (!name.empty()) refuse(fmt::format("field \"{}\" is missing", name));
     return close();
@@ -150,6 +175,24 @@ void decode(std::string_view text, std::string_view what, Place root) {
   PHUB_CHECK(Json::sax_parse(text, &decoder));
 }
 
+void write(std::string& out, const void* value, const Type& type) {
+  if (type.table == nullptr) return type.write(out, value);
+  const FieldTable& table = type.table();
+  char before = '{';
+  for (const Field& field : table.fields) {
+    const void* member = static_cast<const char*>(value) + field.offset;
+    if (field.equal != nullptr &&
+        field.equal(member, static_cast<const char*>(table.defaults) + field.offset)) {
+      continue;
+    }
+    out += std::exchange(before, ',');
+    write_string(out, field.name);
+    out += ':';
+    write(out, member, *field.type);
+  }
+  out += before == '{' ? "{}" : "}";
+}
+
 void write_string(std::string& out, std::string_view text) {
   // As nearly all text is: nothing to escape, and no bytes that might not be UTF-8.
   const auto is_plain = [](char c) { return c >= ' ' && c < 0x7f && c != '"' && c != '\\'; };
@@ -191,6 +234,7 @@ std::string expected_string(const Bounds& bounds) {
   return fmt::format("a string of {} to {} bytes", bounds.min, bounds.max);
 }
 
-std::string expected_list(const Bounds&) { return "a list"; }
+std::string expected_list(const Bounds& /*any*/) { return "a list"; }
+std::string expected_object(const Bounds& /*any*/) { return "an object"; }
 
 }  // namespace phub::json

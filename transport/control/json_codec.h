@@ -63,7 +63,7 @@ void write_number(std::string& out, double value);           // throws kInvalid 
 void write_number(std::string& out, int64_t value);
 void write_number(std::string& out, uint64_t value);
 
-// --- decoding: a type as the parser sees it, and a place that the next value goes to -------------
+// --- a type as parser and writer see it, and a place that the next value goes to -----------------
 
 struct Type;
 struct Place {
@@ -72,13 +72,25 @@ struct Place {
   Bounds bounds;
   bool repeated = false;  // the field has been given before
 };
+struct Field {
+  std::string_view name;
+  size_t offset;
+  const Type* type;
+  Bounds bounds;
+  bool (*equal)(const void*, const void*);  // to its default; null: the field is required
+};
+struct FieldTable {
+  const void* defaults;  // a struct as it is made
+  std::vector<Field> fields = {};
+};
 struct Type {
   enum class Shape { kScalar, kObject, kList } shape;
-  std::string (*expected)(const Bounds&);                   // "a positive integer"
-  bool (*assign)(void*, const Scalar&, const Bounds&);      // scalars; false: not as expected
-  Place (*field)(void*, std::string_view, uint64_t& seen);  // objects
-  Place (*element)(void*);                                  // lists
-  std::string_view (*missing)(uint64_t seen);               // objects: "" when complete
+  std::string (*expected)(const Bounds&);                         // "a positive integer"
+  bool (*assign)(void*, const Scalar&, const Bounds&) = nullptr;  // scalars; false: not as expected
+  const FieldTable& (*table)() = nullptr;                         // structs
+  Place (*entry)(void*, std::string_view name) = nullptr;         // objects of other kinds
+  Place (*element)(void*) = nullptr;                              // lists
+  void (*write)(std::string&, const void*) = nullptr;             // all but structs
 };
 
 // Throws Error(kInvalid). `what` begins the message ("join request").
@@ -87,6 +99,7 @@ void decode(std::string_view text, std::string_view what, Place root);
 std::string expected_integer(const Bounds& bounds, uint64_t type_max);
 std::string expected_string(const Bounds& bounds);
 std::string expected_list(const Bounds& bounds);
+std::string expected_object(const Bounds& bounds);
 
 template <class T>
 concept Word = std::is_enum_v<T>;
@@ -114,54 +127,93 @@ constexpr Bounds default_bounds() {
 template <class T>
 const Type* type_of();
 
-// Looks up one field of an object by name and marks it as seen.
+// Fills the table from fields(). Made for each field of each message, so it is thin.
 template <class T>
-class Finder {
+class FieldLister {
  public:
-  Finder(T& object, std::string_view name, uint64_t& seen)
-      : object_(object), name_(name), seen_(seen) {}
+  explicit FieldLister(FieldTable& table) : table_(table) {}
 
   template <class M>
   void required(std::string_view name, M T::*member, Bounds bounds = default_bounds<M>()) {
-    if (name == name_) {
-      found = {&(object_.*member), type_of<M>(), bounds, (seen_ >> index_ & 1) != 0};
-      seen_ |= uint64_t{1} << index_;
-    }
-    ++index_;
+    table_.fields.push_back({name, offset_of(member), type_of<M>(), bounds, nullptr});
   }
   template <class M>
   void optional(std::string_view name, M T::*member, Bounds bounds = default_bounds<M>()) {
-    required(name, member, bounds);
+    table_.fields.push_back({name, offset_of(member), type_of<M>(), bounds, are_equal<M>});
   }
-  Place found;
 
  private:
-  T& object_;
-  std::string_view name_;
-  uint64_t& seen_;
-  unsigned index_ = 0;
+  template <class M>
+  size_t offset_of(M T::*member) const {
+    const auto* object = static_cast<const T*>(table_.defaults);
+    return reinterpret_cast<const char*>(&(object->*member)) -
+           reinterpret_cast<const char*>(object);
+  }
+  template <class M>
+  static bool are_equal(const void* a, const void* b) {
+    return *static_cast<const M*>(a) == *static_cast<const M*>(b);
+  }
+
+  FieldTable& table_;
 };
 
-// The first required field that was not seen.
 template <class T>
-class Missing {
- public:
-  explicit Missing(uint64_t seen) : seen_(seen) {}
-  template <class M>
-  void required(std::string_view name, M T::*, Bounds = {}) {
-    if (first.empty() && (seen_ >> index_ & 1) == 0) first = name;
-    ++index_;
-  }
-  template <class M>
-  void optional(std::string_view, M T::*, Bounds = {}) {
-    ++index_;
-  }
-  std::string_view first;
+const FieldTable& table_of() {
+  static const FieldTable table = [] {
+    static const T defaults{};
+    FieldTable made = {&defaults};
+    FieldLister<T> lister(made);
+    fields(lister, static_cast<const T*>(nullptr));
+    return made;
+  }();
+  return table;
+}
 
- private:
-  uint64_t seen_;
-  unsigned index_ = 0;
-};
+// --- encoding and decoding of each kind ----------------------------------------------------------
+
+void write(std::string& out, const void* value, const Type& type);
+
+template <class T>
+void write_scalar(std::string& out, const void* object) {
+  const T& value = *static_cast<const T*>(object);
+  if constexpr (std::same_as<T, bool>) {
+    out += value ? "true" : "false";
+  } else if constexpr (std::same_as<T, double>) {
+    write_number(out, value);
+  } else if constexpr (std::unsigned_integral<T>) {
+    write_number(out, uint64_t{value});
+  } else if constexpr (std::signed_integral<T>) {
+    write_number(out, int64_t{value});
+  } else if constexpr (std::same_as<T, std::string>) {
+    write_string(out, value);
+  } else {
+    write_string(out, EnumWords<T>::name(value));
+  }
+}
+
+template <class T>
+void write_map(std::string& out, const void* object) {
+  out += '{';
+  for (const char* comma = ""; const auto& [name, entry] : *static_cast<const T*>(object)) {
+    out += comma;
+    write_string(out, name);
+    out += ':';
+    write(out, &entry, *type_of<typename T::mapped_type>());
+    comma = ",";
+  }
+  out += '}';
+}
+
+template <class T>
+void write_list(std::string& out, const void* object) {
+  out += '[';
+  for (const char* comma = ""; const auto& entry : *static_cast<const T*>(object)) {
+    out += comma;
+    write(out, &entry, *type_of<typename T::value_type>());
+    comma = ",";
+  }
+  out += ']';
+}
 
 template <class T>
 std::string expected_scalar(const Bounds& bounds) {
@@ -221,51 +273,42 @@ bool assign_scalar(void* object, const Scalar& value, const Bounds& bounds) {
 }
 
 template <class T>
+Place map_entry(void* object, std::string_view name) {
+  using M = typename T::mapped_type;
+  auto [entry, added] = static_cast<T*>(object)->try_emplace(std::string(name));
+  return {&entry->second, type_of<M>(), default_bounds<M>(), !added};
+}
+
+template <class T>
+Place list_element(void* object) {
+  using M = typename T::value_type;
+  return {&static_cast<T*>(object)->emplace_back(), type_of<M>(), default_bounds<M>()};
+}
+
+template <class T>
 const Type* type_of() {
+  using Shape = Type::Shape;
   if constexpr (Struct<T>) {
-    static constexpr Type type = {Type::Shape::kObject,
-                                  [](const Bounds&) -> std::string { return "an object"; },
-                                  nullptr,
-                                  [](void* object, std::string_view name, uint64_t& seen) {
-                                    Finder<T> finder(*static_cast<T*>(object), name, seen);
-                                    fields(finder, static_cast<const T*>(nullptr));
-                                    return finder.found;
-                                  },
-                                  nullptr,
-                                  [](uint64_t seen) {
-                                    Missing<T> missing(seen);
-                                    fields(missing, static_cast<const T*>(nullptr));
-                                    return missing.first;
-                                  }};
+    static constexpr Type type = {
+        .shape = Shape::kObject, .expected = expected_object, .table = table_of<T>};
     return &type;
   } else if constexpr (IsMap<T>::value) {
-    static constexpr Type type = {
-        Type::Shape::kObject,
-        [](const Bounds&) -> std::string { return "an object"; },
-        nullptr,
-        [](void* object, std::string_view name, uint64_t&) {
-          using M = typename T::mapped_type;
-          auto [entry, added] = static_cast<T*>(object)->try_emplace(std::string(name));
-          return Place{&entry->second, type_of<M>(), default_bounds<M>(), !added};
-        },
-        nullptr,
-        [](uint64_t) { return std::string_view(); }};
+    static constexpr Type type = {.shape = Shape::kObject,
+                                  .expected = expected_object,
+                                  .entry = map_entry<T>,
+                                  .write = write_map<T>};
     return &type;
   } else if constexpr (IsList<T>::value) {
-    static constexpr Type type = {
-        Type::Shape::kList,
-        expected_list,
-        nullptr,
-        nullptr,
-        [](void* object) {
-          using M = typename T::value_type;
-          return Place{&static_cast<T*>(object)->emplace_back(), type_of<M>(), default_bounds<M>()};
-        },
-        nullptr};
+    static constexpr Type type = {.shape = Shape::kList,
+                                  .expected = expected_list,
+                                  .element = list_element<T>,
+                                  .write = write_list<T>};
     return &type;
   } else {
-    static constexpr Type type = {
-        Type::Shape::kScalar, expected_scalar<T>, assign_scalar<T>, nullptr, nullptr, nullptr};
+    static constexpr Type type = {.shape = Shape::kScalar,
+                                  .expected = expected_scalar<T>,
+                                  .assign = assign_scalar<T>,
+                                  .write = write_scalar<T>};
     return &type;
   }
 }
@@ -277,73 +320,10 @@ T decode(std::string_view text, std::string_view what) {
   return object;
 }
 
-// --- encoding ------------------------------------------------------------------------------------
-
-template <class T>
-void write(std::string& out, const T& value);
-
-template <class T>
-class Writer {
- public:
-  Writer(std::string& out, const T& object) : out_(out), object_(object) {}
-  template <class M>
-  void required(std::string_view name, M T::*member, Bounds = {}) {
-    out_ += first_ ? "{" : ",";
-    first_ = false;
-    write_string(out_, name);
-    out_ += ':';
-    write(out_, object_.*member);
-  }
-  template <class M>
-  void optional(std::string_view name, M T::*member, Bounds = {}) {
-    static const T defaults{};
-    if (!(object_.*member == defaults.*member)) required(name, member);
-  }
-  void finish() { out_ += first_ ? "{}" : "}"; }
-
- private:
-  std::string& out_;
-  const T& object_;
-  bool first_ = true;
-};
-
+// Appends.
 template <class T>
 void write(std::string& out, const T& value) {
-  if constexpr (std::same_as<T, bool>) {
-    out += value ? "true" : "false";
-  } else if constexpr (std::same_as<T, double>) {
-    write_number(out, value);
-  } else if constexpr (std::unsigned_integral<T>) {
-    write_number(out, uint64_t{value});
-  } else if constexpr (std::signed_integral<T>) {
-    write_number(out, int64_t{value});
-  } else if constexpr (std::same_as<T, std::string>) {
-    write_string(out, value);
-  } else if constexpr (Word<T>) {
-    write_string(out, EnumWords<T>::name(value));
-  } else if constexpr (IsMap<T>::value) {
-    out += '{';
-    for (const char* comma = ""; const auto& [name, entry] : value) {
-      out += comma;
-      write_string(out, name);
-      out += ':';
-      write(out, entry);
-      comma = ",";
-    }
-    out += '}';
-  } else if constexpr (IsList<T>::value) {
-    out += '[';
-    for (const char* comma = ""; const auto& entry : value) {
-      out += comma;
-      write(out, entry);
-      comma = ",";
-    }
-    out += ']';
-  } else {
-    Writer<T> writer(out, value);
-    fields(writer, static_cast<const T*>(nullptr));
-    writer.finish();
-  }
+  write(out, &value, *type_of<T>());
 }
 
 template <class T>
