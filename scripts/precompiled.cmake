@@ -58,16 +58,18 @@ function(phub_precompile)
   endif()
 endfunction()
 
-# phub_cold(TARGET SOURCE…): sources of the target in which no hot path is, and which take long to optimize: options,
-# pages, calls over HTTP. They are hardly optimized.
+# phub_cold(TARGET SOURCE…): sources of the target that gradients do not pass: options, pages, what is said over HTTP.
+# They would take most of the compiler's time, and are hardly optimized.
 function(phub_cold target)
   set(cold ${target}_cold)
   add_library(${cold} OBJECT ${ARGN})
   target_link_libraries(${cold} PRIVATE $<TARGET_PROPERTY:${target},LINK_LIBRARIES>)
   target_compile_definitions(${cold} PRIVATE $<TARGET_PROPERTY:${target},COMPILE_DEFINITIONS>)
-  target_compile_options(${cold} PRIVATE $<IF:$<BOOL:${PHUB_SANITIZE}>,-O0,-Og>)
   target_sources(${target} PRIVATE $<TARGET_OBJECTS:${cold}>)
-  if(NOT PHUB_SANITIZE)  # the precompiled header is optimized
+  if(PHUB_SANITIZE)
+    target_compile_options(${cold} PRIVATE -O0)
+  else()
+    target_compile_options(${cold} PRIVATE -Og)
     phub_precompile(${cold})
   endif()
 endfunction()
