@@ -1,5 +1,7 @@
 """A box for the tests, and ranks that are forked from the process of the tests."""
 
+import functools
+import inspect
 import json
 import multiprocessing
 import os
@@ -22,8 +24,13 @@ os.environ["ATEN_CPU_CAPABILITY"] = "default"
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import torch
+import torch._dynamo  # an optimizer's first step imports it, for a second, in each rank
+from exact import assert_same_bits
+
 from phub import _library
 
+torch.set_num_threads(1)  # ranks are forked, and OpenMP's threads are not
 SEED = int(os.environ.get("PHUB_SEED", secrets.randbelow(1 << 30)))
 EVERY = 5  # steps of a SavingBox between checkpoints
 LIMIT_S = 120  # of a whole test's ranks, on a loaded machine
@@ -133,6 +140,25 @@ def _rank(pipe, body, rank, arguments, environment):
         answer = None, error, traceback.format_exc()
     pipe.send_bytes(pickle.dumps(answer))
     pipe.close()
+
+
+def of_ranks(world):
+    """Makes a test of what each of the ranks does, a process. What they return must be the same."""
+
+    def decorate(body):
+        @functools.wraps(body)
+        def test(box, start, **given):
+            results = start(body, world, *given.values()).results()
+            for each in results[1:]:
+                assert_same_bits(each, results[0])
+
+        _, *others = inspect.signature(body).parameters.values()
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        fixtures = [inspect.Parameter(name, kind) for name in ("box", "start")]
+        test.__signature__ = inspect.Signature([*fixtures, *others])
+        return test
+
+    return decorate
 
 
 @pytest.fixture(autouse=True)

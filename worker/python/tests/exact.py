@@ -1,5 +1,6 @@
-"""The box's arithmetic, to the bit."""
+"""The box's arithmetic, to the bit, and what trainings are compared by."""
 
+import os
 from contextlib import contextmanager
 from unittest.mock import patch
 
@@ -20,6 +21,7 @@ def exact_sqrt_(tensor):
 @contextmanager
 def exact_roots():
     """PyTorch's optimizers with them."""
+    assert torch.backends.cpu.get_cpu_capability() == "DEFAULT"
     root = patch.object(torch.Tensor, "sqrt", exact_sqrt)
     with root, patch.object(torch.Tensor, "sqrt_", exact_sqrt_):
         yield
@@ -33,7 +35,50 @@ def mean(gradients):
     return total * torch.tensor(1 / len(gradients), dtype=torch.float32)
 
 
-def assert_same_bits(one, other):
-    assert one.keys() == other.keys()
-    for name, tensor in one.items():
-        assert torch.equal(tensor, other[name]), name
+def job(name):
+    """One of the test's jobs."""
+    return f"{os.environ.get('PHUB_JOB', 'job')}-{name}".replace(" ", "-")[:200]
+
+
+def parameters_of(net):
+    return {name: p.detach().clone() for name, p in net.named_parameters()}
+
+
+def gradients_of(net):
+    return {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
+
+
+def replayed(gradients_of_ranks, net, optimizer):
+    """Yields after each step of one process, which has the gradients of all ranks."""
+    for steps in zip(*gradients_of_ranks, strict=True):
+        for name, parameter in net.named_parameters():
+            if name in steps[0]:
+                parameter.grad = mean([step[name] for step in steps])
+        with exact_roots():
+            optimizer.step()
+        yield
+
+
+def replay(gradients_of_ranks, net, optimizer, schedule=None):
+    """The parameters after all of them."""
+    for _ in replayed(gradients_of_ranks, net, optimizer):
+        if schedule:
+            schedule.step()
+    return parameters_of(net)
+
+
+def assert_same_bits(one, other, where=""):
+    """Of tensors and numbers, in lists and dictionaries of any depth."""
+    if isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype, where
+        assert torch.equal(one, other), where
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key, value in one.items():
+            assert_same_bits(value, other[key], f"{where}[{key!r}]")
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other), where
+        for at, pair in enumerate(zip(one, other, strict=True)):
+            assert_same_bits(*pair, f"{where}[{at}]")
+    else:
+        assert one == other, where

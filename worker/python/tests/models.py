@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 from conftest import SEED
+from exact import gradients_of
 from torch import nn
 from torch.nn import functional
 
@@ -94,7 +95,6 @@ def image_batch(rank, step, rows=4):
 
 def make_net():
     """For loss_of; one parameter is frozen."""
-    torch.set_num_threads(1)
     torch.manual_seed(SEED)
     net = nn.Sequential(nn.Linear(12, 33), nn.Tanh(), nn.Linear(33, 5), nn.PReLU())
     net[0].bias.requires_grad_(requires_grad=False)
@@ -106,3 +106,17 @@ def loss_of(net, rank, step):
     inputs = torch.randn(8, 12, generator=random)
     labels = torch.randint(5, (8,), generator=random)
     return functional.cross_entropy(net(inputs), labels)
+
+
+def train(optimizer, net, rank, steps, parts=1, schedule=None):
+    """Of a loop as people write it, the gradients of each step."""
+    gradients = []
+    for step in steps:
+        optimizer.zero_grad()
+        for part in range(parts):
+            loss_of(net, rank, parts * step + part).backward()
+        gradients.append(gradients_of(net))
+        optimizer.step()
+        if schedule:
+            schedule.step()
+    return gradients

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from exact import assert_same_bits, exact_roots, mean
-from models import loss_of, make_net
+from exact import assert_same_bits, job, parameters_of, replay
+from models import make_net, train
 from torch.optim import lr_scheduler
 
 import phub
@@ -68,74 +68,45 @@ def plain(net):
     return torch.optim.AdamW(groups, 1e-2, foreach=False)
 
 
-def parameters_of(net):
-    return {name: p.detach().clone() for name, p in net.named_parameters()}
-
-
 def trains(rank, schedules, overlap):
-    results = {}
+    results = []
     for number, schedule in enumerate(schedules):
         net = make_net()
         optimizer = phub.DistributedOptimizer(
-            plain(net), net, overlap=overlap, schedule=schedule, job=f"scheduled-{number}"
+            plain(net), net, overlap=overlap, schedule=schedule, job=job(number)
         )
         rates = [group["lr"] for group in optimizer.param_groups]
-        gradients = []
-        for step in range(STEPS):
-            optimizer.zero_grad()
-            loss_of(net, rank, step).backward()
-            gradients.append(
-                {n: p.grad.clone() for n, p in net.named_parameters() if p.grad is not None}
-            )
-            optimizer.step()
+        gradients = train(optimizer, net, rank, range(STEPS))
         optimizer.synchronize()
         assert [group["lr"] for group in optimizer.param_groups] == rates
-        results[number] = gradients, parameters_of(net)
+        results.append((gradients, parameters_of(net)))
         optimizer.worker.barrier()
         optimizer.close()
     return results
 
 
-def replay(gradients_of_ranks, make_scheduler):
-    """One process, with the gradients of all ranks."""
-    net = make_net()
-    optimizer = plain(net)
-    scheduler = make_scheduler(optimizer)
-    with exact_roots():
-        for steps in zip(*gradients_of_ranks, strict=True):
-            for name, parameter in net.named_parameters():
-                if name in steps[0]:
-                    parameter.grad = mean([step[name] for step in steps])
-            optimizer.step()
-            scheduler.step()
-    return parameters_of(net)
+def both(start, table, overlap):
+    """Each rank's parameters, and those of one process with the scheduler beside the settings."""
+    ranks = start(trains, RANKS, [settings for settings, _ in table.values()], overlap).results()
+    for (_, make_scheduler), *results in zip(table.values(), *ranks, strict=True):
+        gradients, parameters = zip(*results, strict=True)
+        net = make_net()
+        optimizer = plain(net)
+        expected = replay(gradients, net, optimizer, make_scheduler(optimizer))
+        for each in parameters:
+            yield each, expected
 
 
 @pytest.mark.parametrize("overlap", ["backward", "forward"])
 def test_rates_are_those_of_the_closed_forms_to_the_bit(box, start, overlap):
-    schedules = [settings for settings, _ in CLOSED_FORMS.values()]
-    results = start(trains, RANKS, schedules, overlap).results()
-    for number, (_, factor) in enumerate(CLOSED_FORMS.values()):
-        gradients, parameters = zip(*(result[number] for result in results), strict=True)
-        wanted = replay(gradients, lambda o, f=factor: lr_scheduler.LambdaLR(o, f))
-        for each in parameters:
-            assert_same_bits(each, wanted)
+    table = {
+        name: (settings, lambda o, f=factor: lr_scheduler.LambdaLR(o, f))
+        for name, (settings, factor) in CLOSED_FORMS.items()
+    }
+    for each, expected in both(start, table, overlap):
+        assert_same_bits(each, expected)
 
 
 def test_pytorchs_schedulers_give_nearly_the_same(box, start):
-    schedules = [settings for settings, _ in SCHEDULERS.values()]
-    results = start(trains, RANKS, schedules, "backward").results()
-    for number, (_, make) in enumerate(SCHEDULERS.values()):
-        gradients, parameters = zip(*(result[number] for result in results), strict=True)
-        wanted = replay(gradients, make)
-        for each in parameters:
-            for name, value in each.items():
-                torch.testing.assert_close(value, wanted[name], rtol=1e-6, atol=1e-7)
-
-
-def test_what_is_no_schedule_is_refused():
-    net = make_net()
-    with pytest.raises(phub.InvalidError, match="schedule has 'lr'.*lr_cosine"):
-        phub.DistributedOptimizer(plain(net), net, schedule={"lr": 0.1})
-    with pytest.raises(phub.InvalidError, match="schedule is for steps of the box"):
-        phub.DistributedOptimizer(plain(net), net, server=False, schedule={"lr_cosine": 9})
+    for each, expected in both(start, SCHEDULERS, "backward"):
+        torch.testing.assert_close(each, expected, rtol=1e-6, atol=1e-7)
