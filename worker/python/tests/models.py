@@ -8,6 +8,8 @@ from exact import gradients_of
 from torch import nn
 from torch.nn import functional
 
+import phub
+
 TEXT = Path("/usr/share/common-licenses/GPL-3")
 CONTEXT = 48
 
@@ -120,3 +122,31 @@ def train(optimizer, net, rank, steps, parts=1, schedule=None):
         if schedule:
             schedule.step()
     return gradients
+
+
+def recorded(model, **options):
+    """phub.ddp, and a list with a step's gradients of this rank, by parameter, that grows."""
+    wrapped = phub.ddp(model, **options)
+    names = {id(p): name for name, p in model.named_parameters()}
+    exchange, steps = wrapped.phub.exchange, []
+
+    def record(bucket):
+        if bucket.index() == 0:
+            steps.append({})
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            in_order = gradient.as_strided(parameter.shape, parameter.stride())
+            steps[-1][names[id(parameter)]] = in_order.clone()
+        return exchange(bucket)
+
+    wrapped.phub.exchange = record
+    return wrapped, steps
+
+
+def wrapped(form, net, **options):
+    """The module to call, what has sync_buffers() and close(), and the optimizer."""
+    optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], 0.1, momentum=0.9)
+    if form == "ddp":
+        model = phub.ddp(net, **options)
+        return model, model.phub, optimizer
+    optimizer = phub.DistributedOptimizer(optimizer, net, **options)
+    return net, optimizer, optimizer

@@ -9,24 +9,30 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import SEED
-from exact import assert_same_bits, mean
-from models import GPT, ResNet, image_batch, text_batch
+from conftest import SEED, of_ranks
+from exact import assert_same_bits, gradients_of, job, mean, parameters_of, replay
+from models import GPT, ResNet, image_batch, recorded, text_batch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import phub
 from phub import _alone
 
+BUCKETS = {"ddp_options": {"bucket_cap_mb": 0.05}}  # several
+KINDS = {
+    "gpt": (lambda: GPT(width=48, blocks=2), text_batch),
+    "large gpt": (GPT, text_batch),
+    "resnet": (ResNet, image_batch),
+}
 
-def model_of(kind):
-    torch.set_num_threads(1)
+
+def model_of(kind="gpt"):
     torch.manual_seed(SEED)
-    return {"gpt": GPT, "resnet": ResNet}[kind]()
+    return KINDS[kind][0]()
 
 
-def batch_of(kind, rank, step):
-    return {"gpt": text_batch, "resnet": image_batch}[kind](rank, SEED + step)
+def batch_of(rank, step, kind="gpt"):
+    return KINDS[kind][1](rank, SEED + step)
 
 
 def optimizer_of(model):
@@ -38,85 +44,13 @@ def optimizer_of(model):
     return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.7)
 
 
-def recorded(model, **options):
-    """phub.ddp, and a list with a step's gradients of this rank, by parameter, that grows."""
-    wrapped = phub.ddp(model, ddp_options={"bucket_cap_mb": 1}, **options)
-    names = {id(p): name for name, p in model.named_parameters()}
-    exchange, steps = wrapped.phub.exchange, []
-
-    def record(bucket):
-        if bucket.index() == 0:
-            steps.append({})
-        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            steps[-1][names[id(parameter)]] = gradient.clone()
-        return exchange(bucket)
-
-    wrapped.phub.exchange = record
-    return wrapped, steps
-
-
-def parameters_of(model):
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
-def trains(rank, kind, transport, steps):
-    model = model_of(kind)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(rank)  # rank 0's count
-    wrapped, gradients = recorded(model, transport=transport)
-    assert wrapped.phub.worker.connection.startswith(transport)
-    optimizer, schedule = optimizer_of(model)
-    for step in range(steps):
-        optimizer.zero_grad()
-        wrapped(batch_of(kind, rank, step)).backward()
-        optimizer.step()
-        schedule.step()
-    wrapped.phub.close()
-    return gradients, parameters_of(model)
-
-
-def replay(kind, gradients_of_ranks):
-    """One process, with the gradients of all ranks."""
-    model = model_of(kind)
-    optimizer, schedule = optimizer_of(model)
-    for steps in zip(*gradients_of_ranks, strict=True):
-        for name, parameter in model.named_parameters():
-            parameter.grad = mean([step[name] for step in steps])
-        optimizer.step()
-        schedule.step()
-    return parameters_of(model)
-
-
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_parameters_are_those_of_one_process_to_the_bit(box, start, transport, world):
-    results = start(trains, world, "gpt", transport, 6).results()
-    gradients, parameters = zip(*results, strict=True)
-    expected = replay("gpt", gradients)
-    for each in parameters:
-        assert_same_bits(each, expected)
-    if world > 1:  # or the ranks had the same batches
-        assert not torch.equal(gradients[0][0]["last.weight"], gradients[1][0]["last.weight"])
-
-
-def test_a_convolutional_net_and_three_ranks(box, start):
-    results = start(trains, 3, "resnet", "shm", 6).results()
-    gradients, parameters = zip(*results, strict=True)
-    expected = replay("resnet", gradients)
-    for each in parameters:
-        assert_same_bits(each, expected)
-
-
-# ---- Beside PyTorch's own DDP.
-
-
-def losses_of(rank, wrapped, model, steps):
-    optimizer, schedule = optimizer_of(model)
+def train(rank, wrapped, steps, kind="gpt"):
+    """The losses."""
+    optimizer, schedule = optimizer_of(wrapped)
     losses = []
     for step in range(steps):
         optimizer.zero_grad()
-        loss = wrapped(batch_of("gpt", rank, step))
+        loss = wrapped(batch_of(rank, step, kind))
         loss.backward()
         optimizer.step()
         schedule.step()
@@ -124,84 +58,107 @@ def losses_of(rank, wrapped, model, steps):
     return losses
 
 
-def through_gloo(rank, store, steps, hook):
+def assert_replayed(results, kind="gpt"):
+    """Of (gradients of all steps, parameters) by rank."""
+    gradients, parameters = zip(*results, strict=True)
+    model = model_of(kind)
+    expected = replay(gradients, model, *optimizer_of(model), at_box=False)
+    for each in parameters:
+        assert_same_bits(each, expected)
+    for each in gradients[1:]:  # or the ranks had the same batches
+        assert not all(torch.equal(g, each[0][name]) for name, g in gradients[0][0].items())
+
+
+def trains(rank, kind, transport):
+    model = model_of(kind)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(rank)  # rank 0's count
+    wrapped, gradients = recorded(model, transport=transport, **BUCKETS)
+    assert wrapped.phub.worker.connection.startswith(transport)
+    train(rank, wrapped, 6, kind)
+    wrapped.phub.close()
+    return gradients, parameters_of(model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "world", "transport"),
+    [
+        *(("gpt", world, transport) for world in (1, 2, 4) for transport in ("shm", "tcp")),
+        ("large gpt", 2, "shm"),
+        ("resnet", 3, "shm"),
+    ],
+)
+def test_parameters_are_those_of_one_process_to_the_bit(box, start, kind, world, transport):
+    assert_replayed(start(trains, world, kind, transport).results(), kind)
+
+
+# ---- Beside PyTorch's own DDP.
+
+
+def losses_of(rank, way, store, steps):
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    model = model_of("gpt")
+    model = model_of()
+    if way == "box":
+        return train(rank, phub.ddp(model), steps)
     distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    wrapped = DistributedDataParallel(model, bucket_cap_mb=1)
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=0.05)
     state = None
-    if hook:
+    if way == "hook":
         state = phub.DDPState(wrapped.module)
         wrapped.register_comm_hook(state, phub.ddp_hook)
-    losses = losses_of(rank, wrapped, model, steps)
-    if hook:
+    losses = train(rank, wrapped, steps)
+    if state:
         state.close()
     distributed.destroy_process_group()
     return losses
 
 
-def through_box(rank, steps):
-    model = model_of("gpt")
-    return losses_of(rank, phub.ddp(model), model, steps)
-
-
 def test_losses_are_those_of_ddp_on_gloo(box, start, tmp_path):
-    steps = 30
-    gloo = start(through_gloo, 2, tmp_path / "store", steps, False).results()
-    ours = start(through_box, 2, steps).results()
-    for one, other in zip(gloo, ours, strict=True):
-        assert max(abs(a - b) for a, b in zip(one, other, strict=True)) <= 1e-4
+    """The hook works in DDP over all ranks, too."""
+    ways = ("gloo", "box", "hook")
+    gloo, *ours = (start(losses_of, 2, way, tmp_path / way, 15).results() for way in ways)
+    for each in ours:
+        assert_near = torch.testing.assert_close
+        assert_near(torch.tensor(each), torch.tensor(gloo), rtol=0, atol=1e-4)
+    for one in gloo:
         assert sum(one[-5:]) < sum(one[:5])  # it learns
-
-
-def test_the_hook_works_in_ddp_over_all_ranks(box, start, tmp_path):
-    gloo = start(through_gloo, 2, tmp_path / "plain", 5, False).results()
-    hooked = start(through_gloo, 2, tmp_path / "hooked", 5, True).results()
-    for one, other in zip(gloo, hooked, strict=True):
-        assert max(abs(a - b) for a, b in zip(one, other, strict=True)) <= 1e-4
 
 
 # ---- Accumulation, clipping, scaling.
 
 
 def accumulates(rank):
-    model = model_of("gpt")
-    wrapped, gradients = recorded(model)
+    model = model_of()
+    wrapped, gradients = recorded(model, **BUCKETS)
     optimizer, schedule = optimizer_of(model)
-    alone = model_of("gpt")  # sums the same batches' gradients without DDP
-    sums = []
+    alone = model_of()  # sums the same batches' gradients without DDP
     for step in range(3):
         alone.load_state_dict(model.state_dict())
         alone.zero_grad()
         optimizer.zero_grad()
         for part in range(3):
-            batch = batch_of("gpt", rank, 3 * step + part)
+            batch = batch_of(rank, 3 * step + part)
             alone(batch).backward()
             if part < 2:
                 with wrapped.no_sync():
                     wrapped(batch).backward()
             else:
                 wrapped(batch).backward()
-        sums.append({name: p.grad.clone() for name, p in alone.named_parameters()})
+        torch.testing.assert_close(gradients[step], gradients_of(alone), rtol=1e-4, atol=1e-6)
         assert wrapped.phub.worker.round("last.weight") == step + 1
         optimizer.step()
         schedule.step()
-    for got, expected in zip(gradients, sums, strict=True):
-        for name, gradient in expected.items():
-            assert torch.allclose(got[name], gradient, rtol=1e-4, atol=1e-6), name
     return gradients, parameters_of(model)
 
 
 def test_no_sync_accumulates(box, start):
-    results = start(accumulates, 2).results()
-    gradients, parameters = zip(*results, strict=True)
-    expected = replay("gpt", gradients)
-    for each in parameters:
-        assert_same_bits(each, expected)
+    assert_replayed(start(accumulates, 2).results())
 
 
-def clips_and_scales(rank):
-    model = model_of("gpt")
+@of_ranks(2)
+def test_clipping_and_grad_scaler(rank):
+    model = model_of()
     wrapped = phub.ddp(model)
     optimizer, _ = optimizer_of(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
@@ -209,7 +166,7 @@ def clips_and_scales(rank):
     for step in range(4):
         before = parameters_of(model)
         optimizer.zero_grad()
-        loss = wrapped(batch_of("gpt", rank, step))
+        loss = wrapped(batch_of(rank, step))
         if step == 2 and rank == 1:
             loss = loss * float("inf")
         scaler.scale(loss).backward()
@@ -219,27 +176,24 @@ def clips_and_scales(rank):
         scaler.update()
         scales.append(scaler.get_scale())
         changed.append(any(not torch.equal(p, before[n]) for n, p in model.named_parameters()))
-    return norms, scales, changed, parameters_of(model)
-
-
-def test_clipping_and_grad_scaler(box, start):
-    one, other = start(clips_and_scales, 2).results()
-    assert one[1] == other[1] == [1024, 1024, 512, 512]
-    assert one[2] == other[2] == [True, True, False, True]  # nobody steps where one rank overflows
-    assert one[0][0] == other[0][0] > 0.5
-    assert_same_bits(one[3], other[3])
+    assert scales == [1024, 1024, 512, 512]
+    assert changed == [True, True, False, True]  # nobody steps where one rank overflows
+    assert norms[0] > 0.5
+    return norms[:2], parameters_of(model)
 
 
 # ---- What fails.
 
+FORMS = pytest.mark.parametrize("form", [{}, {"powersgd": 2}], ids=["whole", "powersgd"])
 
-def trains_on(rank, reports, on_loss, steps):
-    model = model_of("gpt")
-    wrapped = phub.ddp(model, on_loss=on_loss)
+
+def trains_on(rank, reports, options):
+    model = model_of()
+    wrapped = phub.ddp(model, **options)
     optimizer, _ = optimizer_of(model)
-    for step in range(steps):
+    for step in range(6):
         optimizer.zero_grad()
-        wrapped(batch_of("gpt", rank, step)).backward()
+        wrapped(batch_of(rank, step)).backward()
         optimizer.step()
         reports.put((rank, step))
         if rank == 1 and step == 2:
@@ -247,95 +201,130 @@ def trains_on(rank, reports, on_loss, steps):
     return parameters_of(model)
 
 
-def started(start, world, on_loss, steps, **environment):
-    """Ranks of which rank 1 has done 3 steps, and hangs."""
+def started(start, world, options, **environment):
+    """Ranks of which rank 1 has done 3 of 6 steps, and hangs."""
     reports = multiprocessing.get_context("fork").Queue()
-    ranks = start(trains_on, world, reports, on_loss, steps, **environment)
+    ranks = start(trains_on, world, reports, options, **environment)
     while reports.get(timeout=120) != (1, 2):
         pass
     return ranks
 
 
-def lets_go_of_buckets(rank):
-    wrapped = phub.ddp(model_of("gpt"))
-
-    def lent():
-        return [m for pair in wrapped.phub.worker._owners.values() for m in pair if m.address]
-
-    wrapped(batch_of("gpt", rank, 0)).backward()
-    assert not lent()  # DDP makes new ones
-    wrapped(batch_of("gpt", rank, 1)).backward()
-    assert len(lent()) == 2 * len(wrapped.phub.worker.keys)
-
-
-def test_the_buckets_of_the_first_step_do_not_live_on(box, start):
-    start(lets_go_of_buckets, 1).results()
-
-
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
-def test_the_others_go_on_when_a_rank_is_killed_or_hangs(box, start, end):
-    ranks = started(start, 4, "shrink", 6)
+@pytest.mark.parametrize(
+    ("end", "form"),
+    [(signal.SIGKILL, {}), (signal.SIGSTOP, {}), (signal.SIGKILL, {"powersgd": 2})],
+)
+def test_the_others_go_on_when_a_rank_is_killed_or_hangs(box, start, end, form):
+    ranks = started(start, 4, {"on_loss": "shrink", **form})
     ranks.kill(1, end)
     results = [ranks.result(rank) for rank in (0, 2, 3)]  # long before the limit of progress
     assert_same_bits(results[0], results[1])
     assert_same_bits(results[0], results[2])
 
 
-def test_backward_raises_the_error_of_the_box(box, start):
-    ranks = started(start, 2, "fail", 6)
+@FORMS
+def test_backward_raises_the_error_of_the_box(box, start, form):
+    ranks = started(start, 2, {"on_loss": "fail", **form})
     ranks.kill(1)
     with pytest.raises(phub.RankLostError, match="rank 1"):
         ranks.result(0)
 
 
-def test_backward_raises_when_the_box_is_gone(own_box, start):
-    ranks = started(start, 2, "shrink", 6, PHUB_SERVER=own_box.address, PHUB_JOB="gone")
+@FORMS
+def test_backward_raises_when_the_box_is_gone(own_box, start, form):
+    ranks = started(start, 2, form, PHUB_SERVER=own_box.address, PHUB_JOB="gone")
     own_box.kill()
     with pytest.raises(phub.UnavailableError):
         ranks.result(0)
 
 
-def test_ctrl_c_ends_backward(box, start):
-    ranks = started(start, 2, "shrink", 6)
+@FORMS
+def test_ctrl_c_ends_backward(box, start, form):
+    ranks = started(start, 2, form)
     time.sleep(0.3)  # so that rank 0 probably waits for rank 1; it is right either way
     ranks.kill(0, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         ranks.result(0)  # long before the limit of progress
 
 
+@FORMS
+@of_ranks(1)
+def test_a_rank_that_joins_later_is_told_why_it_cannot(rank, form):
+    first = phub.ddp(model_of(), max_ranks=2, **form)
+    first(batch_of(0, 0)).backward()
+    with pytest.raises(phub.InvalidError, match="cannot join later"):
+        phub.ddp(model_of(), max_ranks=2, rank=1, **form)
+
+
 # ---- What is refused, and what is left alone.
 
 
-def joins_late(rank):
-    first = phub.DDPState(nn.Linear(2, 2), max_ranks=2)
-    for name in first.worker.keys:
-        first.worker.push(name)
-    first.worker.wait_all()
-    with pytest.raises(phub.InvalidError, match="cannot join later"):
-        phub.DDPState(nn.Linear(2, 2), max_ranks=2, rank=1).broadcast_parameters()
-
-
-def test_a_rank_that_joins_later_is_told_why_it_cannot(box, start):
-    start(joins_late, 1).results()
+def mlp():
+    return nn.Sequential(nn.Linear(20, 70), nn.Tanh(), nn.Linear(70, 33), nn.Linear(33, 5))
 
 
 @pytest.mark.parametrize(
-    ("module", "message"),
+    ("make", "options", "message"),
     [
-        (nn.Linear(2, 2).double(), "'weight' is torch.float64"),
-        (nn.Linear(2, 2, device="meta"), "'weight' is torch.float32 on meta"),
-        (nn.Linear(2, 2).requires_grad_(requires_grad=False), "no parameter"),
+        (lambda: nn.Linear(2, 2).double(), {}, "'weight' is torch.float64"),
+        (lambda: nn.Linear(2, 2, device="meta"), {}, "'weight' is torch.float32 on meta"),
+        (lambda: nn.Linear(2, 2).requires_grad_(False), {}, "no parameter"),
+        (mlp, {"find_unused_parameters": True}, r"ddp_options=\{'find_unused_parameters': True\}"),
+        (mlp, {"factors": {"7.weight": 4}}, "none of the model's 3 weights of nn.Linear matches"),
+        (mlp, {"factors": {"*": 0}}, "has 0 samples; at least 1"),
+        (mlp, {"factors": {"*": True}}, "has True samples"),
+        (mlp, {"factors": {"*": 2.5}}, "has 2.5 samples"),
+        (
+            lambda: mlp().bfloat16(),
+            {"factors": {"0.weight": 2}},
+            "float32 on the CPU, and '0.weight' is torch.bf",
+        ),
+        (
+            mlp,
+            {"factors": {"0.weight": 4}, "formats": {"0.w*": "int8"}},
+            "'0.weight' alone.*as factors of samples",
+        ),
+        (mlp, {"powersgd": 0}, "powersgd=0: .* at least 1"),
+        (mlp, {"powersgd": True}, "powersgd=True"),
+        (mlp, {"powersgd": "4"}, "powersgd='4'"),
+        (mlp, {"powersgd": 2.5}, "powersgd=2.5"),
+        (mlp, {"powersgd": 100}, "powersgd=100: no parameter .* smaller rank"),
+        (mlp, {"powersgd": 2, "consistency": "ssp"}, "consistency='ssp'"),
+        (
+            mlp,
+            {"powersgd": 2, "formats": {"*.bias": "bf16", "2.weight": "int8"}},
+            r"'2\.weight'.* go as PowerSGD's factors",
+        ),
+        (
+            mlp,
+            {"powersgd": 2, "formats": {"*.bias": "bf16", "2.w*": "f16"}},
+            r"'2\.weight'.* go as PowerSGD's factors",
+        ),
+        (
+            mlp,
+            {"powersgd": 2, "formats": {"none": "int8"}},
+            "no name of the .* keys .* matches 'none'",
+        ),
+        (mlp, {"formats": {"*.wieght": "int8"}}, "wieght"),
+        (mlp, {"memory_device": 0}, "is 0, and the parameters are on cpu"),
     ],
 )
-def test_modules_that_cannot_be_exchanged_are_refused(module, message):
-    with pytest.raises(phub.InvalidError, match=message):
-        phub.ddp(module)
+def test_what_cannot_be_exchanged_is_refused(box, make, options, message):
+    with pytest.raises((phub.InvalidError, phub.NotFoundError), match=message):
+        phub.ddp(make(), **options)
 
 
-def test_arguments_of_ddp_have_a_place_of_their_own():
-    message = r"ddp_options=\{'find_unused_parameters': True\}"
-    with pytest.raises(phub.InvalidError, match=message):
-        phub.ddp(nn.Linear(4, 4), find_unused_parameters=True)
+@of_ranks(1)
+def test_the_buckets_of_the_first_step_do_not_live_on(rank):
+    wrapped = phub.ddp(model_of())
+
+    def lent():
+        return [m for pair in wrapped.phub.worker._owners.values() for m in pair if m.address]
+
+    wrapped(batch_of(rank, 0)).backward()
+    assert not lent()  # DDP makes new ones
+    wrapped(batch_of(rank, 1)).backward()
+    assert len(lent()) == 2 * len(wrapped.phub.worker.keys)
 
 
 def test_keys_have_the_shapes_of_parameters(monkeypatch):
@@ -356,35 +345,39 @@ def test_keys_have_the_shapes_of_parameters(monkeypatch):
     }
 
 
-def of_another_module(rank):
-    wrapped = phub.ddp(nn.Linear(2, 2))
+@of_ranks(1)
+def test_what_changed_after_ddp_was_made_is_refused(rank):
+    def refused(message, forward, *shape):
+        with pytest.raises(phub.InvalidError, match=message):
+            forward(torch.ones(1, *shape)).sum().backward()
+
+    wrapped = phub.ddp(nn.Linear(2, 2), job=job("another module"))
     wrapped.phub._name_of.clear()
-    with pytest.raises(phub.InvalidError, match="shape.*is not in the module"):
-        wrapped(torch.ones(1, 2)).sum().backward()
+    refused("shape.*is not in the module", wrapped, 2)
 
+    convolution = nn.Sequential(nn.Conv2d(3, 4, 3))
+    wrapped = phub.ddp(convolution, job=job("order"))
+    convolution.to(memory_format=torch.channels_last)
+    refused(r"'0\.weight' had strides", wrapped, 3, 4, 4)
 
-def test_the_state_of_another_module_is_refused(box, start):
-    start(of_another_module, 1).results()
+    sparse = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2))
+    wrapped = phub.ddp(sparse, job=job("sparse"))
+    with pytest.raises(phub.InvalidError, match=r"\(10, 4\) is torch.sparse_coo: .*sparse=False"):
+        wrapped(torch.tensor([1, 2])).sum().backward()
 
-
-def becomes_trainable(_rank, bare):
-    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-    net[0].weight.requires_grad_(requires_grad=False)
-    if bare:
-        state = phub.DDPState(net)
-        wrapped = DistributedDataParallel(net, process_group=_alone.Group())
-        wrapped.register_comm_hook(state, phub.ddp_hook)
-    else:
-        wrapped = phub.ddp(net)
-    wrapped(torch.ones(1, 4)).sum().backward()
-    net[0].weight.requires_grad_()
-    with pytest.raises(phub.InvalidError, match=r"'0\.weight' requires a gradient now"):
+    for bare in (False, True):
+        net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        net[0].weight.requires_grad_(requires_grad=False)
+        if bare:
+            state = phub.DDPState(net, job=job("bare"))
+            wrapped = DistributedDataParallel(net, process_group=_alone.Group())
+            wrapped.register_comm_hook(state, phub.ddp_hook)
+        else:
+            wrapped = phub.ddp(net, job=job("trainable"))
         wrapped(torch.ones(1, 4)).sum().backward()
-
-
-@pytest.mark.parametrize("bare", [False, True])
-def test_a_parameter_that_becomes_trainable_later_is_refused(box, start, bare):
-    start(becomes_trainable, 1, bare).results()
+        net[0].weight.requires_grad_()
+        refused(r"'0\.weight' requires a gradient now", wrapped, 4)
+    assert not distributed.is_initialized()  # the default group is the program's
 
 
 class Ordered(nn.Module):
@@ -410,30 +403,26 @@ class Ordered(nn.Module):
 
 def ordered_gradients(rank, options):
     """Of two steps, the second with DDP's new buckets; and what the ranks' own mean is."""
-    torch.set_num_threads(1)
     net = Ordered(rank)
     batches = [
         torch.randn(1, 3, 5, 5, generator=torch.Generator().manual_seed(r)) for r in range(2)
     ]
-    expected = []
+    own = []
     for batch in batches:
         net.zero_grad()
         net(batch).backward()
-        expected.append({name: p.grad.clone() for name, p in net.named_parameters()})
+        own.append(gradients_of(net))
     if options.get("server") is False:
-        optimizer = phub.DistributedOptimizer(
-            torch.optim.SGD(net.parameters(), 0.0), net, **options
-        )
-        wrapped, step = net, optimizer.step
+        wrapped, optimizer = net, torch.optim.SGD(net.parameters(), 0.0)
+        step = phub.DistributedOptimizer(optimizer, net, **options).step
     else:
         wrapped, step = phub.ddp(net, **options), lambda: None
     for _ in range(2):
         net.zero_grad()
         wrapped(batches[rank]).backward()
         step()
-    for name, parameter in net.named_parameters():
-        want = (expected[0][name] + expected[1][name]) / 2
-        torch.testing.assert_close(parameter.grad, want, rtol=1e-4, atol=1e-3, msg=name)
+    expected = {name: (own[0][name] + own[1][name]) / 2 for name in own[0]}
+    torch.testing.assert_close(gradients_of(net), expected, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -449,85 +438,56 @@ def test_parameters_may_have_another_order_in_memory(box, start, options):
     start(ordered_gradients, 2, options).results()
 
 
-def changes_order(_rank):
-    net = nn.Sequential(nn.Conv2d(3, 4, 3))
-    wrapped = phub.ddp(net)
-    net.to(memory_format=torch.channels_last)
-    with pytest.raises(phub.InvalidError, match=r"'0\.weight' had strides"):
-        wrapped(torch.ones(1, 3, 4, 4)).sum().backward()
-
-
-def test_another_order_after_ddp_was_made_is_refused(box, start):
-    start(changes_order, 1).results()
-
-
-def has_no_default_group(rank):
-    wrapped = phub.ddp(nn.Linear(2, 2))
-    assert not distributed.is_initialized()
-    wrapped(torch.ones(1, 2)).sum().backward()
-
-
-def test_the_default_group_is_the_programs(box, start):
-    start(has_no_default_group, 1).results()
-
-
-def in_other_formats(rank):
+def in_other_formats(rank, dtypes):
     torch.manual_seed(SEED)
-    for dtypes, job in (
-        ((torch.bfloat16, torch.bfloat16), "bf16"),
-        ((torch.float16, torch.float16), "f16"),
-        ((torch.bfloat16, torch.float32), "f32"),
-    ):
-        model = nn.ModuleList(nn.Linear(8, 8, bias=False).to(dtype) for dtype in dtypes)
-        model.forward = lambda x, model=model: model[1](
-            model[0](x.to(model[0].weight.dtype)).to(model[1].weight.dtype)
-        )
-        expected = copy.deepcopy(parameters_of(model))
-        if rank == 1:
-            nn.init.zeros_(model[0].weight)
-        wrapped = phub.ddp(model, job=f"{os.environ['PHUB_JOB']}-{job}-{dtypes[1]}"[:200])
-        assert_same_bits(parameters_of(model), expected)
-        wrapped(torch.full((1, 8), rank + 1.0)).float().sum().backward()
-        gradients = [p.grad.clone() for p in model.parameters()]
-        assert [g.dtype for g in gradients] == list(dtypes)
-        # of the last layer: its input is (rank + 1) times the same
-        alone = copy.deepcopy(model)
-        for p in alone.parameters():
-            p.grad = None
-        parts = []
-        for other in range(2):
-            for p in alone.parameters():
-                p.grad = None
-            out = alone[1](alone[0](torch.full((1, 8), other + 1.0).to(dtypes[0])).to(dtypes[1]))
-            out.float().sum().backward()
-            parts.append([p.grad.float() for p in alone.parameters()])
-        for got, one, two, dtype in zip(gradients, *parts, dtypes, strict=True):
-            assert torch.equal(got, ((one + two) * 0.5).to(dtype))
-        wrapped.phub.close()
+    model = nn.ModuleList(nn.Linear(8, 8, bias=False).to(dtype) for dtype in dtypes)
+    model.forward = lambda x: model[1](model[0](x.to(dtypes[0])).to(dtypes[1]))
+    first = copy.deepcopy(parameters_of(model))
+    if rank == 1:
+        nn.init.zeros_(model[0].weight)
+    wrapped, own = recorded(model)
+    assert_same_bits(parameters_of(model), first)
+    wrapped(torch.full((1, 8), rank + 1.0)).float().sum().backward()
+    assert [own[0][f"{at}.weight"].dtype for at in range(2)] == list(dtypes)
+    return own[0], gradients_of(model)
 
 
-def test_other_formats_and_mixtures(box, start):
-    start(in_other_formats, 2).results()
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float16, torch.float16),
+        (torch.bfloat16, torch.float32),
+    ],
+)
+def test_other_formats_and_mixtures(box, start, dtypes):
+    own, found = zip(*start(in_other_formats, 2, dtypes).results(), strict=True)
+    assert not torch.equal(own[0]["1.weight"], own[1]["1.weight"])
+    expected = {
+        name: mean([each[name].float() for each in own]).to(gradient.dtype)
+        for name, gradient in own[0].items()
+    }
+    for each in found:
+        assert_same_bits(each, expected)
 
 
 def has_results_of_16_bits(rank):
-    model = model_of("gpt")
+    model = model_of()
     first = parameters_of(model)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(rank)  # rank 0's count
-    wrapped, gradients = recorded(model, parameter_dtype="bf16")
+    wrapped, gradients = recorded(model, parameter_dtype="bf16", **BUCKETS)
     assert_same_bits(parameters_of(model), first)  # they are not results
-    wrapped(batch_of("gpt", rank, 0)).backward()
-    return gradients[0], {name: p.grad.clone() for name, p in model.named_parameters()}
+    wrapped(batch_of(rank, 0)).backward()
+    return gradients[0], gradients_of(model)
 
 
 def test_results_of_16_bits_leave_parameters_alone(box, start):
-    gradients, means = zip(*start(has_results_of_16_bits, 2).results(), strict=True)
-    for name, found in means[0].items():
-        expected = mean([each[name] for each in gradients]).bfloat16().float()
-        assert torch.equal(found, expected), name
-        assert torch.equal(means[1][name], expected), name
+    gradients, found = zip(*start(has_results_of_16_bits, 2).results(), strict=True)
+    means = {name: mean([each[name] for each in gradients]) for name in gradients[0]}
+    for each in found:
+        assert_same_bits(each, {name: g.bfloat16().float() for name, g in means.items()})
 
 
 # ---- Beside other processes and copies.
@@ -543,7 +503,6 @@ class Numbers(torch.utils.data.Dataset):
 
 def loads_with_forked_workers(rank):
     torch.manual_seed(SEED)
-    torch.set_num_threads(1)
     model = nn.Linear(4, 1)
     wrapped = phub.ddp(model)
     sampler = torch.utils.data.DistributedSampler(
@@ -561,7 +520,7 @@ def loads_with_forked_workers(rank):
             optimizer.step()
             seen += targets.flatten().tolist()
     assert wrapped.phub.worker.round("weight") == 6
-    return sorted(seen), parameters_of(model)
+    return seen, parameters_of(model)
 
 
 def test_data_loaders_with_forked_workers(box, start):
@@ -570,27 +529,14 @@ def test_data_loaders_with_forked_workers(box, start):
     assert_same_bits(one[1], other[1])
 
 
-def copies(rank, transport):
-    model = model_of("gpt")
-    wrapped = phub.ddp(model, transport=transport)
-    size = 4 * sum(p.numel() for p in model.parameters())
-    for step in range(4):
-        if step == 3:
-            before = wrapped.phub.worker.stats.bytes_copied
-        wrapped(batch_of("gpt", rank, step)).backward()
-    return (wrapped.phub.worker.stats.bytes_copied - before) / size
-
-
 @pytest.mark.parametrize(("transport", "copies_of_model"), [("shm", 2), ("tcp", 1)])
-def test_gradients_are_copied_once_each_way_at_most(box, start, transport, copies_of_model):
-    assert start(copies, 1, transport).results() == [copies_of_model]
-
-
-def test_sparse_gradients_are_refused(box):
-    model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2))
-    ddp = phub.ddp(model, rank=0, world_size=1)
-    with pytest.raises(
-        phub.InvalidError, match=r"shape \(10, 4\) is torch.sparse_coo: .*sparse=False"
-    ):
-        ddp(torch.tensor([1, 2])).sum().backward()
-    ddp.phub.close()
+@of_ranks(1)
+def test_gradients_are_copied_once_each_way_at_most(rank, transport, copies_of_model):
+    model = model_of()
+    wrapped = phub.ddp(model, transport=transport)
+    copied = []
+    for step in range(4):
+        wrapped(batch_of(rank, step)).backward()
+        copied.append(wrapped.phub.worker.stats.bytes_copied)
+    size = 4 * sum(p.numel() for p in model.parameters())
+    assert copied[3] - copied[2] == copies_of_model * size

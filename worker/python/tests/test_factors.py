@@ -1,12 +1,12 @@
-"""Gradients of fully connected layers as factors, in trainings with phub.ddp."""
+"""Gradients of fully connected layers as factors: with phub.ddp, in steps of the box, and alone."""
 
 import copy
 
 import numpy as np
 import pytest
 import torch
-from conftest import SEED
-from exact import assert_same_bits
+from conftest import SEED, of_ranks
+from exact import assert_same_bits, gradients_of, parameters_of
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -16,23 +16,31 @@ SAMPLES = 6
 
 
 def model_of(seed=SEED):
-    torch.set_num_threads(1)
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Linear(20, 70), nn.ReLU(), nn.Linear(70, 33, bias=False), nn.ReLU(), nn.Linear(33, 5)
     )
 
 
-def batch_of(rank, step, whole=False):
+def batch_of(rank, step):
+    """Whole numbers."""
     random = torch.Generator().manual_seed(SEED + 100 * rank + step)
-    samples = 1 + (rank + step) % SAMPLES
-    if whole:
-        return torch.randint(-3, 4, (samples, 20), generator=random).float()
-    return torch.randn(samples, 20, generator=random)
+    return torch.randint(-3, 4, (1 + (rank + step) % SAMPLES, 20), generator=random).float()
 
 
-def gradients_of(net):
-    return {name: p.grad.clone() for name, p in net.named_parameters()}
+def backward(forward, rank, step):
+    forward(batch_of(rank, step)).square().mean().backward()
+
+
+def close(one, other, rtol=1e-4, atol=1e-6):
+    torch.testing.assert_close(one, other, rtol=rtol, atol=atol)
+
+
+def at_box(net, optimizer, **options):
+    return phub.DistributedOptimizer(optimizer, net, **options)
+
+
+# ---- With phub.ddp.
 
 
 def trains(rank, transport, factors, steps):
@@ -42,10 +50,10 @@ def trains(rank, transport, factors, steps):
     means, parameters = [], []
     for step in range(steps):
         optimizer.zero_grad()
-        wrapped(batch_of(rank, step)).square().mean().backward()
+        backward(wrapped, rank, step)
         means.append(gradients_of(net))
         optimizer.step()
-        parameters.append({name: p.detach().clone() for name, p in net.named_parameters()})
+        parameters.append(parameters_of(net))
     return means, parameters
 
 
@@ -53,78 +61,117 @@ def trains(rank, transport, factors, steps):
 @pytest.mark.parametrize("factors", [{"*": SAMPLES}, {"2.weight": 1, "[02].*": SAMPLES}])
 def test_ranks_stay_alike_and_have_the_mean_of_all(box, start, transport, factors):
     world, steps = 3, 8
-    means, parameters = zip(*start(trains, world, transport, factors, steps).results(), strict=True)
+    (means, parameters), *others = start(trains, world, transport, factors, steps).results()
+    for each in others:
+        assert_same_bits(each, (means, parameters))
     net = model_of()
-    optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
     for step in range(steps):
-        total = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
+        net.zero_grad()
         for rank in range(world):
+            backward(net, rank, step)
+        close(means[step], {name: total / world for name, total in gradients_of(net).items()})
+        net.load_state_dict(parameters[step])
+
+
+# ---- In steps of the box.
+
+
+def learns(rank, factors, steps, options):
+    net = model_of(SEED + rank)  # all begin with rank 0's
+    plain = torch.optim.Adam(net.parameters(), 0.01)
+    optimizer = at_box(net, plain, accumulate=2, factors=factors, **options)
+    for step in range(2 * steps):
+        backward(net, rank, step)
+        if step % 2:
+            optimizer.step()
             optimizer.zero_grad()
-            net(batch_of(rank, step)).square().mean().backward()
-            for name, p in net.named_parameters():
-                total[name] += p.grad
-        for name, p in net.named_parameters():
-            p.grad = means[0][step][name]
-            assert torch.allclose(p.grad, total[name] / world, rtol=1e-4, atol=1e-6), name
-        optimizer.step()
-        for rank in range(world):
-            assert_same_bits(means[rank][step], means[0][step])
-            assert_same_bits(parameters[rank][step], parameters[0][step])
+    optimizer.synchronize()
+    state = optimizer.state_dict()["state"]
+    optimizer.close()
+    return parameters_of(net), state[0]["exp_avg"]
 
 
-def factors_of(rank, steps):
-    """Of whole numbers, whose products and sums are exact."""
+@pytest.mark.parametrize(
+    "options", [{}, {"overlap": "forward"}, {"overlap": False}, {"zero_copy": True}]
+)
+def test_they_learn_as_without_factors(box, start, options):
+    ways = ({"[02].*": 2 * SAMPLES, "4.weight": 2 * SAMPLES}, {})
+    with_factors, without = (start(learns, 2, way, 5, options).results() for way in ways)
+    assert_same_bits(with_factors[0][0], with_factors[1][0])
+    close(with_factors, without, rtol=1e-3, atol=1e-4)
+
+
+def whole_numbers(rank, form, transport):
+    """Errors of 1, 2 …: products, sums, and steps of 1/4 are exact."""
     net = nn.Linear(20, 4)
     with torch.no_grad():
         net.weight.fill_(1)
-    wrapped = phub.ddp(net, factors={"weight": SAMPLES})
-    means = []
-    for step in range(steps):
+        net.bias.fill_(0)
+    options = {"factors": {"weight": SAMPLES}, "transport": transport}
+    if form == "ddp":
+        forward, optimizer = phub.ddp(net, **options), None
+    else:
+        forward, optimizer = net, at_box(net, torch.optim.SGD(net.parameters(), 0.25), **options)
+    seen = []
+    for step in range(7):
         net.zero_grad()
-        inputs = batch_of(rank, step, whole=True)
-        (wrapped(inputs) * torch.arange(1, len(inputs) + 1)[:, None]).sum().backward()
-        means.append(net.weight.grad.clone())
-    return means
+        inputs = batch_of(rank, step)
+        (forward(inputs) * torch.arange(1, len(inputs) + 1)[:, None]).sum().backward()
+        assert net.bias.grad is not None
+        if optimizer:
+            assert net.weight.grad is None
+            optimizer.step()
+        seen.append(plain_of(net.weight if optimizer else net.weight.grad))
+    if optimizer:
+        optimizer.close()
+        net(batch_of(rank, 0)).sum().backward()  # as before
+        assert net.weight.grad is not None
+    return seen
 
 
-def test_a_mean_is_the_sum_of_products_times_the_reciprocal(box, start):
-    world, steps = 3, 7
-    for means in start(factors_of, world, steps).results():
-        for step, mean in enumerate(means):
+def plain_of(tensor):
+    return tensor.detach().numpy().copy()
+
+
+@pytest.mark.parametrize(
+    ("form", "world", "transport"), [("ddp", 3, "shm"), ("box", 2, "shm"), ("box", 2, "tcp")]
+)
+def test_a_mean_is_the_sum_of_products_times_the_reciprocal(box, start, form, world, transport):
+    for seen in start(whole_numbers, world, form, transport).results():
+        weight = np.ones((4, 20), np.float32)
+        for step, found in enumerate(seen):
             total = np.zeros((4, 20), np.float32)
             for rank in range(world):
-                inputs = batch_of(rank, step, whole=True).numpy()
+                inputs = batch_of(rank, step).numpy()
                 errors = np.arange(1, len(inputs) + 1, dtype=np.float32)
                 total += np.outer(np.ones(4, np.float32), errors @ inputs)
-            assert np.array_equal(mean.numpy(), total * np.float32(1 / np.float32(world)))
+            mean = total * np.float32(1 / np.float32(world))
+            weight -= mean / 4
+            assert np.array_equal(found, mean if form == "ddp" else weight)
 
 
-def uses_every_other_layer(rank):
-    net = nn.ModuleList([nn.Linear(6, 40), nn.Linear(6, 40)])
-
+@of_ranks(2)
+def test_a_layer_that_a_rank_does_not_use_counts_as_zero(rank):
     class Either(nn.Module):
         def __init__(self):
             super().__init__()
-            self.layers = net
+            self.layers = nn.ModuleList([nn.Linear(6, 40), nn.Linear(6, 40)])
 
         def forward(self, inputs):
             return self.layers[rank](inputs) + 0 * sum(layer.bias.sum() for layer in self.layers)
 
-    wrapped = phub.ddp(Either(), factors={"*.weight": 2})
+    net = Either()
+    wrapped = phub.ddp(net, factors={"*.weight": 2})
     own = torch.full((2, 6), float(rank + 1))
     wrapped(own).sum().backward()
     with torch.no_grad():  # and without a gradient
         assert wrapped(own).shape == (2, 40)
-    return [layer.weight.grad.clone() for layer in net]
+    for of_rank, layer in enumerate(net.layers):
+        assert torch.equal(layer.weight.grad, torch.full((40, 6), float(of_rank + 1)))
 
 
-def test_a_layer_that_a_rank_does_not_use_counts_as_zero(box, start):
-    for gradients in start(uses_every_other_layer, 2).results():
-        for rank, gradient in enumerate(gradients):
-            assert torch.equal(gradient, torch.full((40, 6), float(rank + 1)))
-
-
-def accumulates(rank):
+@of_ranks(1)
+def test_gradients_are_added_to_those_that_are_there(rank):
     net = model_of()
     wrapped = phub.ddp(net, factors={"0.weight": SAMPLES})
     inputs = batch_of(0, 0)
@@ -136,10 +183,6 @@ def accumulates(rank):
         wrapped(inputs).sum().backward()
 
 
-def test_gradients_are_added_to_those_that_are_there(box, start):
-    start(accumulates, 1).results()
-
-
 def goes_on_alone(rank):
     net = model_of()
     wrapped = phub.ddp(net, factors={"*": SAMPLES}, lease_ms=1000)
@@ -147,19 +190,19 @@ def goes_on_alone(rank):
         if rank == 1 and step == 2:
             return None
         net.zero_grad()
-        wrapped(batch_of(rank, step)).square().mean().backward()
+        backward(wrapped, rank, step)
     return gradients_of(net)
 
 
 def test_who_is_gone_counts_no_more(box, start):
     found, _ = start(goes_on_alone, 2).results()
     alone = model_of()
-    alone(batch_of(0, 3)).square().mean().backward()
-    for name, gradient in gradients_of(alone).items():
-        assert torch.allclose(found[name], gradient, rtol=1e-4, atol=1e-6), name
+    backward(alone, 0, 3)
+    close(found, gradients_of(alone))
 
 
-def state_is_the_models(rank):
+@of_ranks(1)
+def test_the_models_state_stays_as_it_is(rank):
     net = model_of()
     names = list(net.state_dict())
     wrapped = phub.ddp(net, factors={"*": SAMPLES})
@@ -170,45 +213,72 @@ def state_is_the_models(rank):
     assert torch.equal(other(batch_of(0, 0)), net(batch_of(0, 0)))
 
 
-def test_the_models_state_stays_as_it_is(box, start):
-    start(state_is_the_models, 1).results()
+# ---- What is refused; test_ddp.py has more.
+
+
+@pytest.mark.parametrize("form", ["ddp", "box"])
+@of_ranks(1)
+def test_steps_that_cannot_be_are_refused(rank, form):
+    def forward(net, name):
+        options = {"factors": {"0.weight": 2}, "job": f"{form}-{name}"}
+        if form == "ddp":
+            return phub.ddp(net, **options)
+        at_box(net, torch.optim.SGD(net.parameters(), 0.1), **options)
+        return net
+
+    layer = nn.Linear(8, 8)
+    for net, inputs, message in (
+        (
+            model_of(),
+            (3, 20),
+            "has 3 samples, and there is room for 2|3 samples in a step, and .*2",
+        ),
+        (nn.Sequential(layer, layer), (1, 8), "'0.weight' is used twice|used twice"),
+    ):
+        with pytest.raises(phub.InvalidError, match=message):
+            forward(net, len(net))(torch.ones(inputs)).sum().backward()
 
 
 @pytest.mark.parametrize(
-    ("factors", "error", "message"),
+    ("options", "error", "message"),
     [
-        ({"7.weight": 4}, phub.NotFoundError, "none of the model's 3 weights of nn.Linear matches"),
-        ({"*": 0}, phub.InvalidError, "has 0 samples; at least 1"),
-        ({"*": True}, phub.InvalidError, "has True samples"),
-        ({"*": 2.5}, phub.InvalidError, "has 2.5 samples"),
+        ({"server": False, "factors": {"*": 2}}, phub.InvalidError, "server=True"),
+        ({"factors": {"9.weight": 2}}, phub.NotFoundError, "'9.weight'"),
+        ({"factors": 5}, phub.InvalidError, "factors=5: it is a number of samples by patterns"),
+        ({"factors": {"*": 0}}, phub.InvalidError, "0 samples"),
     ],
 )
-def test_wrong_factors_are_named(factors, error, message):
-    with pytest.raises(error, match=message):
-        phub.ddp(model_of(), factors=factors)
-
-
-def has_too_many(rank):
+def test_factors_at_the_box_that_cannot_be_are_named(box, options, error, message):
     net = model_of()
-    wrapped = phub.ddp(net, factors={"0.weight": 2})
-    with pytest.raises(
-        phub.InvalidError, match="'0.weight' has 3 samples, and there is room for 2"
+    with pytest.raises(error, match=message):
+        at_box(net, torch.optim.SGD(net.parameters(), 0.1), **options)
+
+
+# ---- Of a worker.
+
+
+@of_ranks(1)
+def test_a_worker_pushes_factors(rank):
+    worker = phub.Worker({"m": phub.Key(6, shape=(3, 2), rank_limit=2), "v": 3})
+    worker.wait_all()
+    left = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
+    right = np.array([[1, -1], [2, 0]], np.float32)
+    worker.push_factors("m", left, right)
+    worker.wait("m")
+    assert worker.parameters("m").tolist() == [9, -1, 12, -2, 15, -3]
+    for key, *factors, message in (
+        ("m", left, left, r"are not float32 of \(pairs, 3\)"),
+        (
+            "m",
+            left.astype(np.float64),
+            right.astype(np.float64),
+            "'m': factors are float32, .* 'd'",
+        ),
+        ("v", left, right, "no rank_limit"),
     ):
-        wrapped(torch.ones(3, 20)).sum().backward()
-
-
-def uses_a_layer_twice(rank):
-    layer = nn.Linear(8, 8)
-    wrapped = phub.ddp(nn.Sequential(layer, layer), factors={"0.weight": 4})
-    with pytest.raises(phub.InvalidError, match="'0.weight' is used twice in a step"):
-        wrapped(torch.ones(2, 8)).sum().backward()
-
-
-@pytest.mark.parametrize("body", [has_too_many, uses_a_layer_twice])
-def test_steps_that_cannot_be_are_refused(box, start, body):
-    start(body, 1).results()
-
-
-def test_factors_of_other_formats_are_refused(box):
-    with pytest.raises(phub.InvalidError, match="float32 on the CPU, and '0.weight' is torch.bf"):
-        phub.ddp(model_of().bfloat16(), factors={"0.weight": 2})
+        with pytest.raises(phub.InvalidError, match=message):
+            worker.push_factors(key, *factors)
+    worker.push_factors("m", left[:0].copy(), right[:0].copy())  # none
+    worker.wait("m")
+    assert not np.array(worker.parameters("m")).any()
+    worker.close()
