@@ -2,33 +2,17 @@
 
 import copy
 import io
-import os
 
 import pytest
 import torch
-from exact import assert_same_bits, mean
-from models import loss_of, make_net
+from conftest import of_ranks
+from exact import assert_same_bits, job, mean, parameters_of
+from models import make_net, train, wrapped
 from torch import nn
 from torch.distributed.algorithms import Join
 from torch.optim.swa_utils import AveragedModel
 
 import phub
-
-
-def job(name):
-    return f"{os.environ['PHUB_JOB']}-{name}"[:200]
-
-
-def wrapped(form, net, name="job", **options):
-    """The module to call, what has sync_buffers() and close(), and the optimizer."""
-    parameters = [p for p in net.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(parameters, 0.1, momentum=0.9)
-    if form == "ddp":
-        model = phub.ddp(net, job=job(name), **options)
-        return model, model.phub, optimizer
-    optimizer = phub.DistributedOptimizer(optimizer, net, job=job(name), **options)
-    return net, optimizer, optimizer
-
 
 # ---- No elements, and types that phub does not exchange.
 
@@ -70,25 +54,6 @@ def dense(tensor):
     return tensor.double()
 
 
-def trains_odd(rank, form, options):
-    net = Odd(rank)
-    model, state, optimizer = wrapped(form, net, **options)
-    for step in range(3):
-        optimizer.zero_grad()
-        loss_of(model, rank, step).backward()
-        optimizer.step()
-    trained = {name: p.detach().clone() for name, p in net.layer.named_parameters()}
-    before = {name: dense(b) for name, b in net.named_buffers()}
-    for _ in range(2):
-        state.sync_buffers()
-    after = {name: dense(b) for name, b in net.named_buffers()}
-    kinds = {name: (b.dtype, b.layout) for name, b in net.named_buffers()}
-    assert kinds == {name: (b.dtype, b.layout) for name, b in Odd(rank).named_buffers()}
-    state.worker.barrier()
-    state.close()
-    return trained, before, after
-
-
 FORMS = {
     "ddp": ("ddp", {}),
     "powersgd": ("ddp", {"powersgd": 1}),
@@ -100,16 +65,24 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_model_may_have_what_is_not_exchanged(box, start, form):
-    (trained, before, after), (also_trained, _, also_after) = start(
-        trains_odd, 2, *FORMS[form]
-    ).results()
-    assert_same_bits(trained, also_trained)
-    assert after.keys() == before.keys()
-    for name in after:
-        if name != "float8_buffer":  # the mean
-            assert torch.equal(after[name], before[name]), name
-        assert torch.equal(after[name], also_after[name]), name
+@of_ranks(2)
+def test_a_model_may_have_what_is_not_exchanged(rank, form):
+    net = Odd(rank)
+    model, state, optimizer = wrapped(FORMS[form][0], net, **FORMS[form][1])
+    train(optimizer, model, rank, range(3))
+    trained = parameters_of(net.layer)
+    before = {name: dense(b) for name, b in net.named_buffers()}
+    for _ in range(2):
+        state.sync_buffers()
+    after = {name: dense(b) for name, b in net.named_buffers()}
+    for name, (other, buffer) in enumerate(zip(Odd(rank).buffers(), net.buffers(), strict=True)):
+        assert (buffer.dtype, buffer.layout) == (other.dtype, other.layout), name
+    before["float8_buffer"] = after["float8_buffer"]  # the mean
+    if rank == 0:
+        assert_same_bits(after, before)
+    state.worker.barrier()
+    state.close()
+    return trained, after
 
 
 # ---- Copies.
@@ -125,31 +98,40 @@ def saved(value):
 COPIES = {"deepcopy": copy.deepcopy, "save": saved, "average": AveragedModel}
 
 
-def copies(rank, form, options):
+COPIED = {
+    **FORMS,
+    "factors": ("ddp", {"factors": {"[ab0].weight": 8}}),
+    "factors at the box": ("box", {"factors": {"[ab0].weight": 8}}),
+    "unused": ("ddp", {"ddp_options": {"find_unused_parameters": True}}),
+}
+
+
+@pytest.mark.parametrize("form", COPIED)
+@of_ranks(1)
+def test_a_copy_is_a_model_of_its_own(rank, form):
+    form, options = COPIED[form]
+    inputs = torch.ones(2, 12)
+
+    def assert_computes(model, expected):
+        with torch.no_grad():
+            assert torch.equal(model(inputs), expected)
+
     for way, made_copy in COPIES.items():
-        net = make_net()
-        model, state, optimizer = wrapped(form, net, way, **options)
-        inputs = torch.ones(2, 12)
-
-        def train(step, model=model, optimizer=optimizer):
-            optimizer.zero_grad()
-            loss_of(model, rank, step).backward()
-            optimizer.step()
-
-        train(0)
+        model, state, optimizer = wrapped(form, make_net(), job=job(way), **options)
+        train(optimizer, model, rank, [0])
         other = made_copy(model)
         with torch.no_grad():
             expected = model(inputs)
-            assert torch.equal(other(inputs), expected)
+        assert_computes(other, expected)
         names = list(model.state_dict())
         if way == "average":
             names = ["n_averaged", *(f"module.{name}" for name in names)]
         assert list(other.state_dict()) == names
-        train(1)
-        train(2)
+        train(optimizer, model, rank, [1, 2])
         with torch.no_grad():
-            assert not torch.equal(model(inputs), expected)
-            assert torch.equal(other(inputs), expected)  # it has memory of its own
+            trained = model(inputs)
+        assert not torch.equal(trained, expected)
+        assert_computes(other, expected)  # it has memory of its own
         other.load_state_dict(other.state_dict())
         again = made_copy(other)
         if way == "average":
@@ -158,9 +140,8 @@ def copies(rank, form, options):
             other.load_state_dict(model.state_dict())
         state.worker.barrier()
         state.close()
-        with torch.no_grad():
-            assert torch.equal(again(inputs), expected)
-            assert torch.equal(other(inputs), model(inputs))
+        assert_computes(again, expected)
+        assert_computes(other, trained)
         if form == "ddp":
             with pytest.raises(phub.InvalidError, match="nobody exchanges its gradients"):
                 other(inputs).sum().backward()
@@ -168,19 +149,6 @@ def copies(rank, form, options):
         plain = plain.module if form == "ddp" else plain
         plain(inputs).sum().backward()  # the program's own
         assert plain[0].weight.grad is not None
-
-
-COPIED = {
-    **FORMS,
-    "factors": ("ddp", {"factors": {"0.weight": 8}}),
-    "factors at the box": ("box", {"factors": {"0.weight": 8}}),
-    "unused": ("ddp", {"ddp_options": {"find_unused_parameters": True}}),
-}
-
-
-@pytest.mark.parametrize("form", COPIED)
-def test_a_copy_is_a_model_of_its_own(box, start, form):
-    start(copies, 1, *COPIED[form]).results()
 
 
 # ---- What a rank does not use.
@@ -200,22 +168,24 @@ class Branches(nn.Module):
 USED = [((0,), (0,)), ((0, 1), (0,)), ((1,), (0,)), ((0,), (2,))]
 
 
-def uses_some(rank, world, as_views):
+@pytest.mark.parametrize("as_views", [True, False])
+@of_ranks(2)
+def test_what_only_some_ranks_use_gets_their_mean_everywhere(rank, as_views):
     net = Branches()
     options = {"find_unused_parameters": True, "gradient_as_bucket_view": as_views}
     model = phub.ddp(net, ddp_options=options)
     optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
     expected = Branches()
     plain = torch.optim.SGD(expected.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
-    inputs = [torch.randn(5, 4, generator=torch.Generator().manual_seed(r)) for r in range(world)]
-    for of_ranks in USED:
+    inputs = [torch.randn(5, 4, generator=torch.Generator().manual_seed(r)) for r in range(2)]
+    for used in USED:
         optimizer.zero_grad()
-        model(inputs[rank], of_ranks[rank]).square().sum().backward()
+        model(inputs[rank], used[rank]).square().sum().backward()
         optimizer.step()
         gradients = []
-        for each in range(world):
+        for each in range(2):
             plain.zero_grad()
-            expected(inputs[each], of_ranks[each]).square().sum().backward()
+            expected(inputs[each], used[each]).square().sum().backward()
             gradients.append([p.grad for p in expected.parameters()])
         for p, of_p in zip(expected.parameters(), zip(*gradients, strict=True), strict=True):
             if any(g is not None for g in of_p):
@@ -228,23 +198,12 @@ def uses_some(rank, world, as_views):
     model.phub.close()
 
 
-@pytest.mark.parametrize("as_views", [True, False])
-def test_what_only_some_ranks_use_gets_their_mean_everywhere(box, start, as_views):
-    start(uses_some, 2, 2, as_views).results()
-
-
-# ---- Join.
-
-
-def joins(rank):
+@of_ranks(1)
+def test_join_says_that_it_is_not_needed(rank):
     model = phub.ddp(make_net())
     for join in (lambda: Join([model]), model.join):
         with pytest.raises(phub.InvalidError, match="Join is not needed.*model.phub.close"):
             join()
-
-
-def test_join_says_that_it_is_not_needed(box, start):
-    start(joins, 1).results()
 
 
 # ---- Another order of the same names.
@@ -263,33 +222,6 @@ class Ordered(nn.Module):
         return self.c(self.b(self.a(x)))
 
 
-def trains_in_order(rank, form, options):
-    torch.manual_seed(0)
-    net = Ordered(("abc", "cba")[rank])
-    model, state, optimizer = wrapped(form, net, **options)
-    for step in range(3):
-        optimizer.zero_grad()
-        loss_of(model, rank, step).backward()
-        optimizer.step()
-    state.sync_buffers()
-    found = {name: value.clone() for name, value in sorted(net.state_dict().items())}
-    state.worker.barrier()
-    state.close()
-    return found
-
-
-@pytest.mark.parametrize("form", [form for form in COPIED if form != "forward"])
-def test_keys_match_by_name(box, start, form):
-    options = COPIED[form][1]
-    if "factors" in options:
-        options = {"factors": {"[ab].weight": 8}}
-    one, other = start(trains_in_order, 2, COPIED[form][0], options).results()
-    assert_same_bits(one, other)
-
-
-# ---- Wrapped modules.
-
-
 class Wrapper(nn.Module):
     """As torch.compile and checkpoint_wrapper do."""
 
@@ -302,31 +234,35 @@ class Wrapper(nn.Module):
         return getattr(self, self.inner)(x)
 
 
-def trains_wrapped(rank, form, options):
-    """Rank 1's modules are wrapped."""
-    torch.manual_seed(0)
+def of_another_order(rank):
+    return Ordered(("abc", "cba")[rank])
+
+
+def of_wrapped_modules(rank):
+    """On rank 1."""
     net = Ordered("abc")
-    if rank == 1:
-        net.b = Wrapper(net.b, "_checkpoint_wrapped_module")
-        net.c = Wrapper(net.c, "_orig_mod")
-        net = Wrapper(net, "_orig_mod")
-    model, state, optimizer = wrapped(form, net, **options)
-    for step in range(3):
-        optimizer.zero_grad()
-        loss_of(model, rank, step).backward()
-        optimizer.step()
+    if rank == 0:
+        return net
+    net.b = Wrapper(net.b, "_checkpoint_wrapped_module")
+    net.c = Wrapper(net.c, "_orig_mod")
+    return Wrapper(net, "_orig_mod")
+
+
+@pytest.mark.parametrize("make", [of_another_order, of_wrapped_modules])
+@pytest.mark.parametrize("form", [form for form in COPIED if form != "forward"])
+@of_ranks(2)
+def test_keys_match_by_name(rank, form, make):
+    """Those of wrapped modules are the plain ones."""
+    torch.manual_seed(0)
+    net = make(rank)
+    model, state, optimizer = wrapped(COPIED[form][0], net, **COPIED[form][1])
+    train(optimizer, model, rank, range(3))
     state.sync_buffers()
-    names = sorted(state.worker.keys)
+    found = {
+        name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", ""): value.clone()
+        for name, value in net.state_dict().items()
+    }
+    keys = sorted(state.worker.keys)
     state.worker.barrier()
     state.close()
-    return names, {str(at): value.clone() for at, value in enumerate(net.state_dict().values())}
-
-
-@pytest.mark.parametrize("form", ["ddp", "powersgd", "box", "factors", "unused"])
-def test_wrapped_modules_have_the_plain_names(box, start, form):
-    options = COPIED[form][1]
-    if "factors" in options:
-        options = {"factors": {"[ab].weight": 8}}
-    (names, one), (_, other) = start(trains_wrapped, 2, COPIED[form][0], options).results()
-    assert not any("_orig_mod" in name or "_wrapped" in name for name in names)
-    assert_same_bits(one, other)
+    return keys, dict(sorted(found.items()))

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from conftest import SEED
-from exact import assert_same_bits, exact_sqrt, mean
+from conftest import SEED, of_ranks
+from exact import assert_same_bits, job, mean, parameters_of, replay, replayed
 from torch import nn
 
 import phub
@@ -17,7 +17,6 @@ class Text(nn.Module):
 
     def __init__(self):
         super().__init__()
-        torch.set_num_threads(1)
         torch.manual_seed(SEED)
         self.words = nn.Embedding(WORDS, SIZE, sparse=True)
         self.line = nn.Linear(SIZE, CLASSES)
@@ -37,15 +36,9 @@ def dense(gradient):
     return gradient.coalesce().to_dense() if gradient.is_sparse else gradient
 
 
-def gradients_of(net, rank, step):
-    net.zero_grad()
+def loss_of(net, rank, step):
     words, about = texts_of(rank, step)
-    nn.functional.cross_entropy(net(words), about).backward()
-    return {name: dense(p.grad) for name, p in net.named_parameters()}
-
-
-def parameters_of(net):
-    return {name: p.detach().clone() for name, p in net.named_parameters()}
+    return nn.functional.cross_entropy(net(words), about)
 
 
 def trains(rank, make, steps, options):
@@ -53,8 +46,7 @@ def trains(rank, make, steps, options):
     optimizer = phub.DistributedOptimizer(make(net), net, **options)
     losses = []
     for step in range(steps):
-        words, about = texts_of(rank, step)
-        loss = nn.functional.cross_entropy(net(words), about)
+        loss = loss_of(net, rank, step)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -64,16 +56,18 @@ def trains(rank, make, steps, options):
     return parameters_of(net), losses
 
 
+def dense_steps(net, rank, steps):
+    """A rank's gradients of each step, which begins with what `net` has then."""
+    for step in range(steps):
+        net.zero_grad()
+        loss_of(net, rank, step).backward()
+        yield {name: dense(p.grad) for name, p in net.named_parameters()}
+
+
 def of_one_process(make, ranks, steps):
     """PyTorch's steps of dense gradients: the mean in the order of the ranks."""
     net = Text()
-    optimizer = make(net)
-    for step in range(steps):
-        every = [gradients_of(net, rank, step) for rank in range(ranks)]
-        for name, p in net.named_parameters():
-            p.grad = mean([each[name] for each in every])
-        optimizer.step()
-    return parameters_of(net)
+    return replay([dense_steps(net, rank, steps) for rank in range(ranks)], net, make(net))
 
 
 def sgd(net):
@@ -109,13 +103,21 @@ def test_in_every_form(box, start, options):
         assert losses[-1] != losses[0]
 
 
+def embedding():
+    torch.manual_seed(SEED)
+    return nn.Embedding(WORDS, SIZE, sparse=True)
+
+
 def sparse_adam(net):
     return torch.optim.SparseAdam([net.weight], 0.05)
 
 
+def decaying_sgd(net):
+    return torch.optim.SGD(net.parameters(), 0.5, weight_decay=0.5)
+
+
 def only_words(rank, make, steps, options):
-    torch.manual_seed(SEED)
-    net = nn.Embedding(WORDS, SIZE, sparse=True)
+    net = embedding()
     optimizer = phub.DistributedOptimizer(make(net), net, **options)
     for step in range(steps):
         net(texts_of(rank, step)[0]).square().sum().backward()
@@ -127,13 +129,13 @@ def only_words(rank, make, steps, options):
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_sparse_adam_is_pytorchs(box, start, monkeypatch, ranks):
+def test_sparse_adam_is_pytorchs(box, start, ranks):
     steps = 10
-    monkeypatch.setattr(torch.Tensor, "sqrt_", lambda x: x.copy_(exact_sqrt(x)))
-    torch.manual_seed(SEED)
-    net = nn.Embedding(WORDS, SIZE, sparse=True)
+    net = embedding()
+    first = net.weight.detach().clone()
     optimizer = sparse_adam(net)
-    for step in range(steps):
+
+    def rows_of(step):
         every = []
         for rank in range(ranks):
             net.zero_grad()
@@ -141,8 +143,12 @@ def test_sparse_adam_is_pytorchs(box, start, monkeypatch, ranks):
             every.append(net.weight.grad.coalesce())
         used = torch.cat([each.indices()[0] for each in every]).unique()
         rows = mean([each.to_dense() for each in every])[used]
-        net.weight.grad = torch.sparse_coo_tensor(used[None], rows, (WORDS, SIZE))
-        optimizer.step()
+        return torch.sparse_coo_tensor(used[None], rows, (WORDS, SIZE), check_invariants=False)
+
+    for step in range(steps):
+        net.weight.grad = rows_of(step)
+        for _ in replayed([[{}]], net, optimizer):
+            pass
     expected = optimizer.state_dict()["state"][0]
     for weight, state in start(only_words, ranks, sparse_adam, steps, {}).results():
         assert torch.equal(weight, net.weight)
@@ -152,99 +158,76 @@ def test_sparse_adam_is_pytorchs(box, start, monkeypatch, ranks):
         )
         never = (expected["exp_avg_sq"] == 0).all(1)
         assert never.any()
-        torch.manual_seed(SEED)
-        assert torch.equal(weight[never], nn.Embedding(WORDS, SIZE).weight[never])
+        assert torch.equal(weight[never], first[never])
 
 
-def lazily(rank, lazy):
-    def make(net):
-        return torch.optim.SGD(net.parameters(), 0.5, weight_decay=0.5)
-
-    return only_words(rank, make, 1, {"lazy": lazy})[0]
-
-
-def test_a_lazy_step_leaves_others_alone(box, start):
-    torch.manual_seed(SEED)
-    before = nn.Embedding(WORDS, SIZE).weight.detach()
-    used = torch.cat([texts_of(rank, 0)[0].flatten() for rank in range(2)]).unique()
+@of_ranks(2)
+def test_a_lazy_step_leaves_others_alone(rank):
+    before = embedding().weight.detach()
+    used = torch.cat([texts_of(each, 0)[0].flatten() for each in range(2)]).unique()
     others = torch.ones(WORDS, dtype=torch.bool)
     others[used] = False
-    for weight in start(lazily, 2, ("*",)).results():
+    for number, lazy in enumerate((("*",), "weig*", ["weig*"])):
+        weight, _ = only_words(rank, decaying_sgd, 1, {"lazy": lazy, "job": job(number)})
         assert torch.equal(weight[others], before[others])
         assert not torch.equal(weight[used], before[used])
-    for weight in start(lazily, 2, ()).results():
-        assert torch.equal(weight[others], before[others] - 0.5 * (0.5 * before[others]))
+    weight, _ = only_words(rank, decaying_sgd, 1, {"lazy": (), "job": job("none")})
+    assert torch.equal(weight[others], before[others] - 0.5 * (0.5 * before[others]))
 
 
-def test_a_text_is_one_pattern_of_lazy_weights(box, start):
-    one, other = (start(lazily, 2, lazy).results() for lazy in ("weig*", ["weig*"]))
-    assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
-
-
-def refuses(rank):
-    net = Text()
-
-    def made(**options):
-        return phub.DistributedOptimizer(sgd(net), net, **options)
-
-    with pytest.raises(phub.InvalidError, match="server=True"):
-        made(server=False, rows={"*": 2})
-    with pytest.raises(phub.NotFoundError, match=r"'line\.\*'; there are words\.weight"):
-        made(rows={"line.*": 2})
-    with pytest.raises(phub.NotFoundError, match="lazy: no parameter"):
-        made(lazy=("nothing",))
-    with pytest.raises(phub.NotFoundError, match="lazy: no parameter .* 'nothing'"):
-        made(lazy="nothing")
-    for wrong, said in (
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"server": False, "rows": {"*": 2}}, "server=True"),
+        ({"rows": {"line.*": 2}}, r"'line\.\*'; there are words\.weight"),
+        ({"lazy": ("nothing",)}, "lazy: no parameter"),
+        ({"lazy": "nothing"}, "lazy: no parameter .* 'nothing'"),
         ({"rows": 5}, "rows=5: it is a number of rows by patterns"),
         ({"rows": {1: 5}}, "rows={1: 5}: it is a number"),
         ({"rows": {"*": "x"}}, r"rows of '\*' is 'x': it must be a whole number"),
         ({"rows": {"*": 2**64}}, r"rows of '\*' is 18446744073709551616: it must"),
+        ({"rows": {"*": 0}}, "0 rows"),
         ({"lazy": True}, "lazy=True: it is patterns of names"),
         ({"lazy": [3]}, r"lazy=\[3\]: it is patterns of names"),
-    ):
-        with pytest.raises(phub.InvalidError, match=said):
-            made(**wrong)
-    with pytest.raises(phub.InvalidError, match="0 rows"):
-        made(rows={"*": 0})
-    with pytest.raises(phub.InvalidError, match="'line.weight' has dense gradients"):
-        phub.DistributedOptimizer(torch.optim.SparseAdam(net.parameters()), net)
-    optimizer = made(rows={"*": 2})
+        ({"optimizer": "sparse"}, "'line.weight' has dense gradients"),
+    ],
+)
+def test_what_cannot_be_is_refused(box, options, message):
+    net, options = Text(), dict(options)
+    sparse = options.pop("optimizer", None)
+    optimizer = torch.optim.SparseAdam(net.parameters()) if sparse else sgd(net)
+    with pytest.raises((phub.InvalidError, phub.NotFoundError), match=message):
+        phub.DistributedOptimizer(optimizer, net, **options)
+
+
+@of_ranks(1)
+def test_more_rows_than_there_is_room_for_are_refused(rank):
+    net = Text()
+    optimizer = phub.DistributedOptimizer(sgd(net), net, rows={"*": 2})
     with pytest.raises(phub.InvalidError, match="3 different rows for key 'words.weight'"):
         net(torch.tensor([[1, 2, 3]])).sum().backward()
     optimizer.close()
 
 
-def test_what_cannot_be_is_refused(box, start):
-    start(refuses, 1).results()
-
-
-def pushes(rank):
-    keys = {"m": phub.Key(10, shape=(5, 2), rows_limit=3), "v": 3}
-    worker = phub.Worker(keys)
+@of_ranks(1)
+def test_a_worker_pushes_rows(rank):
+    worker = phub.Worker({"m": phub.Key(10, shape=(5, 2), rows_limit=3), "v": 3})
     worker.wait_all()
     rows = np.array([4, 1, 4], np.int64)
     elements = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
     worker.push_rows("m", rows, elements)
     worker.wait("m")
-    found = np.array(worker.parameters("m")).reshape(5, 2)
-    with pytest.raises(phub.InvalidError, match=r"are not int64 of \(count,\)"):
-        worker.push_rows("m", rows, elements[:2].copy())
-    with pytest.raises(phub.InvalidError, match="no rows_limit"):
-        worker.push_rows("v", rows, elements)
-    with pytest.raises(phub.InvalidError, match="there is no row 5"):
-        worker.push_rows("m", rows + 1, elements)
-    with pytest.raises(phub.InvalidError, match="'m': indices of rows are int64, .* format 'd'"):
-        worker.push_rows("m", rows.astype(np.float64), elements)
-    with pytest.raises(phub.InvalidError, match="'m': elements of rows are float32, .* 'i'"):
-        worker.push_rows("m", rows, elements.astype(np.int32))
+    assert worker.parameters("m").tolist() == [0, 0, 3, 4, 0, 0, 0, 0, 6, 8]
+    for key, *wrong, message in (
+        ("m", rows, elements[:2].copy(), r"are not int64 of \(count,\)"),
+        ("v", rows, elements, "no rows_limit"),
+        ("m", rows + 1, elements, "there is no row 5"),
+        ("m", rows.astype(np.float64), elements, "'m': indices of rows are int64, .* format 'd'"),
+        ("m", rows, elements.astype(np.int32), "'m': elements of rows are float32, .* 'i'"),
+    ):
+        with pytest.raises(phub.InvalidError, match=message):
+            worker.push_rows(key, *wrong)
     worker.push_rows("m", rows[:0].copy(), elements[:0].copy())  # none
     worker.wait("m")
     assert not np.array(worker.parameters("m")).any()
     worker.close()
-    return found
-
-
-def test_a_worker_pushes_rows(box, start):
-    (found,) = start(pushes, 1).results()
-    assert np.array_equal(found, [[0, 0], [3, 4], [0, 0], [0, 0], [6, 8]])
