@@ -105,9 +105,9 @@ def make_net():
 
 def loss_of(net, rank, step):
     random = torch.Generator().manual_seed(SEED + 1000 * step + rank)
-    inputs = torch.randn(8, 12, generator=random)
+    inputs = torch.randn(8, 12, generator=random).to(next(net.parameters()).dtype)
     labels = torch.randint(5, (8,), generator=random)
-    return functional.cross_entropy(net(inputs), labels)
+    return functional.cross_entropy(net(inputs).float(), labels)
 
 
 def train(optimizer, net, rank, steps, parts=1, schedule=None):

@@ -1,13 +1,13 @@
-"""Loss scaling, against one process with torch's GradScaler on the mean of the gradients."""
+"""Steps that the box scales, clips or leaves out, against torch's."""
 
 import multiprocessing
 import signal
 
 import pytest
 import torch
-from conftest import SEED
-from exact import assert_same_bits, exact_roots, mean
-from models import make_net
+from conftest import of_ranks
+from exact import assert_same_bits, gradients_of, job, parameters_of, replayed
+from models import loss_of, make_net
 from torch import nn
 
 import phub
@@ -21,43 +21,49 @@ def plain(net):
     return torch.optim.AdamW(net.parameters(), 1e-2, foreach=False)
 
 
-def loss_of(net, rank, step, dtype):
-    random = torch.Generator().manual_seed(SEED + 1000 * step + rank)
-    inputs = torch.randn(8, 12, generator=random).to(dtype)
-    labels = torch.randint(5, (8,), generator=random)
-    loss = nn.functional.cross_entropy(net(inputs).float(), labels)
+def made(dtype=torch.float32, scaling=SCALING, **options):
+    """A net, its optimizer and a scaler."""
+    net = make_net().to(dtype)
+    options = {"on_nonfinite": "skip", **options}
+    optimizer = phub.DistributedOptimizer(plain(net), net, **options)
+    return net, optimizer, phub.GradScaler(optimizer, **scaling)
+
+
+def overflowing(net, rank, step):
+    loss = loss_of(net, rank, step)
     return loss * float("inf") if OVERFLOWS.get(step) == rank else loss
 
 
-def parameters_of(net):
-    return {name: p.detach().clone() for name, p in net.named_parameters()}
-
-
-def gradients_of(net):
-    return {n: p.grad.float() for n, p in net.named_parameters() if p.grad is not None}
-
-
-def scaled(rank, dtype, options):
-    """An optimizer and its scaler."""
-    net = make_net().to(dtype)
-    optimizer = phub.DistributedOptimizer(plain(net), net, on_nonfinite="skip", **options)
-    return net, optimizer, phub.GradScaler(optimizer, **SCALING)
+def in_float32(gradients):
+    return {name: gradient.float() for name, gradient in gradients.items()}
 
 
 def trains(rank, dtype, options):
-    net, optimizer, scaler = scaled(rank, dtype, options)
-    seen = []
+    net, optimizer, scaler = made(dtype, **options)
+    gradients, seen = [], []
     for step in range(STEPS):
         optimizer.zero_grad()
-        scaler.scale(loss_of(net, rank, step, dtype)).backward()
-        gradients = gradients_of(net)
+        scaler.scale(overflowing(net, rank, step)).backward()
+        gradients.append(in_float32(gradients_of(net)))
         scaler.step(optimizer)
         scaler.update()
         optimizer.synchronize()
-        seen.append((gradients, parameters_of(net), scaler.state_dict(), optimizer.skipped))
+        seen.append((parameters_of(net), scaler.state_dict(), optimizer.skipped))
     optimizer.worker.barrier()
     optimizer.close()
-    return seen
+    return gradients, seen
+
+
+class Scaled:
+    """An optimizer and torch's scaler, which has made no step yet."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.scaler = optimizer, torch.amp.GradScaler("cpu", **SCALING)
+
+    def step(self):
+        self.scaler.scale(torch.zeros(()))
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -65,113 +71,168 @@ def trains(rank, dtype, options):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_steps_and_scales_are_those_of_torch(box, start, dtype, overlap, ranks):
     options = {"overlap": overlap, "transport": "shm" if ranks == 2 else "tcp"}
-    results = start(trains, ranks, dtype, options).results()
+    gradients, seen = zip(*start(trains, ranks, dtype, options).results(), strict=True)
     net = make_net().to(dtype).float()  # the box's parameters are float32
-    optimizer = plain(net)
-    scaler = torch.amp.GradScaler("cpu", **SCALING)
-    skips = 0
-    for step, seen in enumerate(zip(*results, strict=True)):
-        before = parameters_of(net)
-        scaler.scale(torch.zeros(()))
-        for name, parameter in net.named_parameters():
-            if name in seen[0][0]:
-                parameter.grad = mean([gradients[name] for gradients, *_ in seen])
-        with exact_roots():
-            scaler.step(optimizer)
-        scaler.update()
-        expected = {name: p.to(dtype) for name, p in parameters_of(net).items()}
+    scaled = Scaled(plain(net))
+    before, skips = parameters_of(net), 0
+    for step, _ in enumerate(replayed(gradients, net, scaled)):
         skipped = all(torch.equal(p, before[n]) for n, p in net.named_parameters())
         assert skipped or step not in OVERFLOWS
         skips += skipped
-        for _, parameters, state, was_skipped in seen:
-            assert was_skipped == skipped
-            assert state == scaler.state_dict()
-            assert_same_bits(parameters, expected)
+        before = parameters_of(net)
+        expected = {name: p.to(dtype) for name, p in before.items()}
+        for of_rank in seen:
+            assert_same_bits(of_rank[step], (expected, scaled.scaler.state_dict(), skipped))
     assert len(OVERFLOWS) <= skips < STEPS / 2
 
 
-def goes_on(rank):
-    _, _, scaler = scaled(rank, torch.float32, {})
+@of_ranks(1)
+def test_a_saved_scale_goes_on(rank):
+    net, optimizer, scaler = made()
     scaler.load_state_dict({**scaler.state_dict(), "scale": 512.0, "_growth_tracker": 2})
-    before = scaler.get_scale()
-    net, optimizer = scaler._optimizer._model, scaler._optimizer
-    scaler.scale(loss_of(net, 1, 0, torch.float32)).backward()
+    assert scaler.get_scale() == 512
+    scaler.scale(loss_of(net, 1, 0)).backward()
     scaler.step(optimizer)
     scaler.update()
-    return before, scaler.get_scale(), optimizer.grad_norm
+    assert scaler.get_scale() == 1024
+    alone = make_net()
+    loss_of(alone, 1, 0).backward()
+    norm = nn.utils.get_total_norm(list(gradients_of(alone).values())).item()
+    assert optimizer.grad_norm == pytest.approx(norm, rel=1e-5)
 
 
-def norm_without_scaling(rank):
+# ---- Clipping.
+
+BAD_STEP, CLIPPED_STEPS = 4, 8
+
+
+def first_norm(ranks):
+    """Of the ranks' mean gradient in the first step."""
     net = make_net()
-    loss_of(net, 1, 0, torch.float32).backward()
-    return nn.utils.get_total_norm(list(gradients_of(net).values())).item()
+    for rank in range(ranks):
+        (loss_of(net, rank, 0) / ranks).backward()
+    return nn.utils.clip_grad_norm_(net.parameters(), float("inf")).item()
 
 
-def test_a_saved_scale_goes_on(box, start):
-    ((before, after, norm),) = start(goes_on, 1).results()
-    assert (before, after) == (512, 1024)
-    assert norm == pytest.approx(norm_without_scaling(0), rel=1e-5)
+def is_clipped(rank, options):
+    net = make_net()
+    optimizer = phub.DistributedOptimizer(plain(net), net, on_nonfinite="skip", **options)
+    assert optimizer.grad_norm is None
+    assert not optimizer.skipped
+    gradients, seen = [], []
+    for step in range(CLIPPED_STEPS):
+        optimizer.zero_grad()
+        loss = loss_of(net, rank, step)
+        (loss * float("inf") if (step, rank) == (BAD_STEP, 1) else loss).backward()
+        gradients.append(gradients_of(net))
+        optimizer.step()
+        optimizer.synchronize()
+        seen.append((parameters_of(net), optimizer.grad_norm, optimizer.skipped))
+    steps = {int(s["step"]) for s in optimizer.state_dict()["state"].values()}
+    assert steps == {CLIPPED_STEPS - 1}
+    optimizer.worker.barrier()
+    optimizer.close()
+    return gradients, seen
+
+
+class Clipped:
+    """An optimizer that clips before its steps, and leaves out those that are not finite."""
+
+    def __init__(self, net, max_norm):
+        self.net, self.optimizer, self.max_norm, self.clipped = net, plain(net), max_norm, 0
+
+    def step(self):
+        parameters = [p for p in self.net.parameters() if p.grad is not None]
+        norm = nn.utils.clip_grad_norm_(parameters, self.max_norm, foreach=False)
+        self.norm, self.skipped = norm.item(), not torch.isfinite(norm)
+        self.clipped += self.norm > self.max_norm
+        if not self.skipped:
+            self.optimizer.step()
+
+
+@pytest.mark.parametrize("overlap", ["backward", "forward"])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_steps_are_clipped_and_skipped_as_pytorch_does(box, start, transport, overlap):
+    max_norm = 0.9 * first_norm(2)  # the first step is clipped
+    options = {"max_norm": max_norm, "transport": transport, "overlap": overlap}
+    gradients, seen = zip(*start(is_clipped, 2, options).results(), strict=True)
+    assert_same_bits([each[0] for each in seen[0]], [each[0] for each in seen[1]])
+    net = make_net()
+    clipped = Clipped(net, max_norm)
+    for step, _ in enumerate(replayed(gradients, net, clipped)):
+        for parameters, grad_norm, was_skipped in (of_rank[step] for of_rank in seen):
+            assert was_skipped == (step == BAD_STEP) == clipped.skipped
+            assert was_skipped or grad_norm == pytest.approx(clipped.norm, rel=1e-6)
+            torch.testing.assert_close(parameters, parameters_of(net), rtol=1e-5, atol=1e-6)
+    assert clipped.clipped > 0
+
+
+@of_ranks(1)
+def test_a_worker_is_told_the_norm(rank):
+    with phub.Worker({"w": 4}, optimizer="sgd", hyper={"lr": 1, "max_norm": 1}) as worker:
+        assert worker.verdict is None
+        worker.gradient("w")[:] = memoryview(torch.full((4,), 2.0).numpy())
+        worker.push("w")
+        worker.wait("w")
+        assert worker.verdict == phub.Verdict(round=1, norm=4.0, skipped=False)
+        assert list(worker.parameters("w")) == pytest.approx([-0.5] * 4)
 
 
 # ---- What would be wrong.
 
 
-def pushed(rank, **options):
-    net, optimizer, scaler = scaled(rank, torch.float32, options)
-    scaler.scale(loss_of(net, 1, 0, torch.float32)).backward()
-    return net, optimizer, scaler
-
-
-def unscales(rank):
-    _, optimizer, scaler = pushed(rank)
-    scaler.unscale_(optimizer)
-
-
-def updates_early(rank):
-    _, optimizer, scaler = pushed(rank)
+def updates_early(_net, optimizer, scaler):
     scaler.update(2.0)
     scaler.step(optimizer)
 
 
-def steps_another(rank):
-    net, _, scaler = pushed(rank)
-    scaler.step(plain(net))
+@of_ranks(1)
+def test_guards(rank):
+    def refused(message, call, *arguments, error=RuntimeError):
+        with pytest.raises(error, match=message):
+            call(*arguments)
+
+    for number, (message, act) in enumerate(
+        (
+            ("the box divides.*max_norm", lambda _, optimizer, scaler: scaler.unscale_(optimizer)),
+            (
+                "the scale of the gradients was changed between.*to 2.0.*scaler.update",
+                updates_early,
+            ),
+            (
+                "for the DistributedOptimizer that it was made of",
+                lambda net, _, scaler: scaler.step(plain(net)),
+            ),
+            ("update.. before step", lambda _, optimizer, scaler: scaler.update()),
+        )
+    ):
+        net, optimizer, scaler = made(job=job(number))
+        scaler.scale(loss_of(net, 1, 0)).backward()
+        refused(message, act, net, optimizer, scaler)
+    net, optimizer, scaler = made(job=job("scale"))
+    loss_of(net, 1, 0).backward()
+    refused("step.. before scale..", scaler.step, optimizer)
+    for server in (True, False):
+        options = {"server": server, "job": job(server)}
+        optimizer = phub.DistributedOptimizer(plain(net), net, **options)
+        refused("='skip' and server=True", phub.GradScaler, optimizer, error=phub.InvalidError)
 
 
-def updates_without_step(rank):
-    _, _, scaler = pushed(rank)
-    scaler.update()
+@of_ranks(1)
+def test_a_scaler_takes_the_device(rank):
+    with pytest.raises(phub.InvalidError, match="on device 'cpu'"):
+        made(scaling={"device": "cuda"})
+    *_, scaler = made(scaling={"device": "cpu"}, job=job("cpu"))
+    assert scaler.get_scale() == 65536.0
 
 
-def steps_without_scale(rank):
-    net, optimizer, scaler = scaled(rank, torch.float32, {})
-    loss_of(net, 1, 0, torch.float32).backward()
-    scaler.step(optimizer)
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        (unscales, "the box divides.*max_norm"),
-        (updates_early, "the scale of the gradients was changed between.*to 2.0.*scaler.update"),
-        (steps_another, "for the DistributedOptimizer that it was made of"),
-        (updates_without_step, "update.. before step"),
-        (steps_without_scale, "step.. before scale.."),
-    ],
-)
-def test_guards(box, start, body, message):
-    with pytest.raises(RuntimeError, match=message):
-        start(body, 1).results()
-
-
-def never_steps(rank):
-    net = make_net()
-    optimizer = phub.DistributedOptimizer(plain(net), net, on_nonfinite="skip")
-    scaler = phub.GradScaler(optimizer, init_scale=2.0**-97)
+@of_ranks(2)
+def test_a_scaler_that_leaves_out_every_step_is_an_error(rank):
+    net, optimizer, scaler = made(scaling={"init_scale": 2.0**-97})
     before = parameters_of(net)
     for step in range(3):  # to 2^-100, less than 1e-30
         optimizer.zero_grad()
-        loss = loss_of(net, rank, step, torch.float32)
+        loss = loss_of(net, rank, step)
         scaler.scale(loss * float("nan") if rank == 0 else loss).backward()
         scaler.step(optimizer)
         if step < 2:
@@ -181,28 +242,13 @@ def never_steps(rank):
     assert_same_bits(parameters_of(net), before)
 
 
-def test_a_scaler_that_leaves_out_every_step_is_an_error(box, start):
-    start(never_steps, 2).results()
-
-
-def scales_what_cannot_be(rank, options):
-    net = make_net()
-    phub.GradScaler(phub.DistributedOptimizer(plain(net), net, **options))
-
-
-@pytest.mark.parametrize("options", [{}, {"server": False}])
-def test_optimizers_that_do_not_skip_are_refused(box, start, options):
-    with pytest.raises(phub.InvalidError, match="on_nonfinite='skip' and server=True"):
-        start(scales_what_cannot_be, 1, options).results()
-
-
 def is_replaced(rank, begun, over):
-    net, optimizer, scaler = scaled(rank, torch.float32, {})
+    net, optimizer, scaler = made()
     step = 0
     while not over.is_set():
         step += 1
         optimizer.zero_grad()
-        scaler.scale(loss_of(net, rank, 100 + step, torch.float32)).backward()
+        scaler.scale(loss_of(net, rank, 100 + step)).backward()
         scaler.step(optimizer)
         scaler.update()
         if rank == 1:

@@ -2,35 +2,23 @@
 
 import copy
 import io
-import itertools
 import multiprocessing
-import os
 import pickle
 
+import pytest
 import torch
-from exact import assert_same_bits as assert_same_bits_by_name
-from models import loss_of, make_net
+from conftest import of_ranks
+from exact import assert_same_bits, job
+from models import loss_of, make_net, train
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 import phub
 
 
-def assert_same_bits(one, other):
-    assert_same_bits_by_name(dict(enumerate(one)), dict(enumerate(other)))
-
-
 def made(net, name="", **options):
     optimizer = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], 1e-2)
-    job = f"{os.environ['PHUB_JOB']}{name}"[:200]
-    return phub.DistributedOptimizer(optimizer, net, job=job, **options)
-
-
-def train(rank, net, optimizer, steps=2):
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss_of(net, rank, step).backward()
-        optimizer.step()
+    return phub.DistributedOptimizer(optimizer, net, job=job(name), **options)
 
 
 def saved(value):
@@ -51,14 +39,10 @@ def evaluated(net):
         return [net(torch.ones(2, 12))]
 
 
-def held(net):
-    return [p.data for p in net.parameters()]
-
-
 # What reads the parameters, and returns them, or what depends on them.
 READS = {
     "parameters": lambda net: [p.detach() for p in net.parameters()],
-    "data": held,
+    "data": lambda net: [p.data for p in net.parameters()],
     "clone": lambda net: [p.clone() for p in net.parameters()],
     "numpy": lambda net: [torch.from_numpy(p.detach().numpy()) for p in net.parameters()],
     "item": lambda net: [p.flatten()[0].item() for p in net.parameters()],
@@ -89,59 +73,48 @@ READS = {
 }
 
 
-def reads(rank):
-    """By each way, after two steps with overlap="forward"; and what it finds with False."""
-    found = {}
-    for (way, read), zero_copy in itertools.product(READS.items(), (False, True)):
+WAYS = pytest.mark.parametrize("zero_copy", [False, True])
+
+
+@WAYS
+@of_ranks(2)
+def test_whatever_reads_a_parameter_finds_its_new_value(rank, zero_copy):
+    """By each way, after two steps with overlap="forward" it finds what it does with False."""
+    for way, read in READS.items():
+        found = []
         for overlap in ("forward", False):
             net = make_net()
-            name = f"-{way}-{zero_copy}-{overlap}".replace(" ", "-")
-            optimizer = made(net, name, overlap=overlap, zero_copy=zero_copy)
-            train(rank, net, optimizer)
+            optimizer = made(net, f"{way}-{overlap}", overlap=overlap, zero_copy=zero_copy)
+            train(optimizer, net, rank, range(2))
             values = read(net)
-            values = [v.detach().clone() if isinstance(v, torch.Tensor) else v for v in values]
-            found.setdefault((way, zero_copy), []).append(values)
+            found.append([v.detach().clone() if isinstance(v, torch.Tensor) else v for v in values])
             optimizer.worker.barrier()
             optimizer.close()
-    return found
+        assert_same_bits(*found, way)
 
 
-def test_whatever_reads_a_parameter_finds_its_new_value(box, start):
-    for found in start(reads, 2).results():
-        assert len(found) == 2 * len(READS)
-        for way, (read, expected) in found.items():
-            if isinstance(expected[0], torch.Tensor):
-                assert_same_bits(read, expected)
-            else:
-                assert read == expected, way
-
-
-def has_views(rank):
-    """Taken before the steps: they read the parameter's memory without its knowledge."""
+@WAYS
+@of_ranks(2)
+def test_a_view_that_was_taken_before_has_the_new_values(rank, zero_copy):
+    """It reads the parameter's memory without its knowledge."""
     found = []
-    for zero_copy, overlap in itertools.product((False, True), ("forward", False)):
+    for overlap in ("forward", False):
         net = make_net()
-        name = f"-{zero_copy}-{overlap}"
-        optimizer = made(net, name, overlap=overlap, zero_copy=zero_copy)
+        optimizer = made(net, overlap, overlap=overlap, zero_copy=zero_copy)
         view, numbers = net[0].weight.detach(), net[2].weight.detach().numpy()
-        train(rank, net, optimizer, steps=3)
+        train(optimizer, net, rank, range(3))
         found.append([view.clone(), torch.from_numpy(numbers.copy())])
         assert net[2].bias.detach().count_nonzero() > 0
         optimizer.worker.barrier()
         optimizer.close()
-    return found
+    assert_same_bits(*found)
 
 
-def test_a_view_that_was_taken_before_has_the_new_values(box, start):
-    for found in start(has_views, 2).results():
-        for read, expected in zip(found[::2], found[1::2], strict=True):
-            assert_same_bits(read, expected)
-
-
-def asks_for_no_numbers(rank):
+@of_ranks(1)
+def test_what_reads_no_numbers_waits_for_nothing(rank):
     net = make_net()
     optimizer = made(net, overlap="forward")
-    train(rank, net, optimizer)
+    train(optimizer, net, rank, range(2))
     for p in net.parameters():
         assert p.shape == p.size()
         assert p.numel() * p.element_size() == p.nbytes
@@ -152,11 +125,7 @@ def asks_for_no_numbers(rank):
     optimizer.zero_grad()
     net.zero_grad()
     nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-    return [mine.waits for mine in optimizer._mine]
-
-
-def test_what_reads_no_numbers_waits_for_nothing(box, start):
-    assert start(asks_for_no_numbers, 1).results() == [[True] * 4]
+    assert [mine.waits for mine in optimizer._mine] == [True] * 4
 
 
 def begins_forward(rank, came_to_the_first_layer):
@@ -204,37 +173,27 @@ def compiled(net, kind):
     return torch.compile(net, backend="aot_eager") if kind == "outside" else net
 
 
-def runs_compiled(rank):
-    torch.set_num_threads(1)
-    results = []
-    kinds = ("script", "wrapped", "in place", "outside")
-    for kind, overlap in itertools.product(kinds, ("forward", False)):
-        net = make_net()
-        whole = compiled(net, kind)
-        optimizer = made(net, f"-{kind}-{overlap}".replace(" ", "-"), overlap=overlap)
-        train(rank, whole, optimizer, steps=3)
-        if overlap and kind != "outside":
-            assert [mine.waits for mine in optimizer._mine] == [True, False, False, True]
-        results.append(evaluated(whole))
-    return results
+@of_ranks(1)
+def test_what_is_compiled_has_the_new_values(rank):
+    for kind in ("script", "wrapped", "in place", "outside"):
+        found = []
+        for overlap in ("forward", False):
+            net = make_net()
+            whole = compiled(net, kind)
+            optimizer = made(net, f"{kind}-{overlap}", overlap=overlap)
+            train(optimizer, whole, rank, range(3))
+            if overlap and kind != "outside":
+                assert [mine.waits for mine in optimizer._mine] == [True, False, False, True]
+            found.append(evaluated(whole))
+        assert_same_bits(*found)
 
 
-def test_what_is_compiled_has_the_new_values(box, start):
-    (found,) = start(runs_compiled, 1).results()
-    for read, expected in zip(found[::2], found[1::2], strict=True):
-        assert_same_bits(read, expected)
-
-
-def is_dropped(rank):
+@of_ranks(1)
+def test_the_values_come_after_the_optimizer_is_dropped_too(rank):
     """The program keeps the model alone."""
     found = []
     for overlap in ("forward", False):
         net = make_net()
-        train(rank, net, made(net, f"-{overlap}", overlap=overlap))
+        train(made(net, overlap, overlap=overlap), net, rank, range(2))
         found.append(evaluated(net))
-    return found
-
-
-def test_the_values_come_after_the_optimizer_is_dropped_too(box, start):
-    ((read, expected),) = start(is_dropped, 1).results()
-    assert_same_bits(read, expected)
+    assert_same_bits(*found)

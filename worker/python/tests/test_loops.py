@@ -1,12 +1,12 @@
 """Loops as frameworks write them: closures, gradients that are touched, wrapped models."""
 
 import math
-import os
 import warnings
 
 import pytest
 import torch
-from exact import assert_same_bits
+from conftest import of_ranks
+from exact import assert_same_bits, job, parameters_of
 from models import loss_of, make_net
 from torch import nn
 
@@ -16,13 +16,12 @@ import phub
 def made(net, name, **options):
     parameters = [p for p in net.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, 1e-2)
-    job = f"{os.environ['PHUB_JOB']}-{name}"[:200]
-    return phub.DistributedOptimizer(optimizer, net, job=job, **options)
+    return phub.DistributedOptimizer(optimizer, net, job=job(name), **options)
 
 
-def trains(rank, name, way, overlap):
+def trains(rank, way, overlap):
     net = make_net()
-    optimizer = made(net, name, overlap=overlap)
+    optimizer = made(net, way, overlap=overlap)
     for step in range(3):
 
         def closure(step=step):
@@ -40,65 +39,32 @@ def trains(rank, name, way, overlap):
             assert nn.utils.clip_grad_norm_(net.parameters(), math.inf) > 0
         optimizer.step()
     optimizer.synchronize()
-    parameters = dict(net.named_parameters())
     optimizer.worker.barrier()
-    return parameters
+    return parameters_of(net)
 
 
 @pytest.mark.parametrize("overlap", ["backward", "forward", False])
-@pytest.mark.parametrize("way", ["closure", "touched"])
-def test_a_loop_gives_the_bits_of_the_plain_one(box, start, way, overlap):
-    for plain, other in zip(
-        start(trains, 2, "plain", "plain", overlap).results(),
-        start(trains, 2, "other", way, overlap).results(),
-        strict=True,
-    ):
-        assert_same_bits(plain, other)
+@of_ranks(2)
+def test_a_loop_gives_the_bits_of_the_plain_one(rank, overlap):
+    plain = trains(rank, "plain", overlap)
+    for way in ("closure", "touched"):
+        assert_same_bits(plain, trains(rank, way, overlap))
 
 
-def has_a_device(rank):
-    net = make_net()
-    optimizer = made(net, "device", on_nonfinite="skip")
-    with pytest.raises(phub.InvalidError, match="on device 'cpu'"):
-        phub.GradScaler(optimizer, device="cuda")
-    return phub.GradScaler(optimizer, device="cpu").get_scale()
+@of_ranks(1)
+def test_a_layer_that_came_later_is_refused(rank):
+    def two_layers():
+        return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
 
-
-def test_a_scaler_takes_the_device(box, start):
-    assert start(has_a_device, 1).results() == [65536.0]
-
-
-class Wrapper(nn.Module):
-    """As torch.compile and checkpoint_wrapper do."""
-
-    def __init__(self, module, name):
-        super().__init__()
-        self.add_module(name, module)
-
-
-def wraps(rank):
-    net = make_net()
-    plain = [name for name, p in net.named_parameters() if p.requires_grad]
-    net[2] = Wrapper(net[2], "_checkpoint_wrapped_module")
-    net = Wrapper(net, "_orig_mod")
-    return plain, list(made(net, "wrapped").worker.keys)
-
-
-def test_keys_of_a_wrapped_model_have_the_plain_names(box, start):
-    ((plain, keys),) = start(wraps, 1).results()
-    assert keys == sorted(plain)
-
-
-def changes_its_model(_rank):
     for name in ("1", "later"):
-        net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        net = two_layers()
         optimizer = made(net, f"layer-{name}")
         setattr(net, name, nn.Linear(4, 4))
         net(torch.ones(2, 4)).sum().backward()
         with pytest.raises(RuntimeError, match=rf"'{name}\.weight' came into the model"):
             optimizer.step()
         optimizer.close()
-    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    net = two_layers()
     optimizer = made(net, "removed")
     del net[1]
     net.append(nn.Linear(4, 4).requires_grad_(False))
@@ -106,11 +72,8 @@ def changes_its_model(_rank):
     optimizer.step()
 
 
-def test_a_layer_that_came_later_is_refused(box, start):
-    start(changes_its_model, 1).results()
-
-
-def makes_parts(_rank):
+@of_ranks(1)
+def test_steps_that_never_accumulate_are_warned(rank):
     net = nn.Linear(4, 4)
     optimizer = made(net, "parts", accumulate=3)
 
@@ -131,18 +94,9 @@ def makes_parts(_rank):
         steps(1)
 
 
-def test_steps_that_never_accumulate_are_warned(box, start):
-    start(makes_parts, 1).results()
-
-
-def synchronizes_statistics(_rank):
+@of_ranks(2)
+def test_statistics_of_one_rank_are_not_those_of_all(rank):
     net = nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4))
-    message = "'1' is a SyncBatchNorm.*its has 1, the job 2"
-    with pytest.raises(phub.InvalidError, match=message):
-        made(net, "optimizer")
-    with pytest.raises(phub.InvalidError, match=message):
-        phub.ddp(net, job=f"{os.environ['PHUB_JOB']}-ddp")
-
-
-def test_statistics_of_one_rank_are_not_those_of_all(box, start):
-    start(synchronizes_statistics, 2).results()
+    for make in (lambda: made(net, "optimizer"), lambda: phub.ddp(net, job=job("ddp"))):
+        with pytest.raises(phub.InvalidError, match="'1' is a SyncBatchNorm.*has 1, the job 2"):
+            make()
