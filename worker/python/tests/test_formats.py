@@ -1,16 +1,14 @@
 """Gradients in formats of their own: the bits of coded ones, and trainings with them."""
 
-import copy
 import itertools
-import os
 
 import numpy as np
 import pytest
 import torch
 from coded import Sender, int8, topk
-from conftest import SEED, SavingBox, wait_until
-from exact import assert_same_bits, mean
-from models import ResNet, image_batch, loss_of, make_net
+from conftest import SEED, SavingBox, of_ranks, wait_until
+from exact import assert_same_bits, gradients_of, mean, parameters_of, replayed
+from models import ResNet, image_batch, loss_of, make_net, recorded, wrapped
 
 import phub
 
@@ -82,45 +80,37 @@ def test_sums_are_those_of_the_codes_to_the_bit(box, start, transport, world):
                 assert np.array_equal(result[key], expected[key]), (key, round_)
 
 
-def broadcasts(rank):
+@of_ranks(2)
+def test_parameters_are_not_coded(rank):
     initial = np.linspace(-1, 1, 1000, dtype=np.float32)
     with phub.Worker({"w": 1000}, initial="broadcast", gradient_dtype="int4") as worker:
         worker.broadcast({"w": initial} if rank == 0 else None)
-        return np.array_equal(np.asarray(worker.parameters("w")), initial)
+        assert np.array_equal(np.asarray(worker.parameters("w")), initial)
 
 
-def test_parameters_are_not_coded(box, start):
-    assert start(broadcasts, 2).results() == [True, True]
-
-
-def sends_fp8(rank, dtype, gradients):
-    """What comes back of each gradient, each of a job of its own: without a residual before it."""
-    results = []
-    for n, gradient in enumerate(gradients):
-        with phub.Worker({"w": len(gradient)}, gradient_dtype=dtype, job=f"fp8-{n}") as worker:
-            np.asarray(worker.gradient("w"))[:] = gradient
-            worker.push("w")
-            worker.wait("w")
-            results.append(np.array(worker.parameters("w")))
-    return results
+def sent(gradient, **options):
+    """What comes back of it."""
+    with phub.Worker({"w": len(gradient)}, **options) as worker:
+        np.asarray(worker.gradient("w"))[:] = gradient
+        worker.push("w")
+        worker.wait("w")
+        return np.array(worker.parameters("w"))
 
 
 @pytest.mark.parametrize(
     ("dtype", "theirs", "largest"),
     [("fp8-e4m3", torch.float8_e4m3fn, 448), ("fp8-e5m2", torch.float8_e5m2, 57_344)],
 )
-def test_fp8_is_torchs_after_a_scale_that_nothing_exceeds(box, start, dtype, theirs, largest):
+def test_fp8_is_torchs_after_a_scale_that_nothing_exceeds(box, dtype, theirs, largest):
     """bits.md: nothing is cut off and nothing becomes NaN, at whichever end torch's own cast is."""
     random = np.random.default_rng(SEED)
-    ends = [largest, np.nextafter(np.float32(largest), np.float32(np.inf)), 1e38, 1e-30, 1000]
-    gradients = []
-    for end in ends:  # the largest magnitude; what is smaller, down to what rounds to zero
+    above = np.nextafter(np.float32(largest), np.float32(np.inf))
+    # The largest magnitude; what is smaller, down to what rounds to zero.
+    for number, end in enumerate([largest, above, 1e38, 1e-30, 1000]):
         gradient = random.uniform(-1, 1, 500) * 2.0 ** random.integers(-30, 1, 500)
         gradient = (gradient * end).astype(np.float32)
         gradient[17] = -end
-        gradients.append(gradient)
-    (results,) = start(sends_fp8, 1, dtype, gradients).results()
-    for gradient, result in zip(gradients, results, strict=True):
+        result = sent(gradient, gradient_dtype=dtype, job=f"{dtype}-{number}")  # without a residual
         most = np.abs(gradient).max()
         scale = np.float32(2.0 ** np.ceil(np.log2(np.float64(most) / largest)))
         scaled = torch.from_numpy(gradient * (1 / scale))
@@ -129,19 +119,12 @@ def test_fp8_is_torchs_after_a_scale_that_nothing_exceeds(box, start, dtype, the
         assert np.abs(result - gradient).max() <= most / 8
 
 
-def rounds_at_random(rank):
-    with phub.Worker({"w": 4000}, gradient_dtype="int4", rounding="stochastic") as worker:
-        gradient = np.asarray(worker.gradient("w"))
-        gradient[:], gradient[0] = 0.3, 7  # of a scale of 1
-        worker.push("w")
-        worker.wait("w")
-        return np.array(worker.parameters("w"))
-
-
-def test_rounding_may_be_stochastic(box, start):
-    (sent,) = start(rounds_at_random, 1).results()
-    assert set(sent[1:]) == {0, 1}
-    assert abs(sent[1:].mean() - 0.3) < 0.05  # 7 standard deviations
+def test_rounding_may_be_stochastic(box):
+    gradient = np.full(4000, 0.3, np.float32)
+    gradient[0] = 7  # a scale of 1
+    found = sent(gradient, gradient_dtype="int4", rounding="stochastic")[1:]
+    assert set(found) == {0, 1}
+    assert abs(found.mean() - 0.3) < 0.05  # 7 standard deviations
 
 
 def test_residuals_are_saved_without_a_saver_at_save_points_too(memory_path):
@@ -192,75 +175,30 @@ def test_memory_is_not_coded(box):
 # ---- PyTorch.
 
 CODES = {"int8": int8, "topk": topk}
+STEPS = 60
 
 
 def sent_of(gradients_of_ranks, code):
     """What the box gets of the gradients that each rank had in each step, all coded."""
-    result = []
     for steps in gradients_of_ranks:
         senders = {name: Sender(CODES[code]) for name in steps[0]}
-        result.append(
-            [
-                {
-                    name: torch.from_numpy(
-                        senders[name].send(gradient.float().flatten().numpy())
-                    ).view(gradient.shape)
-                    for name, gradient in step.items()
-                }
-                for step in steps
-            ]
-        )
-    return result
+
+        def coded(name, gradient, senders=senders):
+            flat = senders[name].send(gradient.float().flatten().numpy())
+            return torch.from_numpy(flat).view(gradient.shape)
+
+        yield [{name: coded(name, g) for name, g in step.items()} for step in steps]
 
 
-def parameters_of(net):
-    return {name: p.detach().clone() for name, p in net.named_parameters()}
+def sgd(net):
+    return torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, foreach=False)
 
 
-def gradients_of(net):
-    return {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
-
-
-def learns_at_box(rank, code, steps):
+def learns(rank, options):
     net = make_net()
-    plain = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
-    optimizer = phub.DistributedOptimizer(plain, net, gradient_dtype=code)
-    losses, gradients = [], []
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss = loss_of(net, 0, step % 4)
-        loss.backward()
-        losses.append(loss.item())
-        gradients.append(gradients_of(net))
-        optimizer.step()
-    return losses, gradients, parameters_of(net)
-
-
-@pytest.mark.parametrize("code", CODES)
-def test_the_boxs_steps_are_those_of_the_codes_to_the_bit(box, start, code):
-    steps = 60
-    losses, gradients, parameters = zip(
-        *start(learns_at_box, 2, code, steps).results(), strict=True
-    )
-    net = make_net()
-    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, foreach=False)
-    for of_ranks in zip(*sent_of(gradients, code), strict=True):
-        for name, parameter in net.named_parameters():
-            if name in of_ranks[0]:
-                parameter.grad = mean([each[name] for each in of_ranks])
-        optimizer.step()
-    for each in parameters:
-        assert_same_bits(each, parameters_of(net))
-    assert np.mean(losses[0][-4:]) < 0.7 * np.mean(losses[0][:4])
-
-
-def learns_with_differences(rank, code, steps, zero_copy):
-    net = make_net()
-    plain = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
-    optimizer = phub.DistributedOptimizer(plain, net, parameter_dtype=code, zero_copy=zero_copy)
-    assert optimizer.worker.parameter_dtype == "f32"
+    optimizer = phub.DistributedOptimizer(sgd(net), net, **options)
     losses, gradients, parameters = [], [], []
-    for step in range(steps):
+    for step in range(STEPS):
         optimizer.zero_grad()
         loss = loss_of(net, rank, step % 4)
         loss.backward()
@@ -268,7 +206,8 @@ def learns_with_differences(rank, code, steps, zero_copy):
         gradients.append(gradients_of(net))
         optimizer.step()
         parameters.append(parameters_of(net))
-    return losses, gradients, parameters
+    assert rank > 0 or np.mean(losses[-4:]) < 0.7 * np.mean(losses[:4])
+    return gradients, parameters
 
 
 class View:
@@ -284,143 +223,105 @@ class View:
         return torch.from_numpy(self.values).view(parameter.shape)
 
 
-@pytest.mark.parametrize("zero_copy", [False, True])
 @pytest.mark.parametrize("code", CODES)
-def test_results_are_what_differences_add_up_to(box, start, code, zero_copy):
-    steps = 60
-    losses, gradients, parameters = zip(
-        *start(learns_with_differences, 2, code, steps, zero_copy).results(), strict=True
-    )
+@pytest.mark.parametrize("form", ["gradients", "differences", "differences without copies"])
+def test_the_boxs_steps_are_those_of_the_codes_to_the_bit(box, start, code, form):
+    """And what ranks get is, with coded results, what differences add up to."""
+    is_coded = form == "gradients"
+    options = {"gradient_dtype" if is_coded else "parameter_dtype": code}
+    options["zero_copy"] = form.endswith("copies")
+    gradients, parameters = zip(*start(learns, 2, options).results(), strict=True)
+    assert_same_bits(parameters[0], parameters[1])
     net = make_net()
-    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, foreach=False)
     views = {name: View(CODES[code], p) for name, p in net.named_parameters()}
-    for step in range(steps):
-        for name, p in net.named_parameters():
-            own = [of_rank[step].get(name) for of_rank in gradients]
-            zero = torch.zeros_like(p)
-            p.grad = mean([zero if each is None else each for each in own])
-        optimizer.step()
-        expected = {name: views[name].add_difference(p) for name, p in net.named_parameters()}
-        for of_rank in parameters:
-            assert_same_bits(of_rank[step], expected)
-    assert np.mean(losses[0][-4:]) < 0.7 * np.mean(losses[0][:4])
+    given = sent_of(gradients, code) if is_coded else gradients
+    for step, _ in enumerate(replayed(given, net, sgd(net))):
+        expected = parameters_of(net)
+        if not is_coded:
+            expected = {name: views[name].add_difference(p) for name, p in expected.items()}
+        assert_same_bits(parameters[0][step], expected)
 
 
-def learns_with_ddp(rank, code, kind, steps):
+def learns_with_ddp(rank, code, kind):
     net = make_net().to(kind)
-    wrapped = phub.ddp(net, gradient_dtype=code)
-    names, exchange = {id(p): name for name, p in net.named_parameters()}, wrapped.phub.exchange
-    own, means, losses = [], [], []
-
-    def record(bucket):
-        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            own[-1][names[id(parameter)]] = gradient.clone()
-        return exchange(bucket)
-
-    wrapped.phub.exchange = record
+    model, own = recorded(net, gradient_dtype=code)
     optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
     random = torch.Generator().manual_seed(SEED + rank)
     batches = [torch.randn(16, 12, generator=random).to(kind) for _ in range(2)]
-    for step in range(steps):
+    means, losses = [], []
+    for step in range(40):
         optimizer.zero_grad()
-        own.append({})
-        loss = (wrapped(batches[step % 2]).float() - 1).square().mean()
+        loss = (model(batches[step % 2]).float() - 1).square().mean()
         loss.backward()
         losses.append(loss.item())
         means.append(gradients_of(net))
         optimizer.step()
-    return losses, own, means
+    assert rank > 0 or np.mean(losses[-4:]) < 0.7 * np.mean(losses[:4])
+    return own, means
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("code", CODES)
 def test_ddp_has_the_mean_of_the_codes_to_the_bit(box, start, code, kind):
-    losses, own, means = zip(*start(learns_with_ddp, 2, code, kind, 40).results(), strict=True)
-    for step, of_ranks in enumerate(zip(*sent_of(own, code), strict=True)):
-        for name in of_ranks[0]:
-            expected = mean([each[name] for each in of_ranks]).to(kind)
-            assert torch.equal(means[0][step][name], expected), (name, step)
-            assert torch.equal(means[1][step][name], expected), (name, step)
-    assert np.mean(losses[0][-4:]) < 0.7 * np.mean(losses[0][:4])
+    own, means = zip(*start(learns_with_ddp, 2, code, kind).results(), strict=True)
+    assert_same_bits(means[0], means[1])
+    for step, of_each in enumerate(zip(*sent_of(own, code), strict=True)):
+        expected = {name: mean([each[name] for each in of_each]).to(kind) for name in of_each[0]}
+        assert_same_bits(means[0][step], expected)
 
 
-def names_a_pattern_that_matches_nothing(rank, form):
-    net = make_net()
-    if form == "ddp":
-        phub.ddp(net, formats={"*.wieght": "int8"})
-    else:
-        plain = torch.optim.SGD(net.parameters(), 0.1)
-        phub.DistributedOptimizer(plain, net, formats={"*": "bf16", "0.bias": "int8"})
-
-
-@pytest.mark.parametrize(("form", "message"), [("ddp", "wieght"), ("optimizer", "'0.bias'")])
-def test_a_pattern_that_matches_no_parameter_is_named(box, start, form, message):
+def test_a_pattern_that_matches_no_parameter_is_named(box):
     """One that is frozen has no gradient."""
-    with pytest.raises(phub.NotFoundError, match=message):
-        start(names_a_pattern_that_matches_nothing, 1, form).result(0)
-
-
-def has_buffers(rank, form):
-    torch.manual_seed(SEED)
-    net = ResNet(width=4, blocks=1)
-    options = {
-        "formats": {"*": "int4", "*.bias": "f32"},
-        "gradient_dtype": "int8",
-        "rounding": "stochastic",
-    }
-    if form == "ddp":
-        wrapped = phub.ddp(net, **options)
-        state, worker = wrapped.phub, wrapped.phub.worker
-        wrapped(image_batch(rank, 0)).backward()
-    else:
-        plain = torch.optim.SGD(net.parameters(), 0.1)
-        wrapped = state = phub.DistributedOptimizer(plain, net, **options)
-        worker = state.worker
-        net(image_batch(rank, 0)).backward()
-        state.step()
-    assert {worker.gradient_dtype(key) for key in worker.keys} == {"f32"}
-    before = copy.deepcopy(dict(net.named_buffers()))
-    state.sync_buffers()
-    after = dict(net.named_buffers())
-    worker.barrier()
-    return before, after
+    net = make_net()
+    with pytest.raises(phub.NotFoundError, match="'0.bias'"):
+        phub.DistributedOptimizer(sgd(net), net, formats={"*": "bf16", "0.bias": "int8"})
 
 
 @pytest.mark.parametrize("form", ["ddp", "optimizer"])
-def test_buffers_are_exact(box, start, form):
-    (one, after), (other, _) = start(has_buffers, 2, form).results()
-    assert any("running_mean" in name for name in one)
-    for name, buffer in one.items():
+@of_ranks(2)
+def test_buffers_are_exact(rank, form):
+    def net_of(each):
+        torch.manual_seed(SEED)
+        net = ResNet(width=4, blocks=1)
+        return net, lambda model: model(image_batch(each, 0)).backward()
+
+    net, backward = net_of(rank)
+    formats = {"*": "int4", "*.bias": "f32"}
+    options = {"formats": formats, "gradient_dtype": "int8", "rounding": "stochastic"}
+    model, state, optimizer = wrapped(form, net, **options)
+    backward(model)
+    optimizer.step()
+    worker = state.worker
+    assert {worker.gradient_dtype(key) for key in worker.keys} == {"f32"}
+    state.sync_buffers()
+    both = []
+    for each in range(2):
+        alone, backward = net_of(each)
+        backward(alone)
+        both.append(dict(alone.named_buffers()))
+    assert any("running_mean" in name for name in both[0])
+    for name, buffer in net.named_buffers():
         if buffer.is_floating_point():
-            assert torch.equal(after[name], (buffer + other[name]) * 0.5), name
+            assert torch.equal(buffer, (both[0][name] + both[1][name]) * 0.5), name
+    worker.barrier()
 
 
-def has_formats_by_pattern(rank):
+@of_ranks(1)
+def test_formats_by_pattern_go_with_parameters_of_any_format(rank):
     """With a model of 16 bits, zero_copy, and a gradient of each kind of memory."""
     net = make_net().bfloat16()
-    optimizer = phub.DistributedOptimizer(
-        torch.optim.SGD(net.parameters(), 0.1),
-        net,
-        zero_copy=True,
-        job=f"{os.environ['PHUB_JOB']}-{rank}",
-        world_size=1,
-        rank=0,
-        formats={"0.*": "f32", "2.*": "int8", "*.bias": "f16"},
-    )
-    formats = {key: optimizer.worker.gradient_dtype(key) for key in optimizer.worker.keys}
-    before = parameters_of(net)
+    formats = {"0.*": "f32", "2.*": "int8", "*.bias": "f16"}
+    plain = torch.optim.SGD(net.parameters(), 0.1)
+    optimizer = phub.DistributedOptimizer(plain, net, zero_copy=True, formats=formats)
+    found = {key: optimizer.worker.gradient_dtype(key) for key in optimizer.worker.keys}
+    assert found == {"0.weight": "f32", "2.weight": "f32", "2.bias": "f16", "3.weight": "bf16"}
+    expected = {}
     for name, parameter in net.named_parameters():
         if parameter.requires_grad:
-            parameter.grad = torch.full_like(parameter, 127.0 if name.startswith("2") else 2.0)
+            gradient = torch.full_like(parameter, 127.0 if name.startswith("2") else 2.0)
+            parameter.grad = gradient
+            expected[name] = (parameter.detach().float() - 0.1 * gradient.float()).bfloat16()
     optimizer.step()
-    for name, parameter in net.named_parameters():
-        if parameter.requires_grad:
-            expected = (before[name].float() - 0.1 * parameter.grad.float()).bfloat16()
-            torch.testing.assert_close(parameter, expected)
+    trained = {name: p for name, p in parameters_of(net).items() if name in expected}
+    torch.testing.assert_close(trained, expected)
     optimizer.close()
-    return formats
-
-
-def test_formats_by_pattern_go_with_parameters_of_any_format(box, start):
-    (formats,) = start(has_formats_by_pattern, 1).results()
-    assert formats == {"0.weight": "f32", "2.weight": "f32", "2.bias": "f16", "3.weight": "bf16"}
