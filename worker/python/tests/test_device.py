@@ -2,14 +2,13 @@
 where there is one, the same but for how sums are rounded."""
 
 import copy
-import os
-import secrets
 from ctypes import byref, c_void_p
 from unittest.mock import patch
 
 import pytest
 import torch
-from conftest import Box
+from conftest import SEED, Box, of_ranks
+from exact import assert_same_bits, gradients_of, job, parameters_of
 from test_ddp import ordered_gradients
 from torch import nn
 
@@ -17,16 +16,10 @@ import phub
 from phub import _device, _memory_device
 from phub._library import call
 
-SEED = int(os.environ.get("PHUB_SEED", secrets.randbelow(1 << 30)))
 STEPS = 4
 HOST, CUDA = "host", "cuda"
 need_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU")
 both_ways = pytest.mark.parametrize("way", [HOST, pytest.param(CUDA, marks=need_gpu)])
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    print(f"PHUB_SEED={SEED}")
 
 
 def open_host(_device_of_torch):
@@ -51,7 +44,6 @@ def go(way):
 
 
 def make_net(rank, way="cpu"):
-    torch.set_num_threads(1)
     torch.manual_seed(SEED)
     net = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Flatten(), nn.Linear(5 * 4 * 4, 7), nn.PReLU())
     net = net.to(memory_format=torch.channels_last)  # parameters that are not contiguous
@@ -78,79 +70,58 @@ def here(value):
     return [here(each) for each in value] if isinstance(value, list) else value
 
 
-def bits_of(net):
-    return here(dict(net.named_parameters()))
-
-
-def job(way):
-    return f"{os.environ['PHUB_JOB']}-{way}"
-
-
-def trains_ddp(rank, way, transport):
+def trains_ddp(rank, way, options):
     go(way)
     net = make_net(rank, way)
-    wrapped = phub.ddp(net, job=job(way), transport=transport)
+    wrapped = phub.ddp(net, job=job(way), **options)
     optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
     gradients = []
     for step in range(STEPS):
         optimizer.zero_grad()
         loss_of(wrapped, rank, step).backward()
-        gradients.append(here({n: p.grad for n, p in net.named_parameters()}))
+        gradients.append(here(gradients_of(net)))
         optimizer.step()
     assert (wrapped.phub.worker.on_device is not None) == (way != "cpu")
     wrapped.phub.close()
-    return gradients, bits_of(net)
+    return [gradients, here(parameters_of(net))]
 
 
-def has_another_order(rank, options):
+@pytest.mark.parametrize("options", [{}, {"server": False}])
+@of_ranks(2)
+def test_parameters_may_have_another_order_in_memory(rank, options):
     go(HOST)
     ordered_gradients(rank, options)
 
 
-@pytest.mark.parametrize("options", [{}, {"server": False}])
-def test_parameters_may_have_another_order_in_memory(box, start, options):
-    start(has_another_order, 2, options).results()
-
-
-def equal(one, other):
-    assert type(one) is type(other)
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(equal(one[k], other[k]) for k in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(equal, one, other))
-    return one == other
-
-
-def assert_same(got, expected, way, options):
-    if way == HOST:
-        assert equal(got, expected)
-    elif "formats" not in options:  # what is rounded otherwise may get another code
-        assert_near(got, expected)
-
-
 def assert_near(got, expected):
+    """Of the same structure."""
     assert type(got) is type(expected)
-    if isinstance(got, torch.Tensor):
-        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
-    elif isinstance(got, dict):
+    if isinstance(got, dict):
         assert got.keys() == expected.keys()
-        for key, value in got.items():
-            assert_near(value, expected[key])
-    elif isinstance(got, (list, tuple)):
+        got, expected = list(got.values()), list(expected.values())
+    if isinstance(got, (list, tuple)):
         for one, other in zip(got, expected, strict=True):
             assert_near(one, other)
+    elif isinstance(got, (torch.Tensor, float)):
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
     else:
-        assert got == (pytest.approx(expected, rel=1e-3) if isinstance(got, float) else expected)
+        assert got == expected
+
+
+def check(start, body, way, options):
+    """By the way of a GPU is as usual."""
+    usual, there = (start(body, 2, each, options).results() for each in ("cpu", way))
+    if way == HOST:
+        assert_same_bits(there, usual)
+    elif "formats" not in options:  # what is rounded otherwise may get another code
+        assert_near(there, usual)
+    assert_same_bits(there[0][0], there[1][0])
 
 
 @both_ways
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_ddp_has_the_same_bits(box, start, way, transport):
-    usual, there = (start(trains_ddp, 2, each, transport).results() for each in ("cpu", way))
-    assert_same(there, usual, way, transport)
-    assert equal(there[0], there[1])
+    check(start, trains_ddp, way, {"transport": transport})
 
 
 def trains_optimizer(rank, way, options):
@@ -180,7 +151,7 @@ def trains_optimizer(rank, way, options):
     optimizer.synchronize()
     state = optimizer.state_dict()
     optimizer.close()
-    return bits_of(net), here(state), norms
+    return here(parameters_of(net)), here(state), norms
 
 
 @both_ways
@@ -197,9 +168,7 @@ def trains_optimizer(rank, way, options):
     ids=["backward", "forward", "accumulate", "mean", "clipped", "coded"],
 )
 def test_distributed_optimizer_has_the_same_bits(box, start, way, options):
-    usual, there = (start(trains_optimizer, 2, each, options).results() for each in ("cpu", way))
-    assert_same(there, usual, way, options)
-    assert equal(there[0][0], there[1][0])
+    check(start, trains_optimizer, way, options)
 
 
 def trains_with_factors(rank, way, options):
@@ -229,7 +198,7 @@ def trains_with_factors(rank, way, options):
     optimizer.synchronize()
     state = optimizer.state_dict()
     optimizer.close()
-    return bits_of(net), here(state)
+    return here(parameters_of(net)), here(state)
 
 
 @both_ways
@@ -244,26 +213,18 @@ def trains_with_factors(rank, way, options):
     ids=["backward", "forward", "accumulate", "coded"],
 )
 def test_factors_have_the_same_bits(box, start, way, options):
-    usual, there = (start(trains_with_factors, 2, each, options).results() for each in ("cpu", way))
-    assert_same(there, usual, way, options)
-    assert equal(there[0][0], there[1][0])
+    check(start, trains_with_factors, way, options)
 
 
-def refuses_factors(_rank):
+@of_ranks(1)
+def test_factors_that_cannot_be_are_refused(rank):
     take_the_way_of_a_gpu()
     net = make_net(0)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     with pytest.raises(phub.InvalidError, match="leave memory_device out"):
-        phub.DistributedOptimizer(
-            optimizer, net, factors={"2.weight": 8}, memory_device=0, job=job(HOST)
-        )
+        phub.DistributedOptimizer(optimizer, net, factors={"2.weight": 8}, memory_device=0)
     with pytest.raises(phub.InvalidError, match="float32 on the CPU, and '2.weight'"):
-        phub.ddp(net, factors={"2.weight": 8}, job=job(HOST))
-    return True
-
-
-def test_factors_that_cannot_be_are_refused(box, start):
-    assert start(refuses_factors, 1).results() == [True]
+        phub.ddp(net, factors={"2.weight": 8})
 
 
 def lies_in_the_device(rank, way, options):
@@ -273,17 +234,9 @@ def lies_in_the_device(rank, way, options):
         options = {**options, "memory_device": 0}
     result = trains_optimizer(rank, way, {**options, "transport": "ofi"})
     if way == HOST:
-        with (
-            phub.Worker(
-                {"w": 10},
-                job=job("one") + str(rank),
-                transport="ofi",
-                memory_device=0,
-                rank=0,
-                world_size=1,
-            ) as worker,
-            pytest.raises(phub.InvalidError, match=r"gradient of key 'w' lie in the memory"),
-        ):
+        one = {"job": job("one") + str(rank), "rank": 0, "world_size": 1}
+        worker = phub.Worker({"w": 10}, transport="ofi", memory_device=0, **one)
+        with worker, pytest.raises(phub.InvalidError, match=r"gradient of key 'w' lie in the mem"):
             worker.gradient("w")
     return result
 
@@ -305,24 +258,16 @@ def ofi_box(box, monkeypatch):
 
 @pytest.mark.parametrize("options", [{}, {"server": False}, {"max_norm": 0.5}])
 def test_keys_in_memory_of_the_device_have_the_same_bits(ofi_box, start, options):
-    usual, gpu = (start(lies_in_the_device, 2, way, options).results() for way in ("cpu", HOST))
-    assert equal(usual, gpu)
+    check(start, lies_in_the_device, HOST, options)
 
 
 def test_memory_of_a_device_that_is_not_there_is_refused(box):
     with pytest.raises(phub.UnavailableError):
         phub.Worker({"w": 10}, job="no-gpu", transport="ofi", memory_device=99)
-    with pytest.raises(phub.InvalidError, match="number of a GPU, not 'cuda:0'"):
-        phub.Worker({"w": 10}, job="no-number", memory_device="cuda:0")
-    net = make_net(0)
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    with pytest.raises(phub.InvalidError, match="is 0, and the parameters are on cpu"):
-        phub.DistributedOptimizer(optimizer, net, memory_device=0)
-    with pytest.raises(phub.InvalidError, match="is 0, and the parameters are on cpu"):
-        phub.DDPState(net, memory_device=0)
 
 
-def loses_its_worker(_rank):
+@of_ranks(1)
+def test_a_failure_is_the_error_of_the_next_call(rank):
     take_the_way_of_a_gpu()
     net = make_net(0)
     optimizer = phub.DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1), net)
@@ -332,11 +277,6 @@ def loses_its_worker(_rank):
     with pytest.raises(phub.FencedError, match="has left"):
         loss_of(net, 0, 1).backward()
     optimizer.close()
-    return True
-
-
-def test_a_failure_is_the_error_of_the_next_call(box, start):
-    assert start(loses_its_worker, 1).results() == [True]
 
 
 def test_a_gpu_has_no_zero_copy():

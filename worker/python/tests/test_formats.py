@@ -144,34 +144,6 @@ def test_residuals_are_saved_without_a_saver_at_save_points_too(memory_path):
         box.kill()
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"formats": {"*.wieght": "int8"}}, phub.NotFoundError, r"2 keys .* '\*\.wieght'"),
-        ({"formats": {"*": "int7"}}, phub.InvalidError, "got 'int7'; did you mean 'int8'"),
-        ({"gradient_dtype": "fp8"}, phub.InvalidError, "fp8-e5m2, int32, int8, int4, topk"),
-        ({"rounding": "stochastically"}, phub.InvalidError, "one of nearest, stochastic"),
-        ({"parameter_dtype": "int8"}, phub.InvalidError, "parameter_dtype"),
-        (
-            {"gradient_dtype": "topk", "chunk_elements": 1 << 17},
-            phub.InvalidError,
-            "chunks of at most 65536",
-        ),
-    ],
-)
-def test_wrong_formats_are_named(box, options, error, message):
-    with pytest.raises(error, match=message):
-        phub.Worker({"a.weight": 8, "b.weight": 8}, **options)
-
-
-def test_memory_is_not_coded(box):
-    with phub.Worker({"key": 8}, gradient_dtype="int8") as worker:
-        with pytest.raises(phub.InvalidError, match="f32, bf16 or f16, not 'int8'"):
-            worker.register_memory("key", np.zeros(8, np.float32), gradient_dtype="int8")
-        with pytest.raises(phub.InvalidError, match="8 bytes.*8 elements of f32 are 32"):
-            worker.register_memory("key", np.zeros(8, np.int8))
-
-
 # ---- PyTorch.
 
 CODES = {"int8": int8, "topk": topk}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Box, SavingBox, wait_until
+from conftest import Box, SavingBox, of_ranks, wait_until
 
 import phub
 from phub import _library
@@ -21,39 +21,39 @@ from phub._library import find_program
 PACKAGE = Path(phub.__file__).parents[1]
 
 
-def sums(rank, transport, rounds):
+def pushed(worker, key, value=None):
+    """What comes back of it."""
+    if value is not None:
+        np.asarray(worker.gradient(key))[:] = value
+    worker.push(key)
+    worker.wait(key)
+    return np.array(worker.parameters(key))
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@of_ranks(3)
+def test_sums_are_those_of_all_ranks(rank, transport):
     keys = {"a": 1000, "b": phub.Key(70_001, priority=1)}
     with phub.Worker(keys, transport=transport) as worker:
-        for round_ in range(1, rounds + 1):
+        for round_ in range(1, 6):
             for key in reversed(worker.keys):
                 gradient = np.asarray(worker.gradient(key))
                 gradient[:] = np.arange(len(gradient)) % 97 + rank * round_
                 worker.push(key)
             worker.wait_all()
-        assert worker.round("a") == rounds
-        assert worker.stats.pushes == 2 * rounds
-        return [np.array(worker.parameters(key)) for key in worker.keys], worker.connection
-
-
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_sums_are_those_of_all_ranks(box, start, transport):
-    for (a, b), connection in start(sums, 3, transport, 5).results():
-        assert connection.startswith(transport)
-        for got in (a, b):
+        assert worker.round("a") == 5
+        assert worker.stats.pushes == 2 * 5
+        assert worker.connection.startswith(transport)
+        for key in worker.keys:
+            got = np.array(worker.parameters(key))
             assert np.array_equal(got, (np.arange(len(got)) % 97 * 3 + 15).astype(np.float32))
 
 
-def adds_in_groups(rank, groups):
-    with phub.Worker({"key": 8}, groups=groups) as worker:
-        np.asarray(worker.gradient("key"))[:] = 1 if rank == 0 else 2**-24
-        worker.push("key")
-        worker.wait("key")
-        return float(np.asarray(worker.parameters("key"))[0])
-
-
 @pytest.mark.parametrize(("groups", "total"), [("", 1), ("1,2", 1 + 2**-23)])
-def test_groups_order_the_sum(box, start, groups, total):
-    assert start(adds_in_groups, 3, groups).results() == [total] * 3
+@of_ranks(3)
+def test_groups_order_the_sum(rank, groups, total):
+    with phub.Worker({"key": 8}, groups=groups) as worker:
+        assert pushed(worker, "key", 1 if rank == 0 else 2**-24)[0] == total
 
 
 def test_a_second_worker_in_a_job_of_this_process_is_told_the_way_out(box):
@@ -69,33 +69,29 @@ def test_a_program_without_a_launcher_is_told_of_one():
         phub.Worker({"w": 4})
 
 
-def touches_its_half(rank):
+@of_ranks(2)
+def test_a_rank_sends_what_it_writes_and_gets_what_it_reads(rank):
     half = (32 * rank, 32 * rank + 32)
     key = phub.Key(64, writes=[half], reads=[(0, 64)] if rank == 0 else ())
     with phub.Worker({"t": key, "other": phub.Key(8, reads=())}, chunk_elements=32) as worker:
-        np.asarray(worker.gradient("t"))[:] = rank + 1
-        worker.push("t")
-        worker.wait("t")
+        found = pushed(worker, "t", rank + 1)
         with pytest.raises(phub.InvalidError, match="neither write nor read"):
             worker.push("other")
-        found = np.array(worker.parameters("t"))
         worker.barrier()
-        return found, worker.stats.chunks_pushed
+        assert worker.stats.chunks_pushed == (2 if rank == 0 else 1)
+        assert rank > 0 or np.array_equal(found, [1] * 32 + [2] * 32)
 
 
-def test_a_rank_sends_what_it_writes_and_gets_what_it_reads(box, start):
-    (all_of_it, pushed), (_, other) = start(touches_its_half, 2).results()
-    assert np.array_equal(all_of_it, [1] * 32 + [2] * 32)
-    assert (pushed, other) == (2, 1)
-
-
-def with_own_memory(rank, transport):
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@of_ranks(2)
+def test_own_memory_is_sent_scaled_and_converted(rank, transport):
     with phub.Worker({"key": 5000}, transport=transport, reduction="mean") as worker:
         gradient = np.full(5000, rank + 1, np.float32)
         result = np.zeros(5000, np.float32)
         worker.register_memory("key", gradient, result, scale=2.0)
         worker.push("key")
         worker.wait("key")
+        assert (result == 3.0).all()
         pulled = np.zeros(5000, np.float32)
         worker.pull("key", pulled)
         assert np.array_equal(pulled, result)
@@ -103,13 +99,6 @@ def with_own_memory(rank, transport):
         worker.register_memory("key", half, half, gradient_dtype="f16", parameter_dtype="f16")
         worker.push("key")
         worker.wait("key")
-        return result, half
-
-
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_own_memory_is_sent_scaled_and_converted(box, start, transport):
-    for result, half in start(with_own_memory, 2, transport).results():
-        assert (result == 3.0).all()
         assert (half == 0.5).all()
 
 
@@ -124,35 +113,24 @@ def test_registered_memory_lives_until_it_is_replaced(box):
         assert there() is None
 
 
-def broadcasts(rank):
+@of_ranks(2)
+def test_broadcast_gives_rank_0s_parameters(rank):
     with phub.Worker({"a": 3, "b": 2}, initial="broadcast") as worker:
         mine = {"a": np.array([1, 2, 3], np.float32), "b": np.array([4, 5], np.float32)}
         worker.broadcast(mine if rank == 0 else None)
-        return worker.initial_counts, worker.parameters("a").tolist() + worker.parameters(
-            "b"
-        ).tolist()
+        assert worker.initial_counts == (rank == 0)
+        assert worker.parameters("a").tolist() == [1, 2, 3]
+        assert worker.parameters("b").tolist() == [4, 5]
 
 
-def test_broadcast_gives_rank_0s_parameters(box, start):
-    assert start(broadcasts, 2).results() == [(True, [1, 2, 3, 4, 5]), (False, [1, 2, 3, 4, 5])]
-
-
-def learns(rank):
+@of_ranks(2)
+def test_the_box_applies_an_optimizer(rank):
     with phub.Worker({"w": 4}, optimizer="sgd", hyper={"lr": 0.5}, initial="zeros") as worker:
-        np.asarray(worker.gradient("w"))[:] = 1
-        worker.push("w")
-        worker.wait("w")
-        first = worker.parameters("w").tolist()
+        assert pushed(worker, "w", 1).tolist() == [-1.0] * 4
         if rank == 0:
             worker.set_hyper({"lr": 0.25})
         worker.barrier()
-        worker.push("w")
-        worker.wait("w")
-        return first, worker.parameters("w").tolist()
-
-
-def test_the_box_applies_an_optimizer(box, start):
-    assert start(learns, 2).results() == [([-1.0] * 4, [-1.5] * 4)] * 2
+        assert pushed(worker, "w").tolist() == [-1.5] * 4
 
 
 def test_checkpoints_have_the_shapes_of_keys(tmp_path):
@@ -186,63 +164,57 @@ def test_what_is_not_pushed_is_there_at_once(box):
         assert worker.parameters("key").tolist() == [0] * 8
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"optimiser": "sgd"}, phub.InvalidError, "'optimizer'"),
-        ({"optimizer": "sdg"}, phub.InvalidError, "sdg"),
-        (
-            {"server": "127.0.0.1:1", "connect_timeout_ms": 100},
-            phub.UnavailableError,
-            "127.0.0.1:1",
-        ),
-        ({"world_size": "two"}, phub.InvalidError, "two"),
-        ({"world_size": 4, "groups": "2;2"}, phub.InvalidError, "at character 2 of '2;2'"),
-        ({"rank": 7, "world_size": 2}, phub.Error, "7"),
-    ],
-)
-def test_wrong_options_are_named(box, options, error, message):
-    with pytest.raises(error, match=message):
-        phub.Worker({"key": 8}, **options)
+WRONG_OPTIONS = [
+    ({"optimiser": "sgd"}, "'optimizer'"),
+    ({"optimizer": "sdg"}, "sdg"),
+    ({"server": "127.0.0.1:1", "connect_timeout_ms": 100}, "127.0.0.1:1"),
+    ({"world_size": "two"}, "two"),
+    ({"world_size": 4, "groups": "2;2"}, "at character 2 of '2;2'"),
+    ({"rank": 7, "world_size": 2}, "7"),
+    ({"branches": 1.5}, r"option 'branches' is 1\.5: it must be a whole number"),
+    ({"branches": 2**64 + 1}, "option 'branches' is 18446744073709551617: it must"),
+    ({"hyper": {"lr": "x"}, "optimizer": "sgd"}, "hyperparameter 'lr' is 'x': it must be a nu"),
+    ({"memory_device": 2**32}, "the number of a GPU, not 4294967296"),
+    ({"memory_device": "cuda:0"}, "number of a GPU, not 'cuda:0'"),
+    ({"hyper": {"momentum": 0.9}, "optimizer": "sgd"}, "'momentum' is 0.9, and optimizer 'sgd'"),
+    ({"hyper": {"lr": 0.1}}, "'lr' is 0.1, and optimizer 'none' .* is for all but none"),
+    ({"formats": {"*.wieght": "int8"}}, r"1 keys .* '\*\.wieght'"),
+    ({"formats": {"*": "int7"}}, "got 'int7'; did you mean 'int8'"),
+    ({"gradient_dtype": "fp8"}, "fp8-e5m2, int32, int8, int4, topk"),
+    ({"rounding": "stochastically"}, "one of nearest, stochastic"),
+    ({"parameter_dtype": "int8"}, "parameter_dtype"),
+    ({"gradient_dtype": "topk", "chunk_elements": 1 << 17}, "chunks of at most 65536"),
+]
+MATRIX = {"elements": 400, "shape": (100, 4)}
+WRONG_KEYS = [
+    ({**MATRIX, "rows_limit": 2**40}, "rows_limit is 1099511627776: it must"),
+    ({**MATRIX, "rank_limit": -1}, "rank_limit is -1: it must"),
+    ({**MATRIX, "lazy": True}, "'key': lazy is for a key .* a rows_limit"),
+    ({"shape": (2.0,)}, r"a dimension of its shape is 2\.0: it must be a whole number"),
+    ({"shape": (2, 3)}, r"'key'.*shape \(2, 3\).*elements, which is 8"),
+    ({"elements": 1, "shape": (1,) * 9}, "'key'.*1 to 8 dimensions, not 9"),
+    ({"priority": 2**31}, "priority is 2147483648: it must"),
+    ({"group": 2**32}, "group is 4294967296: it must"),
+    ({"lr_scale": "x"}, "lr_scale is 'x': it must be a number"),
+    ({"writes": [(0, 2**64)]}, "an end of a range is 18446744073709551616: it must"),
+    ({"elements": 2**64 + 8}, "the number of elements is 18446744073709551624: it must"),
+    ({"elements": 8.0}, r"the number of elements is 8\.0: it must be a whole number"),
+    ({"elements": 0}, "key 'key' has 0 elements"),
+]
 
 
 @pytest.mark.parametrize(
-    ("key", "said"),
+    ("key", "options", "message"),
     [
-        (phub.Key(400, shape=(100, 4), rows_limit=2**40), "rows_limit is 1099511627776: it must"),
-        (phub.Key(400, shape=(100, 4), rank_limit=-1), "rank_limit is -1: it must"),
-        (phub.Key(400, shape=(100, 4), lazy=True), "'key': lazy is for a key .* a rows_limit"),
-        (phub.Key(2, shape=(2.0,)), r"a dimension of its shape is 2\.0: it must be a whole number"),
-        (phub.Key(8, priority=2**31), "priority is 2147483648: it must"),
-        (phub.Key(8, group=2**32), "group is 4294967296: it must"),
-        (phub.Key(8, lr_scale="x"), "lr_scale is 'x': it must be a number"),
-        (phub.Key(8, writes=[(0, 2**64)]), "an end of a range is 18446744073709551616: it must"),
-        (2**64 + 8, "the number of elements is 18446744073709551624: it must"),
-        (8.0, r"the number of elements is 8\.0: it must be a whole number"),
+        *(({}, options, message) for options, message in WRONG_OPTIONS),
+        *((key, {}, message) for key, message in WRONG_KEYS),
     ],
 )
-def test_numbers_of_keys_that_do_not_fit_are_named(box, key, said):
-    with pytest.raises(phub.InvalidError, match=said):
-        phub.Worker({"key": key})
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"branches": 1.5}, r"option 'branches' is 1\.5: it must be a whole number"),
-        ({"branches": 2**64 + 1}, "option 'branches' is 18446744073709551617: it must"),
-        ({"hyper": {"lr": "x"}, "optimizer": "sgd"}, "hyperparameter 'lr' is 'x': it must be a nu"),
-        ({"memory_device": 2**32}, "the number of a GPU, not 4294967296"),
-        (
-            {"hyper": {"momentum": 0.9}, "optimizer": "sgd"},
-            "'momentum' is 0.9, and optimizer 'sgd'",
-        ),
-        ({"hyper": {"lr": 0.1}}, "'lr' is 0.1, and optimizer 'none' .* is for all but none"),
-    ],
-)
-def test_numbers_of_options_that_do_not_fit_are_named(box, given, said):
-    with pytest.raises(phub.InvalidError, match=said):
-        phub.Worker({"key": 8}, **given)
+def test_options_and_numbers_of_keys_that_do_not_fit_are_named(box, key, options, message):
+    kinds = {"127.0.0.1:1": phub.UnavailableError, "7": phub.Error}
+    kind = phub.NotFoundError if "wieght" in message else kinds.get(message, phub.InvalidError)
+    with pytest.raises(kind, match=message):
+        phub.Worker({"key": phub.Key(**{"elements": 8, **key})}, **options)
 
 
 TOO_LARGE = {
@@ -291,35 +263,38 @@ def test_numbers_of_calls_that_do_not_fit_are_named(box):
         worker.report_loss(np.float32(0.5), round=np.int64(1))
 
 
-def test_wrong_keys_and_memory_are_named(box):
-    with pytest.raises(phub.InvalidError, match="key 'none' has 0 elements"):
-        phub.Worker({"none": 0})
-    with pytest.raises(phub.InvalidError, match=r"'key'.*shape \(2, 3\).*elements, which is 8"):
-        phub.Worker({"key": phub.Key(8, shape=(2, 3))})
-    with pytest.raises(phub.InvalidError, match="'key'.*1 to 8 dimensions, not 9"):
-        phub.Worker({"key": phub.Key(1, shape=(1,) * 9)})
+FLOATS = np.zeros(8, np.float32)
+WRONG_CALLS = [
+    ("no key 'kee'", lambda worker: worker.push("kee")),
+    (
+        "nothing for key 'key'",
+        lambda worker: worker.broadcast({}),
+    ),
+    ("no key 'kee'", lambda worker: worker.broadcast({"key": FLOATS, "kee": FLOATS})),
+    ("read-only", lambda worker: worker.parameters("key").__setitem__(0, 1)),
+]
+WRONG_MEMORY = [
+    ("'key'.*28 bytes.*8 elements of f32 are 32", FLOATS[:7], {}),
+    ("writable contiguous", np.zeros(16, np.float32)[::2], {}),
+    ("writable contiguous", "text", {}),
+    ("'key'.* f32, and these are of the format", np.zeros(8, np.int32), {}),
+    ("'key'.* f32, and these are of the format", np.zeros(8, ">f4"), {}),
+    ("'key'.* f32, and these are of the format", np.zeros(8, np.uint32), {}),
+    ("are bf16, and .* the format 'e'", np.zeros(8, np.float16), {"gradient_dtype": "bf16"}),
+    ("'key': the scale is 0: use push_null", None, {"scale": 0}),
+    ("f32, bf16 or f16, not 'int8'", FLOATS, {"gradient_dtype": "int8"}),
+    ("8 bytes.*8 elements of f32 are 32", np.zeros(8, np.int8), {}),
+]
+
+
+def test_wrong_calls_and_memory_are_named(box):
     with phub.Worker({"key": 8}, initial="broadcast") as worker:
-        with pytest.raises(phub.NotFoundError, match="no key 'kee'"):
-            worker.push("kee")
-        with pytest.raises(phub.InvalidError, match="'key'.*28 bytes.*8 elements of f32 are 32"):
-            worker.register_memory("key", np.zeros(7, np.float32))
-        with pytest.raises(phub.InvalidError, match="writable contiguous"):
-            worker.register_memory("key", np.zeros(16, np.float32)[::2])
-        with pytest.raises(phub.InvalidError, match="writable contiguous"):
-            worker.register_memory("key", "text")
-        for numbers in (np.zeros(8, np.int32), np.zeros(8, ">f4"), np.zeros(8, np.uint32)):
-            with pytest.raises(phub.InvalidError, match="'key'.* f32, and these are of the format"):
-                worker.register_memory("key", numbers)
-        with pytest.raises(phub.InvalidError, match="are bf16, and these are of the format 'e'"):
-            worker.register_memory("key", np.zeros(8, np.float16), gradient_dtype="bf16")
-        with pytest.raises(phub.InvalidError, match="'key': the scale is 0: use push_null"):
-            worker.register_memory("key", scale=0)
-        with pytest.raises(phub.InvalidError, match="nothing for key 'key'"):
-            worker.broadcast({})
-        with pytest.raises(phub.NotFoundError, match="no key 'kee'"):
-            worker.broadcast({key: np.zeros(8, np.float32) for key in ("key", "kee")})
-        with pytest.raises(TypeError, match="read-only"):
-            worker.parameters("key")[0] = 1
+        for message, call in WRONG_CALLS:
+            with pytest.raises((phub.Error, TypeError), match=message):
+                call(worker)
+        for message, memory, options in WRONG_MEMORY:
+            with pytest.raises(phub.InvalidError, match=message):
+                worker.register_memory("key", memory, **options)
 
 
 def test_parameters_that_would_not_count_are_refused(box):
@@ -428,13 +403,11 @@ def test_a_child_of_fork_is_refused_and_ends_nothing(box):
 
 def dies(rank, on_loss):
     worker = phub.Worker({"key": 8}, on_loss=on_loss)
-    worker.push("key")
-    worker.wait("key")
+    pushed(worker, "key")
     if rank == 1:
         os._exit(0)
     for _ in range(3):  # the round in which it is lost ends with the others' gradients
-        worker.push("key")
-        worker.wait("key")
+        pushed(worker, "key")
 
 
 def fails(rank, failure):
@@ -443,30 +416,27 @@ def fails(rank, failure):
         for step in range(4):
             if rank == 1 and step == 1:
                 raise failure
-            worker.push("key")
-            worker.wait("key")
+            pushed(worker, "key")
     if rank == 1:
         worker = None
         time.sleep(3600)  # the process lives on: what it has done counts
 
 
-@pytest.mark.parametrize("failure", [KeyError("image"), SystemExit("no data")])
-def test_a_rank_that_fails_within_its_with_is_lost(box, start, failure):
-    with pytest.raises(phub.RankLostError, match="rank 1"):
-        start(fails, 2, failure).result(0)
-
-
-def test_a_rank_that_ends_within_its_with_has_left(box, start):
-    start(fails, 2, SystemExit(0)).result(0)
-
-
-def test_a_lost_rank_is_named_where_the_job_fails(box, start):
-    with pytest.raises(phub.RankLostError, match="rank 1"):
-        start(dies, 2, "fail").result(0)
-
-
-def test_a_lost_rank_costs_the_others_nothing_where_the_job_shrinks(box, start):
-    start(dies, 2, "shrink").result(0)
+@pytest.mark.parametrize(
+    ("body", "how", "is_lost"),
+    [
+        (fails, KeyError("image"), True),
+        (fails, SystemExit("no data"), True),
+        (fails, SystemExit(0), False),
+        (dies, "fail", True),
+        (dies, "shrink", False),
+    ],
+)
+def test_a_rank_that_fails_within_its_with_or_dies_is_lost(box, start, body, how, is_lost):
+    """Which costs the others nothing where the job shrinks; one that ends within its has left."""
+    lost = pytest.raises(phub.RankLostError, match="rank 1")
+    with lost if is_lost else contextlib.nullcontext():
+        start(body, 2, how).result(0)
 
 
 SCRIPT = """
@@ -572,7 +542,8 @@ def test_waits_for_is_empty_while_nothing_is_late(box):
 # ---- Branches.
 
 
-def tries_two_rates(rank):
+@of_ranks(2)
+def test_branches_run_in_turns(rank):
     options = {"optimizer": "sgd", "hyper": {"lr": 1}, "branches": 1}
     with phub.Worker({"w": 4}, **options) as worker:
         worker.wait_all()
@@ -584,10 +555,9 @@ def tries_two_rates(rank):
         worker.barrier()
         seen = []
         for step in range(1, 5):
-            np.asarray(worker.gradient("w"))[:] = 1
-            worker.push("w")
-            worker.wait("w")
-            seen.append((worker.branch_in(step + 1), float(worker.parameters("w")[0])))
+            value = pushed(worker, "w", 1)[0]
+            seen.append((worker.branch_in(step + 1), value))
+        assert seen == [(0, -2), (1, -4), (0, -4), (0, -6)]
         if rank == 0:
             worker.set_hyper({"lr": 0.5})  # then the box knows the round
             root, child = worker.branches()
@@ -596,12 +566,6 @@ def tries_two_rates(rank):
             worker.discard(1)
             assert [branch.branch for branch in worker.branches()] == [0]
         worker.barrier()
-        return seen
-
-
-def test_branches_run_in_turns(box, start):
-    want = [(0, -2), (1, -4), (0, -4), (0, -6)]
-    assert start(tries_two_rates, 2).results() == [want, want]
 
 
 def kills_a_branch(rank):
@@ -610,10 +574,7 @@ def kills_a_branch(rank):
         worker.wait_all()
 
         def step():
-            np.asarray(worker.gradient("w"))[:] = 1
-            worker.push("w")
-            worker.wait("w")
-            return float(worker.parameters("w")[0])
+            return float(pushed(worker, "w", 1)[0])
 
         assert worker.fork(0, {"lr": 2}, round=3) == (1, 3)
         values = [step() for _ in range(3)]
@@ -643,40 +604,29 @@ def test_a_branch_that_was_killed_comes_back(saving_box, start):
 # ---- Groups, and the state at the box.
 
 
-def sets_its_group_and_state(rank):
+@of_ranks(2)
+def test_groups_and_state(rank):
     keys = {"a": 4, "b": phub.Key(6, group=1)}
     with phub.Worker(keys, optimizer="momentum", hyper={"lr": 1, "lr@1": 0.5}) as worker:
         assert worker.state_names == ("momentum_buffer",)
         worker.wait_all()
-        for step in range(2):
-            if step:
-                worker.set_hyper({"lr@1": 0.25})
-            for key in keys:
-                np.asarray(worker.gradient(key))[:] = 1
-                worker.push(key)
-            worker.wait_all()
-        parameters = [float(np.asarray(worker.parameters(key))[0]) for key in keys]
-        arrays = {key: [np.zeros(n, np.float32) for _ in range(2)] for key, n in (("b", 6),)}
+        for key in keys:
+            pushed(worker, key, 1)
+        worker.set_hyper({"lr@1": 0.25})
+        first, second = pushed(worker, "a")[0], pushed(worker, "b")[0]
+        assert first == pytest.approx(-2 - 3.8)
+        assert second == pytest.approx(-2 * 0.5 - 3.8 * 0.25)
         if rank == 0:
+            arrays = {"b": [np.zeros(6, np.float32) for _ in range(2)]}
             steps = worker.get_state(arrays)
             assert steps == {"b": 2}
-            assert [a[0] for a in arrays["b"]] == [np.float32(parameters[1]), np.float32(3.8)]
+            assert [a[0] for a in arrays["b"]] == [second, np.float32(3.8)]
             with pytest.raises(phub.InvalidError, match="2 arrays .parameters, momentum_buffer."):
                 worker.get_state({"b": arrays["b"][:1]})
             arrays["b"][0][:], arrays["b"][1][:] = 100, 0
             assert worker.set_state(arrays, steps) == 3
-        for key in keys:
-            np.asarray(worker.gradient(key))[:] = 1
-            worker.push(key)
-        worker.wait_all()
-        return [*parameters, float(np.asarray(worker.parameters("b"))[0])]
-
-
-def test_groups_and_state(box, start):
-    for first, second, after in start(sets_its_group_and_state, 2).results():
-        assert first == pytest.approx(-2 - 3.8)
-        assert second == pytest.approx(-2 * 0.5 - 3.8 * 0.25)
-        assert after == pytest.approx(100 - 2 * 0.25)
+        pushed(worker, "a")
+        assert pushed(worker, "b")[0] == pytest.approx(100 - 2 * 0.25)
 
 
 # ---- What a rank has for itself.
@@ -738,12 +688,9 @@ def test_what_is_saved_at_save_points_comes_back(memory_path, start):
         box.kill()
 
 
-def joins_with_another_limit(rank):
+@of_ranks(1)
+def test_others_wait_ten_minutes_for_a_rank_that_validates(rank):
     with phub.Worker({"w": 4}):
         wrong = {"progress_limit_ms": 60_000, "max_ranks": 1, "replace": True}
         with pytest.raises(phub.MismatchError, match="60000 here and 600000 in the job"):
             phub.Worker({"w": 4}, **wrong)
-
-
-def test_others_wait_ten_minutes_for_a_rank_that_validates(box, start):
-    start(joins_with_another_limit, 1).results()
