@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import of_ranks
+from exact import job
 from torch import nn
 
 import phub
 
-TURNS = 20
+TURNS = 10
 WIDTH = 1024  # 4 MiB
 PAGE = os.sysconf("SC_PAGESIZE")
 
@@ -36,14 +38,13 @@ def resident():
 
 def turn(number, form, options):
     net = nn.Sequential(nn.Linear(WIDTH, WIDTH))
-    job = f"{os.environ['PHUB_JOB']}-{number}"
     if form == "ddp":
-        model = phub.ddp(net, job=job)
+        model = phub.ddp(net, job=job(number))
         model(torch.ones(2, WIDTH)).sum().backward()
         model.phub.close()
         return weakref.ref(net), weakref.ref(model), weakref.ref(net[0].weight)
     local = torch.optim.SGD(net.parameters(), 0.1)
-    optimizer = phub.DistributedOptimizer(local, net, job=job, **options)
+    optimizer = phub.DistributedOptimizer(local, net, job=job(number), **options)
     scaler = phub.GradScaler(optimizer) if form == "skips" else None
     for _ in optimizer.steps(2) if form == "counts" else range(2):
         optimizer.zero_grad()
@@ -58,20 +59,15 @@ def turn(number, form, options):
     return weakref.ref(net), weakref.ref(optimizer), weakref.ref(net[0].weight)
 
 
-def trains_again_and_again(rank, form, options):
-    torch.set_num_threads(1)
-    turn("first", form, options)
+@pytest.mark.parametrize("form", FORMS)
+@of_ranks(1)
+def test_what_is_closed_is_freed(rank, form):
+    turn("first", form, FORMS[form])
     gc.collect()
     gc.disable()
     before = 0
     for number in range(TURNS):
-        assert [each() for each in turn(number, form, options)] == [None, None, None]
+        assert [each() for each in turn(number, form, FORMS[form])] == [None, None, None]
         if number == 4:
             before = resident()
-    return resident() - before
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_what_is_closed_is_freed(box, start, form):
-    (grown,) = start(trains_again_and_again, 1, form, FORMS[form]).results()
-    assert grown < 3 * 4 * WIDTH * WIDTH  # of 15 turns
+    assert resident() - before < 3 * 4 * WIDTH * WIDTH  # of 5 turns

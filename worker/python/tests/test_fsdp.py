@@ -15,7 +15,6 @@ STEPS = 4
 
 
 def model_of(rank):
-    torch.set_num_threads(1)
     torch.manual_seed(rank)  # the first one's count
     return GPT(width=48, blocks=2)
 

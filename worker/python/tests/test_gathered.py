@@ -35,7 +35,6 @@ class Deep(nn.Module):
 
 
 def trains(rank, options, ddp_options):
-    torch.set_num_threads(1)
     model = Deep()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -104,7 +103,6 @@ def test_ranks_with_other_small_parameters_are_told_which(box, start):
 
 
 def aborts(rank):
-    torch.set_num_threads(1)
     model = Deep()
     wrapped = phub.ddp(model, ddp_options={"bucket_cap_mb": 0.01})
     wrapped(torch.ones(1, 40)).backward()

@@ -7,7 +7,8 @@ import io
 
 import pytest
 import torch
-from exact import assert_same_bits
+from conftest import of_ranks
+from exact import parameters_of
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -49,7 +50,9 @@ def step(forward, optimizer):
     optimizer.step()
 
 
-def trains_without_hook(_rank, way):
+@pytest.mark.parametrize("way", ["not registered", "module"])
+@of_ranks(1)
+def test_the_second_backward_is_an_error(rank, way):
     for name, make in OPTIMIZERS.items():
         net = net_of()
         if way == "not registered":
@@ -65,12 +68,8 @@ def trains_without_hook(_rank, way):
         state.close()  # it has been said
 
 
-@pytest.mark.parametrize("way", ["not registered", "module"])
-def test_the_second_backward_is_an_error(box, start, way):
-    start(trains_without_hook, 1, way).results()
-
-
-def converts_its_model(_rank):
+@of_ranks(1)
+def test_a_model_that_is_converted_after_ddp_is_told_so(rank):
     wrapped = phub.ddp(net_of(), job="converted")
     optimizer = OPTIMIZERS["sgd"](wrapped)
     wrapped.bfloat16()
@@ -80,11 +79,8 @@ def converts_its_model(_rank):
         wrapped(torch.ones(2, 4, dtype=torch.bfloat16)).sum().backward()
 
 
-def test_a_model_that_is_converted_after_ddp_is_told_so(box, start):
-    start(converts_its_model, 1).results()
-
-
-def closes_after_a_step(_rank):
+@of_ranks(1)
+def test_close_is_an_error_without_any_exchange(rank):
     wrapped = phub.ddp(net_of(), job="module")
     step(wrapped.module, OPTIMIZERS["sgd"](wrapped))
     with pytest.raises(phub.InvalidError, match="no gradient.*never called.*no_sync"):
@@ -114,7 +110,12 @@ def step_of_autograd_grad(forward, optimizer):
     optimizer.step()
 
 
-def ends_without_close(_rank, way):
+@pytest.mark.parametrize(
+    ("way", "expected"),
+    [("no_sync", "was a backward()"), ("grad", "was a step()"), ("nothing", ""), ("well", "")],
+)
+@of_ranks(1)
+def test_a_program_that_ends_without_any_exchange_and_close_is_told(rank, way, expected):
     wrapped = phub.ddp(net_of(), job=way)
     optimizer = OPTIMIZERS["sgd"](wrapped)
     if way == "no_sync":
@@ -124,28 +125,19 @@ def ends_without_close(_rank, way):
         step_of_autograd_grad(wrapped, optimizer)
     if way == "well":
         step(wrapped, optimizer)
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said):
+    output = io.StringIO()
+    with contextlib.redirect_stderr(output):
         del wrapped, optimizer
         gc.collect()
-    return said.getvalue()
+    said = output.getvalue()
+    assert expected in said
+    assert said.startswith(f"phub: job '{way}' ends and has exchanged no gradient") == (
+        expected != ""
+    )
 
 
-@pytest.mark.parametrize(
-    ("way", "said"),
-    [("no_sync", "was a backward()"), ("grad", "was a step()"), ("nothing", ""), ("well", "")],
-)
-def test_a_program_that_ends_without_any_exchange_and_close_is_told(box, start, way, said):
-    (found,) = start(ends_without_close, 1, way).results()
-    assert said in found
-    assert found.startswith(f"phub: job '{way}' ends and has exchanged no gradient") == bool(said)
-
-
-def test_close_is_an_error_without_any_exchange(box, start):
-    start(closes_after_a_step, 1).results()
-
-
-def is_well(rank):
+@of_ranks(2)
+def test_what_is_no_fault_is_no_error(rank):
     """Accumulation, steps of this rank's own before the first exchange, nothing, and a copy."""
     net = net_of(rank)
     wrapped = phub.ddp(net)
@@ -170,16 +162,14 @@ def is_well(rank):
         forward(torch.ones(2, 4)).sum().backward()
     state.close()
     phub.DDPState(net, job="nothing").close()
-    return {name: p.detach().clone() for name, p in net.named_parameters()}
+    return parameters_of(net)
 
 
-def test_what_is_no_fault_is_no_error(box, start):
-    one, other = start(is_well, 2).results()
-    assert_same_bits(one, other)
-
-
-def shards(_rank, store):
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+@of_ranks(1)
+def test_fsdp_with_another_hook_is_an_error(rank, tmp_path):
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
     for steps in (1, 2):
         net = net_of()
         fully_shard(net, mesh=init_device_mesh("cpu", (1,)))
@@ -197,11 +187,8 @@ def shards(_rank, store):
     distributed.destroy_process_group()
 
 
-def test_fsdp_with_another_hook_is_an_error(box, start, tmp_path):
-    start(shards, 1, tmp_path / "store").results()
-
-
-def is_wrapped_twice(_rank):
+@of_ranks(1)
+def test_a_model_wrapped_twice_is_an_error_and_a_compiled_one_is_exchanged(rank):
     inner = phub.ddp(net_of())
     outer = DistributedDataParallel(inner, process_group=_alone.Group())
     with pytest.raises(phub.InvalidError, match="within another DistributedDataParallel"):
@@ -214,11 +201,8 @@ def is_wrapped_twice(_rank):
     inner.phub.close()
 
 
-def test_a_model_wrapped_twice_is_an_error_and_a_compiled_one_is_exchanged(box, start):
-    start(is_wrapped_twice, 1).results()
-
-
-def steps_with_another_optimizer(_rank):
+@of_ranks(1)
+def test_steps_of_another_optimizer_are_an_error(rank):
     for number, server in enumerate((True, False)):
         for name, make in OPTIMIZERS.items():
             net = net_of()
@@ -249,7 +233,3 @@ def steps_with_another_optimizer(_rank):
     step(net, own)
     with pytest.raises(RuntimeError, match="pushed already.*not of the optimizer that it has"):
         step(net, own)
-
-
-def test_steps_of_another_optimizer_are_an_error(box, start):
-    start(steps_with_another_optimizer, 1).results()

@@ -1,5 +1,7 @@
-"""The listings of README.md run, as `phub run` starts them."""
+"""The listings of README.md run, each in four ranks."""
 
+import contextlib
+import io
 import os
 import re
 import subprocess
@@ -38,41 +40,53 @@ print(f"rank {model.phub.rank}: loss {loss.item():.3f}")
 """
 
 
-def test_there_are_listings():
-    assert len(LISTINGS) == 10
-    assert COMMANDS == ["phub run -n 4 -- python train.py"]
+NAMES = ["ddp", "optimizer", "rejoin", "ddp-again", "sampler", "tuning", "outside", "fsdp"]
+NAMES += ["core", "store"]
 
 
-@pytest.mark.parametrize(
-    "listing",
-    LISTINGS,
-    ids=[
-        "ddp",
-        "optimizer",
-        "rejoin",
-        "ddp-again",
-        "sampler",
-        "tuning",
-        "outside",
-        "fsdp",
-        "core",
-        "store",
-    ],
-)
-def test_listing(listing, tmp_path):
-    check(listing, tmp_path)
+def assert_each_rank_says_a_line(said):
+    lines = sorted(said.splitlines())
+    assert len(lines) == 4
+    assert all(line.startswith(f"{rank}| rank {rank}: ") for rank, line in enumerate(lines))
+
+
+def runs(rank, listing):
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(compile(listing, "train.py", "exec"), {"__name__": "__main__"})
+    return f"{rank}| {said.getvalue()}"
+
+
+@pytest.mark.parametrize("listing", LISTINGS, ids=NAMES)
+def test_listing(box, start, tmp_path, monkeypatch, listing):
+    """Forked, not started: PyTorch is loaded already."""
+    monkeypatch.chdir(tmp_path)
+    assert_each_rank_says_a_line("".join(start(runs, 4, listing).results()))
 
 
 def test_three_lines_of_the_first_page(tmp_path):
     (three_lines,) = re.findall(r"^```python\n(.*?)^```$", FIRST_PAGE, re.M | re.S)
     assert len(three_lines.splitlines()) == 3
+    assert COMMANDS == ["phub run -n 4 -- python train.py"]
     assert re.findall(r"^phub run [^#]*[^# ]", FIRST_PAGE, re.M) == COMMANDS
-    check(BEFORE_THREE_LINES + three_lines + AFTER_THREE_LINES, tmp_path)
+    (tmp_path / "train.py").write_text(BEFORE_THREE_LINES + three_lines + AFTER_THREE_LINES)
+    words = COMMANDS[0].replace("phub", f"{sys.executable} -m phub", 1).split()
+    words[words.index("python")] = sys.executable
+    done = subprocess.run(
+        words,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(PACKAGE)},
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_each_rank_says_a_line(done.stdout)
 
 
 def exchanged(rank, gradients, reduction):
-    name, step = f"reference-{reduction}", {"optimizer": "none", "reduction": reduction}
-    with phub.Worker({"w": len(gradients[rank])}, job=name, **step) as worker:
+    with phub.Worker({"w": len(gradients[rank])}, reduction=reduction) as worker:
         np.asarray(worker.gradient("w"))[:] = gradients[rank]
         worker.push("w")
         worker.wait("w")
@@ -92,23 +106,3 @@ def test_the_reference_of_the_page_about_bits_is_right(box, start, reduction):
     expected = page["summed" if reduction == "sum" else "mean"](tensors).numpy()
     for result in start(exchanged, 7, gradients, reduction).results():
         assert np.array_equal(result.view(np.uint32), expected.view(np.uint32))
-
-
-def check(listing, tmp_path):
-    """Four ranks run the listing, and each prints one line."""
-    (tmp_path / "train.py").write_text(listing)
-    words = COMMANDS[0].replace("phub", f"{sys.executable} -m phub", 1).split()
-    words[words.index("python")] = sys.executable
-    done = subprocess.run(
-        words,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(PACKAGE)},
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = sorted(done.stdout.splitlines())
-    assert len(lines) == 4
-    assert all(line.startswith(f"{rank}| rank {rank}: ") for rank, line in enumerate(lines))

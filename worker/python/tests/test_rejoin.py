@@ -15,7 +15,6 @@ NO_SCALER = torch.amp.GradScaler(enabled=False)
 
 
 def make_net():
-    torch.set_num_threads(1)
     torch.manual_seed(SEED)
     return nn.Sequential(
         nn.Linear(12, 24), nn.BatchNorm1d(24), nn.Tanh(), nn.Dropout(0.3), nn.Linear(24, 5)

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from conftest import of_ranks
 from torch import nn
 
 import phub
@@ -96,14 +97,14 @@ DIFFERENT_STEPS = (
 
 
 def said_by(body, rank):
-    torch.set_num_threads(1)  # on a busy machine threads would wait for each other
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         body(rank)
     return [str(each.message) for each in caught if each.category is RuntimeWarning]
 
 
-def makes_different_steps(rank):
+@of_ranks(2)
+def test_ranks_that_make_different_steps_are_warned(rank):
     for body in DIFFERENT_STEPS:
         said = said_by(body, rank)
         assert len(said) == 1, (body, said)
@@ -117,11 +118,8 @@ def makes_different_steps(rank):
             rate(rank, "an-error")
 
 
-def test_ranks_that_make_different_steps_are_warned(box, start):
-    start(makes_different_steps, 2).results()
-
-
-def has_another_model(rank):
+@of_ranks(2)
+def test_what_is_not_exchanged_must_be_the_same(rank):
     def frozen(_rank):
         net = Net(rank)
         net.first.weight.requires_grad_(False)
@@ -136,10 +134,6 @@ def has_another_model(rank):
     for body, name in ((frozen, "first.weight"), (random_buffer, "order")):
         (said,) = said_by(body, rank)
         assert f"'{name}' is not the same on all ranks, and nobody exchanges it" in said
-
-
-def test_what_is_not_exchanged_must_be_the_same(box, start):
-    start(has_another_model, 2).results()
 
 
 def is_well(rank):
@@ -160,15 +154,13 @@ def is_well(rank):
     optimizer.close()
 
 
-def says_nothing(rank):
+@of_ranks(2)
+def test_nothing_is_said_of_ranks_that_are_well(rank):
     assert said_by(is_well, rank) == []
 
 
-def test_nothing_is_said_of_ranks_that_are_well(box, start):
-    start(says_nothing, 2).results()
-
-
-def may_not_compare(rank):
+@of_ranks(2)
+def test_a_box_that_refuses_the_comparison_does_not_end_the_training(rank):
     def refuses(*_arguments, **_more):
         raise phub.UnauthorizedError("no token for it")
 
@@ -177,11 +169,8 @@ def may_not_compare(rank):
     assert "of job 'rate' train without comparing their models: no token for it" in said
 
 
-def test_a_box_that_refuses_the_comparison_does_not_end_the_training(box, start):
-    start(may_not_compare, 2).results()
-
-
-def has_the_data_of_all(rank):
+@of_ranks(2)
+def test_ranks_that_take_the_same_data_are_warned(rank):
     net, wrapped, optimizer = make(rank, "data")
     net.drop = nn.Identity()
     said = said_by(lambda _: train(wrapped, optimizer, 0, 3), rank)
@@ -189,7 +178,3 @@ def has_the_data_of_all(rank):
     (said,) = said_by(lambda _: train(wrapped, optimizer, 0, 7), rank)
     assert "all ranks had the same gradients in 3 steps" in said
     assert "DistributedSampler" in said
-
-
-def test_ranks_that_take_the_same_data_are_warned(box, start):
-    start(has_the_data_of_all, 2).results()

@@ -341,7 +341,6 @@ SAMPLES, BATCH = 210, 4
 
 def trains(rank, world_size, workers, job, death):
     """Returns what it took in each step, in how many lives, and the parameters."""
-    torch.set_num_threads(1)
     torch.manual_seed(SEED)
     inputs, labels = torch.randn(SAMPLES, 12), torch.randint(5, (SAMPLES,))
     net = nn.Linear(12, 5)

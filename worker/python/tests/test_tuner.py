@@ -16,7 +16,6 @@ from phub.tuning import Discard, Fork, Policy, Run, Tuner, grid
 
 WORLD, BATCH, STEPS, FIRST_RATE = 2, 64, 160, 1e-5
 POLICY = Policy(first_clocks=8, most_clocks=32, window=6, plateau=2, improvement=1e-6)
-torch.set_num_threads(1)  # ranks are forked, and OpenMP's threads are not
 RULES = {
     "sgd": (
         lambda parameters, lr: torch.optim.SGD(parameters, lr, momentum=0.5),
