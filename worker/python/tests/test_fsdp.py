@@ -4,6 +4,8 @@ import os
 
 import pytest
 import torch
+from conftest import of_ranks
+from exact import assert_same_bits, job, parameters_of
 from models import GPT, text_batch
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
@@ -30,7 +32,7 @@ def train(model, wrapped, batch_of):
 def with_ddp(replica):
     model = model_of(replica)
     train(model, phub.ddp(model), lambda step: text_batch(replica, step))
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
+    return parameters_of(model)
 
 
 def with_fsdp(rank, shards, store, formats=None):
@@ -45,8 +47,7 @@ def with_fsdp(rank, shards, store, formats=None):
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    job = f"{os.environ['PHUB_JOB']}-{shard}"
-    state = phub.FSDPState(model, rank=replica, world_size=2, job=job, formats=formats)
+    state = phub.FSDPState(model, rank=replica, world_size=2, job=job(shard), formats=formats)
     assert state.worker.keys == ("blocks.0", "blocks.1", "model")
     train(model, model, lambda step: text_batch(replica, step))
     result = {name: p.full_tensor() for name, p in model.named_parameters()}
@@ -56,39 +57,31 @@ def with_fsdp(rank, shards, store, formats=None):
     return result
 
 
-@pytest.mark.parametrize("shards", [1, 2])
-def test_parameters_are_those_of_ddp(box, start, tmp_path, shards):
+@pytest.mark.parametrize(
+    ("shards", "formats"), [(1, None), (2, None), (1, {"*": "int8", "model": "bf16"})]
+)
+def test_parameters_are_those_of_ddp(box, start, tmp_path, shards, formats):
+    """Nearly, if gradients are coded."""
     expected = start(with_ddp, 2).results()[0]
-    results = start(with_fsdp, 2 * shards, shards, tmp_path / "store").results()
-    for result in results:
-        assert result.keys() == expected.keys()
-        for name, parameter in result.items():
-            if shards == 1:
-                assert torch.equal(parameter, expected[name]), name
-            else:
-                torch.testing.assert_close(parameter, expected[name])
+    one, *others = start(with_fsdp, 2 * shards, shards, tmp_path / "store", formats).results()
+    for other in others:
+        assert_same_bits(one, other)
+    if shards == 1 and not formats:
+        assert_same_bits(one, expected)
+    else:
+        limits = {"rtol": 0, "atol": 0.01} if formats else {}
+        torch.testing.assert_close(one, expected, **limits)
+        assert not formats or any(not torch.equal(p, expected[name]) for name, p in one.items())
 
 
-def test_gradients_may_be_coded(box, start, tmp_path):
-    expected = start(with_ddp, 2).results()[0]
-    formats = {"*": "int8", "model": "bf16"}
-    one, other = start(with_fsdp, 2, 1, tmp_path / "store", formats).results()
-    assert any(not torch.equal(parameter, expected[name]) for name, parameter in one.items())
-    for name, parameter in one.items():
-        assert torch.equal(parameter, other[name]), name
-        torch.testing.assert_close(parameter, expected[name], rtol=0, atol=0.01)
-
-
-def is_not_contiguous(_rank, store):
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+@of_ranks(1)
+def test_shards_have_one_order_in_memory(rank, tmp_path):
+    store = f"file://{tmp_path}/store"
+    distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
     net = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
     with pytest.raises(NotImplementedError, match="non-contiguous"):  # PyTorch's own
         fully_shard(net, mesh=init_device_mesh("cpu", (1,)))
     distributed.destroy_process_group()
-
-
-def test_shards_have_one_order_in_memory(start, tmp_path):
-    start(is_not_contiguous, 1, tmp_path / "store").results()
 
 
 def test_a_model_that_is_not_sharded_is_refused():

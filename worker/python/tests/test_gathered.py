@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from conftest import SEED
-from exact import assert_same_bits, mean
+from conftest import SEED, of_ranks
+from exact import assert_same_bits, gradients_of, mean, parameters_of
+from models import recorded
 from torch import nn
 
 import phub
@@ -39,20 +40,9 @@ def trains(rank, options, ddp_options):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(rank)  # rank 0's count
-    wrapped = phub.ddp(model, ddp_options={"bucket_cap_mb": 0.01, **ddp_options}, **options)
-    first = {name: p.detach().clone() for name, p in model.named_parameters()}
-    names = {id(p): name for name, p in model.named_parameters()}
-    exchange, own = wrapped.phub.exchange, []
-
-    def record(bucket):
-        if bucket.index() == 0:
-            own.append({})
-        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            in_order = gradient.as_strided(parameter.shape, parameter.stride())
-            own[-1][names[id(parameter)]] = in_order.clone()
-        return exchange(bucket)
-
-    wrapped.phub.exchange = record
+    options = {"ddp_options": {"bucket_cap_mb": 0.01, **ddp_options}, **options}
+    wrapped, own = recorded(model, **options)
+    first = parameters_of(model)
     means = []
     for step in range(3):  # DDP makes its buckets anew after the first one
         x = torch.randn(4, 40, generator=torch.Generator().manual_seed(SEED + 7 * step + rank))
@@ -61,7 +51,7 @@ def trains(rank, options, ddp_options):
             with wrapped.no_sync():
                 wrapped(x).backward()
         wrapped(x).backward()
-        means.append({name: p.grad.clone() for name, p in model.named_parameters()})
+        means.append(gradients_of(model))
     keys, matrices = wrapped.phub.worker.keys, wrapped.phub.powersgd
     wrapped.phub.close()
     return first, own, means, keys, [n for n in first if matrices and matrices.get(n)]
@@ -77,7 +67,7 @@ def trains(rank, options, ddp_options):
 )
 def test_results_are_those_of_keys_of_their_own(box, start, options, ddp_options):
     results = start(trains, 2, options, ddp_options).results()
-    first = {name: p.detach() for name, p in Deep().named_parameters()}
+    first = parameters_of(Deep())
     for begun, _, means, keys, matrices in results:
         assert len(keys) < 12
         assert "small-parameters:0" in keys
@@ -102,21 +92,17 @@ def test_ranks_with_other_small_parameters_are_told_which(box, start):
     assert "'blocks.7.bias' has" in told[phub.MismatchError]
 
 
-def aborts(rank):
+@of_ranks(2)
+def test_what_a_step_left_is_forgotten(rank):
     model = Deep()
     wrapped = phub.ddp(model, ddp_options={"bucket_cap_mb": 0.01})
     wrapped(torch.ones(1, 40)).backward()
-    state = wrapped.phub
-    stale = next(name for name, _ in state._gathered.places())
-    state._gathered._group_of[stale].lend(stale, torch.full((9,), 9.0))  # of a step that never was
+    gathered = wrapped.phub._gathered
+    stale = next(name for name, _ in gathered.places())
+    gathered._group_of[stale].lend(stale, torch.full((9,), 9.0))  # of a step that never was
     model.zero_grad()
     wrapped(torch.full((1, 40), rank + 1.0)).backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters()}
-
-
-def test_what_a_step_left_is_forgotten(box, start):
-    one, other = start(aborts, 2).results()
-    assert_same_bits(one, other)
+    return gradients_of(model)
 
 
 def parameters(number, elements=8):

@@ -15,28 +15,26 @@ import phub
 PACKAGE = Path(phub.__file__).parents[1]
 
 
-def command(*arguments):
-    return [sys.executable, "-m", "phub", "run", *arguments]
+def python(*arguments, **environment):
+    """How a process of Python with phub is started: with its output, as text."""
+    given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    given["env"] = {**os.environ, "PYTHONPATH": str(PACKAGE), **environment}
+    return {"args": [sys.executable, *arguments], **given}
 
 
-def environment():
-    return {**os.environ, "PYTHONPATH": str(PACKAGE)}
+def launcher(*arguments, **environment):
+    return python("-m", "phub", "run", *arguments, **environment)
 
 
-def run(*arguments, **more):
-    return subprocess.run(
-        command(*arguments),
-        env={**environment(), **more},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def run(*arguments, **environment):
+    return subprocess.run(**launcher(*arguments, **environment), timeout=120, check=False)
 
 
 def of_python(script):
     return ["--", sys.executable, "-c", script]
 
+
+# ---- What ranks find.
 
 SUMS = """
 import os, phub
@@ -46,14 +44,6 @@ with phub.Worker({"key": 4}) as worker:
     worker.wait("key")
     print(f"{worker.rank} of {worker.world_size}: {worker.parameters('key')[0]}")
 """
-
-
-def test_ranks_find_a_box_and_each_other():
-    done = run("-n", "3", *of_python(SUMS), RANK="7", WORLD_SIZE="9")
-    assert sorted(done.stdout.splitlines()) == [f"{r}| {r} of 3: 6.0" for r in range(3)]
-    assert done.returncode == 0
-
-
 RENDEZVOUS = """
 import os, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -64,28 +54,26 @@ dist.destroy_process_group()
 """
 
 
-def test_frameworks_find_what_torchrun_sets():
-    pytest.importorskip("torch")
-    done = run("-n", "2", *of_python(RENDEZVOUS), RANK="7", WORLD_SIZE="9", MASTER_ADDR="nowhere")
-    assert sorted(line for line in done.stdout.splitlines() if "| " in line) == [
-        "0| 0 2 0 3",
-        "1| 1 2 1 3",
-    ], done.stdout
+@pytest.mark.parametrize(
+    ("script", "ranks", "says"),
+    [(SUMS, 3, "{rank} of 3: 6.0"), (RENDEZVOUS, 2, "{rank} 2 {rank} 3")],
+)
+def test_ranks_find_a_box_and_each_other(script, ranks, says):
+    """As frameworks do under torchrun; what an outer launcher has set does not count."""
+    outer = {"RANK": "7", "WORLD_SIZE": "9", "MASTER_ADDR": "nowhere"}
+    done = run("-n", str(ranks), *of_python(script), **outer)
+    said = sorted(line for line in done.stdout.splitlines() if "| " in line)
+    assert said == [f"{rank}| {says.format(rank=rank)}" for rank in range(ranks)], done
     assert done.returncode == 0
 
 
 def test_a_box_that_runs_is_used(box):
-    done = run(
-        "-n",
-        "2",
-        "--server",
-        box.address,
-        "--job",
-        "named",
-        *of_python("import os; print(os.environ['PHUB_SERVER'], os.environ['PHUB_JOB'])"),
-    )
+    script = "import os; print(os.environ['PHUB_SERVER'], os.environ['PHUB_JOB'])"
+    done = run("-n", "2", "--server", box.address, "--job", "named", *of_python(script))
     assert sorted(done.stdout.splitlines()) == [f"{r}| {box.address} named" for r in range(2)]
 
+
+# ---- How ranks end.
 
 FAILS = """
 import os, sys, time
@@ -118,11 +106,8 @@ def test_keep_going_lets_the_others_end_by_themselves():
 
 
 def alive(processes):
-    return [
-        p
-        for p in processes
-        if Path(f"/proc/{p}").exists() and "State:\tZ" not in Path(f"/proc/{p}/status").read_text()
-    ]
+    statuses = (Path(f"/proc/{process}/status") for process in processes)
+    return [each for each in statuses if each.exists() and "State:\tZ" not in each.read_text()]
 
 
 SLEEPS = """
@@ -135,81 +120,15 @@ child.wait()
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_ranks_and_their_children_end_with_it(number):
-    with subprocess.Popen(
-        command("-n", "2", *of_python(SLEEPS)), env=environment(), stdout=subprocess.PIPE, text=True
-    ) as launcher:
-        lines = [launcher.stdout.readline() for _ in range(2)]
+    with subprocess.Popen(**launcher("-n", "2", *of_python(SLEEPS))) as started:
+        lines = [started.stdout.readline() for _ in range(2)]
         processes = [int(each) for line in lines for each in re.findall(r" (\d+)", line)]
         assert len(processes) == 4
-        launcher.send_signal(number)
-        assert launcher.wait(60) == (-9 if number == signal.SIGKILL else 128 + number)
+        started.send_signal(number)
+        assert started.wait(60) == (-9 if number == signal.SIGKILL else 128 + number)
     if number == signal.SIGKILL:  # nobody is left to end the children's children
         processes = processes[::2]
     wait_until(lambda: not alive(processes), f"the end of {processes}", 30)
-
-
-CHATTERS = """
-for i in range(5000):
-    print("line", i, "x" * 100)
-"""
-
-
-def test_ranks_go_on_when_nobody_reads_their_output():
-    with subprocess.Popen(
-        command("-n", "2", *of_python(CHATTERS)),
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as launcher:
-        assert "| line 0 " in launcher.stdout.readline()
-        launcher.stdout.close()
-        assert launcher.wait(60) == 1
-        said = launcher.stderr.read()
-    assert said == "phub run: output of ranks is lost: standard output: Broken pipe\n"
-
-
-def test_ranks_go_on_when_the_disk_of_their_output_is_full(tmp_path):
-    last = tmp_path / "last"
-    script = CHATTERS + f"open({str(last)!r}, 'w').close()"
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            command(*of_python(script)),
-            env=environment(),
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    assert last.exists()
-    assert done.returncode == 1
-    assert "output of ranks is lost: standard output: No space left on device" in done.stderr
-
-
-@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", ">/dev/full 2>&1"])
-def test_it_ends_without_any_output(closed):
-    done = subprocess.run(
-        ["/bin/sh", "-c", f'exec "$@" {closed}', "sh", *command(*of_python(CHATTERS))],
-        env=environment(),
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 1
-
-
-def test_output_is_that_of_the_ranks_in_any_locale():
-    line = "Grüße ".encode() + bytes([0xFF])  # the end is no UTF-8
-    script = f"import os; os.write(1, {line + bytes([10])!r})"
-    done = subprocess.run(
-        command("-n", "2", *of_python(script)),
-        env={**environment(), "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    assert sorted(done.stdout.splitlines()) == [b"0| " + line, b"1| " + line]
-    assert done.returncode == 0
 
 
 BOX_DIES = """
@@ -230,54 +149,88 @@ def test_a_box_that_was_killed_is_named_and_ends_the_ranks():
     assert "before its ranks" in done.stderr
 
 
-def test_a_script_without_an_interpreter_is_no_traceback(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text("print('trained')\n")
-    script.chmod(0o755)
-    done = run("--", str(script))
-    assert done.returncode == 126
-    assert str(script) in done.stderr
-    assert "-- python train.py" in done.stderr
-    assert "Traceback" not in done.stderr
+# ---- Output.
+
+CHATTERS = """
+for i in range(5000):
+    print("line", i, "x" * 100)
+"""
 
 
-def test_a_command_that_is_not_there_is_named():
-    done = run("--", "/nowhere/train")
-    assert done.returncode == 127
-    assert "/nowhere/train" in done.stderr
+def test_ranks_go_on_when_nobody_reads_their_output():
+    with subprocess.Popen(**launcher("-n", "2", *of_python(CHATTERS))) as started:
+        assert "| line 0 " in started.stdout.readline()
+        started.stdout.close()
+        assert started.wait(60) == 1
+        said = started.stderr.read()
+    assert said == "phub run: output of ranks is lost: standard output: Broken pipe\n"
+
+
+def test_ranks_go_on_when_the_disk_of_their_output_is_full(tmp_path):
+    last = tmp_path / "last"
+    script = CHATTERS + f"open({str(last)!r}, 'w').close()"
+    with Path("/dev/full").open("w") as full:
+        given = {**launcher(*of_python(script)), "stdout": full}
+        done = subprocess.run(**given, timeout=60, check=False)
+    assert last.exists()
+    assert done.returncode == 1
+    assert "output of ranks is lost: standard output: No space left on device" in done.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", ">/dev/full 2>&1"])
+def test_it_ends_without_any_output(closed):
+    given = launcher(*of_python(CHATTERS))
+    given["args"] = ["/bin/sh", "-c", f'exec "$@" {closed}', "sh", *given["args"]]
+    assert subprocess.run(**given, timeout=60, check=False).returncode == 1
+
+
+def test_output_is_that_of_the_ranks_in_any_locale():
+    line = "Grüße ".encode() + bytes([0xFF])  # the end is no UTF-8
+    script = of_python(f"import os; os.write(1, {line + bytes([10])!r})")
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    given = {**launcher("-n", "2", *script, **locale), "text": False}
+    done = subprocess.run(**given, timeout=60, check=False)
+    assert sorted(done.stdout.splitlines()) == [b"0| " + line, b"1| " + line]
+    assert done.returncode == 0
+
+
+# ---- What is wrong.
+
+
+def executable(path, text):
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "status", "messages"),
     [
-        (["-n", "0", "--", "true"], "-n 0: from 1 to 1024"),
-        ([], "required: command"),
+        (["--", "TRAIN"], 126, ["train.py", "-- python train.py"]),
+        (["--", "/nowhere/train"], 127, ["/nowhere/train"]),
+        (["-n", "0", "--", "true"], 2, ["-n 0: from 1 to 1024"]),
+        ([], 2, ["required: command"]),
     ],
 )
-def test_wrong_arguments_are_named(arguments, message):
-    done = run(*arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
+def test_what_cannot_run_is_named(tmp_path, arguments, status, messages):
+    """A script without an interpreter, for one."""
+    script = executable(tmp_path / "train.py", "print('trained')\n")
+    done = run(*(script if each == "TRAIN" else each for each in arguments))
+    assert done.returncode == status
+    assert all(message in done.stderr for message in messages), done
+    assert "Traceback" not in done.stderr
 
 
 def test_a_box_that_cannot_start_is_an_error(tmp_path):
-    program = tmp_path / "phub"
-    program.write_text("#!/bin/sh\necho no memory >&2\nexit 1\n")
-    program.chmod(0o755)
-    done = run("--", "true", PHUB_PROGRAM=str(program))
+    program = executable(tmp_path / "phub", "#!/bin/sh\necho no memory >&2\nexit 1\n")
+    done = run("--", "true", PHUB_PROGRAM=program)
     assert done.returncode == 1
     assert "no memory" in done.stderr
     assert "the box did not start" in done.stderr
 
 
 def test_every_other_command_is_the_boxs():
-    done = subprocess.run(
-        [sys.executable, "-m", "phub", "--help"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = subprocess.run(**python("-m", "phub", "--help"), check=False)
     assert "serve" in done.stdout, done.stderr
 
 
@@ -311,25 +264,18 @@ def test_a_lost_rank_is_a_line_of_each_other(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def said_at_the_end(statement):
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys\n{statement}"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1, done
-    return done.stderr.splitlines()
-
-
 def test_other_errors_keep_their_tracebacks():
-    assert said_at_the_end("import phub\nraise phub.FencedError('gone\\nfor good')") == [
+    def said_at_the_end(*lines):
+        done = subprocess.run(**python("-c", "\n".join(["import sys", *lines])), check=False)
+        assert done.returncode == 1, done
+        return done.stderr.splitlines()
+
+    assert said_at_the_end("import phub", "raise phub.FencedError('gone\\nfor good')") == [
         "phub.FencedError: gone for good (<string>, line 3)"
     ]
-    mine = said_at_the_end("import phub\nraise phub.InvalidError('mine')")
-    assert mine[0].startswith("Traceback")
+    assert said_at_the_end("import phub", "raise phub.InvalidError('mine')")[0].startswith(
+        "Tracebac"
+    )
     hook = "sys.excepthook = lambda *_: print('hook', file=sys.stderr)"
-    for before in (True, False):
-        lines = [hook, "import phub"] if before else ["import phub", hook]
-        assert said_at_the_end("\n".join([*lines, "raise phub.RankLostError('x')"])) == ["hook"]
+    for lines in ([hook, "import phub"], ["import phub", hook]):
+        assert said_at_the_end(*lines, "raise phub.RankLostError('x')") == ["hook"]
