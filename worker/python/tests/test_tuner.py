@@ -1,57 +1,35 @@
 """A tuner drives the branches of a real job: all of them train as they would in one process."""
 
-import copy
 import math
 
 import pytest
 import torch
-from conftest import SEED
+from blobs import RULES, WORLD, begun, replayed
+from conftest import SEED, of_ranks
 from deaths import JOB, death_anywhere
 from deaths import STEPS as STEPS_OF_DEATHS
-from torch import nn
-from torch.nn import functional
+from exact import parameters_of
 
 import phub
 from phub.tuning import Discard, Fork, Policy, Run, Tuner, grid
 
-WORLD, BATCH, STEPS, FIRST_RATE = 2, 64, 160, 1e-5
+STEPS = 160
 POLICY = Policy(first_clocks=8, most_clocks=32, window=6, plateau=2, improvement=1e-6)
-RULES = {
-    "sgd": (
-        lambda parameters, lr: torch.optim.SGD(parameters, lr, momentum=0.5),
-        (1e-3, 0.3, 1e-2, 1e38),
-    ),
-    "adam": (torch.optim.Adam, (1e-4, 3e-3, 0.03)),
-}
-
-
-class Blobs(nn.Module):
-    """Points around four centres, told apart."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(SEED)
-        self.net = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 4))
-
-    def forward(self, step, rank):
-        draw = torch.Generator().manual_seed(SEED + 1000 * rank + step)
-        labels = torch.randint(4, (BATCH,), generator=draw)
-        points = 3 * torch.eye(4, 8)[labels] + torch.randn(BATCH, 8, generator=draw)
-        return functional.cross_entropy(self.net(points), labels)
 
 
 def search_of(rule):
     return lambda: grid({"lr": RULES[rule][1]}, seed=SEED)
 
 
+def made(rule, branches=POLICY.branches - 1, **options):
+    model, plain = begun(rule)
+    options = {"transport": "tcp", "on_nonfinite": "pass", "branches": branches, **options}
+    return model, phub.DistributedOptimizer(plain, model, **options)
+
+
 def trains(rank, rule):
     """What rank 0's tuner did, its losses, the parameters at the end, and the branches."""
-    model = Blobs()
-    made = RULES[rule][0](model.parameters(), FIRST_RATE)
-    branches = POLICY.branches - 1
-    optimizer = phub.DistributedOptimizer(
-        made, model, transport="tcp", branches=branches, on_nonfinite="pass"
-    )
+    model, optimizer = made(rule)
     events, losses = [], []
     if rank == 0:
         tuner = Tuner(optimizer.worker, search_of(rule), POLICY, report=events.append)
@@ -65,40 +43,14 @@ def trains(rank, rule):
         optimizer.step()
     optimizer.worker.barrier()
     alive = [each.branch for each in optimizer.worker.branches()]
-    parameters = [p.detach().clone() for p in model.parameters()]
+    parameters = list(parameters_of(model).values())
     optimizer.worker.barrier()
     optimizer.close()
     return events, losses, parameters, alive
 
 
-def replayed(rule, events):
-    """Rank 0's losses, of branches that are models and optimizers of one process."""
-    model = Blobs()
-    branches = {0: (model, RULES[rule][0](model.parameters(), FIRST_RATE))}
-    runs, forks = {}, {}
-    for event in events:
-        if isinstance(event.request, Fork):
-            forks.setdefault(event.round, []).append(event)
-        elif isinstance(event.request, Run):
-            runs.update(dict.fromkeys(event.rounds, event.request.branch))
-    losses = []
-    for step in range(max(runs)):
-        for fork in forks.get(step + 1, []):
-            child = copy.deepcopy(branches[fork.request.parent])  # both in one, so they fit
-            child[1].param_groups[0].update(fork.request.values)
-            branches[fork.branch] = child
-        model, optimizer = branches[runs.get(step + 1, 0)]
-        optimizer.zero_grad()
-        of_ranks = [model(step, rank) for rank in range(WORLD)]
-        losses.append(of_ranks[0].item())
-        (sum(of_ranks) / WORLD).backward()
-        optimizer.step()
-    return losses
-
-
 @pytest.mark.parametrize("rule", RULES)
-def test_every_branch_trains_as_in_one_process(box, start, monkeypatch, rule):
-    monkeypatch.setenv("PHUB_JOB", f"tuned-{rule}")
+def test_every_branch_trains_as_in_one_process(box, start, rule):
     ranks = start(trains, WORLD, rule).results()
     events, losses, parameters, alive = ranks[0]
     for mine, others in zip(parameters, ranks[1][2], strict=True):
@@ -107,7 +59,14 @@ def test_every_branch_trains_as_in_one_process(box, start, monkeypatch, rule):
         e.request.values["lr"] for e in events if isinstance(e.request, Fork) if e.request.values
     ]
     assert set(RULES[rule][1]) <= set(tried)
-    for mine, one in zip(losses, replayed(rule, events), strict=False):
+    runs, forks = {}, []
+    for e in events:
+        if isinstance(e.request, Fork):
+            forks.append((e.round, e.branch, e.request.parent, e.request.values))
+        elif isinstance(e.request, Run):
+            runs.update(dict.fromkeys(e.rounds, e.request.branch))
+    ran = [runs.get(at, 0) for at in range(1, max(runs) + 1)]
+    for mine, (one, _) in zip(losses, replayed(rule, ran, forks), strict=False):
         if not math.isfinite(one):
             assert not math.isfinite(mine)
             continue
@@ -119,11 +78,7 @@ def test_every_branch_trains_as_in_one_process(box, start, monkeypatch, rule):
 
 def trains_at_a_box_that_dies(rank, death):
     """As `trains`; and the branches that rank 0's tuner has in the end."""
-    model = Blobs()
-    made = torch.optim.SGD(model.parameters(), FIRST_RATE, momentum=0.5)
-    optimizer = phub.DistributedOptimizer(
-        made, model, transport="tcp", job=JOB, branches=POLICY.branches - 1, on_nonfinite="pass"
-    )
+    model, optimizer = made("sgd", job=JOB)
     tuner = Tuner(optimizer.worker, search_of("sgd"), POLICY) if rank == 0 else None
     lives, losses, known = 1, [], {}
     while True:
@@ -150,7 +105,7 @@ def trains_at_a_box_that_dies(rank, death):
             known = {step: known[step] for step in known if step <= optimizer.steps_done}
     optimizer.synchronize()
     alive = {each.branch for each in optimizer.worker.branches()}
-    parameters = [p.detach().clone() for p in model.parameters()]
+    parameters = list(parameters_of(model).values())
     optimizer.worker.barrier()
     optimizer.close()
     return lives, parameters, alive, tuner and tuner._driver._alive, losses
@@ -171,27 +126,19 @@ def test_a_tuner_goes_on_with_its_job(saving_box, start):
         assert torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
-def with_little_room(rank):
-    model = Blobs()
-    made = torch.optim.SGD(model.parameters(), FIRST_RATE)
-    optimizer = phub.DistributedOptimizer(
-        made, model, transport="tcp", branches=1, on_nonfinite="pass"
-    )
+@of_ranks(1)
+def test_a_job_without_room_for_its_branches_says_so(rank):
+    model, optimizer = made("sgd", branches=1)
     tuner = Tuner(optimizer.worker, search_of("sgd"), POLICY)
-    try:
+
+    def train():
         for step in range(STEPS):
             optimizer.zero_grad()
             loss = model(step, rank)
             tuner.step(loss.item())
             loss.backward()
             optimizer.step()
-    except phub.FullError as full:
-        return str(full)
-    finally:
-        optimizer.close()
 
-
-def test_a_job_without_room_for_its_branches_says_so(box, start, monkeypatch):
-    monkeypatch.setenv("PHUB_JOB", "tuned-small")
-    (said,) = start(with_little_room, 1).results()
-    assert "branches" in said
+    with pytest.raises(phub.FullError, match="branches"):
+        train()
+    optimizer.close()
