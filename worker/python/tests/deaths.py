@@ -6,6 +6,8 @@ import time
 
 from conftest import SEED, wait_until
 
+import phub
+
 STEPS = 60
 JOB = "rejoins"
 FORK = multiprocessing.get_context("fork")
@@ -43,6 +45,14 @@ class Death:
     def await_due(self):
         assert self.due.wait(60)
 
+    def happens(self, box, ranks):
+        """To the box, after a checkpoint. What the ranks return, in their second life."""
+        self.allow_a_checkpoint(box)
+        self.await_due()
+        box.die_and_come_back()
+        self.allow(STEPS)
+        return ranks.results()
+
 
 def death_anywhere(how=""):
     draw = random.Random(f"{SEED} {how}")
@@ -54,3 +64,16 @@ def death_anywhere(how=""):
 class NoDeath:
     def at(self, rank, step, place):
         pass
+
+
+def live(optimizer, make_step, **kept):
+    """Makes all steps, whatever happens to the box. Returns in how many lives."""
+    lives = 1
+    while True:
+        try:
+            for step in optimizer.steps(STEPS, **kept):
+                make_step(step)
+            return lives
+        except phub.RewoundError:
+            lives += 1
+            optimizer.rejoin()

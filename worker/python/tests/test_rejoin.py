@@ -5,8 +5,9 @@ import signal
 
 import pytest
 import torch
-from conftest import EVERY, SEED, SavingBox, wait_until
-from deaths import FORK, JOB, STEPS, NoDeath, death_anywhere
+from conftest import EVERY, SEED, SavingBox, of_ranks, wait_until
+from deaths import FORK, JOB, STEPS, NoDeath, death_anywhere, live
+from exact import assert_same_bits, job, parameters_of
 from torch import nn
 
 import phub
@@ -51,19 +52,10 @@ def learn(model, optimizer, scaler, schedule, batch, here):
     schedule.step()
 
 
-def result_of(net, optimizer, scaler):
-    return net.state_dict(), optimizer.state_dict(), scaler.state_dict()
-
-
-def assert_same_results(one, other):
-    for mine, theirs in zip(one, other, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
-
-
 # ---- The box makes the steps.
 
 
-def trains(rank, overlap, transport, zero_copy, scaled, gradient_dtype, job, death):
+def trains(rank, overlap, transport, zero_copy, scaled, gradient_dtype, name, death):
     net = make_net()
     optimizer = phub.DistributedOptimizer(
         torch.optim.AdamW(net.parameters(), 1e-2, foreach=False),
@@ -73,31 +65,20 @@ def trains(rank, overlap, transport, zero_copy, scaled, gradient_dtype, job, dea
         zero_copy=zero_copy,
         gradient_dtype=gradient_dtype,
         on_nonfinite="skip" if scaled else "stop",
-        job=job,
+        job=name,
     )
     scaler = phub.GradScaler(optimizer, growth_interval=4, enabled=scaled)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.8)
     batches = Batches(rank)
     torch.manual_seed(SEED + rank)  # for the dropout
-    lives = 1
-    while True:
-        try:
-            kept = {"schedule": schedule, "batches": batches, "scaler": scaler}
-            for step in optimizer.steps(STEPS, **kept):
-                learn(
-                    net,
-                    optimizer,
-                    scaler,
-                    schedule,
-                    next(batches),
-                    functools.partial(death.at, rank, step),
-                )
-            break
-        except phub.RewoundError:
-            lives += 1
-            optimizer.rejoin()
+
+    def make_step(step):
+        here = functools.partial(death.at, rank, step)
+        learn(net, optimizer, scaler, schedule, next(batches), here)
+
+    lives = live(optimizer, make_step, schedule=schedule, batches=batches, scaler=scaler)
     optimizer.synchronize()
-    result = result_of(net, optimizer, scaler)
+    result = [each.state_dict() for each in (net, optimizer, scaler)]
     optimizer.worker.barrier()
     return lives, result
 
@@ -116,14 +97,8 @@ def trains(rank, overlap, transport, zero_copy, scaled, gradient_dtype, job, dea
 def test_a_training_goes_on_after_the_boxs_death(saving_box, start, how):
     calm = start(trains, 2, *how, "calm", NoDeath()).results()
     death = death_anywhere(how)
-    ranks = start(trains, 2, *how, JOB, death)
-    death.allow_a_checkpoint(saving_box)
-    death.await_due()
-    saving_box.die_and_come_back()
-    death.allow(STEPS)
-    for (lives, result), (_, expected) in zip(ranks.results(), calm, strict=True):
-        assert lives == 2
-        assert_same_results(result, expected)
+    found = death.happens(saving_box, start(trains, 2, *how, JOB, death))
+    assert_same_bits(found, [(2, result) for _, result in calm])
 
 
 def test_programs_that_are_started_again_go_on(saving_box, start):
@@ -137,9 +112,8 @@ def test_programs_that_are_started_again_go_on(saving_box, start):
     saving_box.kill()
     ranks.end()
     saving_box.die_and_come_back()
-    (lives, result), _ = start(trains, 2, *how, JOB, NoDeath()).results()
-    assert lives == 1
-    assert_same_results(result, expected)
+    found, _ = start(trains, 2, *how, JOB, NoDeath()).results()
+    assert_same_bits(found, (1, expected))
 
 
 def loses_the_box_early(rank, begun, gone):
@@ -172,7 +146,8 @@ def test_without_a_checkpoint_there_is_nothing_to_go_on_from(memory_path, start)
         box.kill()
 
 
-def misuses_steps(rank):
+@of_ranks(1)
+def test_steps_are_made_once_each_and_all_of_them(rank):
     net = make_net()
     optimizer = phub.DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1), net)
 
@@ -186,14 +161,10 @@ def misuses_steps(rank):
     with pytest.raises(RuntimeError, match="step 0 of steps.. was not made"):
         for _ in optimizer.steps(2):
             pass
-    other = phub.DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1), net, job="other")
+    other = phub.DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1), net, job=job("other"))
     other.step()
     with pytest.raises(RuntimeError, match="before steps"):
         next(other.steps(3))
-
-
-def test_steps_are_made_once_each_and_all_of_them(box, start):
-    start(misuses_steps, 1).results()
 
 
 # ---- A rank dies.
@@ -219,35 +190,31 @@ def trains_on(rank, begun, joined, steps):
     return parameters_of(net)
 
 
-def parameters_of(net):
-    return {name: p.detach().clone() for name, p in net.named_parameters()}
-
-
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_others_go_on_without_a_rank_and_with_its_successor(box, start, end):
     begun, joined = FORK.Event(), FORK.Event()
     ranks = start(trains_on, 4, begun, joined, 12, PHUB_JOB=f"successor-{end}")
     assert begun.wait(60)
     ranks.kill(1, end)
-    job = f"successor-{end}"
-    wait_until(lambda: box.status(job)["completed_round"] > 4, "a step without the rank")
+    name = f"successor-{end}"
+    wait_until(lambda: box.status(name)["completed_round"] > 4, "a step without the rank")
     ranks.kill(1)
     ranks.replace(1)
     results = ranks.results()
     for each in results[1:]:
-        assert_same_results([each], results[:1])
+        assert_same_bits(each, results[0])
 
 
 # ---- The ranks make the steps themselves: their own file has all.
 
 
-def lives_on(rank, file, job, death):
+def lives_on(rank, file, name, death):
     """The lives of a program as in README.md."""
     lives = 0
     while True:
         lives += 1
         net = make_net()
-        model = phub.ddp(net, job=job, connect_timeout_ms=60_000)
+        model = phub.ddp(net, job=name, connect_timeout_ms=60_000)
         try:
             return lives, lives_once(rank, file, net, model, death)
         except (phub.UnavailableError, phub.NotFoundError, phub.FencedError):
@@ -287,6 +254,4 @@ def test_ddp_goes_on_from_the_programs_own_checkpoint(saving_box, start, tmp_pat
     death.await_due()
     saving_box.die_and_come_back()
     death.allow(STEPS)
-    for (lives, result), (_, expected) in zip(ranks.results(), calm, strict=True):
-        assert lives == 2
-        assert_same_results(result, expected)
+    assert_same_bits(ranks.results(), [(2, result) for _, result in calm])

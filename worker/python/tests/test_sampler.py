@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import SEED
-from deaths import JOB, STEPS, NoDeath, death_anywhere
+from deaths import JOB, STEPS, NoDeath, death_anywhere, live
+from exact import assert_same_bits
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
@@ -351,24 +352,20 @@ def trains(rank, world_size, workers, job, death):
     how = {"num_workers": workers, "persistent_workers": workers > 0}
     loader = DataLoader(data, batch_size=BATCH, sampler=sampler, **how)
     batches = sampler.batches(loader)
-    taken, first, lives = {}, None, 1
-    while True:
-        try:
-            for step in optimizer.steps(STEPS, sampler=sampler):
-                first = step if first is None else first
-                death.at(rank, step, 0)
-                rows, answers, numbers = next(batches)
-                assert taken.setdefault(step, numbers.tolist()) == numbers.tolist()
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(net(rows), answers).backward()
-                death.at(rank, step, 1)
-                optimizer.step()
-                death.at(rank, step, 2)
-            break
-        except phub.RewoundError:
-            lives += 1
-            optimizer.rejoin()
-    return taken, first, lives, net.weight.detach().clone()
+    taken = {}
+
+    def make_step(step):
+        death.at(rank, step, 0)
+        rows, answers, numbers = next(batches)
+        assert taken.setdefault(step, numbers.tolist()) == numbers.tolist()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(rows), answers).backward()
+        death.at(rank, step, 1)
+        optimizer.step()
+        death.at(rank, step, 2)
+
+    lives = live(optimizer, make_step, sampler=sampler)
+    return taken, lives, net.weight.detach().clone()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -377,15 +374,8 @@ def test_a_training_goes_on_in_the_middle_of_an_epoch(saving_box, start, workers
     epoch = [sample for each in calm for step in range(27) for sample in each[0][step]]
     assert sorted(epoch) == list(range(SAMPLES))
     death = death_anywhere(f"{workers} loaders")
-    ranks = start(trains, 2, 2, workers, JOB, death)
-    death.allow_a_checkpoint(saving_box)
-    death.await_due()
-    saving_box.die_and_come_back()
-    death.allow(STEPS)
-    for (taken, _, lives, weight), (expected, *_, same) in zip(ranks.results(), calm, strict=True):
-        assert lives == 2
-        assert taken == expected
-        assert torch.equal(weight, same)
+    found = death.happens(saving_box, start(trains, 2, 2, workers, JOB, death))
+    assert_same_bits(found, [(taken, 2, weight) for taken, _, weight in calm])
 
 
 @pytest.mark.parametrize("world_size", [3, 2])
@@ -400,11 +390,11 @@ def test_programs_that_are_started_again_go_on(saving_box, start, world_size):
     ranks.end()
     saving_box.die_and_come_back()
     results = start(trains, world_size, world_size, 2, JOB, NoDeath()).results()
-    first = results[0][1]
+    first = min(results[0][0])
     assert first > 0
     before = [sample for step in range(first) for each in calm for sample in each[0][step]]
     if world_size == 3:
-        for (taken, _, _, weight), (expected, *_, same) in zip(results, calm, strict=True):
+        for (taken, _, weight), (expected, *_, same) in zip(results, calm, strict=True):
             assert taken == {step: expected[step] for step in range(first, STEPS)}
             assert torch.equal(weight, same)
     # Whatever the world, each epoch has each sample once, but for what fills up its end.

@@ -113,12 +113,8 @@ def trains_at_a_box_that_dies(rank, death):
 
 def test_a_tuner_goes_on_with_its_job(saving_box, start):
     death = death_anywhere("tuner")
-    ranks = start(trains_at_a_box_that_dies, 2, death)
-    death.allow_a_checkpoint(saving_box)
-    death.await_due()
-    saving_box.die_and_come_back()
-    death.allow(STEPS_OF_DEATHS)
-    (lives, mine, alive, of_tuner, losses), (_, others, *_) = ranks.results()
+    ranks = death.happens(saving_box, start(trains_at_a_box_that_dies, 2, death))
+    (lives, mine, alive, of_tuner, losses), (_, others, *_) = ranks
     assert lives == 2
     assert len(losses) == STEPS_OF_DEATHS
     assert alive == of_tuner
