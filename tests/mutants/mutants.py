@@ -1296,7 +1296,7 @@ MUTANTS = [
            "if (false) {", ("phub/core_job_test",)),
     Mutant("state-skipped: what is set in a round that is skipped comes later", "phub/core/shelves.h",
            "    do_what_is_due(index, round, way);\n    return true;\n  }\n  void do", "    return false;\n  }\n  void do",
-           ("phub/core_job_test:*RoundThatIsSkipped",)),
+           ("phub/core_job_test:*RoundsThatAreSkipped*",)),
     Mutant("shards-lost-early: a job waits for a box that was lost while it was made",
            "phub/job/remote_parts.cc", "if (shards_.has(part.shard)) continue;", "continue;", ("phub/shards_test",)),
     Mutant("state-steps: the optimizer goes on with its own steps", "phub/core/key_states.cc",

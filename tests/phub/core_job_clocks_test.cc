@@ -11,276 +11,128 @@
 #include <vector>
 
 #include "tests/phub/core_job_rig.h"
+#include "tests/phub/core_script.h"
 #include "tests/seeds.h"
 #include "transport/error.h"
 
-namespace phub {
+namespace phub::testing {
 namespace core_job_clocks_test {
 
 using ::testing::ElementsAre;
-using ::testing::IsEmpty;
-using ::testing::UnorderedElementsAre;
-using Rig = testing::CoreJobRig;
-
-JobParameters ssp(uint64_t slack) { return {.max_ranks = 3, .lock_step = false, .slack = slack}; }
-JobParameters async() { return ssp(kNever); }
 
 TEST(CoreClocks, AnUpdateIsAppliedWhenItComes) {
-  Rig rig({.parameters = async()});
-  rig.push(1, 0, 1, 4);
-  rig.run();
-  EXPECT_THAT(rig.take_posts(), ElementsAre("1:0@1"));
-  EXPECT_EQ(rig.result_of(1, 0), 4);
-  rig.push(1, 0, 2, 4);
-  rig.push(0, 0, 1, 1);
-  rig.run();
-  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@1", "1:0@2"));
-  EXPECT_EQ(rig.result_of(0, 0), 9);
-  EXPECT_EQ(rig.result_of(1, 0), 9);
-  EXPECT_EQ(rig.result_of(1, 1), 0) << "of another chunk";
+  play_core(R"(
+    job async | push 1 0@1 | sent 1:0@1 | has 1:0=4 | push 1 0@2 | push 0 0@1 | sent 0:0@1 1:0@2
+    has 0:0=9 1:0=9 1:1=0
+  )");
 }
 
 TEST(CoreClocks, AResultIsWithheldUntilTheSlowestIsNear) {
-  Rig rig({.parameters = ssp(1)});
-  rig.push(0, 0, 1, 1);
-  rig.run();
-  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@1")) << "one ahead is within the slack";
-  rig.push(0, 0, 2, 1);
-  rig.push(1, 0, 1, 4);
-  rig.run();
-  EXPECT_THAT(rig.take_posts(), ElementsAre("1:0@1"));
-  rig.push(2, 0, 1, 16);
-  rig.run();
-  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@2", "2:0@1"));
-  EXPECT_EQ(rig.result_of(0, 0), 2 + 4 + 16);
-  EXPECT_EQ(rig.result_of(1, 0), 2 + 4) << "copied when it went out";
+  play_core(R"(
+    # One ahead is within the slack.
+    job slack=1 | push 0 0@1 | sent 0:0@1 | push 0 0@2 | push 1 0@1 | sent 1:0@1
+    # What rank 1 has was copied when it went out.
+    push 2 0@1 | sent 0:0@2 2:0@1 | has 0:0=22 1:0=6
+  )");
 }
 
 TEST(CoreClocks, ANullUpdateMovesTheClockAlone) {
-  Rig rig({.parameters = ssp(0)});
-  rig.push(0, 0, 1, 7);
-  rig.arrive(1, {0, 1, ImmKind::kNull});
-  rig.arrive(2, {0, 1, ImmKind::kNull});
-  rig.run();
-  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@1", "1:0@1", "2:0@1"));
-  EXPECT_EQ(rig.result_of(2, 0), 7);
+  play_core("job slack=0 | push 0 0@1=7 | null 1,2 0@1 | sent 0-2:0@1 | has 2:0=7");
 }
 
 TEST(CoreClocks, AnUpdateCountsOnce) {
-  Rig rig({.parameters = ssp(1)});
-  rig.push(0, 0, 1, 3);
-  rig.push(0, 0, 1, 3);
-  rig.run();
-  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@1"));
-  rig.arrive(0, {0, 1, ImmKind::kData});  // its result was lost on the way
-  rig.run();
-  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@1"));
-  EXPECT_EQ(rig.result_of(0, 0), 3);
-  rig.push(0, 0, 2, 3);
-  rig.run();
-  rig.arrive(0, {0, 2, ImmKind::kData});  // withheld: it comes when it may
-  rig.run();
-  EXPECT_THAT(rig.take_posts(), IsEmpty());
-  EXPECT_THAT(rig.take_reports(), IsEmpty());
-  rig.arrive(0, {0, 4, ImmKind::kData});
-  rig.run();
-  EXPECT_THAT(rig.take_reports(), ElementsAre("violation 0"));
+  play_core(R"(
+    # Its result was lost on the way.
+    job slack=1 | push 0 0@1=3 | push 0 0@1=3 | sent 0:0@1 | again 0 0@1 | sent 0:0@1 | has 0:0=3
+    # Withheld: it comes when it may.
+    push 0 0@2=3 | run | again 0 0@2 | sent | told
+    again 0 0@4 | told violation 0 round 4
+  )");
 }
 
 // The queue was full when a result was asked for again, and the rank has gone on meanwhile.
 TEST(CoreClocks, AnOwedResultIsWithheldToo) {
-  Rig rig({.parameters = ssp(1), .chunks = 1});
-  rig.endpoint.room = 1;
-  rig.push(0, 0, 1, 3);
-  rig.run();
-  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@1"));
-  rig.arrive(0, {0, 1, ImmKind::kData});
-  rig.run();
-  rig.push(0, 0, 2, 3);
-  rig.run();
-  rig.endpoint.room = 100;
-  rig.run();
-  EXPECT_THAT(rig.take_posts(), IsEmpty()) << "two ahead of the slowest";
-  rig.push(1, 0, 1, 4);
-  rig.push(2, 0, 1, 16);
-  rig.run();
-  EXPECT_THAT(rig.take_posts(), UnorderedElementsAre("0:0@2", "1:0@1", "2:0@1"));
-  EXPECT_EQ(rig.result_of(0, 0), 6 + 4 + 16);
+  play_core(R"(
+    job slack=1 chunks=1 | room 1 | push 0 0@1=3 | sent 0:0@1 | again 0 0@1 | run
+    push 0 0@2=3 | run | room 100 | sent
+    push 1,2 0@1 | sent-mixed 0:0@2 1,2:0@1 | has 0:0=26
+  )");
 }
 
 TEST(CoreClocks, AResultThatWasDueWhileNobodyWasAttachedComesAfterAReconnection) {
-  Rig rig({.parameters = ssp(0), .chunks = 1});
-  rig.push(0, 0, 1, 1);
-  rig.run();
-  rig.job->detach(0);
-  rig.push(1, 0, 1, 4);
-  rig.push(2, 0, 1, 16);
-  rig.run();
-  EXPECT_THAT(rig.take_posts(), ElementsAre("1:0@1", "2:0@1"));
-  rig.job->reattach(0, 1);
-  rig.run();
-  EXPECT_THAT(rig.take_posts(), IsEmpty());
-  rig.push(0, 0, 1, 1);  // once more
-  rig.run();
-  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@1"));
-  EXPECT_EQ(rig.result_of(0, 0), 21);
+  play_core(R"(
+    job slack=0 chunks=1 | push 0 0@1 | run | detach 0 | push 1,2 0@1 | sent 1,2:0@1
+    reattach 0.1 | sent | push 0 0@1 | sent 0:0@1 | has 0:0=21
+  )");
 }
 
 TEST(CoreClocks, ABoundaryStopsEveryClock) {
-  Rig rig({.parameters = async()});
-  rig.push(0, 0, 1, 1);
-  rig.run();
-  rig.take_posts();
-  const CoreReport held = rig.job->hold();
-  EXPECT_EQ(held.round, 1u) << "of the slowest";
-  EXPECT_EQ(held.started, 1u);
-  rig.push(0, 0, 2, 1);
-  rig.run();
-  EXPECT_THAT(rig.take_posts(), IsEmpty());
-  EXPECT_EQ(rig.job->hold().started, 2u);
-  rig.job->commit({.round = 1});
-  rig.run();
-  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@2"));
+  play_core(R"(
+    # The round is the slowest one's.
+    job async | push 0 0@1 | sends 1 | hold 1 1 | push 0 0@2 | sent | hold 1 2
+    commit 1 | sent 0:0@2
+  )");
 }
 
 // More was ready than one pass applies.
 TEST(CoreClocks, ABoundaryStopsWhatWasReadyToo) {
-  constexpr uint32_t kChunks = 40;
-  Rig rig({.parameters = async(), .chunks = kChunks, .elements = 8192});
-  for (uint32_t chunk = 0; chunk < kChunks; ++chunk) rig.push(0, chunk, 1, 1);
-  uint64_t bytes = 0;
-  rig.job->step(bytes);
-  const size_t before = rig.take_posts().size();
-  EXPECT_GT(before, 0u);
-  EXPECT_LT(before, kChunks);
-  rig.job->hold();
-  rig.run();
-  EXPECT_THAT(rig.take_posts(), IsEmpty());
-  rig.job->commit({.round = 1});
-  rig.run();
-  EXPECT_EQ(before + rig.take_posts().size(), kChunks);
+  play_core(R"(
+    job async chunks=40 elements=8192 | push 0 0-39@1=1 | step | posted 0:0-15@1
+    hold | sent | commit 1 | sent 0:16-39@1
+  )");
 }
 
 TEST(CoreClocks, WhoIsLostIsNotWaitedFor) {
-  Rig rig({.parameters = ssp(0), .chunks = 1});
-  rig.push(0, 0, 1, 1);
-  rig.push(1, 0, 1, 4);
-  rig.run();
-  EXPECT_THAT(rig.take_posts(), IsEmpty());
-  rig.job->hold();
-  rig.push(2, 0, 1, 16);  // accepted, and not yet applied
-  rig.run();
-  std::vector<uint64_t> last(1);
-  const Boundary boundary{.round = 2, .lost = {{.rank = 2, .last_rounds = last}}};
-  rig.job->commit(boundary);
-  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@1", "1:0@1"));
-  EXPECT_EQ(last[0], 1u) << "what was accepted counts";
-  EXPECT_EQ(rig.result_of(0, 0), 21);
-  for (uint64_t round = 2; round < 5; ++round) {
-    rig.push(0, 0, round, 1);
-    rig.push(1, 0, round, 4);
-    rig.run();
-  }
-  EXPECT_EQ(rig.result_of(1, 0), 21 + 3 * 5);
-  rig.endpoint.attached.insert(2);
-  rig.push(2, 0, 2, 16);
-  rig.run();
-  EXPECT_EQ(rig.result_of(1, 0), 21 + 3 * 5) << "nothing of it counts any more";
+  play_core(R"(
+    # What rank 2 sends is accepted, and not yet applied: it counts.
+    job slack=0 chunks=1 | push 0,1 0@1 | sent | hold | push 2 0@1 | run
+    commit 2 -2 | posted 0,1:0@1 | last 2 1 | has 0:0=21
+    push 0,1 0@2 | run | push 0,1 0@3 | run | push 0,1 0@4 | run | has 1:0=36
+    # Nothing of it counts any more.
+    push 2 0@2 | run | has 1:0=36
+  )");
 }
 
 TEST(CoreClocks, WhatALostRankCanStillChangeDoesNotCount) {
-  JobParameters parameters = ssp(0);
-  parameters.slots_belong_to_worker = true;
-  Rig rig({.parameters = parameters, .chunks = 1});
-  rig.push(0, 0, 1, 1);
-  rig.push(1, 0, 1, 4);
-  rig.run();
-  rig.job->hold();
-  rig.push(2, 0, 1, 16);
-  rig.run();
-  std::vector<uint64_t> last(1, 9);
-  rig.job->commit({.round = 2, .lost = {{.rank = 2, .last_rounds = last}}});
-  rig.run();
-  EXPECT_EQ(last[0], 0u);
-  EXPECT_EQ(rig.result_of(0, 0), 5);
+  play_core(R"(
+    job slack=0 workers-own chunks=1 | push 0,1 0@1 | run | hold | push 2 0@1 | run
+    commit 2 -2 | last 2 0 | run | has 0:0=5
+  )");
 }
 
 TEST(CoreClocks, APausedJobGoesNoFurtherThanTheSlack) {
-  Rig rig({.parameters = ssp(1), .chunks = 1});
-  rig.job->hold();
-  rig.job->commit({.round = 1, .lost = {{.rank = 2, .expected_again = 1}}});
-  for (const uint32_t rank : {0, 1}) rig.push(rank, 0, 1, 1);
-  rig.run();
-  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@1", "1:0@1"));
-  for (const uint32_t rank : {0, 1}) rig.push(rank, 0, 2, 1);
-  rig.run();
-  EXPECT_THAT(rig.take_posts(), IsEmpty()) << "the rank that is missing is expected";
-  rig.job->hold();
-  rig.job->commit({.round = 3, .forgotten = {2}});
-  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@2", "1:0@2"));
+  play_core(R"(
+    job slack=1 chunks=1 | hold | commit 1 ~2@1 | push 0,1 0@1 | sent 0,1:0@1 | push 0,1 0@2 | sent
+    hold | commit 3 x2 | posted 0,1:0@2
+  )");
 }
 
 TEST(CoreClocks, ANewcomerBeginsWithTheSlowest) {
-  Rig rig({.parameters = ssp(2), .chunks = 1, .expected = {0, 1}});
-  for (uint64_t round = 1; round <= 3; ++round) {
-    rig.push(0, 0, round, 1);
-    rig.push(1, 0, round, 4);
-    rig.run();
-  }
-  rig.push(0, 0, 4, 1);
-  rig.run();
-  rig.take_posts();
-  EXPECT_EQ(rig.job->hold().round, 4u);
-  rig.job->commit({.round = 4, .admitted = {rig.admission(2, 1, 4)}});
-  EXPECT_THAT(rig.take_posts(), ElementsAre("2:0@3"));
-  EXPECT_EQ(rig.result_of(2, 0), 4 * 1 + 3 * 4);
-  rig.push(2, 0, 4, 16);
-  rig.run();
-  EXPECT_THAT(rig.take_posts(), ElementsAre("2:0@4"));
-  EXPECT_EQ(rig.result_of(2, 0), 4 * 1 + 3 * 4 + 16);
+  play_core(R"(
+    job slack=2 chunks=1 ranks=0,1 | push 0,1 0@1 | run | push 0,1 0@2 | run | push 0,1 0@3 | run
+    push 0 0@4 | sends 7 | hold 4 | commit 4 +2.1@4 | posted 2:0@3 | has 2:0=16
+    push 2 0@4 | sent 2:0@4 | has 2:0=32
+  )");
 }
 
 TEST(CoreClocks, TheSlowestIsWhoTheOthersWaitFor) {
-  Rig rig({.parameters = ssp(0), .chunks = 2});
-  Probe probe;
-  probe.arrivals.resize(3);
-  probe.waited_for.resize(1);
-  rig.job->probe(probe);
-  EXPECT_EQ(probe.waited_for[0], 0u) << "nobody waits";
-  rig.push(0, 1, 1, 1);
-  rig.push(2, 1, 1, 1);
-  rig.run();
-  rig.job->probe(probe);
-  EXPECT_EQ(probe.waited_for[0], 0b010u);
-  EXPECT_EQ(probe.min_round, 1u);
+  play_core("job slack=0 chunks=2 | waits | push 0,2 1@1 | waits 1 | open 1");
 }
 
 TEST(CoreClocks, WhoHasNotComeWaitsForNobody) {
-  JobParameters parameters = ssp(0);
-  parameters.initial_broadcast = true;
-  Rig rig({.parameters = parameters, .chunks = 1, .expected = {0, 1}, .admit = false});
-  rig.job->hold();
-  Boundary boundary{.round = 1};
-  boundary.admitted.push_back(rig.admission(0, 1, 1));
-  rig.job->commit(boundary);
-  rig.arrive(0, {0, 0, ImmKind::kInitial});
-  rig.run();
-  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@0"));
-  Probe probe;
-  probe.arrivals.resize(3);
-  probe.waited_for.resize(1);
-  rig.job->probe(probe);
-  EXPECT_EQ(probe.min_round, 1u);
-  EXPECT_EQ(probe.waited_for[0], 0u);
-  rig.push(0, 0, 1, 1);  // now somebody waits, who is there
-  rig.run();
-  rig.job->probe(probe);
-  EXPECT_EQ(probe.waited_for[0], 0b010u);
+  play_core(R"(
+    job slack=0 initial chunks=1 ranks=0,1 nobody | hold | commit 1 +0.1@1
+    initial 0 0 | sent 0:0@0 | open 1 | waits
+    # Now somebody waits, who is there.
+    push 0 0@1 | waits 1
+  )");
 }
+
+const JobParameters kSsp{.max_ranks = 3, .lock_step = false, .slack = 0};
 
 // However a boundary ends, nobody writes to the memory of those that it takes out, and the log has
 // what they took part in.
-struct Failing : testing::FakeEndpoint {
+struct Failing : FakeEndpoint {
   bool post(QueuePair to, const Write& write) override {
     if (posts_fail) fail(ErrorCode::kInternal, "the device is gone");
     return FakeEndpoint::post(to, write);
@@ -295,7 +147,7 @@ struct Failing : testing::FakeEndpoint {
 TEST(CoreClocks, WhoIsLostIsLetGoOfEvenIfTheDeviceFails) {
   for (const bool at_once : {false, true}) {
     SCOPED_TRACE(at_once);
-    testing::BasicCoreJobRig<Failing> rig({.parameters = ssp(0), .chunks = 1});
+    BasicCoreJobRig<Failing> rig({.parameters = kSsp, .chunks = 1});
     rig.push(0, 0, 1, 1);
     rig.push(2, 0, 1, 16);
     rig.run();
@@ -316,7 +168,7 @@ TEST(CoreClocks, WhoIsLostIsLetGoOfEvenIfTheDeviceFails) {
 }
 
 TEST(CoreJob, WhatALostRankTookPartInIsKnownEvenIfTheDeviceFails) {
-  testing::BasicCoreJobRig<Failing> rig({.parameters = {.max_ranks = 3}, .chunks = 2});
+  BasicCoreJobRig<Failing> rig({.parameters = {.max_ranks = 3}, .chunks = 2});
   for (const uint32_t rank : {0u, 1u, 2u}) rig.push(rank, 1, 1, 1);
   rig.run();
   rig.job->hold();
@@ -327,63 +179,42 @@ TEST(CoreJob, WhatALostRankTookPartInIsKnownEvenIfTheDeviceFails) {
 }
 
 TEST(CoreClocks, NaNIsLeftOutOrStopsTheJob) {
-  JobParameters parameters = async();
-  parameters.on_nonfinite = OnNonFinite::kExclude;
-  Rig rig({.parameters = parameters});
-  rig.push(0, 0, 1, std::numeric_limits<float>::quiet_NaN());
-  rig.push(1, 0, 1, 4);
-  rig.run();
-  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@1", "1:0@1"));
-  EXPECT_EQ(rig.result_of(0, 0), 4);
-  EXPECT_THAT(rig.take_reports(), ElementsAre("excluded 0 chunk 3 @1"));
-
-  parameters.on_nonfinite = OnNonFinite::kStop;
-  Rig stopping({.parameters = parameters});
-  stopping.push(0, 0, 1, std::numeric_limits<float>::infinity());
-  stopping.run();
-  EXPECT_THAT(stopping.take_posts(), IsEmpty());
-  EXPECT_THAT(stopping.take_reports(), ElementsAre("nonfinite 0 chunk 3 @1"));
+  play_core(R"(
+    job async nan=exclude | push 0 0@1=nan | push 1 0@1 | sent 0,1:0@1 | has 0:0=4
+    told excluded 0 chunk 3 @1
+    job async nan=stop | push 0 0@1=inf | sent | told nonfinite 0 chunk 3 @1
+  )");
 }
 
 TEST(CoreClocks, InitialParametersComeFirst) {
-  JobParameters parameters = ssp(1);
-  parameters.initial_broadcast = true;
-  Rig rig({.parameters = parameters, .chunks = 1});
-  auto* slot = reinterpret_cast<float*>(rig.slots[0].data());
-  std::fill_n(slot, 64, 5.0f);
-  rig.arrive(0, {0, 0, ImmKind::kInitial});
-  rig.run();
-  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@0", "1:0@0", "2:0@0"));
-  EXPECT_EQ(rig.result_of(2, 0), 5);
-  rig.push(1, 0, 1, 2);
-  rig.run();
-  EXPECT_EQ(rig.result_of(1, 0), 7);
+  play_core(R"(
+    job slack=1 initial chunks=1 | initial 0 0=5 | sent 0-2:0@0 | has 2:0=5
+    push 1 0@1=2 | run | has 1:0=7
+  )");
 }
 
 TEST(CoreClocks, AReconnectionBringsWhatMayHaveBeenLost) {
-  Rig rig({.parameters = ssp(0), .chunks = 2});
-  rig.push(0, 0, 1, 1);  // withheld
-  rig.run();
-  rig.job->detach(0);
-  rig.job->reattach(0, 1);
-  rig.push(0, 0, 1, 1);
-  rig.arrive(0, {1, 0, ImmKind::kControl});  // it awaits the first result of this one
-  rig.run();
-  EXPECT_THAT(rig.take_posts(), ElementsAre("0:1@0"));
+  play_core(R"(
+    # The first result is withheld; it awaits that of chunk 1 before its first round.
+    job slack=0 chunks=2 | push 0 0@1 | run | detach 0 | reattach 0.1 | push 0 0@1 | control 0 1@0
+    sent 0:1@0
+  )");
 }
 
 // Every update of rank r takes 64^r: a chunk's parameter says how many of each it has.
 float weight(uint32_t rank) { return static_cast<float>(1u << (6 * rank)); }
 
 TEST(CoreClocks, ASnapshotSaysWhichUpdatesItsChunksHave) {
-  const testing::Seeds seeds = testing::fresh_seeds(100);
+  const Seeds seeds = fresh_seeds(100);
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
     SCOPED_TRACE(fmt::format("PHUB_SEED={}", seed));
     std::mt19937_64 random(seed);
-    JobParameters parameters = ssp(random() % 2 == 0 ? 3 : kNever);
-    parameters.optimizer = kernels::Optimizer::kSgd;
+    const JobParameters parameters{.max_ranks = 3,
+                                   .optimizer = kernels::Optimizer::kSgd,
+                                   .lock_step = false,
+                                   .slack = random() % 2 == 0 ? 3 : kNever};
     constexpr uint32_t kChunks = 5;
-    Rig rig({.parameters = parameters, .chunks = kChunks, .snapshots = true});
+    CoreJobRig rig({.parameters = parameters, .chunks = kChunks, .snapshots = true});
     std::vector<uint64_t> clocks(size_t{kChunks} * 3);
     std::set<std::pair<uint32_t, uint32_t>> on_their_way;
     uint64_t round = 0;
@@ -430,72 +261,26 @@ TEST(CoreClocks, ASnapshotSaysWhichUpdatesItsChunksHave) {
 }
 
 // A job of two ranks that goes on after round 3; its only chunk has rank 0's updates up to round 5.
-struct Restored : Rig {
-  Restored()
-      : Rig({.parameters = parameters_from(4),
-             .chunks = 1,
-             .expected = {0, 1},
-             .admit = false,
-             .snapshots = true}) {
-    copy_steps = {8};
-    copy_clocks = {5, 3};
-    job->restore(saved_clocks(), {});
-    parameters.assign(parameters.size(), -40);
-    job->hold();
-    job->commit({.round = 4, .admitted = {admission(0, 2, 4), admission(1, 2, 4)}});
-    run();
-    EXPECT_THAT(take_posts(), ElementsAre("0:0@3", "1:0@3"));
-    EXPECT_EQ(result_of(0, 0), -40);
-  }
-  static JobParameters parameters_from(uint64_t round) {
-    JobParameters parameters = ssp(3);
-    parameters.max_ranks = 2;
-    parameters.optimizer = kernels::Optimizer::kSgd;
-    parameters.first_round = round;
-    return parameters;
-  }
-};
+const std::string kRestored = R"(
+  job slack=3 max=2 sgd first=4 chunks=1 ranks=0,1 nobody snapshots | restore -40 8 5 3
+  hold | commit 4 +0.2@4 +1.2@4 | sent 0,1:0@3 | has 0:0=-40
+)";
 
 TEST(CoreClocks, WhatAChunkHasSinceTheCheckpointIsAcknowledged) {
-  Restored rig;
-  for (uint64_t round = 4; round <= 6; ++round) {
-    rig.push(0, 0, round, 1);
-    rig.run();
-    EXPECT_THAT(rig.take_posts(), ElementsAre(fmt::format("0:0@{}", round)));
-    EXPECT_EQ(rig.result_of(0, 0), round < 6 ? -40 : -41) << round;
-  }
-  rig.push(1, 0, 4, 1);
-  rig.run();
-  EXPECT_EQ(rig.result_of(1, 0), -42);
-  const uint64_t round = rig.job->hold().round;
-  EXPECT_EQ(round, 5u);
-  rig.job->commit({.round = round, .snapshot = true});
-  rig.run();
-  EXPECT_THAT(rig.copy_steps, ElementsAre(10));
-  EXPECT_THAT(rig.copy_clocks, ElementsAre(6, 4));
+  play_core(kRestored + R"(
+    push 0 0@4 | sent 0:0@4 | has 0:0=-40 | push 0 0@5 | sent 0:0@5 | has 0:0=-40
+    push 0 0@6 | sent 0:0@6 | has 0:0=-41 | push 1 0@4=1 | run | has 1:0=-42
+    hold 5 | commit 5 snapshot | copied-clocks 10 6 4 | told snapped @5
+  )");
 }
 
 // The log tells what the incarnation did; the chunk has its predecessor's until a round that is
-// new.
+// new. What is copied is also of a rank that is lost.
 TEST(CoreClocks, WhoComesAfterOneThatWasDoingRoundsAgainDoesTheRest) {
-  Restored rig;
-  rig.push(0, 0, 4, 1);
-  rig.run();
-  rig.job->hold();
-  std::vector<uint64_t> last(1);
-  rig.job->commit({.round = 4, .lost = {{.rank = 0, .last_rounds = last}}, .snapshot = true});
-  rig.run();
-  EXPECT_EQ(last[0], 4u);
-  EXPECT_THAT(rig.copy_clocks, ElementsAre(5, 3)) << "also of a rank that is lost";
-  rig.take_reports();
-  rig.job->hold();
-  rig.job->commit({.round = 4, .admitted = {rig.admission(0, 3, 5)}});
-  rig.push(0, 0, 5, 1);
-  rig.run();
-  EXPECT_EQ(rig.result_of(0, 0), -40);
-  rig.push(0, 0, 6, 1);
-  rig.run();
-  EXPECT_EQ(rig.result_of(0, 0), -41);
+  play_core(kRestored + R"(
+    push 0 0@4 | run | hold | commit 4 -0 snapshot | last 0 4 | copied-clocks 8 5 3 | told snapped @4
+    hold | commit 4 +0.3@5 | push 0 0@5 | run | has 0:0=-40 | push 0 0@6 | run | has 0:0=-41
+  )");
 }
 
 // Reports that nobody takes hold up chunks, and nothing else: a rank may break at any time.
@@ -503,7 +288,7 @@ TEST(CoreJobClocks, ExclusionsLeaveRoomForRanksThatBreak) {
   JobParameters parameters = {.max_ranks = 3};
   parameters.lock_step = false;
   parameters.on_nonfinite = OnNonFinite::kExclude;
-  Rig rig({.parameters = parameters, .chunks = 200});
+  CoreJobRig rig({.parameters = parameters, .chunks = 200});
   rig.take_reports();
   for (uint32_t c = 0; c < 200; ++c) {
     rig.push(0, c, 1, std::numeric_limits<float>::quiet_NaN());
@@ -525,4 +310,4 @@ TEST(CoreJobClocks, ExclusionsLeaveRoomForRanksThatBreak) {
 }
 
 }  // namespace core_job_clocks_test
-}  // namespace phub
+}  // namespace phub::testing

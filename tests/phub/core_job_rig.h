@@ -176,10 +176,13 @@ struct BasicCoreJobRig {
   void arrive(uint32_t rank, const Imm& imm) {
     endpoint.inbox.push_back({.rank = rank, .imm = encode(imm)});
   }
-  // The gradient of the rank's chunk becomes `value`, and is announced.
-  void push(uint32_t rank, uint32_t chunk, uint64_t round, float value) {
+  void fill(uint32_t rank, uint32_t chunk, float value) {
     auto* slot = reinterpret_cast<float*>(slots[rank].data()) + chunk * stride();
     std::fill_n(slot, options_.elements, value);
+  }
+  // The gradient of the rank's chunk becomes `value`, and is announced.
+  void push(uint32_t rank, uint32_t chunk, uint64_t round, float value) {
+    fill(rank, chunk, value);
     arrive(rank, {chunk, static_cast<uint32_t>(round), ImmKind::kData});
   }
   void push_all(std::span<const uint32_t> ranks, uint32_t chunk, uint64_t round) {
@@ -205,17 +208,20 @@ struct BasicCoreJobRig {
     const size_t total = size_t{options_.chunks} * options_.elements;
     return reinterpret_cast<const float*>(results.data())[rank * total + chunk * options_.elements];
   }
-  // The results that were posted since the last call: "rank:chunk@round", i for initial parts.
+  // The results that were posted since the last call: "rank:chunk@round", n: null, i: of initial
+  // parameters a part.
   std::vector<std::string> take_posts() {
     std::vector<std::string> out;
     for (const auto& [rank, write] : std::exchange(endpoint.posted, {})) {
       const Imm imm = decode(write.imm);
-      out.push_back(fmt::format("{}:{}{}{}", rank, imm.chunk,
-                                imm.kind == ImmKind::kInitial ? "i" : "@", imm.round));
+      const bool initial = imm.kind == ImmKind::kInitial, null = imm.kind == ImmKind::kNull;
+      EXPECT_TRUE(!null || write.bytes == 0);
+      out.push_back(fmt::format("{}:{}{}{}{}", rank, imm.chunk, initial ? "i" : "@", imm.round,
+                                null ? "n" : ""));
     }
     return out;
   }
-  // "violation 1", "broken 0", "excluded 2 @7", …
+  // "violation 1 bytes 252", "broken 0", "excluded 2 chunk 3 @7", …
   std::vector<std::string> take_reports() {
     static const std::map<CoreReport::Type, std::string> kNames = {
         {CoreReport::kBroken, "broken"},       {CoreReport::kViolation, "violation"},
@@ -223,6 +229,8 @@ struct BasicCoreJobRig {
         {CoreReport::kSnapped, "snapped"},     {CoreReport::kGotState, "got"},
         {CoreReport::kSetState, "set"},        {CoreReport::kParentBroke, "parent"},
         {CoreReport::kSwitchEnded, "switch"},  {CoreReport::kSwitchBegun, "begun"}};
+    static constexpr const char* kViolations[] = {"stream", "chunk", "kind",     "round",
+                                                  "bytes",  "place", "interest", "participants"};
     std::vector<std::string> out;
     CoreReport report;
     while (job->next_report(report)) {
@@ -235,6 +243,11 @@ struct BasicCoreJobRig {
       text += report.rank == CoreReport::kNoRank ? "nobody" : std::to_string(report.rank);
       if (report.type == CoreReport::kNonFinite || report.type == CoreReport::kExcluded) {
         text += fmt::format(" chunk {} @{}", report.chunk, report.round);
+      }
+      if (report.type == CoreReport::kViolation) {
+        text += fmt::format(" {} {}", kViolations[report.violation], report.said);
+      } else if (report.type != CoreReport::kSwitchEnded) {
+        EXPECT_EQ(report.said, 0u) << text;
       }
       out.push_back(std::move(text));
     }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tests/phub/core_job_rig.h"
+#include "tests/phub/core_script.h"
 #include "tests/seeds.h"
 
 namespace phub {
@@ -14,7 +15,7 @@ namespace core_job_snapshot_test {
 
 using ::testing::Each;
 using ::testing::ElementsAre;
-using ::testing::IsEmpty;
+using testing::play_core;
 using ::testing::UnorderedElementsAre;
 using Rig = testing::CoreJobRig;
 
@@ -99,84 +100,39 @@ TEST(CoreJobSnapshot, IsOfOneRoundWhateverComesWhen) {
 }
 
 TEST(CoreJobSnapshot, IsTakenWhileTheCoreIsIdle) {
-  Rig rig(options());
-  snapshot(rig);
-  EXPECT_FALSE(rig.job->arm()) << "there is something to copy";
-  EXPECT_TRUE(rig.job->step());
-  EXPECT_THAT(rig.take_reports(), IsEmpty()) << "a chunk at a time: what arrives does not wait";
-  rig.run();
-  EXPECT_FALSE(rig.job->arm()) << "there is something to report";
-  EXPECT_THAT(rig.take_reports(), ElementsAre("snapped @1"));
-  EXPECT_TRUE(rig.job->arm());
-  EXPECT_THAT(rig.take_reports(), IsEmpty()) << "once";
-  expect_copy_of(rig, 0);
+  play_core(R"(
+    # A chunk at a time: what arrives does not wait. It is reported once.
+    job momentum chunks=9 snapshots | hold 1 | commit 1 snapshot | busy | step | reported
+    run | busy | reported snapped @1 | sleeps | reported | copied 0-8=0/0/0
+  )");
 }
 
 TEST(CoreJobSnapshot, WaitsForChunksThatAreBehind) {
-  Rig rig(options());
-  const auto push = [&rig](uint32_t chunk) {
-    for (const uint32_t rank : kRanks) rig.push(rank, chunk, 1, value(rank, chunk, 1));
-    rig.run();
-  };
-  for (uint32_t chunk = 1; chunk < kChunks; ++chunk) push(chunk);
-  EXPECT_EQ(snapshot(rig), 2u) << "some chunks have completed round 1";
-  rig.run();
-  EXPECT_THAT(rig.take_reports(), IsEmpty()) << "chunk 0 has not";
-  EXPECT_TRUE(rig.job->arm()) << "and nothing can be done about it";
-  push(0);
-  EXPECT_THAT(rig.take_reports(), ElementsAre("snapped @2"));
-  expect_copy_of(rig, 1);
+  play_core(R"(
+    # Nothing can be done about chunk 0.
+    job momentum chunks=9 snapshots | push 0-2 1-8@1 | run | hold 2 | commit 2 snapshot | told | sleeps
+    push 0-2 0@1 | told snapped @2 | copied 0-8=-21/21/1
+  )");
 }
 
 // Chunks are copied when they come to it, not before.
 TEST(CoreJobSnapshot, MayBeOfALaterRound) {
-  Rig rig(options());
-  const CoreReport held = rig.job->hold();
-  ASSERT_EQ(held.round, 1u);
-  rig.job->commit({.round = held.round, .snapshot = true, .snapshot_round = 4});
-  for (uint64_t round = 1; round <= 5; ++round) {
-    for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
-      for (const uint32_t rank : kRanks) rig.push(rank, chunk, round, value(rank, chunk, round));
-    }
-    rig.run();
-    if (round < 3) {
-      EXPECT_THAT(rig.take_reports(), IsEmpty()) << "after round " << round;
-    }
-  }
-  EXPECT_THAT(rig.take_reports(), ElementsAre("snapped @4"));
-  expect_copy_of(rig, 3);
+  play_core(R"(
+    job half-momentum chunks=9 snapshots | hold 1 | commit 1 snapshot@4 | pushes 1 | told | pushes 2
+    told | pushes 3 | pushes 4 | pushes 5 | told snapped @4 | copied 0-8=-89.25/36.75/3
+  )");
 }
 
 // All leave in the boundary that asks for a later round: that is not what there is now.
 TEST(CoreJobSnapshot, OfARoundThatNobodyCompletesIsNone) {
-  Rig rig(options());
-  for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
-    for (const uint32_t rank : kRanks) rig.push(rank, chunk, 1, value(rank, chunk, 1));
-  }
-  rig.run();
-  rig.take_reports();
-  std::vector<uint64_t> last_rounds(kChunks);
-  Boundary boundary{.round = rig.job->hold().round, .snapshot = true, .snapshot_round = 51};
-  for (const uint32_t rank : kRanks) {
-    boundary.lost.push_back({.rank = rank, .last_rounds = last_rounds});
-  }
-  rig.job->commit(boundary);
-  rig.run();
-  EXPECT_THAT(rig.take_reports(), IsEmpty());
-  const uint64_t round = rig.job->hold().round;
-  rig.job->commit({.round = round, .snapshot = true, .snapshot_round = 2, .snapshot_at_end = true});
-  rig.run();
-  EXPECT_THAT(rig.take_reports(), ElementsAre("snapped @2"));
-  expect_copy_of(rig, 1);
+  play_core(R"(
+    job momentum chunks=9 snapshots | pushes 1 | hold 2 | commit 2 -0 -1 -2 snapshot@51 | told
+    hold 2 | commit 2 snapshot@2 at-end | told snapped @2 | copied 0-8=-21/21/1
+  )");
 }
 
 TEST(CoreJobSnapshot, OfAJobThatHasNothingToSaveIsComplete) {
-  Rig::Options nothing = options();
-  nothing.snapshots = false;
-  Rig rig(std::move(nothing));
-  snapshot(rig);
-  rig.run();
-  EXPECT_THAT(rig.take_reports(), ElementsAre("snapped @1"));
+  play_core("job momentum chunks=9 | hold 1 | commit 1 snapshot | told snapped @1");
 }
 
 // Memory for the state of all chunks but the last, in an order of its own.
@@ -195,108 +151,26 @@ struct StateMemory {
   KeyStateMemory memory;
 };
 
-void push_round(Rig& rig, uint32_t chunk, uint64_t round) {
-  for (const uint32_t rank : kRanks) rig.push(rank, chunk, round, value(rank, chunk, round));
-}
-
 // Until the round is closed nobody's parameters change. A snapshot of it is of before what is set,
 // a get of after that.
 TEST(CoreJobKeyStates, AreSetWhenTheirRoundIsClosed) {
-  Rig rig(options());
-  for (uint32_t chunk = 0; chunk < kChunks; ++chunk) push_round(rig, chunk, 1);
-  rig.run();
-  for (uint32_t chunk = 0; chunk < 4; ++chunk) push_round(rig, chunk, 2);
-  rig.run();
-
-  const StateMemory from(5, 2);
-  StateMemory to(-1, -1), untouched(-1, -1);
-  for (KeyStateMemory::Place& place : to.memory.places) place.steps = 0;
-  ASSERT_EQ(rig.job->hold().round, 3u);
-  rig.job->commit({.round = 3, .snapshot = true, .set_state = &from.memory});
-  ASSERT_EQ(rig.job->hold().round, 3u);
-  rig.job->commit({.round = 3, .get_state = &to.memory});
-  rig.run();
-  EXPECT_THAT(rig.take_reports(), IsEmpty());  // some chunks are in round 2
-  EXPECT_NE(to.floats, untouched.floats);
-  EXPECT_NE(to.floats, from.floats);
-  for (uint32_t chunk = 4; chunk < kChunks; ++chunk) push_round(rig, chunk, 2);
-  rig.run();
-  EXPECT_FALSE(rig.job->arm());
-  EXPECT_THAT(rig.take_reports(), ElementsAre("snapped @3", "got @3"));
-  EXPECT_TRUE(rig.job->arm());
-  expect_copy_of(rig, 2);
-  EXPECT_EQ(parameters_of(rig), rig.copy_parameters);
-  EXPECT_EQ(rig.state, rig.copy_state);
-  EXPECT_EQ(to.floats, from.floats);
-  for (uint32_t id = 0; id + 1 < kChunks; ++id) EXPECT_EQ(to.memory.places[id].steps, 40u) << id;
-
-  for (uint32_t chunk = 0; chunk < kChunks; ++chunk) push_round(rig, chunk, 3);
-  rig.run();
-  EXPECT_FALSE(rig.job->arm());
-  EXPECT_THAT(rig.take_reports(), ElementsAre("set @3"));
-  for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
-    const size_t first = size_t{chunk} * StateMemory::kElements;
-    const bool was_set = chunk != 0;  // its id is the last
-    const float sum = value(0, chunk, 3) + value(1, chunk, 3) + value(2, chunk, 3);
-    const float momentum = 0.9f * (was_set ? 2 : rig.copy_state[first]) + sum;
-    EXPECT_EQ(rig.state[first], momentum) << chunk;
-    EXPECT_EQ(rig.result(chunk), (was_set ? 5 : rig.copy_parameters[first]) - momentum) << chunk;
-  }
+  play_core(R"(
+    job half-momentum chunks=9 snapshots | push 0-2 0-8@1 | run | push 0-2 0-3@2 | run
+    hold 3 | commit 3 snapshot set:1-8=5/2/40 | hold 3 | commit 3 get
+    # Some chunks are in round 2, whose state is not got yet.
+    told | got 1-3=5/2/40 | got 4-8=0/0/0 | push 0-2 4-8@2 | run | busy
+    reported snapped @3, got @3 | sleeps | copied 0-8=-52.5/31.5/2 | is 0-8=-52.5/31.5/0
+    got 1-8=5/2/40 | got 0=-52.5/31.5/2
+    push 0-2 0-8@3 | run | busy | reported set @3 | is 1-8=-17/22/0 | is 0=-89.25/36.75/0
+  )");
 }
 
 // What comes before the core is idle is closed after the copy.
 TEST(CoreJobKeyStates, AreCopiedBeforeTheirRoundIsClosed) {
-  Rig rig(options()), before(options());
-  for (uint64_t round = 1; round <= 2; ++round) {
-    for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
-      for (Rig* each : {&rig, &before}) push_round(*each, chunk, round);
-    }
-    rig.run();
-    before.run();
-  }
-  StateMemory to(-1, -1);
-  const uint64_t round = rig.job->hold().round;
-  rig.job->commit({.round = round, .get_state = &to.memory});
-  for (uint32_t chunk = 0; chunk < kChunks; ++chunk) push_round(rig, chunk, round);
-  rig.run();
-  EXPECT_THAT(rig.take_reports(), ElementsAre("got @3"));
-  for (uint32_t id = 0; id + 1 < kChunks; ++id) EXPECT_EQ(to.memory.places[id].steps, 2u) << id;
-  for (uint32_t chunk = 1; chunk < kChunks; ++chunk) {  // the id of chunk 0 is the last
-    const size_t first = size_t{chunk} * StateMemory::kElements;
-    const size_t copy = 2 * StateMemory::kElements * (kChunks - 1 - chunk);
-    EXPECT_EQ(to.floats[copy], before.result(chunk)) << chunk;
-    EXPECT_EQ(to.floats[copy + StateMemory::kElements], before.state[first]) << chunk;
-  }
-}
-
-// Everybody is gone before some chunks come to the round, and who comes begins behind it: nobody
-// closes the round, and the newcomer gets what was set.
-TEST(CoreJobKeyStates, AreSetInARoundThatIsSkipped) {
-  Rig rig(options());
-  for (uint32_t chunk = 0; chunk < kChunks; ++chunk) push_round(rig, chunk, 1);
-  rig.run();
-  const StateMemory from(5, 2);
-  ASSERT_EQ(rig.job->hold().round, 2u);
-  rig.job->commit({.round = 3, .set_state = &from.memory});
-  rig.run();
-  rig.take_posts();
-  EXPECT_THAT(rig.take_reports(), IsEmpty());
-
-  std::vector<uint64_t> last_rounds(kChunks);
-  Boundary boundary{.round = 5};
-  for (const uint32_t rank : kRanks) {
-    boundary.lost.push_back({.rank = rank, .last_rounds = last_rounds});
-  }
-  boundary.admitted.push_back(rig.admission(0, 2, 5));
-  rig.job->hold();
-  rig.job->commit(boundary);
-  rig.run();
-  EXPECT_THAT(rig.take_reports(), ElementsAre("set @3"));
-  EXPECT_EQ(rig.take_posts().size(), kChunks);
-  for (uint32_t chunk = 1; chunk < kChunks; ++chunk) {  // of chunk 0 nothing is set
-    EXPECT_EQ(rig.result(chunk), 5) << chunk;
-    EXPECT_EQ(rig.state[size_t{chunk} * StateMemory::kElements], 2) << chunk;
-  }
+  play_core(R"(
+    job half-momentum chunks=9 snapshots | pushes 1 | pushes 2 | hold 3 | commit 3 get
+    push 0-2 0-8@3 | told got @3 | got 0-8=-52.5/31.5/2
+  )");
 }
 
 // What is set in a round, and a snapshot of that round or of a later one, where all who were in the

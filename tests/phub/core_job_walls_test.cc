@@ -12,171 +12,98 @@
 #include <vector>
 
 #include "tests/phub/core_job_rig.h"
+#include "tests/phub/core_script.h"
 #include "tests/seeds.h"
 
 namespace phub {
 namespace core_job_walls_test {
 
-using ::testing::ElementsAre;
-using ::testing::IsEmpty;
+using testing::play_core;
 using Rig = testing::CoreJobRig;
 
 constexpr uint32_t kRanks = 3, kChunks = 4, kElements = 64, kShelves = 2;
 
-Rig::Options options(uint64_t slack, uint32_t chunks = kChunks) {
+Rig::Options options(uint64_t slack) {
   return {.parameters = {.max_ranks = kRanks,
                          .optimizer = kernels::Optimizer::kSgd,
                          .lock_step = false,
                          .slack = slack},
-          .chunks = chunks,
+          .chunks = kChunks,
           .elements = kElements,
           .shelves = kShelves};
 }
 
-// Carried out from here on; the slack is that of rounds from `round` on, if it is not kNever.
-void order(Rig& rig, const std::vector<BranchOrder>& orders, uint64_t slack = kNever) {
-  if (slack != kNever) {
-    HyperVersion version = rig.hyper.back();
-    version.from_round = orders.back().round;
-    version.values.slack = static_cast<double>(slack);
-    rig.hyper.push_back(version);
-  }
+// Carried out from here on, with the slack of rounds from the last one's on.
+void order(Rig& rig, const std::vector<BranchOrder>& orders, uint64_t slack) {
+  HyperVersion version = rig.hyper.back();
+  version.from_round = orders.back().round;
+  version.values.slack = static_cast<double>(slack);
+  rig.hyper.push_back(version);
   Boundary boundary{.round = rig.job->hold().round};
   boundary.hyper = rig.view(rig.hyper);
   boundary.orders = orders;
   rig.job->commit(boundary);
 }
 
-std::vector<std::string> posts_after(Rig& rig) {
-  rig.run();
-  return rig.take_posts();
-}
-
 TEST(CoreWalls, NobodyGetsTheLastResultBeforeAllHavePushed) {
-  Rig rig(options(kNever, 1));
-  const std::vector<BranchOrder> orders = {{3, BranchOrder::kCopy, 0, 1},
-                                           {4, BranchOrder::kSwap, 0, 1}};
-  order(rig, orders);
-  rig.push(0, 0, 1, 1);
-  EXPECT_THAT(posts_after(rig), ElementsAre("0:0@1"));
-  rig.push(0, 0, 2, 1);
-  rig.push(1, 0, 1, 8);
-  EXPECT_THAT(posts_after(rig), ElementsAre("1:0@1")) << "rank 0 stands before the fork";
-  rig.push(1, 0, 2, 8);
-  rig.push(2, 0, 1, 64);
-  EXPECT_THAT(posts_after(rig), ElementsAre("2:0@1"));
-  EXPECT_EQ(rig.at(1, Places::kParameters, 0), 0);
-  rig.push(2, 0, 2, 64);
-  EXPECT_THAT(posts_after(rig), ElementsAre("0:0@2", "1:0@2", "2:0@2"));
-  EXPECT_EQ(rig.at(1, Places::kParameters, 0), -2 * 73)
-      << "the child has all updates before its round";
-  EXPECT_EQ(rig.shelves.steps[0][0], 6u);
-  rig.push_all(std::vector<uint32_t>{0, 1, 2}, 0, 3);
-  EXPECT_THAT(posts_after(rig), ElementsAre("0:0@3", "1:0@3", "2:0@3"));
-  for (uint32_t rank = 0; rank < kRanks; ++rank) {
-    EXPECT_EQ(rig.result_of(rank, 0), -2 * 73) << "another runs: rank " << rank;
-  }
-  rig.push(1, 0, 4, 8);
-  rig.run();
-  EXPECT_EQ(rig.result_of(1, 0), -2 * 73 - 8);
+  play_core(R"(
+    job async sgd chunks=1 shelves=2 | order copy@3:0>1 swap@4:0>1 | push 0 0@1=1 | sent 0:0@1
+    # Rank 0 stands before the fork.
+    push 0 0@2=1 | push 1 0@1=8 | sent 1:0@1 | push 1 0@2=8 | push 2 0@1=64 | sent 2:0@1 | at 1 0=0
+    # The child has all updates before its round.
+    push 2 0@2=64 | sent 0-2:0@2 | at 1 0=-146 | steps 0 6
+    # Behind round 3 another one runs.
+    push 0-2 0@3 | sent 0-2:0@3 | has 0:0=-146 1:0=-146 2:0=-146 | push 1 0@4=8 | run | has 1:0=-154
+  )");
 }
 
 TEST(CoreWalls, WhoIsLostIsNotWaitedFor) {
-  Rig rig(options(kNever, 1));
-  const std::vector<BranchOrder> orders = {{2, BranchOrder::kCopy, 0, 1}};
-  order(rig, orders);
-  rig.push(0, 0, 1, 1);
-  rig.push(1, 0, 1, 8);
-  EXPECT_THAT(posts_after(rig), IsEmpty());
-  const uint64_t round = rig.job->hold().round;
-  rig.job->commit({.round = round, .lost = {{.rank = 2, .expected_again = kNever}}});
-  EXPECT_THAT(posts_after(rig), ElementsAre("0:0@1", "1:0@1"));
-  EXPECT_EQ(rig.at(1, Places::kParameters, 0), -9);
+  play_core(R"(
+    job async sgd chunks=1 shelves=2 | order copy@2:0>1 | push 0 0@1=1 | push 1 0@1=8 | sent
+    hold | commit 1 -2 | sent 0,1:0@1 | at 1 0=-9
+  )");
 }
 
 // By the same boundary: nobody passes the wall between the two.
 TEST(CoreWalls, WhoComesAsAnotherGoesIsWaitedFor) {
-  Rig rig(options(kNever, 1));
-  const std::vector<BranchOrder> orders = {{3, BranchOrder::kCopy, 0, 1}};
-  order(rig, orders);
-  for (uint32_t rank = 0; rank < kRanks; ++rank) rig.push(rank, 0, 1, 1);
-  rig.run();
-  rig.push(0, 0, 2, 8);
-  rig.push(1, 0, 2, 8);
-  rig.run();
-  rig.take_posts();
-  const uint64_t round = rig.job->hold().round;
-  rig.job->commit({.round = round,
-                   .lost = {{.rank = 2, .expected_again = kNever}},
-                   .admitted = {rig.admission(2, 2, 2)}});
-  EXPECT_THAT(posts_after(rig), ElementsAre("2:0@1")) << "what round 2 begins with";
-  rig.push(2, 0, 2, 64);
-  EXPECT_THAT(posts_after(rig), ElementsAre("0:0@2", "1:0@2", "2:0@2"));
-  EXPECT_EQ(rig.at(1, Places::kParameters, 0), -3 - 2 * 8 - 64);
+  play_core(R"(
+    job async sgd chunks=1 shelves=2 | order copy@3:0>1 | push 0-2 0@1=1 | run | push 0,1 0@2=8
+    sends 3 | hold 2 | commit 2 -2 +2.2@2 | sent 2:0@1
+    push 2 0@2=64 | sent 0-2:0@2 | at 1 0=-83
+  )");
 }
 
 // Who comes while a wall is ahead of a chunk stands before it as the others do.
 TEST(CoreWalls, WhoJoinsBeforeAWallGetsWhatIsBehindIt) {
-  Rig::Options with = options(kNever, 1);
-  with.expected = {0, 1};
-  Rig rig(with);
-  const std::vector<BranchOrder> orders = {{2, BranchOrder::kCopy, 0, 1},
-                                           {2, BranchOrder::kSwap, 0, 1}};
-  order(rig, orders);
-  rig.push(0, 0, 1, 1);
-  EXPECT_THAT(posts_after(rig), IsEmpty());
-  rig.job->hold();
-  rig.job->commit({.round = 2, .admitted = {rig.admission(2, 1, 2)}});
-  EXPECT_THAT(posts_after(rig), IsEmpty());
-  rig.push(1, 0, 1, 8);
-  EXPECT_THAT(posts_after(rig), ElementsAre("0:0@1", "1:0@1", "2:0@1"));
-  EXPECT_EQ(rig.result_of(2, 0), -9);
-  rig.push(0, 0, 2, 100);
-  rig.run();
-  EXPECT_EQ(rig.at(1, Places::kParameters, 0), -9) << "the parent does not run any more";
+  play_core(R"(
+    job async sgd chunks=1 shelves=2 ranks=0,1 | order copy@2:0>1 swap@2:0>1 | push 0 0@1=1 | sent
+    hold | commit 2 +2.1@2 | sent | push 1 0@1=8 | sent 0-2:0@1 | has 2:0=-9
+    # The parent does not run any more.
+    push 0 0@2=100 | run | at 1 0=-9
+  )");
 }
 
 // Rounds 1, 4, 5 are of one branch, and 2, 3 of another: with slack 0 round 2 waits for nobody.
 TEST(CoreWalls, WhoWaitsInOneBranchGoesOnWithAnother) {
-  Rig rig(options(0, 1));
-  rig.shelves.arrays[0].assign(kElements, 500);
-  const std::vector<BranchOrder> orders = {{2, BranchOrder::kSwap, 0, 1},
-                                           {4, BranchOrder::kSwap, 0, 1}};
-  order(rig, orders);
-  rig.push(0, 0, 1, 1);
-  EXPECT_THAT(posts_after(rig), ElementsAre("0:0@1"));
-  EXPECT_EQ(rig.result_of(0, 0), 500);
-  rig.push(0, 0, 2, 2);
-  EXPECT_THAT(posts_after(rig), IsEmpty()) << "round 3 is of the branch of round 2";
-  EXPECT_EQ(rig.at(0, Places::kParameters, 0), -1) << "round 1 is in progress";
-  EXPECT_EQ(rig.at(1, Places::kParameters, 0), 498);
-  EXPECT_EQ(rig.shelves.steps[0][0], 1u);
-  for (const uint32_t rank : {1, 2}) rig.push(rank, 0, 1, 8);
-  EXPECT_THAT(posts_after(rig), ElementsAre("1:0@1", "2:0@1"));
-  EXPECT_EQ(rig.result_of(2, 0), 498);
-  for (const uint32_t rank : {1, 2}) rig.push(rank, 0, 2, 16);
-  EXPECT_THAT(posts_after(rig), ElementsAre("0:0@2", "1:0@2", "2:0@2"));
-  rig.push(2, 0, 3, 32);
-  EXPECT_THAT(posts_after(rig), ElementsAre("2:0@3")) << "round 4 needs no more than round 1";
-  EXPECT_EQ(rig.result_of(2, 0), -17);
+  play_core(R"(
+    job slack=0 sgd chunks=1 shelves=2 | shelf 0 500 | order swap@2:0>1 swap@4:0>1
+    push 0 0@1=1 | sent 0:0@1 | has 0:0=500
+    # Round 3 is of the branch of round 2, and round 1 is in progress.
+    push 0 0@2=2 | sent | at 0 0=-1 | at 1 0=498 | steps 0 1
+    push 1,2 0@1=8 | sent 1,2:0@1 | has 2:0=498 | push 1,2 0@2=16 | sent 0-2:0@2
+    # Round 4 needs no more than round 1.
+    push 2 0@3=32 | sent 2:0@3 | has 2:0=-17
+  )");
 }
 
 TEST(CoreWalls, ABranchHasASlackOfItsOwn) {
-  Rig rig(options(3, 1));
-  const std::vector<BranchOrder> orders = {{2, BranchOrder::kSwap, 0, 1}};
-  order(rig, orders, 1);
-  rig.push_all(std::vector<uint32_t>{0, 1, 2}, 0, 1);
-  EXPECT_THAT(posts_after(rig), ElementsAre("0:0@1", "1:0@1", "2:0@1"));
-  rig.push(0, 0, 2, 1);
-  EXPECT_THAT(posts_after(rig), ElementsAre("0:0@2")) << "one ahead";
-  rig.push(0, 0, 3, 1);
-  EXPECT_THAT(posts_after(rig), IsEmpty()) << "two ahead";
-  const std::vector<BranchOrder> more = {{6, BranchOrder::kSwap, 0, 1}};
-  rig.hyper.push_back(rig.hyper.back());
-  rig.hyper.back().from_round = 4;
-  rig.hyper.back().values.slack = 2;
-  order(rig, more, 0);
-  EXPECT_THAT(posts_after(rig), ElementsAre("0:0@3")) << "there is more from round 4 on";
+  play_core(R"(
+    job slack=3 sgd chunks=1 shelves=2 | slack 2 1 | order swap@2:0>1 | push 0-2 0@1 | sent 0-2:0@1
+    # One ahead, then two.
+    push 0 0@2=1 | sent 0:0@2 | push 0 0@3=1 | sent
+    # There is more from round 4 on.
+    slack 4 2 | slack 6 0 | order swap@6:0>1 | sent 0:0@3
+  )");
 }
 
 // Which branch is where, and what became of it. Each copy makes another branch.

@@ -9,13 +9,12 @@
 #include <functional>
 #include <map>
 #include <optional>
-#include <sstream>
+
+#include "tests/phub/script.h"
 
 namespace phub::testing {
 
 using ::testing::EndsWith;
-using ::testing::HasSubstr;
-using ::testing::StartsWith;
 
 JobSpec membership_spec(uint32_t world_size, uint32_t max_ranks, std::string on_loss) {
   JobSpec spec;
@@ -62,58 +61,8 @@ std::vector<std::string> log_of(MembershipDriver& m) {
 
 namespace {
 
-// The rest of a command, word by word.
-class Words {
- public:
-  explicit Words(const std::string& text) : in_(text) {}
-  std::string word() {
-    std::string out;
-    in_ >> out;
-    return out;
-  }
-  template <class T = uint64_t>
-  T number() {  // 0 if there is none
-    T out = 0;
-    in_ >> out;
-    in_.clear();
-    return out;
-  }
-  uint32_t rank() { return number<uint32_t>(); }
-  uint32_t incarnation() {  // behind the rank: ".2"
-    in_.ignore(1);
-    return number<uint32_t>();
-  }
-  template <class T = uint32_t>
-  std::vector<T> numbers() {  // as many as there are
-    std::vector<T> out;
-    for (T n = 0; in_ >> n;) out.push_back(n);
-    in_.clear();
-    return out;
-  }
-  std::string rest() {
-    std::string out;
-    std::getline(in_ >> std::ws, out);
-    return out;
-  }
-
- private:
-  std::istringstream in_;
-};
-
 std::string joined(const std::vector<std::string>& entries) {
   return fmt::format("{}", fmt::join(entries, ", "));
-}
-
-// "...TEXT" is somewhere in it, "TEXT..." begins it; else it is the whole.
-void expect_text(const std::string& said, std::string want) {
-  constexpr std::string_view kMore = "...";
-  if (want.starts_with(kMore)) {
-    EXPECT_THAT(said, HasSubstr(want.substr(kMore.size())));
-  } else if (want.ends_with(kMore)) {
-    EXPECT_THAT(said, StartsWith(want.substr(0, want.size() - kMore.size())));
-  } else {
-    EXPECT_EQ(said, want);
-  }
 }
 
 JobSpec spec_in(Words& words) {
@@ -144,7 +93,6 @@ class Player {
       tokens_[first] = ask(request.word(), request);
       return;
     }
-    if (first == "#") return;
     if (first == "job" || first == "assembled") end();
     if (first == "job") {
       assembled_.reset();
@@ -329,21 +277,7 @@ bool Player::check(const std::string& what, Words& w) {
 }  // namespace
 
 void play(std::string_view script, const std::vector<std::string>& words) {
-  for (const std::string& word : words) {
-    SCOPED_TRACE(words.size() > 1 ? "$ is " + word : "");
-    std::string text(script);
-    for (size_t at; (at = text.find('$')) != text.npos;) text.replace(at, 1, word);
-    Player player;
-    std::istringstream lines(text);
-    for (std::string line; std::getline(lines, line);) {
-      for (size_t bar; !line.empty(); line = bar == line.npos ? "" : line.substr(bar + 3)) {
-        bar = line.find(" | ");
-        if (line.find_first_not_of(' ') != line.npos) player.command(line.substr(0, bar));
-        if (::testing::Test::HasFatalFailure()) return;
-      }
-    }
-    player.end();
-  }
+  play_script<Player>(script, words);
 }
 
 }  // namespace phub::testing

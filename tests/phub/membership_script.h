@@ -4,8 +4,7 @@
 //     trace hold, commit 6: ~1@6, revoke 1 | state paused | missing 1
 //     back = join 1 | settle | back: ok @6
 //
-// Commands are on lines of their own, or between bars; a line that begins with '#' is a comment.
-// The rules of the driver hold, too.
+// (script.h says how commands are written.) The rules of the driver hold, too.
 //
 //   job RANKS [max N] [min N] [wait|fail] [broadcast]     a job that nobody is in yet
 //   assembled …                                           the same, and the first ranks are there

@@ -1,0 +1,68 @@
+// Scripts of what reaches a CoreJob and of what it must do then:
+//
+//     job mean | push 0 1@1=9 | null 1,2 1@1 | sent 0-2:1@1 | has 1=3
+//     hold 2 1 1 | commit 2 -1 | attached 0 2
+//
+// RANKS and CHUNKS are numbers and ranges, "0,2-4"; a rank's gradient is 4^rank where no value is
+// given. A job has 4 chunks of 64 elements, and ranks 0, 1 and 2 are there, if nothing else is
+// said:
+//
+//   job [max=N] [ranks=RANKS] [nobody] [chunks=N] [elements=N] [f16|bf16] [results=f32] [mean]
+//       [sgd|momentum] [half-momentum] [slack=N|async] [unused=skip] [nan=stop|exclude|pass]
+//       [groups=TREE] [workers-own] [initial] [priorities=N,…] [snapshots] [shelves=N] [first=N]
+//       [interest=OF,OF/OF,OF/…]   by rank and chunk: wr, w, r or -
+//       [pending]         results are done when the script says so
+//       [parent=N,N,N]    the ranks are racks, with so many ranks each
+//       [rack]            results come from a parent
+//       [switch]          sums come through a switch
+//
+// What arrives; nothing is taken before the job runs:
+//   push RANKS CHUNKS@ROUND[=VALUE[/PARTICIPANTS]]… | null RANKS CHUNKS@ROUND[/PARTICIPANTS]…
+//   pushes ROUND [RANKS]                 to all chunks, which runs after each
+//   again|control RANKS CHUNKS@ROUND     a gradient, announced once more; a control message
+//   initial RANK CHUNK[.PART][=VALUE]    initial parameters
+//   raw RANK data|null|initial CHUNK@ROUND BYTES OFFSET | break RANK
+// What is done:
+//   run | step [N] | forget-posts | room N | detach RANK | reattach RANK.INCARNATION
+//   hold [ROUND [STARTED [LOWEST]]]      and what it must say
+//   commit ROUND CHANGE…                 of -RANK, ~RANK@ROUND (expected again), xRANK (forgotten),
+//                                        +RANK.INCARNATION@ROUND (admitted), snapshot[@ROUND],
+//                                        at-end, get, set:CHUNKS=PARAMETER/STATE/STEPS
+//   lr|slack ROUND VALUE                 from that round on, told with the next commit
+//   order CHANGE@ROUND:FROM>TO…          of copy and swap: a boundary with these orders
+//   shelf SHELF VALUE | restore VALUE STEPS CLOCK…
+//   done CHUNKS                          what is pending
+// What must be seen:
+//   sent POST…          runs, then: all that was posted since; posted POST…: the same without
+//   sent-mixed POST…    in any order; sends N: so many
+//                       POST: RANKS:CHUNKS@ROUND, with "n" if it is null; RANK:CHUNKiPART
+//   told REPORT, …      runs, then: all that was reported since; reported …: the same without
+//   has [RANK:]CHUNK=VALUE…      results; "14/7" is 14 times a seventh
+//   at PLACE CHUNK=VALUE… | steps SHELF N | copied-clocks STEPS CLOCK…
+//   copied|got|is CHUNKS=PARAMETER/STATE/STEPS   in a snapshot, in what a commit gets; now (steps
+//   0) last RANK ROUND…    of the last commit: by chunk, the last round that it took part in
+//   attached RANK… | owes | owes-nothing | retries-in MS
+//   sleeps [N…] | busy  whether it can be armed, and after how many arrivals of each rank it wakes
+//   waits RANK…         of a probe: who is missing where others are; arrivals N…: of each rank
+//   is-pending CHUNK…
+// Of a rack:
+//   answer CHUNKS@ROUND=VALUE | senseless QUEUE CHUNK@ROUND KIND [BYTES OFFSET]   from the parent
+//   up-room N | up-full QUEUE | up-refused NS | up-breaks | up-again | up-violates
+//   up SUM, …           runs, then: what went up since: CHUNK@ROUND=SUM/RANKS, CHUNK@ROUNDn/RANKS,
+//                       CHUNKi=VALUE, CHUNK?ROUND
+// Behind a switch:
+//   sum CHUNKS@ROUND=VALUE | waiting CHUNK@ROUND RANKS     it has parts of these ranks
+//   generation INDEX ROUND | answered taken|ended|nothing | answered-last taken|ended
+//   begins ROUND RANKS  posted since: these, and no others, were told of it in time
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace phub::testing {
+
+// For each of the words once, which stands for every '$'.
+void play_core(std::string_view script, const std::vector<std::string>& words = {""});
+
+}  // namespace phub::testing
