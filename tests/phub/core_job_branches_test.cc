@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <random>
 #include <vector>
 
@@ -96,52 +97,100 @@ void carry_out(const BranchOrder& order, std::vector<State>& places) {
   }
 }
 
-// A snapshot of a round has all places as they are when the round begins, whatever order the chunks
-// come in, and whatever is ordered for later rounds.
+constexpr uint64_t kRounds = 8;
+
+// All places of a chunk before a round.
+std::vector<State> places_before(uint64_t round, uint32_t chunk,
+                                 const std::vector<BranchOrder>& orders) {
+  std::vector<State> places(1 + kShelves);
+  for (uint64_t r = 1; r < round; ++r) {
+    step(places[0], gradient(0, chunk, r) + gradient(1, chunk, r) + gradient(2, chunk, r));
+    for (const BranchOrder& order : orders) {
+      if (order.round == r + 1) carry_out(order, places);
+    }
+  }
+  return places;
+}
+
+// A snapshot of a round has all places as they are when the round begins, whatever order the ranks
+// and chunks come in, and whatever is ordered for later rounds.
+class RandomSnapshots {
+ public:
+  explicit RandomSnapshots(uint64_t seed)
+      : random_(seed), rig_(options(seed % 2 == 0 ? kernels::DType::kF32 : kernels::DType::kBF16)) {
+    for (uint64_t round = 2; seed % 3 > 0 && round <= kRounds; ++round) {
+      const auto to = static_cast<uint32_t>(1 + random_() % kShelves);
+      if (random_() % 3 == 0) orders_.push_back({round, BranchOrder::kCopy, 0, to});
+      if (random_() % 2 == 0) orders_.push_back({round, BranchOrder::kSwap, 0, to});
+    }
+    wanted_ = 2 + random_() % (kRounds - 1);
+    order(rig_, orders_, {.snapshot = true, .snapshot_round = wanted_});
+  }
+
+  void run() {
+    while (left_ > 0) {
+      push(static_cast<uint32_t>(random_() % 3), static_cast<uint32_t>(random_() % kChunks));
+      if (random_() % 3 == 0) rig_.job->step();
+      if (wanted_ == 0 && random_() % 40 == 0) begin_snapshot();
+      check_reports();
+    }
+    rig_.run();
+    check_reports();
+    EXPECT_TRUE(wanted_ == 0 || wanted_ > kRounds + 1);
+    EXPECT_GT(snapshots_, 0u);
+    for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
+      const std::vector<State> want = places_before(kRounds + 1, chunk, orders_);
+      EXPECT_EQ(places_of(rig_, chunk, want[0].steps), want) << "chunk " << chunk;
+    }
+  }
+
+ private:
+  // Each rank is in a round of its own of every chunk, at most one that is not complete.
+  void push(uint32_t rank, uint32_t chunk) {
+    auto& rounds = pushed_[chunk];
+    const uint64_t slowest = std::ranges::min(rounds);
+    if (rounds[rank] != slowest || slowest == kRounds) return;
+    --left_;
+    ++rounds[rank];
+    rig_.push(rank, chunk, rounds[rank], gradient(rank, chunk, rounds[rank]));
+    if (std::ranges::min(rounds) > slowest) rig_.run();
+  }
+  void begin_snapshot() {
+    wanted_ = rig_.job->hold().round;
+    Boundary boundary{.round = wanted_, .snapshot = true};
+    boundary.snapshot_round = random_() % 2 == 0 ? 0 : wanted_ + random_() % 3;
+    wanted_ = std::max(wanted_, boundary.snapshot_round);
+    rig_.job->commit(boundary);
+  }
+  void check_reports() {
+    const auto reports = rig_.take_reports();
+    if (reports.empty()) return;
+    EXPECT_THAT(reports, ElementsAre(fmt::format("snapped @{}", wanted_)));
+    for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
+      EXPECT_EQ(copies_of(rig_, chunk), places_before(wanted_, chunk, orders_))
+          << "chunk " << chunk;
+    }
+    std::ranges::fill(rig_.copy_parameters, -1);
+    std::ranges::fill(rig_.copy_state, -1);
+    wanted_ = 0;
+    ++snapshots_;
+  }
+
+  std::mt19937_64 random_;
+  Rig rig_;
+  std::vector<BranchOrder> orders_;
+  std::array<std::array<uint64_t, 3>, kChunks> pushed_ = {};
+  uint64_t left_ = 3 * kChunks * kRounds;
+  uint64_t wanted_ = 0;  // of the snapshot that is under way; 0: none is
+  uint64_t snapshots_ = 0;
+};
+
 TEST(CoreJobBranches, ASnapshotHasThemAsTheyAreBeforeItsRound) {
-  const testing::Seeds seeds = testing::fresh_seeds(100);
+  const testing::Seeds seeds = testing::fresh_seeds(200);
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
     SCOPED_TRACE(fmt::format("PHUB_SEED={}", seed));
-    std::mt19937_64 random(seed);
-    Rig rig(options(seed % 2 == 0 ? kernels::DType::kF32 : kernels::DType::kBF16));
-    constexpr uint64_t kRounds = 8;
-    std::vector<BranchOrder> orders;
-    for (uint64_t round = 2; round <= kRounds; ++round) {
-      const auto to = static_cast<uint32_t>(1 + random() % kShelves);
-      if (random() % 3 == 0) orders.push_back({round, BranchOrder::kCopy, 0, to});
-      if (random() % 2 == 0) orders.push_back({round, BranchOrder::kSwap, 0, to});
-    }
-    const uint64_t wanted = 2 + random() % (kRounds - 1);
-    order(rig, orders, {.snapshot = true, .snapshot_round = wanted});
-    std::vector<uint64_t> pushed(kChunks);
-    std::vector<bool> open(kChunks);  // its round may not be complete
-    while (std::ranges::any_of(pushed, [](uint64_t round) { return round < kRounds; })) {
-      const auto chunk = static_cast<uint32_t>(random() % kChunks);
-      if (pushed[chunk] == kRounds) continue;
-      if (open[chunk]) {
-        rig.run();
-        open.assign(kChunks, false);
-      }
-      push_round(rig, chunk, ++pushed[chunk]);
-      open[chunk] = true;
-      for (uint64_t steps = random() % 4; steps > 0; --steps) rig.job->step();
-    }
-    rig.run();
-    EXPECT_THAT(rig.take_reports(), ElementsAre(fmt::format("snapped @{}", wanted)));
-    for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
-      std::vector<State> places(1 + kShelves);
-      for (uint64_t round = 1; round <= kRounds; ++round) {
-        if (round == wanted) {
-          EXPECT_EQ(copies_of(rig, chunk), places) << "chunk " << chunk;
-        }
-        step(places[0],
-             gradient(0, chunk, round) + gradient(1, chunk, round) + gradient(2, chunk, round));
-        for (const BranchOrder& order : orders) {
-          if (order.round == round + 1) carry_out(order, places);
-        }
-      }
-      EXPECT_EQ(places_of(rig, chunk, places[0].steps), places) << "chunk " << chunk;
-    }
+    RandomSnapshots(seed).run();
+    if (::testing::Test::HasFailure()) return;
   }
 }
 

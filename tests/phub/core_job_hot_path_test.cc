@@ -13,75 +13,52 @@
 #include <vector>
 
 #include "phub/core/gated.h"
-#include "tests/phub/core_job_rig.h"
+#include "tests/phub/core_script_rig.h"
+#include "tests/phub/script.h"
 #include "tests/worker/allocation_trap.h"
 
 namespace phub {
 namespace core_job_hot_path_test {
 
-using kernels::Optimizer;
 using Rig = testing::CoreJobRig;
 
 constexpr uint32_t kChunks = 40;
 constexpr uint64_t kRounds = 6;
 
-struct Case {
-  const char* what;
-  JobParameters parameters;
-  bool nulls = false;
-  bool bad = false;         // a NaN in some rounds
-  bool full_queue = false;  // results find no room at first
-  bool again = false;       // everything is sent twice
+// Of a job (core_script.h), and what happens to it: nulls; a NaN in some rounds; a queue in which
+// results find no room at first; everything is sent twice.
+const std::vector<std::string> kCases = {
+    "",
+    "mean",
+    "sgd",
+    "groups=(1,1),1 nulls",
+    "nulls",
+    "nan=exclude bad",
+    "nan=pass bad",
+    "full",
+    "twice",
+    "gated sgd",
+    "gated sgd nan=skip bad",
+    "gated sgd full",
+    "gated sgd twice",
+    "slack=2",
+    "slack=2 nulls",
+    "slack=2 full",
+    "slack=2 twice",
 };
 
-std::vector<Case> cases() {
-  const auto with = [](auto change) {
-    JobParameters parameters{.max_ranks = 3};
-    change(parameters);
-    return parameters;
-  };
-  const auto plain = [](JobParameters&) {};
-  const auto free = [](JobParameters& p) { p.lock_step = false, p.slack = 2; };
-  const auto gated = [](JobParameters& p) { p.gated = true, p.optimizer = Optimizer::kSgd; };
-  const auto twice = [](Case one) {
-    one.again = true;
-    return one;
-  };
-  const auto nulls = [](Case one) {
-    one.nulls = true;
-    return one;
-  };
-  const auto full = [](Case one) {
-    one.full_queue = true;
-    return one;
-  };
-  const auto bad = [](Case one) {
-    one.bad = true;
-    return one;
-  };
-  return {
-      {"a sum", with(plain)},
-      {"a mean", with([](auto& p) { p.mean = true; })},
-      {"an optimizer", with([](auto& p) { p.optimizer = Optimizer::kSgd; })},
-      nulls({"groups", with([](auto& p) { p.tree = RankTree("(1,1),1", 3); })}),
-      nulls({"null contributions", with(plain)}),
-      bad({"an exclusion", with([](auto& p) { p.on_nonfinite = OnNonFinite::kExclude; })}),
-      bad({"NaN that pass", with([](auto& p) { p.on_nonfinite = OnNonFinite::kPass; })}),
-      full({"a full queue", with(plain)}),
-      twice({"everything twice", with(plain)}),
-      {"gated rounds", with(gated)},
-      bad({"rounds that are skipped", with([&](auto& p) {
-             gated(p);
-             p.on_nonfinite = OnNonFinite::kSkip;
-           })}),
-      full({"gated rounds, a full queue", with(gated)}),
-      twice({"gated rounds, everything twice", with(gated)}),
-      {"ssp", with(free)},
-      nulls({"ssp, null contributions", with(free)}),
-      full({"ssp, a full queue", with(free)}),
-      twice({"ssp, everything twice", with(free)}),
-  };
-}
+struct Case {
+  explicit Case(const std::string& text) {
+    std::vector<std::string> words = testing::Words(text).words();
+    for (const auto& [word, given] : {std::pair("nulls", &nulls), std::pair("bad", &bad),
+                                      std::pair("full", &full_queue), std::pair("twice", &again)}) {
+      *given = std::erase(words, word) > 0;
+    }
+    parameters = testing::JobWords(words).options.parameters;
+  }
+  JobParameters parameters;
+  bool nulls = false, bad = false, full_queue = false, again = false;
+};
 
 void push_round(Rig& rig, const Case& one, uint64_t round) {
   for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
@@ -130,8 +107,9 @@ size_t run_case(const Case& one, uint64_t& calls) {
 }
 
 TEST(CoreJobHotPath, AsksForNoMemory) {
-  for (const Case& one : cases()) {
-    SCOPED_TRACE(one.what);
+  for (const std::string& text : kCases) {
+    SCOPED_TRACE(text);
+    const Case one(text);
     uint64_t calls = 0;
     size_t results = 0;
     std::thread([&] {

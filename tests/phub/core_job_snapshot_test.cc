@@ -1,14 +1,13 @@
-// Snapshots: every chunk is copied as it is between two rounds, whatever comes at whatever time.
+// Snapshots, and what is copied or set of some keys, between two rounds. (In any order of what
+// comes: core_job_branches_test.cc.)
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <random>
 #include <vector>
 
 #include "tests/phub/core_job_rig.h"
 #include "tests/phub/core_script.h"
-#include "tests/seeds.h"
 
 namespace phub {
 namespace core_job_snapshot_test {
@@ -28,75 +27,9 @@ Rig::Options options() {
           .snapshots = true};
 }
 
-// Different in every round, chunk and rank.
-float value(uint32_t rank, uint32_t chunk, uint64_t round) {
-  return static_cast<float>(1 + rank + 3 * chunk + 31 * round);
-}
-
 std::vector<float> parameters_of(const Rig& rig) {
   const auto* floats = reinterpret_cast<const float*>(rig.results.data());
   return {floats, floats + rig.results.size() / sizeof(float)};
-}
-
-// What a job that has completed these rounds and nothing else holds.
-void expect_copy_of(const Rig& rig, uint64_t rounds) {
-  Rig other(options());
-  for (uint64_t round = 1; round <= rounds; ++round) {
-    for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
-      for (const uint32_t rank : kRanks) other.push(rank, chunk, round, value(rank, chunk, round));
-    }
-    other.run();
-  }
-  EXPECT_EQ(rig.copy_parameters, parameters_of(other)) << "before round " << rounds + 1;
-  EXPECT_EQ(rig.copy_state, other.state) << "before round " << rounds + 1;
-  EXPECT_THAT(rig.copy_steps, Each(rounds));
-}
-
-uint64_t snapshot(Rig& rig) {
-  const CoreReport held = rig.job->hold();
-  rig.job->commit({.round = held.round, .snapshot = true});
-  return held.round;
-}
-
-TEST(CoreJobSnapshot, IsOfOneRoundWhateverComesWhen) {
-  const testing::Seeds seeds = testing::fresh_seeds(100);
-  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
-    SCOPED_TRACE(fmt::format("PHUB_SEED={}", seed));
-    std::mt19937_64 random(seed);
-    Rig rig(options());
-    constexpr uint64_t kRounds = 8;
-    // Each rank is in a round of its own of every chunk, at most one that is not complete.
-    std::vector<std::vector<uint64_t>> pushed(3, std::vector<uint64_t>(kChunks, 0));
-    std::vector<uint64_t> snapshots;
-    uint64_t round = 0;
-    const auto all = [&] {
-      return std::ranges::all_of(pushed, [](const auto& of_rank) {
-        return std::ranges::all_of(of_rank, [](uint64_t r) { return r == kRounds; });
-      });
-    };
-    while (!all()) {
-      const auto rank = static_cast<uint32_t>(random() % 3);
-      const auto chunk = static_cast<uint32_t>(random() % kChunks);
-      uint64_t& mine = pushed[rank][chunk];
-      const uint64_t slowest = std::min({pushed[0][chunk], pushed[1][chunk], pushed[2][chunk]});
-      if (mine < kRounds && mine == slowest) {
-        ++mine;
-        rig.push(rank, chunk, mine, value(rank, chunk, mine));
-      }
-      if (random() % 3 == 0) rig.job->step();
-      if (std::min({pushed[0][chunk], pushed[1][chunk], pushed[2][chunk]}) > slowest) rig.run();
-      if (round == 0 && random() % 40 == 0) round = snapshot(rig);
-      const auto reports = rig.take_reports();
-      if (reports.empty()) continue;
-      EXPECT_THAT(reports, ElementsAre(fmt::format("snapped @{}", round)));
-      expect_copy_of(rig, round - 1);
-      std::ranges::fill(rig.copy_parameters, -1);
-      std::ranges::fill(rig.copy_state, -1);
-      snapshots.push_back(std::exchange(round, 0));
-    }
-    EXPECT_TRUE(std::ranges::is_sorted(snapshots));
-    EXPECT_FALSE(snapshots.empty());
-  }
 }
 
 TEST(CoreJobSnapshot, IsTakenWhileTheCoreIsIdle) {

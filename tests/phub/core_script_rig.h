@@ -170,6 +170,8 @@ inline bool JobWords::set_word(const std::string& name, const std::string& value
       {"unused=skip", [&] { p.unused = Unused::kSkip; }},
       {"nan=stop", [&] { p.on_nonfinite = OnNonFinite::kStop; }},
       {"nan=exclude", [&] { p.on_nonfinite = OnNonFinite::kExclude; }},
+      {"nan=skip", [&] { p.on_nonfinite = OnNonFinite::kSkip; }},
+      {"gated", [&] { p.gated = true; }},  // whose way the test makes
       {"nan=pass", [&] { p.on_nonfinite = OnNonFinite::kPass; }},
       {"workers-own", [&] { p.slots_belong_to_worker = true; }},
       {"initial", [&] { p.initial_broadcast = true; }},
