@@ -4,7 +4,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -12,6 +11,7 @@
 
 #include "phub/commands/commands.h"
 #include "tests/phub/checkpoint_rig.h"
+#include "tests/temporary_directory.h"
 
 namespace phub::testing {
 namespace checkpoint_command_test {
@@ -23,13 +23,10 @@ using ::testing::Not;
 class CheckpointCommand : public ::testing::Test {
  protected:
   CheckpointCommand() {
-    EXPECT_NE(mkdtemp(root_.data()), nullptr);
-    directory_ = root_ + "/checkpoints";
     CheckpointStore store(directory_, 3);
     write_checkpoint(store, {.round = 10});
     write_checkpoint(store, {.round = 20});
   }
-  ~CheckpointCommand() override { std::filesystem::remove_all(root_); }
 
   // Output, and the error's text if there is one.
   std::string run(std::vector<std::string> arguments) {
@@ -55,8 +52,8 @@ class CheckpointCommand : public ::testing::Test {
     stream.put('\x01');
   }
 
-  std::string root_ = (std::filesystem::temp_directory_path() / "phub-command-XXXXXX").string();
-  std::string directory_;
+  const TemporaryDirectory temporary_;
+  const std::string root_ = temporary_.path(), directory_ = root_ + "/checkpoints";
 };
 
 TEST_F(CheckpointCommand, Lists) {

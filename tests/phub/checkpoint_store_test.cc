@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <csignal>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <random>
@@ -20,6 +19,8 @@
 #include "tests/file_size_limit.h"
 #include "tests/phub/checkpoint_rig.h"
 #include "tests/seeds.h"
+#include "tests/temporary_directory.h"
+#include "tests/worker/expect_error.h"
 
 namespace phub::testing {
 namespace checkpoint_store_test {
@@ -30,12 +31,6 @@ using ::testing::IsEmpty;
 
 class CheckpointFiles : public ::testing::Test {
  protected:
-  CheckpointFiles() {
-    EXPECT_NE(mkdtemp(root_.data()), nullptr);
-    directory_ = root_ + "/checkpoints";
-  }
-  ~CheckpointFiles() override { std::filesystem::remove_all(root_); }
-
   std::vector<std::string> below(const std::string& folder) const {
     std::vector<std::string> paths;
     for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
@@ -45,18 +40,13 @@ class CheckpointFiles : public ::testing::Test {
     return paths;
   }
 
-  std::string root_ = (std::filesystem::temp_directory_path() / "phub-checkpoint-XXXXXX").string();
-  std::string directory_;
+  const TemporaryDirectory temporary_;
+  const std::string root_ = temporary_.path(), directory_ = root_ + "/checkpoints";
 };
 
 // There is something of this name already.
 void expect_taken(CheckpointStore& store, CheckpointId id) {
-  try {
-    store.begin(kJob, id);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kTaken);
-  }
+  expect_error(ErrorCode::kTaken, "", [&] { store.begin(kJob, id); });
 }
 
 TEST_F(CheckpointFiles, LieInFoldersOfTheirJob) {
@@ -151,14 +141,10 @@ TEST_F(CheckpointFiles, WhatIsNotCommittedIsRemoved) {
 
 TEST_F(CheckpointFiles, HaveOneBoxAtATime) {
   auto store = std::make_unique<CheckpointStore>(directory_, 1);
-  try {
-    CheckpointStore second(directory_, 1);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kTaken);
-    EXPECT_THAT(error.what(), HasSubstr(fmt::format("locked by process {}", getpid())));
-    EXPECT_THAT(error.what(), HasSubstr(directory_ + "/.lock"));
-  }
+  const std::string refused =
+      error_of(ErrorCode::kTaken, [&] { CheckpointStore second(directory_, 1); });
+  EXPECT_THAT(refused, HasSubstr(fmt::format("locked by process {}", getpid())));
+  EXPECT_THAT(refused, HasSubstr(directory_ + "/.lock"));
   store = nullptr;
   CheckpointStore third(directory_, 1);
 }
@@ -190,12 +176,7 @@ TEST_F(CheckpointFiles, WhatTheHostLacksIsNoDamage) {
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
   const rlimit none = {.rlim_cur = 0, .rlim_max = limit.rlim_max};
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
-  try {
-    const std::vector<std::string> problems = reader->verify();
-    ADD_FAILURE() << problems.size() << " problems";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kFull);
-  }
+  expect_error(ErrorCode::kFull, "", [&] { reader->verify(); });
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
   EXPECT_THAT(reader->verify(), IsEmpty());
 }
@@ -208,12 +189,7 @@ TEST_F(CheckpointFiles, AFileThatMayNotGrowIsAnError) {
   const auto before = std::signal(SIGXFSZ, SIG_IGN);
   {
     const FileSizeLimit limit(16);
-    try {
-      write_checkpoint(store, {.round = 20});
-      ADD_FAILURE() << "it was written";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::kFull);
-    }
+    expect_error(ErrorCode::kFull, "", [&] { write_checkpoint(store, {.round = 20}); });
   }
   std::signal(SIGXFSZ, before);
   EXPECT_THAT(Checkpoints(directory_).list(kJob), ElementsAre(content.id()));
@@ -299,13 +275,8 @@ TEST_F(CheckpointFiles, WhatWasPassedOverIsNotGoneOnFromLater) {
 // Who can write there could put links in it, which lead elsewhere.
 TEST_F(CheckpointFiles, TheFolderIsOurOwn) {
   const auto refused = [&](const std::string& why) {
-    try {
-      CheckpointStore store(directory_, 1);
-      ADD_FAILURE() << "not refused: " << why;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::kInvalid);
-      EXPECT_THAT(error.what(), HasSubstr(directory_ + " " + why));
-    }
+    expect_error(ErrorCode::kInvalid, directory_ + " " + why,
+                 [&] { CheckpointStore store(directory_, 1); });
   };
   std::filesystem::create_directory(root_ + "/other");
   std::filesystem::create_directory_symlink(root_ + "/other", directory_);
@@ -328,15 +299,9 @@ TEST_F(CheckpointFiles, AFolderThatIsGoneIsNotMadeAgain) {
   CheckpointStore store(directory_, 1);
   store.check_there();
   const auto refused = [&] {
-    for (const bool begins : {true, false}) {
-      try {
-        begins ? static_cast<void>(store.raise_epoch(kJob)) : store.check_there();
-        ADD_FAILURE() << "written to a folder that this box has not locked";
-      } catch (const Error& error) {
-        EXPECT_EQ(error.code(), ErrorCode::kUnavailable);
-        EXPECT_THAT(error.what(), HasSubstr("removed, replaced or unmounted"));
-      }
-    }
+    const std::string why = "removed, replaced or unmounted";
+    expect_error(ErrorCode::kUnavailable, why, [&] { store.raise_epoch(kJob); });
+    expect_error(ErrorCode::kUnavailable, why, [&] { store.check_there(); });
   };
   std::filesystem::remove_all(directory_);
   refused();
@@ -350,13 +315,7 @@ TEST_F(CheckpointFiles, TheFolderOfAJobMayBeNoLink) {
   CheckpointStore store(directory_, 1);
   std::filesystem::create_directory_symlink(outside, directory_ + "/digits%2Ev2");
   const auto refused = [&](auto call) {
-    try {
-      call();
-      ADD_FAILURE() << "the link was followed";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::kInvalid);
-      EXPECT_THAT(error.what(), HasSubstr("/digits%2Ev2: it is a symbolic link"));
-    }
+    expect_error(ErrorCode::kInvalid, "/digits%2Ev2: it is a symbolic link", call);
   };
   refused([&] { store.raise_epoch(kJob); });
   refused([&] { store.begin(kJob, {1, 10}); });
@@ -448,14 +407,9 @@ TEST_F(FullDisk, LeavesTheOneBefore) {
   CheckpointStore store(directory_, 1);
   EXPECT_EQ(write_checkpoint(store, {.round = 10}), "");
   for (int i = 0; i < 3; ++i) {
-    try {
-      write_checkpoint(store, {.round = 20, .extra = 130'000});
-      FAIL() << "more than 1 MiB was written to a disk of 1 MiB";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::kFull);
-      EXPECT_THAT(error.what(), HasSubstr("No space left on device"));
-      EXPECT_THAT(error.what(), HasSubstr(".safetensors"));
-    }
+    const std::string why = error_of(
+        ErrorCode::kFull, [&] { write_checkpoint(store, {.round = 20, .extra = 130'000}); });
+    EXPECT_THAT(why, ::testing::AllOf(HasSubstr("No space left on device"), HasSubstr(".safet")));
     std::vector<Refusal> refused;
     const auto reader = store.newest_whole(kJob, refused);
     EXPECT_THAT(refused, IsEmpty());

@@ -4,11 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <CLI/CLI.hpp>
-#include <cstdlib>
-#include <filesystem>
+#include <algorithm>
+#include <cctype>
 #include <fstream>
+#include <map>
+#include <string>
+#include <vector>
 
 #include "phub/text_table.h"
+#include "tests/temporary_directory.h"
 #include "transport/error.h"
 
 namespace phub {
@@ -19,12 +23,6 @@ using ::testing::HasSubstr;
 
 class Config : public ::testing::Test {
  protected:
-  Config() {
-    dir_ = (std::filesystem::temp_directory_path() / "phub-config-XXXXXX").string();
-    EXPECT_NE(mkdtemp(dir_.data()), nullptr);
-  }
-  ~Config() override { std::filesystem::remove_all(dir_); }
-
   std::string file(const std::string& text) {
     const std::string path = dir_ + "/phub.toml";
     std::ofstream(path) << text;
@@ -54,7 +52,8 @@ class Config : public ::testing::Test {
     }
     return "no error";
   }
-  std::string dir_;
+  const TemporaryDirectory folder_;
+  const std::string dir_ = folder_.path();
 };
 
 TEST_F(Config, Defaults) {
@@ -95,89 +94,54 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
     EXPECT_EQ(config.shard_lease_ms, 500u);
     EXPECT_EQ(config.save_limit_ms, 60'000u);
   };
-  check(load({"--listen",
-              "10.0.0.1:80",
-              "--listen",
-              "[::1]:0",
-              "--cores",
-              "12",
-              "--pin",
-              "false",
-              "--memory-limit",
-              "3G",
-              "--socket-dir",
-              "/run/x",
-              "--topology",
-              "pack:2 core:4 pu:1",
-              "--spin-us",
-              "50",
-              "--log-level",
-              "debug",
-              "--transports",
-              "tcp",
-              "--transports",
-              "verbs",
-              "--devices",
-              "mlx5_0:1:3,mlx5_1",
-              "--data-port",
-              "7718",
-              "--parent",
-              "10.0.0.9:7717",
-              "--parent-transport",
-              "verbs",
-              "--parent-budget",
-              "800kbit",
-              "--tokens",
-              "/t",
-              "--tls-cert",
-              "/c",
-              "--tls-key",
-              "/k",
-              "--tls-client-ca",
-              "/a",
-              "--tls-data",
-              "--nic-budget=250mbit",
-              "--switch=10.0.0.1:7718",
-              "--switch-slots=64",
-              "--shard-lease-ms=500",
-              "--save-limit-ms=60000",
-              "--insecure"}));
-  check(load({}, {{"PHUB_LISTEN", "10.0.0.1:80,[::1]:0"},
-                  {"PHUB_CORES", "12"},
-                  {"PHUB_PIN", "no"},
-                  {"PHUB_MEMORY_LIMIT", "3072M"},
-                  {"PHUB_SOCKET_DIR", "/run/x"},
-                  {"PHUB_TOPOLOGY", "pack:2 core:4 pu:1"},
-                  {"PHUB_SPIN_US", "50"},
-                  {"PHUB_TRANSPORTS", "tcp,verbs"},
-                  {"PHUB_DEVICES", "mlx5_0:1:3,mlx5_1"},
-                  {"PHUB_DATA_PORT", "7718"},
-                  {"PHUB_PARENT", "10.0.0.9:7717"},
-                  {"PHUB_PARENT_TRANSPORT", "verbs"},
-                  {"PHUB_PARENT_BUDGET", "100000"},
-                  {"PHUB_TOKENS", "/t"},
-                  {"PHUB_TLS_CERT", "/c"},
-                  {"PHUB_TLS_KEY", "/k"},
-                  {"PHUB_TLS_CLIENT_CA", "/a"},
-                  {"PHUB_TLS_DATA", "1"},
-                  {"PHUB_INSECURE", "1"},
-                  {"PHUB_NIC_BUDGET", "250mbit"},
-                  {"PHUB_SWITCH", "10.0.0.1:7718"},
-                  {"PHUB_SWITCH_SLOTS", "64"},
-                  {"PHUB_SHARD_LEASE_MS", "500"},
-                  {"PHUB_SAVE_LIMIT_MS", "60000"},
-                  {"PHUB_LOG_LEVEL", "debug"}}));
-  const std::string path = file(
-      "listen = [\"10.0.0.1:80\", \"[::1]:0\"]\ncores = 12\npin = false\n"
-      "memory_limit = 3221225472\nsocket_dir = '/run/x'\n"
-      "topology = \"pack:2 core:4 pu:1\"\nspin_us = 50\nlog_level = \"debug\"\n"
-      "transports = [\"tcp\", \"verbs\"]\ndevices = [\"mlx5_0:1:3\", \"mlx5_1\"]\n"
-      "data_port = 7718\nparent = '10.0.0.9:7717'\nparent_transport = 'verbs'\n"
-      "parent_budget = '0.8mbit'\ntokens = \"/t\"\ninsecure = true\ntls_cert = "
-      "'/c'\ntls_key = '/k'\n"
-      "tls_client_ca = '/a'\ntls_data = true\nnic_budget = '250mbit'\n"
-      "switch = '10.0.0.1:7718'\nswitch_slots = 64\n"
-      "shard_lease_ms = 500\nsave_limit_ms = 60000\n");
+  const struct {
+    std::string name;
+    std::vector<std::string> flags;  // one for each time; "": without a value
+    std::string variable, in_file;
+  } kOptions[] = {
+      {"listen", {"10.0.0.1:80", "[::1]:0"}, "10.0.0.1:80,[::1]:0", "['10.0.0.1:80', '[::1]:0']"},
+      {"cores", {"12"}, "12", "12"},
+      {"pin", {"false"}, "no", "false"},
+      {"memory_limit", {"3G"}, "3072M", "3221225472"},
+      {"socket_dir", {"/run/x"}, "/run/x", "'/run/x'"},
+      {"topology", {"pack:2 core:4 pu:1"}, "pack:2 core:4 pu:1", "'pack:2 core:4 pu:1'"},
+      {"spin_us", {"50"}, "50", "50"},
+      {"log_level", {"debug"}, "debug", "\"debug\""},
+      {"transports", {"tcp", "verbs"}, "tcp,verbs", "['tcp', 'verbs']"},
+      {"devices", {"mlx5_0:1:3,mlx5_1"}, "mlx5_0:1:3,mlx5_1", "['mlx5_0:1:3', 'mlx5_1']"},
+      {"data_port", {"7718"}, "7718", "7718"},
+      {"parent", {"10.0.0.9:7717"}, "10.0.0.9:7717", "'10.0.0.9:7717'"},
+      {"parent_transport", {"verbs"}, "verbs", "'verbs'"},
+      {"parent_budget", {"800kbit"}, "100000", "'0.8mbit'"},
+      {"tokens", {"/t"}, "/t", "\"/t\""},
+      {"tls_cert", {"/c"}, "/c", "'/c'"},
+      {"tls_key", {"/k"}, "/k", "'/k'"},
+      {"tls_client_ca", {"/a"}, "/a", "'/a'"},
+      {"tls_data", {""}, "1", "true"},
+      {"nic_budget", {"250mbit"}, "250mbit", "'250mbit'"},
+      {"switch", {"10.0.0.1:7718"}, "10.0.0.1:7718", "'10.0.0.1:7718'"},
+      {"switch_slots", {"64"}, "64", "64"},
+      {"shard_lease_ms", {"500"}, "500", "500"},
+      {"save_limit_ms", {"60000"}, "60000", "60000"},
+      {"insecure", {""}, "1", "true"},
+  };
+  std::vector<std::string> flags;
+  std::map<std::string, std::string> environment;
+  std::string in_file;
+  for (const auto& [name, given, variable, value] : kOptions) {
+    std::string flag = "--" + name, upper = "PHUB_" + name;
+    std::ranges::replace(flag, '_', '-');
+    std::ranges::transform(upper, upper.begin(), [](char c) { return std::toupper(c); });
+    for (const std::string& text : given) {
+      flags.push_back(flag);
+      if (!text.empty()) flags.push_back(text);
+    }
+    environment[upper] = variable;
+    in_file += name + " = " + value + "\n";
+  }
+  check(load(flags));
+  check(load({}, environment));
+  const std::string path = file(in_file);
   check(load({"--config", path}));
   check(load({}, {{"PHUB_CONFIG", path}}));
 }

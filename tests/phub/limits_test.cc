@@ -8,7 +8,7 @@
 #include <random>
 
 #include "phub/plan/models.h"
-#include "transport/error.h"
+#include "tests/worker/expect_error.h"
 
 namespace phub {
 namespace limits_test {
@@ -294,13 +294,7 @@ TEST(Limits, RefusesWhatIsNoRate) {
   for (double wrong : {0.0, -1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
     c.inputs = everything();
     c.inputs.memory_gb_s = wrong;
-    try {
-      c.limits();
-      ADD_FAILURE() << wrong << " was taken";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::kInvalid);
-      EXPECT_THAT(error.what(), HasSubstr("--memory-gbps is"));
-    }
+    testing::expect_error(ErrorCode::kInvalid, "--memory-gbps is", [&] { c.limits(); });
   }
 }
 

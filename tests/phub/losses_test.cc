@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "tests/seeds.h"
-#include "transport/error.h"
+#include "tests/worker/expect_error.h"
 
 namespace phub {
 namespace losses_test {
@@ -71,13 +71,8 @@ TEST(Losses, ARoundInWhichTheJobCannotBeIsRefused) {
   losses.learn(runs);
   losses.add(0, 7, 1, 10);
   for (const uint64_t round : {uint64_t{0}, uint64_t{11}, ~uint64_t{0}}) {
-    try {
-      losses.add(0, round, 1, 10);
-      ADD_FAILURE() << round;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::kInvalid);
-      EXPECT_THAT(error.what(), ::testing::HasSubstr("from 1 to 10"));
-    }
+    testing::expect_error(ErrorCode::kInvalid, "from 1 to 10",
+                          [&] { losses.add(0, round, 1, 10); });
   }
   losses.add(0, 8, 1, 10);
   EXPECT_THAT(rounds_of(losses.page(0)), ElementsAre(7));

@@ -6,24 +6,18 @@
 
 #include <algorithm>
 #include <fstream>
+#include <functional>
 #include <set>
 
-#include "transport/error.h"
+#include "tests/worker/expect_error.h"
 
 namespace phub {
 namespace models_test {
 
 using ::testing::HasSubstr;
 
-template <typename Function>
-std::string message_of(const Function& function) {
-  try {
-    function();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kInvalid);
-    return error.what();
-  }
-  return "no error";
+std::string message_of(const std::function<void()>& body) {
+  return testing::error_of(ErrorCode::kInvalid, body);
 }
 
 uint64_t elements_of(const KeyTable& table, std::string_view name) {

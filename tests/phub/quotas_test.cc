@@ -5,7 +5,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <set>
@@ -13,6 +12,7 @@
 
 #include "phub/job/saved_jobs.h"
 #include "tests/phub/checkpoint_rig.h"
+#include "tests/temporary_directory.h"
 #include "transport/error.h"
 
 namespace phub {
@@ -116,8 +116,8 @@ TEST_F(QuotasTest, OnlyTheLargestAreNamed) {
 }
 
 TEST(KeptBytes, AreThoseOfOneOwnersJobs) {
-  std::string folder = (std::filesystem::temp_directory_path() / "phub-quotas-XXXXXX").string();
-  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  const TemporaryDirectory directory;
+  const std::string& folder = directory.path();
   uint64_t expected = 0;
   {
     CheckpointStore store(folder, 3);
@@ -134,7 +134,6 @@ TEST(KeptBytes, AreThoseOfOneOwnersJobs) {
   EXPECT_TRUE(saved.kept_bytes("another").empty());
   std::filesystem::create_directory(folder + "/damaged");
   EXPECT_EQ(saved.kept_bytes(owner).size(), 1u);
-  std::filesystem::remove_all(folder);
 }
 
 }  // namespace quotas_test

@@ -8,14 +8,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <random>
 
 #include "phub/control/gate.h"
 #include "tests/seeds.h"
-#include "transport/error.h"
+#include "tests/temporary_directory.h"
+#include "tests/worker/expect_error.h"
 
 namespace phub {
 namespace tokens_test {
@@ -32,13 +32,7 @@ std::string entry(const std::string& name, const std::string& rest = "",
 }
 
 std::string error_of(const std::function<void()>& act) {
-  try {
-    act();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kInvalid);
-    return error.what();
-  }
-  return "no error";
+  return testing::error_of(ErrorCode::kInvalid, act);
 }
 
 TEST(Sha256, IsTheOneOfTheStandard) {  // FIPS 180-2, appendix B
@@ -195,19 +189,13 @@ TEST(ParseTokens, SaysWhatIsWrongAndWhere) {
 
 class TokensFile : public ::testing::Test {
  protected:
-  TokensFile() {
-    std::string folder = (std::filesystem::temp_directory_path() / "phub-tokens-XXXXXX").string();
-    EXPECT_NE(mkdtemp(folder.data()), nullptr);
-    folder_ = folder;
-    path_ = folder + "/tokens.toml";
-    write(entry("a"));
-  }
-  ~TokensFile() override { std::filesystem::remove_all(folder_); }
+  TokensFile() { write(entry("a")); }
   void write(const std::string& text, mode_t mode = 0600) {
     std::ofstream(path_) << text;
     chmod(path_.c_str(), mode);
   }
-  std::string folder_, path_;
+  const TemporaryDirectory directory_;
+  const std::string folder_ = directory_.path(), path_ = folder_ + "/tokens.toml";
 };
 
 TEST_F(TokensFile, IsForItsOwnerOnly) {
