@@ -4,12 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace phub {
 namespace doctor_test {
 
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
@@ -56,28 +59,22 @@ HostFacts good_host() {
   return facts;
 }
 
-std::vector<Finding> worse_than_ok(const HostFacts& facts, Severity least = Severity::kWarn) {
+using Change = std::function<void(HostFacts&)>;
+
+HostFacts changed(const Change& change) {
+  HostFacts facts = good_host();
+  change(facts);
+  return facts;
+}
+
+std::vector<Finding> worse_than_ok(const HostFacts& facts) {
   std::vector<Finding> found = judge(facts);
-  std::erase_if(found, [least](const Finding& f) { return f.severity < least; });
+  std::erase_if(found, [](const Finding& f) { return f.severity < Severity::kWarn; });
   return found;
 }
 
-::testing::Matcher<Finding> is(Severity severity, const std::string& what,
-                               const std::string& todo) {
-  return ::testing::AllOf(::testing::Field("severity", &Finding::severity, severity),
-                          ::testing::Field("what", &Finding::what, HasSubstr(what)),
-                          ::testing::Field("todo", &Finding::todo, HasSubstr(todo)));
-}
-::testing::Matcher<Finding> warns(const std::string& what, const std::string& todo) {
-  return is(Severity::kWarn, what, todo);
-}
-::testing::Matcher<Finding> errs(const std::string& what, const std::string& todo) {
-  return is(Severity::kError, what, todo);
-}
-
 bool has(const HostFacts& facts, Severity severity, const std::string& what) {
-  const std::vector<Finding> all = judge(facts);
-  return std::any_of(all.begin(), all.end(), [&](const Finding& f) {
+  return std::ranges::any_of(judge(facts), [&](const Finding& f) {
     return f.severity == severity && f.what.find(what) != std::string::npos;
   });
 }
@@ -88,262 +85,201 @@ TEST(Doctor, FindsNothingOnAGoodHost) {
   EXPECT_TRUE(has(facts, Severity::kOk,
                   "mlx5_0: active, RoCE v2 on eth0, GID 3 ::ffff:10.0.0.1 (10.0.0.1)"));
   EXPECT_TRUE(has(facts, Severity::kOk, "NICs on NUMA nodes 0, 1"));
-  EXPECT_TRUE(has(facts, Severity::kNote, "flow control (PFC)"));
 }
 
-// Every finding says what to do, unless all is well.
-void expect_advice(const HostFacts& facts) {
-  for (const Finding& f : worse_than_ok(facts)) EXPECT_NE(f.todo, "") << f.what;
+void remove_rdma(HostFacts& f) {
+  f.rdma_devices.clear();
+  f.rdma_ports.clear();
+  f.rdma_cm = false;
+}
+void have_small_mtu(HostFacts& f, uint32_t ethernet) {
+  f.nics[0].mtu = ethernet;
+  f.rdma_ports[0].mtu_bytes = 1024;
+}
+void have_bbr(HostFacts& f, std::vector<std::string> allowed) {
+  f.congestion_control = "bbr";
+  f.congestion_available = {"reno", "cubic", "bbr"};
+  f.congestion_allowed = std::move(allowed);
 }
 
-TEST(Doctor, NoRdmaIsNoFault) {
-  HostFacts facts = good_host();
-  facts.rdma_devices.clear();
-  facts.rdma_ports.clear();
-  facts.rdma_cm = false;
-  facts.locked_memory = 8 << 20;
-  EXPECT_THAT(worse_than_ok(facts), IsEmpty());
-  EXPECT_TRUE(has(facts, Severity::kNote, "no RDMA device"));
-  EXPECT_TRUE(has(facts, Severity::kOk, "locked memory: at most 8.00 MiB (only RDMA needs it)"));
-}
-
-TEST(Doctor, RdmaNeedsItsConnectionManager) {
-  HostFacts facts = good_host();
-  facts.rdma_cm = false;
-  EXPECT_THAT(worse_than_ok(facts), ElementsAre(errs("rdma_cm is missing", "modprobe rdma_ucm")));
-}
-
-TEST(Doctor, WhetherNicsReachMemoryOfGpus) {
-  HostFacts facts = good_host();
-  facts.rdma_ports[1].no_dma_buf = "the driver takes none";
-  EXPECT_TRUE(has(facts, Severity::kOk, "mlx5_0: reads and writes memory of GPUs itself"));
-  EXPECT_TRUE(has(facts, Severity::kNote, "mlx5_1: cannot read or write memory of GPUs"));
-  EXPECT_THAT(worse_than_ok(facts), IsEmpty()) << "it works without";
-}
-
-TEST(Doctor, DevicesThatCannotBeOpened) {
-  HostFacts facts = good_host();
-  facts.rdma_devices.emplace_back("mlx5_10");  // a name that begins as another's
-  EXPECT_THAT(worse_than_ok(facts),
-              ElementsAre(errs("mlx5_10: the kernel has it", "ibverbs-providers")));
-  facts.rdma_ports.push_back(port("mlx5_10:2", 1, "eth1"));  // its second port can be used
-  EXPECT_THAT(worse_than_ok(facts), IsEmpty());
-}
-
-TEST(Doctor, PortsThatAreNotUsed) {
-  HostFacts facts = good_host();
-  facts.rdma_devices.emplace_back("mlx5_2");
-  facts.rdma_problems = {{"mlx5_2", 1, "is down"}};
-  EXPECT_THAT(worse_than_ok(facts), ElementsAre(warns("mlx5_2 port 1: is down", "ip link set")));
-}
-
-TEST(Doctor, RdmaMtu) {
-  HostFacts facts = good_host();
-  facts.nics[0].mtu = 1500;
-  facts.rdma_ports[0].mtu_bytes = 1024;
-  EXPECT_THAT(worse_than_ok(facts), ElementsAre(warns("mlx5_0: MTU 1024: eth0 has 1500",
-                                                      "ip link set dev eth0 mtu 4200")));
-  facts.nics[0].mtu = 9000;
-  EXPECT_THAT(worse_than_ok(facts),
-              ElementsAre(warns("MTU 1024 although eth0 has 9000", "ibv_devinfo")));
-  facts.rdma_ports[0].link = "InfiniBand";
-  EXPECT_THAT(worse_than_ok(facts), ElementsAre(warns("4096 is possible", "subnet manager")));
-  facts.rdma_ports[0].mtu_bytes = 4096;
-  EXPECT_THAT(worse_than_ok(facts), IsEmpty());
-}
-
-TEST(Doctor, LosslessNetworksAreToBeChecked) {
-  HostFacts facts = good_host();
-  const auto noted = [&](const char* what) { return has(facts, Severity::kNote, what); };
-  EXPECT_TRUE(noted("PFC"));
-  EXPECT_FALSE(noted("soft-RoCE"));
-  facts.rdma_ports[0].software = facts.rdma_ports[1].software = true;
-  EXPECT_FALSE(noted("PFC"));
-  EXPECT_TRUE(noted("mlx5_0: soft-RoCE"));
-  facts = good_host();
-  facts.rdma_ports[0].link = facts.rdma_ports[1].link = "InfiniBand";
-  EXPECT_FALSE(noted("PFC"));
-}
-
-TEST(Doctor, ANicOnANodeWithoutCpusIsServedByAnother) {
-  HostFacts facts = good_host();
-  facts.nodes.push_back({2, {}});
-  facts.nics.push_back(nic("eth2", 2, "10.0.2.0/24"));
-  facts.rdma_ports.push_back(port("mlx5_2", 2, "eth2"));
-  facts.rdma_devices.emplace_back("mlx5_2");
-  EXPECT_THAT(worse_than_ok(facts), IsEmpty());
-}
-
-TEST(Doctor, SaysWhatTheTopologyNotes) {
-  HostFacts facts = good_host();
-  facts.topology_notes = {{"left out: eth9", ""}, {"cores without memory", "add memory"}};
-  EXPECT_TRUE(has(facts, Severity::kNote, "left out: eth9"));
-  EXPECT_THAT(worse_than_ok(facts), ElementsAre(warns("cores without memory", "add memory")));
-}
-
-TEST(Doctor, MemoryOfAContainer) {
-  HostFacts facts = good_host();
-  EXPECT_TRUE(has(facts, Severity::kOk, "memory: 64.00 GiB, no limit"));
-  facts.container = {.limit = 8 * kGiB, .available = 6 * kGiB, .file = "/group/memory.max"};
-  EXPECT_TRUE(
-      has(facts, Severity::kOk, "may use 8.00 GiB and has 6.00 GiB left (/group/memory.max)"));
-  facts.container.available = kGiB / 2;
-  EXPECT_THAT(worse_than_ok(facts), ElementsAre(warns("has 512.00 MiB left", "MemoryMax")));
-  facts.container = {.unknown = "/group: Permission denied"};
-  EXPECT_THAT(worse_than_ok(facts),
-              ElementsAre(warns("/group: Permission denied", "give --memory-limit")));
-}
-
-TEST(Doctor, LockedMemory) {
-  HostFacts facts = good_host();
-  facts.locked_memory = 8 << 20;
-  EXPECT_THAT(worse_than_ok(facts),
-              ElementsAre(errs("locked memory: at most 8.00 MiB", "LimitMEMLOCK=infinity")));
-  facts.locked_memory = 16 * kGiB;
-  EXPECT_THAT(worse_than_ok(facts), ElementsAre(warns("16.00 GiB", "LimitMEMLOCK=infinity")));
-  facts.may_lock = true;
-  EXPECT_THAT(worse_than_ok(facts), IsEmpty());
-  facts.may_lock = false;
-  facts.locked_memory = 64 * kGiB;
-  EXPECT_THAT(worse_than_ok(facts), IsEmpty());
-}
-
-TEST(Doctor, HugePages) {
-  HostFacts facts = good_host();
-  facts.huge_pages = "never";
-  EXPECT_THAT(worse_than_ok(facts),
-              ElementsAre(warns("the box's own memory: never",
-                                "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled")));
-  facts.huge_pages = "always";
-  for (const char* off : {"never", "deny"}) {
-    facts.shared_huge_pages = off;
-    EXPECT_THAT(worse_than_ok(facts),
-                ElementsAre(warns("shared with workers",
-                                  "echo advise > "
-                                  "/sys/kernel/mm/transparent_hugepage/shmem_enabled")));
+// Each of these changes of a good host is all that is worse than it.
+TEST(Doctor, SaysWhatIsWrongAndWhatToDo) {
+  const auto kWarn = Severity::kWarn, kError = Severity::kError;
+  const struct {
+    Change change;
+    Severity severity;
+    std::string what, todo;
+  } kCases[] = {
+      {[](auto& f) { f.rdma_cm = false; }, kError, "rdma_cm is missing", "modprobe rdma_ucm"},
+      // A name that begins as another's.
+      {[](auto& f) { f.rdma_devices.emplace_back("mlx5_10"); }, kError,
+       "mlx5_10: the kernel has it", "ibverbs-providers"},
+      {[](auto& f) {
+         f.rdma_devices.emplace_back("mlx5_2");
+         f.rdma_problems = {{"mlx5_2", 1, "is down"}};
+       },
+       kWarn, "mlx5_2 port 1: is down", "ip link set"},
+      {[](auto& f) { have_small_mtu(f, 1500); }, kWarn, "mlx5_0: MTU 1024: eth0 has 1500",
+       "ip link set dev eth0 mtu 4200"},
+      {[](auto& f) { have_small_mtu(f, 9000); }, kWarn, "MTU 1024 although eth0 has 9000",
+       "ibv_devinfo"},
+      {[](auto& f) { have_small_mtu(f, 9000), f.rdma_ports[0].link = "InfiniBand"; }, kWarn,
+       "4096 is possible", "subnet manager"},
+      {[](auto& f) {
+         f.topology_notes = {{"left out: eth9", ""}, {"no memory", "add memory"}};
+       },
+       kWarn, "no memory", "add memory"},
+      {[](auto& f) { f.container = {.limit = 8 * kGiB, .available = kGiB / 2, .file = "/max"}; },
+       kWarn, "has 512.00 MiB left", "MemoryMax"},
+      {[](auto& f) { f.container = {.unknown = "/group: Permission denied"}; }, kWarn,
+       "/group: Permission denied", "give --memory-limit"},
+      {[](auto& f) { f.locked_memory = 8 << 20; }, kError, "locked memory: at most 8.00 MiB",
+       "LimitMEMLOCK=infinity"},
+      {[](auto& f) { f.locked_memory = 16 * kGiB; }, kWarn, "16.00 GiB", "LimitMEMLOCK=infinity"},
+      {[](auto& f) { f.huge_pages = "never"; }, kWarn, "the box's own memory: never",
+       "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"},
+      {[](auto& f) { f.shared_huge_pages = "never"; }, kWarn, "shared with workers",
+       "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled"},
+      {[](auto& f) { f.shared_huge_pages = "deny"; }, kWarn, "shared with workers",
+       "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled"},
+      {[](auto& f) { f.open_files = 1024; }, kWarn, "up to 1024", "LimitNOFILE"},
+      {[](auto& f) { f.nics[0].arp_ignore = 0; }, kWarn, "eth0: where NICs share",
+       "net.ipv4.conf.all.arp_ignore=1"},
+      {[](auto& f) { f.nics[0].arp_ignore = 2, f.nics[1].arp_announce = 1; }, kWarn,
+       "eth1: where NICs share", "arp_announce=2"},
+      {[](auto& f) { f.nics[1].rp_filter = 1; }, kWarn, "eth1: strict reverse path", "rp_filter=2"},
+      {[](auto& f) { f.nics[1].subnets.emplace_back("10.0.0.0/24"); }, kWarn,
+       "eth0, eth1 are in one subnet, 10.0.0.0/24", "ip rule"},
+      {[](auto& f) { f.nics[0].up = f.nics[1].has_address = f.nics[1].hardware = false; }, kWarn,
+       "no NIC is up", "ip link"},
+      {[](auto& f) { have_bbr(f, {"bbr"}); }, kWarn, "bbr paces",
+       "tcp_allowed_congestion_control='bbr cubic reno'"},
+      {[](auto& f) {
+         f.allowed_cpus = {0, 1};
+       },
+       kWarn, "mlx5_1: none of the CPUs of its NUMA node 1", "taskset"},
+      {[](auto& f) { f.rdma_ports[1].os_node = 0; }, kWarn, "all NICs are on NUMA node 0",
+       "other processors"},
+      {[](auto& f) { f.rdma_ports[1].os_node = std::nullopt; }, kWarn,
+       "mlx5_1: its NUMA node is not known", "BIOS"},
+      // Without RDMA the Ethernet devices are what is placed.
+      {[](auto& f) { remove_rdma(f), f.nics[0].os_node = 1; }, kWarn, "all NICs are on NUMA node 1",
+       "slots"},
+      {[](auto& f) {
+         f.nodes = {{0, {0}}}, f.allowed_cpus = {0};
+       },
+       kWarn, "fewer than the 2 NICs", "fewer NICs"},
+  };
+  for (const auto& [change, severity, what, todo] : kCases) {
+    SCOPED_TRACE(what);
+    const std::vector<Finding> found = worse_than_ok(changed(change));
+    ASSERT_THAT(found, ::testing::SizeIs(1)) << describe(found);
+    EXPECT_EQ(found[0].severity, severity);
+    EXPECT_THAT(found[0].what, HasSubstr(what));
+    EXPECT_THAT(found[0].todo, HasSubstr(todo));
   }
-  for (const char* on : {"always", "within_size", "force"}) {
-    facts.shared_huge_pages = on;
-    EXPECT_THAT(worse_than_ok(facts), IsEmpty()) << on;
+}
+
+// These are no worse. What is said of them all the same: "": nothing.
+TEST(Doctor, WhatIsNoFault) {
+  const auto kOk = Severity::kOk, kNote = Severity::kNote;
+  const struct {
+    Change change;
+    Severity severity = kOk;
+    std::string said;
+  } kCases[] = {
+      {[](auto& f) { remove_rdma(f), f.locked_memory = 8 << 20; }, kNote, "no RDMA device"},
+      {[](auto& f) { remove_rdma(f), f.locked_memory = 8 << 20; }, kOk,
+       "locked memory: at most 8.00 MiB (only RDMA needs it)"},
+      {[](auto& f) { f.rdma_ports[1].no_dma_buf = "the driver takes none"; }, kOk,
+       "mlx5_0: reads and writes memory of GPUs itself"},
+      {[](auto& f) { f.rdma_ports[1].no_dma_buf = "the driver takes none"; }, kNote,
+       "mlx5_1: cannot read or write memory of GPUs"},
+      {[](auto& f) {  // its second port can be used
+        f.rdma_devices.emplace_back("mlx5_10");
+        f.rdma_ports.push_back(port("mlx5_10:2", 1, "eth1"));
+      }},
+      {[](auto& f) { f.nics[0].mtu = 9000, f.rdma_ports[0].link = "InfiniBand"; }},
+      {[](auto& f) {
+         for (RdmaPortFacts& each : f.rdma_ports) each.software = true;
+       },
+       kNote, "mlx5_0: soft-RoCE"},
+      {[](auto& f) {  // a NIC on a node without CPUs is served by another
+        f.nodes.push_back({2, {}});
+        f.nics.push_back(nic("eth2", 2, "10.0.2.0/24"));
+        f.rdma_ports.push_back(port("mlx5_2", 2, "eth2"));
+        f.rdma_devices.emplace_back("mlx5_2");
+      }},
+      {[](auto& f) {
+         f.topology_notes = {{"left out: eth9", ""}};
+       },
+       kNote, "left out: eth9"},
+      {[](auto&) {}, kOk, "memory: 64.00 GiB, no limit"},
+      {[](auto& f) {
+         f.container = {.limit = 8 * kGiB, .available = 6 * kGiB, .file = "/group/memory.max"};
+       },
+       kOk, "may use 8.00 GiB and has 6.00 GiB left (/group/memory.max)"},
+      {[](auto& f) { f.locked_memory = 16 * kGiB, f.may_lock = true; }},
+      {[](auto& f) { f.locked_memory = 64 * kGiB; }},
+      {[](auto& f) { f.huge_pages = "always", f.shared_huge_pages = "always"; }},
+      {[](auto& f) { f.shared_huge_pages = "within_size"; }},
+      {[](auto& f) { f.shared_huge_pages = "force"; }},
+      {[](auto& f) { f.shared_huge_pages = ""; }, kNote, "this kernel has no"},
+      {[](auto& f) { f.reserved_huge_pages = 512; }, kNote, "512 huge pages are reserved"},
+      {[](auto& f) { f.open_files = 4096; }},
+      // One NIC that is left may answer for all; docker0; a tunnel.
+      {[](auto& f) { f.nics[0].up = false, f.nics[1].arp_announce = 1; }},
+      {[](auto& f) { f.nics[0].bridge = true, f.nics[1].arp_announce = 1; }},
+      {[](auto& f) { f.nics[0].arp = false, f.nics[1].arp_announce = 1; }},
+      {[](auto& f) { f.nics[1].rp_filter = 2; }},
+      // Two addresses of one NIC.
+      {[](auto& f) {
+        f.nics[0].subnets = {"10.0.2.0/24", "10.0.2.0/24"};
+      }},
+      {[](auto& f) { f.nics[1].up = false; }, kNote, "eth1: not used, it is down"},
+      {[](auto& f) { f.nics[1].has_address = false; }, kNote,
+       "eth1: not used, it has no IP address"},
+      {[](auto& f) { have_bbr(f, {"bbr"}), f.may_set_network = true; }, kOk,
+       "phub uses cubic to workers on this machine"},
+      {[](auto& f) {
+         have_bbr(f, {"bbr", "reno"});
+       },
+       kOk, "phub uses reno"},
+      {[](auto& f) {
+        f.allowed_cpus = {0, 3};
+      }},
+      {[](auto& f) {  // one node: nothing to place
+        f.nodes = {{0, {0, 1, 2, 3}}};
+        f.rdma_ports[1].os_node = std::nullopt;
+      }},
+  };
+  for (const auto& [change, severity, said] : kCases) {
+    SCOPED_TRACE(said);
+    const HostFacts facts = changed(change);
+    EXPECT_THAT(worse_than_ok(facts), IsEmpty()) << describe(judge(facts));
+    EXPECT_TRUE(said.empty() || has(facts, severity, said)) << describe(judge(facts));
   }
-  facts.shared_huge_pages = "";
-  EXPECT_TRUE(has(facts, Severity::kNote, "this kernel has no"));
-  EXPECT_FALSE(has(facts, Severity::kNote, "nr_hugepages"));
-  facts.reserved_huge_pages = 512;
-  EXPECT_TRUE(has(facts, Severity::kNote, "512 huge pages are reserved"));
 }
 
-TEST(Doctor, OpenFiles) {
-  HostFacts facts = good_host();
-  facts.open_files = 1024;
-  EXPECT_THAT(worse_than_ok(facts), ElementsAre(warns("up to 1024", "LimitNOFILE")));
-  facts.open_files = 4096;
-  EXPECT_THAT(worse_than_ok(facts), IsEmpty());
-}
-
-TEST(Doctor, ArpOnSharedSegments) {
-  HostFacts facts = good_host();
-  facts.nics[0].arp_ignore = 0;
-  EXPECT_THAT(worse_than_ok(facts),
-              ElementsAre(warns("eth0: where NICs share", "net.ipv4.conf.all.arp_ignore=1")));
-  facts.nics[0].arp_ignore = 2;
-  facts.nics[1].arp_announce = 1;
-  EXPECT_THAT(worse_than_ok(facts), ElementsAre(warns("eth1: where NICs share", "arp_announce=2")));
-  facts.nics[0].up = false;  // one NIC that is left may answer for all
-  EXPECT_THAT(worse_than_ok(facts), IsEmpty());
-  facts.nics[0].up = true;
-  facts.nics[0].bridge = true;  // docker0
-  EXPECT_THAT(worse_than_ok(facts), IsEmpty());
-  facts.nics[0].bridge = false;
-  facts.nics[0].arp = false;  // a tunnel
-  EXPECT_THAT(worse_than_ok(facts), IsEmpty());
-}
-
-TEST(Doctor, StrictReversePath) {
-  HostFacts facts = good_host();
-  facts.nics[1].rp_filter = 1;
-  EXPECT_THAT(worse_than_ok(facts), ElementsAre(warns("eth1: strict reverse path", "rp_filter=2")));
-  facts.nics[1].rp_filter = 2;
-  EXPECT_THAT(worse_than_ok(facts), IsEmpty());
-}
-
-TEST(Doctor, NicsInOneSubnet) {
-  HostFacts facts = good_host();
-  facts.nics[1].subnets.emplace_back("10.0.0.0/24");
-  EXPECT_THAT(worse_than_ok(facts),
-              ElementsAre(warns("eth0, eth1 are in one subnet, 10.0.0.0/24", "ip rule")));
-  facts.nics[0].subnets = {"10.0.2.0/24", "10.0.2.0/24"};  // two addresses of one NIC
-  EXPECT_THAT(worse_than_ok(facts), IsEmpty());
-}
-
-TEST(Doctor, NicsThatAreNotUsed) {
-  HostFacts facts = good_host();
-  facts.nics[1].up = false;
-  EXPECT_TRUE(has(facts, Severity::kNote, "eth1: not used, it is down"));
-  facts.nics[1].up = true;
-  facts.nics[1].has_address = false;
-  EXPECT_TRUE(has(facts, Severity::kNote, "eth1: not used, it has no IP address"));
-  facts.nics[1].hardware = false;
-  EXPECT_FALSE(has(facts, Severity::kNote, "eth1")) << "software's interfaces are nobody's cable";
-  facts.nics[0].up = false;
-  EXPECT_THAT(worse_than_ok(facts), ElementsAre(warns("no NIC is up", "ip link")));
-}
-
-TEST(Doctor, CongestionControl) {
-  HostFacts facts = good_host();
-  facts.congestion_control = "bbr";
-  facts.congestion_available = {"reno", "cubic", "bbr"};
-  facts.congestion_allowed = {"bbr"};
-  facts.may_set_network = true;
-  EXPECT_THAT(worse_than_ok(facts), IsEmpty());
-  EXPECT_TRUE(has(facts, Severity::kOk, "phub uses cubic to workers on this machine"));
-  facts.may_set_network = false;
-  EXPECT_THAT(worse_than_ok(facts),
-              ElementsAre(warns("bbr paces", "tcp_allowed_congestion_control='bbr cubic reno'")));
-  facts.congestion_allowed = {"bbr", "reno"};
-  EXPECT_THAT(worse_than_ok(facts), IsEmpty());
-  EXPECT_TRUE(has(facts, Severity::kOk, "phub uses reno"));
-}
-
-TEST(Doctor, NumaPlacement) {
-  HostFacts facts = good_host();
-  facts.allowed_cpus = {0, 1};
-  EXPECT_THAT(worse_than_ok(facts),
-              ElementsAre(warns("mlx5_1: none of the CPUs of its NUMA node 1", "taskset")));
-  facts.allowed_cpus = {0, 3};
-  EXPECT_THAT(worse_than_ok(facts), IsEmpty());
-  facts.rdma_ports[1].os_node = 0;
-  EXPECT_THAT(worse_than_ok(facts),
-              ElementsAre(warns("all NICs are on NUMA node 0", "other processors")));
-  facts.rdma_ports[1].os_node = std::nullopt;
-  EXPECT_THAT(worse_than_ok(facts),
-              ElementsAre(warns("mlx5_1: its NUMA node is not known", "BIOS")));
-  facts.nodes = {{0, {0, 1, 2, 3}}};
-  EXPECT_THAT(worse_than_ok(facts), IsEmpty()) << "one node: nothing to place";
-}
-
-// Without RDMA the Ethernet devices are what is placed.
-TEST(Doctor, NumaPlacementOfEthernet) {
-  HostFacts facts = good_host();
-  facts.rdma_devices.clear();
-  facts.rdma_ports.clear();
-  facts.nics[0].os_node = 1;
-  EXPECT_THAT(worse_than_ok(facts), ElementsAre(warns("all NICs are on NUMA node 1", "slots")));
-}
-
-TEST(Doctor, FewerCpusThanNics) {
-  HostFacts facts = good_host();
-  facts.nodes = {{0, {0}}};
-  facts.allowed_cpus = {0};
-  EXPECT_THAT(worse_than_ok(facts), ElementsAre(warns("fewer than the 2 NICs", "fewer NICs")));
+TEST(Doctor, NotesOnlyWhatConcernsTheHost) {
+  const auto noted = [](const char* what, const Change& change) {
+    return has(changed(change), Severity::kNote, what);
+  };
+  const auto all_ports = [](const auto& change) {
+    return [change](HostFacts& f) { std::ranges::for_each(f.rdma_ports, change); };
+  };
+  EXPECT_TRUE(noted("flow control (PFC)", [](auto&) {}));
+  EXPECT_FALSE(noted("PFC", all_ports([](auto& port) { port.software = true; })));
+  EXPECT_FALSE(noted("PFC", all_ports([](auto& port) { port.link = "InfiniBand"; })));
+  EXPECT_FALSE(noted("soft-RoCE", [](auto&) {}));
+  EXPECT_FALSE(noted("nr_hugepages", [](auto& f) { f.shared_huge_pages = ""; }));
+  // Software's interfaces are nobody's cable.
+  EXPECT_FALSE(noted("eth1", [](auto& f) { f.nics[1].hardware = f.nics[1].up = false; }));
 }
 
 TEST(Doctor, TellsPeopleAndPrograms) {
-  HostFacts facts = good_host();
-  facts.rdma_cm = false;
-  facts.open_files = 100;
-  expect_advice(facts);
-  const std::vector<Finding> findings = judge(facts);
+  const std::vector<Finding> findings =
+      judge(changed([](auto& f) { f.rdma_cm = false, f.open_files = 100; }));
   const std::string text = describe(findings);
   EXPECT_THAT(text, HasSubstr("RDMA\n  error  /dev/infiniband/rdma_cm is missing"));
   EXPECT_THAT(text, HasSubstr("\n         -> modprobe rdma_ucm"));
