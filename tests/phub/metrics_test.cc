@@ -9,10 +9,11 @@
 #include <cstdlib>
 #include <fstream>
 #include <map>
+#include <regex>
 #include <set>
 #include <sstream>
 #include <string>
-#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tests/worker/box.h"
@@ -30,92 +31,58 @@ struct Family {
   std::map<Labels, double> samples;
 };
 
+// What stands between the quotes of a label, whose escapes kLabel has looked at.
+std::string unquoted(const std::string& text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const bool escaped = text[i] == '\\';
+    if (escaped) ++i;
+    out += escaped && text[i] == 'n' ? '\n' : text[i];
+  }
+  return out;
+}
+
 // A strict reader of the text format 0.0.4: families one after another, HELP, TYPE, samples;
 // nothing else.
-class Reader {
- public:
-  explicit Reader(std::string_view text) : rest_(text) {}
-
-  std::map<std::string, Family> families() {
-    std::map<std::string, Family> all;
-    while (!rest_.empty() && !::testing::Test::HasFailure()) {
-      expect("# HELP ");
-      const std::string name = word();
-      EXPECT_FALSE(all.contains(name)) << name << " twice";
-      Family& family = all[name];
-      expect(" ");
-      family.help = line();
-      expect("# TYPE " + name + " ");
-      family.type = line();
-      while (!rest_.empty() && rest_.front() != '#' && !::testing::Test::HasFailure()) {
-        expect(name);
-        const Labels labels = read_labels();
-        expect(" ");
-        const std::string value = line();
-        char* end = nullptr;
-        const double number = std::strtod(value.c_str(), &end);
-        EXPECT_TRUE(!value.empty() && *end == '\0') << name << ": '" << value << "'";
-        EXPECT_TRUE(family.samples.emplace(labels, number).second) << name << ": a series twice";
+std::map<std::string, Family> read(const std::string& text) {
+  static const std::regex kHelp("# HELP ([a-z_][a-z0-9_]*) (.*)"), kType("# TYPE (.*) (.*)"),
+      kSample(R"(([a-z_][a-z0-9_]*)(?:\{(.*)\})? ([^ ]+))"),
+      kLabel(R"re(([a-z_][a-z0-9_]*)="((?:[^"\\]|\\["\\n])*)"(?:,|$))re");
+  EXPECT_TRUE(text.ends_with('\n'));
+  std::map<std::string, Family> all;
+  std::string name;
+  std::istringstream lines(text);
+  std::smatch found;
+  for (std::string line; std::getline(lines, line);) {
+    SCOPED_TRACE(line);
+    if (std::regex_match(line, found, kHelp)) {
+      name = found[1];
+      EXPECT_TRUE(all.emplace(name, Family{"", found[2], {}}).second) << "a family twice";
+    } else if (std::regex_match(line, found, kType)) {
+      EXPECT_EQ(found[1], name);
+      EXPECT_EQ(std::exchange(all[name].type, found[2]), "");
+    } else if (std::regex_match(line, found, kSample)) {
+      EXPECT_EQ(found[1], name);
+      EXPECT_NE(all[name].type, "");
+      const std::string value = found[3];
+      Labels labels;
+      std::string rest = found[2];
+      for (std::smatch label;
+           std::regex_search(rest, label, kLabel, std::regex_constants::match_continuous);
+           rest = std::string(label.suffix())) {
+        EXPECT_TRUE(labels.emplace(label[1], unquoted(label[2])).second) << "a label twice";
       }
+      EXPECT_EQ(rest, "");
+      char* end = nullptr;
+      const double number = std::strtod(value.c_str(), &end);
+      EXPECT_EQ(*end, '\0');
+      EXPECT_TRUE(all[name].samples.emplace(labels, number).second) << "a series twice";
+    } else {
+      ADD_FAILURE() << "no line of this format";
     }
-    return all;
   }
-
- private:
-  void expect(std::string_view text) {
-    EXPECT_EQ(rest_.substr(0, text.size()), text);
-    rest_.remove_prefix(std::min(text.size(), rest_.size()));
-  }
-  std::string word() {  // a name of a metric or a label
-    size_t end = 0;
-    const auto fits = [&](char c) {
-      return c == '_' || (c >= 'a' && c <= 'z') || (end > 0 && c >= '0' && c <= '9');
-    };
-    while (end < rest_.size() && fits(rest_[end])) ++end;
-    EXPECT_GT(end, 0u) << rest_.substr(0, 40);
-    const std::string text(rest_.substr(0, end));
-    rest_.remove_prefix(end);
-    return text;
-  }
-  std::string line() {
-    const size_t end = rest_.find('\n');
-    EXPECT_NE(end, rest_.npos) << "the last line does not end";
-    const std::string text(rest_.substr(0, end));
-    rest_.remove_prefix(std::min(end == rest_.npos ? end : end + 1, rest_.size()));
-    return text;
-  }
-  Labels read_labels() {
-    Labels labels;
-    if (!rest_.starts_with('{')) return labels;
-    do {
-      rest_.remove_prefix(1);
-      const std::string name = word();
-      expect("=\"");
-      EXPECT_TRUE(labels.emplace(name, quoted()).second) << name << " twice";
-    } while (rest_.starts_with(','));
-    expect("}");
-    return labels;
-  }
-  std::string quoted() {  // up to the quote, which it takes
-    std::string text;
-    while (!rest_.empty() && rest_.front() != '"') {
-      char c = rest_.front();
-      rest_.remove_prefix(1);
-      EXPECT_NE(c, '\n');
-      if (c == '\\' && !rest_.empty()) {
-        c = rest_.front();
-        EXPECT_TRUE(c == '\\' || c == '"' || c == 'n') << c;
-        if (c == 'n') c = '\n';
-        rest_.remove_prefix(1);
-      }
-      text += c;
-    }
-    expect("\"");
-    return text;
-  }
-
-  std::string_view rest_;
-};
+  return all;
+}
 
 const std::string kHostile = "a\"b\\c\nd} 1\n# TYPE x counter";
 
@@ -168,8 +135,6 @@ HttpCounters sample_http() {
   http.tls = &tls;
   return http;
 }
-
-std::map<std::string, Family> read(const std::string& text) { return Reader(text).families(); }
 
 TEST(Metrics, EveryFamilyIsWellFormedAndNamedAsIsTheCustom) {
   const auto families = read(metrics_text(sample(), sample_http(), process_usage()));
