@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tests/phub/core_job_rig.h"
+#include "tests/phub/core_script.h"
 #include "tests/seeds.h"
 
 namespace phub {
@@ -198,38 +199,16 @@ TEST(CoreJobBranches, ASnapshotHasThemAsTheyAreBeforeItsRound) {
 // set for it, and what a snapshot has of it, is of the branch that runs in it, and not of that
 // which runs behind it.
 TEST(CoreJobBranches, WhatIsSetBeforeARoundThatIsSkippedIsOfTheBranchOfThatRound) {
-  Rig rig(options());
-  std::vector<BranchOrder> orders = {{2, BranchOrder::kCopy, 0, 1}};
-  order(rig, orders);
-  for (uint32_t chunk = 0; chunk < kChunks; ++chunk) push_round(rig, chunk, 1);
-  rig.run();
-  rig.take_posts();
-  const std::vector<State> before = places_of(rig, 0, 1);
-  ASSERT_EQ(before[0], before[1]);
-
-  std::vector<float> values(2 * kElements, 5);
-  std::fill_n(values.begin() + kElements, kElements, 7.0f);
-  KeyStateMemory set{.places = std::vector<KeyStateMemory::Place>(kChunks),
-                     .floats = values.data()};
-  set.places[kChunks - 1] = {.first = 0, .stride = kElements, .steps = 40};  // of chunk 0
-  std::vector<uint64_t> last_rounds(kChunks);
-  Boundary boundary{.snapshot = true, .moves_state = true, .set_state = &set};
-  for (const uint32_t rank : kRanks) {
-    boundary.lost.push_back({.rank = rank, .last_rounds = last_rounds});
-    boundary.admitted.push_back(rig.admission(rank, 2, 4));
-  }
-  orders.push_back({3, BranchOrder::kSwap, 0, 1});
-  ASSERT_EQ(order(rig, orders, boundary), 2u);
-  rig.run();
-  EXPECT_THAT(rig.take_reports(), ElementsAre("snapped @2", "set @2"));
-
-  EXPECT_EQ(copies_of(rig, 0), before) << "as it was before the set";
-  // Branch 0, which runs in round 2, has what was set; it made no step in that round, which counts.
-  const std::vector<State> now = places_of(rig, 0, 1);
-  EXPECT_EQ(now[1], (State{5, 7, 41}));
-  EXPECT_EQ(now[0], before[1]) << "the other branch as it was forked";
-  EXPECT_EQ(places_of(rig, 1, 1)[1].parameter, places_of(rig, 1, 1)[0].parameter)
-      << "of another chunk nothing was set";
+  testing::play_core(R"(
+    job half-momentum chunks=5 snapshots shelves=2 | order copy@2:0>1 | pushes 1
+    is 0=-21/21/0 | shelf-is 0 0=-21/21/1 | forget-posts | hold 2
+    commit 2 copy@2:0>1 swap@3:0>1 -0 -1 -2 +0.2@4 +1.2@4 +2.2@4 snapshot set:0=5/7/40
+    told snapped @2, set @2
+    # As it was before the set; of other chunks nothing was set.
+    copied 0-4=-21/21/1 | shelf-copied 0 0-4=-21/21/1
+    # Branch 0, which runs in round 2, has what was set; it made no step in that round, which counts.
+    shelf-is 0 0=5/7/41 | shelf-is 0 1-4=-21/21/2 | is 0-4=-21/21/0
+  )");
 }
 
 // What orders copy is in the core's account of a pass: other jobs have as much.

@@ -54,7 +54,7 @@ struct Case {
                                       std::pair("full", &full_queue), std::pair("twice", &again)}) {
       *given = std::erase(words, word) > 0;
     }
-    parameters = testing::JobWords(words).options.parameters;
+    parameters = testing::core_script::JobWords(words).options.parameters;
   }
   JobParameters parameters;
   bool nulls = false, bad = false, full_queue = false, again = false;

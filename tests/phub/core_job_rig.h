@@ -195,8 +195,8 @@ struct BasicCoreJobRig {
     while (job->step()) {
     }
   }
-  float result(uint32_t chunk) {
-    return reinterpret_cast<const float*>(results.data())[chunk * stride()];
+  float result(uint32_t chunk, uint32_t element = 0) {
+    return reinterpret_cast<const float*>(results.data())[chunk * stride() + element];
   }
   uint32_t stride() const { return options_.stride > 0 ? options_.stride : options_.elements; }
   // Of a chunk that has the same in all elements, as a place has it now.

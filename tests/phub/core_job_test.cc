@@ -249,30 +249,13 @@ TEST(CoreJob, InitialParametersOfFullWidthComeInOnePart) {
 }
 
 TEST(CoreJob, InitialParametersOfHalfWidthComeInTwoParts) {
-  Rig rig({.parameters = {.max_ranks = 3,
-                          .parameter_dtype = kernels::DType::kF32,
-                          .optimizer = kernels::Optimizer::kSgd,
-                          .initial_broadcast = true},
-           .chunks = 2,
-           .dtype = kernels::DType::kBF16});
-  auto* slot = reinterpret_cast<float*>(rig.slots[0].data());
-  const auto part = [&](uint32_t number, float value) {
-    std::fill_n(slot, 32, value);
-    rig.arrive(0, {0, number, ImmKind::kInitial});
-    rig.run();
-  };
-  part(0, 7);
-  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0i0"));
-  part(0, 9);  // it did not see the answer: what was taken stays
-  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0i0"));
-  part(1, 8);
-  EXPECT_THAT(rig.take_posts(), ElementsAre("0:0@0", "1:0@0", "2:0@0"));
-  const auto* result = reinterpret_cast<const float*>(rig.results.data());
-  EXPECT_THAT(std::vector<float>(result, result + 32), ::testing::Each(7));
-  EXPECT_THAT(std::vector<float>(result + 32, result + 64), ::testing::Each(8));
-  rig.arrive(0, {1, 1, ImmKind::kInitial});  // the second part first
-  rig.run();
-  EXPECT_THAT(rig.take_reports(), ElementsAre("violation 0 round 1"));
+  play_core(R"(
+    # It did not see the answer: what was taken stays.
+    job sgd initial chunks=2 bf16 | initial 0 0.0=7 | sent 0:0i0 | initial 0 0.0=9 | sent 0:0i0
+    initial 0 0.1=8 | sent 0-2:0@0 | has 0.0-31=7 0.32-63=8
+    # The second part first.
+    initial 0 1.1 | told violation 0 round 1
+  )");
 }
 
 // A loss of rank 0 fails the job while the parameters are not there: what counts is what is there
@@ -443,45 +426,23 @@ TEST(CoreJob, ItSleepsUntilARankComesWithoutWhomNothingCompletes) {
 
 // The one that a round waits for may never come: then the others' arrivals are to be seen, too.
 TEST(CoreJob, WaitsForOneRankAloneOnceAtMost) {
-  Rig rig({.chunks = 2});
-  rig.push(0, 0, 1, 1);
-  rig.push(1, 0, 1, 1);
-  rig.run();
-  const uint64_t before = rig.job->activity();
-  EXPECT_TRUE(rig.job->arm());
-  EXPECT_THAT(rig.endpoint.wake_after, ElementsAre(0, 0, 1));
-  EXPECT_TRUE(rig.job->waits_for_one());
-  EXPECT_GT(rig.job->activity(), before);
-  EXPECT_TRUE(rig.job->arm());
-  EXPECT_THAT(rig.endpoint.wake_after, ElementsAre(1, 1, 1));
-  EXPECT_FALSE(rig.job->waits_for_one());
-  rig.push(0, 1, 1, 1);
-  rig.run();
-  EXPECT_TRUE(rig.job->arm());
-  EXPECT_THAT(rig.endpoint.wake_after, ElementsAre(0, 0, 1));
+  play_core(R"(
+    job chunks=2 | push 0,1 0@1 | run | activity grows | sleeps 0 0 1 | for-one yes | activity grows
+    sleeps 1 1 1 | for-one no | push 0 1@1 | run | sleeps 0 0 1
+  )");
 }
 
+// The round's low bits come round.
 TEST(CoreJob, HyperparametersOfARound) {
-  Rig rig({.parameters = {.max_ranks = 3, .optimizer = kernels::Optimizer::kSgd}, .chunks = 2});
-  rig.push_all(kRanks, 0, 1);
-  rig.run();
-  EXPECT_EQ(rig.result(0), -kAll3);
-  rig.job->hold();
-  std::vector<HyperVersion> changed = rig.hyper;
-  changed.push_back(changed.front());
-  changed.back().from_round = 2;
-  changed.back().values.lr = 0.5;
-  rig.job->commit({.round = 2, .hyper = rig.view(changed)});
-  rig.push_all(kRanks, 1, 1);  // still round 1
-  rig.push_all(kRanks, 0, 2);
-  rig.run();
-  EXPECT_EQ(rig.result(1), -kAll3);
-  EXPECT_EQ(rig.result(0), -kAll3 * 1.5f);
-  for (uint64_t round = 3; round < 600; ++round) {  // the round's low bits come round
-    rig.push_all(kRanks, 0, round);
-    rig.run();
-    ASSERT_EQ(rig.result(0), -kAll3 * (1 + 0.5f * static_cast<float>(round - 1)));
+  std::string script = R"(
+    job sgd chunks=2 | push 0-2 0@1 | run | has 0=-21 | hold 2 | lr 2 0.5 | commit 2
+    # Chunk 1 is still in round 1.
+    push 0-2 1@1 0@2 | run | has 1=-21 0=-31.5
+  )";
+  for (int round = 3; round < 600; ++round) {
+    script += fmt::format("push 0-2 0@{} | run | has 0={}\n", round, -21 * (1 + 0.5 * (round - 1)));
   }
+  play_core(script);
 }
 
 // A pass ends when it has taken its part of the core, in bytes of all ranks.
@@ -503,17 +464,10 @@ TEST(CoreJob, APassIsMeasuredInBytes) {
 }
 
 TEST(CoreJob, OnlyWhatHappenedCountsAsActivity) {
-  Rig rig({.chunks = 2});
-  const uint64_t before = rig.job->activity();
-  for (int i = 0; i < 10; ++i) rig.job->step();
-  EXPECT_EQ(rig.job->activity(), before);
-  rig.push(0, 0, 1, 1);
-  rig.run();
-  const uint64_t arrived = rig.job->activity();
-  EXPECT_GT(arrived, before);
-  rig.job->hold();
-  rig.job->commit({.round = 1});
-  EXPECT_GT(rig.job->activity(), arrived);
+  play_core(R"(
+    job chunks=2 | activity grows | step 10 | activity stays | push 0 0@1 | run | activity grows
+    hold | commit 1 | activity grows
+  )");
 }
 
 }  // namespace core_job_test

@@ -19,10 +19,9 @@
 #include "tests/phub/script.h"
 
 namespace phub::testing {
+namespace core_script {
 
 using ::testing::UnorderedElementsAreArray;
-
-namespace {
 
 using Commands = std::map<std::string, std::function<void()>>;
 
@@ -51,6 +50,7 @@ class Player {
     interest_ = words.interest;
     orders_.clear();
     last_.clear();
+    activity_ = 0;
     rig_ = std::make_unique<ScriptRig>(words);
     if (!words.everybody) return;
     Boundary all{.round = 1};
@@ -76,7 +76,6 @@ class Player {
   const KeyStateMemory& state_to_set(const std::string& text);
   void expect_state(const Item& item, const float* parameters, const float* state,
                     uint64_t steps) const;
-  void order(const std::vector<std::string>& words);
   bool check(const std::string& name, Words& w);
   bool state(const std::string& name, Words& w);
   bool above(const std::string& name, Words& w);
@@ -88,6 +87,7 @@ class Player {
   std::deque<std::vector<BranchOrder>> orders_;  // the cores have some of them
   bool hyper_changed_ = false;
   std::optional<StateMemory> set_, got_;
+  uint64_t activity_ = 0;                           // when it was looked at
   uint64_t lowest_ = 0;                             // that the last commit said
   std::map<uint32_t, std::vector<uint64_t>> last_;  // of the last commit, by the chunks' ids
 };
@@ -209,11 +209,21 @@ bool Player::act(const std::string& name, Words& w) {
   return found != kActs.end();
 }
 
+// CHANGE@ROUND:FROM>TO
+BranchOrder order_in(const std::string& word) {
+  const auto [kind, rest] = split(word, '@');
+  const auto [round, places] = split(rest, ':');
+  const auto [from, to] = split(places, '>');
+  return {std::stoull(round), kind == "copy" ? BranchOrder::kCopy : BranchOrder::kSwap,
+          static_cast<uint32_t>(std::stoul(from)), static_cast<uint32_t>(std::stoul(to))};
+}
+
 void Player::commit(uint64_t round, const std::vector<std::string>& changes) {
   ScriptRig& rig = *rig_;
   Boundary boundary{.round = round};
   if (std::exchange(hyper_changed_, false)) boundary.hyper = rig.view(rig.hyper);
   last_.clear();
+  std::vector<BranchOrder> orders;
   for (const std::string& change : changes) {
     const auto [who, at] = split(change.substr(1), '@');
     const char kind = change.front();
@@ -230,6 +240,8 @@ void Player::commit(uint64_t round, const std::vector<std::string>& changes) {
                                .last_rounds = last_[rank]});
     } else if (kind == 'x') {
       boundary.forgotten.push_back(static_cast<uint32_t>(std::stoul(who)));
+    } else if (change.starts_with("copy@") || change.starts_with("swap@")) {
+      orders.push_back(order_in(change));
     } else if (change.starts_with("snapshot")) {
       boundary.snapshot = true;
       boundary.snapshot_round = at.empty() ? 0 : std::stoull(at);
@@ -240,8 +252,10 @@ void Player::commit(uint64_t round, const std::vector<std::string>& changes) {
     } else {
       ASSERT_TRUE(change.starts_with("set:")) << change;
       boundary.set_state = &state_to_set(change.substr(4));
+      boundary.moves_state = true;
     }
   }
+  if (!orders.empty()) boundary.orders = orders_.emplace_back(std::move(orders));
   lowest_ = rig.job->commit(boundary);
 }
 
@@ -268,23 +282,6 @@ void Player::expect_state(const Item& item, const float* parameters, const float
   EXPECT_EQ(steps, std::stoull(steps_text));
 }
 
-void Player::order(const std::vector<std::string>& words) {
-  std::vector<BranchOrder>& orders = orders_.emplace_back();
-  for (const std::string& word : words) {  // copy@3:0>1
-    const auto [kind, rest] = split(word, '@');
-    const auto [round, places] = split(rest, ':');
-    const auto [from, to] = split(places, '>');
-    orders.push_back({std::stoull(round), kind == "copy" ? BranchOrder::kCopy : BranchOrder::kSwap,
-                      static_cast<uint32_t>(std::stoul(from)),
-                      static_cast<uint32_t>(std::stoul(to))});
-  }
-  Boundary boundary{.round = rig_->job->hold().round};
-  boundary.hyper = rig_->view(rig_->hyper);
-  boundary.orders = orders;
-  hyper_changed_ = false;
-  rig_->job->commit(boundary);
-}
-
 bool Player::boundary(const std::string& name, Words& w) {
   if (name == "hold") {
     const CoreReport held = rig_->job->hold();
@@ -295,7 +292,9 @@ bool Player::boundary(const std::string& name, Words& w) {
     const uint64_t round = w.number();
     commit(round, w.words());
   } else if (name == "order") {
-    order(w.words());
+    const uint64_t round = rig_->job->hold().round;
+    hyper_changed_ = true;
+    commit(round, w.words());
   } else if (name == "lr" || name == "slack") {
     HyperVersion version = rig_->hyper.back();
     version.from_round = w.number();
@@ -342,6 +341,12 @@ bool Player::check(const std::string& name, Words& w) {
       {"owes", [&] { EXPECT_TRUE(rig.job->owes()); }},
       {"owes-nothing", [&] { EXPECT_FALSE(rig.job->owes()); }},
       {"retries-in", [&] { EXPECT_EQ(rig.job->retry_ms(), w.number()); }},
+      {"for-one", [&] { EXPECT_EQ(rig.job->waits_for_one(), w.word() == "yes"); }},
+      {"activity",
+       [&] {
+         const uint64_t before = std::exchange(activity_, rig.job->activity());
+         EXPECT_EQ(activity_ > before, w.word() == "grows");
+       }},
       {"busy", [&] { EXPECT_FALSE(rig.job->arm()); }},
       {"sleeps",
        [&] {
@@ -389,10 +394,14 @@ bool Player::state(const std::string& name, Words& w) {
          for (const std::string& word : w.words()) {
            const auto [place, value] = split(word, '=');
            const auto [left, right] = split(place, ':');
-           for (const uint32_t chunk : list_of(right.empty() ? left : right)) {
+           const auto [chunks, elements] = split(right.empty() ? left : right, '.');
+           for (const uint32_t chunk : list_of(chunks)) {
              const auto rank = static_cast<uint32_t>(std::stoul(left));
-             const float is = right.empty() ? rig.result(chunk) : rig.result_of(rank, chunk);
-             EXPECT_EQ(fmt::format("{}", is), fmt::format("{}", value_of(value))) << word;
+             for (const uint32_t element : list_of(elements.empty() ? "0" : elements)) {
+               const float is =
+                   right.empty() ? rig.result(chunk, element) : rig.result_of(rank, chunk);
+               EXPECT_EQ(fmt::format("{}", is), fmt::format("{}", value_of(value))) << word;
+             }
            }
          }
        }},
@@ -416,6 +425,27 @@ bool Player::state(const std::string& name, Words& w) {
            const size_t first = size_t{chunk} * rig.stride();
            expect_state(item, &rig.copy_parameters.at(first), &rig.copy_state.at(first),
                         rig.copy_steps.at(rig.options_.chunks - 1 - chunk));
+         }
+       }},
+      {"shelf-is",
+       [&] {
+         const uint32_t shelf = w.rank();
+         const Item item(w.word());
+         for (const uint32_t chunk : item.chunks) {
+           expect_state(item, rig.job->elements_of(shelf + 1, Places::kParameters, chunk),
+                        rig.job->elements_of(shelf + 1, Places::kState0, chunk),
+                        rig.shelves.steps.at(shelf).at(rig.options_.chunks - 1 - chunk));
+         }
+       }},
+      {"shelf-copied",
+       [&] {
+         const uint32_t shelf = w.rank();
+         const Item item(w.word());
+         for (const uint32_t chunk : item.chunks) {
+           const size_t first = size_t{chunk} * rig.stride();
+           expect_state(item, &rig.copied_shelves.arrays.at(2 * shelf).at(first),
+                        &rig.copied_shelves.arrays.at(2 * shelf + 1).at(first),
+                        rig.copied_shelves.steps.at(shelf).at(rig.options_.chunks - 1 - chunk));
          }
        }},
       {"got",
@@ -572,10 +602,10 @@ bool Player::through_switch(const std::string& name, Words& w) {
   return found != kSwitched.end();
 }
 
-}  // namespace
+}  // namespace core_script
 
 void play_core(std::string_view script, const std::vector<std::string>& words) {
-  play_script<Player>(script, words);
+  play_script<core_script::Player>(script, words);
 }
 
 }  // namespace phub::testing

@@ -27,9 +27,10 @@
 //   hold [ROUND [STARTED [LOWEST]]]      and what it must say
 //   commit ROUND CHANGE…                 of -RANK, ~RANK@ROUND (expected again), xRANK (forgotten),
 //                                        +RANK.INCARNATION@ROUND (admitted), snapshot[@ROUND],
-//                                        at-end, get, set:CHUNKS=PARAMETER/STATE/STEPS
+//                                        at-end, get, set:CHUNKS=PARAMETER/STATE/STEPS,
+//                                        copy|swap@ROUND:FROM>TO (orders of branches)
 //   lr|slack ROUND VALUE                 from that round on, told with the next commit
-//   order CHANGE@ROUND:FROM>TO…          of copy and swap: a boundary with these orders
+//   order CHANGE…                        hold and commit
 //   shelf SHELF VALUE | restore VALUE STEPS CLOCK…
 //   done CHUNKS                          what is pending
 // What must be seen:
@@ -37,8 +38,10 @@
 //   sent-mixed POST…    in any order; sends N: so many
 //                       POST: RANKS:CHUNKS@ROUND, with "n" if it is null; RANK:CHUNKiPART
 //   told REPORT, …      runs, then: all that was reported since; reported …: the same without
-//   has [RANK:]CHUNK=VALUE…      results; "14/7" is 14 times a seventh
+//   has [RANK:]CHUNKS[.ELEMENTS]=VALUE…      results; "14/7" is 14 times a seventh
 //   at PLACE CHUNK=VALUE… | steps SHELF N | copied-clocks STEPS CLOCK…
+//   shelf-is|shelf-copied SHELF CHUNKS=PARAMETER/STATE/STEPS
+//   for-one yes|no | activity grows|stays   it sleeps for one rank alone; since it was looked at
 //   copied|got|is CHUNKS=PARAMETER/STATE/STEPS   in a snapshot, in what a commit gets; now (steps
 //   0) last RANK ROUND…    of the last commit: by chunk, the last round that it took part in
 //   attached RANK… | owes | owes-nothing | retries-in MS

@@ -20,7 +20,7 @@
 #include "tests/phub/core_job_parts.h"
 #include "tests/phub/core_job_rig.h"
 
-namespace phub::testing {
+namespace phub::testing::core_script {
 
 // "0,2-4"
 inline std::vector<uint32_t> list_of(const std::string& text) {
@@ -258,4 +258,4 @@ class ScriptRig : public Ways, public CoreJobRig {
   }
 };
 
-}  // namespace phub::testing
+}  // namespace phub::testing::core_script
