@@ -1,24 +1,25 @@
 // The phub binary as a person or a script meets it: output, exit codes, signals.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
-#include <sstream>
+#include <iterator>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "tests/file_size_limit.h"
+#include "tests/temporary_directory.h"
+#include "tests/worker/expect_error.h"
+#include "tests/worker/process.h"
 #include "transport/control/control_client.h"
-#include "transport/error.h"
 #include "transport/ofi/providers.h"
 
 namespace phub {
@@ -29,38 +30,20 @@ using std::chrono::steady_clock;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// A running phub with its output in files of a directory of its own.
-class Process {
+// A running phub with its output and errors in files of a directory of its own.
+class Phub {
  public:
-  explicit Process(std::vector<std::string> arguments) {
-    dir_ = (std::filesystem::temp_directory_path() / "phub-main-XXXXXX").string();
-    EXPECT_NE(mkdtemp(dir_.data()), nullptr);
-    arguments.insert(arguments.begin(), PHUB_BINARY);
-    std::vector<char*> argv;
-    for (std::string& argument : arguments) argv.push_back(argument.data());
-    argv.push_back(nullptr);
-    const std::string out = dir_ + "/out", err = dir_ + "/err";
-    pid_ = fork();
-    if (pid_ == 0) {
-      if (freopen(out.c_str(), "w", stdout) == nullptr) _exit(126);
-      if (freopen(err.c_str(), "w", stderr) == nullptr) _exit(126);
-      setenv("XDG_RUNTIME_DIR", dir_.c_str(), 1);
-      execv(argv[0], argv.data());
-      _exit(127);
-    }
+  explicit Phub(std::vector<std::string> arguments) {
+    const std::string script = "export XDG_RUNTIME_DIR=\"$0\"; exec \"$@\" 2> \"$0/err\"";
+    arguments.insert(arguments.begin(), {"/bin/sh", "-c", script, folder_.path(), PHUB_BINARY});
+    process_.emplace(arguments, folder_.path() + "/out");
   }
-  ~Process() {
-    if (pid_ > 0) {
-      kill(pid_, SIGKILL);
-      waitpid(pid_, nullptr, 0);
-    }
-    std::filesystem::remove_all(dir_);
-  }
-  Process(const Process&) = delete;
-  Process& operator=(const Process&) = delete;
 
-  std::string out() const { return read("/out"); }
-  std::string err() const { return read("/err"); }
+  std::string out() const { return process_->output(); }
+  std::string err() const {
+    std::ifstream file(folder_.path() + "/err");
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
   // The errors, once they hold this text.
   std::string says(const char* text) const {
     for (int i = 0; i < 12000 && err().find(text) == std::string::npos; ++i) {
@@ -68,42 +51,16 @@ class Process {
     }
     return err();
   }
-  void signal(int number) const { kill(pid_, number); }
-
-  // The exit code, or -1 if it runs longer than this or dies of a signal.
+  void signal(int number) { process_->send(number); }
+  // The exit code; -1 if it runs longer than this or dies of a signal.
   int exit_code(int limit_ms = 60000) {
-    int status = 0;
-    for (int waited_ms = 0; waitpid(pid_, &status, WNOHANG) == 0; waited_ms += 5) {
-      if (waited_ms > limit_ms) return -1;
-      std::this_thread::sleep_for(milliseconds(5));
-    }
-    pid_ = -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    return std::max(process_->wait(milliseconds(limit_ms)).value_or(-1), -1);
   }
-
-  // "127.0.0.1:PORT", once it listens.
-  std::string address() const {
-    const std::string mark = "listening on ";
-    for (int i = 0; i < 12000; ++i) {
-      const std::string text = out();
-      const size_t at = text.find(mark);
-      if (at != text.npos && text.find('\n', at) != text.npos) {
-        return text.substr(at + mark.size(), text.find('\n', at) - at - mark.size());
-      }
-      std::this_thread::sleep_for(milliseconds(5));
-    }
-    ADD_FAILURE() << "it does not listen: " << out() << err();
-    return "";
-  }
+  std::string address() { return process_->listening_address(); }
 
  private:
-  std::string read(const std::string& name) const {
-    std::stringstream text;
-    text << std::ifstream(dir_ + name).rdbuf();
-    return text.str();
-  }
-  std::string dir_;
-  pid_t pid_ = -1;
+  const TemporaryDirectory folder_;
+  std::optional<testing::Process> process_;
 };
 
 struct Outcome {
@@ -111,9 +68,9 @@ struct Outcome {
   std::string out, err;
 };
 Outcome run(const std::vector<std::string>& arguments) {
-  Process process(arguments);
-  const int code = process.exit_code();
-  return {code, process.out(), process.err()};
+  Phub phub(arguments);
+  const int code = phub.exit_code();
+  return {code, phub.out(), phub.err()};
 }
 
 size_t lines(const std::string& text) { return std::count(text.begin(), text.end(), '\n'); }
@@ -170,7 +127,7 @@ TEST(Main, AnAddressOfAnotherMachineIsNamedWithItsOption) {
 
 TEST(Main, ServesSaysWhereAndEndsWhenTold) {
   for (const int number : {SIGTERM, SIGINT}) {
-    Process server({"serve", "--listen", "127.0.0.1:0"});
+    Phub server({"serve", "--listen", "127.0.0.1:0"});
     const std::string address = server.address();
     EXPECT_THAT(server.out(), HasSubstr("this machine"));
     EXPECT_EQ(ControlClient(address).status().topology, "this machine");
@@ -201,13 +158,13 @@ TEST(Main, ServesSaysWhereAndEndsWhenTold) {
 }
 
 TEST(Main, WarnsOfALimitAboveTheMachinesMemory) {
-  Process server({"serve", "--listen", "127.0.0.1:0", "--memory-limit", "4096T"});
+  Phub server({"serve", "--listen", "127.0.0.1:0", "--memory-limit", "4096T"});
   EXPECT_NE(server.address(), "");
   EXPECT_THAT(server.err(), HasSubstr("--memory-limit is 4.00 PiB, and "));
 }
 
 TEST(Main, AShardSaysThatItServesWhenItDoes) {
-  Process shard({"serve", "--join", "127.0.0.1:1", "--listen", "127.0.0.1:0"});
+  Phub shard({"serve", "--join", "127.0.0.1:1", "--listen", "127.0.0.1:0"});
   EXPECT_THAT(shard.says("not serving under"), HasSubstr("not serving under 127.0.0.1:1 yet"));
   shard.signal(SIGTERM);
   EXPECT_EQ(shard.exit_code(), 0);
@@ -220,7 +177,7 @@ TEST(Main, AThreadThatCannotBeStartedIsNamed) {
   ASSERT_EQ(getrlimit(RLIMIT_STACK, &before), 0);
   const rlimit huge = {.rlim_cur = rlim_t{1} << 46, .rlim_max = before.rlim_max};
   if (setrlimit(RLIMIT_STACK, &huge) != 0) GTEST_SKIP() << "the limit of stacks cannot be raised";
-  Process server({"serve", "--listen", "127.0.0.1:0"});
+  Phub server({"serve", "--listen", "127.0.0.1:0"});
   setrlimit(RLIMIT_STACK, &before);
   EXPECT_EQ(server.exit_code(), 1);
   EXPECT_THAT(server.err(), HasSubstr("phub: starting a thread: Resource temporarily unavailable"));
@@ -228,8 +185,8 @@ TEST(Main, AThreadThatCannotBeStartedIsNamed) {
 }
 
 TEST(Main, ARackSaysWhatItsNicsSend) {
-  Process rack({"serve", "--listen", "127.0.0.1:0", "--transports", "tcp", "--parent",
-                "127.0.0.1:1", "--nic-budget", "50mbit", "--parent-budget", "25mbit"});
+  Phub rack({"serve", "--listen", "127.0.0.1:0", "--transports", "tcp", "--parent", "127.0.0.1:1",
+             "--nic-budget", "50mbit", "--parent-budget", "25mbit"});
   const std::string address = rack.address();
   EXPECT_THAT(rack.out(), HasSubstr("tcp: "));
   EXPECT_THAT(rack.out(), HasSubstr("at most 50 Mbit/s from each NIC\n"));
@@ -268,7 +225,7 @@ TEST(Main, DoesNotListenToOtherHostsByAccident) {
        {std::vector<std::string>{"--insecure"}, {"--insecure=true"}}) {
     std::vector<std::string> words = {"serve", "--listen", "0.0.0.0:0"};
     words.insert(words.end(), insecure.begin(), insecure.end());
-    Process server(words);
+    Phub server(words);
     EXPECT_THAT(server.address(), HasSubstr("0.0.0.0:"));
   }
   EXPECT_EQ(run({"serve", "--listen", "0.0.0.0:0", "--insecure=false"}).code, 1);
@@ -276,8 +233,8 @@ TEST(Main, DoesNotListenToOtherHostsByAccident) {
 
 // The file, the environment, and SIGHUP, as an operator uses them.
 TEST(Main, TokensFromFileToStatus) {
-  std::string folder = (std::filesystem::temp_directory_path() / "phub-main-XXXXXX").string();
-  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  const TemporaryDirectory directory;
+  const std::string& folder = directory.path();
   const std::string tokens = folder + "/tokens.toml", mine = folder + "/mine";
   const Outcome made = run({"token", "new", "--name", "me", "--role", "observe", "--days", "1"});
   ASSERT_EQ(made.code, 0) << made.err;
@@ -290,7 +247,7 @@ TEST(Main, TokensFromFileToStatus) {
   EXPECT_EQ(open.code, 1);
   EXPECT_THAT(open.err, HasSubstr("chmod 600"));
   chmod(tokens.c_str(), 0600);
-  Process server({"serve", "--listen", "127.0.0.1:0", "--tokens", tokens});
+  Phub server({"serve", "--listen", "127.0.0.1:0", "--tokens", tokens});
   const std::vector<std::string> status = {"status", "--server", server.address()};
   const Outcome nobody = run(status);
   EXPECT_EQ(nobody.code, 1);
@@ -330,7 +287,6 @@ TEST(Main, TokensFromFileToStatus) {
     EXPECT_EQ(revoked.err.find(token), std::string::npos);
   }
   EXPECT_EQ(server.err().find(token), std::string::npos);
-  std::filesystem::remove_all(folder);
 }
 
 // libfabric loads libraries of its providers, and one of them would take the signals.
@@ -338,7 +294,7 @@ TEST(Main, EndsWhenToldOverLibfabric) {
   if (find_ofi_providers().empty()) GTEST_SKIP() << "no libfabric, or no provider";
   unsetenv("IPATH_NO_BACKTRACE");  // the server has to see to it
   for (const int number : {SIGTERM, SIGINT}) {
-    Process server({"serve", "--listen", "127.0.0.1:0", "--transports", "ofi"});
+    Phub server({"serve", "--listen", "127.0.0.1:0", "--transports", "ofi"});
     ControlClient idle(server.address());
     EXPECT_THAT(idle.status().transports, ::testing::ElementsAre("ofi"));
     server.signal(number);
@@ -349,22 +305,17 @@ TEST(Main, EndsWhenToldOverLibfabric) {
 
 // Batch systems set it. Memory that a worker on this host shares with the box is a file, too.
 TEST(Main, RefusesAJobThatTheLimitOfAFilesSizeForbids) {
-  Process server = [] {
+  Phub server = [] {
     const FileSizeLimit limit(1 << 20);
-    return Process({"serve", "--listen", "127.0.0.1:0"});
+    return Phub({"serve", "--listen", "127.0.0.1:0"});
   }();
   const std::string address = server.address();
   JoinRequest request;
   request.spec.name = "large";
   request.spec.keys = {{"w", 4 << 20}};
   request.transport = "shm";
-  try {
-    ControlClient(address).join(request, 20000);
-    ADD_FAILURE() << "it was not refused";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kFull);
-    EXPECT_THAT(error.what(), HasSubstr("is 1048576 bytes, raise it with LimitFSIZE or ulimit -f"));
-  }
+  testing::expect_error(ErrorCode::kFull, "is 1048576 bytes, raise it with LimitFSIZE or ulimit -f",
+                        [&] { ControlClient(address).join(request, 20000); });
   EXPECT_THAT(ControlClient(address).status().jobs, ::testing::IsEmpty());
   server.signal(SIGTERM);
   EXPECT_EQ(server.exit_code(), 0);
@@ -372,7 +323,7 @@ TEST(Main, RefusesAJobThatTheLimitOfAFilesSizeForbids) {
 
 // A request that is being answered, a half request and an idle connection do not hold it up.
 TEST(Main, EndsWithConnectionsOpen) {
-  Process server({"serve", "--listen", "127.0.0.1:0"});
+  Phub server({"serve", "--listen", "127.0.0.1:0"});
   ControlClient idle(server.address());
   idle.status();
   server.signal(SIGTERM);
