@@ -40,14 +40,6 @@ bool enough_descriptors(rlim_t wanted) {
   return limit.rlim_cur >= wanted;
 }
 
-using Clients = std::vector<std::unique_ptr<RawClient>>;
-
-Clients connect(const std::string& address, size_t count) {
-  Clients clients;
-  for (size_t i = 0; i < count; ++i) clients.push_back(std::make_unique<RawClient>(address));
-  return clients;
-}
-
 constexpr const char* kHeartbeats =
     R"(phub_http_requests_total{path="/v1/jobs/{job}/heartbeat",code="200"})";
 
@@ -62,26 +54,23 @@ TEST(HttpAttack, ALiveJobKeepsItsLease) {
   options.transport = "shm";
   Worker worker(options);
 
-  Clients idle = connect(box.address(), 300);
-  Clients dripping = connect(box.address(), 300);
-  for (auto& client : dripping) client->send("GET /v1/status HTTP/1.1\r\nHost: localhost\r\nX: ");
-  Clients short_bodies = connect(box.address(), 100);
-  for (auto& client : short_bodies) {
-    client->send(
-        "POST /v1/jobs/live/join HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
-        "application/json\r\nContent-Length: 1000000\r\n\r\n{\"version\"");
-  }
+  const auto idle = raw_clients(box.address(), 300);
+  const auto dripping =
+      raw_clients(box.address(), 300, "GET /v1/status HTTP/1.1\r\nHost: localhost\r\nX: ");
+  const auto short_bodies =
+      raw_clients(box.address(), 100,
+                  "POST /v1/jobs/live/join HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+                  "application/json\r\nContent-Length: 1000000\r\n\r\n{\"version\"");
 
   // For longer than a lease: four heartbeats are more than three thirds of it.
   const uint64_t before = metric(box.address(), kHeartbeats);
   const auto deadline = steady_clock::now() + std::chrono::seconds(60);
   while (metric(box.address(), kHeartbeats) < before + 4) {
     ASSERT_LT(steady_clock::now(), deadline) << "heartbeats do not get through";
-    for (auto& client : dripping) client->send("x");
-    for (auto& client : connect(box.address(), 20)) {
-      client->send("GET / HTTP/1.1\r\nHost: localhost\r\nX: " + std::string(20'000, 'x'));
-      client->send(std::string("\x16\x03\x01\x02\0\x01", 6));
-    }
+    for (const auto& client : dripping) client->send("x");
+    raw_clients(box.address(), 20,
+                "GET / HTTP/1.1\r\nHost: localhost\r\nX: " + std::string(20'000, 'x') +
+                    std::string("\x16\x03\x01\x02\0\x01", 6));
     worker.push(0);
     worker.wait(0);
     std::this_thread::sleep_for(milliseconds(50));
@@ -95,19 +84,16 @@ TEST(HttpAttack, ALiveJobKeepsItsLease) {
 }
 
 TEST(HttpAttack, ConnectionsThatAskForNothingMakeRoomForThoseThatDo) {
-  HttpOptions options;
-  options.max_connections = 40;
-  options.evict_after_ms = 0;
-  HttpRig rig(options);
+  HttpRig rig({.max_connections = 40, .evict_after_ms = 0});
   ControlClient heart(rig.address());
   const Credential who{"j", 0, 1, "t"};
   heart.heartbeat(who);
   const uint64_t accepted = metric(rig.address(), "phub_http_connections_accepted_total");
   EXPECT_EQ(accepted, 2u);
   EXPECT_TRUE(rig.has_connections(1));
-  Clients idle = connect(rig.address(), 39);
+  const auto idle = raw_clients(rig.address(), 39);
   EXPECT_TRUE(rig.has_connections(40));
-  Clients more = connect(rig.address(), 60);
+  const auto more = raw_clients(rig.address(), 60);
   EXPECT_TRUE(rig.eventually([&] { return rig.handler.calls.size() == 1; }));
   for (int i = 0; i < 3; ++i) EXPECT_EQ(ControlClient(rig.address()).status().topology, "fake");
   // The one that had served a request stayed: its next one needs no new connection.
@@ -119,19 +105,15 @@ TEST(HttpAttack, ConnectionsThatAskForNothingMakeRoomForThoseThatDo) {
 }
 
 TEST(HttpAttack, AConnectionThatWaitsForItsAnswerIsNotEvicted) {
-  HttpOptions options;
-  options.max_connections = 3;
-  options.evict_after_ms = 0;
   std::vector<std::string> said;
-  options.audit = [&said](const std::string& line) { said.push_back(line); };
-  HttpRig rig(options);
-  Clients waiting = connect(rig.address(), 3);
-  for (auto& client : waiting) {
-    client->send(
-        "POST /v1/jobs/j/barrier HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
-        "application/json\r\nContent-Length: 26\r\nAuthorization: Bearer "
-        "t\r\n\r\n{\"rank\":0,\"incarnation\":1} ");
-  }
+  HttpRig rig({.max_connections = 3,
+               .evict_after_ms = 0,
+               .audit = [&said](const std::string& line) { said.push_back(line); }});
+  const auto waiting =
+      raw_clients(rig.address(), 3,
+                  "POST /v1/jobs/j/barrier HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+                  "application/json\r\nContent-Length: 26\r\nAuthorization: Bearer "
+                  "t\r\n\r\n{\"rank\":0,\"incarnation\":1} ");
   EXPECT_TRUE(rig.eventually([&] { return rig.handler.waiting.size() == 3; }));
   RawClient extra(rig.address());
   EXPECT_THAT(extra.rest(), ::testing::StartsWith("HTTP/1.1 503"));
@@ -140,18 +122,16 @@ TEST(HttpAttack, AConnectionThatWaitsForItsAnswerIsNotEvicted) {
                           "no further connection: 3 are open, which is the most there may be")));
     rig.handler.release_barrier();
   });
-  for (auto& client : waiting) {
+  for (const auto& client : waiting) {
     EXPECT_THAT(client->answers(1), ::testing::StartsWith("HTTP/1.1 200"));
   }
 }
 
 TEST(HttpAttack, SlowConnectionsAreCounted) {
-  HttpOptions options;
-  options.request_timeout_ms = 1000;
-  options.idle_timeout_ms = 1000;
   std::vector<std::string> said;
-  options.audit = [&said](const std::string& line) { said.push_back(line); };
-  HttpRig rig(options);
+  HttpRig rig({.request_timeout_ms = 1000,
+               .idle_timeout_ms = 1000,
+               .audit = [&said](const std::string& line) { said.push_back(line); }});
   RawClient header(rig.address());
   header.send("GET /v1/sta");
   RawClient body(rig.address());

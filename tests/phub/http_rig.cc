@@ -293,4 +293,14 @@ std::string RawClient::rest(int limit_ms) {
   return read_until(fd_, limit_ms, [](const std::string&) { return false; });
 }
 
+std::vector<std::unique_ptr<RawClient>> raw_clients(const std::string& address, size_t count,
+                                                    std::string_view text) {
+  std::vector<std::unique_ptr<RawClient>> clients;
+  for (size_t i = 0; i < count; ++i) {
+    clients.push_back(std::make_unique<RawClient>(address));
+    clients.back()->send(text);
+  }
+  return clients;
+}
+
 }  // namespace phub

@@ -138,4 +138,8 @@ class RawClient {
   int fd_ = -1;
 };
 
+// So many connections, on each of which this is sent.
+std::vector<std::unique_ptr<RawClient>> raw_clients(const std::string& address, size_t count,
+                                                    std::string_view text = "");
+
 }  // namespace phub

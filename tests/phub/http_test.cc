@@ -339,9 +339,7 @@ TEST(Http, ABodyMayComeInPiecesAndAfterContinue) {
 
 // A byte now and then does not help. (Half requests: http_attack_test.cc.)
 TEST(Http, SlowClientsAreCutOff) {
-  HttpOptions options;
-  options.request_timeout_ms = 200;
-  HttpRig rig(options);
+  HttpRig rig({.request_timeout_ms = 200});
   RawClient slow(rig.address());
   const auto begin = std::chrono::steady_clock::now();
   auto end = std::async([&] { return slow.rest(30000); });
@@ -355,9 +353,7 @@ TEST(Http, SlowClientsAreCutOff) {
 }
 
 TEST(Http, IdleConnectionsAreClosedAndTheClientComesBack) {
-  HttpOptions options;
-  options.idle_timeout_ms = 100;
-  HttpRig rig(options);
+  HttpRig rig({.idle_timeout_ms = 100});
   ControlClient client(rig.address());
   client.heartbeat(kWho);
   EXPECT_TRUE(rig.has_connections(0));
@@ -392,23 +388,16 @@ TEST(Http, AnAnswerAfterTheServerIsDropped) {
 
 TEST(Http, TwoHundredWaitAtOnce) {
   HttpRig rig;
-  std::vector<std::unique_ptr<RawClient>> clients;
-  for (int i = 0; i < 200; ++i) {
-    clients.push_back(std::make_unique<RawClient>(rig.address()));
-    clients.back()->send(kBarrier);
-  }
+  const auto clients = raw_clients(rig.address(), 200, kBarrier);
   EXPECT_TRUE(rig.eventually([&] { return rig.handler.waiting.size() == 200; }));
   EXPECT_EQ(ControlClient(rig.address()).status().topology, "fake");  // nobody is kept waiting
   rig.on_control([&] { rig.handler.release_barrier(); });
-  for (auto& client : clients) EXPECT_THAT(client->answers(1), StartsWith("HTTP/1.1 200"));
+  for (const auto& client : clients) EXPECT_THAT(client->answers(1), StartsWith("HTTP/1.1 200"));
 }
 
 TEST(Http, OneConnectionTooManyIsToldSo) {
-  HttpOptions options;
-  options.max_connections = 3;
-  HttpRig rig(options);
-  std::vector<std::unique_ptr<RawClient>> clients;
-  for (int i = 0; i < 3; ++i) clients.push_back(std::make_unique<RawClient>(rig.address()));
+  HttpRig rig({.max_connections = 3});
+  auto clients = raw_clients(rig.address(), 3);
   RawClient extra(rig.address());
   EXPECT_THAT(extra.rest(), StartsWith("HTTP/1.1 503"));
   clients.pop_back();
@@ -423,9 +412,7 @@ TEST(Http, WithoutDescriptorsNobodySpins) {
       << "UBSan opens a pipe to look at an object's type, and takes its failure for a fault";
 #endif
   std::vector<std::string> said;
-  HttpOptions options;
-  options.audit = [&said](const std::string& line) { said.push_back(line); };
-  HttpRig rig(options, 2);
+  HttpRig rig({.audit = [&said](const std::string& line) { said.push_back(line); }}, 2);
   rlimit before{};
   getrlimit(RLIMIT_NOFILE, &before);
   std::vector<std::unique_ptr<RawClient>> clients;
@@ -463,9 +450,7 @@ TEST(Http, WithoutDescriptorsNobodySpins) {
 
 // What was announced and never comes takes nothing from anybody.
 TEST(Http, LongBodiesShareABudget) {
-  HttpOptions options;
-  options.max_long_body_bytes = 1 << 20;
-  HttpRig rig(options);
+  HttpRig rig({.max_long_body_bytes = 1 << 20});
   const std::string post =
       "POST /v1/jobs/j/join HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n";
   const std::string header = post + "Content-Length: 600000\r\n";
@@ -504,17 +489,11 @@ TEST(Http, LongBodiesShareABudget) {
 
 // Answers that nobody reads are bounded too.
 TEST(Http, LongAnswersShareABudget) {
-  HttpOptions options;
-  options.max_unread_bytes = 40u << 20;
-  HttpRig rig(options);
+  HttpRig rig({.max_unread_bytes = 40u << 20});
   const size_t bytes = 16u << 20;  // more than two sockets' buffers
   rig.on_control([&] { rig.handler.topology = std::string(bytes, 'x'); });
   const std::string get = "GET /v1/status HTTP/1.1\r\nHost: localhost\r\n\r\n";
-  std::vector<std::unique_ptr<RawClient>> idle;
-  for (int i = 0; i < 2; ++i) {
-    idle.push_back(std::make_unique<RawClient>(rig.address()));
-    idle.back()->send(get);
-  }
+  auto idle = raw_clients(rig.address(), 2, get);
   EXPECT_TRUE(rig.eventually([&] { return rig.handler.status_calls == 2; }));
   RawClient third(rig.address());
   third.send(get);
@@ -549,12 +528,9 @@ TEST(Http, HalfOpenConnectionsAreCheap) {
     return in_memory * sysconf(_SC_PAGESIZE) >> 10;  // KiB
   };
   const auto before = resident();
-  std::vector<std::unique_ptr<RawClient>> clients;
-  for (int i = 0; i < 1000; ++i) {
-    clients.push_back(std::make_unique<RawClient>(rig.address()));
-    if (i % 2 == 0)
-      clients.back()->send("GET / HTTP/1.1\r\nHost: localhost\r\nX: " + std::string(4000, 'x'));
-  }
+  const std::string endless = "GET / HTTP/1.1\r\nHost: localhost\r\nX: " + std::string(4000, 'x');
+  const auto silent = raw_clients(rig.address(), 500);
+  const auto sending = raw_clients(rig.address(), 500, endless);
   EXPECT_EQ(ControlClient(rig.address()).status().topology, "fake");
   EXPECT_GE(rig.connections(), 1000u);
   if (!kSanitized) {

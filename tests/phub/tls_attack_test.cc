@@ -42,9 +42,7 @@ TEST_F(Tls, PlainHttpIsToldWhatThisPortSpeaks) {
 }
 
 TEST_F(Tls, GarbageEndsItsOwnConnectionOnly) {
-  HttpOptions options;
-  options.request_timeout_ms = 3000;
-  start(options);
+  start({.request_timeout_ms = 3000});
   HttpClient kept(url());
   const std::string good = hello();
   std::string flipped = good;
@@ -71,9 +69,7 @@ TEST_F(Tls, GarbageEndsItsOwnConnectionOnly) {
 }
 
 TEST_F(Tls, AHandshakeByteByByteHasTheTimeOfARequest) {
-  HttpOptions options;
-  options.request_timeout_ms = 1000;
-  start(options);
+  start({.request_timeout_ms = 1000});
   RawClient slow(rig_->address());
   const auto begin = steady_clock::now();
   bool closed = false;
@@ -91,11 +87,8 @@ TEST_F(Tls, AHandshakeByteByByteHasTheTimeOfARequest) {
 }
 
 TEST_F(Tls, SilentConnectionsTakeNoHandshake) {
-  HttpOptions options;
-  options.request_timeout_ms = 4000;
-  start(options);
-  std::vector<std::unique_ptr<RawClient>> silent;
-  for (int i = 0; i < 100; ++i) silent.push_back(std::make_unique<RawClient>(rig_->address()));
+  start({.request_timeout_ms = 4000});
+  const auto silent = raw_clients(rig_->address(), 100);
   EXPECT_TRUE(rig_->has_connections(100));
   EXPECT_EQ(ask(url()), "ok");
   EXPECT_EQ(handshakes(), 0u);
@@ -106,9 +99,7 @@ TEST_F(Tls, SilentConnectionsTakeNoHandshake) {
 // Many more than may be under way: they are bounded, those who are in go on, others get in.
 TEST_F(Tls, HalfOpenHandshakesHoldUpNobody) {
   tls_.evict_after_ms = 2000;  // much more than an honest one takes
-  HttpOptions options;
-  options.request_timeout_ms = 60'000;
-  start(options);
+  start({.request_timeout_ms = 60'000});
   HttpClient kept(url());
   EXPECT_EQ(kept.request("GET", "/healthz", "", "", kMs).status, 200u);
   const std::string first = hello();
@@ -135,15 +126,8 @@ TEST_F(Tls, HalfOpenHandshakesHoldUpNobody) {
 TEST_F(Tls, TheNewestOfThoseWhoWaitIsNext) {
   tls_.max_handshakes = 1;
   tls_.evict_after_ms = 1000;
-  HttpOptions options;
-  options.request_timeout_ms = 300'000;
-  start(options);
-  const std::string first = hello();
-  std::vector<std::unique_ptr<RawClient>> half;
-  for (int i = 0; i < 60; ++i) {
-    half.push_back(std::make_unique<RawClient>(rig_->address()));
-    half.back()->send(first);
-  }
+  start({.request_timeout_ms = 300'000});
+  const auto half = raw_clients(rig_->address(), 60, hello());
   ASSERT_TRUE(rig_->has_connections(60));
   ASSERT_TRUE(eventually([&] { return handshakes() == 1; }));
   EXPECT_EQ(ask(url()), "ok");
@@ -152,15 +136,8 @@ TEST_F(Tls, TheNewestOfThoseWhoWaitIsNext) {
 TEST_F(Tls, TheBoundIsExact) {
   tls_.max_handshakes = 4;
   tls_.evict_after_ms = 60'000;
-  HttpOptions options;
-  options.request_timeout_ms = 60'000;
-  start(options);
-  const std::string first = hello();
-  std::vector<std::unique_ptr<RawClient>> half;
-  for (int i = 0; i < 4; ++i) {
-    half.push_back(std::make_unique<RawClient>(rig_->address()));
-    half.back()->send(first);
-  }
+  start({.request_timeout_ms = 60'000});
+  auto half = raw_clients(rig_->address(), 4, hello());
   ASSERT_TRUE(eventually([&] { return handshakes() == 4; }));
   EXPECT_THAT(ask(url(), 500), HasSubstr("timeout"));
   EXPECT_EQ(handshakes(), 4u);
@@ -170,12 +147,8 @@ TEST_F(Tls, TheBoundIsExact) {
 }
 
 TEST_F(Tls, ConnectionsThatDoNothingMakeRoom) {
-  HttpOptions options;
-  options.max_connections = 4;
-  options.evict_after_ms = 50;
-  start(options);
-  std::vector<std::unique_ptr<RawClient>> silent;
-  for (int i = 0; i < 4; ++i) silent.push_back(std::make_unique<RawClient>(rig_->address()));
+  start({.max_connections = 4, .evict_after_ms = 50});
+  const auto silent = raw_clients(rig_->address(), 4);
   EXPECT_TRUE(rig_->has_connections(4));
   std::this_thread::sleep_for(milliseconds(100));
   EXPECT_EQ(ask(url()), "ok");
@@ -199,9 +172,7 @@ TEST_F(Tls, AClientThatGoesLeavesItsBarrier) {
 
 // Records that carry nothing, sent as fast as they can be made, hold up nobody else.
 TEST_F(Tls, NewKeysWithoutEndHoldUpNobody) {
-  HttpOptions options;
-  options.request_timeout_ms = 60'000;
-  start(options);
+  start({.request_timeout_ms = 60'000});
   HttpClient other(url());
   RawTls client(rig_->address(), TLS1_3_VERSION);
   std::atomic<bool> stop = false;
@@ -264,9 +235,7 @@ TEST_F(Tls, AConnectionThatBrokeIsNoProcessThatEnded) {
 }
 
 TEST_F(Tls, AnIdleConnectionIsClosedAndMadeAgain) {
-  HttpOptions options;
-  options.idle_timeout_ms = 100;
-  start(options);
+  start({.idle_timeout_ms = 100});
   HttpClient client(url());
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(client.request("GET", "/healthz", "", "", kMs).status, 200u);
