@@ -57,6 +57,13 @@ BranchChange revival_of(uint32_t branch, uint64_t round) {
   return {.action = BranchAction::kRevive, .round = round, .branch = branch, .is_loaded = true};
 }
 
+Manifest manifest_of(const Branches& branches, uint64_t round) {
+  Manifest manifest;
+  manifest.round = round;
+  manifest.branches = branches.saved(round);
+  return manifest;
+}
+
 // A branch as a job of its own: its hyperparameters by group, and how many rounds it has made.
 struct OwnJob {
   std::vector<kernels::Hyper> values;
@@ -385,9 +392,7 @@ TEST(Branches, OlderCheckpointsHaveTheForksOfBranchesThatAreThere) {
   branches.decide(fork_of(0, 3), branches.next(), 1);
   branches.decide(fork_of(0, 7), branches.next(), 1);
   branches.decide(fork_of(2, 7), branches.next(), 1);
-  Manifest manifest;
-  manifest.round = 4;
-  manifest.branches = branches.saved(4);
+  Manifest manifest = manifest_of(branches, 4);
   const std::vector<BranchFork> want = {{7, 2, 0}, {7, 3, 2}};
   EXPECT_EQ(manifest.branches.forks, want);
   manifest.branches.forks.clear();
@@ -401,9 +406,7 @@ TEST(Branches, WhatDoesNotFitIsRefused) {
   Branches branches(spec_of(2));
   branches.decide(fork_of(0, 3), branches.next(), 1);
   branches.decide(turns_of(4, {{1, 2}, {0, 1}, {1, 0}}), 0, 1);
-  Manifest manifest;
-  manifest.round = 4;
-  manifest.branches = branches.saved(4);
+  Manifest manifest = manifest_of(branches, 4);
   ASSERT_EQ(manifest.branches.moves.size(), 2u);
   Branches(spec_of(2)).restore(manifest);
   const auto refused = [&](const char* words, const std::function<void(SavedBranches&)>& change) {
@@ -449,9 +452,7 @@ TEST(Branches, WhatIsOnDiskAndDoesNotFitIsRefused) {
   branches.decide(kill_of(2, 4), 0, 1);
   branches.saved_durably(4);
   branches.decide(revival_of(2, 8), 0, 5);
-  Manifest manifest;
-  manifest.round = 5;
-  manifest.branches = branches.saved(5);
+  Manifest manifest = manifest_of(branches, 5);
   ASSERT_EQ(manifest.branches.moves.size(), 1u);
   EXPECT_EQ(manifest.branches.shelves,
             (std::vector<SavedShelf>{{.place = 3, .branch = 2, .steps = {}},
@@ -490,9 +491,7 @@ TEST(Branches, AsManyAsCanBeKilledAre) {
   expect_error(ErrorCode::kFull, "255 branches are killed, which is the limit",
                [&] { branches.decide(kill_of(256, 300), 0, 300); });
   EXPECT_EQ(branches.list(300).size(), kMostKilledBranches + 2u);
-  Manifest manifest;
-  manifest.round = 300;
-  manifest.branches = branches.saved(300);
+  Manifest manifest = manifest_of(branches, 300);
   Branches(spec_of(1)).restore(manifest);
 }
 

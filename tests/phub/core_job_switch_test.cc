@@ -48,7 +48,10 @@ TEST(CoreJobSwitch, AnotherGenerationBeginsWithARoundThatNobodyCanHaveSent) {
     sum 0-3@6=100 | sends 12 | sum 0-3@7=100 | sends 12 | sum 0-3@8=100 | sends 12
     sum 0-3@9=100 | sends 12 | answered-last taken
     # This one has lasted: it is waited for two rounds again.
-    pushes 10 | told switch 0 | pushes 11 | pushes 12 | told begun @13
+    pushes 10 | told switch 0 | pushes 11 | pushes 12 | begins 2 13 0 1 2
+    told begun @13
+    # It knows nothing of the turns of the one before.
+    generation 2 13 | sum 0-3@13=50 | sends 12 | has 0-3=50
   )");
 }
 
