@@ -7,7 +7,7 @@
 // given. A job has 4 chunks of 64 elements, and ranks 0, 1 and 2 are there, if nothing else is
 // said:
 //
-//   job [max=N] [ranks=RANKS] [nobody] [chunks=N] [elements=N] [f16|bf16] [results=f32] [mean]
+//   job [max=N] [ranks=RANKS] [nobody] [chunks=N] [elements=N] [f16|bf16] [mean]
 //       [sgd|momentum] [half-momentum] [slack=N|async] [unused=skip] [nan=stop|exclude|pass]
 //       [groups=TREE] [workers-own] [initial] [priorities=N,…] [snapshots] [shelves=N] [first=N]
 //       [interest=OF,OF/OF,OF/…]   by rank and chunk: wr, w, r or -
@@ -34,29 +34,30 @@
 //   shelf SHELF VALUE | restore VALUE STEPS CLOCK…
 //   done CHUNKS                          what is pending
 // What must be seen:
-//   sent POST…          runs, then: all that was posted since; posted POST…: the same without
-//   sent-mixed POST…    in any order; sends N: so many
+//   sent POST…          runs, then: all that was posted since; sent-mixed POST…: in any order;
+//                       sends N: so many; posted POST…: without running; flushed N: of them
 //                       POST: RANKS:CHUNKS@ROUND, with "n" if it is null; RANK:CHUNKiPART
-//   told REPORT, …      runs, then: all that was reported since; reported …: the same without
-//   has [RANK:]CHUNKS[.ELEMENTS]=VALUE…      results; "14/7" is 14 times a seventh
-//   at PLACE CHUNK=VALUE… | steps SHELF N | copied-clocks STEPS CLOCK…
+//   told REPORT, …      runs, then: all that was reported since; reported REPORT, …: without
+//   has [RANK:]CHUNKS[.ELEMENTS]=VALUE…       results; "14/7" is 14 times a seventh
+//   is|got|copied CHUNKS=PARAMETER/STATE/STEPS   now (steps 0); what a commit gets; a snapshot
 //   shelf-is|shelf-copied SHELF CHUNKS=PARAMETER/STATE/STEPS
-//   for-one yes|no | activity grows|stays   it sleeps for one rank alone; since it was looked at
-//   copied|got|is CHUNKS=PARAMETER/STATE/STEPS   in a snapshot, in what a commit gets; now (steps
-//   0) last RANK ROUND…    of the last commit: by chunk, the last round that it took part in
-//   attached RANK… | owes | owes-nothing | retries-in MS
+//   at PLACE CHUNK=VALUE… | steps SHELF N | copied-clocks STEPS CLOCK…
+//   last RANK ROUND…    of the last commit: by chunk, the last round that it took part in
+//   lowest ROUND        what the last commit said
+//   attached RANK… | owes | owes-nothing | retries-in MS | is-pending CHUNK…
 //   sleeps [N…] | busy  whether it can be armed, and after how many arrivals of each rank it wakes
-//   waits RANK…         of a probe: who is missing where others are; arrivals N…: of each rank
-//   is-pending CHUNK…
+//   for-one yes|no      whether it sleeps for one rank alone
+//   activity grows|stays                      since it was looked at
+//   waits RANK… | arrivals N… | parts N… | completed N | open ROUND | lacks RANK N   of a probe
 // Of a rack:
 //   answer CHUNKS@ROUND=VALUE | senseless QUEUE CHUNK@ROUND KIND [BYTES OFFSET]   from the parent
 //   up-room N | up-full QUEUE | up-refused NS | up-breaks | up-again | up-violates
-//   up SUM, …           runs, then: what went up since: CHUNK@ROUND=SUM/RANKS, CHUNK@ROUNDn/RANKS,
-//                       CHUNKi=VALUE, CHUNK?ROUND
+//   up SUM…             runs, then: what went up since: CHUNK@ROUND=SUM/RANKS, CHUNK@ROUNDn/RANKS,
+//                       CHUNKi=VALUE, CHUNK?ROUND; up-flushed N: of them
 // Behind a switch:
 //   sum CHUNKS@ROUND=VALUE | waiting CHUNK@ROUND RANKS     it has parts of these ranks
 //   generation INDEX ROUND | answered taken|ended|nothing | answered-last taken|ended
-//   begins ROUND RANKS  posted since: these, and no others, were told of it in time
+//   begins INDEX ROUND RANK…   posted since: these, and no others, were told of it in time
 #pragma once
 
 #include <string>
