@@ -21,6 +21,7 @@
 namespace phub::testing {
 namespace core_script {
 
+using ::testing::Each;
 using ::testing::UnorderedElementsAreArray;
 
 using Commands = std::map<std::string, std::function<void()>>;
@@ -34,7 +35,8 @@ class Player {
     if (name == "job") return begin(JobWords(words.words()));
     ASSERT_TRUE(rig_) << "no job";
     if (arrives(name, words) || act(name, words) || boundary(name, words) || check(name, words) ||
-        state(name, words) || above(name, words) || through_switch(name, words)) {
+        whole_state(name, words) || state(name, words) || above(name, words) ||
+        through_switch(name, words)) {
       return;
     }
     ADD_FAILURE() << "no such command";
@@ -74,9 +76,8 @@ class Player {
   bool boundary(const std::string& name, Words& w);
   void commit(uint64_t round, const std::vector<std::string>& changes);
   const KeyStateMemory& state_to_set(const std::string& text);
-  void expect_state(const Item& item, const float* parameters, const float* state,
-                    uint64_t steps) const;
   bool check(const std::string& name, Words& w);
+  bool whole_state(const std::string& name, Words& w);
   bool state(const std::string& name, Words& w);
   bool above(const std::string& name, Words& w);
   bool through_switch(const std::string& name, Words& w);
@@ -271,17 +272,6 @@ const KeyStateMemory& Player::state_to_set(const std::string& text) {
   return set.memory;
 }
 
-// CHUNKS=PARAMETER/STATE/STEPS: this is all that is there of them.
-void Player::expect_state(const Item& item, const float* parameters, const float* state,
-                          uint64_t steps) const {
-  const auto [state_text, steps_text] = split(item.participants, '/');
-  for (uint32_t i = 0; i < rig_->options_.elements; ++i) {
-    ASSERT_EQ(parameters[i], value_of(item.value)) << "element " << i;
-    ASSERT_EQ(state[i], value_of(state_text)) << "element " << i;
-  }
-  EXPECT_EQ(steps, std::stoull(steps_text));
-}
-
 bool Player::boundary(const std::string& name, Words& w) {
   if (name == "hold") {
     const CoreReport held = rig_->job->hold();
@@ -385,6 +375,41 @@ bool Player::check(const std::string& name, Words& w) {
   return found != kChecks.end();
 }
 
+// CHUNKS=PARAMETER/STATE/STEPS: this is all that there is of them at a place, or in a copy.
+bool Player::whole_state(const std::string& name, Words& w) {
+  static const std::set<std::string> kNames = {"is", "got", "copied", "shelf-is", "shelf-copied"};
+  if (!kNames.contains(name)) return false;
+  ScriptRig& rig = *rig_;
+  const bool of_shelf = name.starts_with("shelf-");
+  const uint32_t shelf = of_shelf ? w.rank() : 0, place = of_shelf ? shelf + 1 : 0;
+  const Item item(w.word());
+  const auto [state_text, steps_text] = split(item.participants, '/');
+  for (const uint32_t chunk : item.chunks) {
+    const size_t first = size_t{chunk} * rig.stride();
+    const uint32_t id = rig.options_.chunks - 1 - chunk;
+    const float* parameters = rig.job->elements_of(place, Places::kParameters, chunk);
+    const float* state = rig.job->elements_of(place, Places::kState0, chunk);
+    uint64_t steps = of_shelf ? rig.shelves.steps.at(shelf).at(id) : 0;
+    if (name == "got") {
+      parameters = got_->parameters(chunk), state = got_->state(chunk);
+      steps = got_->place(chunk).steps;
+    } else if (name == "copied") {
+      parameters = &rig.copy_parameters.at(first), state = &rig.copy_state.at(first);
+      steps = rig.copy_steps.at(id);
+    } else if (name == "shelf-copied") {
+      const CoreJobRig::Shelves& copies = rig.copied_shelves;
+      parameters = &copies.arrays.at(2 * shelf).at(first);
+      state = &copies.arrays.at(2 * shelf + 1).at(first);
+      steps = copies.steps.at(shelf).at(id);
+    }
+    const size_t count = rig.options_.elements;
+    EXPECT_THAT(std::vector(parameters, parameters + count), Each(value_of(item.value)));
+    EXPECT_THAT(std::vector(state, state + count), Each(value_of(state_text)));
+    EXPECT_EQ(steps, std::stoull(steps_text)) << "chunk " << chunk;
+  }
+  return true;
+}
+
 // What results and branches are.
 bool Player::state(const std::string& name, Words& w) {
   ScriptRig& rig = *rig_;
@@ -417,53 +442,6 @@ bool Player::state(const std::string& name, Words& w) {
        [&] {
          const uint64_t shelf = w.number();
          EXPECT_EQ(rig.shelves.steps.at(shelf).at(0), w.number());
-       }},
-      {"copied",
-       [&] {
-         const Item item(w.word());
-         for (const uint32_t chunk : item.chunks) {
-           const size_t first = size_t{chunk} * rig.stride();
-           expect_state(item, &rig.copy_parameters.at(first), &rig.copy_state.at(first),
-                        rig.copy_steps.at(rig.options_.chunks - 1 - chunk));
-         }
-       }},
-      {"shelf-is",
-       [&] {
-         const uint32_t shelf = w.rank();
-         const Item item(w.word());
-         for (const uint32_t chunk : item.chunks) {
-           expect_state(item, rig.job->elements_of(shelf + 1, Places::kParameters, chunk),
-                        rig.job->elements_of(shelf + 1, Places::kState0, chunk),
-                        rig.shelves.steps.at(shelf).at(rig.options_.chunks - 1 - chunk));
-         }
-       }},
-      {"shelf-copied",
-       [&] {
-         const uint32_t shelf = w.rank();
-         const Item item(w.word());
-         for (const uint32_t chunk : item.chunks) {
-           const size_t first = size_t{chunk} * rig.stride();
-           expect_state(item, &rig.copied_shelves.arrays.at(2 * shelf).at(first),
-                        &rig.copied_shelves.arrays.at(2 * shelf + 1).at(first),
-                        rig.copied_shelves.steps.at(shelf).at(rig.options_.chunks - 1 - chunk));
-         }
-       }},
-      {"got",
-       [&] {
-         const Item item(w.word());
-         for (const uint32_t chunk : item.chunks) {
-           expect_state(item, got_->parameters(chunk), got_->state(chunk),
-                        got_->place(chunk).steps);
-         }
-       }},
-      {"is",
-       [&] {
-         const Item item(w.word());
-         for (const uint32_t chunk : item.chunks) {
-           const float* const parameters = rig.job->elements_of(0, Places::kParameters, chunk);
-           const float* const state = rig.job->elements_of(0, Places::kState0, chunk);
-           expect_state(item, parameters, state, 0);
-         }
        }},
       {"copied-clocks",
        [&] {
