@@ -3,12 +3,9 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
-#include <future>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "tests/transport/near_rig.h"
@@ -46,9 +43,10 @@ class OfiRig final : public TransportRig {
   // Null, and the test is skipped, where this host has no such provider.
   static std::unique_ptr<OfiRig> over(const std::string& provider,
                                       std::unique_ptr<MemoryDevice> device = nullptr,
-                                      Near near = Near::kNone) {
+                                      Near near = Near::kNone, OfiOptions options = {}) {
     try {
-      return std::make_unique<OfiRig>(OfiOptions{.provider = provider}, std::move(device), near);
+      options.provider = provider;
+      return std::make_unique<OfiRig>(std::move(options), std::move(device), near);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kUnavailable) throw;
       [&] { GTEST_SKIP() << error.what(); }();
@@ -58,26 +56,12 @@ class OfiRig final : public TransportRig {
 
   Transport& transport() override { return *transport_; }
   std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout) override {
-    auto link = std::async(std::launch::async, [&] { return connect_link(offer, layout); });
-    while (link.wait_for(std::chrono::microseconds(100)) != std::future_status::ready) {
-      transport_->handle_events(events());
-    }
-    return link.get();
+    return meanwhile([&] { return connect_link(offer, layout); });
   }
-  void reconnect(WorkerLink& worker, const Offer& offer) {
-    auto done = std::async(std::launch::async, [&] { worker.reconnect(offer); });
-    while (done.wait_for(std::chrono::microseconds(100)) != std::future_status::ready) {
-      transport_->handle_events(events());
-    }
-    done.get();
-  }
-  void pump() override { std::this_thread::sleep_for(std::chrono::microseconds(100)); }
   void drive(Endpoint& endpoint) override {
     endpoint.arm({});
     endpoint.disarm();
   }
-  // The kernel closes what a process had; so does the link's end.
-  void kill(std::unique_ptr<WorkerLink> worker) override { worker.reset(); }
 
  private:
   std::unique_ptr<WorkerLink> connect_link(const Offer& offer, const LinkLayout& layout) {

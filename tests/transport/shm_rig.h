@@ -5,7 +5,6 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <future>
 #include <memory>
 #include <string>
 
@@ -23,14 +22,8 @@ class ShmRig final : public TransportRig {
   }
   Transport& transport() override { return *transport_; }
   std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout) override {
-    auto link = std::async(std::launch::async, [&] { return connect_shm(offer, layout, 10000); });
-    while (link.wait_for(std::chrono::microseconds(100)) != std::future_status::ready) {
-      transport_->handle_events(events());
-    }
-    return link.get();
+    return meanwhile([&] { return connect_shm(offer, layout, 10000); });
   }
-  // The kernel closes what a process had; so does the link's end.
-  void kill(std::unique_ptr<WorkerLink> worker) override { worker.reset(); }
 
   const std::string& directory() const { return directory_.path(); }
 

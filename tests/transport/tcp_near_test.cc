@@ -10,13 +10,12 @@
 #include <array>
 #include <fstream>
 #include <random>
-#include <set>
 #include <string>
 
-#include "tests/seeds.h"
+#include "tests/transport/link_test.h"
 #include "tests/transport/tcp_raw_worker.h"
 #include "tests/transport/tcp_rig.h"
-#include "transport/error.h"
+#include "tests/worker/expect_error.h"
 #include "transport/in_place.h"
 #include "transport/tcp/near.h"
 #include "transport/unix_message.h"
@@ -36,75 +35,14 @@ size_t mappings_of(const std::string& name) {
   return count;
 }
 
-class TcpNearTest : public ::testing::Test {
+class TcpNearTest : public LinkTest {
  protected:
-  void open(uint32_t queues = 2) {
-    layout_.max_ranks = 2;
-    layout_.cores = queues;
-    layout_.queue_chunks.assign(queues, 8);
-    layout_.slots_bytes = layout_.results_bytes = kBytes;
-    box_ = rig_.transport().open_job(layout_);
-  }
-  void TearDown() override {
-    while (!attached_.empty()) detach(*attached_.begin());
-  }
-  void attach(uint32_t rank, uint32_t incarnation) {
-    for (uint32_t c = 0; c < layout_.cores; ++c) box_->endpoint(c).attach(rank, incarnation);
-    attached_.insert(rank);
-  }
-  void detach(uint32_t rank) {
-    for (uint32_t c = 0; c < layout_.cores; ++c) box_->endpoint(c).detach(rank);
-    attached_.erase(rank);
-  }
-  void handle() {
-    for (int i = 0; i < 20; ++i) {
-      rig_.transport().handle_events(rig_.events());
-      rig_.pump();
-    }
-  }
-  std::vector<Arrival> poll(Endpoint& endpoint, size_t count) {
-    std::vector<Arrival> all;
-    for (int i = 0; i < 2000 && all.size() < count; ++i) {
-      std::array<Arrival, 64> some;
-      const size_t taken = endpoint.poll(some);
-      all.insert(all.end(), some.begin(), some.begin() + static_cast<ptrdiff_t>(taken));
-      if (taken == 0) rig_.pump();
-    }
-    return all;
-  }
-  // One chunk each way on a queue: what is read is what was written, and where the write says.
-  void expect_exchange(WorkerLink& worker, uint32_t rank, uint32_t queue) {
-    std::ranges::generate(worker.gradients(), [&] { return static_cast<std::byte>(random_()); });
-    ASSERT_TRUE(worker.endpoint().post({queue}, {16, 32, 100, 77}));
-    worker.endpoint().flush();
-    std::vector<Arrival> come = poll(box_->endpoint(queue), 1);
-    ASSERT_EQ(come.size(), 1u);
-    EXPECT_TRUE(come[0].ok && come[0].imm == 77 && come[0].rank == rank);
-    EXPECT_TRUE(come[0].fits(100, 32));
-    EXPECT_TRUE(std::ranges::equal(box_->slots(rank).subspan(32, 100),
-                                   worker.gradients().subspan(16, 100)));
-    std::ranges::generate(box_->results(), [&] { return static_cast<std::byte>(random_()); });
-    ASSERT_TRUE(box_->endpoint(queue).post({.rank = rank}, {48, 64, 200, 78}));
-    box_->endpoint(queue).flush();
-    come = poll(worker.endpoint(), 1);
-    ASSERT_EQ(come.size(), 1u);
-    EXPECT_TRUE(come[0].ok && come[0].imm == 78 && come[0].fits(200, 64));
-    EXPECT_TRUE(
-        std::ranges::equal(worker.results().subspan(64, 200), box_->results().subspan(48, 200)));
-  }
-
-  const uint64_t seed_ = testing::fresh_seeds(1).first;
-  std::mt19937 random_{static_cast<uint32_t>(seed_)};
-  TcpRig rig_{{}, {}, nullptr, true};
-  LinkLayout layout_;
-  std::unique_ptr<BoxLink> box_;
-  std::set<uint32_t> attached_;
+  TcpNearTest() { rig_ = std::make_unique<TcpRig>(TcpOptions(), TcpTrust(), nullptr, true); }
 };
 
 TEST_F(TcpNearTest, PayloadsGoThroughMemory) {
   open();
-  const auto link = rig_.connect(box_->admit(1, 1), layout_);
-  attach(1, 1);
+  const auto link = join(1, 1);
   EXPECT_THAT(link->describe(), HasSubstr("2 over memory of this host; 0 connections"));
   EXPECT_FALSE(link->zero_copy());
   EXPECT_TRUE(link->can_reconnect());
@@ -115,8 +53,7 @@ TEST_F(TcpNearTest, PayloadsGoThroughMemory) {
 // writes.
 TEST_F(TcpNearTest, MemoryOfTheApplicationsIsUsed) {
   open();
-  const auto link = rig_.connect(box_->admit(1, 1), layout_);
-  attach(1, 1);
+  const auto link = join(1, 1);
   std::vector<std::byte> gradient(100, std::byte{5}), result(200);
   InPlace& in_place = *link->in_place();
   in_place.gradients.add(16, 100);
@@ -139,9 +76,8 @@ TEST_F(TcpNearTest, MemoryOfTheApplicationsIsUsed) {
 
 // A contribution that was accepted is the box's.
 TEST_F(TcpNearTest, WhatWasTakenDoesNotChange) {
-  open(1);
-  const auto link = rig_.connect(box_->admit(1, 1), layout_);
-  attach(1, 1);
+  open(2, 1);
+  const auto link = join(1, 1);
   EXPECT_FALSE(box_->slots_belong_to_worker());
   link->gradients()[16] = std::byte{1};
   ASSERT_TRUE(link->endpoint().post({0}, {16, 32, 100, 77}));
@@ -156,7 +92,7 @@ TEST_F(TcpNearTest, ABoxOfAnotherHostIsReachedOverTcp) {
   open();
   Offer offer = box_->admit(1, 1);
   offer.queues[1].near = new_near_name();
-  const auto mixed = rig_.connect(offer, layout_);
+  const auto mixed = rig_->connect(offer, layout_);
   attach(1, 1);
   EXPECT_THAT(mixed->describe(), HasSubstr("1 over memory of this host; 1 connections: 127"));
   expect_exchange(*mixed, 1, 0);
@@ -164,7 +100,7 @@ TEST_F(TcpNearTest, ABoxOfAnotherHostIsReachedOverTcp) {
   offer = box_->admit(0, 1);
   offer.queues[0].near = std::string(300, 'x');  // no name of a socket is so long
   offer.queues[1].near = "";
-  const auto far = rig_.connect(offer, layout_);
+  const auto far = rig_->connect(offer, layout_);
   attach(0, 1);
   EXPECT_THAT(far->describe(), Not(HasSubstr("memory")));
   expect_exchange(*far, 0, 0);
@@ -173,8 +109,7 @@ TEST_F(TcpNearTest, ABoxOfAnotherHostIsReachedOverTcp) {
 
 TEST_F(TcpNearTest, AReconnectionHasTheSameMemory) {
   open();
-  const auto link = rig_.connect(box_->admit(1, 1), layout_);
-  attach(1, 1);
+  const auto link = join(1, 1);
   expect_exchange(*link, 1, 0);
   const std::byte* const gradients = link->gradients().data();
   const auto again = [&](const std::string& near) {
@@ -182,7 +117,7 @@ TEST_F(TcpNearTest, AReconnectionHasTheSameMemory) {
     Offer offer = box_->reconnect(1);
     if (!near.empty()) offer.queues[0].near = near;
     attach(1, 1);
-    rig_.reconnect(*link, offer);
+    rig_->reconnect(*link, offer);
     EXPECT_EQ(link->gradients().data(), gradients);
     expect_exchange(*link, 1, 0);
     expect_exchange(*link, 1, 1);
@@ -194,8 +129,7 @@ TEST_F(TcpNearTest, AReconnectionHasTheSameMemory) {
 
 TEST_F(TcpNearTest, NothingIsLeftBehind) {
   open();
-  auto link = rig_.connect(box_->admit(1, 1), layout_);
-  attach(1, 1);
+  auto link = join(1, 1);
   expect_exchange(*link, 1, 0);
   EXPECT_EQ(mappings_of("phub-gradients"), 2u);  // the worker's, and the box's
   detach(1);
@@ -221,7 +155,7 @@ constexpr int kSize = F_SEAL_SHRINK | F_SEAL_GROW;
 
 class TcpNearAttackTest : public TcpNearTest {
  protected:
-  // What the box answers to a hello with these descriptors: "welcome", or the refusal.
+  // What the box answers to a hello with these descriptors: "none" is a welcome.
   std::string answer_to(const Offer& offer, std::span<const int> descriptors) {
     socket_ = connect_near(offer.queues[0].near);
     const TcpHello hello = tcp_hello_of(offer, layout_, 0);
@@ -231,19 +165,14 @@ class TcpNearAttackTest : public TcpNearTest {
     const ssize_t bytes = recv(socket_.get(), answer.data(), answer.size(), MSG_DONTWAIT);
     if (bytes <= 0) return "";
     answer.resize(static_cast<size_t>(bytes));
-    try {
-      parse_tcp_answer(answer);
-      return "welcome";
-    } catch (const Error& error) {
-      return error.what();
-    }
+    return testing::error_of([&] { parse_tcp_answer(answer); });
   }
   void join_by_hand() {
-    open(1);
+    open(2, 1);
     gradients_ = file_of(kBytes, kSize);
     results_ = file_of(kBytes, kSize);
     const std::array<int, 2> memory = {gradients_.get(), results_.get()};
-    ASSERT_EQ(answer_to(box_->admit(1, 1), memory), "welcome");
+    ASSERT_EQ(answer_to(box_->admit(1, 1), memory), "none");
     attach(1, 1);
   }
   void send(std::span<const std::byte> bytes) {
@@ -262,7 +191,7 @@ class TcpNearAttackTest : public TcpNearTest {
 };
 
 TEST_F(TcpNearAttackTest, MemoryThatCannotBeIsRefused) {
-  open(1);
+  open(2, 1);
   const Fd good = file_of(kBytes, kSize), short_file = file_of(kBytes - 1, kSize);
   const Fd open_file = file_of(kBytes, 0), closed = file_of(kBytes, kSize | F_SEAL_WRITE);
   const Offer offer = box_->admit(1, 1);
@@ -276,7 +205,7 @@ TEST_F(TcpNearAttackTest, MemoryThatCannotBeIsRefused) {
   EXPECT_THAT(answer({good.get(), open_file.get()}), HasSubstr("not sealed against shrinking"));
   EXPECT_THAT(answer({good.get(), STDERR_FILENO}), HasSubstr("not sealed against shrinking"));
   EXPECT_THAT(answer({good.get(), closed.get()}), HasSubstr("mmap of a worker's results"));
-  EXPECT_EQ(answer({good.get(), good.get()}), "welcome");
+  EXPECT_EQ(answer({good.get(), good.get()}), "none");
   EXPECT_THAT(answer({good.get(), good.get()}), HasSubstr("this ticket was used already"));
 }
 

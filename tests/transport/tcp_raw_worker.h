@@ -1,5 +1,5 @@
-// A worker without manners: says hello by hand and writes what it likes into the connection. For
-// tests of what the box puts up with.
+// A worker without manners: says hello by hand and writes what it likes into its connection, over
+// TCP or over another socket. For tests of what the box puts up with.
 #pragma once
 
 #include <poll.h>
@@ -9,6 +9,7 @@
 #include <cstring>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "transport/tcp/format.h"
@@ -18,15 +19,21 @@
 
 namespace phub {
 
-inline TcpHello tcp_hello_of(const Offer& offer, const LinkLayout& layout, uint32_t queue) {
-  TcpHello hello;
+template <typename Hello>
+Hello hello_of(const Offer& offer, const LinkLayout& layout, uint32_t queue) {
+  Hello hello;
   std::memcpy(hello.ticket.data(), offer.ticket.data(), hello.ticket.size());
-  hello.queue = queue;
-  hello.queues = static_cast<uint32_t>(layout.queue_chunks.size());
-  hello.queue_chunks = layout.queue_chunks[queue];
-  hello.gradient_bytes = layout.slots_bytes;
-  hello.result_bytes = layout.results_bytes;
+  if constexpr (requires { hello.queue; }) {
+    hello.queue = queue;
+    hello.queues = static_cast<uint32_t>(layout.queue_chunks.size());
+    hello.queue_chunks = layout.queue_chunks[queue];
+    hello.gradient_bytes = layout.slots_bytes;
+    hello.result_bytes = layout.results_bytes;
+  }
   return hello;
+}
+inline TcpHello tcp_hello_of(const Offer& offer, const LinkLayout& layout, uint32_t queue) {
+  return hello_of<TcpHello>(offer, layout, queue);
 }
 
 class RawTcp {
@@ -38,6 +45,7 @@ class RawTcp {
     pollfd writable = {socket_.get(), POLLOUT, 0};
     ::poll(&writable, 1, 5000);
   }
+  explicit RawTcp(Fd connected) : socket_(std::move(connected)) {}
 
   int socket() const { return socket_.get(); }
   void close() { socket_.reset(); }

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <limits>
 #include <random>
-#include <set>
 
+#include "tests/transport/link_test.h"
 #include "tests/transport/tcp_raw_worker.h"
 #include "tests/transport/tcp_rig.h"
 #include "transport/tcp/endpoint.h"
@@ -23,69 +23,27 @@ std::vector<std::byte> noise(size_t bytes, uint32_t seed) {
   return data;
 }
 
-class TcpStreamTest : public ::testing::Test {
+class TcpStreamTest : public LinkTest {
  protected:
-  // One queue for each chunk count, chunks of equal size.
-  void open(uint32_t ranks, std::vector<uint32_t> queue_chunks, uint64_t bytes) {
-    layout_.max_ranks = ranks;
-    layout_.cores = static_cast<uint32_t>(queue_chunks.size());
-    layout_.queue_chunks = std::move(queue_chunks);
-    layout_.slots_bytes = layout_.results_bytes = bytes;
-    box_ = rig_.transport().open_job(layout_);
-  }
-  void TearDown() override {
-    while (!attached_.empty()) detach(*attached_.begin());
-  }
-  void attach(uint32_t rank, uint32_t incarnation) {
-    for (uint32_t c = 0; c < layout_.cores; ++c) box_->endpoint(c).attach(rank, incarnation);
-    attached_.insert(rank);
-  }
-  void detach(uint32_t rank) {
-    for (uint32_t c = 0; c < layout_.cores; ++c) box_->endpoint(c).detach(rank);
-    attached_.erase(rank);
-  }
-  std::unique_ptr<WorkerLink> join(uint32_t rank, uint32_t incarnation) {
-    auto link = rig_.connect(box_->admit(rank, incarnation), layout_);
-    attach(rank, incarnation);
-    return link;
-  }
+  TcpStreamTest() { rig_ = std::make_unique<TcpRig>(); }
   // A worker by hand, connected on queue 0 and attached.
   std::unique_ptr<RawTcp> join_raw(uint32_t rank, uint32_t incarnation) {
     const Offer offer = box_->admit(rank, incarnation);
     auto raw = std::make_unique<RawTcp>(offer.queues[0].address);
     raw->send_struct(tcp_hello_of(offer, layout_, 0));
-    for (int i = 0; i < 50; ++i) {
-      rig_.pump();
-      rig_.transport().handle_events(rig_.events());
-    }
+    handle();
     parse_tcp_answer(raw->receive());
     attach(rank, incarnation);
     return raw;
   }
-  // Polls until `count` arrivals are there or, with 0, for a while.
-  std::vector<Arrival> poll(Endpoint& endpoint, size_t count) {
-    std::vector<Arrival> all;
-    for (int i = 0; i < (count == 0 ? 50 : 50000) && (count == 0 || all.size() < count); ++i) {
-      std::array<Arrival, 64> some;
-      const size_t taken = endpoint.poll(some);
-      all.insert(all.end(), some.begin(), some.begin() + taken);
-      if (taken == 0) rig_.pump();
-    }
-    return all;
-  }
   static const TcpCounters& counters(Endpoint& endpoint) {
     return dynamic_cast<TcpEndpoint&>(endpoint).tcp_counters();
   }
-
-  TcpRig rig_;
-  LinkLayout layout_;
-  std::unique_ptr<BoxLink> box_;
-  std::set<uint32_t> attached_;
 };
 
 // Frames of all sizes, also none, cut where nobody expects it.
 TEST_F(TcpStreamTest, FramesArriveWholeHoweverTheyAreCut) {
-  open(2, {64}, 1000);
+  open(2, 1, 1000, 64);
   const auto raw = join_raw(1, 1);
   const std::vector<std::byte> data = noise(1000, 1);
   std::mt19937 random(2);
@@ -136,7 +94,7 @@ TEST_F(TcpStreamTest, FramesArriveWholeHoweverTheyAreCut) {
 
 // Nothing of a batch lands of which one frame cannot be.
 TEST_F(TcpStreamTest, ABatchThatCannotBeBreaksItsQueuePair) {
-  open(1, {8}, 1000);
+  open(1, 1, 1000);
   const TcpFrame good = {7, 4, 0};
   uint32_t incarnation = 1;
   struct Case {
@@ -162,7 +120,7 @@ TEST_F(TcpStreamTest, ABatchThatCannotBeBreaksItsQueuePair) {
 }
 
 TEST_F(TcpStreamTest, AFrameOutsideTheSlotsBreaksItsQueuePairOnly) {
-  open(2, {8}, 1000);
+  open(2, 1, 1000);
   auto bystander = join(0, 1);
   constexpr uint64_t kMost = std::numeric_limits<uint64_t>::max();
   uint32_t incarnation = 1;
@@ -356,7 +314,7 @@ TEST_F(TcpStreamTest, NoRankIsFarAheadOfOneThatDelivers) {
 }
 
 TEST_F(TcpStreamTest, AChunkThatStopsHalfWayIsNeverAnnounced) {
-  open(1, {8}, 1000);
+  open(1, 1, 1000);
   auto raw = join_raw(0, 1);
   raw->send_frame({1, 100, 0}, noise(100, 4));
   raw->send_frame({2, 100, 100}, noise(99, 5));
@@ -373,13 +331,13 @@ TEST_F(TcpStreamTest, AChunkThatStopsHalfWayIsNeverAnnounced) {
 
 // The end makes one event, together with what was sent before it.
 TEST_F(TcpStreamTest, TheEndIsSeenBehindTheLastBytes) {
-  open(1, {8}, 1000);
+  open(1, 1, 1000);
   auto raw = join_raw(0, 1);
   poll(box_->endpoint(0), 0);
   raw->send_frame({1, 100, 0}, noise(100, 4));
   raw->send_frame({2, 100, 100}, noise(50, 5));
   raw->close();
-  rig_.pump();
+  rig_->pump();
   const auto arrivals = poll(box_->endpoint(0), 2);
   ASSERT_EQ(arrivals.size(), 2u);
   EXPECT_TRUE(arrivals[0].ok);
@@ -387,7 +345,7 @@ TEST_F(TcpStreamTest, TheEndIsSeenBehindTheLastBytes) {
 }
 
 TEST_F(TcpStreamTest, AReplacedWorkersOpenSocketChangesNothing) {
-  open(1, {8}, 1 << 20);
+  open(1, 1, 1 << 20);
   const auto old = join_raw(0, 1);
   old->send_frame({1, 1000, 0}, noise(500, 6));  // half of it is still to come
   EXPECT_TRUE(poll(box_->endpoint(0), 0).empty());
@@ -413,7 +371,7 @@ TEST_F(TcpStreamTest, AReplacedWorkersOpenSocketChangesNothing) {
 // The chunk is larger than what the sockets hold, so that the break comes in its middle.
 TEST_F(TcpStreamTest, AReconnectionInTheMiddleOfAChunk) {
   constexpr uint32_t kBytes = 32 << 20;
-  open(1, {4, 4}, kBytes);
+  open(1, 2, kBytes, 4);
   auto worker = join(0, 1);
   BoxEndpoint& core = box_->endpoint(0);
   const std::vector<std::byte> gradient = noise(kBytes, 10);
@@ -437,7 +395,7 @@ TEST_F(TcpStreamTest, AReconnectionInTheMiddleOfAChunk) {
   EXPECT_FALSE(worker->endpoint().post({0}, {0, 0, 1, 1}));
   attach(0, 1);
   EXPECT_FALSE(core.post({.rank = 0}, {0, 0, 1, 1})) << "attached, not connected";
-  rig_.reconnect(*worker, offer);
+  rig_->reconnect(*worker, offer);
   EXPECT_TRUE(worker->connected());
   EXPECT_TRUE(std::equal(gradient.begin(), gradient.end(), worker->gradients().begin()));
 
@@ -467,7 +425,7 @@ TEST_F(TcpStreamTest, AReconnectionInTheMiddleOfAChunk) {
 // A worker that does not read costs the others nothing, and gets everything in the end.
 TEST_F(TcpStreamTest, AWorkerThatDoesNotReadHoldsNobodyUp) {
   constexpr uint32_t kChunks = 64, kBytes = 1 << 20;
-  open(2, {kChunks}, uint64_t{kChunks} * kBytes);
+  open(2, 1, uint64_t{kChunks} * kBytes, kChunks);
   auto slow = join(0, 1);
   auto quick = join(1, 1);
   const std::vector<std::byte> results = noise(uint64_t{kChunks} * kBytes, 12);
@@ -503,7 +461,7 @@ TEST_F(TcpStreamTest, AWorkerThatDoesNotReadHoldsNobodyUp) {
 }
 
 TEST_F(TcpStreamTest, ASleepingCoreIsWokenByTheConnectionAndAWorkerByItsEnd) {
-  open(1, {8}, 1000);
+  open(1, 1, 1000);
   const auto wakes = [](Endpoint& endpoint) {
     pollfd readable = {endpoint.wake_fd(), POLLIN, 0};
     return ::poll(&readable, 1, 0) == 1;
@@ -514,7 +472,7 @@ TEST_F(TcpStreamTest, ASleepingCoreIsWokenByTheConnectionAndAWorkerByItsEnd) {
   EXPECT_FALSE(core.post({.rank = 0}, {0, 0, 10, 1}));
   ASSERT_TRUE(core.arm({}));
   EXPECT_FALSE(wakes(core));
-  auto worker = rig_.connect(offer, layout_);
+  auto worker = rig_->connect(offer, layout_);
   EXPECT_TRUE(wakes(core));
   core.disarm();
   poll(core, 0);
@@ -526,14 +484,14 @@ TEST_F(TcpStreamTest, ASleepingCoreIsWokenByTheConnectionAndAWorkerByItsEnd) {
   detach(0);
   EXPECT_FALSE(wakes(worker->endpoint()));
   box_->revoke(0);
-  rig_.pump();
+  rig_->pump();
   EXPECT_TRUE(wakes(worker->endpoint()));
 }
 
 // It would sleep for ever where only its own posts can wake it.
 TEST_F(TcpStreamTest, WhoFoundNoRoomDoesNotFallAsleepWhenThereIsSome) {
   constexpr uint32_t kBytes = 1 << 16;  // some of them fit into the socket
-  open(1, {4}, kBytes);
+  open(1, 1, kBytes, 4);
   auto worker = join(0, 1);
   BoxEndpoint& core = box_->endpoint(0);
   poll(core, 0);
@@ -542,7 +500,7 @@ TEST_F(TcpStreamTest, WhoFoundNoRoomDoesNotFallAsleepWhenThereIsSome) {
   core.disarm();
   EXPECT_FALSE(core.post({.rank = 0}, {0, 0, kBytes, 1}));
   EXPECT_GT(poll(worker->endpoint(), 0).size(), 0u);
-  rig_.pump();
+  rig_->pump();
   EXPECT_FALSE(core.arm({}));
   EXPECT_TRUE(core.post({.rank = 0}, {0, 0, kBytes, 1}));
 }
@@ -553,7 +511,7 @@ TEST_F(TcpStreamTest, SeveralQueuesOfACore) {
   layout_.max_ranks = 3;
   layout_.cores = 3;
   layout_.slots_bytes = layout_.results_bytes = 1000;
-  box_ = rig_.transport().open_job(layout_);
+  box_ = rig_->transport().open_job(layout_);
   auto worker = join(2, 1);
   const auto arrives_at = [&](uint32_t queue, uint32_t core, uint32_t in_core) {
     ASSERT_TRUE(worker->endpoint().post({queue}, {0, 0, 10, queue}));
@@ -576,7 +534,7 @@ TEST_F(TcpStreamTest, SeveralQueuesOfACore) {
 // Chunks of the usual size, as fast as one thread can: about one system call each way per chunk.
 TEST_F(TcpStreamTest, SystemCallsPerChunk) {
   constexpr uint32_t kChunks = 256, kBytes = 32 << 10, kRanks = 4, kRounds = 4;
-  open(kRanks, {kChunks}, uint64_t{kChunks} * kBytes);
+  open(kRanks, 1, uint64_t{kChunks} * kBytes, kChunks);
   std::vector<std::unique_ptr<WorkerLink>> workers;
   for (uint32_t rank = 0; rank < kRanks; ++rank) workers.push_back(join(rank, 1));
   BoxEndpoint& core = box_->endpoint(0);

@@ -10,15 +10,16 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
-#include <future>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "tests/transport/link_test.h"
 #include "tests/transport/tcp_raw_worker.h"
 #include "tests/transport/tcp_tls_rig.h"
-#include "transport/tcp/endpoint.h"
+#include "tests/worker/expect_error.h"
 #include "transport/tcp/socket.h"
 #include "transport/text.h"
 #include "transport/tls/client.h"
@@ -97,39 +98,26 @@ class Wire {
   std::jthread thread_;
 };
 
-class TcpTlsTest : public ::testing::Test {
+class TcpTlsTest : public LinkTest {
  protected:
-  void TearDown() override {
-    if (attached_) box_->endpoint(0).detach(0);
-  }
   void start(TcpOptions options = {}, bool tls = true) {
     context_.emplace(files_.server_, TlsServerContext::Use::kData);
     if (tls) options.tls = &*context_;
     rig_ = std::make_unique<TcpRig>(options, files_.trust());
-    layout_.max_ranks = 2;
-    layout_.cores = 1;
-    layout_.queue_chunks = {8};
-    layout_.slots_bytes = layout_.results_bytes = kBytes;
-    box_ = rig_->transport().open_job(layout_);
+    exchange_bytes_ = kBytes - 64;
+    open(2, 1, kBytes);
   }
   Offer admit() {
-    if (attached_) {
-      box_->endpoint(0).detach(0);
-      box_->revoke(0);
-    }
+    if (attached_.contains(0)) drop(0);
     const Offer offer = box_->admit(0, ++incarnation_);
-    box_->endpoint(0).attach(0, incarnation_);
-    attached_ = true;
+    attach(0, incarnation_);
     return offer;
   }
-  // "ok", or the error.
+  // "none", or the error.
   std::string connect(const Offer& offer, const TcpTrust& trust) {
-    try {
-      worker_ = rig_->connect(offer, layout_, trust);
-      return "ok";
-    } catch (const Error& error) {
-      return std::string(name_of(error.code())) + ": " + error.what();
-    }
+    return testing::error_of([&] {
+      worker_ = rig_->meanwhile([&] { return connect_tcp(offer, layout_, 10'000, trust); });
+    });
   }
   std::string connect() { return connect(admit(), files_.trust()); }
   bool eventually(const std::function<bool()>& condition) {
@@ -148,56 +136,31 @@ class TcpTlsTest : public ::testing::Test {
   bool refused(const std::string& why) {
     return eventually([&] { return reasons().find(why) != std::string::npos; });
   }
-  // The next arrival at the box, which the worker may have to send meanwhile.
-  std::optional<Arrival> next_at_box() {
-    std::optional<Arrival> found;
-    eventually([&] {
-      std::array<Arrival, 1> one;
-      if (worker_) worker_->endpoint().poll({});
-      if (box_->endpoint(0).poll(one) == 1) found = one[0];
-      return found.has_value();
-    });
-    return found;
-  }
-  // A chunk each way, of bytes that are new.
-  void expect_exchange() {
-    for (size_t i = 0; i < kBytes; ++i) {
-      worker_->gradients()[i] = static_cast<std::byte>(i * 7 + incarnation_);
-      box_->results()[i] = static_cast<std::byte>(i * 13 + incarnation_);
-    }
-    ASSERT_TRUE(worker_->endpoint().post({0}, {0, 0, kBytes, 5}));
+  // What becomes at the box of a chunk of the worker's, whose connection is led over `wire`.
+  Arrival send_over(Offer offer, const std::function<void(Wire&)>& spoil) {
+    Wire wire(offer.queues[0].address);
+    offer.queues[0].address = wire.address;
+    EXPECT_EQ(connect(offer, files_.trust()), "none");
+    std::ranges::fill(worker_->gradients(), std::byte{0x5a});
+    spoil(wire);
+    EXPECT_TRUE(worker_->endpoint().post({0}, {0, 0, kBytes, 1}));
     worker_->endpoint().flush();
-    const auto arrived = next_at_box();
-    ASSERT_TRUE(arrived && arrived->ok);
-    EXPECT_EQ(arrived->imm, 5u);
-    EXPECT_TRUE(std::equal(worker_->gradients().begin(), worker_->gradients().end(),
-                           box_->slots(0).begin()));
-    ASSERT_TRUE(box_->endpoint(0).post({.rank = 0}, {0, 0, kBytes, 6}));
-    box_->endpoint(0).flush();
-    std::array<Arrival, 1> one;
-    ASSERT_TRUE(eventually([&] {
-      box_->endpoint(0).poll({});
-      return worker_->endpoint().poll(one) == 1;
-    }));
-    EXPECT_TRUE(one[0].ok && one[0].imm == 6);
-    EXPECT_TRUE(
-        std::equal(box_->results().begin(), box_->results().end(), worker_->results().begin()));
+    const std::vector<Arrival> come = poll(box_->endpoint(0), 1, &worker_->endpoint());
+    EXPECT_EQ(come.size(), 1u);
+    return come.empty() ? Arrival{} : come[0];
   }
+  void expect_exchange() { LinkTest::expect_exchange(*worker_, 0); }
 
   TcpTlsFiles files_;
   std::optional<TlsServerContext> context_;
-  std::unique_ptr<TcpRig> rig_;
-  LinkLayout layout_;
-  std::unique_ptr<BoxLink> box_;
   std::unique_ptr<WorkerLink> worker_;
   uint32_t incarnation_ = 0;
-  bool attached_ = false;
 };
 
 TEST_F(TcpTlsTest, TheServerMustBeTrustedAndOfThatName) {
   start();
   ASSERT_TRUE(admit().tls);
-  EXPECT_EQ(connect(), "ok");
+  EXPECT_EQ(connect(), "none");
   EXPECT_THAT(worker_->describe(), HasSubstr("with TLS"));
   EXPECT_THAT(rig_->transport().describe(), HasSubstr("with TLS"));
   expect_exchange();
@@ -214,13 +177,13 @@ TEST_F(TcpTlsTest, TheServerMustBeTrustedAndOfThatName) {
   // Its address is not its name: data goes to addresses that nobody wrote into a certificate.
   files_.use(files_.ca_.issue({.names = "DNS:localhost"}));
   context_->reload();
-  EXPECT_EQ(connect(), "ok");
+  EXPECT_EQ(connect(), "none");
   expect_exchange();
 }
 
 TEST_F(TcpTlsTest, ReadAgainTheFilesHoldForNewConnections) {
   start();
-  ASSERT_EQ(connect(), "ok");
+  ASSERT_EQ(connect(), "none");
   files_.use(files_.other_.issue());
   context_->reload();
   expect_exchange();
@@ -229,15 +192,15 @@ TEST_F(TcpTlsTest, ReadAgainTheFilesHoldForNewConnections) {
   EXPECT_THROW(context_->reload(), Error);
   TcpTrust other = files_.trust();
   other.tls.authorities = files_.files_.write("other.pem", files_.other_.pem());
-  EXPECT_EQ(connect(admit(), other), "ok");
+  EXPECT_EQ(connect(admit(), other), "none");
   expect_exchange();
 }
 
 TEST_F(TcpTlsTest, ACertificateThatHasExpiredIsNotTaken) {
   files_.use(files_.ca_.issue({.until_s = 3}));
   start();
-  std::string last = "ok";
-  for (int i = 0; i < 600 && last == "ok"; ++i) {
+  std::string last = "none";
+  for (int i = 0; i < 600 && last == "none"; ++i) {
     last = connect();
     std::this_thread::sleep_for(milliseconds(100));
   }
@@ -253,7 +216,7 @@ TEST_F(TcpTlsTest, WorkersNeedACertificateWhereTheServerAsksForOne) {
   TcpTrust trust = files_.trust();
   trust.tls.certificate = files_.files_.write("mine.pem", mine.pem);
   trust.tls.key = files_.files_.write("mine.key", mine.key);
-  EXPECT_EQ(connect(admit(), trust), "ok");
+  EXPECT_EQ(connect(admit(), trust), "none");
   expect_exchange();
 }
 
@@ -264,15 +227,10 @@ TEST_F(TcpTlsTest, PlainWorkersAreRefused) {
   offer.tls = false;
   EXPECT_THAT(connect(offer, files_.trust()), AllOf(HasSubstr("invalid"), HasSubstr("speak TLS")));
   EXPECT_TRUE(refused("it does not speak TLS")) << reasons();
-  ASSERT_EQ(connect(), "ok");
+  ASSERT_EQ(connect(), "none");
   offer = admit();
   offer.tls = false;
-  try {
-    worker_->reconnect(offer);
-    FAIL() << "it went on without TLS";
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("had TLS before"));
-  }
+  EXPECT_THAT(testing::error_of([&] { worker_->reconnect(offer); }), HasSubstr("had TLS before"));
 }
 
 TEST_F(TcpTlsTest, APlainServerIsNotTaken) {
@@ -298,17 +256,9 @@ TEST_F(TcpTlsTest, AWrongTicketIsRefusedOverTls) {
 TEST_F(TcpTlsTest, WhatIsCutOffIsNoData) {
   start();
   for (const size_t cut : {size_t{1}, size_t{20'000}, size_t{99'000}, size_t{100'000}}) {
-    Offer offer = admit();
-    Wire wire(offer.queues[0].address);
-    offer.queues[0].address = wire.address;
-    ASSERT_EQ(connect(offer, files_.trust()), "ok");
-    wire.cut_in = cut;
-    ASSERT_TRUE(worker_->endpoint().post({0}, {0, 0, kBytes, 1}));
-    worker_->endpoint().flush();
-    const auto arrived = next_at_box();
-    ASSERT_TRUE(arrived);
-    EXPECT_FALSE(arrived->ok) << cut;
-    EXPECT_FALSE(arrived->violation) << "the worker may connect again";
+    const Arrival arrived = send_over(admit(), [&](Wire& wire) { wire.cut_in = cut; });
+    EXPECT_FALSE(arrived.ok) << cut;
+    EXPECT_FALSE(arrived.violation) << "the worker may connect again";
     EXPECT_TRUE(eventually([&] { return !worker_->connected(); }));
   }
 }
@@ -316,17 +266,7 @@ TEST_F(TcpTlsTest, WhatIsCutOffIsNoData) {
 TEST_F(TcpTlsTest, WhatWasChangedOnItsWayIsNoData) {
   start();
   for (const size_t at : {size_t{0}, size_t{30}, size_t{600}, size_t{50'000}, size_t{99'999}}) {
-    Offer offer = admit();
-    Wire wire(offer.queues[0].address);
-    offer.queues[0].address = wire.address;
-    ASSERT_EQ(connect(offer, files_.trust()), "ok");
-    for (std::byte& byte : worker_->gradients()) byte = std::byte{0x5a};
-    wire.flip_in = at;
-    ASSERT_TRUE(worker_->endpoint().post({0}, {0, 0, kBytes, 1}));
-    worker_->endpoint().flush();
-    const auto arrived = next_at_box();
-    ASSERT_TRUE(arrived);
-    EXPECT_FALSE(arrived->ok) << at;
+    EXPECT_FALSE(send_over(admit(), [&](Wire& wire) { wire.flip_in = at; }).ok) << at;
     for (const std::byte byte : box_->slots(0)) {
       ASSERT_TRUE(byte == std::byte{0} || byte == std::byte{0x5a}) << "a byte that nobody sent";
     }
@@ -343,7 +283,7 @@ TEST_F(TcpTlsTest, StrangersHoldUpNobodyAndHaveTheirTime) {
     strangers.push_back(std::make_unique<RawTcp>(offer.queues[0].address));
     if (i % 2 == 0) strangers.back()->send(std::as_bytes(std::span(begun)));
   }
-  EXPECT_EQ(connect(offer, files_.trust()), "ok");
+  EXPECT_EQ(connect(offer, files_.trust()), "none");
   expect_exchange();
   EXPECT_TRUE(refused("this was the oldest")) << reasons();
   EXPECT_TRUE(refused("no ticket within 3000 ms")) << reasons();
@@ -354,7 +294,7 @@ TEST_F(TcpTlsTest, StrangersHoldUpNobodyAndHaveTheirTime) {
 
 TEST_F(TcpTlsTest, GarbageEndsItsOwnConnectionOnly) {
   start();
-  ASSERT_EQ(connect(), "ok");
+  ASSERT_EQ(connect(), "none");
   const std::string address = box_->admit(1, 1).queues[0].address;
   for (const std::string& garbage :
        {std::string("\x16\x03\x01\xff\xff", 5), std::string("\x16") + std::string(70'000, '\x7f'),

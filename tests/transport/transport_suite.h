@@ -4,11 +4,14 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <functional>
+#include <future>
 #include <memory>
 #include <ostream>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "transport/transport.h"
@@ -24,8 +27,21 @@ class TransportRig {
   // Connects a worker, handling the NIC's events meanwhile (they go to events()).
   virtual std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout) = 0;
 
+  // Runs a worker's call in a thread of its own, handling the NIC's events meanwhile.
+  template <typename Call>
+  auto meanwhile(const Call& call) {
+    auto result = std::async(std::launch::async, call);
+    while (result.wait_for(std::chrono::microseconds(100)) != std::future_status::ready) {
+      transport().handle_events(events());
+    }
+    return result.get();
+  }
+  void reconnect(WorkerLink& worker, const Offer& offer) {
+    meanwhile([&] { worker.reconnect(offer); });
+  }
+
   // Lets what was posted arrive: simulated time passes here, real time passes by itself.
-  virtual void pump() {}
+  virtual void pump() { std::this_thread::sleep_for(std::chrono::microseconds(100)); }
 
   // What an owner's thread does for an endpoint that it neither polls nor sleeps on: where bytes
   // move only while somebody polls, both ends must.
@@ -34,8 +50,9 @@ class TransportRig {
   // Whether arrivals come in the order in which they reached the NIC, whoever sent them.
   virtual bool is_fifo() const { return false; }
 
-  // The worker's process ends without a word.
-  virtual void kill(std::unique_ptr<WorkerLink> worker) = 0;
+  // The worker's process ends without a word. The kernel closes what a process had; so does the
+  // link's end.
+  virtual void kill(std::unique_ptr<WorkerLink> worker) { worker.reset(); }
 
   // Events of the NIC that the test has not taken yet.
   std::vector<TransportEvent>& events() { return events_; }

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
-#include <future>
 #include <memory>
 #include <stdexcept>
 #include <thread>
@@ -40,7 +39,7 @@ class VerbsRig final : public TransportRig {
   bool is_fifo() const override { return true; }
 
   std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout) override {
-    auto link = std::async(std::launch::async, [&] {
+    std::unique_ptr<WorkerLink> connected = meanwhile([&] {
       const auto network = [&](const Offer& part, const LinkLayout& of,
                                std::unique_ptr<LinkArrays> arrays) {
         if (arrays == nullptr) arrays = arrays_on(device_.get(), of);
@@ -49,10 +48,6 @@ class VerbsRig final : public TransportRig {
       return near_ == Near::kNone ? network(offer, layout, nullptr)
                                   : connect_with(near_, offer, layout, network);
     });
-    while (link.wait_for(std::chrono::milliseconds(1)) != std::future_status::ready) {
-      transport_->handle_events(events());
-    }
-    std::unique_ptr<WorkerLink> connected = link.get();
     // The box hears of it after the worker does.
     for (int i = 0; i < 50; ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -60,11 +55,6 @@ class VerbsRig final : public TransportRig {
     }
     return connected;
   }
-
-  void pump() override { std::this_thread::sleep_for(std::chrono::microseconds(100)); }
-
-  // In one process, an end without a word is the connections' end.
-  void kill(std::unique_ptr<WorkerLink> worker) override { worker.reset(); }
 
  private:
   const std::unique_ptr<MemoryDevice> device_;

@@ -1,10 +1,14 @@
-// The formats of TCP, RDMA, libfabric and the switch, on the page and in the code, are one.
+// The formats of every transport, on the page and in the code, are one.
 #include <gtest/gtest.h>
 
+#include <boost/preprocessor/seq/for_each.hpp>
+#include <boost/preprocessor/stringize.hpp>
+#include <boost/preprocessor/variadic/to_seq.hpp>
 #include <cstddef>
 
 #include "tests/transport/page.h"
 #include "transport/ofi/format.h"
+#include "transport/shm/format.h"
 #include "transport/switch/packet.h"
 #include "transport/tcp/format.h"
 #include "transport/verbs/format.h"
@@ -12,73 +16,56 @@
 namespace phub {
 namespace wire_format_test {
 
+#define EXPECT_OFFSET(r, type, field) \
+  page.expect(BOOST_PP_STRINGIZE(type) "." BOOST_PP_STRINGIZE(field), offsetof(type, field));
+#define EXPECT_VALUE(r, type, name) \
+  page.expect(BOOST_PP_STRINGIZE(name), static_cast<uint64_t>(type name));
+#define FIELDS(type, ...) \
+  BOOST_PP_SEQ_FOR_EACH(EXPECT_OFFSET, type, BOOST_PP_VARIADIC_TO_SEQ(__VA_ARGS__))
+#define VALUES(scope, ...) \
+  BOOST_PP_SEQ_FOR_EACH(EXPECT_VALUE, scope, BOOST_PP_VARIADIC_TO_SEQ(__VA_ARGS__))
+
 TEST(WireFormatTest, ThePageHasTheCodesOffsets) {
   Page page(PHUB_SOURCE_DIR);
-#define PHUB_EXPECT_OFFSET(type, field) page.expect(#type "." #field, offsetof(type, field))
-  PHUB_EXPECT_OFFSET(TcpHeader, magic);
-  PHUB_EXPECT_OFFSET(TcpHeader, version);
-  PHUB_EXPECT_OFFSET(TcpHeader, type);
-  PHUB_EXPECT_OFFSET(TcpHeader, bytes);
-  PHUB_EXPECT_OFFSET(TcpHello, ticket);
-  PHUB_EXPECT_OFFSET(TcpHello, queue);
-  PHUB_EXPECT_OFFSET(TcpHello, queues);
-  PHUB_EXPECT_OFFSET(TcpHello, queue_chunks);
-  PHUB_EXPECT_OFFSET(TcpHello, reserved);
-  PHUB_EXPECT_OFFSET(TcpHello, gradient_bytes);
-  PHUB_EXPECT_OFFSET(TcpHello, result_bytes);
-  PHUB_EXPECT_OFFSET(TcpWelcome, rank);
-  PHUB_EXPECT_OFFSET(TcpWelcome, incarnation);
-  PHUB_EXPECT_OFFSET(TcpBatch, more);
-  PHUB_EXPECT_OFFSET(TcpBatch, reserved);
-  PHUB_EXPECT_OFFSET(TcpBatch, first);
-  PHUB_EXPECT_OFFSET(TcpFrame, imm);
-  PHUB_EXPECT_OFFSET(TcpFrame, bytes);
-  PHUB_EXPECT_OFFSET(TcpFrame, remote_offset);
-  PHUB_EXPECT_OFFSET(VerbsHello, magic);
-  PHUB_EXPECT_OFFSET(VerbsHello, version);
-  PHUB_EXPECT_OFFSET(VerbsHello, queue);
-  PHUB_EXPECT_OFFSET(VerbsHello, ticket);
-  PHUB_EXPECT_OFFSET(VerbsHello, results_base);
-  PHUB_EXPECT_OFFSET(VerbsHello, results_bytes);
-  PHUB_EXPECT_OFFSET(VerbsHello, results_key);
-  PHUB_EXPECT_OFFSET(VerbsHello, reserved);
-  PHUB_EXPECT_OFFSET(OfiHeader, magic);
-  PHUB_EXPECT_OFFSET(OfiHeader, version);
-  PHUB_EXPECT_OFFSET(OfiHeader, type);
-  PHUB_EXPECT_OFFSET(OfiHeader, bytes);
-  PHUB_EXPECT_OFFSET(OfiHello, ticket);
-  PHUB_EXPECT_OFFSET(OfiHello, queue);
-  PHUB_EXPECT_OFFSET(OfiHello, queues);
-  PHUB_EXPECT_OFFSET(OfiHello, queue_chunks);
-  PHUB_EXPECT_OFFSET(OfiHello, reserved);
-  PHUB_EXPECT_OFFSET(OfiHello, gradient_bytes);
-  PHUB_EXPECT_OFFSET(OfiHello, result_bytes);
-  PHUB_EXPECT_OFFSET(OfiHello, results);
-  PHUB_EXPECT_OFFSET(OfiWelcome, rank);
-  PHUB_EXPECT_OFFSET(OfiWelcome, incarnation);
-  PHUB_EXPECT_OFFSET(OfiWelcome, slots);
-  PHUB_EXPECT_OFFSET(OfiTarget, base);
-  PHUB_EXPECT_OFFSET(OfiTarget, key);
-  PHUB_EXPECT_OFFSET(OfiTarget, name_bytes);
-  PHUB_EXPECT_OFFSET(OfiTarget, reserved);
-  PHUB_EXPECT_OFFSET(OfiTarget, name);
-  PHUB_EXPECT_OFFSET(SwitchHeader, magic);
-  PHUB_EXPECT_OFFSET(SwitchHeader, kind);
-  PHUB_EXPECT_OFFSET(SwitchHeader, worker);
-  PHUB_EXPECT_OFFSET(SwitchHeader, slot);
-  PHUB_EXPECT_OFFSET(SwitchHeader, generation);
-  PHUB_EXPECT_OFFSET(SwitchHeader, turn);
-  PHUB_EXPECT_OFFSET(SwitchHeader, chunk);
-  PHUB_EXPECT_OFFSET(SwitchHeader, part);
-  PHUB_EXPECT_OFFSET(SwitchHeader, round);
-  PHUB_EXPECT_OFFSET(SwitchHeader, exponent);
-  PHUB_EXPECT_OFFSET(SwitchHeader, next_exponent);
-  PHUB_EXPECT_OFFSET(SwitchHeader, workers);
-  PHUB_EXPECT_OFFSET(SwitchPacket, codes);
-#undef PHUB_EXPECT_OFFSET
+  FIELDS(ShmHeader, magic, version, type, fds);
+  FIELDS(ShmHello, ticket);
+  FIELDS(ShmWelcome, rank, incarnation, queues, total_fds, results_file_bytes, results_bytes,
+         gradients_file_bytes, gradients_offset, gradients_bytes, rings_file_bytes);
+  FIELDS(ShmQueue, to_box_offset, to_worker_offset, to_box_entries, to_worker_entries);
+  FIELDS(ShmRing, tail, head, wake_at);
+  FIELDS(TcpHeader, magic, version, type, bytes);
+  FIELDS(TcpHello, ticket, queue, queues, queue_chunks, reserved, gradient_bytes, result_bytes);
+  FIELDS(TcpWelcome, rank, incarnation);
+  FIELDS(TcpBatch, more, reserved, first);
+  FIELDS(TcpFrame, imm, bytes, remote_offset);
+  FIELDS(VerbsHello, magic, version, queue, ticket, results_base, results_bytes, results_key,
+         reserved);
+  FIELDS(OfiHeader, magic, version, type, bytes);
+  FIELDS(OfiHello, ticket, queue, queues, queue_chunks, reserved, gradient_bytes, result_bytes,
+         results);
+  FIELDS(OfiWelcome, rank, incarnation, slots);
+  FIELDS(OfiTarget, base, key, name_bytes, reserved, name);
+  FIELDS(SwitchHeader, magic, kind, worker, slot, generation, turn, chunk, part, round, exponent,
+         next_exponent, workers);
+  FIELDS(SwitchPacket, codes);
 }
 
-TEST(WireFormatTest, ThePageHasTheCodesConstants) {
+TEST(WireFormatTest, ThePageHasTheCodesSizesAndConstants) {
+  Page page(PHUB_SOURCE_DIR);
+  VALUES(phub::, kShmMagic, kShmVersion, kTicketDigits, kShmFdsPerMessage, kShmFixedFds);
+  VALUES(phub::, kShmMaxQueues, kShmRingSlack, kShmMaxRingEntries, kShmLine, kShmSkewRanks);
+  VALUES(phub::, kMaxRefusalBytes, kShmArmed, kMaxChunksPerQueue, kMaxRanks);
+  VALUES(ShmMessage::, kHello, kWelcome, kMoreFds, kRefusal);
+  VALUES(ImmKind::, kData, kNull, kInitial, kControl);
+  VALUES(, sizeof(ShmHello), sizeof(ShmWelcome), sizeof(ShmQueue), sizeof(ShmRing));
+}
+
+#undef EXPECT_OFFSET
+#undef EXPECT_VALUE
+#undef FIELDS
+#undef VALUES
+
+TEST(WireFormatTest, ConstantsStayAsTheyAre) {
   EXPECT_EQ(kTcpMagic, 0x54554850u);
   EXPECT_EQ(kTcpVersion, 1u);
   EXPECT_EQ(kTcpMaxBatch, 32u);
