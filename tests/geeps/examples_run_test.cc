@@ -38,6 +38,12 @@ Words operator+(Words words, const Words& more) {
   words.insert(words.end(), more.begin(), more.end());
   return words;
 }
+// The words of a command, as a shell would take them.
+Words operator+(Words words, const std::string& line) {
+  std::istringstream stream(line);
+  for (std::string word; stream >> word;) words.push_back(word);
+  return words;
+}
 
 std::vector<std::string> lines_with(const std::string& text, const std::string& part) {
   std::vector<std::string> lines;
@@ -83,7 +89,7 @@ class ExamplesRun : public ::testing::Test {
     EXPECT_EQ(process.wait(kLimit), 0) << process.output();
     return process.output();
   }
-  std::string run(const Words& command) { return finish(*start(command + Words{"--standalone"})); }
+  std::string run(const Words& command) { return finish(*start(command + "--standalone")); }
   // The digest of every rank of the output, which are all the same.
   std::string digest(const std::string& output, size_t ranks = 1) {
     const auto lines = lines_with(output, "digest ");
@@ -104,7 +110,7 @@ class ExamplesRun : public ::testing::Test {
                        "--server", server_->listening_address()};
     std::vector<std::unique_ptr<Process>> ranks;
     for (uint32_t rank = 0; rank < world; ++rank) {
-      ranks.push_back(start(command + job + Words{"--rank", std::to_string(rank)}));
+      ranks.push_back(start(command + job + ("--rank " + std::to_string(rank))));
     }
     return ranks;
   }
@@ -132,21 +138,20 @@ class ExamplesRun : public ::testing::Test {
     return values;
   }
 
-  // With every budget, and every way to use it.
-  void expect_same_bits(const Words& command, const std::vector<std::string>& budgets) {
-    const std::string expected = digest(run(command));
-    const std::vector<Words> ways = {{},
-                                     {"--prefetch", "off", "--poison"},
-                                     {"--gather", "first", "--partitions", "3", "--poison"},
-                                     {"--partitions", "3", "--latency", "100"},
-                                     {"--peak-first", "--poison"}};
-    for (const std::string& budget : budgets) {
-      for (const Words& way : ways) {
-        EXPECT_EQ(digest(run(command + Words{"--budget", budget} + way)), expected)
-            << budget << ' ' << fmt::format("{}", fmt::join(way, " "));
-      }
-    }
-    EXPECT_EQ(digest(run(command + Words{"--gather", "none"})), expected);
+  std::string run(const Words& command, uint32_t world) {
+    return world == 0 ? run(command) : run_with_box(command, world);
+  }
+  // A training that ends in the middle and is resumed ends with the bits of one that goes through,
+  // which are returned. `world`: 0 means without a box.
+  std::string expect_resumed(const Words& command, size_t ranks, uint32_t world = 0,
+                             const std::string& first = "", const std::string& rest = "") {
+    const std::string whole = digest(run(command + "--iterations 20", world), ranks);
+    const Words saved =
+        command + ("--checkpoint " + file(fmt::format("checkpoint{}of%r", ++processes_)));
+    run(saved + ("--iterations 9 " + first), world);
+    EXPECT_EQ(digest(run(saved + ("--resume --iterations 20 " + rest), world), ranks), whole)
+        << fmt::format("{}", fmt::join(command, " "));
+    return whole;
   }
 
   const Words digits_ = {"geeps_digits", "--data", PHUB_DIGITS_CSV};
@@ -155,7 +160,7 @@ class ExamplesRun : public ::testing::Test {
   const Words video_ = {"geeps_video", "--batch", "16"};
   const Words small_video_ = {"geeps_video", "--batch", "4",        "--frames", "5",
                               "--filters",   "4",       "--hidden", "12"};
-  const Words small_text_ = text_ + Words{"--hidden", "16", "--steps", "24"};
+  const Words small_text_ = text_ + "--hidden 16 --steps 24";
 
  private:
   std::string folder_;
@@ -163,77 +168,35 @@ class ExamplesRun : public ::testing::Test {
   int processes_ = 0, jobs_ = 0;
 };
 
-TEST_F(ExamplesRun, LogisticRegressionLearns) {
-  const std::string output = run(digits_ + Words{"--model", "logreg", "--lr", "0.5", "--iterations",
-                                                 "800", "--budget", "80%"});
-  EXPECT_GE(last_number(output, "held-out accuracy "), 92) << output;
-}
-TEST_F(ExamplesRun, FullyConnectedNetworkLearns) {
-  const std::string output = run(
-      digits_ + Words{"--model", "mlp", "--lr", "0.3", "--iterations", "800", "--budget", "50%"});
-  EXPECT_GE(last_number(output, "held-out accuracy "), 95) << output;
-}
-TEST_F(ExamplesRun, ConvolutionalNetworkLearns) {
-  const std::string output =
-      run(digits_ + Words{"--model", "cnn", "--batch", "16", "--lr", "0.2", "--lr-decay", "0.5",
-                          "--lr-every", "200", "--iterations", "800", "--budget", "80%"});
-  EXPECT_GE(last_number(output, "held-out accuracy "), 96) << output;
-}
 TEST_F(ExamplesRun, WorkersLearnOutOfLockStep) {
-  for (const char* consistency : {"ssp", "async"}) {
-    const Words slack = consistency == std::string("ssp") ? Words{"--slack", "2"} : Words{};
-    const std::string output =
-        run_with_box(digits_ +
-                         Words{"--model", "mlp", "--lr", "0.3", "--iterations", "400", "--budget",
-                               "50%", "--consistency", consistency} +
-                         slack,
-                     3);
+  for (const std::string consistency : {"ssp --slack 2", "async"}) {
+    const std::string output = run_with_box(
+        digits_ +
+            ("--model mlp --lr 0.3 --iterations 400 --budget 50% --consistency " + consistency),
+        3);
     EXPECT_GE(last_number(output, "held-out accuracy "), 90) << consistency << "\n" << output;
   }
 }
-TEST_F(ExamplesRun, VeryDeepNetworkLearnsInATwentiethOfItsMemory) {
-  const std::string output = run(
-      deep_ + Words{"--layers", "80", "--width", "64", "--iterations", "100", "--budget", "5%"});
-  EXPECT_GE(last_number(output, "held-out accuracy "), 90) << output;
-}
 TEST_F(ExamplesRun, LanguageModelLearnsMoreThanFrequencies) {
-  const std::string output = run(text_ + Words{"--hidden", "48", "--steps", "24", "--lr", "4",
-                                               "--iterations", "400", "--budget", "30%"});
+  const std::string output =
+      run(text_ + "--hidden 48 --steps 24 --lr 4 --iterations 400 --budget 30%");
   EXPECT_LT(last_number(output, "held-out loss "), last_number(output, "frequencies alone: ") - 0.5)
       << output;
 }
 // Of one frame nobody can tell more than chance, which is 25%.
 TEST_F(ExamplesRun, VideoNetworkLearnsTheOrderOfFrames) {
-  const std::string output = run(video_ + Words{"--iterations", "400", "--budget", "30%"});
+  const std::string output = run(video_ + "--iterations 400 --budget 30%");
   EXPECT_GE(last_number(output, "held-out accuracy "), 90) << output;
-  const std::string of_one = run(video_ + Words{"--iterations", "400", "--frames", "1"});
+  const std::string of_one = run(video_ + "--iterations 400 --frames 1");
   EXPECT_LT(last_number(of_one, "held-out accuracy "), 35) << of_one;
-}
-
-TEST_F(ExamplesRun, SameBitsAtEveryBudgetMlp) {
-  expect_same_bits(digits_ + Words{"--iterations", "20"}, {"80%", "50%", "least"});
-}
-TEST_F(ExamplesRun, SameBitsAtEveryBudgetCnn) {
-  expect_same_bits(digits_ + Words{"--model", "cnn", "--batch", "8", "--iterations", "10"},
-                   {"90%", "70%", "least"});
-}
-TEST_F(ExamplesRun, SameBitsAtEveryBudgetDeep) {
-  expect_same_bits(deep_ + Words{"--layers", "20", "--width", "64", "--iterations", "8"},
-                   {"60%", "20%", "least"});
-}
-TEST_F(ExamplesRun, SameBitsAtEveryBudgetText) {
-  expect_same_bits(small_text_ + Words{"--iterations", "6"}, {"70%", "30%", "least"});
-}
-TEST_F(ExamplesRun, SameBitsAtEveryBudgetVideo) {
-  expect_same_bits(small_video_ + Words{"--iterations", "6"}, {"70%", "40%", "least"});
 }
 
 // What is said is exact.
 TEST_F(ExamplesRun, TooSmallABudgetIsToldTheLeastOne) {
-  for (const char* gather : {"first", "none"}) {
+  for (const std::string gather : {"first", "none"}) {
     const auto with = [&](const std::string& budget) {
-      return start(digits_ + Words{"--standalone", "--iterations", "2", "--gather", gather,
-                                   "--budget", budget});
+      return start(digits_ +
+                   ("--standalone --iterations 2 --gather " + gather + " --budget " + budget));
     };
     const auto small = with("35%");
     EXPECT_EQ(small->wait(kLimit), 1) << small->output();
@@ -248,49 +211,12 @@ TEST_F(ExamplesRun, TooSmallABudgetIsToldTheLeastOne) {
   }
 }
 
-// That of geeps_digits --model cnn.
-Layers small_convolutional_network() {
-  Layers layers;
-  layers.push_back(convolution({8, 8, 1, 1}, 16));
-  layers.push_back(convolution({8, 8, 16, 2}, 32));
-  layers.push_back(dense(512, 10, false));
-  return layers;
-}
-
-// The whole chain against the same mathematics over plain arrays.
-TEST_F(ExamplesRun, NetworkIsThatOfTheReference) {
-  const digits::Dataset data = digits::load(PHUB_DIGITS_CSV);
-  for (const uint32_t world : {1, 3}) {
-    const Words command =
-        digits_ + Words{"--model", "cnn", "--batch",  "8",   "--iterations", "12",
-                        "--lr",    "0.1", "--budget", "70%", "--out",        file("parameters%r")};
-    world == 1 ? run(command) : run_with_box(command, world);
-    const auto expected =
-        reference_network(small_convolutional_network(), data.train,
-                          {.samples = 8, .world = world, .clocks = 12, .lr = 0.1f});
-    for (uint32_t rank = 0; rank < world; ++rank) {
-      EXPECT_EQ(floats(fmt::format("parameters{}", rank)), expected) << rank << " of " << world;
-    }
-  }
-}
-// With a text that ends before the training does.
-TEST_F(ExamplesRun, LanguageModelIsThatOfTheReference) {
-  std::ofstream(file("text")) << read(PHUB_TEXT "/GPL-3").substr(0, 2000);
-  run({"geeps_text", "--text", file("text"), "--batch", "8", "--hidden", "16", "--steps", "24",
-       "--iterations", "12", "--lr", "1", "--budget", "30%", "--out", file("parameters")});
-  const Text text = Text::load(file("text"));
-  ASSERT_LT(text.train().size(), 8u * 12 * 24);
-  EXPECT_EQ(floats("parameters"),
-            reference_lstm(text, 16, 24, {.samples = 8, .clocks = 12, .lr = 1}));
-}
 TEST_F(ExamplesRun, VideoNetworkIsThatOfTheReference) {
   constexpr size_t kClips = 40;
   for (const uint32_t world : {1, 2}) {
-    const Words command = small_video_ + Words{"--clips",      std::to_string(kClips),
-                                               "--iterations", "12",
-                                               "--lr",         "1",
-                                               "--budget",     "50%",
-                                               "--out",        file("parameters%r")};
+    const Words command =
+        small_video_ + ("--clips " + std::to_string(kClips) +
+                        " --iterations 12 --lr 1 --budget 50% --out " + file("parameters%r"));
     world == 1 ? run(command) : run_with_box(command, world);
     ReferenceVideo reference(4, 12);
     reference.train(Videos(1, kClips, 1, 5), {.samples = 4, .world = world, .clocks = 12, .lr = 1});
@@ -302,21 +228,18 @@ TEST_F(ExamplesRun, VideoNetworkIsThatOfTheReference) {
 }
 
 TEST_F(ExamplesRun, DevicesOfAProcessAreLikeWorkers) {
-  const Words command = digits_ + Words{"--iterations", "40",  "--budget",   "50%",
-                                        "--lr-decay",   "0.5", "--lr-every", "15"};
+  const Words command = digits_ + "--iterations 40 --budget 50% --lr-decay 0.5 --lr-every 15";
   const std::string workers = digest(run_with_box(command, 2), 2);
-  EXPECT_EQ(digest(run(command + Words{"--devices", "2"}), 2), workers);
-  EXPECT_EQ(digest(run_with_box(command + Words{"--devices", "2"}, 1), 2), workers);
+  EXPECT_EQ(digest(run(command + "--devices 2"), 2), workers);
+  EXPECT_EQ(digest(run_with_box(command + "--devices 2", 1), 2), workers);
   EXPECT_NE(digest(run(command)), workers);
-  digest(run_with_box(command + Words{"--devices", "2"}, 2), 4);
+  digest(run_with_box(command + "--devices 2", 2), 4);
 }
 
 TEST_F(ExamplesRun, MiniBatchesOfAClockAreOneLargeOne) {
-  for (const Words& model : {digits_ + Words{"--iterations", "5"},
-                             digits_ + Words{"--iterations", "5", "--model", "cnn"}}) {
-    run(model + Words{"--batch", "24", "--out", file("large")});
-    run(model +
-        Words{"--batch", "8", "--mini-batches", "3", "--budget", "80%", "--out", file("small")});
+  for (const Words& model : {digits_ + "--iterations 5", digits_ + "--iterations 5 --model cnn"}) {
+    run(model + ("--batch 24 --out " + file("large")));
+    run(model + ("--batch 8 --mini-batches 3 --budget 80% --out " + file("small")));
     const auto large = floats("large"), small = floats("small");
     ASSERT_EQ(large.size(), small.size());
     EXPECT_NE(large, small);  // sums are rounded differently
@@ -326,82 +249,56 @@ TEST_F(ExamplesRun, MiniBatchesOfAClockAreOneLargeOne) {
 
 TEST_F(ExamplesRun, AResumedTrainingEndsWithTheSameBits) {
   const Words rate = {"--lr-decay", "0.9", "--lr-every", "4"};
-  for (const Words& command : {digits_ + rate, small_video_ + rate + Words{"--mini-batches", "2"},
-                               small_text_ + rate, small_text_ + rate + Words{"--devices", "2"}}) {
-    const size_t ranks = command[command.size() - 2] == "--devices" ? 2 : 1;
-    const std::string whole = digest(run(command + Words{"--iterations", "20"}), ranks);
-    const Words checkpoint = {"--checkpoint", file("checkpoint%r")};
-    run(command + checkpoint + Words{"--iterations", "9", "--budget", "60%"});
-    const Words resumed = command + checkpoint + Words{"--resume", "--iterations", "20"};
-    EXPECT_EQ(digest(run(resumed + Words{"--gather", "first"}), ranks), whole);
+  const std::string first = "--budget 60%", rest = "--gather first";
+  for (const Words& command : {digits_ + rate, small_video_ + rate + "--mini-batches 2"}) {
+    expect_resumed(command, 1, 0, first, rest);
   }
+  expect_resumed(small_text_ + rate, 1, 0, first, rest);
+  expect_resumed(small_text_ + rate + "--devices 2", 2, 0, first, rest);
+  expect_resumed(small_text_ + rate, 2, 2, "", "--budget 40%");
 }
 // With the optimizer's state and its count of steps, and the rate where its schedule was.
 TEST_F(ExamplesRun, AResumedOptimizerEndsWithTheSameBits) {
-  const Words optimizers[] = {
-      {"--optimizer", "momentum", "--hyper", "momentum=0.8", "--lr", "0.05"},
-      {"--optimizer", "adam", "--lr", "0.01", "--hyper", "beta2=0.9", "lr_warmup=12"},
-      {"--optimizer", "adadelta", "--lr", "2", "--hyper", "lr_cosine=25"},
-      {"--optimizer", "adagrad", "--lr", "0.1", "--hyper", "lr_inverse=0.5", "lr_exponential=0.9"}};
-  for (const Words& optimizer : optimizers) {
-    for (const char* devices : {"1", "2"}) {
-      const Words command = digits_ + optimizer + Words{"--devices", devices};
-      const size_t ranks = devices[0] == '2' ? 2 : 1;
-      const std::string whole = digest(run(command + Words{"--iterations", "20"}), ranks);
-      EXPECT_NE(digest(run(command + Words{"--iterations", "19"}), ranks), whole);
-      const Words checkpoint = {"--checkpoint", file(optimizer[1] + devices + "%r")};
-      run(command + checkpoint + Words{"--iterations", "9"});
-      const Words resumed = command + checkpoint + Words{"--resume", "--iterations", "20"};
-      EXPECT_EQ(digest(run(resumed), ranks), whole) << optimizer[1] << ", devices " << devices;
+  for (const char* optimizer :
+       {"momentum --hyper momentum=0.8 --lr 0.05", "adam --lr 0.01 --hyper beta2=0.9 lr_warmup=12",
+        "adadelta --lr 2 --hyper lr_cosine=25",
+        "adagrad --lr 0.1 --hyper lr_inverse=0.5 lr_exponential=0.9"}) {
+    for (const size_t devices : {1, 2}) {
+      const Words command =
+          digits_ + fmt::format("--devices {} --optimizer {}", devices, optimizer);
+      const std::string whole = expect_resumed(command, devices);
+      EXPECT_NE(digest(run(command + "--iterations 19"), devices), whole);
     }
   }
 }
 TEST_F(ExamplesRun, WorkersResumeTheirOptimizerInANewJob) {
-  for (const char* kind : {"adam", "momentum"}) {
-    for (const char* devices : {"1", "2"}) {
-      const size_t ranks = devices[0] == '2' ? 4 : 2;
-      const Words command =
-          digits_ + Words{"--optimizer",  kind,
-                          "--lr",         "0.01",
-                          "--hyper",      "lr_cosine=25",
-                          "--devices",    devices,
-                          "--checkpoint", file(std::string(kind) + devices + "%r")};
-      const std::string whole =
-          digest(run_with_box(command + Words{"--iterations", "20"}, 2), ranks);
-      run_with_box(command + Words{"--iterations", "9"}, 2);
-      const Words resumed = command + Words{"--iterations", "20", "--resume", "--budget", "60%"};
-      EXPECT_EQ(digest(run_with_box(resumed, 2), ranks), whole) << kind << ", devices " << devices;
+  for (const char* optimizer : {"adam", "momentum"}) {
+    for (const size_t devices : {1, 2}) {
+      expect_resumed(
+          digits_ + fmt::format("--optimizer {} --lr 0.01 --hyper lr_cosine=25 --devices {}",
+                                optimizer, devices),
+          2 * devices, 2, "", "--budget 60%");
     }
   }
 }
 TEST_F(ExamplesRun, AKilledTrainingResumesFromItsLastCheckpoint) {
-  const Words command =
-      small_text_ + Words{"--iterations", "40", "--checkpoint", file("checkpoint")};
-  const std::string whole = digest(run(small_text_ + Words{"--iterations", "40"}));
-  const auto slow = start(command + Words{"--standalone", "--checkpoint-every", "3", "--budget",
-                                          "30%", "--latency", "500", "--report-every", "1"});
+  const Words command = small_text_ + ("--iterations 40 --checkpoint " + file("checkpoint"));
+  const std::string whole = digest(run(small_text_ + "--iterations 40"));
+  const auto slow = start(
+      command + "--standalone --checkpoint-every 3 --budget 30% --latency 500 --report-every 1");
   ASSERT_TRUE(slow->printed("iteration      7 ", kLimit)) << slow->output();
   slow->send(SIGKILL);
   const auto status = slow->wait(kLimit);
   EXPECT_TRUE(status == -SIGKILL || status == 0) << slow->output();  // 0: it was faster
-  EXPECT_EQ(digest(run(command + Words{"--resume"})), whole);
+  EXPECT_EQ(digest(run(command + "--resume")), whole);
 }
-TEST_F(ExamplesRun, WorkersResumeInANewJob) {
-  const Words command = small_text_ + Words{"--checkpoint", file("checkpoint%r"), "--lr-decay",
-                                            "0.9",          "--lr-every",         "4"};
-  const std::string whole = digest(run_with_box(command + Words{"--iterations", "20"}, 2), 2);
-  run_with_box(command + Words{"--iterations", "9"}, 2);
-  const Words resumed = command + Words{"--iterations", "20", "--resume", "--budget", "40%"};
-  EXPECT_EQ(digest(run_with_box(resumed, 2), 2), whole);
-}
-
 TEST_F(ExamplesRun, WorkersThatGoOnFromDifferentIterationsAreRefused) {
-  const Words command = digits_ + Words{"--checkpoint", file("checkpoint%r")};
-  run_with_box(command + Words{"--iterations", "4"}, 2);
+  const Words command = digits_ + ("--checkpoint " + file("checkpoint%r"));
+  run_with_box(command + "--iterations 4", 2);
   std::filesystem::rename(file("checkpoint0"), file("earlier"));
-  run_with_box(command + Words{"--iterations", "7"}, 2);
+  run_with_box(command + "--iterations 7", 2);
   std::filesystem::rename(file("earlier"), file("checkpoint0"));
-  const Words resumed = command + Words{"--iterations", "9", "--resume"};
+  const Words resumed = command + "--iterations 9 --resume";
   const std::string said = errors_with_box(resumed, 2);
   EXPECT_THAT(said, HasSubstr("the ranks go on from different iterations"));
   EXPECT_THAT(said, HasSubstr("to 4"));
@@ -410,135 +307,159 @@ TEST_F(ExamplesRun, WorkersThatGoOnFromDifferentIterationsAreRefused) {
 // One that could not write its checkpoint does not leave the others to train without it.
 TEST_F(ExamplesRun, ARankThatFailsEndsTheJob) {
   std::filesystem::create_symlink("/dev/full", file("checkpoint1.new"));
-  const std::string said =
-      errors_with_box(digits_ + Words{"--checkpoint", file("checkpoint%r"), "--iterations", "3000",
-                                      "--checkpoint-every", "3"},
-                      2);
+  const std::string said = errors_with_box(digits_ + ("--checkpoint " + file("checkpoint%r") +
+                                                      " --iterations 3000 --checkpoint-every 3"),
+                                           2);
   EXPECT_THAT(said, HasSubstr("No space left on device"));
   EXPECT_THAT(said, HasSubstr("rank 1"));
 }
 
-// The same on a GPU, where sums over the depth of a product have another order.
-class ExamplesOnCuda : public ExamplesRun {
+// --- on the host, and on a GPU -------------------------------------------------------------------
+
+class ExamplesOn : public ExamplesRun, public ::testing::WithParamInterface<const char*> {
  protected:
   void SetUp() override {
     ExamplesRun::SetUp();
-    if (const auto found = cuda_devices(); found.devices.empty())
-      GTEST_SKIP() << found.none_because;
+    if (!is_cuda()) return;
+    device_ = {"--device", "cuda"};
+    const auto found = cuda_devices();
+    if (found.devices.empty()) GTEST_SKIP() << found.none_because;
   }
-  void expect_near(const std::vector<float>& got, const std::vector<float>& expected) {
+  bool is_cuda() const { return GetParam() == std::string("cuda"); }
+  // On a GPU sums over the depth of a product have another order.
+  void compare(const std::vector<float>& got, const std::vector<float>& expected) const {
+    if (!is_cuda()) {
+      EXPECT_EQ(got, expected);
+    }
     ASSERT_EQ(got.size(), expected.size());
     for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], 1e-4) << i;
   }
+  // With every budget, and every way to use it.
+  void expect_same_bits(const Words& command, const std::vector<std::string>& budgets) {
+    const std::string expected = digest(run(command + device_));
+    for (const std::string& budget : budgets) {
+      for (const char* way :
+           {"", "--prefetch off --poison", "--gather first --partitions 3 --poison",
+            "--partitions 3 --latency 100", "--peak-first --poison"}) {
+        EXPECT_EQ(digest(run(command + device_ + fmt::format("--budget {} {}", budget, way))),
+                  expected)
+            << budget << ' ' << way;
+      }
+    }
+    EXPECT_EQ(digest(run(command + device_ + "--gather none")), expected);
+  }
 
-  const Words on_cuda_ = {"--device", "cuda"};
+  Words device_;
 };
 
-TEST_F(ExamplesOnCuda, NetworksLearn) {
-  const Words every = on_cuda_ + Words{"--iterations", "800"};
+TEST_P(ExamplesOn, NetworksLearn) {
+  const Words every = digits_ + device_ + "--iterations 800";
   const std::pair<double, Words> networks[] = {
-      {92, digits_ + every + Words{"--model", "logreg", "--lr", "0.5", "--budget", "80%"}},
-      {95, digits_ + every + Words{"--model", "mlp", "--lr", "0.3", "--budget", "50%"}},
-      {96, digits_ + every +
-               Words{"--model", "cnn", "--batch", "16", "--lr", "0.2", "--lr-decay", "0.5",
-                     "--lr-every", "200", "--budget", "80%"}},
-      {90, deep_ + on_cuda_ +
-               Words{"--layers", "80", "--width", "64", "--iterations", "100", "--budget", "5%"}}};
+      {92, every + "--model logreg --lr 0.5 --budget 80%"},
+      {95, every + "--model mlp --lr 0.3 --budget 50%"},
+      {96, every + "--model cnn --batch 16 --lr 0.2 --lr-decay 0.5 --lr-every 200 --budget 80%"},
+      {90, deep_ + device_ + "--layers 80 --width 64 --iterations 100 --budget 5%"}};
   for (const auto& [least, command] : networks) {
     const std::string output = run(command);
     EXPECT_GE(last_number(output, "held-out accuracy "), least) << output;
   }
 }
-TEST_F(ExamplesOnCuda, SameBitsAtEveryBudget) {
-  expect_same_bits(digits_ + on_cuda_ + Words{"--iterations", "20"}, {"80%", "50%", "least"});
-  expect_same_bits(
-      digits_ + on_cuda_ + Words{"--model", "cnn", "--batch", "8", "--iterations", "10"},
-      {"90%", "70%", "least"});
-  expect_same_bits(deep_ + on_cuda_ + Words{"--layers", "20", "--width", "64", "--iterations", "8"},
-                   {"60%", "20%", "least"});
-  expect_same_bits(small_text_ + on_cuda_ + Words{"--iterations", "6"}, {"70%", "30%", "least"});
-  expect_same_bits(small_video_ + on_cuda_ + Words{"--iterations", "6"}, {"70%", "40%", "least"});
-}
-TEST_F(ExamplesOnCuda, NetworksAreNearThoseOfTheReference) {
-  const digits::Dataset data = digits::load(PHUB_DIGITS_CSV);
-  for (const uint32_t world : {1, 3}) {
-    const Words command =
-        digits_ + on_cuda_ + Words{"--model",      "cnn", "--batch", "8",
-                                   "--iterations", "12",  "--lr",    "0.1",
-                                   "--budget",     "70%", "--out",   file("parameters%r")};
-    world == 1 ? run(command) : run_with_box(command, world);
-    const auto expected =
-        reference_network(small_convolutional_network(), data.train,
-                          {.samples = 8, .world = world, .clocks = 12, .lr = 0.1f});
-    for (uint32_t rank = 0; rank < world; ++rank) {
-      expect_near(floats(fmt::format("parameters{}", rank)), expected);
-    }
-  }
-  run(small_text_ + on_cuda_ +
-      Words{"--iterations", "12", "--lr", "1", "--budget", "30%", "--out", file("parameters")});
-  expect_near(floats("parameters"),
-              reference_lstm(Text::load(PHUB_TEXT), 16, 24, {.samples = 8, .clocks = 12, .lr = 1}));
-}
-TEST_F(ExamplesOnCuda, AResumedTrainingEndsWithTheSameBits) {
-  const Words command = small_text_ + on_cuda_ + Words{"--optimizer", "adam", "--lr", "0.01"};
-  const std::string whole = digest(run(command + Words{"--iterations", "20"}));
-  const Words checkpoint = {"--checkpoint", file("checkpoint")};
-  run(command + checkpoint + Words{"--iterations", "9", "--budget", "60%"});
-  EXPECT_EQ(digest(run(command + checkpoint + Words{"--resume", "--iterations", "20"})), whole);
+
+TEST_P(ExamplesOn, SameBitsAtEveryBudget) {
+  expect_same_bits(digits_ + "--iterations 20", {"80%", "50%", "least"});
+  expect_same_bits(digits_ + "--model cnn --batch 8 --iterations 10", {"90%", "70%", "least"});
+  expect_same_bits(deep_ + "--layers 20 --width 64 --iterations 8", {"60%", "20%", "least"});
+  expect_same_bits(small_text_ + "--iterations 6", {"70%", "30%", "least"});
+  expect_same_bits(small_video_ + "--iterations 6", {"70%", "40%", "least"});
 }
 
+// The whole chain against the same mathematics over plain arrays.
+TEST_P(ExamplesOn, NetworksAreThoseOfTheReference) {
+  const digits::Dataset data = digits::load(PHUB_DIGITS_CSV);
+  Layers layers;  // those of geeps_digits --model cnn
+  layers.push_back(convolution({8, 8, 1, 1}, 16));
+  layers.push_back(convolution({8, 8, 16, 2}, 32));
+  layers.push_back(dense(512, 10, false));
+  for (const uint32_t world : {1, 3}) {
+    run(digits_ + device_ +
+            ("--model cnn --batch 8 --iterations 12 --lr 0.1 --budget 70% --out " +
+             file("parameters%r")),
+        world == 1 ? 0 : world);
+    const auto expected = reference_network(
+        layers, data.train, {.samples = 8, .world = world, .clocks = 12, .lr = 0.1f});
+    for (uint32_t rank = 0; rank < world; ++rank) {
+      SCOPED_TRACE(fmt::format("{} of {}", rank, world));
+      compare(floats(fmt::format("parameters{}", rank)), expected);
+    }
+  }
+  // With a text that ends before the training does.
+  std::ofstream(file("text")) << read(PHUB_TEXT "/GPL-3").substr(0, 2000);
+  run(Words{"geeps_text", "--text", file("text")} + device_ +
+      ("--batch 8 --hidden 16 --steps 24 --iterations 12 --lr 1 --budget 30% --out " +
+       file("parameters")));
+  const Text text = Text::load(file("text"));
+  ASSERT_LT(text.train().size(), 8u * 12 * 24);
+  compare(floats("parameters"),
+          reference_lstm(text, 16, 24, {.samples = 8, .clocks = 12, .lr = 1}));
+}
+
+TEST_P(ExamplesOn, AResumedTrainingEndsWithTheSameBits) {
+  expect_resumed(small_text_ + device_ + "--optimizer adam --lr 0.01", 1, 0, "--budget 60%");
+}
+
+INSTANTIATE_TEST_SUITE_P(Every, ExamplesOn, ::testing::Values("host", "cuda"),
+                         [](const auto& instance) { return std::string(instance.param); });
+
 TEST_F(ExamplesRun, SaysWhatIsWrong) {
-  run(digits_ + Words{"--iterations", "1", "--checkpoint", file("of_mlp")});
+  run(digits_ + ("--iterations 1 --checkpoint " + file("of_mlp")));
   std::filesystem::create_symlink("/dev/full", file("of1.new"));
   std::ofstream(file("empty")).flush();
   const Words of_mlp = {"--resume", "--checkpoint", file("of_mlp")};
   const std::pair<Words, std::string> mistakes[] = {
-      {digits_ + Words{"--budget", "10K"}, "too small"},
-      {digits_ + Words{"--budget", "some%"}, "not a whole number of percent"},
-      {digits_ + Words{"--device", "abacus"}, "not host, cuda or cuda:N"},
-      {digits_ + Words{"--resume"}, "--checkpoint"},
-      {digits_ + Words{"--model", "cnn", "--resume", "--checkpoint", file("of_mlp")},
+      {digits_ + "--budget 10K", "too small"},
+      {digits_ + "--budget some%", "not a whole number of percent"},
+      {digits_ + "--device abacus", "not host, cuda or cuda:N"},
+      {digits_ + "--resume", "--checkpoint"},
+      {digits_ + ("--model cnn --resume --checkpoint " + file("of_mlp")), "is a checkpoint of"},
+      {digits_ + ("--resume --checkpoint " + file("none")), "No such file"},
+      {digits_ + ("--optimizer adam --resume --checkpoint " + file("of_mlp")),
        "is a checkpoint of"},
-      {digits_ + Words{"--resume", "--checkpoint", file("none")}, "No such file"},
-      {digits_ + Words{"--optimizer", "adam", "--resume", "--checkpoint", file("of_mlp")},
-       "is a checkpoint of"},
-      {digits_ + Words{"--optimizer", "adam", "--consistency", "ssp", "--checkpoint", file("c")},
+      {digits_ + ("--optimizer adam --consistency ssp --checkpoint " + file("c")),
        "in lock-step only"},
-      {digits_ + Words{"--lr", "0.25"} + of_mlp, "is a checkpoint of"},
-      {digits_ + Words{"--hyper", "weight_decay=0.1"} + of_mlp, "is a checkpoint of"},
-      {digits_ + Words{"--lr-decay", "0.5", "--lr-every", "3"} + of_mlp, "is a checkpoint of"},
-      {digits_ + Words{"--optimizer", "adamax"}, "{sgd,momentum,nesterov"},
-      {digits_ + Words{"--optimizer", "none"}, "{sgd,momentum,nesterov"},
-      {digits_ + Words{"--optimizer", "fold"}, "{sgd,momentum,nesterov"},
-      {digits_ + Words{"--lr", "inf"}, "'inf' is not a finite number above 0"},
-      {digits_ + Words{"--lr-decay", "nan"}, "'nan' is not a finite number above 0"},
-      {digits_ + Words{"--lr-every", "-1"}, "'-1' is not a finite number of at least 0"},
-      {digits_ + Words{"--iterations", "-1"}, "'-1' is not a finite number of at least 0"},
-      {digits_ + Words{"--budget", "-1"}, "it is below 0"},
-      {digits_ + Words{"--budget", "99999999999999999999"}, "it is too large"},
-      {digits_ + Words{"--devices", "2", "--out", file("both")}, "each of the 2 ranks writes"},
-      {digits_ + Words{"--devices", "2", "--checkpoint", file("both")}, "put %r in its name"},
-      {digits_ + Words{"--iterations", "100000000", "--out", file("none/of")}, "No such file"},
-      {digits_ + Words{"--iterations", "100000000", "--out", file("")}, "Is a directory"},
-      {digits_ + Words{"--iterations", "100000000", "--checkpoint", file("none/of")},
-       "No such file"},
+      {digits_ + "--lr 0.25" + of_mlp, "is a checkpoint of"},
+      {digits_ + "--hyper weight_decay=0.1" + of_mlp, "is a checkpoint of"},
+      {digits_ + "--lr-decay 0.5 --lr-every 3" + of_mlp, "is a checkpoint of"},
+      {digits_ + "--optimizer adamax", "{sgd,momentum,nesterov"},
+      {digits_ + "--optimizer none", "{sgd,momentum,nesterov"},
+      {digits_ + "--optimizer fold", "{sgd,momentum,nesterov"},
+      {digits_ + "--lr inf", "'inf' is not a finite number above 0"},
+      {digits_ + "--lr-decay nan", "'nan' is not a finite number above 0"},
+      {digits_ + "--lr-every -1", "'-1' is not a finite number of at least 0"},
+      {digits_ + "--iterations -1", "'-1' is not a finite number of at least 0"},
+      {digits_ + "--budget -1", "it is below 0"},
+      {digits_ + "--budget 99999999999999999999", "it is too large"},
+      {digits_ + ("--devices 2 --out " + file("both")), "each of the 2 ranks writes"},
+      {digits_ + ("--devices 2 --checkpoint " + file("both")), "put %r in its name"},
+      {digits_ + ("--iterations 100000000 --out " + file("none/of")), "No such file"},
+      {digits_ + ("--iterations 100000000 --out " + file("")), "Is a directory"},
+      {digits_ + ("--iterations 100000000 --checkpoint " + file("none/of")), "No such file"},
       {Words{"geeps_text", "--text", file("empty")}, "a text of 0 bytes is too short"},
-      {digits_ + Words{"--hyper", "momentum"}, "not NAME=VALUE"},
-      {digits_ + Words{"--hyper", "lr=2"}, "use --lr"},
-      {digits_ + Words{"--hyper", "weight_decay=1", "weight_decay=0"}, "is given twice"},
-      {digits_ + Words{"--hyper", "momentum=0.9"}, "optimizer 'sgd' does not use it"},
-      {digits_ + Words{"--checkpoint-every", "3"}, "--checkpoint-every requires --checkpoint"},
-      {digits_ + Words{"--lr-decay", "0.5"}, "--lr-decay requires --lr-every"},
-      {digits_ + Words{"--hyper", "lr_cosin=2"}, "known are lr, momentum"},
-      {digits_ + Words{"--devices", "2", "--lr", "1e30", "--iterations", "100"}, "infinity"},
-      {digits_ + Words{"--devices", "2", "--iterations", "100", "--checkpoint", file("of%r"),
-                       "--checkpoint-every", "3"},
+      {digits_ + "--hyper momentum", "not NAME=VALUE"},
+      {digits_ + "--hyper lr=2", "use --lr"},
+      {digits_ + "--hyper weight_decay=1 weight_decay=0", "is given twice"},
+      {digits_ + "--hyper momentum=0.9", "optimizer 'sgd' does not use it"},
+      {digits_ + "--checkpoint-every 3", "--checkpoint-every requires --checkpoint"},
+      {digits_ + "--lr-decay 0.5", "--lr-decay requires --lr-every"},
+      {digits_ + "--hyper lr_cosin=2", "known are lr, momentum"},
+      {digits_ + "--devices 2 --lr 1e30 --iterations 100", "infinity"},
+      {digits_ +
+           ("--devices 2 --iterations 100 --checkpoint " + file("of%r") + " --checkpoint-every 3"),
        "No space left on device"},  // one device fails, the other would wait for it
-      {video_ + Words{"--clips", "1", "--devices", "2"}, "2 workers need at least one each"},
+      {video_ + "--clips 1 --devices 2", "2 workers need at least one each"},
       {Words{"geeps_text", "--text", PHUB_TEXT, "--steps", "1000000"}, "streams of 1000000"},
   };
   for (const auto& [command, message] : mistakes) {
-    const auto process = start(command + Words{"--standalone"});
+    const auto process = start(command + "--standalone");
     const auto status = process->wait(kLimit);
     ASSERT_TRUE(status) << message;
     EXPECT_GT(*status, 0) << message;
