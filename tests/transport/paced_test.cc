@@ -105,8 +105,41 @@ class TakerTransport final : public Transport {
   std::vector<TakerBox*>& boxes_;
 };
 
-// A box of a job whose cores always have something to send.
-class PacedBox : public ::testing::Test {
+Log all_of(std::initializer_list<Log> logs) {
+  Log all;
+  for (const Log& log : logs) all.insert(all.end(), log.begin(), log.end());
+  return all;
+}
+uint64_t bytes_of(const Log& log) {
+  uint64_t bytes = 0;
+  for (const Went& went : log) bytes += went.bytes;
+  return bytes;
+}
+// Of the budget, the part that was used in so much time.
+double part(const Log& log, uint64_t ns) {
+  return (static_cast<double>(bytes_of(log)) - static_cast<double>(burst_of(kRate))) /
+         (static_cast<double>(ns) * 1e-9 * kRate);
+}
+
+// Endpoints that always have something to send.
+class PacedTest : public ::testing::Test {
+ protected:
+  struct Sender {
+    Endpoint* endpoint;
+    uint32_t queue;
+  };
+  void send_for(uint64_t ns, const std::vector<Sender>& senders) {
+    for (const uint64_t end = now_ + ns; now_ < end; now_ += kMs / 4) {
+      for (const auto& [endpoint, queue] : senders) {
+        while (endpoint->post({queue, 0}, {.bytes = kChunkBytes})) {
+        }
+      }
+    }
+  }
+  uint64_t now_ = 5;
+};
+
+class PacedBox : public PacedTest {
  protected:
   void open(std::vector<std::string> nics) {
     transport_ = make_paced(std::make_unique<TakerTransport>(now_, std::move(nics), boxes_),
@@ -123,21 +156,6 @@ class PacedBox : public ::testing::Test {
     layout.core_cpu = std::move(cpus);
     return transport_->open_job(layout);
   }
-  void send_for(uint64_t ns, const std::vector<std::pair<BoxEndpoint*, uint32_t>>& queues) {
-    for (const uint64_t end = now_ + ns; now_ < end; now_ += kMs / 4) {
-      for (const auto& [endpoint, queue] : queues) {
-        while (endpoint->post({queue, 0}, {.bytes = kChunkBytes})) {
-        }
-      }
-    }
-  }
-  static uint64_t bytes_of(const Log& log) {
-    uint64_t bytes = 0;
-    for (const Went& went : log) bytes += went.bytes;
-    return bytes;
-  }
-
-  uint64_t now_ = 5;
   std::vector<TakerBox*> boxes_;
   std::unique_ptr<Transport> transport_;
 };
@@ -148,18 +166,12 @@ TEST_F(PacedBox, ANicKeepsToItsBudgetWhicheverCoresSend) {
   send_for(500 * kMs, {{&link->endpoint(0), 0}, {&link->endpoint(1), 0}, {&link->endpoint(1), 1}});
   const std::vector<Log>& first = boxes_[0]->takers[0]->by_queue;
   const std::vector<Log>& second = boxes_[0]->takers[1]->by_queue;
-  Log a = first[0];
-  a.insert(a.end(), second[0].begin(), second[0].end());
-  EXPECT_LE(most_beyond(a, kRate), 2 * burst_of(kRate));
+  EXPECT_LE(most_beyond(all_of({first[0], second[0]}), kRate), 2 * burst_of(kRate));
   EXPECT_LE(most_beyond(second[1], kRate), burst_of(kRate));
   // Each has its part, and uses it.
-  const auto part = [](const Log& log) {
-    return (static_cast<double>(bytes_of(log)) - static_cast<double>(burst_of(kRate))) /
-           (0.5 * kRate);
-  };
-  EXPECT_NEAR(part(first[0]), 0.75, 0.02);
-  EXPECT_NEAR(part(second[0]), 0.25, 0.02);
-  EXPECT_NEAR(part(second[1]), 1, 0.02);
+  EXPECT_NEAR(part(first[0], 500 * kMs), 0.75, 0.02);
+  EXPECT_NEAR(part(second[0], 500 * kMs), 0.25, 0.02);
+  EXPECT_NEAR(part(second[1], 500 * kMs), 1, 0.02);
 }
 
 TEST_F(PacedBox, JobsOnOneCoreShareItsPart) {
@@ -167,9 +179,7 @@ TEST_F(PacedBox, JobsOnOneCoreShareItsPart) {
   const auto one = job({10}, {0}, {"a"}, {4});
   const auto two = job({10}, {0}, {"a"}, {4});
   send_for(300 * kMs, {{&one->endpoint(0), 0}, {&two->endpoint(0), 0}});
-  Log all = boxes_[0]->takers[0]->by_queue[0];
-  const Log& others = boxes_[1]->takers[0]->by_queue[0];
-  all.insert(all.end(), others.begin(), others.end());
+  const Log all = all_of({boxes_[0]->takers[0]->by_queue[0], boxes_[1]->takers[0]->by_queue[0]});
   EXPECT_LE(most_beyond(all, kRate), burst_of(kRate));
 }
 
@@ -262,41 +272,35 @@ class TakerLink final : public WorkerLink {
   const bool shared_;
 };
 
-TEST(PacedLink, EachNicOfAWorkerHasABudget) {
-  uint64_t now = 5;
-  auto taken = std::make_unique<TakerLink>(now, std::vector<std::string>{"a", "b", "a"});
-  Taker& taker = taken->taker;
+TEST_F(PacedTest, EachNicOfAWorkerHasABudget) {
+  auto taken = std::make_unique<TakerLink>(now_, std::vector<std::string>{"a", "b", "a"});
+  const std::vector<Log>& by_queue = taken->taker.by_queue;
   const auto link =
-      make_paced(std::move(taken), 3, {.bytes_per_s = kRate, .clock = [&] { return now; }});
+      make_paced(std::move(taken), 3, {.bytes_per_s = kRate, .clock = [this] { return now_; }});
   EXPECT_TRUE(link->needs_polling());
-  const auto send_for = [&](uint64_t ns) {
-    for (const uint64_t end = now + ns; now < end; now += kMs / 4) {
-      for (uint32_t queue = 0; queue < 3; ++queue) {
+  const auto send = [&](uint64_t ns) {
+    for (const uint64_t end = now_ + ns; now_ < end; now_ += kMs / 4) {
+      for (uint32_t queue = 0; queue < 3; ++queue) {  // in turn: both of NIC a get some
         link->endpoint().post({queue}, {.bytes = kChunkBytes});
       }
     }
   };
-  send_for(400 * kMs);
-  Log a = taker.by_queue[0];
-  a.insert(a.end(), taker.by_queue[2].begin(), taker.by_queue[2].end());
+  send(400 * kMs);
+  const Log a = all_of({by_queue[0], by_queue[2]});
   EXPECT_LE(most_beyond(a, kRate), burst_of(kRate));
-  EXPECT_LE(most_beyond(taker.by_queue[1], kRate), burst_of(kRate));
-  EXPECT_GT(a.size(), taker.by_queue[1].size() / 2);
-  EXPECT_FALSE(taker.by_queue[2].empty());
+  EXPECT_LE(most_beyond(by_queue[1], kRate), burst_of(kRate));
+  EXPECT_GT(a.size(), by_queue[1].size() / 2);
+  EXPECT_FALSE(by_queue[2].empty());
 
   // Its connections go over other NICs now, which have not sent less for that.
   link->reconnect({});
-  send_for(200 * kMs);
-  Log both;
-  for (uint32_t queue = 0; queue < 3; ++queue) {
-    const Log& log = taker.by_queue[queue];
-    both.insert(both.end(), log.begin(), log.end());
-  }
-  EXPECT_LE(most_beyond(both, 2 * kRate), 2 * burst_of(kRate));
+  send(200 * kMs);
+  EXPECT_LE(most_beyond(all_of({by_queue[0], by_queue[1], by_queue[2]}), 2 * kRate),
+            2 * burst_of(kRate));
 }
 
-// The uplinks of a rack's jobs, whose cores always have something to send.
-class PacedUplinks : public ::testing::Test {
+// The uplinks of a rack's jobs.
+class PacedUplinks : public PacedTest {
  protected:
   struct Uplink {
     TakerLink* taken = nullptr;
@@ -315,26 +319,6 @@ class PacedUplinks : public ::testing::Test {
     TakerLink* const at = taken.get();
     return {at, make_paced(std::move(taken), layout, shares_)};
   }
-  struct Sender {
-    Endpoint* endpoint;
-    uint32_t queue;
-  };
-  void send_for(uint64_t ns, const std::vector<Sender>& senders) {
-    for (const uint64_t end = now_ + ns; now_ < end; now_ += kMs / 4) {
-      for (const Sender& sender : senders) {
-        while (sender.endpoint->post({sender.queue}, {.bytes = kChunkBytes})) {
-        }
-      }
-    }
-  }
-  static double part(const Log& log, uint64_t ns) {
-    uint64_t bytes = 0;
-    for (const Went& went : log) bytes += went.bytes;
-    return (static_cast<double>(bytes) - static_cast<double>(burst_of(kRate))) /
-           (static_cast<double>(ns) * 1e-9 * kRate);
-  }
-
-  uint64_t now_ = 5;
   BudgetShares shares_{{.bytes_per_s = kRate, .clock = [this] { return now_; }}};
 };
 
@@ -345,13 +329,10 @@ TEST_F(PacedUplinks, CoresAndJobsShareTheBudgetOfANic) {
                        {&one.link->endpoint_of(1), 1},
                        {&two.link->endpoint_of(0), 0},
                        {&two.link->endpoint_of(1), 1}});
-  Log first = one.taken->taker.by_queue[0];  // of core 4
-  first.insert(first.end(), two.taken->taker.by_queue[0].begin(),
-               two.taken->taker.by_queue[0].end());
-  Log a = first;
+  const Log first =  // of core 4
+      all_of({one.taken->taker.by_queue[0], two.taken->taker.by_queue[0]});
   const Log& second = one.taken->other.by_queue[1];
-  a.insert(a.end(), second.begin(), second.end());
-  EXPECT_LE(most_beyond(a, kRate), 2 * burst_of(kRate));
+  EXPECT_LE(most_beyond(all_of({first, second}), kRate), 2 * burst_of(kRate));
   EXPECT_LE(most_beyond(two.taken->other.by_queue[1], kRate), burst_of(kRate));
   EXPECT_NEAR(part(first, 500 * kMs), 50.0 / 60, 0.02);
   EXPECT_NEAR(part(second, 500 * kMs), 10.0 / 60, 0.02);
@@ -394,9 +375,8 @@ TEST_F(PacedUplinks, APartIsWhereTheConnectionIs) {
   EXPECT_NEAR(part(two.taken->taker.by_queue[0], 300 * kMs), 1, 0.2);
 }
 
-TEST(PacedLink, RefusesSharedMemory) {
-  const uint64_t now = 0;
-  EXPECT_THROW(make_paced(std::make_unique<TakerLink>(now, std::vector<std::string>{"a"}, true), 1,
+TEST_F(PacedTest, SharedMemoryIsRefused) {
+  EXPECT_THROW(make_paced(std::make_unique<TakerLink>(now_, std::vector<std::string>{"a"}, true), 1,
                           {.bytes_per_s = kRate}),
                Error);
 }

@@ -12,7 +12,7 @@
 #include <random>
 #include <string>
 
-#include "tests/transport/link_test.h"
+#include "tests/transport/tcp_frames.h"
 #include "tests/transport/tcp_raw_worker.h"
 #include "tests/transport/tcp_rig.h"
 #include "tests/worker/expect_error.h"
@@ -35,7 +35,7 @@ size_t mappings_of(const std::string& name) {
   return count;
 }
 
-class TcpNearTest : public LinkTest {
+class TcpNearTest : public TcpFramesTest {
  protected:
   TcpNearTest() { rig_ = std::make_unique<TcpRig>(TcpOptions(), TcpTrust(), nullptr, true); }
 };
@@ -179,14 +179,6 @@ class TcpNearAttackTest : public TcpNearTest {
     ASSERT_EQ(::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
               static_cast<ssize_t>(bytes.size()));
   }
-  static std::vector<std::byte> batch_of(std::span<const TcpFrame> frames,
-                                         std::span<const uint64_t> sources) {
-    const TcpBatch batch = {.more = static_cast<uint32_t>(frames.size()) - 1, .first = frames[0]};
-    std::vector<std::byte> stream = make_message(batch, std::as_bytes(frames.subspan(1)));
-    std::ranges::copy(std::as_bytes(sources), std::back_inserter(stream));
-    return stream;
-  }
-
   Fd socket_, gradients_, results_;
 };
 
@@ -209,43 +201,12 @@ TEST_F(TcpNearAttackTest, MemoryThatCannotBeIsRefused) {
   EXPECT_THAT(answer({good.get(), good.get()}), HasSubstr("this ticket was used already"));
 }
 
-// Frames of all sizes, cut where nobody expects it.
 TEST_F(TcpNearAttackTest, FramesArriveWholeHoweverTheyAreCut) {
   join_by_hand();
-  std::mt19937& random = random_;
-  std::vector<std::byte> data(kBytes), expected(kBytes), stream;
-  std::ranges::generate(data, [&] { return static_cast<std::byte>(random()); });
+  std::vector<std::byte> data(kBytes);
+  std::ranges::generate(data, [&] { return static_cast<std::byte>(random_()); });
   ASSERT_EQ(pwrite(gradients_.get(), data.data(), kBytes, 0), static_cast<ssize_t>(kBytes));
-  std::vector<TcpFrame> all;
-  while (all.size() < 300) {
-    std::vector<TcpFrame> frames;
-    std::vector<uint64_t> sources;
-    for (size_t left = 1 + random() % kTcpMaxBatch; left > 0; --left) {
-      const uint32_t bytes = random() % 3 == 0 ? 0 : static_cast<uint32_t>(random() % 60);
-      frames.push_back({static_cast<uint32_t>(all.size()), bytes, random() % (kBytes - 60)});
-      sources.push_back(bytes == 0 ? ~uint64_t{0} : random() % (kBytes - 60));  // of none: any
-      all.push_back(frames.back());
-      std::copy_n(data.begin() + static_cast<ptrdiff_t>(sources.back() * (bytes > 0)), bytes,
-                  expected.begin() + static_cast<ptrdiff_t>(frames.back().remote_offset));
-    }
-    std::ranges::copy(batch_of(frames, sources), std::back_inserter(stream));
-  }
-  std::vector<Arrival> come;
-  for (std::span<const std::byte> rest = stream; !rest.empty();) {
-    const size_t part = std::min<size_t>(rest.size(), 1 + random() % 100);
-    send(rest.first(part));
-    rest = rest.subspan(part);
-    std::array<Arrival, 64> some;
-    const size_t taken = box_->endpoint(0).poll(some);
-    come.insert(come.end(), some.begin(), some.begin() + static_cast<ptrdiff_t>(taken));
-  }
-  std::ranges::copy(poll(box_->endpoint(0), all.size() - come.size()), std::back_inserter(come));
-  ASSERT_EQ(come.size(), all.size());
-  for (size_t i = 0; i < all.size(); ++i) {
-    EXPECT_TRUE(come[i].ok && come[i].imm == all[i].imm);
-    EXPECT_TRUE(come[i].fits(all[i].bytes, all[i].remote_offset));
-  }
-  EXPECT_TRUE(std::ranges::equal(box_->slots(1), expected));
+  expect_whole(data, true, [&](auto bytes) { send(bytes); });
 }
 
 TEST_F(TcpNearAttackTest, AFrameFromOutsideItsMemoryEndsTheRank) {
@@ -254,7 +215,8 @@ TEST_F(TcpNearAttackTest, AFrameFromOutsideItsMemoryEndsTheRank) {
     const std::array<TcpFrame, 2> frames = {TcpFrame{1, 100, 0}, TcpFrame{2, 100, 200}};
     const std::vector<std::byte> ones(kBytes, std::byte{1});
     ASSERT_EQ(pwrite(gradients_.get(), ones.data(), kBytes, 0), static_cast<ssize_t>(kBytes));
-    send(batch_of(frames, std::array<uint64_t, 2>{0, source}));
+    const std::array<uint64_t, 2> sources = {0, source};
+    send(batch_of(frames, std::as_bytes(std::span(sources))));
     const std::vector<Arrival> come = poll(box_->endpoint(0), 1);
     ASSERT_EQ(come.size(), 1u) << source;
     EXPECT_TRUE(!come[0].ok && come[0].violation) << source;
@@ -266,8 +228,9 @@ TEST_F(TcpNearAttackTest, AFrameFromOutsideItsMemoryEndsTheRank) {
 
 TEST_F(TcpNearAttackTest, AFrameOutsideTheSlotsEndsTheRank) {
   join_by_hand();
-  send(
-      batch_of(std::array<TcpFrame, 1>{TcpFrame{1, 100, kBytes - 99}}, std::array<uint64_t, 1>{0}));
+  const uint64_t source = 0;
+  send(batch_of(std::array<TcpFrame, 1>{TcpFrame{1, 100, kBytes - 99}},
+                std::as_bytes(std::span(&source, 1))));
   const std::vector<Arrival> come = poll(box_->endpoint(0), 1);
   ASSERT_EQ(come.size(), 1u);
   EXPECT_TRUE(!come[0].ok && come[0].violation);

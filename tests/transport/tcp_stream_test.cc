@@ -8,7 +8,7 @@
 #include <limits>
 #include <random>
 
-#include "tests/transport/link_test.h"
+#include "tests/transport/tcp_frames.h"
 #include "tests/transport/tcp_raw_worker.h"
 #include "tests/transport/tcp_rig.h"
 #include "transport/tcp/endpoint.h"
@@ -23,7 +23,7 @@ std::vector<std::byte> noise(size_t bytes, uint32_t seed) {
   return data;
 }
 
-class TcpStreamTest : public LinkTest {
+class TcpStreamTest : public TcpFramesTest {
  protected:
   TcpStreamTest() { rig_ = std::make_unique<TcpRig>(); }
   // A worker by hand, connected on queue 0 and attached.
@@ -41,55 +41,10 @@ class TcpStreamTest : public LinkTest {
   }
 };
 
-// Frames of all sizes, also none, cut where nobody expects it.
 TEST_F(TcpStreamTest, FramesArriveWholeHoweverTheyAreCut) {
   open(2, 1, 1000, 64);
   const auto raw = join_raw(1, 1);
-  const std::vector<std::byte> data = noise(1000, 1);
-  std::mt19937 random(2);
-  std::vector<std::byte> stream, expected(1000);
-  std::vector<TcpFrame> frames;
-  constexpr uint32_t kFrames = 300;
-  const auto append = [&stream](std::span<const std::byte> bytes) {
-    stream.insert(stream.end(), bytes.begin(), bytes.end());
-  };
-  for (uint32_t i = 0; i < kFrames;) {
-    const auto count = static_cast<uint32_t>(
-        std::min<size_t>(kFrames - i, i % 2 == 0 ? 1 : 1 + random() % kTcpMaxBatch));
-    std::vector<TcpFrame> table;
-    std::vector<std::byte> payloads;
-    for (uint32_t f = 0; f < count; ++f, ++i) {
-      const uint32_t bytes = i % 3 == 0 ? 0 : static_cast<uint32_t>(random() % 60);
-      const uint64_t at = random() % (1000 - bytes + 1), from = random() % (1000 - bytes + 1);
-      table.push_back({i, bytes, at});
-      payloads.insert(payloads.end(), data.begin() + from, data.begin() + from + bytes);
-      std::copy_n(data.begin() + from, bytes, expected.begin() + at);
-    }
-    const TcpBatch batch = {.more = count - 1, .first = table[0]};
-    frames.insert(frames.end(), table.begin(), table.end());
-    append(std::as_bytes(std::span(&batch, 1)));
-    append(std::as_bytes(std::span(table).subspan(1)));
-    append(payloads);
-  }
-  std::vector<Arrival> arrivals;
-  for (size_t sent = 0; sent < stream.size();) {
-    const size_t piece = std::min<size_t>(stream.size() - sent, 1 + random() % 40);
-    raw->send(std::span(stream).subspan(sent, piece));
-    sent += piece;
-    std::array<Arrival, 2> few;
-    const size_t taken = box_->endpoint(0).poll(few);
-    arrivals.insert(arrivals.end(), few.begin(), few.begin() + taken);
-  }
-  const auto rest = poll(box_->endpoint(0), kFrames - arrivals.size());
-  arrivals.insert(arrivals.end(), rest.begin(), rest.end());
-  ASSERT_EQ(arrivals.size(), kFrames);
-  for (uint32_t i = 0; i < kFrames; ++i) {
-    ASSERT_TRUE(arrivals[i].ok && arrivals[i].rank == 1);
-    ASSERT_EQ(arrivals[i].imm, i);
-    ASSERT_EQ(arrivals[i].bytes, frames[i].bytes);  // what the core compares with its chunk
-    ASSERT_EQ(arrivals[i].offset, frames[i].remote_offset);
-  }
-  EXPECT_TRUE(std::equal(expected.begin(), expected.end(), box_->slots(1).begin()));
+  expect_whole(noise(1000, 1), false, [&](auto bytes) { raw->send(bytes); });
 }
 
 // Nothing of a batch lands of which one frame cannot be.
@@ -158,19 +113,39 @@ TEST_F(TcpStreamTest, AFrameOutsideTheSlotsBreaksItsQueuePairOnly) {
   EXPECT_FALSE(bystander->connected());
 }
 
+std::pair<Fd, Fd> socket_pair() {
+  std::array<int, 2> ends;
+  EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends.data()), 0);
+  return {Fd(ends[0]), Fd(ends[1])};
+}
+void open(TcpEndpoint& endpoint, QueuePair pair, const Fd& socket, std::span<Write> ring,
+          std::span<std::byte> memory) {
+  endpoint.watch(socket.get(), pair);
+  endpoint.list(pair);
+  endpoint.open(pair, {.stream = {socket.get()}, .ring = ring, .source = memory, .target = memory});
+}
+// An endpoint of several connections, each over a pair of sockets.
+struct Connections {
+  Connections(uint32_t queues, size_t ring_entries, std::span<std::byte> memory)
+      : endpoint(queues, 1), rings(queues, std::vector<Write>(ring_entries)) {
+    for (uint32_t q = 0; q < queues; ++q) {
+      pairs.push_back(socket_pair());
+      open(endpoint, {q}, pairs[q].first, rings[q], memory);
+    }
+  }
+  TcpEndpoint endpoint;
+  std::vector<std::vector<Write>> rings;
+  std::vector<std::pair<Fd, Fd>> pairs;  // here, there
+};
+
 // The control thread hands a connection over, and announces it. In between the core may have found
 // it by itself, seen it end, and let go of it.
 TEST_F(TcpStreamTest, AConnectionMayEndBetweenItsHandOverAndItsAnnouncement) {
-  std::array<int, 2> ends;
-  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends.data()), 0);
-  const Fd here(ends[0]);
-  Fd there(ends[1]);
   std::vector<std::byte> memory(8);
   std::vector<Write> ring(16);
+  auto [here, there] = socket_pair();
   TcpEndpoint endpoint(1, 1);
-  endpoint.watch(here.get(), {});
-  endpoint.list({});
-  endpoint.open({}, {.stream = {here.get()}, .ring = ring, .source = memory, .target = memory});
+  tcp_stream_test::open(endpoint, {}, here, ring, memory);
   there.reset();
   const auto arrivals = poll(endpoint, 1);
   ASSERT_EQ(arrivals.size(), 1u);
@@ -181,26 +156,14 @@ TEST_F(TcpStreamTest, AConnectionMayEndBetweenItsHandOverAndItsAnnouncement) {
   EXPECT_TRUE(poll(endpoint, 0).empty());
 }
 
-// Opens the endpoint's queue pair `q` over a socket, whose ends are added.
-void connect(TcpEndpoint& endpoint, uint32_t q, std::span<Write> ring, std::span<std::byte> memory,
-             std::vector<Fd>& here, std::vector<Fd>& there) {
-  std::array<int, 2> ends;
-  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends.data()), 0);
-  here.emplace_back(ends[0]), there.emplace_back(ends[1]);
-  endpoint.watch(here[q].get(), {q});
-  endpoint.list({q});
-  endpoint.open({q}, {.stream = {here[q].get()}, .ring = ring, .source = memory, .target = memory});
-}
-
 // Nobody reads from one of two connections to a peer. Posts are refused soon, whoever they are for,
 // so that the other gets no further ahead than that.
 TEST_F(TcpStreamTest, AnEndpointHoldsLittleForAPeer) {
   constexpr uint32_t kBytes = 32 << 10, kWrites = 64;
   std::vector<std::byte> memory(kBytes);
-  std::vector<std::vector<Write>> rings(2, std::vector<Write>(kWrites));
-  std::vector<Fd> here, there;
-  TcpEndpoint endpoint(2, 1);
-  for (uint32_t q = 0; q < 2; ++q) connect(endpoint, q, rings[q], memory, here, there);
+  Connections connections(2, kWrites, memory);
+  TcpEndpoint& endpoint = connections.endpoint;
+  const auto& pairs = connections.pairs;
   uint32_t posted = 0;  // to both in turn
   const auto post = [&] {
     while (posted < 2 * kWrites && endpoint.post({posted % 2}, {0, 0, kBytes, posted})) ++posted;
@@ -212,7 +175,8 @@ TEST_F(TcpStreamTest, AnEndpointHoldsLittleForAPeer) {
     for (int idle = 0; idle < 3; ++idle) {
       post();
       poll(endpoint, 0);
-      for (ssize_t n = 0; (n = recv(there[q].get(), read.data(), read.size(), 0)) > 0; idle = 0) {
+      for (ssize_t n = 0; (n = recv(pairs[q].second.get(), read.data(), read.size(), 0)) > 0;
+           idle = 0) {
         bytes += static_cast<uint64_t>(n);
       }
     }
@@ -221,7 +185,7 @@ TEST_F(TcpStreamTest, AnEndpointHoldsLittleForAPeer) {
   const uint64_t ahead = drain(1);
   int buffer = 0;  // at the other end of the one that nobody reads from
   socklen_t size = sizeof buffer;
-  getsockopt(here[0].get(), SOL_SOCKET, SO_SNDBUF, &buffer, &size);
+  getsockopt(pairs[0].first.get(), SOL_SOCKET, SO_SNDBUF, &buffer, &size);
   EXPECT_GE(ahead, kRingBytes / 2);
   EXPECT_LE(ahead, static_cast<uint64_t>(buffer) + kRingBytes + 2 * kBytes);
   endpoint.arm({});  // what has become of posts so far does not count
@@ -230,7 +194,7 @@ TEST_F(TcpStreamTest, AnEndpointHoldsLittleForAPeer) {
   uint64_t behind = 0;
   bool found_room = false;
   for (int turn = 0; turn < 100 && !found_room; ++turn) {
-    const ssize_t n = recv(there[0].get(), read.data(), read.size(), 0);
+    const ssize_t n = recv(pairs[0].second.get(), read.data(), read.size(), 0);
     behind += static_cast<uint64_t>(std::max<ssize_t>(n, 0));
     found_room = !endpoint.arm({});
   }
@@ -244,13 +208,10 @@ TEST_F(TcpStreamTest, AnEndpointHoldsLittleForAPeer) {
 TEST_F(TcpStreamTest, LargeWritesGoOnAllConnectionsAtOnce) {
   constexpr uint32_t kBytes = 2 * kRingBytes, kQueues = 3;
   std::vector<std::byte> memory(kBytes);
-  std::vector<std::vector<Write>> rings(kQueues, std::vector<Write>(4));
-  std::vector<Fd> here, there;
-  TcpEndpoint endpoint(kQueues, 1);
-  for (uint32_t q = 0; q < kQueues; ++q) connect(endpoint, q, rings[q], memory, here, there);
+  Connections connections(kQueues, 4, memory);
   for (uint32_t q = 0; q < kQueues; ++q) {
-    EXPECT_TRUE(endpoint.post({q}, {0, 0, kBytes, q})) << q;
-    EXPECT_FALSE(endpoint.post({q}, {0, 0, kBytes, q})) << q;
+    EXPECT_TRUE(connections.endpoint.post({q}, {0, 0, kBytes, q})) << q;
+    EXPECT_FALSE(connections.endpoint.post({q}, {0, 0, kBytes, q})) << q;
   }
 }
 
@@ -262,24 +223,15 @@ TEST_F(TcpStreamTest, NoRankIsFarAheadOfOneThatDelivers) {
   told_ns = 1'000'000'000;
   std::vector<std::byte> memory(kBytes);
   std::vector<std::vector<Write>> rings(4, std::vector<Write>(kChunks));
-  std::vector<Fd> here, there;
+  std::vector<std::pair<Fd, Fd>> pairs;
   TcpEndpoint box(1, 2);
   box.keep_in_step(kLead, [] { return told_ns; });
   std::vector<std::unique_ptr<TcpEndpoint>> workers;
   for (uint32_t rank = 0; rank < 2; ++rank) {
-    std::array<int, 2> ends;
-    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends.data()), 0);
-    here.emplace_back(ends[0]), there.emplace_back(ends[1]);
+    pairs.push_back(socket_pair());
     workers.push_back(std::make_unique<TcpEndpoint>(1, 1));
-    const auto open = [&](TcpEndpoint& endpoint, const Fd& socket, QueuePair pair, size_t ring) {
-      endpoint.watch(socket.get(), pair);
-      endpoint.list(pair);
-      endpoint.open(
-          pair,
-          {.stream = {socket.get()}, .ring = rings[ring], .source = memory, .target = memory});
-    };
-    open(box, here[rank], {.queue = 0, .rank = rank}, rank);
-    open(*workers[rank], there[rank], {}, 2 + rank);
+    tcp_stream_test::open(box, {.queue = 0, .rank = rank}, pairs[rank].first, rings[rank], memory);
+    tcp_stream_test::open(*workers[rank], {}, pairs[rank].second, rings[2 + rank], memory);
   }
   const auto send = [&](uint32_t rank, uint32_t chunk) {
     ASSERT_TRUE(workers[rank]->post({}, {0, 0, kBytes, encode({chunk, 1, ImmKind::kData})}));
