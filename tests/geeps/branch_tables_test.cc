@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/geeps/plain_job.h"
 #include "tests/seeds.h"
 #include "tests/worker/expect_error.h"
 #include "transport/error.h"
@@ -40,16 +41,6 @@ std::vector<TableSpec> tables() {
       {.name = "state", .row_floats = 3, .keys = dense(40), .local = true, .by_branch = true},
       {.name = "own", .row_floats = 5, .keys = dense(12), .local = true},
       {.name = "moments", .row_floats = 64, .keys = dense(10), .local = true, .by_branch = true}};
-}
-
-JobSpec job_of(const std::vector<TableSpec>& specs) {
-  JobSpec job;
-  job.name = "branches";
-  job.keys = keys_of(specs);
-  job.optimizer = "sgd";
-  job.hyper = {{"lr", 1}};
-  job.initial = "zeros";
-  return job;
 }
 
 // What is decided about the branches of a job.
@@ -181,7 +172,7 @@ class Training {
     if (on_stream_) stream_ = device_->make_stream("compute");
     if (on_cuda_ && !on_stream_) hand_ = device_->make_stream("hand");
     options_.compute = stream_.get();
-    exchange_ = std::make_unique<BranchedExchange>(job_of(specs_), w_, decided_);
+    exchange_ = std::make_unique<BranchedExchange>(testing::plain_job(specs_), w_, decided_);
     cache_ = std::make_unique<Cache>(*device_, *exchange_, specs_, options_);
     cache_round_ = 0;
     if (!records_) return true;

@@ -11,13 +11,13 @@
 #include <memory>
 
 #include "tests/geeps/cache_programs.h"
+#include "tests/geeps/plain_job.h"
 #include "tests/seeds.h"
 #include "transport/error.h"
 #include "worker/geeps/driver.h"
 
 namespace phub::geeps::testing {
 
-constexpr float kRate = 1;               // what read_my_writes asks for
 constexpr uint64_t kReserved = 1 << 20;  // more than what is put in or held for longer at once
 constexpr uint64_t kEnough = 32 << 20;   // of device memory, for every program
 
@@ -40,13 +40,8 @@ class CacheRig : private RandomPrograms {
 
   void run() {
     std::vector<TableSpec> specs;
-    JobSpec job;
-    job.name = "stress";
-    job.optimizer = "sgd";
-    job.hyper["lr"] = kRate;
-    job.initial = "zeros";
     for (const FlatTable& table : tables_) specs.push_back(table.spec);
-    job.keys = keys_of(specs);
+    const JobSpec job = plain_job(specs);
     std::vector<float> initial;
     for (FlatTable& table : tables_) {
       if (!table.spec.local) initial.insert(initial.end(), table.rows.begin(), table.rows.end());
@@ -283,7 +278,7 @@ class CacheRig : private RandomPrograms {
     if (virtually_) return;
     table.before.push_back(table.rows);
     for (size_t i = 0; i < table.rows.size(); ++i) {
-      table.rows[i] -= kRate * table.log[i];
+      table.rows[i] -= table.log[i];
       table.log[i] = 0;
     }
   }

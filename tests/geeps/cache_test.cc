@@ -3,15 +3,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <cmath>
-#include <condition_variable>
-#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -23,6 +19,9 @@
 #include <thread>
 
 #include "tests/device/strict_pages.h"
+#include "tests/geeps/held_exchange.h"
+#include "tests/geeps/plain_job.h"
+#include "tests/worker/expect_error.h"
 #include "transport/error.h"
 #include "worker/device/host_device.h"
 #include "worker/geeps/standalone_exchange.h"
@@ -33,29 +32,14 @@ namespace cache_test {
 using std::chrono::milliseconds;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using testing::HeldExchange;
+using testing::plain_job;
 
 constexpr size_t kMiB = 1 << 20;
 
 template <class Run>
 void expect_error(ErrorCode code, const ::testing::Matcher<std::string>& what, Run run) {
-  try {
-    run();
-    ADD_FAILURE() << "no error";
-  } catch (const Error& e) {
-    EXPECT_EQ(name_of(e.code()), name_of(code)) << e.what();
-    EXPECT_THAT(std::string(e.what()), what);
-  }
-}
-
-// Parameters -= updates.
-JobSpec plain_job(std::span<const TableSpec> tables) {
-  JobSpec job;
-  job.name = "test";
-  job.optimizer = "sgd";
-  job.hyper["lr"] = 1;
-  job.initial = "zeros";
-  job.keys = keys_of(tables);
-  return job;
+  EXPECT_THAT(phub::testing::error_of(code, run), what);
 }
 
 struct Rig {
@@ -274,133 +258,6 @@ TEST(Cache, ReadMyWritesShowsUpdatesThatAreNotClocked) {
   }
 }
 
-// Floats that are mapped twice: for everybody as it is said, and for who writes them.
-class TwiceMapped {
- public:
-  // The pages of the first `reads_only` floats cannot be written; the others are their neighbours.
-  TwiceMapped(size_t reads_only, size_t others) {
-    const auto whole = [](size_t floats) {
-      return (floats * sizeof(float) + host_page_bytes() - 1) / host_page_bytes() *
-             host_page_bytes();
-    };
-    others_at_ = whole(reads_only) / sizeof(float);
-    bytes_ = whole(reads_only) + whole(others);
-    const int file = memfd_create("test", MFD_CLOEXEC);
-    EXPECT_EQ(ftruncate(file, static_cast<off_t>(bytes_)), 0);
-    shared_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    writers_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    close(file);
-    EXPECT_TRUE(shared_ != MAP_FAILED && writers_ != MAP_FAILED);
-    EXPECT_EQ(mprotect(shared_, whole(reads_only), PROT_READ), 0);
-  }
-  ~TwiceMapped() {
-    munmap(shared_, bytes_);
-    munmap(writers_, bytes_);
-  }
-  TwiceMapped(const TwiceMapped&) = delete;
-  TwiceMapped& operator=(const TwiceMapped&) = delete;
-
-  const float* read_only() const { return static_cast<const float*>(shared_); }
-  float* others() const { return static_cast<float*>(shared_) + others_at_; }
-  float* writable() const { return static_cast<float*>(writers_); }
-
- private:
-  size_t others_at_ = 0, bytes_ = 0;
-  void* shared_ = nullptr;
-  void* writers_ = nullptr;
-};
-
-size_t parameters_in(std::span<const TableSpec> tables) {
-  size_t floats = 0;
-  for (const TableSpec& table : tables) {
-    if (!table.local) floats += table.keys.size() * table.row_floats;
-  }
-  return floats;
-}
-
-// An exchange whose results come when the test says so. Parameters are not the cache's to write,
-// and gradients lie behind them.
-class HeldExchange final : public Exchange {
- public:
-  explicit HeldExchange(std::span<const TableSpec> tables)
-      : memory_(parameters_in(tables), parameters_in(tables)) {
-    size_t at = 0;
-    for (const TableSpec& table : tables) {
-      if (table.local) continue;
-      const size_t floats = table.keys.size() * table.row_floats;
-      names_.push_back(table.name);
-      parameters_.emplace_back(memory_.read_only() + at, floats);
-      writable_.emplace_back(memory_.writable() + at, floats);
-      gradients_.emplace_back(memory_.others() + at, floats);
-      at += floats;
-    }
-  }
-  size_t keys() const override { return names_.size(); }
-  const std::string& name(size_t key) const override { return names_[key]; }
-  size_t elements(size_t key) const override { return gradients_[key].size(); }
-  std::span<float> gradient(size_t key) override { return gradients_[key]; }
-  std::span<const float> parameters(size_t key) const override { return parameters_[key]; }
-  void push(size_t key, int32_t) override {
-    const std::lock_guard lock(mutex_);
-    pushed_.push_back(key);
-    changed_.notify_all();
-  }
-  void push_null(size_t key) override { push(key, 0); }
-  std::optional<size_t> next() override {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return stopped_ || failing_ || !results_.empty(); });
-    if (failing_) fail(ErrorCode::kRankLost, "rank 3 is lost");
-    if (results_.empty()) return {};
-    const size_t key = results_.front();
-    results_.pop_front();
-    return key;
-  }
-  void stop() override {
-    const std::lock_guard lock(mutex_);
-    stopped_ = true;
-    changed_.notify_all();
-  }
-  std::optional<uint32_t> slack() const override { return slack_; }
-  std::vector<uint32_t> missing_ranks() override { return {2, 3}; }
-  uint32_t rank() const override { return 1; }
-  uint32_t world_size() const override { return 4; }
-
-  void wait_for_push(size_t pushes) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return pushed_.size() >= pushes; });
-  }
-  void answer(size_t key) {  // parameters -= gradient
-    const std::lock_guard lock(mutex_);
-    for (size_t i = 0; i < parameters_[key].size(); ++i) {
-      writable_[key][i] -= gradients_[key][i];
-    }
-    results_.push_back(key);
-    changed_.notify_all();
-  }
-  void lose_a_rank() {
-    const std::lock_guard lock(mutex_);
-    failing_ = true;
-    changed_.notify_all();
-  }
-  std::vector<size_t> pushed() {
-    const std::lock_guard lock(mutex_);
-    return pushed_;
-  }
-  void set_slack(std::optional<uint32_t> slack) { slack_ = slack; }
-
- private:
-  std::optional<uint32_t> slack_ = 0;
-  std::vector<std::string> names_;
-  TwiceMapped memory_;
-  std::vector<std::span<const float>> parameters_;
-  std::vector<std::span<float>> gradients_, writable_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<size_t> pushed_;
-  std::deque<size_t> results_;
-  bool stopped_ = false, failing_ = false;
-};
-
 struct HeldRig {
   explicit HeldRig(std::vector<TableSpec> specs, CacheOptions options = {},
                    std::optional<uint32_t> slack = 0,
@@ -408,7 +265,7 @@ struct HeldRig {
       : tables(std::move(specs)), exchange(tables) {
     device_options.pages = &pages;
     device = make_host_device(device_options);
-    exchange.set_slack(slack);
+    exchange.slack_is = slack;
     cache.emplace(*device, exchange, tables, options);
   }
   template <class Iteration>
@@ -419,7 +276,7 @@ struct HeldRig {
   }
 
   std::vector<TableSpec> tables;
-  testing::StrictPages pages;
+  phub::testing::StrictPages pages;
   std::unique_ptr<HostDevice> device;
   HeldExchange exchange;
   std::optional<Cache> cache;
@@ -554,7 +411,7 @@ TEST(Cache, WhatTheExchangeThrowsEveryCallThrows) {
   add(*rig.cache, 0, keys, 1);
   rig.cache->table_clock(0);
   rig.exchange.wait_for_push(1);
-  rig.exchange.lose_a_rank();
+  rig.exchange.fail(Error(ErrorCode::kRankLost, "rank 3 is lost"));
   const auto lost = HasSubstr("rank 3 is lost");
   expect_error(ErrorCode::kRankLost, lost, [&] { rig.cache->wait_all(); });
   expect_error(ErrorCode::kRankLost, lost, [&] { first_of(*rig.cache, 0, keys); });
@@ -1043,7 +900,7 @@ TEST(Cache, AnExchangesMemoryIsPinnedAsItIsMapped) {
       {"a", 1, dense(100)},
       {"b", 1, dense(5000)},
       {.name = "c", .row_floats = 3, .keys = dense(7), .max_staleness = 1}};
-  testing::StrictPages pages;
+  phub::testing::StrictPages pages;
   HeldExchange exchange(tables);
   const auto device = make_host_device({.budget_bytes = kMiB, .pages = &pages});
   const auto other = make_host_device({.budget_bytes = kMiB, .pages = &pages});

@@ -3,20 +3,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <condition_variable>
 #include <future>
-#include <mutex>
-#include <thread>
 
 #include "kernels/kernels.h"
 #include "tests/device/strict_pages.h"
 #include "tests/geeps/exchange_rig.h"
+#include "tests/geeps/held_exchange.h"
 #include "tests/worker/box.h"
 #include "tests/worker/expect_error.h"
 #include "transport/error.h"
 #include "worker/device/host_device.h"
 #include "worker/geeps/cache.h"
-#include "worker/geeps/key_queue.h"
 #include "worker/geeps/standalone_exchange.h"
 #include "worker/geeps/worker_exchange.h"
 
@@ -30,8 +27,10 @@ using ::testing::ElementsAre;
 using testing::expected;
 using testing::gradient_of;
 using ::testing::HasSubstr;
+using testing::HeldExchange;
 using testing::initial_of;
 using testing::is_null;
+using testing::options_of;
 using testing::Parameters;
 using testing::parameters_of;
 using testing::random_seed;
@@ -39,83 +38,19 @@ using testing::same_bits;
 using testing::spec_of;
 using testing::tables;
 
-struct Push {
-  size_t key;
-  int32_t priority;
-  bool null;
-  std::vector<float> gradient;
-};
+using Push = HeldExchange::Push;
 
-// Keeps what is pushed, and gives it back when it is told to.
-class Recorder : public Exchange {
- public:
-  explicit Recorder(std::vector<size_t> elements) {
-    for (const size_t count : elements) {
-      names_.push_back("key" + std::to_string(names_.size()));
-      gradients_.emplace_back(count);
-      parameters_.emplace_back(count);
-    }
+// Rank 2 of 5, with keys that are called key0, key1, …
+struct Recorder : HeldExchange {
+  explicit Recorder(const std::vector<size_t>& elements)
+      : HeldExchange(names(elements.size()), elements) {
+    slack_is = 7, rank_is = 2, world_is = 5, missing = {};
   }
-
-  size_t keys() const override { return names_.size(); }
-  const std::string& name(size_t key) const override { return names_[key]; }
-  size_t elements(size_t key) const override { return gradients_[key].size(); }
-  std::span<float> gradient(size_t key) override { return gradients_[key]; }
-  std::span<const float> parameters(size_t key) const override { return parameters_[key]; }
-  void push(size_t key, int32_t priority) override { add({key, priority, false, gradients_[key]}); }
-  void push_null(size_t key) override { add({key, 0, true, {}}); }
-  std::optional<size_t> next() override { return here_.next(); }
-  void stop() override { here_.stop(); }
-  std::optional<uint32_t> slack() const override { return 7; }
-  uint32_t rank() const override { return 2; }
-  uint32_t world_size() const override { return 5; }
-  std::vector<uint32_t> missing_ranks() override { return missing; }
-
-  std::vector<uint32_t> missing;
-
-  void give_back(size_t key) { here_.add(key); }
-  void fail(const Error& error) { here_.fail(error); }
-
-  // The next push: waits for it.
-  Push take() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return !pushes_.empty(); });
-    Push push = std::move(pushes_.front());
-    pushes_.pop_front();
-    return push;
+  static std::vector<std::string> names(size_t count) {
+    std::vector<std::string> all;
+    while (all.size() < count) all.push_back("key" + std::to_string(all.size()));
+    return all;
   }
-  void refuse_pushes(const std::string& why) {
-    const std::lock_guard lock(mutex_);
-    refusal_ = why;
-  }
-  // Until open(), push() does not return.
-  void close() {
-    const std::lock_guard lock(mutex_);
-    open_ = false;
-  }
-  void open() {
-    const std::lock_guard lock(mutex_);
-    open_ = true;
-    changed_.notify_all();
-  }
-
- private:
-  void add(Push push) {
-    std::unique_lock lock(mutex_);
-    if (!refusal_.empty()) throw Error(ErrorCode::kFenced, refusal_);
-    pushes_.push_back(std::move(push));
-    changed_.notify_all();
-    changed_.wait(lock, [this] { return open_; });
-  }
-
-  std::vector<std::string> names_;
-  std::vector<std::vector<float>> gradients_, parameters_;
-  KeyQueue here_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Push> pushes_;
-  std::string refusal_;
-  bool open_ = true;
 };
 
 // Members from threads of their own, each in an order of its own; every key is pushed once per
@@ -170,14 +105,14 @@ TEST(DeviceGroup, HigherPrioritiesGoFirst) {
     group.member(0).push(key, first);
     group.member(1).push(key, second);
   };
-  downstream.close();
+  downstream.set_open(false);
   push(0, 0, 0);
   EXPECT_EQ(downstream.take().key, 0u);  // the only thread is in there now
   push(1, -5, 1);
   push(2, 5, -9);  // the highest of the members' counts
   push(3, 3, 3);
   push(4, 1, 1);
-  downstream.open();
+  downstream.set_open(true);
   std::vector<size_t> order;
   std::vector<int32_t> priorities;
   for (int i = 0; i < 4; ++i) {
@@ -189,33 +124,33 @@ TEST(DeviceGroup, HigherPrioritiesGoFirst) {
   EXPECT_THAT(priorities, ElementsAre(5, 3, 1, 1));
 }
 
-// Two devices in a process are two workers, to the bit.
-TEST(DeviceGroup, TwoDevicesEqualTwoWorkers) {
+// Devices in a process are workers, to the bit, and those of one process that computes it all.
+TEST(DeviceGroup, DevicesEqualWorkers) {
+  constexpr uint32_t kRanks = 3;
   const uint64_t seed = random_seed();
   constexpr uint64_t kRounds = 8;
   Box box;
   for (const char* optimizer : {"none", "sgd", "momentum", "adam"}) {
     for (const char* reduction : {"sum", "mean"}) {
-      JobSpec spec = spec_of(optimizer, reduction, 2);
+      JobSpec spec = spec_of(optimizer, reduction, kRanks);
       SCOPED_TRACE(::testing::Message() << spec.name << ", seed " << seed);
       const bool initial = spec.initial == "broadcast";
-      Parameters workers[2];
-      each_rank(2, [&](uint32_t rank) {
-        WorkerOptions options = box.options(spec);
-        options.rank = static_cast<int32_t>(rank);
-        Worker worker(options);
+      Parameters workers[kRanks];
+      each_rank(kRanks, [&](uint32_t rank) {
+        Worker worker(options_of(box, spec, rank));
         worker.broadcast(initial && rank == 0 ? initial_of(spec) : std::vector<float>());
         WorkerExchange exchange(worker, tables());
         testing::run(exchange, seed, rank, kRounds, std::mt19937_64(seed + rank));
+        EXPECT_EQ(worker.stats().bytes_copied, 0u);
         workers[rank] = parameters_of(exchange);
         worker.barrier();
       });
 
-      Parameters devices[2], standalone[2];
+      Parameters devices[kRanks], standalone[kRanks];
       const auto run_group = [&](Exchange& downstream, Parameters* seen) {
-        DeviceGroup group(downstream, {.members = 2, .mean = spec.reduction == "mean"});
-        each_rank(2, [&](uint32_t i) {
-          testing::run(group.member(i), seed, i, kRounds, std::mt19937_64(seed + 2 + i));
+        DeviceGroup group(downstream, {.members = kRanks, .mean = spec.reduction == "mean"});
+        each_rank(kRanks, [&](uint32_t i) {
+          testing::run(group.member(i), seed, i, kRounds, std::mt19937_64(seed + kRanks + i));
           seen[i] = parameters_of(group.member(i));
         });
       };
@@ -231,8 +166,9 @@ TEST(DeviceGroup, TwoDevicesEqualTwoWorkers) {
         StandaloneExchange exchange(spec, initial ? std::span(values) : std::span<const float>());
         run_group(exchange, standalone);
       }
-      const Parameters want = expected(spec_of(optimizer, reduction, 2), seed, 2, kRounds);
-      for (int i = 0; i < 2; ++i) {
+      const Parameters want =
+          expected(spec_of(optimizer, reduction, kRanks), seed, kRanks, kRounds);
+      for (uint32_t i = 0; i < kRanks; ++i) {
         EXPECT_TRUE(same_bits(workers[i], want)) << "worker " << i;
         EXPECT_TRUE(same_bits(devices[i], want)) << "device " << i;
         EXPECT_TRUE(same_bits(standalone[i], want)) << "device without a box " << i;
@@ -246,9 +182,7 @@ TEST(DeviceGroup, GroupsMeetAtTheServer) {
   Box box;
   JobSpec spec = spec_of("none", "sum", 2);
   each_rank(2, [&](uint32_t rank) {
-    WorkerOptions options = box.options(spec);
-    options.rank = static_cast<int32_t>(rank);
-    Worker worker(options);
+    Worker worker(options_of(box, spec, rank));
     WorkerExchange exchange(worker, tables());
     DeviceGroup group(exchange, {.members = 2});
     each_rank(2, [&](uint32_t i) {

@@ -15,6 +15,7 @@
 
 #include "kernels/hyper.h"
 #include "tests/oracle/reference.h"
+#include "tests/worker/box.h"
 #include "transport/control/job_spec.h"
 #include "worker/geeps/cache.h"
 #include "worker/geeps/exchange.h"
@@ -165,6 +166,12 @@ inline Parameters expected(
     out.push_back(std::move(model.params));
   }
   return out;
+}
+
+inline WorkerOptions options_of(const phub::testing::Box& box, const JobSpec& spec, uint32_t rank) {
+  WorkerOptions options = box.options(spec);
+  options.rank = static_cast<int32_t>(rank);
+  return options;
 }
 
 inline uint64_t random_seed() {

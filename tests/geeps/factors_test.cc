@@ -85,9 +85,7 @@ Parameters plain(const Box& box, uint64_t seed, const JobSpec& spec, uint32_t de
   const uint32_t ranks = spec.world_size;
   Parameters out(2);
   each_rank(ranks, [&](uint32_t rank) {
-    WorkerOptions options = box.options(spec);
-    options.rank = static_cast<int32_t>(rank);
-    Worker worker(options);
+    Worker worker(testing::options_of(box, spec, rank));
     for (uint64_t round = 1; round <= kRounds; ++round) {
       std::vector<Batch> batches;
       std::vector<FactorPairs> factors;
@@ -186,9 +184,7 @@ TEST(Factors, ThreeLevelsOfThemAreThoseOfPlainWorkers) {
       const JobSpec spec = spec_of(
           "caches" + std::to_string(devices) + (in_stream ? "stream" : "thread"), 2, devices);
       each_rank(2, [&](uint32_t rank) {
-        WorkerOptions options = box.options(spec);
-        options.rank = static_cast<int32_t>(rank);
-        Worker worker(options);
+        Worker worker(testing::options_of(box, spec, rank));
         {
           WorkerExchange exchange(worker, tables());
           DeviceGroup group(exchange, {.members = devices});

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/geeps/plain_job.h"
 #include "tests/seeds.h"
 #include "transport/error.h"
 #include "worker/device/host_device.h"
@@ -23,6 +24,8 @@
 
 namespace phub::geeps {
 namespace partitions_test {
+
+using testing::plain_job;
 
 constexpr uint64_t kReserved = 16 << 10;
 constexpr uint32_t kSamples = 3, kFactors = 5, kLocal = 6;  // the latter two: tables
@@ -36,17 +39,6 @@ std::vector<TableSpec> tables() {
           {.name = "own", .row_floats = 4, .keys = dense(13), .read_my_writes = true},
           {.name = "factors", .row_floats = 4, .keys = dense(7), .samples = kSamples},
           {.name = "local", .row_floats = 3, .keys = dense(9), .local = true}};
-}
-
-// Parameters -= updates.
-JobSpec job_of(const std::vector<TableSpec>& specs) {
-  JobSpec job;
-  job.name = "partitions";
-  job.keys = keys_of(specs);
-  job.optimizer = "sgd";
-  job.hyper = {{"lr", 1}};
-  job.initial = "zeros";
-  return job;
 }
 
 bool same_bits(std::span<const float> a, std::span<const float> b) {
@@ -96,7 +88,7 @@ class Job {
  private:
   bool start(const CacheOptions& options) {
     cache_.reset();
-    exchange_.emplace(job_of(specs_));
+    exchange_.emplace(plain_job(specs_));
     cache_.emplace(*device_, *exchange_, specs_, options);
     if (!sequence_) return true;
     cache_->begin_virtual();
@@ -292,7 +284,7 @@ TEST(Partitions, AnUpdateOfPinnedRowsComesBeforeItsClock) {
       {.name = "in 0", .row_floats = 4, .keys = dense(1), .local = true}};
   const auto device =
       make_host_device({.budget_bytes = 1 << 20, .copy_latency = std::chrono::milliseconds(2)});
-  StandaloneExchange exchange(job_of(specs));
+  StandaloneExchange exchange(plain_job(specs));
   Cache cache(*device, exchange, specs, {.partitions = 3, .timeout = std::chrono::seconds(10)});
   const auto update = [&](uint32_t table, const std::vector<uint64_t>& keys) {
     UpdateBuffer buffer(cache, table, keys);
@@ -331,7 +323,7 @@ class ScatteredRows : public ::testing::Test {
 
   void start(CacheOptions options) {
     cache_.reset();
-    exchange_.emplace(job_of(specs_));
+    exchange_.emplace(plain_job(specs_));
     cache_.emplace(*device_, *exchange_, specs_, options);
   }
   void update(const std::vector<uint64_t>& keys) {

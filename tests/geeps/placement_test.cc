@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tests/geeps/demands.h"
+#include "tests/worker/expect_error.h"
 #include "transport/error.h"
 #include "worker/geeps/moves.h"
 
@@ -139,14 +140,17 @@ uint64_t all_bytes(const Demand& demand) {
   return pinned_bytes(demand, all) + 2 * pool_bytes(demand, none, 1) + 256;
 }
 
-TEST(Placement, IsSoundAtAnyBudgetOrRefuses) {
-  std::mt19937 engine(11);
-  int refused = 0;
-  int single = 0;
+class AnyOrder : public ::testing::TestWithParam<bool> {};  // peak_first
+
+TEST_P(AnyOrder, IsSoundAtAnyBudgetOrRefuses) {
+  const bool peak_first = GetParam();
+  std::mt19937 engine(peak_first ? 17 : 11);
+  int placed = 0, refused = 0, single = 0;
   for (int round = 0; round < 1500; ++round) {
     const Demand demand = random_demand(engine, 12, 25);
     const PlacementOptions options{.budget_bytes = engine() % (all_bytes(demand) * 11 / 10),
-                                   .reserved_bytes = engine() % 3 * 1000};
+                                   .reserved_bytes = engine() % 3 * 1000,
+                                   .peak_first = peak_first};
     SCOPED_TRACE(::testing::Message() << "round " << round);
     const uint64_t least = least_budget(demand) + (options.reserved_bytes + 255) / 256 * 256;
     try {
@@ -154,15 +158,24 @@ TEST(Placement, IsSoundAtAnyBudgetOrRefuses) {
       ASSERT_NO_FATAL_FAILURE(expect_sound(demand, options, placement));
       ASSERT_GE(options.budget_bytes, least);
       single += placement.buffering == Buffering::kSingle ? 1 : 0;
+      ++placed;
     } catch (const Error& e) {
       ASSERT_EQ(e.code(), ErrorCode::kFull);
-      ASSERT_LT(options.budget_bytes, least);
+      if (!peak_first) {
+        ASSERT_LT(options.budget_bytes, least);
+      }
       ++refused;
     }
   }
+  EXPECT_GT(placed, 750);
   EXPECT_GT(refused, 50);
-  EXPECT_GT(single, 50);
+  if (!peak_first) {
+    EXPECT_GT(single, 50);
+  }
 }
+
+INSTANTIATE_TEST_SUITE_P(Every, AnyOrder, ::testing::Bool(),
+                         [](const auto& i) { return i.param ? "PeakFirst" : "BytesFirst"; });
 
 TEST(Placement, TheLeastBudgetIsJustEnough) {
   std::mt19937 engine(12);
@@ -296,27 +309,6 @@ TEST(Placement, LocalDataOfThePeakIsPinnedFirst) {
   EXPECT_EQ(placement.buffering, Buffering::kDouble);
   EXPECT_TRUE(placement.entries[large].pinned) << "10 MiB, for 4 MiB more";
   EXPECT_LE(placement.pool_bytes, pool - 6 * kMiB);
-}
-
-TEST(PeakFirst, IsSoundAtAnyBudgetOrRefuses) {
-  std::mt19937 engine(17);
-  int placed = 0, refused = 0;
-  for (int round = 0; round < 1000; ++round) {
-    const Demand demand = random_demand(engine, 12, 25);
-    const PlacementOptions options{.budget_bytes = engine() % (all_bytes(demand) * 11 / 10),
-                                   .reserved_bytes = engine() % 3 * 1000,
-                                   .peak_first = true};
-    SCOPED_TRACE(::testing::Message() << "round " << round);
-    try {
-      ASSERT_NO_FATAL_FAILURE(expect_sound(demand, options, place(demand, options)));
-      ++placed;
-    } catch (const Error& e) {
-      ASSERT_EQ(e.code(), ErrorCode::kFull);
-      ++refused;
-    }
-  }
-  EXPECT_GT(placed, 500);
-  EXPECT_GT(refused, 50);
 }
 
 // As the listing says: local data of the fullest phase, other local data, parameters.
@@ -479,16 +471,12 @@ TEST(Placement, ABudgetThatIsTooSmallNamesTheStep) {
   auto layers = std::vector<LayerBytes>(4, {1000, 1000});
   layers[2] = {5000, 7000};
   const Demand demand = network(layers);
-  try {
-    place(demand, {.budget_bytes = 4096, .reserved_bytes = 512});
-    FAIL();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), ErrorCode::kFull);
-    // Read and PreUpdate of 5120 each, and what is cheaper: the local data pinned or in a buffer.
-    EXPECT_THAT(e.what(),
-                HasSubstr("budget of 4096 bytes is too small: at least 17920 are needed"));
-    EXPECT_THAT(e.what(), HasSubstr("LocalAccess of 'local 2' (7168 bytes)"));
-  }
+  // Read and PreUpdate of 5120 each, and what is cheaper: the local data pinned or in a buffer.
+  EXPECT_THAT(
+      phub::testing::error_of(
+          ErrorCode::kFull, [&] { place(demand, {.budget_bytes = 4096, .reserved_bytes = 512}); }),
+      ::testing::AllOf(HasSubstr("budget of 4096 bytes is too small: at least 17920 are needed"),
+                       HasSubstr("LocalAccess of 'local 2' (7168 bytes)")));
   EXPECT_THROW(place(demand, {.budget_bytes = 100, .reserved_bytes = 512}), Error);
 }
 

@@ -10,7 +10,7 @@
 #include <set>
 #include <vector>
 
-#include "transport/error.h"
+#include "tests/worker/expect_error.h"
 
 namespace phub::geeps {
 namespace sequence_test {
@@ -19,14 +19,9 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Keys = std::vector<uint64_t>;
 
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), ErrorCode::kInvalid);
-    return e.what();
-  }
-  return "nothing was thrown";
+template <class Call>
+std::string error_of(Call call) {
+  return phub::testing::error_of(ErrorCode::kInvalid, call);
 }
 
 const std::vector<TableInfo> kTables = {

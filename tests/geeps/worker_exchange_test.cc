@@ -23,44 +23,10 @@ using phub::testing::each_rank;
 using phub::testing::error_of;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
-using testing::expected;
 using ::testing::HasSubstr;
-using testing::initial_of;
-using testing::parameters_of;
-using testing::random_seed;
-using testing::same_bits;
+using testing::options_of;
 using testing::spec_of;
 using testing::tables;
-
-WorkerOptions options_of(const Box& box, const JobSpec& spec, uint32_t rank) {
-  WorkerOptions options = box.options(spec);
-  options.rank = static_cast<int32_t>(rank);
-  return options;
-}
-
-TEST(WorkerExchange, EveryWorkerSeesTheBitsOfOneProcess) {
-  constexpr uint32_t kRanks = 3;
-  constexpr uint64_t kRounds = 10;
-  const uint64_t seed = random_seed();
-  Box box;
-  for (const char* optimizer : {"none", "momentum", "adam"}) {
-    for (const char* reduction : {"sum", "mean"}) {
-      const JobSpec spec = spec_of(optimizer, reduction, kRanks);
-      const auto want = expected(spec, seed, kRanks, kRounds);
-      each_rank(kRanks, [&](uint32_t rank) {
-        Worker worker(options_of(box, spec, rank));
-        const bool first = rank == 0 && spec.initial == "broadcast";
-        worker.broadcast(first ? initial_of(spec) : std::vector<float>());
-        WorkerExchange exchange(worker, tables());
-        testing::run(exchange, seed, rank, kRounds, std::mt19937_64(seed + rank));
-        EXPECT_TRUE(same_bits(parameters_of(exchange), want))
-            << spec.name << ", rank " << rank << ", seed " << seed;
-        EXPECT_EQ(worker.stats().bytes_copied, 0u);
-        worker.barrier();
-      });
-    }
-  }
-}
 
 TEST(WorkerExchange, AKeyIsATable) {
   Box box;
@@ -83,6 +49,7 @@ TEST(WorkerExchange, SlackIsTheJobs) {
   Box box;
   const auto slack = [&](const char* consistency, uint32_t rounds) {
     JobSpec spec = spec_of("none", "sum", 1);
+    spec.name = consistency;
     spec.consistency = consistency;
     spec.slack = rounds;
     Worker worker(box.options(spec));
@@ -118,7 +85,9 @@ TEST(WorkerExchange, WorkersWithOtherRowsCannotJoin) {
 
 TEST(WorkerExchange, WhatDoesNotFitTheJobIsRefused) {
   Box box;
-  const auto refusal = [&](const JobSpec& spec, const std::vector<TableSpec>& tables) {
+  int jobs = 0;
+  const auto refusal = [&](JobSpec spec, const std::vector<TableSpec>& tables) {
+    spec.name = "job" + std::to_string(++jobs);  // the one before may be there for a moment yet
     return error_of(ErrorCode::kInvalid, [&] {
       Worker worker(box.options(spec));
       WorkerExchange exchange(worker, tables);

@@ -1059,9 +1059,6 @@ MUTANTS = [
     Mutant("knock: a hello is not read before its connection makes room", "transport/socket_transport.cc",
            "  if (!read_hello(oldest, out)) {",
            "  if (true) {", ("transport/strangers_test:*Slow*",)),
-    Mutant("knock: a hello that came with its connection waits", "transport/socket_transport.cc",
-           "  if (read_hello(accepted, out)) return true;",
-           "", ("transport/strangers_test:*Burst*",)),
     Mutant("knock: the silent are kept", "transport/socket_transport.cc",
            "  while (!half_open_.empty() && half_open_.front().deadline <= now) {",
            "  while (false) {", ("transport/strangers_test:*Silent*",)),
@@ -1070,7 +1067,7 @@ MUTANTS = [
            "    return false;", ("transport/strangers_test:*Descriptors*",)),
     Mutant("knock: what is unread resets the refusal", "transport/socket_transport.cc",
            "  for (int i = 0; i < 8 && recv(socket, unread.data(), unread.size(), MSG_DONTWAIT) > 0;) ++i;",
-           "", ("transport/strangers_test:*WrongHellos*",)),
+           "", ("transport/strangers_test:*Descriptors*",)),
 
     # The wire.
     Mutant("frame: a frame may end behind the memory", "transport/tcp/format.h",
@@ -1989,7 +1986,7 @@ MUTANTS = [
            "impl_->steps[state.key] = state.step;", "", ("geeps/standalone_exchange_test",)),
     Mutant("peak: the fullest phase is that of the start", "worker/geeps/moves.cc",
            "      pins_[entry] = true;\n      subtract(entry, live_);\n    };",
-           "      pins_[entry] = true;\n    };", ("geeps/placement_test:PeakFirst.*",)),
+           "      pins_[entry] = true;\n    };", ("geeps/placement_test",)),
     Mutant("table-slack: a cache reads what is two rounds staler than the slack", CLOCKED,
            "next.rounds <= slack;", "next.rounds <= 2 + slack;", ("geeps/cache_consistency_test",)),
     Mutant("iterstore: a thread does not read its own updates", STORE_THREAD,
