@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/worker/expect_error.h"
 #include "transport/error.h"
 
 namespace phub {
@@ -100,13 +101,10 @@ TEST(RankTree, WhatIsWrongIsShown) {
       {"99999999999999999999", {"has more than 8 ranks"}},
   };
   for (const auto& [groups, says] : kCases) {
-    try {
-      const RankTree tree(groups, 8);
-      ADD_FAILURE() << "'" << groups << "' was accepted";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::kInvalid);
-      for (const std::string& what : says) EXPECT_THAT(error.what(), HasSubstr(what)) << groups;
-    }
+    SCOPED_TRACE(groups);
+    const std::string text =
+        testing::error_of(ErrorCode::kInvalid, [&] { const RankTree tree(groups, 8); });
+    for (const std::string& what : says) EXPECT_THAT(text, HasSubstr(what));
   }
 }
 

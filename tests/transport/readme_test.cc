@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 
 #include "phub/control/port.h"
@@ -62,30 +63,34 @@ std::string reencode_error(const std::string& text) {
   return error_json(error.code(), error.what());
 }
 
-const std::map<std::string, std::function<std::string(const std::string&)>> kReencode = {
-    {"JoinRequest", [](const std::string& text) { return to_json(parse_join_request(text)); }},
-    {"JoinReply", [](const std::string& text) { return to_json(parse_join_reply(text)); }},
-    {"Credential", [](const std::string& text) { return to_json(parse_credential(text)); }},
-    {"RackNews", [](const std::string& text) { return to_json(parse_rack_news(text)); }},
-    {"Pulse", [](const std::string& text) { return to_json(parse_pulse(text)); }},
+using Reencode = std::function<std::string(const std::string&)>;
+template <class Message>
+Reencode again(Message (*parse)(std::string_view)) {
+  return [parse](const std::string& text) { return to_json(parse(text)); };
+}
+
+const std::map<std::string, Reencode> kReencode = {
+    {"JoinRequest", again(parse_join_request)},
+    {"JoinReply", again(parse_join_reply)},
+    {"Credential", again(parse_credential)},
+    {"RackNews", again(parse_rack_news)},
+    {"Pulse", again(parse_pulse)},
     {"HyperRequest", reencode_hyper},
-    {"HyperReply", [](const std::string& text) { return to_json(parse_hyper_reply(text)); }},
+    {"HyperReply", again(parse_hyper_reply)},
     {"BranchRequest", reencode_branch},
-    {"BranchReply", [](const std::string& text) { return to_json(parse_branch_reply(text)); }},
-    {"LossRequest", [](const std::string& text) { return to_json(parse_loss_request(text)); }},
-    {"LossPage", [](const std::string& text) { return to_json(parse_loss_page(text)); }},
-    {"StateRequest", [](const std::string& text) { return to_json(parse_state_request(text)); }},
-    {"StateReply", [](const std::string& text) { return to_json(parse_state_reply(text)); }},
-    {"CheckpointRequest",
-     [](const std::string& text) { return to_json(parse_checkpoint_request(text)); }},
-    {"CheckpointReply",
-     [](const std::string& text) { return to_json(parse_checkpoint_reply(text)); }},
-    {"ShardHello", [](const std::string& text) { return to_json(parse_shard_hello(text)); }},
-    {"ShardWelcome", [](const std::string& text) { return to_json(parse_shard_welcome(text)); }},
-    {"ShardMail", [](const std::string& text) { return to_json(parse_shard_mail(text)); }},
-    {"ShardOrders", [](const std::string& text) { return to_json(parse_shard_orders(text)); }},
-    {"LogPage", [](const std::string& text) { return to_json(parse_log_page(text)); }},
-    {"ServerStatus", [](const std::string& text) { return to_json(parse_status(text)); }},
+    {"BranchReply", again(parse_branch_reply)},
+    {"LossRequest", again(parse_loss_request)},
+    {"LossPage", again(parse_loss_page)},
+    {"StateRequest", again(parse_state_request)},
+    {"StateReply", again(parse_state_reply)},
+    {"CheckpointRequest", again(parse_checkpoint_request)},
+    {"CheckpointReply", again(parse_checkpoint_reply)},
+    {"ShardHello", again(parse_shard_hello)},
+    {"ShardWelcome", again(parse_shard_welcome)},
+    {"ShardMail", again(parse_shard_mail)},
+    {"ShardOrders", again(parse_shard_orders)},
+    {"LogPage", again(parse_log_page)},
+    {"ServerStatus", again(parse_status)},
     {"Problem", reencode_error},
 };
 
@@ -110,84 +115,52 @@ TEST(Readme, EveryRouteIsThere) {
   }
 }
 
-// Collects what a message is made of.
+// Collects what a message is made of, and what that is made of.
 struct Names {
   template <class T, class M>
   void required(std::string_view name, M T::*, json::Bounds = {}) {
-    names.push_back(name);
+    names.insert(name);
+    collect<M>();
   }
   template <class T, class M>
-  void optional(std::string_view name, M T::*, json::Bounds = {}) {
-    names.push_back(name);
+  void optional(std::string_view name, M T::*member, json::Bounds = {}) {
+    required(name, member);
   }
-  std::vector<std::string_view> names;
+  template <class M>
+  void collect() {
+    if constexpr (json::IsList<M>::value) {
+      collect<typename M::value_type>();
+    } else if constexpr (json::Struct<M>) {
+      fields(*this, static_cast<const M*>(nullptr));
+    }
+  }
+  std::set<std::string_view> names;
 };
 
 TEST(Readme, EveryFieldIsThere) {
   Names all;
-  fields(all, static_cast<const KeySpec*>(nullptr));
-  fields(all, static_cast<const HyperChange*>(nullptr));
-  fields(all, static_cast<const JobSpec*>(nullptr));
-  fields(all, static_cast<const JoinRequest*>(nullptr));
-  fields(all, static_cast<const KeyInterest*>(nullptr));
-  fields(all, static_cast<const ElementRange*>(nullptr));
-  fields(all, static_cast<const QueueOffer*>(nullptr));
-  fields(all, static_cast<const Offer*>(nullptr));
-  fields(all, static_cast<const JobLayout*>(nullptr));
-  fields(all, static_cast<const JoinReply*>(nullptr));
-  fields(all, static_cast<const Credential*>(nullptr));
-  fields(all, static_cast<const RackNews*>(nullptr));
-  fields(all, static_cast<const Pulse*>(nullptr));
-  fields(all, static_cast<const ChunkRange*>(nullptr));
-  fields(all, static_cast<const HyperReply*>(nullptr));
-  fields(all, static_cast<const BranchTurn*>(nullptr));
-  fields(all, static_cast<const BranchMove*>(nullptr));
-  fields(all, static_cast<const BranchRequest*>(nullptr));
-  fields(all, static_cast<const BranchRun*>(nullptr));
-  fields(all, static_cast<const BranchReply*>(nullptr));
-  fields(all, static_cast<const BranchStatus*>(nullptr));
-  fields(all, static_cast<const LossRequest*>(nullptr));
-  fields(all, static_cast<const RoundLoss*>(nullptr));
-  fields(all, static_cast<const LossPage*>(nullptr));
-  fields(all, static_cast<const StateRequest*>(nullptr));
-  fields(all, static_cast<const StateReply*>(nullptr));
-  fields(all, static_cast<const CheckpointRequest*>(nullptr));
-  fields(all, static_cast<const CheckpointReply*>(nullptr));
-  fields(all, static_cast<const ChunkSpan*>(nullptr));
-  fields(all, static_cast<const ShardHello*>(nullptr));
-  fields(all, static_cast<const ShardNode*>(nullptr));
-  fields(all, static_cast<const ShardCore*>(nullptr));
-  fields(all, static_cast<const ShardNic*>(nullptr));
-  fields(all, static_cast<const ShardWelcome*>(nullptr));
-  fields(all, static_cast<const ShardMail*>(nullptr));
-  fields(all, static_cast<const ShardReport*>(nullptr));
-  fields(all, static_cast<const ShardProbe*>(nullptr));
-  fields(all, static_cast<const ShardLack*>(nullptr));
-  fields(all, static_cast<const ShardQueueCounters*>(nullptr));
-  fields(all, static_cast<const ShardRounds*>(nullptr));
-  fields(all, static_cast<const ShardOrders*>(nullptr));
-  fields(all, static_cast<const ShardOrder*>(nullptr));
-  fields(all, static_cast<const ShardPart*>(nullptr));
-  fields(all, static_cast<const ShardKeys*>(nullptr));
-  fields(all, static_cast<const ShardQueue*>(nullptr));
-  fields(all, static_cast<const ShardBoundary*>(nullptr));
-  fields(all, static_cast<const ShardRestored*>(nullptr));
-  fields(all, static_cast<const ShardLost*>(nullptr));
-  fields(all, static_cast<const ShardAdmitted*>(nullptr));
-  fields(all, static_cast<const ShardStatus*>(nullptr));
-  fields(all, static_cast<const LogRecord*>(nullptr));
-  fields(all, static_cast<const LogPage*>(nullptr));
-  fields(all, static_cast<const RankStatus*>(nullptr));
-  fields(all, static_cast<const EndpointCounters*>(nullptr));
-  fields(all, static_cast<const Flow*>(nullptr));
-  fields(all, static_cast<const QueueStatus*>(nullptr));
-  fields(all, static_cast<const JobCoreStatus*>(nullptr));
-  fields(all, static_cast<const CoreStatus*>(nullptr));
-  fields(all, static_cast<const NicStatus*>(nullptr));
-  fields(all, static_cast<const NodeStatus*>(nullptr));
-  fields(all, static_cast<const JobStatus*>(nullptr));
-  fields(all, static_cast<const ServerStatus*>(nullptr));
-  EXPECT_GT(all.names.size(), 60u);
+  all.collect<JoinRequest>();
+  all.collect<JoinReply>();
+  all.collect<Credential>();
+  all.collect<RackNews>();
+  all.collect<Pulse>();
+  all.collect<HyperRequest>();
+  all.collect<HyperReply>();
+  all.collect<BranchRequest>();
+  all.collect<BranchReply>();
+  all.collect<LossRequest>();
+  all.collect<LossPage>();
+  all.collect<StateRequest>();
+  all.collect<StateReply>();
+  all.collect<CheckpointRequest>();
+  all.collect<CheckpointReply>();
+  all.collect<ShardHello>();
+  all.collect<ShardWelcome>();
+  all.collect<ShardMail>();
+  all.collect<ShardOrders>();
+  all.collect<LogPage>();
+  all.collect<ServerStatus>();
+  EXPECT_GT(all.names.size(), 200u);
   const std::string text = page();
   for (const std::string_view name : all.names) {
     EXPECT_THAT(text, HasSubstr(fmt::format("`{}`", name)));

@@ -17,6 +17,7 @@
 #include <cstring>
 #include <functional>
 
+#include "tests/transport/link_test.h"
 #include "tests/transport/shm_raw_worker.h"
 #include "tests/transport/shm_rig.h"
 #include "transport/error.h"
@@ -30,21 +31,18 @@ constexpr uint32_t kChunks = 24;
 constexpr uint32_t kWords = 512;  // 32-bit, per chunk
 constexpr uint32_t kChunkBytes = 4 * kWords;
 
-class ShmProcessTest : public ::testing::Test {
+class ShmProcessTest : public LinkTest {
  protected:
   void SetUp() override {
-    layout_.max_ranks = 2;
-    layout_.cores = 1;
-    layout_.queue_chunks = {kChunks};
-    layout_.core_node = {0};
-    layout_.slots_bytes = layout_.results_bytes = kChunks * kChunkBytes;
-    box_ = rig_.transport().open_job(layout_);
+    rig_ = std::make_unique<ShmRig>();
+    open(2, 1, kChunks * kChunkBytes, kChunks);
   }
   void TearDown() override {
     if (child_ > 0) {
       kill(child_, SIGKILL);
       waitpid(child_, nullptr, 0);
     }
+    LinkTest::TearDown();
   }
   // Runs `worker` in a child; its result is the exit status, an exception is 99.
   void start(const std::function<int()>& worker) {
@@ -61,7 +59,7 @@ class ShmProcessTest : public ::testing::Test {
   bool eventually(const std::function<bool()>& condition) {
     const auto deadline = Clock::now() + std::chrono::seconds(20);
     while (!condition()) {
-      rig_.transport().handle_events(rig_.events());
+      rig_->transport().handle_events(rig_->events());
       if (Clock::now() > deadline) return false;
       sched_yield();
     }
@@ -74,15 +72,12 @@ class ShmProcessTest : public ::testing::Test {
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   }
   bool seen(TransportEvent::Kind kind, uint32_t rank, uint32_t incarnation) {
-    for (const TransportEvent& event : rig_.events()) {
+    for (const TransportEvent& event : rig_->events()) {
       if (event.kind == kind && event.rank == rank && event.incarnation == incarnation) return true;
     }
     return false;
   }
 
-  ShmRig rig_;
-  LinkLayout layout_;
-  std::unique_ptr<BoxLink> box_;
   pid_t child_ = 0;
 };
 
@@ -129,7 +124,7 @@ TEST_F(ShmProcessTest, ThePayloadIsThereBeforeItsImmediate) {
     return 0;
   });
   BoxEndpoint& core = box_->endpoint(0);
-  core.attach(1, 3);
+  attach(1, 3);
   std::array<Arrival, 8> out;
   uint32_t seen = 0, wrong = 0;
   EXPECT_TRUE(eventually([&] {
@@ -145,13 +140,12 @@ TEST_F(ShmProcessTest, ThePayloadIsThereBeforeItsImmediate) {
   }));
   EXPECT_EQ(wrong, 0u);
   EXPECT_EQ(exit_status(), 0);
-  core.detach(1);
 }
 
 TEST_F(ShmProcessTest, AKilledWorkerIsNoticedAndReplaced) {
   for (uint32_t incarnation = 1; incarnation <= 5; ++incarnation) {
     const Offer offer = box_->admit(0, incarnation);
-    box_->endpoint(0).attach(0, incarnation);
+    attach(0, incarnation);
     start([&] {
       const auto link = connect_shm(offer, layout_, 5000);
       for (uint32_t i = 0;; ++i) {  // until killed, mid-work
@@ -175,15 +169,14 @@ TEST_F(ShmProcessTest, AKilledWorkerIsNoticedAndReplaced) {
     child_ = 0;
     // Waking the dead is no error either.
     while (box_->endpoint(0).post({.rank = 0}, {})) box_->endpoint(0).flush();
-    box_->endpoint(0).detach(0);
-    box_->revoke(0);
+    drop(0);
   }
 }
 
 // A worker that hangs, is replaced and wakes up writes into memory that nobody looks at.
 TEST_F(ShmProcessTest, AStoppedWorkerThatWakesUpChangesNothing) {
   const Offer offer = box_->admit(0, 1);
-  box_->endpoint(0).attach(0, 1);
+  attach(0, 1);
   start([&] {
     const auto link = connect_shm(offer, layout_, 5000);
     if (!link->endpoint().post({0}, {0, 0, 4, 1})) return 1;
@@ -201,21 +194,19 @@ TEST_F(ShmProcessTest, AStoppedWorkerThatWakesUpChangesNothing) {
   std::array<Arrival, 16> out;
   ASSERT_TRUE(eventually([&] { return box_->endpoint(0).poll(out) > 0; }));
   kill(child_, SIGSTOP);
-  box_->endpoint(0).detach(0);
-  box_->revoke(0);
+  drop(0);
   const Offer successor = box_->admit(0, 2);
-  box_->endpoint(0).attach(0, 2);
+  attach(0, 2);
   kill(child_, SIGCONT);
   EXPECT_EQ(exit_status(), 0);
   EXPECT_EQ(box_->endpoint(0).poll(out), 0u);
   for (const std::byte byte : box_->slots(0)) ASSERT_EQ(byte, std::byte{0});
 
   // The old ticket opens nothing, the new one does.
-  EXPECT_THROW(rig_.connect(offer, layout_), Error);
-  const auto link = rig_.connect(successor, layout_);
+  EXPECT_THROW(rig_->connect(offer, layout_), Error);
+  const auto link = rig_->connect(successor, layout_);
   link->gradients()[3] = std::byte{5};
   EXPECT_EQ(box_->slots(0)[3], std::byte{5});
-  box_->endpoint(0).detach(0);
 }
 
 // Everything that a worker could try with its descriptors to write results or to have the box die
@@ -238,7 +229,7 @@ TEST_F(ShmProcessTest, AWorkerCannotWriteResultsOrChangeSizes) {
     if (write(results, "x", 1) >= 0) return 5;
     if (fallocate(results, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096) == 0) return 6;
     const std::string again = "/proc/self/fd/" + std::to_string(results);
-    const Fd reopened(open(again.c_str(), O_RDWR | O_CLOEXEC));
+    const Fd reopened(::open(again.c_str(), O_RDWR | O_CLOEXEC));
     if (reopened && writable(reopened.get())) return 7;
     for (const Fd* fd : {&worker.results(), &worker.gradients(), &worker.rings()}) {
       if (ftruncate(fd->get(), 0) == 0 || ftruncate(fd->get(), 1 << 30) == 0) return 8;

@@ -11,6 +11,7 @@
 #include <random>
 #include <thread>
 
+#include "tests/transport/link_test.h"
 #include "tests/transport/shm_raw_worker.h"
 #include "tests/transport/shm_rig.h"
 #include "transport/error.h"
@@ -195,28 +196,21 @@ TEST(ShmRingTest, TwoThreadsSeeEverythingInOrder) {
   EXPECT_EQ(wrong, 0u);
 }
 
+class ShmLinkTest : public LinkTest {
+ protected:
+  ShmLinkTest() { rig_ = std::make_unique<ShmRig>(); }
+};
+
 // Over a real link: box, one rank that lies, one that does not.
-class ShmLiarTest : public ::testing::Test {
+class ShmLiarTest : public ShmLinkTest {
  protected:
   void SetUp() override {
-    layout_.max_ranks = 2;
-    layout_.cores = 1;
-    layout_.queue_chunks = {8};
-    layout_.slots_bytes = layout_.results_bytes = 8 * 256;
-    layout_.core_node = {0};
-    box_ = rig_.transport().open_job(layout_);
+    open(2, 1);
     liar_ = std::make_unique<RawWorker>(box_->admit(0, 1));
-    rig_.transport().handle_events(rig_.events());
-    rig_.transport().handle_events(rig_.events());
+    attach(0, 1);
+    handle(2);
     ASSERT_TRUE(liar_->receive());
-    honest_ = rig_.connect(box_->admit(1, 1), layout_);
-    for (const uint32_t rank : {0u, 1u}) box_->endpoint(0).attach(rank, 1);
-  }
-  void TearDown() override {
-    for (const uint32_t rank : {0u, 1u}) {
-      box_->endpoint(0).detach(rank);
-      box_->revoke(rank);
-    }
+    honest_ = join(1, 1);
   }
   // The broken queue pair says so once; the other rank's work goes on.
   void expect_broken_once() {
@@ -241,9 +235,6 @@ class ShmLiarTest : public ::testing::Test {
     box_->endpoint(0).disarm();
   }
 
-  ShmRig rig_;
-  LinkLayout layout_;
-  std::unique_ptr<BoxLink> box_;
   std::unique_ptr<RawWorker> liar_;
   std::unique_ptr<WorkerLink> honest_;
 };
@@ -286,18 +277,16 @@ TEST_F(ShmLiarTest, AWorkerThatNeverReadsItsWakeUpsBlocksNobody) {
   EXPECT_EQ(core.counters().wakeups, 20000u);
 }
 
+class ShmWakeTest : public ShmLinkTest {
+ protected:
+  void hammer(uint32_t rounds, uint32_t burst, uint64_t seed);
+};
+
 // Round trips in which both sides sleep every time, with thresholds: a lost wake-up is a time-out.
-void hammer(uint32_t rounds, uint32_t burst, uint64_t seed) {
+void ShmWakeTest::hammer(uint32_t rounds, uint32_t burst, uint64_t seed) {
   SCOPED_TRACE(::testing::Message() << "seed " << seed);
-  ShmRig rig;
-  LinkLayout layout;
-  layout.max_ranks = 1;
-  layout.cores = 1;
-  layout.queue_chunks = {64};
-  layout.slots_bytes = layout.results_bytes = 64;
-  const std::unique_ptr<BoxLink> box = rig.transport().open_job(layout);
-  const std::unique_ptr<WorkerLink> worker = rig.connect(box->admit(0, 1), layout);
-  box->endpoint(0).attach(0, 1);
+  open(1, 1, 64, 64);
+  const auto worker = join(0, 1);
   std::atomic<bool> lost = false;
 
   const auto side = [&](Endpoint& endpoint, bool first, uint64_t own_seed) {
@@ -332,37 +321,28 @@ void hammer(uint32_t rounds, uint32_t burst, uint64_t seed) {
     close(epoll);
   };
   std::thread other([&] { side(worker->endpoint(), true, seed + 1); });
-  side(box->endpoint(0), false, seed);
+  side(box_->endpoint(0), false, seed);
   other.join();
   EXPECT_FALSE(lost);
-  box->endpoint(0).detach(0);
 }
 
-TEST(ShmWakeTest, NoWakeUpIsLostInPingPong) { hammer(100000, 1, std::random_device{}()); }
-TEST(ShmWakeTest, NoWakeUpIsLostInBursts) { hammer(20000, 12, std::random_device{}()); }
+TEST_F(ShmWakeTest, NoWakeUpIsLostInPingPong) { hammer(100000, 1, std::random_device{}()); }
+TEST_F(ShmWakeTest, NoWakeUpIsLostInBursts) { hammer(20000, 12, std::random_device{}()); }
 
 // A worker that waits for a whole queue is woken once for it, not once per flush.
-TEST(ShmWakeTest, AThresholdIsOneWakeUp) {
-  ShmRig rig;
-  LinkLayout layout;
-  layout.max_ranks = 1;
-  layout.cores = 2;
-  layout.queue_chunks = {1600, 1600};
-  layout.slots_bytes = layout.results_bytes = 64;
-  const std::unique_ptr<BoxLink> box = rig.transport().open_job(layout);
-  const std::unique_ptr<WorkerLink> worker = rig.connect(box->admit(0, 1), layout);
-  for (const uint32_t core : {0u, 1u}) box->endpoint(core).attach(0, 1);
+TEST_F(ShmWakeTest, AThresholdIsOneWakeUp) {
+  open(1, 2, 64, 1600);
+  const auto worker = join(0, 1);
   const std::array<uint32_t, 2> all = {1600, 0};
   ASSERT_TRUE(worker->endpoint().arm(all));
   for (uint32_t i = 0; i < 1600; ++i) {
     for (const uint32_t core : {0u, 1u}) {
-      ASSERT_TRUE(box->endpoint(core).post({.rank = 0}, {0, 0, 0, i}));
-      box->endpoint(core).flush();
+      ASSERT_TRUE(box_->endpoint(core).post({.rank = 0}, {0, 0, 0, i}));
+      box_->endpoint(core).flush();
     }
-    ASSERT_EQ(box->endpoint(0).counters().wakeups, i == 1599 ? 1u : 0u);
+    ASSERT_EQ(box_->endpoint(0).counters().wakeups, i == 1599 ? 1u : 0u);
   }
-  EXPECT_EQ(box->endpoint(1).counters().wakeups, 0u) << "not asked for";
-  for (const uint32_t core : {0u, 1u}) box->endpoint(core).detach(0);
+  EXPECT_EQ(box_->endpoint(1).counters().wakeups, 0u) << "not asked for";
 }
 
 }  // namespace shm_ring_test

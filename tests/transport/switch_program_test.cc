@@ -12,6 +12,7 @@
 
 #include "tests/seeds.h"
 #include "tests/transport/switch_rig.h"
+#include "tests/worker/expect_error.h"
 #include "transport/error.h"
 #include "transport/switch/program.h"
 
@@ -220,24 +221,16 @@ TEST(SwitchProgram, APartFromAnotherPortThanItsWorkersEndsThere) {
 }
 
 TEST(SwitchProgram, ErrorsSayWhatIsWrong) {
-  const auto refusal = [](auto body) -> std::string {
-    try {
-      body();
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "no error";
-  };
   LOAD_OR_SKIP(program, 1);
-  EXPECT_THAT(refusal([] { SwitchProgram none(0); }),
-              ::testing::HasSubstr("slots: must be from 1"));
-  EXPECT_THAT(refusal([] { SwitchProgram many(kMostSwitchSlots + 1); }),
-              ::testing::HasSubstr("slots: must be from 1"));
+  using phub::testing::error_of;
+  const auto slots = ::testing::HasSubstr("slots: must be from 1");
+  EXPECT_THAT(error_of([] { SwitchProgram none(0); }), slots);
+  EXPECT_THAT(error_of([] { SwitchProgram many(kMostSwitchSlots + 1); }), slots);
   const std::vector<std::string> none, unknown = {"no-such-port"}, twice = {"lo", "lo"};
-  EXPECT_THAT(refusal([&] { program->attach(none); }), ::testing::HasSubstr("1 to 64 workers"));
-  EXPECT_THAT(refusal([&] { program->attach(unknown); }),
+  EXPECT_THAT(error_of([&] { program->attach(none); }), ::testing::HasSubstr("1 to 64 workers"));
+  EXPECT_THAT(error_of([&] { program->attach(unknown); }),
               ::testing::HasSubstr("interface 'no-such-port': there is none"));
-  EXPECT_THAT(refusal([&] { program->attach(twice); }),
+  EXPECT_THAT(error_of([&] { program->attach(twice); }),
               ::testing::HasSubstr("'lo' is there twice"));
 }
 

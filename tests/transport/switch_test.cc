@@ -31,20 +31,99 @@ SwitchScene random_scene(uint64_t seed) {
   return scene;
 }
 
-uint64_t chunks_of(const SwitchScene& scene) { return scene.rounds * scene.elements.size(); }
-
-TEST(Switch, OverAnyNetworkEveryChunkIsTheSum) {
-  const auto seeds = phub::testing::fresh_seeds(150);
-  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
-    const SwitchScene scene = random_scene(seed);
-    PlainAdder adder(scene.slots);
-    const SwitchOutcome outcome = play(scene, adder);
-    ASSERT_EQ(outcome.problem, "") << "PHUB_SEED=" << seed;
+// What scenes go through, and what must come of it.
+struct Trouble {
+  const char* name;
+  uint64_t scenes;
+  void (*change)(SwitchScene& scene, uint64_t seed);
+  bool all_by_switch = false;                          // in every scene the switch does it all
+  bool all_pass_it_by = false;                         // in every scene something goes directly
+  bool some_by_switch = false, some_directly = false;  // in all scenes together
+  bool is_full = false;  // the switch has fewer slots than the workers use
+};
+constexpr Trouble kTroubles[] = {
     // 30% on three ways, both directions: still the switch does it all.
-    ASSERT_EQ(outcome.closed_by_switch, chunks_of(scene)) << "PHUB_SEED=" << seed;
-    ASSERT_EQ(outcome.generations, 1u);
+    {.name = "Network",
+     .scenes = 150,
+     .change = [](SwitchScene&, uint64_t) {},
+     .all_by_switch = true},
+    // What it had is sent again. A worker that has the acknowledgement does not repeat it: then the
+    // box has the sum, and says so.
+    {.name = "ThatForgets",
+     .scenes = 100,
+     .change = [](SwitchScene& scene,
+                  uint64_t seed) { scene.forgets_ns = 500'000 + seed % 40'000'000; },
+     .some_by_switch = true},
+    {.name = "ThatDies",
+     .scenes = 60,
+     .change =
+         [](SwitchScene& scene, uint64_t seed) {
+           scene.give_up_ns = 400'000'000;
+           scene.dead_from_ns = seed % 8'000'000;
+           scene.dead_to_ns = seed % 2 == 0 ? ~uint64_t{0} : scene.dead_from_ns + 500'000'000;
+           scene.silent = seed % 3 == 0;
+         },
+     .some_directly = true},
+    {.name = "ThatIsFull",
+     .scenes = 30,
+     .change =
+         [](SwitchScene& scene, uint64_t) {
+           scene.slots = 8;
+           scene.elements.push_back(8 * 256);  // all are used
+         },
+     .all_pass_it_by = true,
+     .is_full = true},
+    {.name = "AWorkerThatIsReplaced",
+     .scenes = 100,
+     .change =
+         [](SwitchScene& scene, uint64_t seed) {
+           scene.rounds += 3;
+           scene.replaced_ns = 2'000'000 + seed % 40'000'000;
+         }},
+    // Longer than anybody would wait for a switch that is gone.
+    {.name = "AWorkerThatIsLate",
+     .scenes = 20,
+     .change =
+         [](SwitchScene& scene, uint64_t) {
+           scene.workers += 1;
+           scene.straggler_ns = 2'000'000'000;
+           scene.give_up_ns = 400'000'000;
+           scene.loss = std::min(scene.loss, 0.1);
+         },
+     .all_by_switch = true},
+};
+
+class SwitchInTrouble : public ::testing::TestWithParam<Trouble> {};
+
+TEST_P(SwitchInTrouble, EveryChunkIsTheSumOfEveryoneOnce) {
+  const Trouble& trouble = GetParam();
+  const auto seeds = phub::testing::fresh_seeds(trouble.scenes);
+  uint64_t by_switch = 0, directly = 0;
+  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+    SCOPED_TRACE("PHUB_SEED=" + std::to_string(seed));
+    SwitchScene scene = random_scene(seed);
+    trouble.change(scene, seed);
+    PlainAdder adder(trouble.is_full ? static_cast<uint16_t>(seed % 8) : scene.slots);
+    const SwitchOutcome outcome = play(scene, adder);
+    ASSERT_EQ(outcome.problem, "");
+    const uint64_t chunks = scene.rounds * scene.elements.size();
+    ASSERT_EQ(outcome.closed_by_switch + outcome.closed_directly, chunks);
+    if (trouble.all_by_switch) {
+      ASSERT_EQ(outcome.closed_directly, 0u);
+      ASSERT_EQ(outcome.generations, 1u);
+    }
+    if (trouble.all_pass_it_by) {
+      ASSERT_GT(outcome.closed_directly, 0u);
+    }
+    by_switch += outcome.closed_by_switch;
+    directly += outcome.closed_directly;
   }
+  EXPECT_TRUE(!trouble.some_by_switch || by_switch > 0);
+  EXPECT_TRUE(!trouble.some_directly || directly > 0 || seeds.count == 1);
 }
+
+INSTANTIATE_TEST_SUITE_P(Every, SwitchInTrouble, ::testing::ValuesIn(kTroubles),
+                         [](const auto& instance) { return instance.param.name; });
 
 TEST(Switch, WithoutLossNothingIsRepeated) {
   SwitchScene scene{.seed = phub::testing::fresh_seeds(1).first};
@@ -52,82 +131,6 @@ TEST(Switch, WithoutLossNothingIsRepeated) {
   const SwitchOutcome outcome = play(scene, adder);
   ASSERT_EQ(outcome.problem, "");
   EXPECT_EQ(outcome.repeats, 0u);
-}
-
-// What it had is sent again. A worker that has the acknowledgement does not repeat it: then the box
-// has the sum, and says so.
-TEST(Switch, ThatForgetsCountsNothingTwice) {
-  const auto seeds = phub::testing::fresh_seeds(100);
-  uint64_t by_switch = 0;
-  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
-    SwitchScene scene = random_scene(seed);
-    scene.forgets_ns = 500'000 + seed % 40'000'000;
-    PlainAdder adder(scene.slots);
-    const SwitchOutcome outcome = play(scene, adder);
-    ASSERT_EQ(outcome.problem, "") << "PHUB_SEED=" << seed;
-    ASSERT_EQ(outcome.closed_by_switch + outcome.closed_directly, chunks_of(scene));
-    by_switch += outcome.closed_by_switch;
-  }
-  EXPECT_GT(by_switch, 0u);
-}
-
-TEST(Switch, ThatDiesIsPassedBy) {
-  const auto seeds = phub::testing::fresh_seeds(60);
-  uint64_t directly = 0;
-  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
-    SwitchScene scene = random_scene(seed);
-    scene.give_up_ns = 400'000'000;
-    scene.dead_from_ns = seed % 8'000'000;
-    scene.dead_to_ns = seed % 2 == 0 ? ~uint64_t{0} : scene.dead_from_ns + 500'000'000;
-    scene.silent = seed % 3 == 0;
-    PlainAdder adder(scene.slots);
-    const SwitchOutcome outcome = play(scene, adder);
-    ASSERT_EQ(outcome.problem, "") << "PHUB_SEED=" << seed;
-    ASSERT_EQ(outcome.closed_by_switch + outcome.closed_directly, chunks_of(scene));
-    directly += outcome.closed_directly;
-  }
-  EXPECT_TRUE(directly > 0 || seeds.count == 1);
-}
-
-TEST(Switch, ThatIsFullIsPassedBy) {
-  const auto seeds = phub::testing::fresh_seeds(30);
-  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
-    SwitchScene scene = random_scene(seed);
-    scene.slots = 8;
-    scene.elements.push_back(8 * 256);  // all are used
-    PlainAdder adder(static_cast<uint16_t>(seed % 8));
-    const SwitchOutcome outcome = play(scene, adder);
-    ASSERT_EQ(outcome.problem, "") << "PHUB_SEED=" << seed;
-    ASSERT_GT(outcome.closed_directly, 0u);
-  }
-}
-
-TEST(Switch, AWorkerThatWasReplacedChangesNothing) {
-  const auto seeds = phub::testing::fresh_seeds(100);
-  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
-    SwitchScene scene = random_scene(seed);
-    scene.rounds += 3;
-    scene.replaced_ns = 2'000'000 + seed % 40'000'000;
-    PlainAdder adder(scene.slots);
-    const SwitchOutcome outcome = play(scene, adder);
-    ASSERT_EQ(outcome.problem, "") << "PHUB_SEED=" << seed;
-  }
-}
-
-// Longer than anybody would wait for a switch that is gone.
-TEST(Switch, AWorkerThatIsLateEndsNothing) {
-  const auto seeds = phub::testing::fresh_seeds(20);
-  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
-    SwitchScene scene = random_scene(seed);
-    scene.workers += 1;
-    scene.straggler_ns = 2'000'000'000;
-    scene.give_up_ns = 400'000'000;
-    scene.loss = std::min(scene.loss, 0.1);
-    PlainAdder adder(scene.slots);
-    const SwitchOutcome outcome = play(scene, adder);
-    ASSERT_EQ(outcome.problem, "") << "PHUB_SEED=" << seed;
-    ASSERT_EQ(outcome.closed_by_switch, chunks_of(scene)) << "PHUB_SEED=" << seed;
-  }
 }
 
 // --- Call by call.

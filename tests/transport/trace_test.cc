@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/file_size_limit.h"
+#include "tests/worker/expect_error.h"
 #include "transport/error.h"
 
 namespace phub {
@@ -126,13 +127,8 @@ TEST_F(Trace, WhatWasForgottenIsSaid) {
 }
 
 TEST_F(Trace, AFileThatCannotBeIsAnErrorAtOnce) {
-  try {
-    const TraceWriter writer("/nowhere/trace.json", "box");
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kInvalid);
-    EXPECT_THAT(error.what(), HasSubstr("/nowhere/trace.json"));
-  }
+  testing::expect_error(ErrorCode::kInvalid, "/nowhere/trace.json",
+                        [] { const TraceWriter writer("/nowhere/trace.json", "box"); });
 }
 
 // Also in a program that does not ignore the signal.

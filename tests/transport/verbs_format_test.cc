@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/worker/expect_error.h"
 #include "transport/verbs/devices.h"
 #include "transport/verbs/format.h"
 
@@ -20,13 +21,7 @@ std::vector<std::byte> hello_bytes(const VerbsHello& hello = {}) {
 }
 template <typename Call>
 void expect_error(const Call& call, ErrorCode code, const std::string& text) {
-  try {
-    call();
-    ADD_FAILURE() << "no error; one that says '" << text << "' was expected";
-  } catch (const Error& error) {
-    EXPECT_EQ(name_of(error.code()), name_of(code)) << error.what();
-    EXPECT_THAT(error.what(), HasSubstr(text));
-  }
+  testing::expect_error(code, text, call);
 }
 
 // Not in lock-step, every rank has results of its own, and all of them are registered.
