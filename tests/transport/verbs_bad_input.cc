@@ -16,6 +16,7 @@
 #include "tests/transport/verbs_raw_worker.h"
 #include "tests/transport/verbs_rig.h"
 #include "tests/transport/verbs_server.h"
+#include "tests/worker/expect_error.h"
 #include "transport/error.h"
 #include "transport/greeting.h"
 
@@ -35,13 +36,26 @@ constexpr uint32_t kTimeoutMs = 5000;
 using Message = ::testing::Matcher<std::string>;
 template <typename Call>
 void expect_error(const Call& call, ErrorCode code, const Message& message) {
-  try {
-    call();
-    ADD_FAILURE() << "no error";
-  } catch (const Error& error) {
-    EXPECT_EQ(name_of(error.code()), name_of(code)) << error.what();
-    EXPECT_THAT(std::string(error.what()), message);
-  }
+  EXPECT_THAT(phub::testing::error_of(code, call), message);
+}
+
+LinkLayout small_layout(uint64_t bytes = 4096) {
+  LinkLayout layout = {.max_ranks = 2, .cores = 1, .queue_chunks = {4}};
+  layout.core_node = {0};
+  layout.slots_bytes = layout.results_bytes = bytes;
+  return layout;
+}
+
+// A server with these options ends at once, and says so in a line or two.
+void expect_no_server(const std::vector<std::string>& options, const std::string& message) {
+  std::vector<std::string> line = {PHUB_BINARY, "serve", "--listen", "127.0.0.1:0"};
+  line.insert(line.end(), options.begin(), options.end());
+  phub::testing::Process server(line, "/tmp/verbs_bad_input.log");
+  const auto status = server.wait(seconds(20));
+  ASSERT_TRUE(status) << "it runs: " << server.output();
+  EXPECT_GT(*status, 0) << server.output();
+  EXPECT_THAT(server.output(), HasSubstr(message));
+  EXPECT_LE(std::ranges::count(server.output(), '\n'), 2) << server.output();
 }
 
 VerbsPort the_port() { return verbs_ports().front(); }
@@ -58,11 +72,6 @@ bool command(const std::string& line) { return std::system(line.c_str()) == 0; }
 class VerbsBadInputTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    layout_.max_ranks = 2;
-    layout_.cores = 1;
-    layout_.queue_chunks = {4};
-    layout_.core_node = {0};
-    layout_.slots_bytes = layout_.results_bytes = 4096;
     {
       // What the libraries make once and keep.
       open();
@@ -91,11 +100,7 @@ class VerbsBadInputTest : public ::testing::Test {
   // Whatever is called on the worker's side, while the box handles its events.
   template <typename Call>
   auto pumping(const Call& call) {
-    auto result = std::async(std::launch::async, call);
-    while (result.wait_for(milliseconds(1)) != std::future_status::ready) {
-      rig_->transport().handle_events(rig_->events());
-    }
-    return result.get();
+    return rig_->meanwhile(call);
   }
   void pump(milliseconds time) {
     pumping([time] { std::this_thread::sleep_for(time); });
@@ -147,7 +152,7 @@ class VerbsBadInputTest : public ::testing::Test {
     return now;
   }
 
-  LinkLayout layout_;
+  LinkLayout layout_ = small_layout();
   std::unique_ptr<VerbsRig> rig_;
   std::unique_ptr<BoxLink> box_;
   std::string resources_;
@@ -171,20 +176,13 @@ TEST_F(VerbsBadInputTest, NamesOfDevicesPortsAndGids) {
 }
 
 TEST_F(VerbsBadInputTest, TheServersOptions) {
-  const auto expect = [](const std::vector<std::string>& options, const std::string& message) {
-    std::vector<std::string> line = {PHUB_BINARY, "serve", "--listen", "127.0.0.1:0"};
-    line.insert(line.end(), options.begin(), options.end());
-    phub::testing::Process server(line, "/tmp/verbs_bad_input.log");
-    const auto status = server.wait(seconds(20));
-    ASSERT_TRUE(status) << "it runs: " << server.output();
-    EXPECT_GT(*status, 0) << server.output();
-    EXPECT_THAT(server.output(), HasSubstr(message));
-    EXPECT_LE(std::ranges::count(server.output(), '\n'), 2) << server.output();
-  };
-  expect({"--transports", "verbs", "--devices", "nope"}, "there is no RDMA device 'nope'");
-  expect({"--transports", "verbs", "--devices", "rxe0:9"}, "RDMA device rxe0 has no port 9");
-  expect({"--transports", "verbs", "--devices", "rxe0:1:777777"}, "has no GID 777777");
-  expect({"--transports", "tcp", "--devices", "rxe0"}, "--devices needs verbs among --transports");
+  expect_no_server({"--transports", "verbs", "--devices", "nope"},
+                   "there is no RDMA device 'nope'");
+  expect_no_server({"--transports", "verbs", "--devices", "rxe0:9"},
+                   "RDMA device rxe0 has no port 9");
+  expect_no_server({"--transports", "verbs", "--devices", "rxe0:1:777777"}, "has no GID 777777");
+  expect_no_server({"--transports", "tcp", "--devices", "rxe0"},
+                   "--devices needs verbs among --transports");
 }
 
 TEST_F(VerbsBadInputTest, APortOfTheServersThatIsTaken) {
@@ -212,11 +210,14 @@ TEST_F(VerbsBadInputTest, HellosThatAreRefused) {
   };
   expect({}, ErrorCode::kInvalid, "not a phub peer");
   expect(std::vector<std::byte>(48, std::byte{0xff}), ErrorCode::kInvalid, "not a phub peer");
-  VerbsHello hello = good;
-  hello.magic ^= 1;
-  expect(bytes_of(hello), ErrorCode::kInvalid, "not a phub peer");
-  hello = good, hello.version = 2;
-  expect(bytes_of(hello), ErrorCode::kInvalid, "protocol version 2, this side speaks 1");
+  const auto with = [&good](auto change) {
+    VerbsHello hello = good;
+    change(hello);
+    return bytes_of(hello);
+  };
+  expect(with([](VerbsHello& h) { h.magic ^= 1; }), ErrorCode::kInvalid, "not a phub peer");
+  expect(with([](VerbsHello& h) { h.version = 2; }), ErrorCode::kInvalid,
+         "protocol version 2, this side speaks 1");
   // Cut short: librdmacm fills it with zeros, and half a ticket is none.
   for (const size_t length : {size_t{4}, size_t{8}, size_t{16}}) {
     std::vector<std::byte> part = bytes_of(good);
@@ -227,13 +228,11 @@ TEST_F(VerbsBadInputTest, HellosThatAreRefused) {
       expect(part, ErrorCode::kUnauthorized, "no incarnation has this ticket");
     }
   }
-  hello = good, hello.ticket[15] ^= 1;
-  expect(bytes_of(hello), ErrorCode::kUnauthorized, "no incarnation has this ticket");
-  hello = good, hello.ticket = {};
-  expect(bytes_of(hello), ErrorCode::kUnauthorized, "no incarnation has this ticket");
+  const std::string nobodys = "no incarnation has this ticket";
+  expect(with([](VerbsHello& h) { h.ticket[15] ^= 1; }), ErrorCode::kUnauthorized, nobodys);
+  expect(with([](VerbsHello& h) { h.ticket = {}; }), ErrorCode::kUnauthorized, nobodys);
   for (const uint16_t queue : {1, 2, 65535}) {
-    hello = good, hello.queue = queue;
-    expect(bytes_of(hello), ErrorCode::kInvalid,
+    expect(with([queue](VerbsHello& h) { h.queue = queue; }), ErrorCode::kInvalid,
            "queue " + std::to_string(queue) + ": this box has 1 of the job's 1, from queue 0 on");
   }
   for (const TransportEvent& event : rig_->events()) {  // for the server's log
@@ -437,17 +436,13 @@ TEST_F(VerbsBadInputTest, TooLittleLockedMemory) { run_child("LockedMemory"); }
 TEST(VerbsBadInputChild, DISABLED_LockedMemory) {
   limit_locked_memory(1 << 20);
   VerbsRig rig;
-  LinkLayout layout = {.max_ranks = 2, .cores = 1, .queue_chunks = {4}};
-  layout.core_node = {0};
-  layout.slots_bytes = layout.results_bytes = 4 << 20;
+  const LinkLayout layout = small_layout(4 << 20), small = small_layout(64 << 10);
   const auto message = [](const char* whom, const char* need) {
     return AllOf(HasSubstr(whom), HasSubstr(need), HasSubstr("the limit is 1.0 MiB"),
                  HasSubstr("ulimit -l"));
   };
   expect_error([&] { rig.transport().open_job(layout); }, ErrorCode::kFull,
                message("a job of 2 ranks over 1 NICs", "needs 12.0 MiB of locked memory"));
-  LinkLayout small = layout;
-  small.slots_bytes = small.results_bytes = 64 << 10;
   const auto box = rig.transport().open_job(small);
   const Offer offer = box->admit(0, 1);
   box->endpoint(0).attach(0, 1);
@@ -460,9 +455,7 @@ TEST(VerbsBadInputChild, DISABLED_LockedMemory) {
 TEST_F(VerbsBadInputTest, TooFewDescriptors) { run_child("Descriptors"); }
 TEST(VerbsBadInputChild, DISABLED_Descriptors) {
   VerbsRig rig;
-  LinkLayout layout = {.max_ranks = 2, .cores = 1, .queue_chunks = {4}};
-  layout.core_node = {0};
-  layout.slots_bytes = layout.results_bytes = 4096;
+  const LinkLayout layout = small_layout();
   const auto box = rig.transport().open_job(layout);
   const size_t before = phub::testing::open_descriptors();
   // One by one: somewhere it suffices.
@@ -489,9 +482,7 @@ TEST(VerbsBadInputChild, DISABLED_Descriptors) {
 TEST(VerbsPortDown, IsSaidSo) {
   const VerbsPort port = the_port();
   VerbsRig rig;
-  LinkLayout layout = {.max_ranks = 1, .cores = 1, .queue_chunks = {4}};
-  layout.core_node = {0};
-  layout.slots_bytes = layout.results_bytes = 4096;
+  const LinkLayout layout = small_layout();
   const auto box = rig.transport().open_job(layout);
   const Offer offer = box->admit(0, 1);
   ASSERT_TRUE(command("ip link set " + port.netdev + " down"));
@@ -506,14 +497,8 @@ TEST(VerbsPortDown, IsSaidSo) {
       [&] { rig.connect(offer, layout); }, ErrorCode::kUnavailable,
       AnyOf(HasSubstr("no RDMA device of this host has a route to " + port.address),
             AllOf(HasSubstr(port.address), HasSubstr("cannot be connected to over RDMA"))));
-  phub::testing::Process server(
-      {PHUB_BINARY, "serve", "--listen", "127.0.0.1:0", "--transports", "verbs"},
-      "/tmp/verbs_bad_input.log");
-  const auto status = server.wait(seconds(20));
-  ASSERT_TRUE(status) << "it runs: " << server.output();
-  EXPECT_GT(*status, 0);
-  EXPECT_THAT(server.output(),
-              HasSubstr("no usable RDMA device: " + port.device + " port 1 is down"));
+  expect_no_server({"--transports", "verbs"},
+                   "no usable RDMA device: " + port.device + " port 1 is down");
   ASSERT_TRUE(command("ip link set " + port.netdev + " up"));
   for (int i = 0; i < 100 && !passed_over.empty(); ++i) {
     passed_over.clear();
@@ -548,24 +533,15 @@ TEST_F(WithoutDevices, AWorkerSaysWhatIsMissing) {
   const Offer offer = {.transport = "verbs",
                        .ticket = std::string(32, '0'),
                        .queues = {{.address = "10.77.0.1:7718"}}};
-  LinkLayout layout = {.max_ranks = 1, .cores = 1, .queue_chunks = {4}};
-  layout.slots_bytes = layout.results_bytes = 4096;
-  expect_error([&] { connect_verbs(offer, layout, 2000); }, ErrorCode::kUnavailable,
+  expect_error([&] { connect_verbs(offer, small_layout(), 2000); }, ErrorCode::kUnavailable,
                AnyOf(HasSubstr("no RDMA on this host"),
                      HasSubstr("no RDMA device of this host has a route to 10.77.0.1:7718")));
   EXPECT_EQ(phub::testing::open_descriptors(), before);
 }
 
 TEST_F(WithoutDevices, AServerSaysWhatIsMissing) {
-  phub::testing::Process server(
-      {PHUB_BINARY, "serve", "--listen", "127.0.0.1:0", "--transports", "verbs"},
-      std::string(::testing::TempDir()) + "verbs_bad_input_server.log");
-  const auto status = server.wait(seconds(20));
-  ASSERT_TRUE(status) << "it runs: " << server.output();
-  EXPECT_GT(*status, 0);
-  EXPECT_THAT(server.output(),
-              HasSubstr("transport verbs: no usable RDMA device: this host has none"));
-  EXPECT_LE(std::ranges::count(server.output(), '\n'), 2) << server.output();
+  expect_no_server({"--transports", "verbs"},
+                   "transport verbs: no usable RDMA device: this host has none");
 }
 
 }  // namespace
