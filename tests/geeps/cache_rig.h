@@ -52,7 +52,7 @@ class CacheRig : private RandomPrograms {
                          .peak_first = pick(4) == 0,
                          .prefetch = pick(4) != 0,
                          .poison = pick(2) == 0,
-                         .partitions = static_cast<uint32_t>(1 + pick(3)),
+                         .partitions = static_cast<uint32_t>(1 + pick(pick(2) == 0 ? 3 : 7)),
                          .timeout = std::chrono::seconds(30)};
     options.budget_bytes = budget_for(specs, job, options);
     device_ = stage_.make_device(options.budget_bytes, false);

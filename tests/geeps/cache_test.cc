@@ -178,16 +178,16 @@ TEST(Cache, ALastUpdateClocksItsTableOutsideOfTheSequenceToo) {
 
 // Updates of zeros that have a sign: where the log of a clock has nothing yet, they are not added
 // to zeros.
-TEST(Cache, BitsDoNotDependOnTheBudget) {
+TEST(Cache, BitsDependNeitherOnTheBudgetNorOnPartitions) {
   const std::vector<TableSpec> tables = {{"w", 32, dense(8)}};
   JobSpec job = plain_job(tables);
   job.optimizer = "none";  // the parameters are the sums
   job.hyper.clear();
   const std::vector<uint64_t> a = {0, 1, 2, 3}, b = {4, 5, 6, 7}, odd = {7, 1, 5}, rest = {0, 2};
-  const auto run = [&](uint64_t budget) {
+  const auto run = [&](uint64_t budget, uint32_t partitions) {
     const auto device = make_host_device({.budget_bytes = 4 * kMiB});
     StandaloneExchange exchange(job);
-    Cache cache(*device, exchange, tables, {.budget_bytes = budget});
+    Cache cache(*device, exchange, tables, {.budget_bytes = budget, .partitions = partitions});
     std::vector<std::vector<uint32_t>> bits;  // by clock
     const auto clock = [&](std::initializer_list<std::span<const uint64_t>> lists) {
       for (const auto& list : lists) add(cache, 0, list, 0.0F);  // -0
@@ -214,8 +214,11 @@ TEST(Cache, BitsDoNotDependOnTheBudget) {
     clock({a, odd, b});
     return bits;
   };
-  const auto moved = run(2048), pinned = run(kMiB);
-  EXPECT_EQ(moved, pinned);
+  const auto moved = run(2048, 1);
+  for (const uint32_t partitions : {1, 2, 3, 7}) {
+    EXPECT_EQ(run(2048, partitions), moved) << partitions;
+    EXPECT_EQ(run(kMiB, partitions), moved) << partitions;
+  }
   constexpr uint32_t kMinusZero = 0x8000'0000;
   EXPECT_EQ(moved[2], std::vector<uint32_t>(256, kMinusZero));
   EXPECT_EQ(moved[4], std::vector<uint32_t>(256, kMinusZero));

@@ -133,7 +133,9 @@ void train(Exchange& exchange, uint64_t seed, uint32_t rank, uint32_t number, bo
   float* place = staged.floats().data();
   {
     Cache cache(*device, exchange, tables(),
-                {.budget_bytes = 1 << 20, .compute = in_stream ? stream.get() : nullptr});
+                {.budget_bytes = 1 << 20,
+                 .partitions = number + 1,
+                 .compute = in_stream ? stream.get() : nullptr});
     const auto iterate = [&](uint64_t round) {
       const Batch batch(seed, rank, number, round);
       const auto copy = [&](float* to, const std::vector<float>& from) {

@@ -28,23 +28,6 @@ using testing::options_of;
 using testing::spec_of;
 using testing::tables;
 
-TEST(WorkerExchange, AKeyIsATable) {
-  Box box;
-  const JobSpec spec = spec_of("none", "sum", 2);
-  each_rank(2, [&](uint32_t rank) {
-    Worker worker(options_of(box, spec, rank));
-    WorkerExchange exchange(worker, tables());
-    ASSERT_EQ(exchange.keys(), 4u);
-    EXPECT_EQ(exchange.name(2), "layer");
-    EXPECT_EQ(exchange.elements(2), 65u * 128);
-    EXPECT_EQ(exchange.gradient(2).size(), 65u * 128);
-    EXPECT_EQ(exchange.parameters(2).size(), 65u * 128);
-    EXPECT_EQ(exchange.rank(), rank);
-    EXPECT_EQ(exchange.world_size(), 2u);
-    worker.barrier();
-  });
-}
-
 TEST(WorkerExchange, SlackIsTheJobs) {
   Box box;
   const auto slack = [&](const char* consistency, uint32_t rounds) {
