@@ -1,6 +1,6 @@
-// Branches that are killed, and revived: to the bit what they would be if they had never been
-// killed, also where the box dies in between; and what becomes of their files. In one box, and in
-// three of which two are shards.
+// Branches of saved jobs, of which some are killed and revived: to the bit what they would be if
+// neither they nor their box had ever been killed, with keys of every kind; and what becomes of
+// their files. In one box, and in three of which two are shards.
 #include "tests/worker/killed_branches.h"
 
 #include <fmt/format.h>
@@ -69,6 +69,12 @@ class Decider {
       if (last_ > round + 8) return;
       decide_one(worker, std::max(last_, round + 2 + below(2)), round);
     }
+  }
+  // Decides since the last checkpoint: no job goes on with it.
+  void decide_what_is_void(Worker& worker) {
+    const BranchTurn turns[] = {{any_of(alive_), 1}, {any_of(alive_), 0}};
+    worker.schedule(turns);
+    if (room(worker)) worker.fork(any_of(alive_), {{"lr", 0.5}});
   }
   std::vector<uint32_t> killed() const {
     std::vector<uint32_t> branches;
@@ -229,6 +235,26 @@ void expect_same(const SeenRounds& got, const SeenRounds& want) {
   }
 }
 
+// Dense keys, and matrices whose factors or rows are sent.
+JobSpec spec_of_all_kinds(const std::string& name, uint32_t branches, const std::string& optimizer,
+                          const std::string& dtype) {
+  JobSpec spec = spec_of(name, 2, branches);
+  spec.optimizer = optimizer;
+  if (optimizer != "momentum") spec.hyper.erase("momentum");
+  spec.gradient_dtype = spec.parameter_dtype = dtype;
+  for (const char* key : {"factors", "rows", "lazy"}) {
+    spec.keys.push_back({.name = key, .elements = uint64_t{150} * 20, .shape = {150, 20}});
+  }
+  EXPECT_EQ(set_factors(spec, "factors", 3), 1u);
+  EXPECT_EQ(set_rows(spec, "rows", 9, false), 1u);
+  EXPECT_EQ(set_rows(spec, "lazy", 9, true), 1u);
+  return spec;
+}
+
+uint32_t tile_rows_of(const Worker& worker) {
+  return worker.spec().keys[worker.key("factors")].tile_rows;
+}
+
 class KilledBranches : public ::testing::TestWithParam<size_t> {};
 
 TEST_P(KilledBranches, AreToTheBitAsIfTheyHadNeverBeen) {
@@ -241,28 +267,24 @@ TEST_P(KilledBranches, AreToTheBitAsIfTheyHadNeverBeen) {
     std::mt19937_64 random(seed);
     SavingServer server(PHUB_BINARY, GetParam(), 1 + static_cast<uint32_t>(random() % 2));
     const auto& [optimizer, dtype] = kinds[seed % kinds.size()];
-    const auto spec = [&, optimizer = optimizer, dtype = dtype](const char* name,
-                                                                uint32_t branches) {
-      JobSpec made = spec_of(name, 2, branches);
-      made.optimizer = optimizer;
-      if (optimizer != "momentum") made.hyper.erase("momentum");
-      made.gradient_dtype = made.parameter_dtype = dtype;
-      return made;
-    };
     Decider decider(seed);
     SeenRounds seen, want;
     uint64_t round = 0;
+    uint32_t tile_rows = 0;
     for (int life = 0; life < 3; ++life) {
-      if (life > 0) server.start(life == 1 ? "pack:1 core:4 pu:1" : "pack:1 core:2 pu:1");
-      const Workers workers =
-          join(*server, spec("killed", kShelves), life == 1 ? "tcp" : server.transport());
+      if (life > 0) server.start(life == 1 ? "pack:1 core:4 pu:1" : "pack:1 core:3 pu:1");
+      const Workers workers = join(*server, spec_of_all_kinds("killed", kShelves, optimizer, dtype),
+                                   life == 1 ? "tcp" : server.transport());
       ASSERT_EQ(workers[0]->first_round(), round + 1);
+      if (life == 0) tile_rows = tile_rows_of(*workers[0]);
+      ASSERT_EQ(tile_rows_of(*workers[0]), tile_rows) << "a saved job keeps its chunks";
       const uint64_t last = round + 12 + random() % 20;
       train(workers, round + 1, last, seen,
             [&](uint64_t now) { decider.decide(*workers[0], now); });
       round = last;
       if (life < 2) {
         ASSERT_EQ(save(*workers[0]), last);
+        decider.decide_what_is_void(*workers[0]);
         server.kill();
         continue;
       }
@@ -271,7 +293,8 @@ TEST_P(KilledBranches, AreToTheBitAsIfTheyHadNeverBeen) {
       round = end;
       visit_all(workers, round + 1, decider.killed(), seen);
     }
-    const Workers workers = join(*server, spec("alive", 60), "tcp");
+    const Workers workers = join(*server, spec_of_all_kinds("alive", 60, optimizer, dtype), "tcp");
+    EXPECT_NE(tile_rows_of(*workers[0]), tile_rows) << "there are other cores than at first";
     train(workers, 1, round, want, [&](uint64_t now) {
       if (!decider.made.contains(now)) return;
       for (const Decision& decision : decider.made.at(now)) carry_out(*workers[0], decision);
@@ -510,6 +533,39 @@ TEST_P(OneKilled, IsWhatItWasAfterAShardHasDied) {
   worker().revive(1);
   models.push_back(run_it());
   EXPECT_TRUE(models == never_killed(2));
+}
+
+// Other tools read a branch as they read the model: from files of its own.
+TEST(SavedBranches, LieInFilesOfTheirOwn) {
+  const SavingServer server(PHUB_BINARY, 0);
+  const Workers workers = join(*server, spec_of("files"), "shm");
+  Worker& worker = *workers[0];
+  EXPECT_EQ(worker.fork(0, {{"lr", 0.25}}, 3).round, 3u);
+  const BranchTurn turns[] = {{1, 1}, {0, 1}, {1, 0}};
+  EXPECT_EQ(worker.schedule(turns, 5), 5u);
+  SeenRounds seen;
+  train(workers, 1, 5, seen);
+  save(worker);
+  train(workers, 6, 6, seen);
+  ASSERT_EQ(seen[4].first, 0u);
+  ASSERT_EQ(seen[5].first, 1u) << "as it was behind round 5, in which it ran";
+
+  Checkpoints checkpoints(server.folder());
+  const auto reader = checkpoints.open("files", checkpoints.list("files").front());
+  EXPECT_TRUE(reader->verify().empty());
+  EXPECT_EQ(reader->manifest().branches.shelves,
+            (std::vector<SavedShelf>{{.place = 1, .branch = 1, .steps = {3}}}));
+  const auto model_in = [&](const std::string& file) {
+    Model model;
+    for (size_t key = 0; key < worker.keys(); ++key) {
+      model.emplace_back(worker.parameter_bytes(key).size());
+      reader->read_tensor(file, key, 0, model.back());
+    }
+    return model;
+  };
+  EXPECT_TRUE(model_in("parameters.safetensors") == seen[4].second);
+  EXPECT_TRUE(model_in("branch-1-parameters.safetensors") == seen[5].second);
+  EXPECT_TRUE(reader->has("branch-1-state-momentum_buffer.safetensors"));
 }
 
 TEST(KilledBranchesWithoutFiles, AreRefused) {
