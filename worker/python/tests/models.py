@@ -105,7 +105,8 @@ def make_net():
 
 def loss_of(net, rank, step):
     random = torch.Generator().manual_seed(SEED + 1000 * step + rank)
-    inputs = torch.randn(8, 12, generator=random).to(next(net.parameters()).dtype)
+    dtype = next(p.dtype for p in net.parameters() if p.requires_grad)
+    inputs = torch.randn(8, 12, generator=random).to(dtype)
     labels = torch.randint(5, (8,), generator=random)
     return functional.cross_entropy(net(inputs).float(), labels)
 
