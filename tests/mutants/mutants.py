@@ -534,7 +534,7 @@ MUTANTS = [
            "  if (false) {", ("transport/transport_test:*ATicketOpensOneIncarnationOnce/ofi*",)),
     Mutant("ofi-fence: a pair that is closed keeps its endpoint and its registration", "transport/ofi/pair.cc",
            "  if (endpoint_ == nullptr) return;\n  target_region_",
-           "  if (endpoint_ != nullptr) return;\n  target_region_", ("transport/ofi_test:*Fence*",)),
+           "  if (endpoint_ != nullptr) return;\n  target_region_", ("transport/ofi_process_test",)),
     Mutant("ofi-ring: a peer whose provider cannot wake is not woken", "transport/ofi/endpoint.cc",
            "  if (pair.connected.pair->wake_fd() >= 0) return;\n  const std::byte one{1};",
            "  if (pair.connected.pair->wake_fd() >= -1) return;\n  const std::byte one{1};",

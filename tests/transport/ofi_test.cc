@@ -1,5 +1,5 @@
-// Over libfabric: the fence while a writer writes, writes to where none belong, and sleep. Once for
-// each provider that can be here. (Strangers: strangers_test.cc.)
+// Over libfabric: writes to where none belong, and sleep. Once for each provider that can be here.
+// (The fence while a writer writes: ofi_process_test.cc; strangers: strangers_test.cc.)
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/epoll.h>
@@ -82,50 +82,6 @@ TEST_P(OfiTest, ANameOfNobodyIsThatRanksLoss) {
     rig_->pump();
   }
   expect_exchange(*honest, 1);
-}
-
-// After detach() returns, no byte of the incarnation lands, whatever it is in the middle of.
-TEST_P(OfiTest, TheFenceHoldsWhileTheWorkerWrites) {
-  if (std::string(GetParam()) == "shm") {
-    GTEST_SKIP() << "libfabric's shm unmaps the endpoint under a writer of the same process";
-  }
-  open(2, 1);
-  auto bystander = join(1, 1);
-  for (uint32_t incarnation = 1; incarnation <= 12; ++incarnation) {
-    auto worker = join(0, incarnation);
-    std::atomic<bool> stop = false;
-    std::memset(worker->gradients().data(), 0x77, layout_.slots_bytes);
-    std::thread writer([&] {
-      std::array<Arrival, 8> some;
-      for (uint32_t i = 0; !stop; ++i) {
-        const uint64_t offset = uint64_t{i % kChunks} * kChunkBytes;
-        worker->endpoint().post({0}, {offset, offset, kChunkBytes, i});
-        worker->endpoint().flush();
-        worker->endpoint().poll(some);
-      }
-    });
-    size_t taken = 0;
-    std::array<Arrival, 64> some;
-    const auto until = Clock::now() + std::chrono::seconds(20);
-    while (taken < 50 * incarnation && Clock::now() < until) {
-      taken += box_->endpoint(0).poll(some);
-    }
-    EXPECT_GE(taken, 50 * incarnation);
-    detach(0);
-    auto* const slots = const_cast<std::byte*>(box_->slots(0).data());
-    std::memset(slots, 0, layout_.slots_bytes);
-    for (int i = 0; i < 200; ++i) {
-      const size_t arrived = box_->endpoint(0).poll(some);
-      for (size_t a = 0; a < arrived; ++a) EXPECT_NE(some[a].rank, 0u);
-      rig_->pump();
-    }
-    const auto written = [](std::byte byte) { return byte != std::byte{0}; };
-    EXPECT_EQ(std::count_if(slots, slots + layout_.slots_bytes, written), 0) << incarnation;
-    box_->revoke(0);
-    stop = true;
-    writer.join();
-    expect_exchange(*bystander, 1);
-  }
 }
 
 // Beyond the memory that the key is for, and with a key that is none: nothing lands, and only the
