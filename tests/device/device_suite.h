@@ -30,9 +30,9 @@ struct DeviceFactory {
 };
 
 // A stream that does nothing behind close() until open(): keeps work from beginning, without time.
-class Gate {
+class StreamGate {
  public:
-  ~Gate() { open(); }
+  ~StreamGate() { open(); }
   void close(Stream& stream) {
     stream.call([opened = opened_] { opened.wait(); });
   }

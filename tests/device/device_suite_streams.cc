@@ -14,7 +14,7 @@ TEST_P(DeviceSuite, AnEventIsDoneWhenWhatWasBeforeItIs) {
   const auto event = device_->make_event();
   EXPECT_TRUE(event->done()) << "not recorded yet";
   event->wait();
-  Gate gate;
+  StreamGate gate;
   gate.close(*stream_);
   stream_->record(*event);
   EXPECT_FALSE(event->done());
@@ -31,7 +31,7 @@ TEST_P(DeviceSuite, AStreamWaitsForAnotherWithoutTheHost) {
   std::copy(values.begin(), values.end(), host.floats().begin());
   const DeviceMemory a = memory(4000);
   const DeviceMemory b = memory(4000);
-  Gate gate;
+  StreamGate gate;
   gate.close(*producer);
   producer->copy_to_device(a.data(), host.data(), 4000);
   producer->record(*event);
@@ -51,7 +51,7 @@ TEST_P(DeviceSuite, AWaitKeepsTheRecordThatItSaw) {
   const auto slow = device_->make_stream("slow");
   const auto quick = device_->make_stream("quick");
   const auto event = device_->make_event();
-  Gate gate;
+  StreamGate gate;
   gate.close(*slow);
   slow->record(*event);
   std::atomic<bool> ran = false;
@@ -80,7 +80,7 @@ TEST_P(DeviceSuite, OtherStreamsGoOnWhileOneIsHeldUp) {
   const auto held = device_->make_stream("held");
   const DeviceMemory a = memory(4000);
   const HostMemory host(*device_, 4000, "host");
-  Gate gate;
+  StreamGate gate;
   gate.close(*held);
   stream_->fill(a.floats(), 5.0f, 1000);
   stream_->copy_to_host(host.data(), a.data(), 4000);
@@ -100,7 +100,7 @@ TEST_P(DeviceSuite, TimedWorkTakesItsTimeInOrder) {
 }
 
 TEST_P(DeviceSuite, AStreamEndsWithItsWork) {
-  Gate gate;
+  StreamGate gate;
   std::atomic<int> ran = 0;
   auto other = device_->make_stream("other");
   const auto event = device_->make_event();
@@ -114,7 +114,7 @@ TEST_P(DeviceSuite, AStreamEndsWithItsWork) {
   opener.join();
   // The event goes on to mean that, also to streams that come later.
   other = device_->make_stream("later");
-  Gate second;
+  StreamGate second;
   second.close(*other);
   EXPECT_TRUE(event->done());
 }

@@ -43,7 +43,7 @@ TEST_F(HostDeviceTest, ACopyThatFailsMidwayIsReportedOnceWithItsOrigin) {
   stream_->record(*before);
   device_->fail_copy(Direction::kToDevice, 1, 1000);
   bool ran = false;
-  Gate gate;
+  StreamGate gate;
   gate.close(*stream_);
   stream_->copy_to_device(memory_.data(), host_.data(), kBytes);
   stream_->copy_to_device(memory_.data(), host_.data(), kBytes);
@@ -79,7 +79,7 @@ TEST_F(HostDeviceTest, ACopyThatFailsMidwayIsReportedOnceWithItsOrigin) {
 
 TEST_F(HostDeviceTest, AFailureStopsTheStreamsThatWaitForIt) {
   const auto fetched = device_->make_event();
-  Gate gate;
+  StreamGate gate;
   gate.close(*stream_);
   device_->fail_copy(Direction::kToHost, 0, 0);
   stream_->copy_to_host(host_.data(), memory_.data(), kBytes);
@@ -109,7 +109,7 @@ TEST_F(HostDeviceTest, AnEventFromBeforeTheFailureCanBeWaitedFor) {
 
 TEST_F(HostDeviceTest, AStreamThatFailedCanBeDestroyed) {
   device_->fail_copy(Direction::kToDevice, 0, 10);
-  Gate gate;
+  StreamGate gate;
   gate.close(*stream_);
   for (int i = 0; i < 10; ++i) stream_->copy_to_device(memory_.data(), host_.data(), kBytes);
   gate.open();

@@ -6,11 +6,11 @@
 #include <utility>
 
 #include "numa/topology.h"
+#include "tests/sim/virtual_clock.h"
 
 namespace phub::sim {
 namespace {
 
-constexpr uint64_t kMs = 1'000'000;
 constexpr uint64_t kPassNs = 20'000;  // how long a thread that could run may have to wait at least
 
 numa::Topology topology_of(uint32_t nodes, uint32_t cores) {

@@ -4,11 +4,11 @@
 #include <algorithm>
 
 #include "tests/sim/rack.h"
+#include "tests/sim/virtual_clock.h"
 
 namespace phub::sim {
 namespace {
 
-constexpr uint64_t kMs = 1'000'000;
 constexpr uint64_t kBetweenTriesNs = 100'000;
 constexpr uint32_t kTries = 100;
 

@@ -2,12 +2,9 @@
 
 #include <algorithm>
 
+#include "tests/sim/virtual_clock.h"
+
 namespace phub::sim {
-namespace {
-
-constexpr uint64_t kMs = 1'000'000;
-
-}  // namespace
 
 // What was asked for is not answered once the process is gone.
 template <typename T>

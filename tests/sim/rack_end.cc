@@ -4,11 +4,10 @@
 #include <algorithm>
 
 #include "tests/sim/rack.h"
+#include "tests/sim/virtual_clock.h"
 
 namespace phub::sim {
 namespace {
-
-constexpr uint64_t kMs = 1'000'000;
 
 bool ends_with_box(const LogRecord& record) {
   return record.reason.find("the box 'box") != record.reason.npos;

@@ -2,13 +2,9 @@
 #include <algorithm>
 
 #include "tests/sim/rack.h"
+#include "tests/sim/virtual_clock.h"
 
 namespace phub::sim {
-namespace {
-
-constexpr uint64_t kMs = 1'000'000;
-
-}  // namespace
 
 void Rack::kill_server(const BoxFault& fault) {
   if (!server_) return;

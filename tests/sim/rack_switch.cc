@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <cstring>
 
+#include "tests/sim/virtual_clock.h"
 #include "transport/error.h"
 
 namespace phub::sim {
 namespace {
 
-constexpr uint64_t kMs = 1'000'000;
 constexpr size_t kMostWaiting = 300;  // packets that a socket holds
 constexpr const char* kBox = "10.0.0.1:7718";
 constexpr const char* kEverybody = "10.0.0.255:7718";

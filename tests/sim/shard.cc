@@ -5,12 +5,9 @@
 #include <string>
 #include <utility>
 
+#include "tests/sim/virtual_clock.h"
+
 namespace phub::sim {
-namespace {
-
-constexpr uint64_t kMs = 1'000'000;
-
-}  // namespace
 
 Shard::Shard(SimNet& net, ControlNet& control, const Clock& clock,
              std::function<ControlHandler&()> server, MakeServer make)

@@ -7,12 +7,12 @@
 #include <utility>
 
 #include "tests/sim/rack.h"
+#include "tests/sim/virtual_clock.h"
 #include "worker/switch_link.h"
 
 namespace phub::sim {
 namespace {
 
-constexpr uint64_t kMs = 1'000'000;
 constexpr uint64_t kPatienceNs = 700 * kMs;  // longer than any limit of a job takes to free a rank
 
 }  // namespace

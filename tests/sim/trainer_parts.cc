@@ -9,12 +9,12 @@
 
 #include "tests/sim/rack.h"
 #include "tests/sim/trainer.h"
+#include "tests/sim/virtual_clock.h"
 #include "worker/rank_state.h"
 
 namespace phub::sim {
 namespace {
 
-constexpr uint64_t kMs = 1'000'000;
 constexpr uint32_t kMostPartsOut = 2;
 constexpr const char* kEntry = "state";
 

@@ -8,11 +8,11 @@
 
 #include "tests/sim/rack.h"
 #include "tests/sim/trainer.h"
+#include "tests/sim/virtual_clock.h"
 
 namespace phub::sim {
 namespace {
 
-constexpr uint64_t kMs = 1'000'000;
 constexpr uint32_t kAttempts = 10;  // while another rank has begun one
 
 }  // namespace

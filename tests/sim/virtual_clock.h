@@ -8,10 +8,12 @@
 
 namespace phub::sim {
 
+inline constexpr uint64_t kMs = 1'000'000;  // in ns, in which the network counts
+
 class VirtualClock final : public Clock {
  public:
   explicit VirtualClock(const SimNet& net) : net_(net) {}
-  uint64_t now_ms() const override { return 1000 + jumped_ms_ + net_.now_ns() / 1'000'000; }
+  uint64_t now_ms() const override { return 1000 + jumped_ms_ + net_.now_ns() / kMs; }
   void jump(uint64_t ms) { jumped_ms_ += ms; }
 
  private:

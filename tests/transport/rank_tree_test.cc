@@ -102,8 +102,8 @@ TEST(RankTree, WhatIsWrongIsShown) {
   };
   for (const auto& [groups, says] : kCases) {
     SCOPED_TRACE(groups);
-    const std::string text =
-        testing::error_of(ErrorCode::kInvalid, [&] { const RankTree tree(groups, 8); });
+    const std::string text = testing::error_of(
+        ErrorCode::kInvalid, [&levels = groups] { const RankTree tree(levels, 8); });
     for (const std::string& what : says) EXPECT_THAT(text, HasSubstr(what));
   }
 }

@@ -185,7 +185,7 @@ class DeviceKeysTest : public ::testing::TestWithParam<DeviceFactory> {
           }
         }
         allocated.arrive_and_wait();
-        Gate gate;
+        StreamGate gate;
         gate.close(*stream);
         std::vector<size_t> order(worker.keys());
         std::iota(order.begin(), order.end(), 0);
@@ -384,7 +384,7 @@ TEST_P(DeviceKeysTest, FactorsAreThoseOfAJobWithoutADevice) {
         };
         const DeviceMemory result(*device, matrix.elements * sizeof(float), "result");
         DeviceKeys keys(worker, *device);
-        Gate gate;
+        StreamGate gate;
         gate.close(*stream);
         for (const HostFactors& of : rounds) {
           const FactorPairs parts[] = {{on(of.left[0]), on(of.right[0]), of.pairs[0]},
@@ -535,7 +535,7 @@ TEST_F(HostDeviceKeysTest, ACopyThatFailsEndsThem) {
   const auto other = device_->make_stream("other");
   const DeviceMemory result(*device_, spec_.keys[1].elements * sizeof(float), "result");
   device_->fail_copy(Direction::kToHost, 0, 20);
-  Gate gate;
+  StreamGate gate;
   gate.close(*stream_);
   keys.push(1, memory_.data(), *stream_);
   keys.pull(1, result.data(), *other);

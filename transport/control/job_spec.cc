@@ -634,7 +634,7 @@ void validate(const JobSpec& spec) {
 }
 
 std::string difference(const JobSpec& here, const JobSpec& in_the_job) {
-  const std::string sentence = difference(&here, &in_the_job, *json::type_of<JobSpec>());
+  std::string sentence = difference(&here, &in_the_job, *json::type_of<JobSpec>());
   if (!sentence.empty()) return sentence;
   if (max_ranks(here) != max_ranks(in_the_job)) {
     return fmt::format("max_ranks is {} here and {} in the job", max_ranks(here),
