@@ -37,11 +37,16 @@ stage() {
   return "$status"
 }
 
-# Configures and builds a preset: build_preset PRESET [TARGET…].
+# Configures and builds a preset: build_preset PRESET [TARGET…]. One at a time does so: two that configure the same
+# folder take each other's files away.
 build_preset() {
   local preset=$1
   shift
-  cmake --preset "$preset" && cmake --build --preset "$preset" ${1:+--target "$@"}
+  mkdir -p build
+  (
+    flock 9
+    cmake --preset "$preset" && cmake --build --preset "$preset" ${1:+--target "$@"}
+  ) 9>build/configuring
 }
 
 # python_environment FOLDER PACKAGES: a virtual environment with these packages of PyPI, which stays until the list is

@@ -129,6 +129,14 @@ std::span<const std::byte> Session::result(size_t key) const {
   return link_.results().subspan(keys_[key].offset * bytes, keys_[key].elements * bytes);
 }
 
+uint64_t Session::pushed_round(size_t key_index) const {
+  const Key& key = keys_[key_index];
+  const auto chunks = std::span(chunks_).subspan(key.first_chunk, key.chunks);
+  const bool waits = std::ranges::any_of(
+      chunks, [](const Chunk& chunk) { return chunk.outstanding && chunk.pushed; });
+  return key.round + (waits ? 1 : 0);
+}
+
 void Session::push(size_t key_index, int32_t priority, bool null,
                    std::span<const float> magnitudes) {
   Key& key = keys_[key_index];

@@ -39,6 +39,8 @@ class Session {
   size_t outstanding() const { return keys_outstanding_; }  // keys that are not ready
   // The latest round whose result is here.
   uint64_t round(size_t key) const { return keys_[key].round; }
+  // The latest round that it was pushed in. What comes right after a join was not pushed for.
+  uint64_t pushed_round(size_t key) const;
   // The rank writes or reads some of it.
   bool takes_part(size_t key) const { return keys_[key].exchanged > 0; }
   // Whether what is in the chunk's slot is sent, if the push is no null.

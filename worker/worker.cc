@@ -765,14 +765,12 @@ void Worker::Impl::check_between_rounds() {
   for (size_t k = 0; k < spec.keys.size(); ++k) {
     if (!session->takes_part(k)) continue;
     if (!first) first = k;
-    const auto pushed = [this](size_t key) {
-      return session->round(key) + (session->ready(key) ? 0 : 1);
-    };
-    if (pushed(k) == pushed(*first)) continue;
+    const uint64_t round = session->pushed_round(k), of_first = session->pushed_round(*first);
+    if (round == of_first) continue;
     fail(ErrorCode::kInvalid,
          "get_state: key '{}' is pushed up to round {}, and key '{}' up to round {}: a state is of "
          "the time between rounds, when this rank has pushed every key as often",
-         spec.keys[*first].name, pushed(*first), spec.keys[k].name, pushed(k));
+         spec.keys[*first].name, of_first, spec.keys[k].name, round);
   }
 }
 

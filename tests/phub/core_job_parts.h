@@ -73,7 +73,7 @@ class FakeUplink : public Endpoint {
 };
 
 // The parent of a rack with four chunks, which lie there in reverse order, in two queues.
-class FakeParent {
+class CoreParent {
  public:
   static constexpr uint32_t kElements = 64, kStride = 96;
 

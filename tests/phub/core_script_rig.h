@@ -221,7 +221,7 @@ struct StateMemory {
 
 struct Ways {
   Deferred* deferred = nullptr;
-  FakeParent parent;
+  CoreParent parent;
 };
 class ScriptRig : public Ways, public CoreJobRig {
  public:

@@ -460,6 +460,24 @@ TEST(KeyStatesErrors, OfAServerWithoutMemory) {
   worker.wait(0);
 }
 
+// What comes right after a join was not pushed for: here the last key's parameters are on their
+// way.
+TEST(StateAtTheJoin, IsOneBetweenRounds) {
+  Box box(1);
+  JobSpec spec = spec_of(kKinds[0], "join");
+  spec.world_size = 1;
+  spec.chunk_elements = 8192;
+  spec.keys.push_back({.name = "large", .elements = 4u << 20});
+  for (int time = 0; time < 5; ++time) {
+    {
+      Worker worker(box.options(spec));
+      States states(worker);
+      EXPECT_EQ(worker.get_state(states.all), 0u);
+    }
+    ASSERT_TRUE(box.becomes_empty());
+  }
+}
+
 TEST(StateNames, AreAsManyAsTheOptimizerHasStates) {
   Box box(1);
   for (const char* optimizer : {"sgd", "momentum", "nesterov", "adam", "adamw", "adagrad",

@@ -259,8 +259,11 @@ class KilledBranches : public ::testing::TestWithParam<size_t> {};
 
 TEST_P(KilledBranches, AreToTheBitAsIfTheyHadNeverBeen) {
   const Seeds seeds = fresh_seeds(scaled(4));
-  const std::vector<std::pair<std::string, std::string>> kinds = {
-      {"adam", "f32"}, {"momentum", "bf16"}, {"sgd", "f32"}, {"rmsprop", "f16"}};
+  const std::vector<std::pair<std::string, std::string>> kinds = {{"adam", "f32"},
+                                                                  {"momentum", "bf16"},
+                                                                  {"momentum", "f32"},
+                                                                  {"sgd", "f32"},
+                                                                  {"rmsprop", "f16"}};
   uint64_t kills = 0, revivals = 0, from_disk = 0;
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
     SCOPED_TRACE(fmt::format("PHUB_SEED={}", seed));
