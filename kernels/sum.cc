@@ -22,7 +22,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace phub::kernels::HWY_NAMESPACE {
 
-// What machines of the last ten years do not use is compiled for fewer slots at once.
+// Each number of slots is code of its own for every format: without AVX2 there are two of them.
 #if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_SSE4
 constexpr size_t kGroup = 2;
 #else

@@ -24,8 +24,7 @@ namespace beast = boost::beast;
 namespace http = beast::http;
 using asio::ip::tcp;
 
-constexpr size_t kReadBytes = 4096;  // of what begins a request
-constexpr size_t kMaxReadBytes = 64u << 10;
+constexpr size_t kReadBytes = 4096;            // of what begins a request
 constexpr size_t kMaxBufferBytes = 64u << 10;  // of a connection, without the body
 constexpr uint64_t kFreeBodyBytes = 4096;      // not counted as long
 constexpr uint64_t kFreeAnswerBytes = 64u << 10;
@@ -142,7 +141,7 @@ void HttpSession::go_on_with_header(const SystemError& received) {
   SystemError error = received;
   parse(error);
   if (error || parser_->is_header_done()) return on_header(error);
-  receive(kMaxReadBytes, &HttpSession::go_on_with_header);
+  receive(kMaxBufferBytes, &HttpSession::go_on_with_header);
 }
 
 void HttpSession::on_header(const SystemError& error) {
@@ -219,7 +218,7 @@ RequestHead HttpSession::head_of(const Message& message) const {
 void HttpSession::read_body() {
   SystemError error;
   if (parser_->is_done() || parse(error) || error) return on_body(error);
-  receive(kMaxReadBytes, &HttpSession::go_on_with_body);
+  receive(kMaxBufferBytes, &HttpSession::go_on_with_body);
 }
 
 void HttpSession::go_on_with_body(const SystemError& received) {
@@ -357,24 +356,24 @@ void HttpSession::respond(HttpResponse response, bool keep_alive) {
   send(keep_alive ? &HttpSession::on_written : &HttpSession::on_last_written);
 }
 
-void HttpSession::end_answer() {
+// Whether the connection goes on.
+bool HttpSession::end_answer(const SystemError& error) {
   answer_head_ = {};
   answer_body_ = {};
   release_answer();
   // What was decoded of it is gone now.
   if (std::exchange(was_large_, false)) shared_->large_message_is_over();
+  if (!error && shared_->handler != nullptr) return true;
+  close();
+  return false;
 }
 
 void HttpSession::on_written(const SystemError& error) {
-  end_answer();
-  if (error || shared_->handler == nullptr) return close();
-  await_request();
+  if (end_answer(error)) await_request();
 }
 
 void HttpSession::on_last_written(const SystemError& error) {
-  end_answer();
-  if (error || shared_->handler == nullptr) return close();
-  linger();
+  if (end_answer(error)) linger();
 }
 
 // Closing with unread bytes would reset the connection, and the client might lose the answer. So
@@ -387,7 +386,7 @@ void HttpSession::linger() {
   discard();
 }
 
-void HttpSession::discard() { receive(kMaxReadBytes, &HttpSession::discarded); }
+void HttpSession::discard() { receive(kMaxBufferBytes, &HttpSession::discarded); }
 
 void HttpSession::discarded(const SystemError& error) {
   discarded_bytes_ += buffer_.size();

@@ -107,7 +107,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   void receive(size_t most, Step then);  // appends to buffer_
   void send(Step then);                  // answer_head_ and answer_body_
   bool parse(SystemError& error);
-  void end_answer();
+  bool end_answer(const SystemError& error);
 
   std::optional<HeadRefusal> authorize_caller(const Message& message);
   void audit(const HttpResponse& response);

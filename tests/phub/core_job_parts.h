@@ -45,29 +45,16 @@ class Deferred final : public LockStep {
   std::deque<uint32_t> done;
 };
 
-class FakeUplink : public Endpoint {
+class FakeUplink : public InboxEndpoint<Endpoint> {
  public:
-  size_t poll(std::span<Arrival> out) override {
-    size_t n = 0;
-    while (n < out.size() && !inbox.empty()) out[n++] = inbox.pop_front();
-    return n;
-  }
   bool post(QueuePair to, const Write& write) override {
     if (room == 0 || full_queue == to.queue) return false;
     --room;
     posted.emplace_back(to.queue, write);
     return true;
   }
-  void flush() override { flushed = posted.size(); }
-  bool arm(std::span<const uint32_t>) override { return inbox.empty(); }
-  void disarm() override {}
-  int wake_fd() const override { return -1; }
   uint64_t refused_for_ns() const override { return refused_ns; }
 
-  Inbox inbox;
-  std::vector<std::pair<uint32_t, Write>> posted;
-  size_t flushed = 0;
-  size_t room = ~size_t{0};
   uint32_t full_queue = ~0u;
   uint64_t refused_ns = 0;
 };

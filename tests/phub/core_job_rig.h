@@ -34,13 +34,28 @@ class Inbox {
   size_t taken_ = 0;
 };
 
-class FakeEndpoint : public BoxEndpoint {
+// What a test's endpoints have in common. Base: Endpoint, or one that is more.
+template <class Base>
+class InboxEndpoint : public Base {
  public:
   size_t poll(std::span<Arrival> out) override {
     size_t n = 0;
     while (n < out.size() && !inbox.empty()) out[n++] = inbox.pop_front();
     return n;
   }
+  void flush() override { flushed = posted.size(); }
+  bool arm(std::span<const uint32_t> /*after*/) override { return inbox.empty(); }
+  void disarm() override {}
+  int wake_fd() const override { return -1; }
+
+  Inbox inbox;
+  std::vector<std::pair<uint32_t, Write>> posted;  // to which rank, or queue
+  size_t flushed = 0;
+  size_t room = ~size_t{0};
+};
+
+class FakeEndpoint : public InboxEndpoint<BoxEndpoint> {
+ public:
   bool post(QueuePair to, const Write& write) override {
     EXPECT_EQ(to.queue, 0u);
     EXPECT_TRUE(attached.contains(to.rank)) << "a write to rank " << to.rank << ", not attached";
@@ -49,13 +64,10 @@ class FakeEndpoint : public BoxEndpoint {
     posted.emplace_back(to.rank, write);
     return true;
   }
-  void flush() override { flushed = posted.size(); }
   bool arm(std::span<const uint32_t> after) override {
     wake_after.assign(after.begin(), after.end());
-    return inbox.empty();
+    return InboxEndpoint::arm(after);
   }
-  void disarm() override {}
-  int wake_fd() const override { return -1; }
   void attach(uint32_t rank, uint32_t) override {
     EXPECT_TRUE(attached.insert(rank).second) << "rank " << rank << " is attached twice";
   }
@@ -63,10 +75,6 @@ class FakeEndpoint : public BoxEndpoint {
     EXPECT_EQ(attached.erase(rank), 1u) << "rank " << rank << " is detached, but was not there";
   }
 
-  Inbox inbox;
-  std::vector<std::pair<uint32_t, Write>> posted;  // to which rank
-  size_t flushed = 0;
-  size_t room = ~size_t{0};
   std::set<uint32_t> attached;
   std::vector<uint32_t> wake_after;
 };
