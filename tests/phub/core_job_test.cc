@@ -14,7 +14,6 @@ using ::testing::IsEmpty;
 using testing::play_core;
 using Rig = testing::CoreJobRig;
 
-constexpr float kAll3 = 1 + 4 + 16;
 const std::vector<uint32_t> kRanks = {0, 1, 2};
 
 TEST(CoreJob, AChunkCompletesWithItsLastRank) {
