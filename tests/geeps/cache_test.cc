@@ -897,6 +897,18 @@ TEST(Cache, StrictModeNamesTheDeviation) {
   EXPECT_EQ(first_of(*rig.cache, 1, keys), 0);
 }
 
+// Another exchange in the same memory: only one cache may wait for what an exchange returns.
+class SameMemory : public HeldExchange {
+ public:
+  SameMemory(std::span<const TableSpec> tables, HeldExchange& memory)
+      : HeldExchange(tables), memory_(memory) {}
+  std::span<float> gradient(size_t key) override { return memory_.gradient(key); }
+  std::span<const float> parameters(size_t key) const override { return memory_.parameters(key); }
+
+ private:
+  HeldExchange& memory_;
+};
+
 // Parameters whose pages cannot be written, and gradients right behind them.
 TEST(Cache, AnExchangesMemoryIsPinnedAsItIsMapped) {
   const std::vector<TableSpec> tables = {
@@ -915,7 +927,8 @@ TEST(Cache, AnExchangesMemoryIsPinnedAsItIsMapped) {
   }
   EXPECT_EQ(device->stats().host_bytes, 0u);
   {
-    const Cache cache(*device, exchange, tables), second(*other, exchange, tables);
+    SameMemory twin(tables, exchange);
+    const Cache cache(*device, exchange, tables), second(*other, twin, tables);
     EXPECT_EQ(pages.registrations(), 2u);
   }
   EXPECT_EQ(pages.registrations(), 0u);
