@@ -1,19 +1,10 @@
-// Matrices whose factors the box adds up: what every rank has of the parameters is, bit for bit,
-// what one process makes of all ranks' factors with a loop of std::fma and the scalar optimizer.
-#include <fmt/format.h>
+// Matrices whose factors the box adds up: how they are cut, and what is refused (any_job_test: what
+// every rank has of them is what one process computes alone).
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
-#include <memory>
-#include <random>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "tests/oracle/groups.h"
-#include "tests/seeds.h"
 #include "tests/worker/box.h"
 #include "tests/worker/expect_error.h"
 #include "tests/worker/grouped_training.h"
@@ -24,7 +15,6 @@ namespace box_factors_test {
 using testing::alone;
 using testing::Box;
 using testing::each_rank;
-using testing::expect_as_alone;
 using testing::expect_error;
 using testing::grouped_spec;
 using testing::GroupedTraining;
@@ -41,54 +31,14 @@ KeySpec matrix(const std::string& name, uint64_t rows, uint64_t columns, uint32_
           .tile_rows = tile_rows};
 }
 
-JobSpec spec_of(const std::string& name, uint32_t ranks, const std::string& groups = "") {
-  JobSpec spec = grouped_spec(name, ranks, groups);
+JobSpec spec_of(const std::string& name, uint32_t ranks) {
+  JobSpec spec = grouped_spec(name, ranks, "");
   spec.keys[0].elements = 500;
   spec.keys.push_back(matrix("wide", 5, 1000, 3, 4));
   spec.keys.push_back(matrix("tall", 300, 2, 1, 48));
   spec.keys.push_back(matrix("odd", 67, 33, 4, 32));
   spec.keys.push_back(matrix("row", 1, 40, 2, 1));
   return spec;
-}
-
-TEST(BoxFactors, ParametersAreThoseOfOneProcess) {
-  const auto seeds = testing::fresh_seeds(8);
-  Box box("pack:2 core:2 pu:1");
-  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
-    std::mt19937_64 random(seed);
-    const auto pick = [&random](std::initializer_list<const char*> words) {
-      return std::string(words.begin()[random() % words.size()]);
-    };
-    const auto ranks = static_cast<uint32_t>(1 + random() % 5);
-    std::string groups;
-    if (random() % 3 == 0) {
-      groups = reference::some_groups(ranks, [&random](uint64_t n) { return random() % n; });
-    }
-    GroupedTraining run{.spec = spec_of(fmt::format("any{}", seed), ranks, groups),
-                        .seed = seed % 1000,
-                        .has_nulls = random() % 2 == 0};
-    run.spec.optimizer = pick({"none", "sgd", "momentum", "adam", "adagrad"});
-    run.spec.reduction = pick({"sum", "mean"});
-    run.spec.parameter_dtype = pick({"f32", "f32", "bf16", "f16", "int8", "fp8-e4m3"});
-    if (run.spec.optimizer == "none" && difference_format(run.spec)) run.spec.optimizer = "sgd";
-    run.spec.gradient_dtype = pick({"f32", "bf16", "int4"});
-    if (run.spec.optimizer != "none" && random() % 4 == 0) run.spec.hyper["max_norm"] = 5;
-    if (run.spec.optimizer != "none" && random() % 4 == 0) run.spec.unused = "skip";
-    run.spec.hyper["grad_scale"] = random() % 4 == 0 ? 8 : 1;
-    if (random() % 3 == 0 && ranks > 1) {  // one is always left
-      run.has_nans = true;
-      const bool gated = run.spec.hyper.contains("max_norm");
-      run.spec.on_nonfinite = gated ? "skip" : pick({"exclude", "exclude", "pass"});
-      // What passes must not stay: in sums of one round it does not.
-      if (run.spec.on_nonfinite == "pass") {
-        run.spec.optimizer = "none";
-        run.spec.unused = "zero";
-        if (difference_format(run.spec)) run.spec.parameter_dtype = "f32";
-      }
-    }
-    expect_as_alone(box, run);
-    if (HasFailure()) return;
-  }
 }
 
 // The rows of a chunk are the server's to choose: as many chunks as it has cores.
@@ -124,62 +74,6 @@ TEST(BoxFactors, AMatrixHasAsManyChunksAsThereAreCores) {
     EXPECT_EQ(of.tile_rows % rows_together(of) == 0 || of.tile_rows == of.shape[0], true);
     EXPECT_EQ(of.tile_rows, tile_rows_for(of, cores, spec.chunk_elements)) << of.name;
   }
-}
-
-// A pair of a rank counts once its key is pushed again; and in SSP at once.
-TEST(BoxFactors, OutOfLockStepEachPushIsAStep) {
-  Box box(2);
-  for (const char* consistency : {"ssp", "async"}) {
-    JobSpec spec;
-    spec.name = consistency;
-    spec.consistency = consistency;
-    if (spec.consistency == "ssp") spec.slack = 2;
-    spec.optimizer = "sgd";
-    spec.hyper["lr"] = 1;
-    spec.world_size = 1;
-    spec.keys = {matrix("m", 40, 70, 2)};
-    WorkerOptions options = box.options(spec);
-    options.rank = 0;
-    Worker worker(options);
-    worker.wait_all();
-    std::vector<float> left(80), right(140), want(2800);
-    std::mt19937 random(7);
-    for (uint64_t round = 1; round <= 4; ++round) {
-      for (float& x : left) x = static_cast<float>(random() % 9) - 4;
-      for (float& x : right) x = static_cast<float>(random() % 9) - 4;
-      worker.push_factors(0, {left.data(), right.data(), 2});
-      worker.wait(0);
-      for (size_t i = 0; i < want.size(); ++i) {
-        want[i] -= std::fma(left[40 + i / 70], right[70 + i % 70], left[i / 70] * right[i % 70]);
-      }
-    }
-    // The last push's step may not be in what it got; one without pairs looks.
-    worker.push_null(0);
-    worker.wait(0);
-    EXPECT_TRUE(std::ranges::equal(worker.parameters(0), want)) << consistency;
-  }
-}
-
-// Initial parameters come in as many parts as a slot needs for them.
-TEST(BoxFactors, InitialParametersOfRankZero) {
-  Box box(2);
-  JobSpec spec;
-  spec.name = "initial";
-  spec.initial = "broadcast";
-  spec.optimizer = "sgd";
-  spec.world_size = 2;
-  spec.keys = {matrix("m", 700, 900, 1), matrix("n", 31, 2, 3)};
-  std::vector<float> initial(700 * 900 + 62);
-  for (size_t i = 0; i < initial.size(); ++i) initial[i] = static_cast<float>(i);
-  each_rank(2, [&](uint32_t rank) {
-    WorkerOptions options = box.options(spec);
-    options.rank = static_cast<int32_t>(rank);
-    Worker worker(options);
-    worker.broadcast(rank == 0 ? initial : std::vector<float>());
-    EXPECT_TRUE(std::ranges::equal(worker.parameters(0), std::span(initial).first(630'000)));
-    EXPECT_TRUE(std::ranges::equal(worker.parameters(1), std::span(initial).last(62)));
-    worker.barrier();
-  });
 }
 
 TEST(BoxFactors, WhatCannotBeIsRefused) {

@@ -1,4 +1,5 @@
-// Gradients in coded formats: residuals belong to a rank, and what is not finite leaves them alone.
+// Gradients and differences in coded formats: residuals belong to a rank (any_job_test: whatever a
+// round does, ranks have what one process computes alone).
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -7,7 +8,6 @@
 #include <memory>
 #include <random>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "tests/kernels/slots.h"
@@ -29,36 +29,6 @@ using testing::grouped_spec;
 using testing::GroupedTraining;
 using testing::Results;
 using testing::results_of;
-
-constexpr const char* kFormats[] = {"fp8-e4m3", "fp8-e5m2", "int8", "int4", "topk"};
-
-// In every other round some chunks of some ranks have a NaN; some keys have no gradient.
-TEST(Coded, WhatIsNotFiniteLeavesResidualsAlone) {
-  const auto seeds = testing::fresh_seeds(1);
-  Box box(2);
-  for (const char* format : kFormats) {
-    for (const char* policy : {"exclude", "pass", "skip"}) {
-      GroupedTraining run{.spec = grouped_spec(fmt::format("{}-{}", format, policy), 3, ""),
-                          .seed = seeds.first,
-                          .has_nulls = true,
-                          .has_nans = true,
-                          .rounds = 10};
-      SCOPED_TRACE(fmt::format("{}, PHUB_SEED={}", run.spec.name, run.seed));
-      run.spec.keys[0].format = format;
-      run.spec.on_nonfinite = policy;
-      run.spec.rounding = run.seed % 2 == 0 ? "stochastic" : "nearest";
-      // What passes must not stay: in sums of one round it does not.
-      run.spec.optimizer = run.spec.on_nonfinite == "pass" ? "none" : "sgd";
-      const auto seen = train(run, [&](uint32_t) { return box.options(run.spec); });
-      const std::vector<Results> want = alone(run, run.spec, box.log(run.spec.name));
-      for (uint32_t rank = 0; rank < run.spec.world_size; ++rank) {
-        for (size_t i = 0; i < run.rounds; ++i) {
-          EXPECT_TRUE(seen[rank][i] == want[i]) << "rank " << rank << ", round " << i + 1;
-        }
-      }
-    }
-  }
-}
 
 // Whole numbers, added in multiples of the largest power of two that a rank's chunk has, whatever
 // the order: the gradients of the ranks are of different magnitudes.
@@ -157,45 +127,6 @@ TEST(Coded, WhoTakesOverARankBeginsWithoutResiduals) {
     }
     workers.clear();
     EXPECT_TRUE(box.becomes_empty());
-  }
-}
-
-// Differences are of what ranks have, whatever the round did: some of the chunks have no gradient,
-// some are left out, and some rounds are skipped or clipped.
-TEST(Differences, RanksHaveWhatTheDifferencesAddUpTo) {
-  const auto seeds = testing::fresh_seeds(1);
-  for (const char* transport : {"shm", "tcp"}) {
-    Box box(2);
-    for (const char* format : kFormats) {
-      for (const char* policy : {"stop", "exclude", "skip"}) {
-        GroupedTraining run{
-            .spec = grouped_spec(fmt::format("{}-{}-{}", format, policy, transport), 3, ""),
-            .seed = seeds.first,
-            .has_nulls = true,
-            .has_nans = std::string_view(policy) != "stop",
-            .rounds = 10};
-        SCOPED_TRACE(fmt::format("{}, PHUB_SEED={}", run.spec.name, run.seed));
-        run.spec.parameter_dtype = format;
-        run.spec.gradient_dtype = run.seed % 3 == 0 ? "int8" : "f32";
-        run.spec.on_nonfinite = policy;
-        run.spec.unused = run.seed % 4 < 2 ? "zero" : "skip";
-        run.spec.rounding = run.seed % 2 == 0 ? "stochastic" : "nearest";
-        run.spec.optimizer = "momentum";
-        run.spec.hyper["lr"] = 0.1;
-        if (run.spec.on_nonfinite == "skip") run.spec.hyper["max_norm"] = 0.5;
-        const auto seen = train(run, [&](uint32_t) {
-          WorkerOptions options = box.options(run.spec);
-          options.transport = transport;
-          return options;
-        });
-        const std::vector<Results> want = alone(run, run.spec, box.log(run.spec.name));
-        for (uint32_t rank = 0; rank < run.spec.world_size; ++rank) {
-          for (size_t i = 0; i < run.rounds; ++i) {
-            EXPECT_TRUE(seen[rank][i] == want[i]) << "rank " << rank << ", round " << i + 1;
-          }
-        }
-      }
-    }
   }
 }
 

@@ -1,6 +1,5 @@
-// Workers, library, control port, shared memory and cores together: the bytes that come back are
-// those of a single process that adds in rank order.
-#include <fmt/ranges.h>
+// Workers, library, control port, shared memory and cores together: what callers lend, set and ask
+// for (any_job_test: the bytes that come back are those of a single process).
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -8,15 +7,11 @@
 #include <barrier>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <future>
 #include <limits>
-#include <map>
 #include <mutex>
-#include <random>
 #include <thread>
 
-#include "kernels/hyper.h"
 #include "kernels/kernels.h"
 #include "tests/oracle/coded.h"
 #include "tests/oracle/reference.h"
@@ -41,14 +36,8 @@ float gradient_of(uint64_t seed, uint32_t rank, uint64_t round, size_t key, size
 
 struct Case {
   std::string optimizer = "nesterov";
-  std::string gradient_dtype = "f32";
-  std::string parameter_dtype = "f32";
   std::string reduction = "mean";
   uint32_t ranks = 3;
-  uint64_t rounds = 6;
-  std::vector<std::string> formats = {};  // of keys; those without one have the job's
-  std::string rounding = "nearest";
-  std::map<std::string, double> hyper = {};
 };
 
 JobSpec spec_of(const Case& c, std::string name) {
@@ -58,54 +47,13 @@ JobSpec spec_of(const Case& c, std::string name) {
                {.name = "b", .elements = 33, .priority = 3, .lr_scale = 0.5},
                {.name = "c", .elements = 5000, .decay_scale = 0},
                {.name = "d", .elements = 30000, .priority = -1}};
-  for (size_t k = 0; k < c.formats.size(); ++k) spec.keys[k].format = c.formats[k];
   spec.world_size = c.ranks;
   spec.lease_ms = 60'000;  // nobody is to be lost for being slow
   spec.optimizer = c.optimizer;
-  spec.gradient_dtype = c.gradient_dtype;
-  spec.parameter_dtype = c.parameter_dtype;
   spec.reduction = c.reduction;
-  spec.rounding = c.rounding;
   spec.initial = c.optimizer == "none" ? "zeros" : "broadcast";
   if (c.optimizer != "none") spec.hyper = {{"lr", 0.05}, {"weight_decay", 0.01}};
-  spec.hyper.insert(c.hyper.begin(), c.hyper.end());
   return spec;
-}
-
-bool has_coded(const JobSpec& spec) {
-  for (uint32_t key = 0; key < spec.keys.size(); ++key) {
-    if (is_coded(spec, key)) return true;
-  }
-  return false;
-}
-
-std::vector<float> initial_of(const JobSpec& spec) {
-  std::vector<float> initial;
-  for (size_t k = 0; k < spec.keys.size(); ++k) {
-    for (size_t e = 0; e < spec.keys[k].elements; ++e) {
-      initial.push_back(gradient_of(99, 0, 0, k, e));
-    }
-  }
-  return initial;
-}
-
-// Each key in memory of its own, the last one first.
-std::vector<std::vector<float>> split(const JobSpec& spec, const std::vector<float>& all) {
-  std::vector<std::vector<float>> keys;
-  size_t end = all.size();
-  for (size_t k = spec.keys.size(); k-- > 0 && !all.empty();) {
-    const size_t begin = end - spec.keys[k].elements;
-    keys.emplace_back(all.begin() + static_cast<std::ptrdiff_t>(begin),
-                      all.begin() + static_cast<std::ptrdiff_t>(end));
-    end = begin;
-  }
-  return keys;
-}
-
-std::vector<const float*> pointers_to(const std::vector<std::vector<float>>& keys) {
-  std::vector<const float*> pointers;
-  for (size_t k = keys.size(); k-- > 0;) pointers.push_back(keys[k].data());
-  return pointers;
 }
 
 void fill(std::span<std::byte> slot, DType type, uint64_t seed, uint32_t rank, uint64_t round,
@@ -113,205 +61,6 @@ void fill(std::span<std::byte> slot, DType type, uint64_t seed, uint32_t rank, u
   const size_t n = slot.size() / kernels::bytes_of(type);
   for (size_t e = 0; e < n; ++e) {
     reference::store(slot.data(), type, e, gradient_of(seed, rank, round, key, e));
-  }
-}
-
-// What every rank must see of a key after `rounds`; null pushes of (rank + round + key) % 5 == 0.
-bool is_null(uint32_t rank, uint64_t round, size_t key) { return (rank + round + key) % 5 == 0; }
-
-// What the box decodes of a gradient.
-std::vector<std::byte> sent_of(CodedRank& sender, uint32_t key, uint64_t round,
-                               std::span<const std::byte> gradient) {
-  std::vector<float> elements(gradient.size() / sizeof(float));
-  std::memcpy(elements.data(), gradient.data(), gradient.size());
-  const std::vector<float> sent = sender.send(key, round, elements);
-  const auto bytes = std::as_bytes(std::span(sent));
-  return {bytes.begin(), bytes.end()};
-}
-
-std::vector<std::byte> expected(const Case& c, const JobSpec& spec, uint64_t seed, uint32_t key) {
-  const auto optimizer = *kernels::parse_optimizer(c.optimizer);
-  const DType in = memory_dtype(spec, key);
-  const DType out = *kernels::parse_dtype(c.parameter_dtype);
-  const size_t n = spec.keys[key].elements;
-  kernels::Hyper hyper = kernels::default_hyper(optimizer);
-  for (const auto& [name, value] : spec.hyper) kernels::set(hyper, name, value);
-  hyper.weight_decay *= spec.keys[key].decay_scale;
-  std::vector<float> initial(n);
-  if (c.optimizer != "none") {
-    for (size_t e = 0; e < n; ++e) initial[e] = gradient_of(99, 0, 0, key, e);
-  }
-  reference::Model model(optimizer, hyper, initial);
-  std::vector<CodedRank> senders;
-  for (uint32_t rank = 0; rank < c.ranks; ++rank) senders.emplace_back(spec, rank);
-  for (uint64_t round = 1; round <= c.rounds; ++round) {
-    std::vector<std::vector<std::byte>> slots;
-    std::vector<const void*> pointers;
-    for (uint32_t rank = 0; rank < c.ranks; ++rank) {
-      if (is_null(rank, round, key)) continue;
-      slots.emplace_back(n * kernels::bytes_of(in));
-      fill(slots.back(), in, seed, rank, round, key);
-      if (is_coded(spec, key)) slots.back() = sent_of(senders[rank], key, round, slots.back());
-    }
-    for (auto& slot : slots) pointers.push_back(slot.data());
-    const float factor = c.reduction == "mean" ? static_cast<float>(1.0 / c.ranks) : 1.0f;
-    model.hyper.lr = reference::learning_rate(hyper, round) * spec.keys[key].lr_scale;
-    model.round(pointers, in, factor);
-  }
-  std::vector<std::byte> bytes(n * kernels::bytes_of(out));
-  reference::convert(model.params.data(), DType::kF32, bytes.data(), out, n);
-  return bytes;
-}
-
-void run(Box& box, const Case& c, const std::string& name, bool caller_memory = false) {
-  const uint64_t seed = std::hash<std::string>{}(name);
-  SCOPED_TRACE(name);
-  const JobSpec spec = spec_of(c, name);
-  std::vector<std::vector<std::vector<std::byte>>> seen(c.ranks);
-  each_rank(c.ranks, [&](uint32_t r) {
-    WorkerOptions options = box.options(spec);
-    options.rank = static_cast<int32_t>(r);
-    Worker worker(options);
-    std::vector<std::vector<std::byte>> mine(spec.keys.size()), theirs(spec.keys.size());
-    for (size_t k = 0; caller_memory && k < spec.keys.size(); ++k) {
-      mine[k].resize(worker.gradient_bytes(k).size());
-      theirs[k].resize(worker.parameter_bytes(k).size());
-      worker.register_memory(k, {.gradient = mine[k].data(), .parameters = theirs[k].data()});
-    }
-    const bool copies = caller_memory && !worker.connection().starts_with("tcp");
-    const bool first = r == 0 && spec.initial == "broadcast";
-    const std::vector<float> initial = first ? initial_of(spec) : std::vector<float>{};
-    if (caller_memory && first) {
-      const std::vector<std::vector<float>> apart = split(spec, initial);
-      worker.broadcast_keys(pointers_to(apart));
-    } else {
-      worker.broadcast(initial);
-    }
-    uint64_t copied = worker.stats().bytes_copied;
-    for (uint64_t round = 1; round <= c.rounds; ++round) {
-      for (size_t k = spec.keys.size(); k-- > 0;) {
-        if (copies) copied += worker.parameter_bytes(k).size();
-        if (is_null(r, round, k)) {
-          worker.push_null(k);
-          continue;
-        }
-        fill(caller_memory ? std::span(mine[k]) : worker.gradient_bytes(k),
-             memory_dtype(spec, static_cast<uint32_t>(k)), seed, r, round, k);
-        worker.push(k, static_cast<int32_t>(k));
-        if (copies) copied += worker.gradient_bytes(k).size();
-      }
-      for (size_t k = 0; k < spec.keys.size(); ++k) {
-        worker.wait(k);
-        EXPECT_EQ(worker.round(k), round);
-      }
-    }
-    for (size_t k = 0; k < spec.keys.size(); ++k) {
-      std::vector<std::byte> bytes(worker.parameter_bytes(k).size());
-      worker.pull(k, bytes);
-      seen[r].push_back(bytes);
-      if (caller_memory) {
-        EXPECT_EQ(theirs[k], seen[r][k]);
-      }
-      copied += bytes.size();
-    }
-    if (!has_coded(spec)) {
-      EXPECT_EQ(worker.stats().bytes_copied, copied);
-    }
-    worker.barrier();
-    worker.leave();
-  });
-  for (uint32_t k = 0; k < spec.keys.size(); ++k) {
-    const std::vector<std::byte> want = expected(c, spec, seed, k);
-    for (uint32_t r = 0; r < c.ranks; ++r) {
-      EXPECT_TRUE(seen[r][k] == want) << "rank " << r << ", key " << k;
-    }
-  }
-}
-
-TEST(Exchange, EveryOptimizerGivesTheBytesOfOneProcess) {
-  Box box;
-  for (const char* optimizer : {"none", "sgd", "momentum", "nesterov", "adam", "adamw", "adagrad",
-                                "rmsprop", "sparse-adam", "adadelta"}) {
-    run(box, {.optimizer = optimizer}, optimizer);
-  }
-}
-
-TEST(Exchange, EveryFormatGivesTheBytesOfOneProcess) {
-  Box box(3);
-  for (const char* in : {"f32", "bf16", "f16"}) {
-    for (const char* out : {"f32", "bf16", "f16"}) {
-      for (const char* optimizer : {"none", "adam"}) {
-        const Case c{.optimizer = optimizer, .gradient_dtype = in, .parameter_dtype = out};
-        const std::string name = std::string(in) + "-" + out + "-" + optimizer;
-        run(box, c, name);
-        run(box, c, name + "-own", true);
-      }
-    }
-  }
-}
-
-// Any mix, in any order, with and without an optimizer, in the workers' memory and in the
-// library's.
-TEST(Exchange, EveryKeyMayHaveAFormatOfItsOwn) {
-  Box box(3);
-  const std::vector<std::vector<std::string>> mixes = {
-      {"f32", "bf16", "f16"}, {"", "f16", "f32", "bf16"}, {"bf16", "f32", "bf16", "f32"}};
-  for (const std::vector<std::string>& formats : mixes) {
-    for (const char* optimizer : {"none", "adam"}) {
-      const Case c{.optimizer = optimizer,
-                   .gradient_dtype = formats[0] == "bf16" ? "f16" : "f32",
-                   .formats = formats};
-      const std::string name = fmt::format("{}-{}", fmt::join(formats, "-"), optimizer);
-      run(box, c, name);
-      run(box, c, name + "-own", true);
-    }
-  }
-}
-
-// What the formats cannot hold is in the rounds after: every rank keeps residuals of its own.
-TEST(Exchange, CodedFormatsGiveTheBytesOfOneProcessThatKeepsResiduals) {
-  Box box(3);
-  for (const char* format : {"fp8-e4m3", "fp8-e5m2", "int8", "int4", "topk"}) {
-    for (const char* rounding : {"nearest", "stochastic"}) {
-      const Case c{.optimizer = rounding[0] == 'n' ? "none" : "adam",
-                   .gradient_dtype = format,
-                   .parameter_dtype = rounding[0] == 'n' ? "f32" : "bf16",
-                   .rounding = rounding};
-      run(box, c, fmt::format("{}-{}", format, rounding));
-      run(box, c, fmt::format("{}-{}-own", format, rounding), true);
-    }
-  }
-}
-
-TEST(Exchange, CodedAndPlainKeysMayBeOfOneJob) {
-  Box box(3);
-  const std::vector<std::vector<std::string>> mixes = {
-      {"int4", "fp8-e4m3", "f16", "topk"},
-      {"topk", "int8", "", "fp8-e5m2"},
-      {"bf16", "topk", "int4", "f32"},
-      {"", "", "int8", ""},
-  };
-  for (const std::vector<std::string>& formats : mixes) {
-    for (const char* rounding : {"nearest", "stochastic"}) {
-      const Case c{.optimizer = "nesterov",
-                   .gradient_dtype = formats[0] == "bf16" ? "fp8-e4m3" : "f32",
-                   .ranks = 5,
-                   .formats = formats,
-                   .rounding = rounding};
-      const std::string name = fmt::format("{}-{}", fmt::join(formats, "-"), rounding);
-      run(box, c, name);
-      run(box, c, name + "-own", true);
-    }
-  }
-}
-
-TEST(Exchange, AnyNumberOfRanksAndCores) {
-  for (uint32_t cores : {1u, 2u, 5u}) {
-    Box box(cores);
-    for (uint32_t ranks : {1u, 2u, 8u, 17u}) {
-      run(box, {.optimizer = "nesterov", .reduction = "sum", .ranks = ranks, .rounds = 3},
-          std::to_string(cores) + "x" + std::to_string(ranks));
-    }
   }
 }
 
@@ -514,8 +263,13 @@ TEST(Exchange, ABroadcastThatLacksAKeyIsRefusedAndCanBeMadeAgain) {
   Box box;
   JobSpec spec = spec_of({.ranks = 1}, "lacking");
   Worker worker(box.options(spec));
-  const std::vector<std::vector<float>> apart = split(spec, initial_of(spec));
-  std::vector<const float*> pointers = pointers_to(apart);
+  std::vector<std::vector<float>> initial;
+  std::vector<const float*> pointers;
+  for (size_t k = 0; k < spec.keys.size(); ++k) {
+    std::vector<float>& values = initial.emplace_back(spec.keys[k].elements);
+    for (size_t e = 0; e < values.size(); ++e) values[e] = gradient_of(99, 0, 0, k, e);
+    pointers.push_back(values.data());
+  }
   EXPECT_THROW(worker.broadcast_keys(std::span(pointers).first(3)), Error);
   EXPECT_THROW(worker.broadcast_keys({}), Error);
   const float* last = std::exchange(pointers[3], nullptr);
@@ -568,42 +322,6 @@ TEST(Exchange, MemoryThatIsTakenBackIsNotTouchedAnyMore) {
     }
     munmap(memory, kBytes);  // a copy that goes on is a SIGSEGV
     other.get();
-  }
-}
-
-TEST(Exchange, JobsSideBySideDoNotMeet) {
-  Box box;
-  std::vector<std::thread> jobs;
-  for (int j = 0; j < 4; ++j) {
-    jobs.emplace_back([&box, j] {
-      run(box, {.optimizer = j % 2 ? "sgd" : "adamw", .ranks = 2, .rounds = 40},
-          "job" + std::to_string(j));
-    });
-  }
-  for (auto& job : jobs) job.join();
-  EXPECT_TRUE(box.becomes_empty());
-}
-
-// Every box computes the rate of every round by itself.
-TEST(Exchange, SchedulesOfTheLearningRate) {
-  Box box;
-  const std::map<std::string, double> schedules[] = {
-      {{"lr_exponential", 0.9}},
-      {{"lr_inverse", 0.1}, {"lr_inverse_power", 0.75}},
-      {{"lr_polynomial", 9}, {"lr_polynomial_power", 1.5}},
-      {{"lr_cosine", 7}, {"lr_end", 0.125}},
-      {{"lr_warmup", 5}, {"lr_warmup_from", 0.25}},
-      {{"lr_warmup", 4}, {"lr_cosine", 6}, {"lr_exponential", 0.95}},
-  };
-  size_t number = 0;
-  for (const auto& schedule : schedules) {
-    const std::string name = "scheduled" + std::to_string(number);
-    run(box,
-        {.optimizer = number++ % 2 ? "adamw" : "nesterov",
-         .ranks = 2,
-         .rounds = 12,
-         .hyper = schedule},
-        name);
   }
 }
 

@@ -1,15 +1,12 @@
-// Jobs whose keys are values that are brought together by an operation: what every rank gets is
-// what one process computes alone.
+// Jobs whose keys are values that are brought together by an operation (any_job_test: what every
+// rank gets is what one process computes alone).
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstring>
-#include <random>
 #include <string>
 #include <vector>
 
-#include "tests/oracle/groups.h"
-#include "tests/seeds.h"
 #include "tests/worker/box.h"
 #include "tests/worker/expect_error.h"
 #include "tests/worker/grouped_training.h"
@@ -20,57 +17,8 @@ namespace folds_test {
 
 using testing::Box;
 using testing::each_rank;
-using testing::expect_as_alone;
 using testing::expect_error;
 using testing::grouped_spec;
-using testing::GroupedTraining;
-
-constexpr const char* kTypes[] = {"f32", "f64", "i32", "i64"};
-constexpr const char* kOperations[] = {"add", "multiply", "min", "max", "or"};
-
-// Every operation on every type that it is of, as whole keys and as rows.
-JobSpec spec_of(const std::string& name, uint32_t ranks, const std::string& groups = "") {
-  JobSpec spec = grouped_spec(name, ranks, groups);
-  spec.optimizer = "fold";
-  spec.keys.clear();
-  for (const std::string operation : kOperations) {
-    for (const std::string type : kTypes) {
-      if (operation == "or" && type[0] == 'f') continue;
-      const uint64_t values = 150 + 7 * spec.keys.size();
-      spec.keys.push_back({.name = operation + type,
-                           .elements = type.ends_with("64") ? 2 * values : values,
-                           .operation = operation,
-                           .value_type = type});
-      spec.keys.push_back({.name = operation + type + "-rows",
-                           .elements = uint64_t{60} * 6,
-                           .shape = {60, 6},
-                           .format = "rows",
-                           .rows_limit = 20,
-                           .lazy = spec.keys.size() % 4 == 1,
-                           .operation = operation,
-                           .value_type = type,
-                           .tile_rows = 16});
-    }
-  }
-  return spec;
-}
-
-TEST(Folds, StateIsThatOfOneProcess) {
-  const auto seeds = testing::fresh_seeds(8);
-  Box box("pack:2 core:2 pu:1");
-  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
-    std::mt19937_64 random(seed);
-    const auto ranks = static_cast<uint32_t>(1 + random() % 5);
-    std::string groups;
-    if (random() % 2 == 0) {
-      groups = reference::some_groups(ranks, [&random](uint64_t n) { return random() % n; });
-    }
-    expect_as_alone(box, {.spec = spec_of(fmt::format("any{}", seed), ranks, groups),
-                          .seed = seed % 1000,
-                          .has_nulls = random() % 2 == 0});
-    if (HasFailure()) return;
-  }
-}
 
 // In an order that rounding could tell, and in which integers wrap around.
 TEST(Folds, ValuesOf64Bits) {

@@ -25,6 +25,15 @@ JobSpec grouped_spec(const std::string& name, uint32_t ranks, const std::string&
   return spec;
 }
 
+std::vector<float> GroupedTraining::initial_of(size_t key, uint64_t begin,
+                                               uint64_t elements) const {
+  std::vector<float> initial(elements);
+  for (uint64_t i = 0; i < elements && spec.initial == "broadcast"; ++i) {
+    initial[i] = static_cast<float>((begin + i) * 7919 % 2001 + key) / 1000 - 1;
+  }
+  return initial;
+}
+
 void GroupedTraining::fill(uint32_t rank, uint64_t round, const ChunkPlace& place,
                            std::byte* out) const {
   if (place.factors.pairs > 0) return fill_factors(rank, round, place, out);
@@ -36,7 +45,8 @@ void GroupedTraining::fill(uint32_t rank, uint64_t round, const ChunkPlace& plac
     const float value = static_cast<float>(random() % 2001) / 1000 - 1;
     reference::store(out, type, i, std::ldexp(value, -static_cast<int>(random() % 20)));
   }
-  if (is_bad(rank, round, place)) reference::store(out, type, place.elements / 2, NAN);
+  const float bad = seed % 2 == 0 ? INFINITY : NAN;
+  if (is_bad(rank, round, place)) reference::store(out, type, place.elements / 2, bad);
 }
 
 // A left vector's elements depend on their row and a right one's on their column, wherever they
@@ -167,11 +177,18 @@ void GroupedTraining::fill_key(uint32_t rank, uint64_t round, size_t key,
   }
 }
 
+bool operator==(const Results& a, const Results& b) {
+  if (a.keys != b.keys || a.verdict.has_value() != b.verdict.has_value()) return false;
+  if (!a.verdict || a.verdict == b.verdict) return true;
+  return a.verdict->round == b.verdict->round && a.verdict->skipped == b.verdict->skipped &&
+         std::isnan(a.verdict->norm) && std::isnan(b.verdict->norm);
+}
+
 Results results_of(const Worker& worker) {
-  Results results;
+  Results results{.keys = {}, .verdict = worker.verdict()};
   for (size_t key = 0; key < worker.keys(); ++key) {
     const auto bytes = worker.parameter_bytes(key);
-    results.emplace_back(bytes.begin(), bytes.end());
+    results.keys.emplace_back(bytes.begin(), bytes.end());
   }
   return results;
 }
@@ -184,7 +201,8 @@ std::vector<Results> alone(const GroupedTraining& run, const JobSpec& spec,
   std::vector<Replay> chunks;
   for (uint32_t chunk = 0; chunk < places.size(); ++chunk) {
     const ChunkPlace& place = places[chunk];
-    chunks.emplace_back(spec, participation, hyper, chunk, std::vector<float>(place.elements),
+    chunks.emplace_back(spec, participation, hyper, chunk,
+                        run.initial_of(place.key, place.begin, place.elements),
                         [&run, place](const Member& from, uint64_t round, std::byte* out) {
                           if (run.is_null(from.rank, round, place.key)) return false;
                           run.fill(from.rank, round, place, out);
@@ -193,10 +211,11 @@ std::vector<Results> alone(const GroupedTraining& run, const JobSpec& spec,
   }
   std::vector<Results> all;
   const auto take = [&](const std::function<const Replay&(uint32_t)>& chunk_of) {
-    Results& results = all.emplace_back(spec.keys.size());
+    Results& results = all.emplace_back();
+    results.keys.resize(spec.keys.size());
     for (uint32_t chunk = 0; chunk < places.size(); ++chunk) {
       const std::vector<std::byte> result = chunk_of(chunk).result();
-      auto& key = results[places[chunk].key];
+      auto& key = results.keys[places[chunk].key];
       key.insert(key.end(), result.begin(), result.end());
     }
   };
@@ -205,6 +224,7 @@ std::vector<Results> alone(const GroupedTraining& run, const JobSpec& spec,
     while (all.size() < run.rounds) {
       replay.next_round();
       take([&](uint32_t chunk) -> const Replay& { return replay.chunk(chunk); });
+      all.back().verdict = replay.verdict();
     }
     return all;
   }
@@ -215,7 +235,8 @@ std::vector<Results> alone(const GroupedTraining& run, const JobSpec& spec,
   return all;
 }
 
-void train_round(const GroupedTraining& run, Worker& worker, uint32_t rank, uint64_t round) {
+void train_round(const GroupedTraining& run, Worker& worker, uint32_t rank, uint64_t round,
+                 std::span<std::vector<std::byte>> gradients) {
   for (size_t key = 0; key < worker.keys(); ++key) {
     if (run.is_null(rank, round, key)) {
       worker.push_null(key);
@@ -229,8 +250,18 @@ void train_round(const GroupedTraining& run, Worker& worker, uint32_t rank, uint
       run.push_rows(worker, rank, round, key);
       continue;
     }
-    run.fill_key(rank, round, key, worker.gradient_bytes(key));
-    worker.push(key);
+    const bool own = key < gradients.size() && !gradients[key].empty();
+    run.fill_key(rank, round, key, own ? gradients[key] : worker.gradient_bytes(key));
+    if (round % 2 == 0) {
+      worker.push(key, static_cast<int32_t>(key));
+    } else {
+      worker.push(key);
+    }
+  }
+  worker.wait(0);
+  if (is_gated(run.spec)) {
+    const std::optional<RoundVerdict> verdict = worker.verdict();
+    EXPECT_TRUE(verdict && verdict->round == round) << "it comes with the first result";
   }
   worker.wait_all();
 }
@@ -240,35 +271,63 @@ std::vector<std::vector<Results>> train(const GroupedTraining& run, const Option
   each_rank(run.spec.world_size, [&](uint32_t rank) {
     WorkerOptions options = options_of(rank);
     options.rank = static_cast<int32_t>(rank);
+    const size_t keys = run.spec.keys.size();
+    Memory gradients(keys), results(keys);  // live longer than the worker
     Worker worker(options);
+    for (size_t key = 0; key < keys; ++key) {
+      if (!run.own_memory || is_compact(run.spec.keys[key])) continue;
+      gradients[key].resize(worker.gradient_bytes(key).size());
+      results[key].resize(worker.parameter_bytes(key).size());
+      worker.register_memory(
+          key, {.gradient = gradients[key].data(), .parameters = results[key].data()});
+    }
+    if (run.spec.initial == "broadcast") {
+      std::vector<float> initial;
+      for (size_t key = 0; key < keys && rank == 0; ++key) {
+        const auto of_key = run.initial_of(key, 0, run.spec.keys[key].elements);
+        initial.insert(initial.end(), of_key.begin(), of_key.end());
+      }
+      worker.broadcast(initial);
+    }
     worker.wait_all();
+    EXPECT_FALSE(worker.verdict().has_value()) << "there was no round";
     for (uint64_t round = 1; round <= run.rounds; ++round) {
-      train_round(run, worker, rank, round);
-      seen[rank].push_back(results_of(worker));
+      train_round(run, worker, rank, round, gradients);
+      Results& now = seen[rank].emplace_back(results_of(worker));
+      for (size_t key = 0; key < keys; ++key) {
+        if (!results[key].empty()) now.keys[key] = results[key];
+      }
     }
     worker.barrier();
   });
   return seen;
 }
 
-void expect_as_alone(Box& box, const GroupedTraining& run) {
+void expect_as_alone(const GroupedTraining& run, const OptionsOf& options_of,
+                     const std::function<std::vector<LogRecord>()>& log) {
   const JobSpec& s = run.spec;
   const bool lazy = std::ranges::any_of(s.keys, &KeySpec::lazy);
   SCOPED_TRACE(fmt::format("{}: {} ranks {}, {}{} {}, {} to {}, {} {}{}, max_norm {}", s.name,
                            s.world_size, s.groups, s.optimizer, lazy ? " (lazy)" : "", s.reduction,
                            s.gradient_dtype, s.parameter_dtype, s.on_nonfinite, s.unused,
                            run.has_nulls ? ", nulls" : "", s.hyper.contains("max_norm")));
-  const auto seen = train(run, [&](uint32_t) { return box.options(run.spec); });
-  const std::vector<Results> want = alone(run, run.spec, box.log(run.spec.name));
+  const auto seen = train(run, options_of);
+  const std::vector<Results> want = alone(run, run.spec, log());
   for (uint32_t rank = 0; rank < run.spec.world_size; ++rank) {
     ASSERT_EQ(seen[rank].size(), want.size());
     for (size_t i = 0; i < want.size(); ++i) {
       for (size_t key = 0; key < run.spec.keys.size(); ++key) {
-        EXPECT_TRUE(seen[rank][i][key] == want[i][key])
+        EXPECT_TRUE(seen[rank][i].keys[key] == want[i].keys[key])
             << "rank " << rank << ", round " << i + 1 << ", key " << run.spec.keys[key].name;
       }
+      EXPECT_TRUE(seen[rank][i] == want[i]) << "rank " << rank << ", round " << i + 1;
     }
   }
+}
+
+void expect_as_alone(Box& box, const GroupedTraining& run) {
+  expect_as_alone(
+      run, [&](uint32_t) { return box.options(run.spec); }, [&] { return box.log(run.spec.name); });
 }
 
 }  // namespace phub::testing

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "tests/oracle/replay.h"
 #include "tests/worker/box.h"
 #include "transport/control/messages.h"
+#include "transport/verdict.h"
 #include "worker/worker.h"
 
 namespace phub::testing {
@@ -22,10 +24,13 @@ struct GroupedTraining {
   bool has_nulls = false;
   bool has_nans = false;
   uint64_t rounds = 6;
+  bool own_memory = false;  // keys that are sent whole have gradients and results in the caller's
 
   bool is_null(uint32_t rank, uint64_t round, size_t key) const {
     return has_nulls && (seed + rank * 5 + round * 3 + key) % 4 == 0;
   }
+  // What rank 0 broadcasts of these elements of a key, where it does.
+  std::vector<float> initial_of(size_t key, uint64_t begin, uint64_t elements) const;
   bool is_bad(uint32_t rank, uint64_t round, const ChunkPlace& place) const {
     const KeySpec& key = spec.keys[place.key];
     const uint64_t chunk =
@@ -50,18 +55,28 @@ struct GroupedTraining {
 
 JobSpec grouped_spec(const std::string& name, uint32_t ranks, const std::string& groups);
 
-using Results = std::vector<std::vector<std::byte>>;  // by key
+struct Results {
+  std::vector<std::vector<std::byte>> keys;
+  std::optional<RoundVerdict> verdict = {};  // where rounds are applied as a whole
+
+  friend bool operator==(const Results& a, const Results& b);
+};
 Results results_of(const Worker& worker);
 
 // What one process computes, round by round, in the order that `spec` says.
 std::vector<Results> alone(const GroupedTraining& run, const JobSpec& spec,
                            std::span<const LogRecord> log);
-// Pushes the gradients of a round, and waits for its results.
-void train_round(const GroupedTraining& run, Worker& worker, uint32_t rank, uint64_t round);
+// Pushes the gradients of a round, and waits for its results. `gradients`: of keys that have memory
+// there.
+using Memory = std::vector<std::vector<std::byte>>;  // by key
+void train_round(const GroupedTraining& run, Worker& worker, uint32_t rank, uint64_t round,
+                 std::span<std::vector<std::byte>> gradients = {});
 // All ranks train, in a thread each. What each saw, by rank and round.
 using OptionsOf = std::function<WorkerOptions(uint32_t rank)>;
 std::vector<std::vector<Results>> train(const GroupedTraining& run, const OptionsOf& options_of);
-// Every rank at the box sees what one process computes.
+// Every rank sees what one process computes. `log`: of the job.
+void expect_as_alone(const GroupedTraining& run, const OptionsOf& options_of,
+                     const std::function<std::vector<LogRecord>()>& log);
 void expect_as_alone(Box& box, const GroupedTraining& run);
 
 }  // namespace phub::testing

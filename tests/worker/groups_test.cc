@@ -1,16 +1,9 @@
-// Jobs whose gradients are added in groups of ranks, on a whole box: every rank sees the bytes of a
-// process that adds them in this order alone.
-#include "tests/oracle/groups.h"
-
-#include <fmt/format.h>
+// Jobs whose gradients are added in groups of ranks.
 #include <gtest/gtest.h>
 
 #include <functional>
-#include <random>
-#include <string>
 #include <vector>
 
-#include "tests/seeds.h"
 #include "tests/worker/box.h"
 #include "tests/worker/expect_error.h"
 #include "tests/worker/grouped_training.h"
@@ -18,75 +11,29 @@
 namespace phub {
 namespace groups_test {
 
+using testing::alone;
 using testing::Box;
-using testing::each_rank;
+using testing::expect_as_alone;
 using testing::expect_error;
 using testing::grouped_spec;
 using testing::GroupedTraining;
 using testing::Results;
 
-// All ranks train. What each saw is what one process computes. Returns whether other bits came
-// without groups.
-bool differs_from_flat(Box& box, const GroupedTraining& run) {
-  SCOPED_TRACE(
-      fmt::format("{}, groups {}, PHUB_SEED={}", run.spec.name, run.spec.groups, run.seed));
-  const auto seen = train(run, [&](uint32_t) { return box.options(run.spec); });
-  const std::vector<LogRecord> log = box.log(run.spec.name);
-  const std::vector<Results> want = alone(run, run.spec, log);
-  for (uint32_t rank = 0; rank < run.spec.world_size; ++rank) {
-    EXPECT_TRUE(seen[rank] == want) << "rank " << rank;
-  }
-  JobSpec flat = run.spec;
-  flat.groups.clear();
-  return alone(run, flat, log) != want;
-}
-
-TEST(Groups, EveryTreeGivesTheBytesOfOneProcess) {
-  const auto seeds = testing::fresh_seeds(6);
-  Box box("pack:2 core:2 pu:1");
-  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
-    std::mt19937_64 random(seed);
-    const auto ranks = static_cast<uint32_t>(3 + random() % 6);
-    const std::string groups =
-        reference::some_groups(ranks, [&random](uint64_t n) { return random() % n; });
-    GroupedTraining run{.spec = grouped_spec(fmt::format("tree{}", seed), ranks, groups),
-                        .seed = seed,
-                        .has_nulls = random() % 2 == 0};
-    if (random() % 2 == 0) run.spec.optimizer = "adam";
-    if (random() % 2 == 0) run.spec.reduction = "mean";
-    const char* const kTypes[] = {"f32", "bf16", "f16", "fp8-e5m2", "int8", "int4"};
-    run.spec.gradient_dtype = kTypes[random() % 6];
-    run.spec.parameter_dtype = kTypes[random() % 3];
-    if (random() % 2 == 0) run.spec.rounding = "stochastic";
-    differs_from_flat(box, run);
-  }
-}
-
+// That every rank sees the first of these, whatever the tree, is shown by any_job_test.
 TEST(Groups, ThreeLevelsGiveOtherBitsThanTwoAndOne) {
   Box box(2);
   const GroupedTraining run{.spec = grouped_spec("three", 8, "(2,2),(2,2)"), .seed = 5};
-  EXPECT_TRUE(differs_from_flat(box, run));
+  expect_as_alone(box, run);
   const std::vector<LogRecord> log = box.log("three");
-  JobSpec two = run.spec;
-  two.groups = "4,4";
-  EXPECT_NE(alone(run, run.spec, log), alone(run, two, log));
-}
-
-TEST(Groups, ClippedRoundsAndRoundsThatAreSkipped) {
-  Box box(2);
-  GroupedTraining run{.spec = grouped_spec("gated", 5, "2,(1,2)"), .seed = 9};
-  run.spec.optimizer = "adam";
-  run.spec.hyper = {{"max_norm", 10}};
-  run.spec.on_nonfinite = "skip";
-  EXPECT_TRUE(differs_from_flat(box, run));
-}
-
-// Ranks that never come have their places.
-TEST(Groups, OfRanksThatAreNotThere) {
-  Box box(2);
-  GroupedTraining run{.spec = grouped_spec("spare", 3, "1,(1,4)"), .seed = 3};
-  run.spec.max_ranks = 6;
-  EXPECT_TRUE(differs_from_flat(box, run));
+  const auto in_groups = [&](const char* groups) {
+    JobSpec spec = run.spec;
+    spec.groups = groups;
+    return alone(run, spec, log);
+  };
+  const std::vector<Results> three = in_groups("(2,2),(2,2)"), two = in_groups("4,4");
+  EXPECT_FALSE(three == two);
+  EXPECT_FALSE(three == in_groups(""));
+  EXPECT_FALSE(two == in_groups(""));
 }
 
 TEST(Groups, WhatCannotBeIsRefused) {

@@ -1,5 +1,5 @@
-// Boxes below a parent, with workers: every rank sees the bytes of a process that adds in the order
-// of the job's groups alone, as of one box.
+// Boxes below a parent, with workers (any_job_test: every rank sees the bytes of a process that
+// adds in the order of the job's groups alone, as of one box).
 #include "tests/worker/racks.h"
 
 #include <fmt/format.h>
@@ -12,104 +12,33 @@
 #include <cmath>
 #include <functional>
 #include <memory>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "phub/rack/parent_client.h"
-#include "tests/oracle/groups.h"
-#include "tests/seeds.h"
 #include "tests/transport/shm_rig.h"
 #include "tests/worker/box.h"
 #include "tests/worker/expect_error.h"
 #include "tests/worker/grouped_training.h"
 #include "tests/worker/training.h"
 #include "transport/control/control_client.h"
-#include "transport/control/rank_tree.h"
 #include "worker/session.h"
 
 namespace phub {
 namespace racks_test {
 
 using testing::Box;
+using testing::expect_as_alone;
 using testing::grouped_spec;
 using testing::GroupedTraining;
 using testing::Racks;
-using testing::Results;
-
-void check(Racks& racks, const GroupedTraining& run) {
-  SCOPED_TRACE(
-      fmt::format("{}, groups {}, PHUB_SEED={}", run.spec.name, run.spec.groups, run.seed));
-  const auto seen = train(run, [&](uint32_t rank) { return racks.of(rank).options(run.spec); });
-  const std::vector<Results> want = alone(run, run.spec, racks.log(run.spec.name));
-  for (uint32_t rank = 0; rank < run.spec.world_size; ++rank) {
-    EXPECT_TRUE(seen[rank] == want) << "rank " << rank;
-  }
-}
 
 // Joins a rank at the box of its rack.
 std::unique_ptr<Worker> join(Racks& racks, const JobSpec& spec, uint32_t rank) {
   WorkerOptions options = racks.of(rank).options(spec);
   options.rank = static_cast<int32_t>(rank);
   return std::make_unique<Worker>(options);
-}
-
-TEST(Racks, TwoRacksGiveTheBytesOfOneBox) {
-  Racks racks("2,2", 4);
-  check(racks, {.spec = grouped_spec("two", 4, "2,2")});
-}
-
-// Factors go to the rack, which multiplies; what goes up is a sum as ever, of the same chunks.
-TEST(Racks, FactorsAreMultipliedBelow) {
-  Racks racks("(2,1),(1,2)", 6);
-  GroupedTraining run{.spec = grouped_spec("factors", 6, "(2,1),(1,2)"), .seed = 21};
-  run.spec.keys.push_back({.name = "m",
-                           .elements = 67 * 33,
-                           .shape = {67, 33},
-                           .format = "factors",
-                           .rank_limit = 4,
-                           .tile_rows = 32});
-  run.spec.optimizer = "adam";
-  run.has_nulls = true;
-  check(racks, run);
-}
-
-// So do rows, of which a rack sends up the sum.
-TEST(Racks, RowsAreAddedBelow) {
-  Racks racks("(2,1),(1,2)", 6);
-  GroupedTraining run{.spec = grouped_spec("rows", 6, "(2,1),(1,2)"), .seed = 22};
-  run.spec.keys.push_back({.name = "m",
-                           .elements = 67 * 33,
-                           .shape = {67, 33},
-                           .format = "rows",
-                           .rows_limit = 20,
-                           .tile_rows = 32});
-  run.spec.optimizer = "adam";
-  run.spec.unused = "skip";
-  run.has_nulls = true;
-  check(racks, run);
-}
-
-// Racks fold what theirs send, and the root the racks' outcomes.
-TEST(Racks, ValuesAreFoldedBelow) {
-  Racks racks("(2,1),(1,2)", 6);
-  GroupedTraining run{.spec = grouped_spec("folds", 6, "(2,1),(1,2)"), .seed = 23};
-  run.spec.optimizer = "fold";
-  run.spec.keys = {
-      {.name = "sums", .elements = 500, .operation = "add", .value_type = "f64"},
-      {.name = "most", .elements = 333, .operation = "max", .value_type = "f32"},
-      {.name = "products", .elements = 64, .operation = "multiply", .value_type = "i64"}};
-  run.spec.keys.push_back({.name = "rows",
-                           .elements = 60 * 6,
-                           .shape = {60, 6},
-                           .format = "rows",
-                           .rows_limit = 9,
-                           .operation = "add",
-                           .value_type = "f32",
-                           .tile_rows = 16});
-  run.has_nulls = true;
-  check(racks, run);
 }
 
 // All racks have the chunks that the root decided.
@@ -132,87 +61,6 @@ TEST(Racks, TheRootDecidesHowAMatrixIsCut) {
     EXPECT_THAT(worker.parameters(0), ::testing::Each(20.0f));
     worker.barrier();
   });
-}
-
-TEST(Racks, ThreeLevels) {
-  Racks racks("(2,1),(1,2)", 6);
-  GroupedTraining run{.spec = grouped_spec("three", 6, "(2,1),(1,2)"), .seed = 7};
-  check(racks, run);
-  run.spec.name = "three-means";
-  run.spec.reduction = "mean";
-  run.spec.optimizer = "adam";
-  run.has_nulls = true;
-  check(racks, run);
-}
-
-// The root computes the rates, of every rack's round.
-TEST(Racks, SchedulesOfTheLearningRate) {
-  Racks racks("2,2", 4);
-  GroupedTraining run{.spec = grouped_spec("scheduled", 4, "2,2"), .seed = 23};
-  run.spec.optimizer = "nesterov";
-  run.spec.unused = "skip";
-  run.spec.hyper = {{"lr", 0.5}, {"lr_warmup", 3}, {"lr_warmup_from", 0.25}, {"lr_cosine", 6}};
-  run.has_nulls = true;
-  run.rounds = 12;
-  check(racks, run);
-}
-
-// The root adds the racks' sums as one box with the rest of the tree would.
-TEST(Racks, ATreeOfThreeLevelsOverRacksOfOneLevel) {
-  Racks racks("(2,1),(1,2)", 6, 1);
-  check(racks, {.spec = grouped_spec("flat", 6, "(2,1),(1,2)"), .seed = 8});
-}
-
-TEST(Racks, AnyTreeFormatAndReduction) {
-  const auto seeds = testing::fresh_seeds(6);
-  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
-    std::mt19937_64 random(seed);
-    const auto ranks = static_cast<uint32_t>(3 + random() % 4);
-    const std::string groups =
-        reference::some_groups(ranks, [&random](uint64_t n) { return random() % n; });
-    if (RankTree(groups, ranks).levels() == 1) continue;
-    GroupedTraining run{.spec = grouped_spec(fmt::format("tree{}", seed), ranks, groups),
-                        .seed = seed,
-                        .has_nulls = random() % 2 == 0};
-    const char* const kOptimizers[] = {"none", "adam", "nesterov"};
-    run.spec.optimizer = kOptimizers[random() % 3];
-    if (random() % 2 == 0) run.spec.reduction = "mean";
-    if (run.spec.optimizer != "none" && random() % 2 == 0) run.spec.unused = "skip";
-    const char* const kTypes[] = {"f32", "bf16", "f16", "fp8-e4m3", "int4", "topk"};
-    run.spec.gradient_dtype = kTypes[random() % 6];
-    run.spec.parameter_dtype = kTypes[random() % 3];
-    if (random() % 2 == 0) run.spec.rounding = "stochastic";
-    Racks racks(groups, ranks);
-    check(racks, run);
-  }
-}
-
-// Ranks send coded gradients to their racks' boxes, and these send f32 sums to the root.
-TEST(Racks, CodedGradientsAreThoseOfRanks) {
-  Racks racks("(2,1),(1,1)", 5);
-  for (const char* rounding : {"nearest", "stochastic"}) {
-    GroupedTraining run{.spec = grouped_spec(fmt::format("coded-{}", rounding), 5, "(2,1),(1,1)"),
-                        .seed = 10};
-    run.spec.keys[0].format = "int8";
-    run.spec.keys[1].format = "topk";
-    run.spec.rounding = rounding;
-    run.has_nulls = true;
-    check(racks, run);
-    run.spec.name += "-gated";
-    run.spec.optimizer = "adam";
-    run.spec.hyper = {{"max_norm", 10}};
-    run.spec.on_nonfinite = "skip";
-    check(racks, run);
-  }
-}
-
-TEST(Racks, TheGateIsTheRoots) {
-  Racks racks("(2,1),(1,1)", 5);
-  GroupedTraining run{.spec = grouped_spec("gated", 5, "(2,1),(1,1)"), .seed = 9};
-  run.spec.optimizer = "adam";
-  run.spec.hyper = {{"max_norm", 10}};
-  run.spec.on_nonfinite = "skip";
-  check(racks, run);
 }
 
 // Of a round with a NaN nothing is applied, and every rank is told.
@@ -431,7 +279,9 @@ TEST(Racks, ABudgetOfTheWayUpChangesNoBitsAndIsKept) {
   run.rounds = 40;
   run.spec.optimizer = "adam";
   const auto start = std::chrono::steady_clock::now();
-  check(racks, run);
+  expect_as_alone(
+      run, [&](uint32_t rank) { return racks.of(rank).options(run.spec); },
+      [&] { return racks.log(run.spec.name); });
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   uint64_t elements = 0;
   for (const KeySpec& key : run.spec.keys) elements += key.elements;

@@ -1,16 +1,17 @@
-// Keys of whose gradients the rows are sent that are not zero: what every rank gets is what one
-// process computes alone, and what a job gives whose rows are keys with null gradients.
+// Keys of whose gradients the rows are sent that are not zero: what every rank gets is what a job
+// gives whose rows are keys with null gradients (any_job_test: what one process computes alone).
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <numeric>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "tests/oracle/groups.h"
 #include "tests/seeds.h"
 #include "tests/worker/box.h"
 #include "tests/worker/expect_error.h"
@@ -23,7 +24,6 @@ namespace rows_test {
 
 using testing::Box;
 using testing::each_rank;
-using testing::expect_as_alone;
 using testing::expect_error;
 using testing::grouped_spec;
 using testing::GroupedTraining;
@@ -40,64 +40,12 @@ KeySpec table(const std::string& name, uint64_t rows, uint64_t columns, uint32_t
           .tile_rows = tile_rows};
 }
 
-JobSpec spec_of(const std::string& name, uint32_t ranks, const std::string& groups = "") {
-  JobSpec spec = grouped_spec(name, ranks, groups);
-  spec.keys[0].elements = 500;
-  spec.keys.push_back(table("wide", 5, 1000, 3, 4));
-  spec.keys.push_back(table("tall", 300, 2, 40, 48));
-  spec.keys.push_back(table("odd", 67, 33, 20, 32));
-  spec.keys.push_back(table("row", 1, 40, 2, 1));
-  spec.keys.push_back(table("one", 70, 16, 1, 2));
-  return spec;
-}
-
-TEST(Rows, ParametersAreThoseOfOneProcess) {
-  const auto seeds = testing::fresh_seeds(12);
-  Box box("pack:2 core:2 pu:1");
-  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
-    std::mt19937_64 random(seed);
-    const auto pick = [&random](std::initializer_list<const char*> words) {
-      return std::string(words.begin()[random() % words.size()]);
-    };
-    const auto ranks = static_cast<uint32_t>(1 + random() % 5);
-    std::string groups;
-    if (random() % 3 == 0) {
-      groups = reference::some_groups(ranks, [&random](uint64_t n) { return random() % n; });
-    }
-    GroupedTraining run{.spec = spec_of(fmt::format("any{}", seed), ranks, groups),
-                        .seed = seed % 1000,
-                        .has_nulls = random() % 2 == 0};
-    JobSpec& spec = run.spec;
-    spec.optimizer = pick({"none", "sgd", "momentum", "adam", "adamw", "adagrad", "rmsprop",
-                           "sparse-adam", "adadelta"});
-    spec.reduction = pick({"sum", "mean"});
-    spec.parameter_dtype = pick({"f32", "f32", "bf16", "f16", "int8", "fp8-e4m3"});
-    if (spec.optimizer == "none" && difference_format(spec)) spec.optimizer = "sgd";
-    spec.gradient_dtype = pick({"f32", "bf16", "int4"});
-    const bool steps = spec.optimizer != "none";
-    if (steps && random() % 4 == 0) spec.hyper["max_norm"] = 5;
-    if (steps && random() % 4 == 0) spec.unused = "skip";
-    if (random() % 2 == 0 && steps) spec.hyper["weight_decay"] = 0.1;
-    spec.hyper["grad_scale"] = random() % 4 == 0 ? 8 : 1;
-    if (random() % 3 == 0 && ranks > 1) {  // one is always left
-      run.has_nans = true;
-      const bool gated = spec.hyper.contains("max_norm");
-      spec.on_nonfinite = gated ? "skip" : pick({"exclude", "exclude", "pass"});
-      // What passes must not stay: in sums of one round it does not.
-      if (spec.on_nonfinite == "pass") {
-        spec.optimizer = "none";
-        spec.unused = "zero";
-        spec.hyper.erase("weight_decay");
-        if (difference_format(spec)) spec.parameter_dtype = "f32";
-      }
-    }
-    for (KeySpec& key : spec.keys) {
-      const bool may_be = spec.optimizer != "none" && !is_gated(spec) && is_rows(key);
-      key.lazy = may_be && random() % 2 == 0;
-    }
-    expect_as_alone(box, run);
-    if (HasFailure()) return;
-  }
+KeySpec matrix(const std::string& name, uint64_t rows, uint64_t columns, uint32_t rank_limit) {
+  return {.name = name,
+          .elements = rows * columns,
+          .shape = {rows, columns},
+          .format = "factors",
+          .rank_limit = rank_limit};
 }
 
 // A job in which each row is a key of its own, and null where it is not sent.
@@ -141,7 +89,7 @@ TEST(Rows, AreAsKeysWithNullGradients) {
           const auto bytes = worker.parameter_bytes(row);
           all.insert(all.end(), bytes.begin(), bytes.end());
         }
-        EXPECT_TRUE(all == seen[rank][round - 1][0])
+        EXPECT_TRUE(all == seen[rank][round - 1].keys[0])
             << "seed " << seed << ", rank " << rank << ", round " << round;
       }
       worker.barrier();
@@ -251,6 +199,7 @@ TEST(Rows, OfALazyKeyOnlyWhatChangedComesBack) {
   expect_out(12 * kChunk);
 }
 
+// Of factors, too: a pair counts once its key is pushed.
 TEST(Rows, OutOfLockStepEachPushIsAStep) {
   Box box(2);
   for (const bool lazy : {false, true}) {
@@ -261,33 +210,43 @@ TEST(Rows, OutOfLockStepEachPushIsAStep) {
       if (spec.consistency == "ssp") spec.slack = 2;
       spec.optimizer = "sgd";
       spec.hyper["lr"] = 1;
-      spec.keys = {table("t", 40, 8, 3, 16, lazy)};
+      spec.keys = {table("t", 40, 8, 3, 16, lazy), matrix("m", 40, 70, 2)};
       WorkerOptions options = box.options(spec);
       options.rank = 0;
       Worker worker(options);
       worker.wait_all();
-      std::vector<float> want(320);
       std::mt19937 random(7);
+      const auto some = [&random](size_t count) {
+        std::vector<float> values(count);
+        for (float& x : values) x = static_cast<float>(random() % 9) - 4;
+        return values;
+      };
+      std::vector<float> want_rows(320), want_factors(2800);
       for (uint64_t round = 1; round <= 4; ++round) {
         std::vector<int64_t> rows(3);
         for (int64_t& row : rows) row = static_cast<int64_t>(random() % 40);
-        std::vector<float> elements(24);
-        for (float& x : elements) x = static_cast<float>(random() % 9) - 4;
+        const std::vector<float> elements = some(24), left = some(80), right = some(140);
         worker.push_rows(0, {rows, elements});
-        worker.wait(0);
+        worker.push_factors(1, {left.data(), right.data(), 2});
+        worker.wait_all();
         for (size_t i = 0; i < elements.size(); ++i) {
-          want[static_cast<size_t>(rows[i / 8]) * 8 + i % 8] -= elements[i];
+          want_rows[static_cast<size_t>(rows[i / 8]) * 8 + i % 8] -= elements[i];
+        }
+        for (size_t i = 0; i < want_factors.size(); ++i) {
+          want_factors[i] -=
+              std::fma(left[40 + i / 70], right[70 + i % 70], left[i / 70] * right[i % 70]);
         }
       }
-      // The last push's step may not be in what it got; one without rows looks.
-      worker.push_null(0);
-      worker.wait(0);
-      EXPECT_TRUE(std::ranges::equal(worker.parameters(0), want)) << spec.name;
+      // The last push's step may not be in what it got; one of nothing looks.
+      for (size_t key : {0, 1}) worker.push_null(key);
+      worker.wait_all();
+      EXPECT_TRUE(std::ranges::equal(worker.parameters(0), want_rows)) << spec.name;
+      EXPECT_TRUE(std::ranges::equal(worker.parameters(1), want_factors)) << spec.name;
     }
   }
 }
 
-// Initial parameters come in as many parts as a slot needs for them.
+// They come in as many parts as a slot needs for them; of factors, too.
 TEST(Rows, InitialParametersOfRankZero) {
   Box box(2);
   JobSpec spec;
@@ -295,16 +254,23 @@ TEST(Rows, InitialParametersOfRankZero) {
   spec.initial = "broadcast";
   spec.optimizer = "sgd";
   spec.world_size = 2;
-  spec.keys = {table("m", 7000, 90, 1), table("n", 31, 2, 3, 0, true)};
-  std::vector<float> initial(7000 * 90 + 62);
-  for (size_t i = 0; i < initial.size(); ++i) initial[i] = static_cast<float>(i);
+  spec.keys = {table("m", 7000, 90, 1), table("n", 31, 2, 3, 0, true), matrix("o", 700, 900, 1),
+               matrix("p", 31, 2, 3)};
+  std::vector<float> initial;
+  for (const KeySpec& key : spec.keys) initial.resize(initial.size() + key.elements);
+  std::iota(initial.begin(), initial.end(), 0.0f);
   each_rank(2, [&](uint32_t rank) {
     WorkerOptions options = box.options(spec);
     options.rank = static_cast<int32_t>(rank);
     Worker worker(options);
     worker.broadcast(rank == 0 ? initial : std::vector<float>());
-    EXPECT_TRUE(std::ranges::equal(worker.parameters(0), std::span(initial).first(630'000)));
-    EXPECT_TRUE(std::ranges::equal(worker.parameters(1), std::span(initial).last(62)));
+    size_t first = 0;
+    for (size_t key = 0; key < worker.keys(); ++key) {
+      const auto parameters = worker.parameters(key);
+      EXPECT_TRUE(
+          std::ranges::equal(parameters, std::span(initial).subspan(first, parameters.size())));
+      first += parameters.size();
+    }
     worker.barrier();
   });
 }
@@ -348,7 +314,9 @@ TEST(Rows, AJobThatCannotBeIsRefused) {
 
 TEST(Rows, APushThatCannotBeIsRefused) {
   Box box(1);
-  const JobSpec spec = spec_of("job", 1);
+  JobSpec spec = grouped_spec("job", 1, "");
+  spec.keys.push_back(table("odd", 67, 33, 20, 32));
+  spec.keys.push_back(table("one", 70, 16, 1, 2));
   WorkerOptions options = box.options(spec);
   options.rank = 0;
   Worker worker(options);
@@ -386,10 +354,10 @@ TEST(Rows, APushThatCannotBeIsRefused) {
   EXPECT_EQ(worker.parameters(key)[69 * 16], 3.0f);
 
   JobSpec other = spec;
-  other.keys[4].rows_limit = 3;
-  other.keys[2].tile_rows = 0;  // as the job has it
+  other.keys[2].rows_limit = 3;
+  other.keys[3].tile_rows = 0;  // as the job has it
   WorkerOptions second = box.options(other);
-  expect_error(ErrorCode::kMismatch, "key 4 'odd': rows_limit is 3 here and 20 in the job",
+  expect_error(ErrorCode::kMismatch, "key 2 'odd': rows_limit is 3 here and 20 in the job",
                [&] { const Worker wrong(second); });
 }
 

@@ -271,7 +271,7 @@ TEST(Switched, ARankThatCameBackSendsThroughTheSwitchAgain) {
   const std::vector<Results> want = alone(run, run.spec, log);
   for (uint32_t rank = 0; rank < 3; ++rank) {
     for (size_t i = 0; i < seen[rank].size(); ++i) {
-      if (seen[rank][i].empty()) continue;
+      if (seen[rank][i].keys.empty()) continue;
       ASSERT_TRUE(seen[rank][i] == want[i]) << "rank " << rank << ", round " << i + 1;
     }
   }
