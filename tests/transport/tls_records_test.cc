@@ -160,6 +160,31 @@ TEST_F(TlsRecords, RecordsThatHoldLittleCount) {
   EXPECT_EQ(in, 1000u);
 }
 
+// OpenSSL says that it waits for more at the end of what it has read ahead, though the socket has
+// more, of which nothing would tell again. Where its buffer ends is its own affair: one of these
+// lengths has the record without data there.
+TEST_F(TlsRecords, ARecordWithoutDataIsNotTheLast) {
+  start();
+  std::vector<std::byte> sent(17'000), room(sent.size());
+  const iovec part = {room.data(), room.size()};
+  const auto write = [&](size_t bytes) {
+    ASSERT_EQ(SSL_write(client_ssl_, sent.data(), static_cast<int>(bytes)),
+              static_cast<int>(bytes));
+  };
+  for (size_t bytes = 15'800; bytes <= 16'384; ++bytes) {
+    send_together([&] {
+      write(400);
+      write(bytes);
+      ASSERT_EQ(SSL_key_update(client_ssl_, SSL_KEY_UPDATE_NOT_REQUESTED), 1);
+      ASSERT_EQ(SSL_do_handshake(client_ssl_), 1);
+      write(1);
+    });
+    const TcpTls::Received received = receiver_->receive(std::span(&part, 1));
+    ASSERT_EQ(received.bytes, 400 + bytes + 1);
+    EXPECT_TRUE(received.drained);
+  }
+}
+
 // Else it would keep a core for as long as it likes.
 TEST_F(TlsRecords, NewKeysWithoutEndEndTheConnection) {
   start();

@@ -72,6 +72,16 @@ TEST_F(TlsSocketTest, OneCallReadsNoMoreThanItMay) {
   EXPECT_TRUE(socket.drained);
 }
 
+// Of a server, which has others to serve.
+TEST_F(TlsSocketTest, ARecordWithoutDataEndsARead) {
+  ASSERT_EQ(SSL_key_update(client_.get(), SSL_KEY_UPDATE_NOT_REQUESTED), 1);
+  ASSERT_EQ(SSL_do_handshake(client_.get()), 1);
+  ASSERT_EQ(SSL_write(client_.get(), "x", 1), 1);
+  socket_of(server_.get()).allowance = 1000;
+  EXPECT_EQ(read(), -SSL_ERROR_WANT_READ);
+  EXPECT_EQ(read(), 1);
+}
+
 TEST_F(TlsSocketTest, AnEndWithoutANoticeIsAnErrorWhereItIsAskedFor) {
   SSL_clear_options(server_.get(), SSL_OP_IGNORE_UNEXPECTED_EOF);
   shutdown(client_end_.get(), SHUT_WR);

@@ -71,7 +71,7 @@ TEST_P(TransportSuite, AReplacedWorkerChangesNothing) {
 }
 
 TEST_P(TransportSuite, TheDeathOfAWorkerIsAnEvent) {
-  open(3, {8});
+  open(3, {8, 8});
   for (uint32_t rank = 0; rank < 3; ++rank) join(rank, rank + 5);
   const auto seen = [&](TransportEvent::Kind kind, uint32_t rank, uint32_t incarnation) {
     const auto& events = rig_->events();
@@ -82,7 +82,7 @@ TEST_P(TransportSuite, TheDeathOfAWorkerIsAnEvent) {
   };
   EXPECT_EQ(seen(TransportEvent::kDisconnected, 1, 6), 0);
   rig_->kill(std::move(workers_[1]));
-  EXPECT_TRUE(eventually([&] { return seen(TransportEvent::kDisconnected, 1, 6) == 1; }));
+  EXPECT_TRUE(eventually([&] { return seen(TransportEvent::kDisconnected, 1, 6) >= 1; }));
   for (int i = 0; i < 50; ++i) {
     pump();
     rig_->transport().handle_events(rig_->events());

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "phub/checkpoint/store.h"
+#include "tests/temporary_directory.h"
 #include "tests/worker/box.h"
 #include "tests/worker/expect_error.h"
 #include "tests/worker/grouped_training.h"
@@ -52,6 +54,29 @@ TEST(Folds, ValuesOf64Bits) {
   EXPECT_EQ(sums[1], 1e300);
   EXPECT_EQ(sums[2], 0);
   EXPECT_EQ(product, int64_t{1} << 61);
+}
+
+// Two words of a job are one value of a file.
+TEST(Folds, ACheckpointHoldsValuesOfTheirTypes) {
+  const TemporaryDirectory folder = TemporaryDirectory::in_memory();
+  Box box("core:2 pu:1", uint64_t{1} << 33, Box::Wrap(), {.folder = folder.path(), .every = 1000});
+  JobSpec spec;
+  spec.name = "saved";
+  spec.optimizer = "fold";
+  spec.keys = {
+      {.name = "f32", .elements = 6, .operation = "add", .value_type = "f32"},
+      {.name = "f64", .elements = 6, .operation = "add", .value_type = "f64"},
+      {.name = "i64", .elements = 12, .shape = {2, 6}, .operation = "max", .value_type = "i64"}};
+  Worker worker(box.options(spec));
+  for (size_t key = 0; key < worker.keys(); ++key) worker.push(key);
+  worker.wait_all();
+  worker.await_checkpoint(worker.checkpoint(), 60'000);
+  Checkpoints saved(folder.path());
+  const auto reader = saved.open(spec.name, saved.list(spec.name).at(0));
+  const std::vector<TensorInfo> want = {{"f32", TensorType::kF32, {6}},
+                                        {"f64", TensorType::kF64, {3}},
+                                        {"i64", TensorType::kI64, {2, 3}}};
+  EXPECT_EQ(reader->tensors(kParametersFile).tensors, want);
 }
 
 // Each contribution when it comes.
