@@ -202,7 +202,7 @@ bool LinkKeeper::is_rewound() const {
 }
 
 void LinkKeeper::await_ranks() {
-  for (milliseconds pause{1};; pause = std::min(2 * pause, kBetweenQuestions)) {
+  for (milliseconds pause{1};; pause = std::min(2 * pause, between_questions(kBetweenQuestions))) {
     check();
     try {
       const auto heartbeat = [&](ControlClient& client) { return client.heartbeat(credential_); };

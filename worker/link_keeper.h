@@ -3,6 +3,7 @@
 // later call throws.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -74,6 +75,11 @@ class LinkKeeper {
   template <typename Body>
   auto ask_server(Body body) {
     return unless_gone([&] { return ask(body); });
+  }
+  // Between two questions of a rank that waits: `least`, but with many ranks longer, so that all of
+  // them ask the server at most a thousand times in a second.
+  std::chrono::milliseconds between_questions(std::chrono::milliseconds least) const {
+    return std::max(least, std::chrono::milliseconds(spec().world_size));
   }
   void cancel_calls() { calls_.cancel(); }  // those of ask(), and every later one
   // Starts a thread. An exception that `body` throws becomes the worker's failure.

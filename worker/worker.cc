@@ -804,7 +804,8 @@ uint64_t Worker::checkpoint() {
       const CheckpointReply reply = impl_->keeper.ask_server(
           [&](ControlClient& client) { return client.checkpoint(impl_->keeper.credential(), 0); });
       if (reply.round >= complete) return reply.round;
-      std::this_thread::sleep_for(kBetweenQuestions);  // it is of before, and nearly over
+      // It is of before, and nearly over.
+      std::this_thread::sleep_for(impl_->keeper.between_questions(kBetweenQuestions));
     }
   });
 }
@@ -821,7 +822,7 @@ void Worker::await_checkpoint(uint64_t round, uint32_t timeout_ms) {
         fail(ErrorCode::kTimeout, "no checkpoint of round {} or a later one after {} ms", round,
              timeout_ms);
       }
-      std::this_thread::sleep_for(kBetweenQuestions);
+      std::this_thread::sleep_for(impl_->keeper.between_questions(kBetweenQuestions));
     }
   });
 }
