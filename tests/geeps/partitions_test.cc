@@ -31,26 +31,32 @@ TEST(Partitions, AnUpdateOfPinnedRowsComesBeforeItsClock) {
       {.name = "in 0 and 1", .row_floats = 4, .keys = dense(2)},
       {.name = "in 1 and 2", .row_floats = 4, .keys = dense(2)},
       {.name = "in 2", .row_floats = 4, .keys = dense(1), .local = true},
-      {.name = "in 0", .row_floats = 4, .keys = dense(1), .local = true}};
+      {.name = "in 0", .row_floats = 4, .keys = dense(1), .local = true},
+      {.name = "in 1", .row_floats = 4, .keys = dense(1), .local = true},
+      {.name = "in 2, too", .row_floats = 4, .keys = dense(1), .local = true},
+      {.name = "in 0, too", .row_floats = 4, .keys = dense(1), .local = true}};
   const auto device =
-      make_host_device({.budget_bytes = 1 << 20, .copy_latency = std::chrono::milliseconds(2)});
+      make_host_device({.budget_bytes = 1 << 20, .copy_latency = std::chrono::milliseconds(5)});
   StandaloneExchange exchange(plain_job(specs));
   Cache cache(*device, exchange, specs, {.partitions = 3, .timeout = std::chrono::seconds(10)});
-  const auto update = [&](uint32_t table, const std::vector<uint64_t>& keys) {
+  const auto update = [&](uint32_t table, const std::vector<uint64_t>& keys, bool is_busy) {
     UpdateBuffer buffer(cache, table, keys);
     if (buffer.data() != nullptr) std::fill_n(buffer.data(), buffer.buffer().floats(), 1.0f);
+    if (is_busy) {  // for two copies, which is longer than the clock's
+      const LocalBuffer one(cache, 2 + table, dense(1), Fetch::kNo);
+      const LocalBuffer two(cache, 5 + table, dense(1), Fetch::kNo);
+    }
     buffer.update();
     cache.table_clock(table);
   };
   cache.begin_virtual();
   for (uint32_t table = 0; table < 2; ++table) {
     { const ReadBuffer read(cache, table, dense(2)); }
-    update(table, dense(2));
+    update(table, dense(2), false);
   }
   cache.finish_sequence();
   for (uint32_t table = 0; table < 2; ++table) {
-    for (int i = 0; i < 5; ++i) const LocalBuffer busy(cache, 2 + table, dense(1), Fetch::kNo);
-    update(table, dense(1));
+    update(table, dense(1), true);
     cache.wait_all();
     const std::vector<float> want = {-1, -1, -1, -1, 0, 0, 0, 0};
     EXPECT_TRUE(std::ranges::equal(exchange.parameters(table), want)) << specs[table].name;
