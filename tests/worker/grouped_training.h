@@ -66,9 +66,9 @@ Results results_of(const Worker& worker);
 // What one process computes, round by round, in the order that `spec` says.
 std::vector<Results> alone(const GroupedTraining& run, const JobSpec& spec,
                            std::span<const LogRecord> log);
+using Memory = std::vector<std::vector<std::byte>>;  // by key
 // Pushes the gradients of a round, and waits for its results. `gradients`: of keys that have memory
 // there.
-using Memory = std::vector<std::vector<std::byte>>;  // by key
 void train_round(const GroupedTraining& run, Worker& worker, uint32_t rank, uint64_t round,
                  std::span<std::vector<std::byte>> gradients = {});
 // All ranks train, in a thread each. What each saw, by rank and round.
