@@ -83,7 +83,8 @@ void decode_join(benchmark::State& state) {
   JoinRequest request;
   request.spec = spec_of(small_keys(static_cast<uint64_t>(state.range(0))));
   const std::string text = to_json(request);
-  for ([[maybe_unused]] const auto _ : state) benchmark::DoNotOptimize(parse_join_request(text));
+  for ([[maybe_unused]] const auto _ : state)
+    benchmark::DoNotOptimize(from_json<JoinRequest>(text));
 }
 
 JoinReply reply_of(uint64_t keys) {
@@ -103,7 +104,7 @@ void encode_reply(benchmark::State& state) {
 
 void decode_reply(benchmark::State& state) {
   const std::string text = to_json(reply_of(static_cast<uint64_t>(state.range(0))));
-  for ([[maybe_unused]] const auto _ : state) benchmark::DoNotOptimize(parse_join_reply(text));
+  for ([[maybe_unused]] const auto _ : state) benchmark::DoNotOptimize(from_json<JoinReply>(text));
 }
 
 // All that a box does for the first join of a job, but for making the job.
@@ -113,7 +114,7 @@ void serve_join(benchmark::State& state) {
   const std::string text = to_json(request);
   const numa::Topology topology = topology_of(kSmall);
   for ([[maybe_unused]] const auto _ : state) {
-    JoinRequest decoded = parse_join_request(text);
+    JoinRequest decoded = from_json<JoinRequest>(text);
     complete_spec(decoded.spec);
     JoinReply reply;
     reply.layout = routes_of(make_plan(topology, decoded.spec.keys, {.ranks = 8}));

@@ -27,6 +27,7 @@
 #include "phub/notes.h"
 #include "phub/quotas.h"
 #include "phub/server_trace.h"
+#include "transport/control/rules.h"
 #include "transport/transport.h"
 
 namespace phub {
@@ -166,7 +167,7 @@ class Server final : public ControlHandler {
   RunningJob* find(const std::string& job);
   RunningJob& find_running(const std::string& job);  // throws kNotFound
   RunningJob& find_running(const Admin& admin);      // and as RunningJob::check_same_life
-  void check_branches_here(const JobSpec& spec) const;
+  Features features_here(const JobSpec& spec) const;
   RunningJob* find(const BoxLink* link);
   RunningJob& find_part(uint64_t number);
   RunningJob& authenticate(const Credential& who);

@@ -124,36 +124,15 @@ void Server::join(JoinRequest request, Reply<JoinReply> reply) {
          kProtocolVersion, request.version);
   }
   machine_.transport_named(request.transport);
-  check_interest(request.interest, request.spec);
-  if (!request.interest.empty() && options_.parent) {
-    fail(ErrorCode::kInvalid,
-         "interest: job '{}' is summed by racks, in which every rank takes part in every chunk",
-         request.spec.name);
-  }
-  if (!request.interest.empty() && options_.through_switch && may_switch(request.spec)) {
-    fail(ErrorCode::kInvalid,
-         "interest: job '{}' has keys in int32, which this server takes from a switch that adds "
-         "(--switch), and every rank takes part in each sum of that; use another format, or a "
-         "server without a switch",
-         request.spec.name);
-  }
-  check_branches_here(request.spec);
+  check_interest(request.interest, request.spec, features_here(request.spec));
   place(std::make_shared<PendingJoin>(PendingJoin{std::move(request), std::move(reply)}));
 }
 
-// What this server cannot do for a job with branches. Throws Error(kInvalid).
-void Server::check_branches_here(const JobSpec& spec) const {
-  if (spec.branches == 0) return;
-  const std::string_view why =
-      options_.parent ? "is summed by racks, whose ranks know nothing of another branch (--parent)"
-      : options_.through_switch && may_switch(spec)
-          ? "has keys in int32, which come through a switch that adds (--switch), and who sends to "
-            "that knows nothing of another branch"
-          : "";
-  if (why.empty()) return;
-  fail(ErrorCode::kInvalid,
-       "branches: job '{}' {}; create it without branches, or at a server without that option",
-       spec.name, why);
+// What makes jobs at this server differ from those at others.
+Features Server::features_here(const JobSpec& spec) const {
+  if (options_.parent) return Feature::kBelowParent;
+  if (options_.through_switch && may_switch(spec)) return Feature::kSwitch;
+  return {};
 }
 
 void Server::place(const Join& join) {
@@ -191,7 +170,7 @@ void Server::join_parent(const Join& join) {
       [join, request, parent = options_.parent] {
         const JoinRequest& of_worker = join->request;
         complete_spec(join->request.spec);
-        check_below_parent(of_worker.spec);
+        check_rules(of_worker.spec, Feature::kBelowParent);
         *request = {.spec = spec_above(of_worker.spec),
                     .rank = rank_above(of_worker.spec, of_worker.rank),
                     .transport = parent->transport(),

@@ -20,6 +20,7 @@
 #include "phub/plan/placement.h"
 #include "phub/plan/ways.h"
 #include "transport/control/choices.h"
+#include "transport/control/rules.h"
 #include "transport/error.h"
 #include "transport/text.h"
 
@@ -237,7 +238,7 @@ void run(PlanArguments arguments) {
                                                            : arguments.parameter_dtype;
   if (arguments.gated) spec.on_nonfinite = word_of(OnNonFinite::kSkip);
   for (const KeySpec& key : spec.keys) gradient_dtype(spec, key);  // throws if there is none
-  check_differences(spec);
+  check_rules(spec);
 
   if (!arguments.cluster.empty()) return compare(arguments);
 

@@ -21,48 +21,8 @@ class ShardHealth final : public ControlHandler {
     reply(Done{});
   }
 
-  void join(JoinRequest, Reply<JoinReply>) override { elsewhere(); }
-  void heartbeat(const Credential&, Reply<Pulse>) override { elsewhere(); }
-  void leave(const Credential&, Reply<Done>) override { elsewhere(); }
-  void barrier(const Credential&, Reply<Done>) override { elsewhere(); }
-  void set_hyper(const Credential&, const HyperChange&, Reply<HyperReply>) override { elsewhere(); }
-  void set_hyper(const Admin&, const HyperChange&, Reply<HyperReply>) override { elsewhere(); }
-  void change_branches(const Credential&, const BranchChange&, Reply<BranchReply>) override {
-    elsewhere();
-  }
-  void change_branches(const Admin&, const BranchChange&, Reply<BranchReply>) override {
-    elsewhere();
-  }
-  void report_loss(const Credential&, const LossRequest&, Reply<Done>) override { elsewhere(); }
-  void losses(const std::string&, uint64_t, Reply<LossPage>) override { elsewhere(); }
-  void reconnect(const Credential&, Reply<Offer>) override { elsewhere(); }
-  void check_part(const Credential&, const PartPiece&, uint64_t) override { elsewhere(); }
-  void take_part(const Credential&, const PartPiece&, std::string, std::shared_ptr<void>,
-                 Reply<Done>) override {
-    elsewhere();
-  }
-  void restored_part(const Credential&, uint32_t, uint64_t, Reply<PartBytes>) override {
-    elsewhere();
-  }
-  void begin_state(const Credential&, const StateRequest&, Reply<StateReply>) override {
-    elsewhere();
-  }
-  void read_state(const Credential&, uint64_t, Reply<PartBytes>) override { elsewhere(); }
-  void check_state_piece(const Credential&, uint64_t, uint64_t) override { elsewhere(); }
-  void write_state(const Credential&, uint64_t, std::string, std::shared_ptr<void>,
-                   Reply<Done>) override {
-    elsewhere();
-  }
-  void apply_state(const Credential&, Reply<HyperReply>) override { elsewhere(); }
-  void end_state(const Credential&, Reply<Done>) override { elsewhere(); }
-  void checkpoint(const Credential&, uint64_t, Reply<CheckpointReply>) override { elsewhere(); }
-  void log(const std::string&, uint64_t, Reply<LogPage>) override { elsewhere(); }
-  void remove(const std::string&, Reply<Done>) override { elsewhere(); }
-  ServerStatus status() override { elsewhere(); }
-  JobStatus job_status(const std::string&) override { elsewhere(); }
-
  private:
-  [[noreturn]] void elsewhere() const {
+  [[noreturn]] void elsewhere() const override {
     fail(ErrorCode::kNotFound, "this box serves under {}: ask there", server_);
   }
 

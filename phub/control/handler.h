@@ -35,95 +35,135 @@ struct Admin {
 class ControlHandler {
  public:
   virtual ~ControlHandler() = default;
-  virtual void join(JoinRequest request, Reply<JoinReply> reply) = 0;
+  virtual void join(JoinRequest /*request*/, Reply<JoinReply> /*reply*/) { elsewhere(); }
   // Before such a text is decoded: becomes JoinRequest::held. Any thread. Throws Error: there is no
   // memory for it.
   virtual std::shared_ptr<void> hold_for_join(std::string_view /*text*/) { return nullptr; }
-  virtual void heartbeat(const Credential& who, Reply<Pulse> reply) = 0;
+  virtual void heartbeat(const Credential& /*who*/, Reply<Pulse> /*reply*/) { elsewhere(); }
   // From a rank that is a rack.
   virtual void take_news(const Credential& /*who*/, RackNews /*news*/, Reply<Done> reply) {
     reply(Done{});
   }
-  virtual void leave(const Credential& who, Reply<Done> reply) = 0;
-  virtual void barrier(const Credential& who, Reply<Done> reply) = 0;
+  virtual void leave(const Credential& /*who*/, Reply<Done> /*reply*/) { elsewhere(); }
+  virtual void barrier(const Credential& /*who*/, Reply<Done> /*reply*/) { elsewhere(); }
   // The connection over which this incarnation waits in a barrier has ended.
   virtual void leave_barrier(const Credential& /*who*/) {}
   // `change.round` 0: from the first round that no chunk has completed.
-  virtual void set_hyper(const Credential& who, const HyperChange& change,
-                         Reply<HyperReply> reply) = 0;
-  virtual void set_hyper(const Admin& admin, const HyperChange& change,
-                         Reply<HyperReply> reply) = 0;
+  virtual void set_hyper(const Credential& /*who*/, const HyperChange& /*change*/,
+                         Reply<HyperReply> /*reply*/) {
+    elsewhere();
+  }
+  virtual void set_hyper(const Admin& /*admin*/, const HyperChange& /*change*/,
+                         Reply<HyperReply> /*reply*/) {
+    elsewhere();
+  }
   // What a job's branches are, or are to be.
-  virtual void change_branches(const Credential& who, const BranchChange& change,
-                               Reply<BranchReply> reply) = 0;
-  virtual void change_branches(const Admin& admin, const BranchChange& change,
-                               Reply<BranchReply> reply) = 0;
+  virtual void change_branches(const Credential& /*who*/, const BranchChange& /*change*/,
+                               Reply<BranchReply> /*reply*/) {
+    elsewhere();
+  }
+  virtual void change_branches(const Admin& /*admin*/, const BranchChange& /*change*/,
+                               Reply<BranchReply> /*reply*/) {
+    elsewhere();
+  }
   // A rank's loss in a round; and those of a job, from round `from` on.
-  virtual void report_loss(const Credential& who, const LossRequest& report, Reply<Done> reply) = 0;
-  virtual void losses(const std::string& job, uint64_t from, Reply<LossPage> reply) = 0;
+  virtual void report_loss(const Credential& /*who*/, const LossRequest& /*report*/,
+                           Reply<Done> /*reply*/) {
+    elsewhere();
+  }
+  virtual void losses(const std::string& /*job*/, uint64_t /*from*/, Reply<LossPage> /*reply*/) {
+    elsewhere();
+  }
   // The answer to the join of this incarnation could not be made: nobody will use it.
   virtual void join_unanswered(const Credential& /*who*/) {}
   // A new offer for an incarnation whose data connection broke. The offer's ticket is for that
   // connection only; calls of this interface still need the ticket of the join.
-  virtual void reconnect(const Credential& who, Reply<Offer> reply) = 0;
+  virtual void reconnect(const Credential& /*who*/, Reply<Offer> /*reply*/) { elsewhere(); }
   // A piece of a rank's part of a checkpoint. The first is asked before its bytes are read, and
   // throws why they are not wanted. `charge` accounts for their memory, and is released with them.
-  virtual void check_part(const Credential& who, const PartPiece& place, uint64_t bytes) = 0;
-  virtual void take_part(const Credential& who, const PartPiece& place, std::string piece,
-                         std::shared_ptr<void> charge, Reply<Done> reply) = 0;
+  virtual void check_part(const Credential& /*who*/, const PartPiece& /*place*/,
+                          uint64_t /*bytes*/) {
+    elsewhere();
+  }
+  virtual void take_part(const Credential& /*who*/, const PartPiece& /*place*/,
+                         std::string /*piece*/, std::shared_ptr<void> /*charge*/,
+                         Reply<Done> /*reply*/) {
+    elsewhere();
+  }
   // A piece of the rank's part of the checkpoint that it goes on from; of a rack, of that of one of
   // its ranks.
-  virtual void restored_part(const Credential& who, uint32_t whose, uint64_t offset,
-                             Reply<PartBytes> reply) = 0;
+  virtual void restored_part(const Credential& /*who*/, uint32_t /*whose*/, uint64_t /*offset*/,
+                             Reply<PartBytes> /*reply*/) {
+    elsewhere();
+  }
   // The state of keys, read or set in pieces (StateRequest). A piece is checked before its bytes
   // are read, as a part is.
-  virtual void begin_state(const Credential& who, const StateRequest& request,
-                           Reply<StateReply> reply) = 0;
-  virtual void read_state(const Credential& who, uint64_t offset, Reply<PartBytes> reply) = 0;
-  virtual void check_state_piece(const Credential& who, uint64_t offset, uint64_t bytes) = 0;
-  virtual void write_state(const Credential& who, uint64_t offset, std::string piece,
-                           std::shared_ptr<void> charge, Reply<Done> reply) = 0;
-  virtual void apply_state(const Credential& who, Reply<HyperReply> reply) = 0;
-  virtual void end_state(const Credential& who, Reply<Done> reply) = 0;
+  virtual void begin_state(const Credential& /*who*/, const StateRequest& /*request*/,
+                           Reply<StateReply> /*reply*/) {
+    elsewhere();
+  }
+  virtual void read_state(const Credential& /*who*/, uint64_t /*offset*/,
+                          Reply<PartBytes> /*reply*/) {
+    elsewhere();
+  }
+  virtual void check_state_piece(const Credential& /*who*/, uint64_t /*offset*/,
+                                 uint64_t /*bytes*/) {
+    elsewhere();
+  }
+  virtual void write_state(const Credential& /*who*/, uint64_t /*offset*/, std::string /*piece*/,
+                           std::shared_ptr<void> /*charge*/, Reply<Done> /*reply*/) {
+    elsewhere();
+  }
+  virtual void apply_state(const Credential& /*who*/, Reply<HyperReply> /*reply*/) { elsewhere(); }
+  virtual void end_state(const Credential& /*who*/, Reply<Done> /*reply*/) { elsewhere(); }
   // A checkpoint as soon as possible; or, with the round of an earlier answer, how that is doing.
-  virtual void checkpoint(const Credential& who, uint64_t round, Reply<CheckpointReply> reply) = 0;
+  virtual void checkpoint(const Credential& /*who*/, uint64_t /*round*/,
+                          Reply<CheckpointReply> /*reply*/) {
+    elsewhere();
+  }
   // A page of the log, from record `from` on.
-  virtual void log(const std::string& job, uint64_t from, Reply<LogPage> reply) = 0;
+  virtual void log(const std::string& /*job*/, uint64_t /*from*/, Reply<LogPage> /*reply*/) {
+    elsewhere();
+  }
   // DELETE /v1/jobs/{job}: ends the job; all its workers get an error.
-  virtual void remove(const std::string& job, Reply<Done> reply) = 0;
+  virtual void remove(const std::string& /*job*/, Reply<Done> /*reply*/) { elsewhere(); }
   // Throws why nobody should come with a new job, for now or for good.
   virtual void check_ready(Reply<Done> reply) { reply(Done{}); }
-  virtual ServerStatus status() = 0;
-  virtual JobStatus job_status(const std::string& job) = 0;  // throws kNotFound
+  virtual ServerStatus status() { elsewhere(); }
+  virtual JobStatus job_status(const std::string& /*job*/) { elsewhere(); }  // throws kNotFound
   // Null: there is no such job, or nobody owns it.
   virtual const JobOwner* owner(const std::string& /*job*/) const { return nullptr; }
   // Ends the ranks for which `why_not` has a reason; "": the rank may stay.
   using WhyNot = std::function<std::string(const Caller& caller, const std::string& job)>;
   virtual void expel(const WhyNot& /*why_not*/) {}
   // A box comes to serve under this server; then its mail (transport/control/shard_messages.h).
-  virtual void join_shard(ShardHello /*hello*/, Reply<ShardWelcome> /*reply*/) {
-    fail(ErrorCode::kInvalid, "nobody serves under this server");
-  }
+  virtual void join_shard(ShardHello /*hello*/, Reply<ShardWelcome> /*reply*/) { elsewhere(); }
   virtual void take_mail(uint64_t /*shard*/, ShardMail /*mail*/, Reply<ShardOrders> /*reply*/) {
-    fail(ErrorCode::kInvalid, "nobody serves under this server");
+    elsewhere();
   }
   // A piece of what a shard has of a job's checkpoint of that round: the job goes on from it, or it
   // is to be written; or of the state of keys that a rank sets, or reads. As with a rank's part,
   // one that comes is checked before its bytes are read.
   virtual void read_copy(uint64_t /*shard*/, const CopyPlace& /*place*/,
                          Reply<PartBytes> /*reply*/) {
-    fail(ErrorCode::kNotFound, "nobody serves under this server");
+    elsewhere();
   }
   virtual void check_copy(uint64_t /*shard*/, const CopyPlace& /*place*/, uint64_t /*bytes*/) {
-    fail(ErrorCode::kNotFound, "nobody serves under this server");
+    elsewhere();
   }
   virtual void write_copy(uint64_t /*shard*/, const CopyPlace& /*place*/,
                           std::string_view /*piece*/, Reply<Done> /*reply*/) {
-    fail(ErrorCode::kNotFound, "nobody serves under this server");
+    elsewhere();
   }
   // The last connection with heartbeats of this incarnation was closed by its process, or because
   // its process ended.
   virtual void connection_ended(const Credential& /*who*/) {}
+
+ protected:
+  // What is not overridden is not done here: throws Error that says where it is.
+  [[noreturn]] virtual void elsewhere() const {
+    fail(ErrorCode::kNotFound, "this server does nothing of that kind");
+  }
 };
 
 }  // namespace phub

@@ -131,28 +131,9 @@ class Schemas {
 
 Json all_schemas() {
   Schemas schemas;
-  schemas.of<JoinRequest>();
-  schemas.of<JoinReply>();
-  schemas.of<Credential>();
-  schemas.of<RackNews>();
-  schemas.of<Pulse>();
-  schemas.of<HyperRequest>();
-  schemas.of<HyperReply>();
-  schemas.of<BranchRequest>();
-  schemas.of<BranchReply>();
-  schemas.of<LossRequest>();
-  schemas.of<LossPage>();
-  schemas.of<StateRequest>();
-  schemas.of<StateReply>();
-  schemas.of<CheckpointRequest>();
-  schemas.of<CheckpointReply>();
-  schemas.of<LogPage>();
-  schemas.of<ServerStatus>();
-  schemas.of<ShardHello>();
-  schemas.of<ShardWelcome>();
-  schemas.of<ShardMail>();
-  schemas.of<ShardOrders>();
-  schemas.of<Problem>();
+#define PHUB_MESSAGE(Message, what) schemas.of<Message>();
+#include "transport/control/messages.def"
+#undef PHUB_MESSAGE
   schemas.by_name["JobList"] = {{"type", "object"},
                                 {"properties", {{"jobs", schemas.of<std::vector<JobStatus>>()}}},
                                 {"required", {"jobs"}},

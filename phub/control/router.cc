@@ -22,19 +22,6 @@ using Answer = std::function<void(HttpResponse)>;
 // `target` without its query, which no route has.
 std::string_view path_of(std::string_view target) { return target.substr(0, target.find('?')); }
 
-constexpr std::string_view kJobs = "/v1/jobs/";
-constexpr std::string_view kPart =
-    "/v1/jobs/{job}/part/{rank}/{incarnation}/{epoch}/{whose}/{offset}";
-constexpr std::string_view kPartOfRound =
-    "/v1/jobs/{job}/part/{rank}/{incarnation}/{epoch}/{whose}/{round}/{offset}/{bytes}";
-constexpr std::string_view kLossesFrom = "/v1/jobs/{job}/losses/{from}";
-constexpr std::string_view kNews = "/v1/jobs/{job}/rack";
-constexpr std::string_view kStatePiece =
-    "/v1/jobs/{job}/state/{rank}/{incarnation}/{epoch}/{offset}";
-constexpr std::string_view kShards = "/v1/shards/";
-constexpr std::string_view kMail = "/v1/shards/{shard}/mail";
-constexpr std::string_view kCopy = "/v1/shards/{shard}/copies/{part}/{round}/{offset}";
-constexpr std::string_view kShardState = "/v1/shards/{shard}/states/{part}/{state}/{offset}";
 constexpr std::string_view kBearer = "Bearer ";
 constexpr size_t kMaxTicketBytes = 256;
 
@@ -162,7 +149,7 @@ struct Call {
                   [this](const JobStatus& job) { return !gate->sees(request.caller, job.name); });
     return status;
   }
-  Credential who() { return complete(parse_credential(request.body)); }
+  Credential who() { return complete(from_json<Credential>(request.body)); }
 };
 
 // The body may have 64 MiB: it is decoded beside the control thread.
@@ -174,7 +161,7 @@ void join(Call& call) {
       call.background,
       [&handler = call.handler, job = call.job, text, request] {
         auto held = handler.hold_for_join(text->body);
-        *request = parse_join_request(text->body);
+        *request = from_json<JoinRequest>(text->body);
         request->held = std::move(held);
         if (request->spec.name != job) {
           fail(ErrorCode::kInvalid,
@@ -203,7 +190,7 @@ void heartbeat(Call& call) {
   call.handler.heartbeat(*call.routed.beats, call.reply<Pulse>());
 }
 void take_news(Call& call) {
-  RackNews news = parse_rack_news(call.request.body);
+  RackNews news = from_json<RackNews>(call.request.body);
   const Credential who =
       call.complete({.rank = news.rank, .incarnation = news.incarnation, .epoch = news.epoch});
   call.handler.take_news(who, std::move(news), call.reply<Done>());
@@ -220,32 +207,6 @@ void reconnect(Call& call) {
   const Credential who = call.who();
   call.handler.reconnect(who, call.reply<Offer>());
 }
-// Behind is_admin().
-void check_names_rank(const Credential& who) {
-  if (who.incarnation > 0) return;
-  fail(ErrorCode::kUnauthorized,
-       "incarnation 0 is no rank's: this is not the ticket of a rank, and no token of role admin "
-       "that covers the job");
-}
-void set_hyper(Call& call) {
-  auto [who, change] = parse_hyper(call.request.body);
-  if (call.is_admin(who)) {
-    return call.handler.set_hyper(Admin{call.job, who.epoch}, change, call.reply<HyperReply>());
-  }
-  check_names_rank(who);
-  const Credential rank = call.complete(who);
-  call.handler.set_hyper(rank, change, call.reply<HyperReply>());
-}
-void change_branches(Call& call) {
-  auto [who, change] = parse_branch_request(call.request.body);
-  if (call.is_admin(who)) {
-    return call.handler.change_branches(Admin{call.job, who.epoch}, change,
-                                        call.reply<BranchReply>());
-  }
-  check_names_rank(who);
-  const Credential rank = call.complete(who);
-  call.handler.change_branches(rank, change, call.reply<BranchReply>());
-}
 // Who asks, but for the job and the ticket.
 template <typename Request>
 Credential rank_in(const Request& request) {
@@ -255,8 +216,42 @@ Credential rank_in(const Request& request) {
   who.epoch = request.epoch;
   return who;
 }
+// Behind is_admin().
+void check_names_rank(const Credential& who) {
+  if (who.incarnation > 0) return;
+  fail(ErrorCode::kUnauthorized,
+       "incarnation 0 is no rank's: this is not the ticket of a rank, and no token of role admin "
+       "that covers the job");
+}
+void set_hyper(Call& call) {
+  const auto request = from_json<HyperRequest>(call.request.body);
+  const Credential who = rank_in(request);
+  const HyperChange change{.round = request.round, .values = request.values};
+  if (call.is_admin(who)) {
+    return call.handler.set_hyper(Admin{call.job, who.epoch}, change, call.reply<HyperReply>());
+  }
+  check_names_rank(who);
+  const Credential rank = call.complete(who);
+  call.handler.set_hyper(rank, change, call.reply<HyperReply>());
+}
+void change_branches(Call& call) {
+  const auto request = from_json<BranchRequest>(call.request.body);
+  const Credential who = rank_in(request);
+  const BranchChange change{.action = request.action,
+                            .round = request.round,
+                            .branch = request.branch,
+                            .values = request.values,
+                            .turns = request.turns};
+  if (call.is_admin(who)) {
+    return call.handler.change_branches(Admin{call.job, who.epoch}, change,
+                                        call.reply<BranchReply>());
+  }
+  check_names_rank(who);
+  const Credential rank = call.complete(who);
+  call.handler.change_branches(rank, change, call.reply<BranchReply>());
+}
 void report_loss(Call& call) {
-  const LossRequest report = parse_loss_request(call.request.body);
+  const LossRequest report = from_json<LossRequest>(call.request.body);
   call.handler.report_loss(call.complete(rank_in(report)), report, call.reply<Done>());
 }
 void losses(Call& call) {
@@ -273,6 +268,10 @@ uint32_t whose_in(const std::vector<uint64_t>& numbers) {
 PartPiece piece_in(const std::vector<uint64_t>& numbers) {
   return {.whose = whose_in(numbers), .round = numbers[4], .offset = numbers[5], .all = numbers[6]};
 }
+void want_part(const Credential& who, const std::vector<uint64_t>& numbers, uint64_t bytes,
+               ControlHandler& handler) {
+  handler.check_part(who, piece_in(numbers), bytes);
+}
 void take_part(Call& call) {
   const Credential who = call.complete(credential_in(call.numbers));
   call.handler.take_part(who, piece_in(call.numbers), std::move(call.request.body),
@@ -283,12 +282,16 @@ void restored_part(Call& call) {
   call.handler.restored_part(who, whose_in(call.numbers), call.numbers[4], call.bytes_reply());
 }
 void begin_state(Call& call) {
-  const StateRequest request = parse_state_request(call.request.body);
+  const StateRequest request = from_json<StateRequest>(call.request.body);
   call.handler.begin_state(call.complete(rank_in(request)), request, call.reply<StateReply>());
 }
 void read_state(Call& call) {
   const Credential who = call.complete(credential_in(call.numbers));
   call.handler.read_state(who, call.numbers[3], call.bytes_reply());
+}
+void want_state(const Credential& who, const std::vector<uint64_t>& numbers, uint64_t bytes,
+                ControlHandler& handler) {
+  handler.check_state_piece(who, numbers[3], bytes);
 }
 void write_state(Call& call) {
   const Credential who = call.complete(credential_in(call.numbers));
@@ -304,7 +307,7 @@ void end_state(Call& call) {
   call.handler.end_state(who, call.reply<Done>());
 }
 void checkpoint(Call& call) {
-  const CheckpointRequest request = parse_checkpoint_request(call.request.body);
+  const CheckpointRequest request = from_json<CheckpointRequest>(call.request.body);
   call.handler.checkpoint(call.complete(rank_in(request)), request.round,
                           call.reply<CheckpointReply>());
 }
@@ -313,12 +316,12 @@ void log(Call& call) {
   call.handler.log(call.job, from, call.long_reply<LogPage>());
 }
 void join_shard(Call& call) {
-  ShardHello hello = parse_shard_hello(call.request.body);
+  ShardHello hello = from_json<ShardHello>(call.request.body);
   call.about = fmt::format("shard={}", printable(hello.name));
   call.handler.join_shard(std::move(hello), call.reply<ShardWelcome>());
 }
 void take_mail(Call& call) {
-  call.handler.take_mail(call.numbers.front(), parse_shard_mail(call.request.body),
+  call.handler.take_mail(call.numbers.front(), from_json<ShardMail>(call.request.body),
                          call.long_reply<ShardOrders>());
 }
 // /copies/{part}/{round}/{offset}, behind the shard's number.
@@ -327,6 +330,10 @@ CopyPlace copy_place_in(const std::vector<uint64_t>& numbers) {
 }
 void read_copy(Call& call) {
   call.handler.read_copy(call.numbers[0], copy_place_in(call.numbers), call.bytes_reply());
+}
+void want_copy(const Credential& /*who*/, const std::vector<uint64_t>& numbers, uint64_t bytes,
+               ControlHandler& handler) {
+  handler.check_copy(numbers[0], copy_place_in(numbers), bytes);
 }
 void write_copy(Call& call) {
   call.handler.write_copy(call.numbers[0], copy_place_in(call.numbers), call.request.body,
@@ -339,6 +346,10 @@ CopyPlace state_place_in(const std::vector<uint64_t>& numbers) {
 }
 void read_shard_state(Call& call) {
   call.handler.read_copy(call.numbers[0], state_place_in(call.numbers), call.bytes_reply());
+}
+void want_shard_state(const Credential& /*who*/, const std::vector<uint64_t>& numbers,
+                      uint64_t bytes, ControlHandler& handler) {
+  handler.check_copy(numbers[0], state_place_in(numbers), bytes);
 }
 void write_shard_state(Call& call) {
   call.handler.write_copy(call.numbers[0], state_place_in(call.numbers), call.request.body,
@@ -366,15 +377,25 @@ void readyz(Call& call) {
 }
 
 using Handle = void (*)(Call&);
-constexpr std::array<std::pair<RouteInfo, Handle>, 38> kRoutes = {{
+// Whether bytes are wanted, before they are read: throws Error. Null: the body is a message.
+using Want = void (*)(const Credential& who, const std::vector<uint64_t>& numbers, uint64_t bytes,
+                      ControlHandler& handler);
+struct Route {
+  RouteInfo info;
+  Handle handle;
+  Want want = nullptr;
+};
+constexpr Route kRoutes[] = {
     {{"POST", "/v1/jobs/{job}/join", Need::kTrain, "JoinRequest", "JoinReply",
-      "Join a job; the first join creates it. The answer comes when the rank is admitted."},
+      "Join a job; the first join creates it. The answer comes when the rank is admitted.",
+      kMaxJoinBytes},
      join},
     {{"POST", "/v1/jobs/{job}/heartbeat", Need::kNothing, "Credential", "Pulse",
       "Say that a rank is alive."},
      heartbeat},
-    {{"POST", kNews, Need::kNothing, "RackNews", "Done",
-      "Say which ranks a rank that is a rack has; or, for any rank, why it cannot go on."},
+    {{"POST", "/v1/jobs/{job}/rack", Need::kNothing, "RackNews", "Done",
+      "Say which ranks a rank that is a rack has; or, for any rank, why it cannot go on.",
+      kMaxNewsBytes},
      take_news},
     {{"POST", "/v1/jobs/{job}/leave", Need::kNothing, "Credential", "Done",
       "Leave the job. The answer comes when the others can do without the rank."},
@@ -395,30 +416,39 @@ constexpr std::array<std::pair<RouteInfo, Handle>, 38> kRoutes = {{
       "The losses of the latest rounds, but for the last: of each the mean of the ranks that "
       "reported it, and the branch that ran."},
      losses},
-    {{"GET", kLossesFrom, Need::kSee, "", "LossPage", "Those from round `from` on."}, losses},
+    {{"GET", "/v1/jobs/{job}/losses/{from}", Need::kSee, "", "LossPage",
+      "Those from round `from` on."},
+     losses},
     {{"POST", "/v1/jobs/{job}/reconnect", Need::kNothing, "Credential", "Offer",
       "Get an offer for another data connection."},
      reconnect},
-    {{"POST", kPartOfRound, Need::kNothing, "application/octet-stream", "Done",
+    {{"POST", "/v1/jobs/{job}/part/{rank}/{incarnation}/{epoch}/{whose}/{round}/{offset}/{bytes}",
+      Need::kNothing, "application/octet-stream", "Done",
       "Send a piece of a rank's part of the checkpoint of a round, from byte `offset` on, of so "
       "many in all. The answer comes when it is in its file. `whose` is the rank itself; of a "
       "rack, "
-      "the rank of the training that sent it there."},
-     take_part},
-    {{"GET", kPart, Need::kNothing, "", "application/octet-stream",
+      "the rank of the training that sent it there.",
+      kPartPieceBytes},
+     take_part,
+     want_part},
+    {{"GET", "/v1/jobs/{job}/part/{rank}/{incarnation}/{epoch}/{whose}/{offset}", Need::kNothing,
+      "", "application/octet-stream",
       "A piece of the rank's part of the checkpoint that it goes on from, from byte `offset` on; "
       "of a rack, that of one of its ranks."},
      restored_part},
     {{"POST", "/v1/jobs/{job}/state", Need::kNothing, "StateRequest", "StateReply",
       "Begin to read or to set the state of keys. The answer comes when its bytes may be read, or "
-      "sent."},
+      "sent.",
+      kMaxStateRequestBytes},
      begin_state},
-    {{"GET", kStatePiece, Need::kNothing, "", "application/octet-stream",
-      "Read a piece of the state, from byte `offset` on."},
+    {{"GET", "/v1/jobs/{job}/state/{rank}/{incarnation}/{epoch}/{offset}", Need::kNothing, "",
+      "application/octet-stream", "Read a piece of the state, from byte `offset` on."},
      read_state},
-    {{"POST", kStatePiece, Need::kNothing, "application/octet-stream", "Done",
-      "Send a piece of the state, from byte `offset` on."},
-     write_state},
+    {{"POST", "/v1/jobs/{job}/state/{rank}/{incarnation}/{epoch}/{offset}", Need::kNothing,
+      "application/octet-stream", "Done", "Send a piece of the state, from byte `offset` on.",
+      kStatePieceBytes},
+     write_state,
+     want_state},
     {{"POST", "/v1/jobs/{job}/state/apply", Need::kNothing, "Credential", "HyperReply",
       "Set the state that was sent. The answer is the round from which it holds."},
      apply_state},
@@ -440,23 +470,28 @@ constexpr std::array<std::pair<RouteInfo, Handle>, 38> kRoutes = {{
     {{"GET", "/v1/jobs", Need::kObserve, "", "JobList", "How all jobs are doing."}, jobs},
     {{"GET", "/v1/status", Need::kObserve, "", "ServerStatus", "How the box is doing."}, status},
     {{"POST", "/v1/shards", Need::kOwn, "ShardHello", "ShardWelcome",
-      "Serve under this server: with a part of the chunks of its jobs."},
+      "Serve under this server: with a part of the chunks of its jobs.", kMaxShardBytes},
      join_shard},
-    {{"POST", kMail, Need::kOwn, "ShardMail", "ShardOrders",
-      "What a shard reports; or, when it waits, the server's orders to it."},
+    {{"POST", "/v1/shards/{shard}/mail", Need::kOwn, "ShardMail", "ShardOrders",
+      "What a shard reports; or, when it waits, the server's orders to it.", kMaxJoinBytes},
      take_mail},
-    {{"GET", kCopy, Need::kOwn, "", "application/octet-stream",
+    {{"GET", "/v1/shards/{shard}/copies/{part}/{round}/{offset}", Need::kOwn, "",
+      "application/octet-stream",
       "Read a piece of what a shard has of the checkpoint that a job goes on from."},
      read_copy},
-    {{"POST", kCopy, Need::kOwn, "application/octet-stream", "Done",
-      "Send a piece of what a shard has of the snapshot that is being taken."},
-     write_copy},
-    {{"GET", kShardState, Need::kOwn, "", "application/octet-stream",
-      "Read a piece of what is set of the state of a shard's keys."},
+    {{"POST", "/v1/shards/{shard}/copies/{part}/{round}/{offset}", Need::kOwn,
+      "application/octet-stream", "Done",
+      "Send a piece of what a shard has of the snapshot that is being taken.", kCopyPieceBytes},
+     write_copy,
+     want_copy},
+    {{"GET", "/v1/shards/{shard}/states/{part}/{state}/{offset}", Need::kOwn, "",
+      "application/octet-stream", "Read a piece of what is set of the state of a shard's keys."},
      read_shard_state},
-    {{"POST", kShardState, Need::kOwn, "application/octet-stream", "Done",
-      "Send a piece of the state of a shard's keys that a rank reads."},
-     write_shard_state},
+    {{"POST", "/v1/shards/{shard}/states/{part}/{state}/{offset}", Need::kOwn,
+      "application/octet-stream", "Done",
+      "Send a piece of the state of a shard's keys that a rank reads.", kCopyPieceBytes},
+     write_shard_state,
+     want_shard_state},
     {{"GET", "/v1/openapi.json", Need::kNothing, "", "application/json", "This document."},
      openapi},
     {{"GET", "/healthz", Need::kNothing, "", "text/plain", "Whether the server answers."}, healthz},
@@ -467,99 +502,70 @@ constexpr std::array<std::pair<RouteInfo, Handle>, 38> kRoutes = {{
     {{"GET", "/", Need::kNothing, "", "text/html", "A page for people."}, page},
     {{"GET", "/page.css", Need::kNothing, "", "text/css", "Its looks."}, page},
     {{"GET", "/page.js", Need::kNothing, "", "text/javascript", "Its script."}, page},
-}};
+};
 
-// A target as its pattern and the values of {job} and of the numbers behind it.
+// A path as the pattern of its route reads it.
 struct Target {
-  std::string pattern;
   std::string_view job;
-  std::vector<uint64_t> numbers = {};
+  std::vector<uint64_t> numbers;  // of the other names in braces, in their order
 };
 
-// Patterns that end in numbers, with the text before the first.
-struct Numbered {
-  std::string_view before;
-  size_t numbers;
-  std::string_view pattern;
-};
-constexpr std::array<Numbered, 5> kNumbered = {{{"/log/", 1, "/v1/jobs/{job}/log/{from}"},
-                                                {"/losses/", 1, kLossesFrom},
-                                                {"/state/", 4, kStatePiece},
-                                                {"/part/", 5, kPart},
-                                                {"/part/", 7, kPartOfRound}}};
-
-// Those in "7/4/1"; nothing if it is anything else.
-std::optional<std::vector<uint64_t>> numbers_in(std::string_view text) {
-  std::vector<uint64_t> numbers;
-  for (;;) {
-    uint64_t& number = numbers.emplace_back();
-    const char* end = text.data() + text.size();
-    const auto [at, error] = std::from_chars(text.data(), end, number);
-    if (error != std::errc()) return std::nullopt;
-    if (at == end) return numbers;
-    if (*at != '/' || numbers.size() == kNumbered.back().numbers) return std::nullopt;
-    text.remove_prefix(static_cast<size_t>(at - text.data()) + 1);
-  }
+// The first segment, which is cut off.
+std::string_view next_segment(std::string_view& path) {
+  path.remove_prefix(1);  // the slash
+  const std::string_view segment = path.substr(0, path.find('/'));
+  path.remove_prefix(segment.size());
+  return segment;
 }
 
-// What is behind /v1/shards/; nothing: there is no such path.
-std::optional<Target> shard_target(std::string_view rest) {
-  const size_t slash = std::min(rest.find('/'), rest.size());
-  auto numbers = numbers_in(rest.substr(0, slash));
-  if (!numbers || numbers->size() != 1) return std::nullopt;
-  rest.remove_prefix(slash);
-  if (rest == "/mail") return Target{std::string(kMail), {}, std::move(*numbers)};
-  for (const auto& [before, pattern] :
-       {std::pair{std::string_view("/copies/"), kCopy}, {"/states/", kShardState}}) {
-    if (!rest.starts_with(before)) continue;
-    const auto place = numbers_in(rest.substr(before.size()));
-    if (!place || place->size() != 3) break;
-    numbers->insert(numbers->end(), place->begin(), place->end());
-    return Target{std::string(pattern), {}, std::move(*numbers)};
-  }
-  return std::nullopt;
+std::optional<uint64_t> number_in(std::string_view text) {
+  uint64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return number;
 }
 
-Target parse_target(std::string_view target) {
-  target = path_of(target);
-  if (target.starts_with(kShards)) {
-    if (auto parsed = shard_target(target.substr(kShards.size()))) return std::move(*parsed);
-  }
-  if (!target.starts_with(kJobs)) return {std::string(target), {}};
-  const std::string_view rest = target.substr(kJobs.size());
-  const size_t slash = rest.find('/');
-  const std::string_view action = slash == rest.npos ? std::string_view() : rest.substr(slash);
-  Target parsed{"/v1/jobs/{job}" + std::string(action), rest.substr(0, slash)};
-  for (const Numbered& one : kNumbered) {
-    if (!action.starts_with(one.before)) continue;
-    auto numbers = numbers_in(action.substr(one.before.size()));
-    if (!numbers || numbers->size() != one.numbers) continue;
-    parsed.pattern = one.pattern;
-    parsed.numbers = std::move(*numbers);
-    break;
-  }
-  return parsed;
-}
-
-// Sets `path` to the pattern that the request matches.
-void dispatch(Call& call, std::string_view& path) {
-  const Target target = parse_target(call.request.target);
-  // A HEAD is a GET; session.cc omits the body of its answer.
-  std::string_view method = call.request.method;
-  if (method == "HEAD") method = "GET";
-  std::string allowed;
-  for (const auto& [info, handle] : kRoutes) {
-    if (info.pattern != target.pattern) continue;
-    allowed += fmt::format("{}{}", allowed.empty() ? "" : ", ", info.method);
-    if (info.method == "GET") allowed += ", HEAD";
-    path = info.pattern;
-    if (info.method != method) continue;
-    if (call.request.target.starts_with(kJobs)) {
-      check_job_name(target.job);  // the handler gets valid names only
-      call.job = target.job;
+std::optional<Target> match(std::string_view pattern, std::string_view path) {
+  Target target;
+  while (!pattern.empty() && path.starts_with('/')) {
+    const std::string_view name = next_segment(pattern), value = next_segment(path);
+    if (name == "{job}") {
+      target.job = value;
+    } else if (name.starts_with('{')) {
+      const std::optional<uint64_t> number = number_in(value);
+      if (!number) return std::nullopt;
+      target.numbers.push_back(*number);
+    } else if (name != value) {
+      return std::nullopt;
     }
-    call.numbers = target.numbers;
-    return handle(call);
+  }
+  if (!pattern.empty() || !path.empty()) return std::nullopt;
+  return target;
+}
+
+// A HEAD is a GET; session.cc omits the body of its answer.
+std::string_view method_of(std::string_view method) { return method == "HEAD" ? "GET" : method; }
+
+// Null: there is nothing at this path, for this method.
+const Route* find_route(std::string_view method, std::string_view path, Target& target) {
+  for (const Route& route : kRoutes) {
+    if (route.info.method != method_of(method)) continue;
+    if (auto matched = match(route.info.pattern, path)) {
+      target = std::move(*matched);
+      return &route;
+    }
+  }
+  return nullptr;
+}
+
+void refuse(const Call& call, std::string_view path) {
+  std::string allowed;
+  std::string_view pattern;
+  for (const Route& route : kRoutes) {
+    if (!match(route.info.pattern, path)) continue;
+    pattern = route.info.pattern;
+    allowed += fmt::format("{}{}", allowed.empty() ? "" : ", ", route.info.method);
+    if (route.info.method == "GET") allowed += ", HEAD";
   }
   if (allowed.empty()) {
     return call.answer(
@@ -570,63 +576,64 @@ void dispatch(Call& call, std::string_view& path) {
   HttpResponse response =
       error_response(405, ErrorCode::kInvalid,
                      fmt::format("{} is not allowed on {}; use {}", printable(call.request.method),
-                                 target.pattern, allowed));
+                                 pattern, allowed));
   response.allow = std::move(allowed);
   call.answer(std::move(response));
+}
+
+// Sets `pattern` to that of the route.
+void dispatch(Call& call, std::string_view& pattern) {
+  const std::string_view path = path_of(call.request.target);
+  Target target;
+  const Route* const route = find_route(call.request.method, path, target);
+  if (route == nullptr) return refuse(call, path);
+  pattern = route->info.pattern;
+  if (target.job.data() != nullptr) {
+    check_job_name(target.job);  // the handler gets valid names only
+    call.job = target.job;
+  }
+  call.numbers = std::move(target.numbers);
+  route->handle(call);
 }
 
 }  // namespace
 
 std::span<const RouteInfo> http_routes() {
   static const auto routes = [] {
-    std::array<RouteInfo, kRoutes.size()> infos;
-    for (size_t i = 0; i < infos.size(); ++i) infos[i] = kRoutes[i].first;
+    std::array<RouteInfo, std::size(kRoutes)> infos;
+    std::ranges::transform(kRoutes, infos.begin(), &Route::info);
     return infos;
   }();
   return routes;
 }
 
 uint64_t body_limit(std::string_view method, std::string_view target) {
-  if (method != "POST") return kMaxBodyBytes;
-  const std::string pattern = parse_target(target).pattern;
-  if (pattern == kPartOfRound) return kPartPieceBytes;
-  if (pattern == kStatePiece) return kStatePieceBytes;
-  if (pattern == "/v1/jobs/{job}/state") return kMaxStateRequestBytes;
-  if (pattern == kNews) return kMaxNewsBytes;
-  if (pattern == kMail) return kMaxJoinBytes;
-  if (pattern == kCopy || pattern == kShardState) return kCopyPieceBytes;
-  if (pattern == "/v1/shards") return kMaxShardBytes;
-  return pattern == "/v1/jobs/{job}/join" ? kMaxJoinBytes : kMaxBodyBytes;
+  Target unused;
+  const Route* const route = find_route(method, path_of(target), unused);
+  return route == nullptr ? kMaxBodyBytes : route->info.most_bytes;
 }
 
 bool takes_bytes(std::string_view method, std::string_view target) {
-  if (method != "POST") return false;
-  const std::string pattern = parse_target(target).pattern;
-  return pattern == kPartOfRound || pattern == kStatePiece || pattern == kCopy ||
-         pattern == kShardState;
+  Target unused;
+  const Route* const route = find_route(method, path_of(target), unused);
+  return route != nullptr && route->want != nullptr;
 }
 
 std::optional<HeadRefusal> refuse_bytes(std::string_view method, std::string_view target,
                                         std::string_view authorization, uint64_t bytes,
                                         ControlHandler& handler) {
-  if (!takes_bytes(method, target)) return std::nullopt;
+  Target parsed;
+  const Route* const route = find_route(method, path_of(target), parsed);
+  if (route == nullptr || route->want == nullptr) return std::nullopt;
   const std::optional<Error> refused = error_of([&] {
-    const Target parsed = parse_target(target);
-    if (parsed.pattern == kCopy) {
-      return handler.check_copy(parsed.numbers[0], copy_place_in(parsed.numbers), bytes);
+    Credential who;
+    if (parsed.job.data() != nullptr) {
+      check_job_name(parsed.job);
+      who = credential_in(parsed.numbers);
+      who.job = parsed.job;
+      who.ticket = ticket_in(authorization);
     }
-    if (parsed.pattern == kShardState) {
-      return handler.check_copy(parsed.numbers[0], state_place_in(parsed.numbers), bytes);
-    }
-    check_job_name(parsed.job);
-    Credential who = credential_in(parsed.numbers);
-    who.job = parsed.job;
-    who.ticket = ticket_in(authorization);
-    if (parsed.pattern == kStatePiece) {
-      handler.check_state_piece(who, parsed.numbers[3], bytes);
-    } else {
-      handler.check_part(who, piece_in(parsed.numbers), bytes);
-    }
+    route->want(who, parsed.numbers, bytes, handler);
   });
   if (!refused) return std::nullopt;
   return HeadRefusal{http_status(refused->code()), refused->code(), refused->what()};
@@ -636,13 +643,10 @@ std::optional<HeadRefusal> authorize(std::string_view method, std::string_view t
                                      std::string_view authorization, const Gate* gate,
                                      const ControlHandler& handler, Caller& caller) {
   if (gate == nullptr) return std::nullopt;
-  const Target parsed = parse_target(target);
-  if (method == "HEAD") method = "GET";
-  for (const auto& [info, handle] : kRoutes) {
-    if (info.pattern != parsed.pattern || info.method != method) continue;
-    return gate->check(info.need, parsed.job, authorization, handler, caller);
-  }
-  return std::nullopt;  // there is nothing to be had
+  Target parsed;
+  const Route* const route = find_route(method, path_of(target), parsed);
+  if (route == nullptr) return std::nullopt;  // there is nothing to be had
+  return gate->check(route->info.need, parsed.job, authorization, handler, caller);
 }
 
 HttpResponse error_response(unsigned status, ErrorCode code, std::string_view message) {

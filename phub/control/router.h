@@ -34,23 +34,24 @@ struct HttpResponse {
   std::string about;      // for the audit: "rank=3 incarnation=1", or why it was refused
 };
 
-// For documentation and its tests.
-struct RouteInfo {
-  std::string_view method;
-  std::string_view pattern;  // "/v1/jobs/{job}/join"
-  Need need;
-  std::string_view body;    // the message's name; "": there is none
-  std::string_view answer;  // the message's name, or a content type
-  std::string_view summary;
-};
-std::span<const RouteInfo> http_routes();
-
 inline constexpr uint64_t kMaxJoinBytes = uint64_t{64} << 20;  // key tables
 static_assert(kPartPieceBytes <= kMaxJoinBytes);               // which is the most of any body
 inline constexpr uint64_t kMaxStateRequestBytes = uint64_t{256} << 10;
 inline constexpr uint64_t kMaxNewsBytes = uint64_t{256} << 10;  // of a rack
 inline constexpr uint64_t kMaxShardBytes = uint64_t{1} << 20;   // cores and NICs of a box
 inline constexpr uint64_t kMaxBodyBytes = uint64_t{16} << 10;   // everything else
+
+// One row is all that a path is to the control port.
+struct RouteInfo {
+  std::string_view method;
+  std::string_view pattern;  // "/v1/jobs/{job}/join"; other names in braces are numbers
+  Need need;
+  std::string_view body;    // the message's name; "": there is none
+  std::string_view answer;  // the message's name, or a content type
+  std::string_view summary;
+  uint64_t most_bytes = kMaxBodyBytes;  // of the body
+};
+std::span<const RouteInfo> http_routes();
 
 // The largest body of such a request.
 uint64_t body_limit(std::string_view method, std::string_view target);

@@ -85,52 +85,6 @@ uint32_t saved_ranks_of(const JobSpec& spec, const Manifest* restored) {
   return std::max(spec.max_ranks, static_cast<uint32_t>(saved));
 }
 
-// Rounds that are applied as a whole need all their chunks, and an optimizer to apply them.
-void check_gated(const JobSpec& spec, const Choices& choices) {
-  if (!choices.gated) return;
-  const std::string_view what =
-      choices.on_nonfinite == OnNonFinite::kSkip ? "on_nonfinite 'skip'" : "max_norm";
-  if (!choices.lock_step()) {
-    fail(ErrorCode::kInvalid,
-         "{} is of a whole round, and with consistency '{}' there are none: it must be bsp", what,
-         spec.consistency);
-  }
-  if (choices.optimizer == kernels::Optimizer::kNone) {
-    fail(ErrorCode::kInvalid,
-         "{} is applied by the server's optimizer, and this job has none: choose one, or clip the "
-         "sums that it returns",
-         what);
-  }
-  if (choices.work != Work::kAll) {
-    fail(ErrorCode::kInvalid, "{}: work must be 'all', not '{}'", what, spec.work);
-  }
-}
-
-// Without the box's optimizer there are no steps that could be left out.
-void check_unused(const JobSpec& spec, const Choices& choices) {
-  if (choices.unused == Unused::kZero) return;
-  if (!choices.lock_step()) {
-    fail(ErrorCode::kInvalid,
-         "unused 'skip' is of a whole round, and with consistency '{}' there are none: it must be "
-         "bsp",
-         spec.consistency);
-  }
-  if (choices.optimizer == kernels::Optimizer::kNone || choices.work != Work::kAll) {
-    fail(ErrorCode::kInvalid,
-         "unused 'skip' leaves out steps of the server's optimizer, and this job has optimizer "
-         "'{}', work '{}'",
-         spec.optimizer, spec.work);
-  }
-}
-
-// They order what is added in a round.
-void check_groups(const JobSpec& spec, const Choices& choices) {
-  if (spec.groups.empty() || choices.lock_step()) return;
-  fail(ErrorCode::kInvalid,
-       "groups order the sum of a round, and with consistency '{}' there are none: it must be bsp",
-       spec.consistency);
-}
-
 }  // namespace
 
 void complete_spec(JobSpec& spec) {
@@ -138,10 +92,6 @@ void complete_spec(JobSpec& spec) {
   if (spec.max_ranks == 0) spec.max_ranks = spec.world_size;
   const Choices choices = choices_of(spec);
   for (const KeySpec& key : spec.keys) gradient_dtype(spec, key);
-  check_gated(spec, choices);
-  check_differences(spec);
-  check_unused(spec, choices);
-  check_groups(spec, choices);
   const uint32_t groups = hyper_groups(spec);
   check_hyper(spec.hyper, groups);
   check_for_job(spec.hyper, spec);

@@ -93,7 +93,7 @@ LogPage MembershipLog::page(uint64_t from) {
   const auto after = std::upper_bound(pages_.begin(), pages_.end(), from,
                                       [](uint64_t n, const Page& page) { return n < page.first; });
   const Page& page = after == pages_.begin() ? pages_.front() : *std::prev(after);
-  LogPage out = parse_log_page("{\"records\":[" + page.text + "]}");
+  LogPage out = from_json<LogPage>("{\"records\":[" + page.text + "]}");
   const uint64_t skipped = from > page.first ? from - page.first : 0;
   out.records.erase(out.records.begin(), out.records.begin() + static_cast<ptrdiff_t>(skipped));
   out.first = page.first + skipped;

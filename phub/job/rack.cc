@@ -21,26 +21,6 @@ uint32_t clamped(uint64_t ms) {
 
 }  // namespace
 
-void check_below_parent(const JobSpec& spec) {
-  const auto refuse = [&spec](bool condition, std::string_view what) {
-    if (condition) {
-      fail(ErrorCode::kInvalid,
-           "job '{}': {}; join the parent itself, or a server without --parent", spec.name, what);
-    }
-  };
-  refuse(spec.groups.empty(),
-         "this box has a parent, and sums one group of a job's ranks: the job needs 'groups', with "
-         "a group for each rack");
-  refuse(spec.consistency != "bsp",
-         fmt::format("this box has a parent, which sums a round of all racks, and with consistency "
-                     "'{}' there are no rounds",
-                     spec.consistency));
-  refuse(spec.work != "all",
-         fmt::format("work '{}' measures one box, and this one has a parent", spec.work));
-  refuse(spec.min_ranks != 0,
-         "this box has a parent, which counts racks: min_ranks, which counts ranks, must be 0");
-}
-
 int32_t rank_above(const JobSpec& spec, int32_t rank) {
   if (rank < 0) return -1;
   const std::vector<RankRange> groups = tree_of(spec).last_groups();

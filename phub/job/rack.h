@@ -29,10 +29,6 @@ struct Rack {
   std::function<std::unique_ptr<WorkerLink>(const LinkLayout& layout)> connect;
 };
 
-// Throws Error(kInvalid) that says what of the job no box below a parent can do. REQUIRES:
-// complete_spec(spec).
-void check_below_parent(const JobSpec& spec);
-
 // The rank at the parent with which a rank of the job is served; -1: whichever is free.
 int32_t rank_above(const JobSpec& spec, int32_t rank);
 // The ranks of the job that are the parent's rank together. Throws Error(kInternal): there is no
@@ -40,7 +36,7 @@ int32_t rank_above(const JobSpec& spec, int32_t rank);
 RankRange ranks_below(const JobSpec& spec, uint32_t rank_above);
 // Of the training, those that a rank of the job stands for: itself, or those of the rack.
 RankRange ranks_of_training(const JobSpec& spec, uint32_t rank);
-// What the parent's job is. REQUIRES: check_below_parent(spec).
+// What the parent's job is. REQUIRES: check_rules(spec, Feature::kBelowParent).
 JobSpec spec_above(const JobSpec& spec);
 
 // What is left to do for a rack itself: sums. (Whether rounds are gated can still be seen in it.)

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "phub/core/outbox.h"
-#include "transport/control/choices.h"
+#include "transport/control/rules.h"
 #include "transport/error.h"
 #include "transport/switch/socket.h"
 #include "transport/switch/stream.h"
@@ -69,26 +69,7 @@ void check_switched(const JobSpec& spec, std::string_view transport, uint32_t bo
          "{}; or use another format, or a server without a switch",
          spec.name, what);
   };
-  const auto expect = [&refuse](std::string_view field, const std::string& value,
-                                std::string_view instead, std::string_view why) {
-    refuse(fmt::format("{} cannot be '{}', as {}: use {}", field, value, why, instead));
-  };
-  if (spec.consistency != word_of(Consistency::kBsp)) {
-    expect("consistency", spec.consistency, "bsp", "a switch adds what all ranks send in a round");
-  }
-  if (spec.unused == word_of(Unused::kSkip)) {
-    expect("unused", spec.unused, "zero", "a sum does not tell zeros from what nobody sent");
-  }
-  if (spec.on_nonfinite == word_of(OnNonFinite::kExclude)) {
-    expect("on_nonfinite", spec.on_nonfinite, "stop, skip or pass",
-           "a sum does not tell whose NaN is in it");
-  }
-  if (!spec.groups.empty()) {
-    refuse(
-        fmt::format("groups ('{}') order additions, and a switch adds as ranks come: leave them "
-                    "out",
-                    spec.groups));
-  }
+  check_rules(spec, Feature::kSwitch);
   if (spec.world_size > kSwitchWorkers) {
     refuse(fmt::format("a switch adds what at most {} ranks send, and the job has {}",
                        uint32_t{kSwitchWorkers}, spec.world_size));

@@ -45,23 +45,6 @@ Choices choices_of(const JobSpec& spec) {
           .gated = is_gated(spec)};
 }
 
-void check_differences(const JobSpec& spec) {
-  const Choices choices = choices_of(spec);
-  if (!choices.difference) return;
-  if (!choices.lock_step()) {
-    fail(ErrorCode::kInvalid,
-         "parameter_dtype '{}' sends the difference that a round makes, and with consistency '{}' "
-         "there are none: it must be bsp",
-         spec.parameter_dtype, spec.consistency);
-  }
-  if (choices.optimizer == kernels::Optimizer::kNone || choices.work != Work::kAll) {
-    fail(ErrorCode::kInvalid,
-         "parameter_dtype '{}' sends what the server's optimizer has changed, and this job has "
-         "optimizer '{}', work '{}'",
-         spec.parameter_dtype, spec.optimizer, spec.work);
-  }
-}
-
 kernels::Fold fold_of(const KeySpec& key) {
   if (key.operation.empty()) return {};
   if (const auto fold = kernels::parse_fold(value_type_of(key), key.operation)) return *fold;

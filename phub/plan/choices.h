@@ -28,9 +28,6 @@ struct Choices {
 
 // Throws Error(kInvalid), which names the field, the allowed words and the given one.
 Choices choices_of(const JobSpec& spec);
-// Throws likewise, if results cannot come back as differences: these are of rounds, and of what the
-// box's optimizer changes.
-void check_differences(const JobSpec& spec);
 // The format of a key's gradients, or of their factors. Throws likewise.
 kernels::DType gradient_dtype(const JobSpec& spec, const KeySpec& key);
 // What is done with its contributions in place of an addition, if anything. Throws likewise.

@@ -251,7 +251,6 @@ std::shared_ptr<JobPart> ShardServer::made(const ShardPart& order, Manifest& res
   validate(order.spec);
   Transport& transport = machine_.transport_named(order.transport);
   if (transport.shares_memory()) misfit("memory that is shared");
-  check_differences(order.spec);
   if (choices_of(order.spec).gated && order.first_queue == 0) {
     misfit("rounds that are applied as a whole, and the first queue");
   }

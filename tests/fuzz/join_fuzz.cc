@@ -10,9 +10,9 @@ using namespace phub;  // NOLINT: a fuzz target
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     const JoinRequest request =
-        parse_join_request(std::string_view(reinterpret_cast<const char*>(data), size));
+        from_json<JoinRequest>(std::string_view(reinterpret_cast<const char*>(data), size));
     validate(request.spec);
-    const JoinRequest back = parse_join_request(to_json(request));
+    const JoinRequest back = from_json<JoinRequest>(to_json(request));
     PHUB_CHECK(back.spec == request.spec);
     PHUB_CHECK(back.rank == request.rank && back.replace == request.replace);
     PHUB_CHECK(difference(back.spec, request.spec).empty());

@@ -133,6 +133,25 @@ TEST(Straying, WhoOnlyReadARowMayUpdateIt) {
   });
 }
 
+// Its update reaches the others, although it was not to send any of this row.
+TEST(Straying, AnUpdateOfARowThatWasOnlyReadIsNotLost) {
+  Box box(2);
+  StoreOptions options;
+  options.tables = {{.name = "t", .rows = kRows, .type = "i32", .fixed = true}};
+  each_store(box, "only-read", 2, options, [](Store& store, StoreThread& mine, uint32_t rank) {
+    mine.begin_virtual();
+    mine.update(0, 100 * rank, int32_t{1});
+    mine.read<int32_t>(0, 0);
+    mine.clock();
+    mine.finish();
+    if (rank == 1) mine.update(0, 0, int32_t{10});
+    mine.clock();
+    EXPECT_EQ(mine.read<int32_t>(0, 0), 10);
+    EXPECT_EQ(store.stats().widened, 1U);
+    mine.clock();
+  });
+}
+
 // A row that was asked for with the last clock of a job.
 TEST(Straying, LosesNoChangeOfRows) {
   Box box(2);

@@ -31,8 +31,9 @@ void fill(std::mt19937_64& random, const Rows& rows, Values kind, bool any_bytes
   }
   rows.set_count(slot, static_cast<uint32_t>(count));
   if (!any_bytes) return;
-  if (random() % 6 == 0) rows.set_count(slot, static_cast<uint32_t>(most + 1 + random() % 1000));
-  if (random() % 6 == 0) rows.set_row(slot, 0, static_cast<uint32_t>(rows.rows + random() % 1000));
+  const uint64_t beyond = random() % 2 == 0 ? 0 : random() % 1000;
+  if (random() % 6 == 0) rows.set_count(slot, static_cast<uint32_t>(most + 1 + beyond));
+  if (random() % 6 == 0) rows.set_row(slot, 0, static_cast<uint32_t>(rows.rows + beyond));
 }
 
 bool is_well_formed(const Rows& rows, const void* slot) {

@@ -57,6 +57,35 @@ bool contains(const std::vector<Member>& members, uint32_t rank) {
   return std::ranges::find(members, rank, &Member::rank) != members.end();
 }
 
+// Whole numbers are added within a group of ranks, and the sums of groups in f32. Nothing: nobody
+// of the group has sent any.
+std::optional<std::vector<float>> sum_of(const reference::Group& group,
+                                         std::span<const void* const> slots, size_t elements) {
+  std::vector<const void*> own;
+  std::optional<std::vector<float>> total;
+  for (const reference::Group& part : group.parts) {
+    if (part.parts.empty()) {  // then all are ranks
+      if (slots[part.rank]) own.push_back(slots[part.rank]);
+      continue;
+    }
+    const auto value = sum_of(part, slots, elements);
+    if (!value) continue;
+    for (size_t i = 0; i < elements && total; ++i) (*total)[i] = (*total)[i] + (*value)[i];
+    if (!total) total = value;
+  }
+  if (own.empty()) return total;
+  std::vector<float> sum(elements);
+  reference::sum_coded(own, kernels::DType::kInt32, 1, sum.data(), elements);
+  return sum;
+}
+
+bool sum_int32(const reference::Group& group, std::span<const void* const> slots, float factor,
+               std::vector<float>& sum) {
+  sum = sum_of(group, slots, sum.size()).value_or(std::vector<float>(sum.size()));
+  for (float& element : sum) element = element * factor;
+  return std::ranges::all_of(sum, [](float element) { return std::isfinite(element); });
+}
+
 }  // namespace
 
 HyperHistory::HyperHistory(const JobSpec& spec, std::span<const LogRecord> log)
@@ -352,7 +381,7 @@ bool Replay::add(float factor, std::vector<float>& sum) {
     return true;
   }
   if (int32_) {
-    PHUB_CHECK(!has_groups);
+    if (has_groups) return sum_int32(groups_, slots, factor, sum);
     return reference::sum_coded(slots, kernels::DType::kInt32, factor, sum.data(), sum.size());
   }
   if (of_factors) return reference::sum(groups_, slots, place_.factors, factor, sum.data());

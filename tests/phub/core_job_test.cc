@@ -101,6 +101,15 @@ TEST(CoreJob, RoundsThatNobodyCanTakePartInAreSkipped) {
   )");
 }
 
+// A chunk that a boundary moved on is in no round that the others close.
+TEST(CoreJob, ARoundOfAGateIsOfTheChunksThatAreInIt) {
+  play_core(R"(
+    job gated nan=skip momentum snapshots chunks=2 ranks=0
+    push 0 0@1=nan | run | hold 2 1 1 | commit 2 -0 +1.1@2 snapshot@3 | run | sends 2
+    push 1 0-1@2=1 | sends 5 | told snapped @3 | copied 0=-1/1/1 1=-1/1/1
+  )");
+}
+
 TEST(CoreJob, WhatWasReadyBeforeTheHoldIsHeldToo) {
   play_core(R"(
     job chunks=20 elements=10592 | push 0-2 0-19@1 | step | posted 0-2:0-6@1 | hold 2

@@ -8,8 +8,9 @@
 // said:
 //
 //   job [max=N] [ranks=RANKS] [nobody] [chunks=N] [elements=N] [f16|bf16] [mean]
-//       [sgd|momentum] [half-momentum] [slack=N|async] [unused=skip] [nan=stop|exclude|pass]
+//       [sgd|momentum] [half-momentum] [slack=N|async] [unused=skip] [nan=stop|exclude|pass|skip]
 //       [groups=TREE] [workers-own] [initial] [priorities=N,…] [snapshots] [shelves=N] [first=N]
+//       [gated]           of one core
 //       [interest=OF,OF/OF,OF/…]   by rank and chunk: wr, w, r or -
 //       [pending]         results are done when the script says so
 //       [parent=N,N,N]    the ranks are racks, with so many ranks each

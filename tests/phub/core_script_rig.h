@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "phub/core/gated.h"
 #include "tests/phub/core_job_parts.h"
 #include "tests/phub/core_job_rig.h"
 
@@ -171,7 +172,7 @@ inline bool JobWords::set_word(const std::string& name, const std::string& value
       {"nan=stop", [&] { p.on_nonfinite = OnNonFinite::kStop; }},
       {"nan=exclude", [&] { p.on_nonfinite = OnNonFinite::kExclude; }},
       {"nan=skip", [&] { p.on_nonfinite = OnNonFinite::kSkip; }},
-      {"gated", [&] { p.gated = true; }},  // whose way the test makes
+      {"gated", [&] { p.gated = true; }},
       {"nan=pass", [&] { p.on_nonfinite = OnNonFinite::kPass; }},
       {"workers-own", [&] { p.slots_belong_to_worker = true; }},
       {"initial", [&] { p.initial_broadcast = true; }},
@@ -222,6 +223,7 @@ struct StateMemory {
 struct Ways {
   Deferred* deferred = nullptr;
   CoreParent parent;
+  std::optional<RoundGate> gate;
 };
 class ScriptRig : public Ways, public CoreJobRig {
  public:
@@ -252,6 +254,11 @@ class ScriptRig : public Ways, public CoreJobRig {
     } else if (words.way == JobWords::kRack) {
       options.make_lock_step = [&rig](const Stages& stages) {
         return rig.parent.way_below(stages, rig.results.data());
+      };
+    } else if (options.parameters.gated) {
+      rig.gate.emplace(1, options.chunks, options.parameters.on_nonfinite == OnNonFinite::kSkip);
+      options.make_lock_step = [&rig](const Stages& stages) {
+        return std::make_unique<Gated>(stages, *rig.gate, 0);
       };
     }
     return options;

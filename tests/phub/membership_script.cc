@@ -74,6 +74,8 @@ JobSpec spec_in(Words& words) {
       spec.min_ranks = words.rank();
     } else if (word == "broadcast") {
       spec.initial = word;
+    } else if (word == "ssp") {
+      spec.consistency = word, spec.slack = 4;
     } else {
       spec.on_loss = word;
     }

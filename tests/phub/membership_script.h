@@ -6,7 +6,7 @@
 //
 // (script.h says how commands are written.) The rules of the driver hold, too.
 //
-//   job RANKS [max N] [min N] [wait|fail] [broadcast]     a job that nobody is in yet
+//   job RANKS [max N] [min N] [wait|fail] [broadcast] [ssp]   a job that nobody is in yet
 //   assembled …                                           the same, and the first ranks are there
 //   NAME = join RANK [replace] | leave RANK | barrier RANK
 //   NAME = hyper NAME=VALUE… [from ROUND by RANK]

@@ -375,6 +375,15 @@ TEST(Membership, HyperparametersTakeEffectFromTheBoundaryOn) {
   )");
 }
 
+// Out of lock-step. The rank had asked for the batches of its rounds, whoever is behind it.
+TEST(Membership, ABatchChangesAfterAllRoundsOfARankThatIsGone) {
+  play(R"(
+    assembled 2 ssp | cores 3 8 3 | last 8 | lose 1 | settle
+    cores 3 4 3 | hyper batch=5 | settle
+    log admitted 0.1 @1, admitted 1.1 @1, lost 1.1 @0 0-2:8, hyper 0.0 @10 batch=5
+  )");
+}
+
 // Cores may go on behind a snapshot's round before it is told that all have copied their chunks.
 TEST(Membership, WhatASnapshotIsToHaveIsKeptUntilItIsSaved) {
   JobSpec spec = membership_spec(2);

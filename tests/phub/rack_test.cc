@@ -49,7 +49,6 @@ TEST(RackSpec, EveryGroupIsARank) {
   EXPECT_THAT(top.rack_ranks, ElementsAre(5, 5)) << "ranks of the training, not racks";
   EXPECT_EQ(top.world_size, 2u);
   complete_spec(top);
-  expect_error(ErrorCode::kInvalid, "the job needs 'groups'", [&] { check_below_parent(top); });
 }
 
 TEST(RackSpec, ARackHasTheRanksOfItsGroup) {
@@ -96,10 +95,6 @@ TEST(RackSpec, NonsenseIsRefused) {
   refused("rack_ranks: ranks of all racks: must be from 1 to 1024", [](JobSpec& spec) {
     spec.rack_ranks = {1000, 25};
   });
-  refused("gradient_dtype: ranks that are racks need 'f32', got 'bf16'",
-          [](JobSpec& spec) { spec.gradient_dtype = "bf16"; });
-  refused("consistency: ranks that are racks need 'bsp'",
-          [](JobSpec& spec) { spec.consistency = "async"; });
 }
 
 }  // namespace rack_test

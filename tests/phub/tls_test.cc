@@ -39,7 +39,7 @@ TEST_F(Tls, AsksAndAnswersOverOneConnection) {
   const HttpAnswer joined =
       client.request("POST", "/v1/jobs/large/join", "", to_json(request_with_keys(20'000)), kMs);
   EXPECT_EQ(joined.status, 200u);
-  EXPECT_EQ(parse_join_reply(joined.body).spec.keys.at(19'999).name, "layer.19999");
+  EXPECT_EQ(from_json<JoinReply>(joined.body).spec.keys.at(19'999).name, "layer.19999");
   EXPECT_THAT(status(), HasSubstr(rig_->handler.topology));
   EXPECT_TRUE(rig_->has_connections(1));
   EXPECT_EQ(ask(url("127.0.0.1")), "ok");

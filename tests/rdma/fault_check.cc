@@ -19,7 +19,7 @@ namespace {
 
 int check(const std::string& server, const std::string& job,
           const std::vector<std::string>& notes) {
-  const JobSpec spec = parse_job_spec(job);
+  const JobSpec spec = from_json<JobSpec>(job);
   const std::vector<LogRecord> log = ControlClient(server).log(spec.name);
   const size_t chunks = chunks_of(spec).size();
   std::vector<testing::Sight> sights;

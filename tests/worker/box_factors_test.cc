@@ -143,8 +143,6 @@ TEST(BoxFactors, WhatCannotBeIsRefused) {
           [](JobSpec&, KeySpec& key) { key.tile_rows = 33; });
   refused("keys[0].tile_rows: must be a multiple of 32 and at most 100, got 128",
           [](JobSpec&, KeySpec& key) { key.tile_rows = 128; });
-  refused("parameter_dtype: topk is for chunks",
-          [](JobSpec& spec, KeySpec&) { spec.parameter_dtype = "topk"; });
   refused("gradient_dtype: must be",
           [](JobSpec& spec, KeySpec&) { spec.gradient_dtype = "factors"; });
 

@@ -413,24 +413,7 @@ TEST(Branches, JobsThatCannotHaveThemAreRefused) {
     spec.branches = 0;
     spec.hyper["batch"] = 8;
   });
-  refused("this job has none: choose one", [](JobSpec& spec) {
-    spec.optimizer = "none";
-    spec.hyper.clear();
-  });
-  refused("work: must be 'all'", [](JobSpec& spec) { spec.work = "sum"; });
-  refused("parameter_dtype: another branch comes whole",
-          [](JobSpec& spec) { spec.parameter_dtype = "int8"; });
-  refused("schedule: rounds of a job with branches", [](JobSpec& spec) {
-    spec.schedule = {{3, {{"lr", 1}}}};
-  });
   refused("branches: must be from 0 to 255", [](JobSpec& spec) { spec.branches = 256; });
-  expect_error(ErrorCode::kInvalid, "interest: all chunks", [&] {
-    JobSpec spec = spec_of("refused", 1);
-    spec.branches = 1;
-    WorkerOptions options = box.options(spec);
-    options.interest = {{"c", {{0, 96}}, {{0, 96}}}};
-    Worker worker(options);
-  });
   Worker worker(box.options(spec_of("plain", 1)));
   expect_error(ErrorCode::kInvalid, "has no branches", [&] { worker.fork(0); });
   expect_error(ErrorCode::kInvalid, "has no branches", [&] { worker.branches(); });

@@ -85,7 +85,7 @@ int run(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
 
   const std::vector<LogRecord> records =
-      log.empty() ? quiet_log(training.world) : parse_log_page(read_file(log)).records;
+      log.empty() ? quiet_log(training.world) : from_json<LogPage>(read_file(log)).records;
   const std::vector<float> expected = recompute(training, load(data).train, records);
   print_changes(records, training.rounds);
   bool equal = true;

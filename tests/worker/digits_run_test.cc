@@ -113,7 +113,7 @@ class DigitsRun : public ::testing::Test {
     }
     const std::vector<float> expected =
         recompute(training_, load(PHUB_DIGITS_CSV).train,
-                  parse_log_page(read_file(folder_ + "/log")).records);
+                  from_json<LogPage>(read_file(folder_ + "/log")).records);
     const std::string bytes(reinterpret_cast<const char*>(expected.data()),
                             expected.size() * sizeof(float));
     for (auto& [name, process] : ranks_) {
@@ -131,7 +131,7 @@ class DigitsRun : public ::testing::Test {
   }
   size_t records(LogRecord::Kind kind) const {
     size_t count = 0;
-    for (const LogRecord& record : parse_log_page(read_file(folder_ + "/log")).records) {
+    for (const LogRecord& record : from_json<LogPage>(read_file(folder_ + "/log")).records) {
       count += record.kind == kind;
     }
     return count;

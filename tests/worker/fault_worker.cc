@@ -76,7 +76,7 @@ std::unique_ptr<Worker> join(const Settings& settings) {
   if (const char* transport = std::getenv("PHUB_TRANSPORT")) options.transport = transport;
   options.server = settings.server;
   options.token = token_from_environment();
-  options.spec = parse_job_spec(settings.job);
+  options.spec = from_json<JobSpec>(settings.job);
   options.rank = settings.rank;
   options.connect_timeout_ms = 30'000;
   options.replace = settings.replace;

@@ -136,14 +136,6 @@ TEST(Folds, WhatCannotBeIsRefused) {
   refuse([](JobSpec& s) { s.keys[0].elements = 63; }, "63 are an odd number");
   refuse([](JobSpec& s) { s.keys[0].shape = {64, 1}; }, "1 are an odd number");
   refuse([](JobSpec& s) { s.optimizer = "sgd"; }, "is for optimizer 'fold'");
-  refuse([](JobSpec& s) { s.keys[0].format = "bf16"; }, "keys[0].format");
-  refuse([](JobSpec& s) { s.parameter_dtype = "bf16"; }, "parameter_dtype");
-  refuse([](JobSpec& s) { s.reduction = "mean"; }, "reduction");
-  refuse([](JobSpec& s) { s.work = "sum"; }, "work");
-  refuse([](JobSpec& s) { s.unused = "skip"; }, "unused");
-  refuse([](JobSpec& s) { s.on_nonfinite = "skip"; }, "on_nonfinite");
-  refuse([](JobSpec& s) { s.hyper["lr"] = 1; }, "hyper");
-  refuse([](JobSpec& s) { s.schedule = {{5, {{"lr", 1}}}}; }, "schedule");
 }
 
 }  // namespace folds_test

@@ -141,15 +141,6 @@ TEST(Gated, JobsThatCannotBeGatedAreRefused) {
     change(spec);
     expect_error(ErrorCode::kInvalid, what, [&] { Worker worker(box.options(spec)); });
   };
-  refused("consistency 'async'", [](JobSpec& spec) { spec.consistency = "async"; });
-  refused("max_norm is applied by the server's optimizer",
-          [](JobSpec& spec) { spec.optimizer = "none"; });
-  refused("on_nonfinite 'skip' is applied", [](JobSpec& spec) {
-    spec.optimizer = "none";
-    spec.on_nonfinite = "skip";
-    spec.hyper.clear();
-  });
-  refused("work must be 'all'", [](JobSpec& spec) { spec.work = "sum"; });
   refused("max_norm", [](JobSpec& spec) { spec.hyper["max_norm"] = -1; });
   refused("the same for all groups", [](JobSpec& spec) {
     spec.keys[1].group = 1;

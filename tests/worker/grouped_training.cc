@@ -112,7 +112,7 @@ std::vector<GroupedTraining::Row> GroupedTraining::rows_of(uint32_t rank, uint64
   for (uint64_t row = 0; row < of.shape[0] && different < of.rows_limit; ++row) {
     if (random() % one_in != 0) continue;
     ++different;
-    for (uint32_t times = random() % 4 == 0 ? 2 : 1; times > 0; --times) {
+    for (uint32_t times = random() % 4 == 0 ? 2 + random() % 2 : 1; times > 0; --times) {
       Row& next = rows.emplace_back(Row{static_cast<int64_t>(row), {}});
       for (uint64_t column = 0; column < of.shape[1]; ++column) {
         const float value = static_cast<float>(random() % 2001) / 1000 - 1;

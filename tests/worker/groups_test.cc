@@ -44,10 +44,6 @@ TEST(Groups, WhatCannotBeIsRefused) {
     change(spec);
     expect_error(code, what, [&] { Worker worker(box.options(spec)); });
   };
-  refused(ErrorCode::kInvalid, "groups order the sum of a round, and with consistency 'async'",
-          [](JobSpec& spec) { spec.consistency = "async"; });
-  refused(ErrorCode::kInvalid, "with consistency 'ssp' there are none: it must be bsp",
-          [](JobSpec& spec) { spec.consistency = "ssp"; });
   refused(ErrorCode::kInvalid, "groups: '1' has 1 ranks, and max_ranks is 2",
           [](JobSpec& spec) { spec.max_ranks = 2; });
   refused(ErrorCode::kInvalid, "groups: expected", [](JobSpec& spec) { spec.groups = "one"; });

@@ -381,16 +381,8 @@ TEST(Interest, AnInterestThatCannotBeIsRefused) {
           {{"b", {}, std::vector<ElementRange>(65'537, {0, 1})}});
   refused("interest: this rank neither writes nor reads any key of job 'refused'",
           {{"a", {}, {}}, {"b", {}, {}}, {"c", {}, {}}});
-  refused("consistency must be bsp, and that of job 'refused' is ssp", {{"a", {}, {}}},
+  refused("interest: it needs rounds that all ranks make together", {{"a", {}, {}}},
           [](JobSpec& spec) { spec.consistency = "ssp"; });
-  refused("rounds with max_norm or on_nonfinite 'skip' are applied as a whole", {{"a", {}, {}}},
-          [](JobSpec& spec) { spec.on_nonfinite = "skip"; });
-  JobSpec racks = spec_of("racks", 1);
-  racks.rack_ranks = {2};
-  expect_error(ErrorCode::kInvalid, "the ranks of job 'racks' are racks, which send whole sums",
-               [&] {
-                 check_interest(std::vector<KeyInterest>{{"a", {}, {}}}, racks);
-               });
 }
 
 // A job that goes on from a checkpoint, of which a key was left alone, is the one without a break.

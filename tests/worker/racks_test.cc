@@ -329,21 +329,20 @@ TEST(Racks, ACheckpointThatARankAsksForIsTheRoots) {
 
 TEST(Racks, WhatNoRackCanDoIsRefused) {
   Racks racks("2,2", 4);
-  const auto refused = [&](ErrorCode code, const char* what,
-                           const std::function<void(WorkerOptions&)>& change) {
+  const auto refused = [&](const char* what, const std::function<void(WorkerOptions&)>& change) {
     WorkerOptions options = racks.of(0).options(grouped_spec("refused", 4, "2,2"));
     options.rank = 0;
     change(options);
-    testing::expect_error(code, what, [&] { Worker worker(options); });
+    testing::expect_error(ErrorCode::kInvalid, what, [&] { Worker worker(options); });
   };
-  refused(ErrorCode::kInvalid, "the job needs 'groups', with a group for each rack",
+  refused("job 'refused' has no groups; give it groups, one for each rack, or join the parent",
           [](WorkerOptions& options) { options.spec.groups = ""; });
-  refused(ErrorCode::kInvalid, "with consistency 'async' there are none",
-          [](WorkerOptions& options) { options.spec.consistency = "async"; });
-  refused(ErrorCode::kInvalid, "work 'none' measures one box",
-          [](WorkerOptions& options) { options.spec.work = "none"; });
-  refused(ErrorCode::kInvalid, "min_ranks, which counts ranks, must be 0",
+  refused("job 'refused' has min_ranks; change that, or join the parent itself",
           [](WorkerOptions& options) { options.spec.min_ranks = 2; });
+  refused("a server with --parent: it is one of several racks, which take part in every round",
+          [](WorkerOptions& options) {
+            options.interest = {{"b", {}, {}}};
+          });
 
   // The first rank decides which group a box serves.
   JobSpec spec = grouped_spec("agreed", 1, "2,2");

@@ -303,13 +303,8 @@ TEST(Rows, AJobThatCannotBeIsRefused) {
   refused("keys[0].tile_rows: must be a multiple of 32 and at most 100, got 33",
           [](JobSpec&, KeySpec& key) { key.tile_rows = 33; });
   refused("gradient_dtype: must be", [](JobSpec& spec, KeySpec&) { spec.gradient_dtype = "rows"; });
-  refused("keys[0].lazy: optimizer 'none' makes no steps",
-          [](JobSpec& spec, KeySpec& key) { spec.optimizer = "none", key.lazy = true; });
-  refused("keys[0].lazy: rounds with max_norm or on_nonfinite 'skip' are applied as a whole",
+  refused("keys[0].lazy: steps are of single rows, and not of whole rounds",
           [](JobSpec& spec, KeySpec& key) { spec.hyper["max_norm"] = 1, key.lazy = true; });
-  refused("keys[0].lazy: racks send whole sums", [](JobSpec& spec, KeySpec& key) {
-    spec.rack_ranks = {2}, key.lazy = true, key.format = "";
-  });
 }
 
 TEST(Rows, APushThatCannotBeIsRefused) {

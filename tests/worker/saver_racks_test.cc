@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
+#include <future>
 #include <memory>
 #include <random>
 #include <string>
@@ -178,7 +179,12 @@ TEST_F(SaverRacksSteps, ARankThatComesLaterMayBeTheFirstThatSaves) {
   join(spec, 0, false);
   step();
   EXPECT_TRUE(saves_after("later", 0)) << "what the box has, at any round";
-  join(spec, 1);
+  server_->stop();
+  auto joined = std::async(std::launch::async, [&] { join(spec, 1); });
+  EXPECT_EQ(joined.wait_for(std::chrono::milliseconds(300)), std::future_status::timeout)
+      << "the root does not know yet that a rank saves";
+  server_->go_on();
+  joined.get();
   const uint64_t first = workers_[1]->first_round();
   EXPECT_TRUE(saves_after("later", first));
   EXPECT_EQ(status("later").durable_round % 3, 0u);

@@ -527,13 +527,10 @@ TEST(Switched, WhatASwitchCannotAddIsRefusedWithAReason) {
     }
     return "";
   };
-  EXPECT_THAT(refusal([](WorkerOptions& o) { o.spec.unused = "skip"; }),
-              HasSubstr("unused cannot be 'skip', as a sum does not tell zeros"));
-  EXPECT_THAT(refusal([](WorkerOptions& o) { o.spec.on_nonfinite = "exclude"; }),
-              HasSubstr("on_nonfinite cannot be 'exclude'"));
-  EXPECT_THAT(refusal([](WorkerOptions& o) { o.spec.consistency = "async"; }),
-              HasSubstr("consistency cannot be 'async'"));
-  EXPECT_THAT(refusal([](WorkerOptions& o) { o.spec.groups = "1,1"; }), HasSubstr("groups"));
+  EXPECT_EQ(refusal([](WorkerOptions& o) { o.spec.unused = "skip"; }),
+            "int32 at a server with --switch: a switch adds what all ranks send in a round, in any "
+            "order, and job 'refused' has unused 'skip'; change that, or use another format, or a "
+            "server without a switch");
   EXPECT_THAT(refusal([](WorkerOptions& o) { o.spec.world_size = 65; }),
               HasSubstr("at most 64 ranks send, and the job has 65"));
   EXPECT_THAT(refusal([](WorkerOptions& o) { o.transport = "shm"; }),

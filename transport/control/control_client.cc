@@ -54,7 +54,7 @@ std::string ControlClient::call(std::string_view method, const std::string& job,
 JoinReply ControlClient::join(const JoinRequest& request, uint32_t timeout_ms) {
   // Without an id, a join that is sent twice would take two ranks.
   if (request.id.empty()) http_.disconnect();
-  return parse_join_reply(
+  return from_json<JoinReply>(
       call("POST", request.spec.name, "/join", token_, to_json(request), timeout_ms));
 }
 
@@ -64,7 +64,8 @@ void ControlClient::barrier(const Credential& who, uint32_t timeout_ms) {
 }
 
 Pulse ControlClient::heartbeat(const Credential& who, uint32_t timeout_ms) {
-  return parse_pulse(call("POST", who.job, "/heartbeat", who.ticket, to_json(who), timeout_ms));
+  return from_json<Pulse>(
+      call("POST", who.job, "/heartbeat", who.ticket, to_json(who), timeout_ms));
 }
 
 void ControlClient::tell(const Credential& who, RackNews news, uint32_t timeout_ms) {
@@ -80,15 +81,18 @@ void ControlClient::leave(const Credential& who, uint32_t timeout_ms) {
 
 BranchReply ControlClient::change_branches(const Credential& who, const BranchChange& change,
                                            uint32_t timeout_ms) {
+  const BranchRequest request{who.rank,     who.incarnation, who.epoch,     change.action,
+                              change.round, change.branch,   change.values, change.turns};
   if (change.action != BranchAction::kList) http_.disconnect();  // sent twice, it would be two
-  return parse_branch_reply(
-      call("POST", who.job, "/branches", who.ticket, branch_json(who, change), timeout_ms));
+  return from_json<BranchReply>(
+      call("POST", who.job, "/branches", who.ticket, to_json(request), timeout_ms));
 }
 
 uint64_t ControlClient::set_hyper(const Credential& who, const HyperChange& change,
                                   uint32_t timeout_ms) {
-  return parse_hyper_reply(
-             call("POST", who.job, "/hyper", who.ticket, hyper_json(who, change), timeout_ms))
+  const HyperRequest request{who.rank, who.incarnation, change.round, change.values, who.epoch};
+  return from_json<HyperReply>(
+             call("POST", who.job, "/hyper", who.ticket, to_json(request), timeout_ms))
       .round;
 }
 
@@ -102,11 +106,13 @@ void ControlClient::report_loss(const Credential& who, uint64_t round, double lo
 }
 
 LossPage ControlClient::losses(const std::string& job, uint64_t from, uint32_t timeout_ms) {
-  return parse_loss_page(call("GET", job, fmt::format("/losses/{}", from), token_, "", timeout_ms));
+  return from_json<LossPage>(
+      call("GET", job, fmt::format("/losses/{}", from), token_, "", timeout_ms));
 }
 
 Offer ControlClient::reconnect(const Credential& who, uint32_t timeout_ms) {
-  return parse_offer(call("POST", who.job, "/reconnect", who.ticket, to_json(who), timeout_ms));
+  return from_json<Offer>(
+      call("POST", who.job, "/reconnect", who.ticket, to_json(who), timeout_ms));
 }
 
 void ControlClient::send_part(const Credential& who, const PartPiece& place, std::string_view piece,
@@ -129,7 +135,7 @@ StateReply ControlClient::begin_state(const Credential& who, StateRequest reques
   request.incarnation = who.incarnation;
   request.epoch = who.epoch;
   http_.disconnect();  // one that is sent twice would be two
-  return parse_state_reply(
+  return from_json<StateReply>(
       call("POST", who.job, "/state", who.ticket, to_json(request), timeout_ms));
 }
 
@@ -144,7 +150,7 @@ void ControlClient::write_state(const Credential& who, uint64_t offset, std::str
 
 uint64_t ControlClient::apply_state(const Credential& who, uint32_t timeout_ms) {
   http_.disconnect();  // one that is sent twice would be two
-  return parse_hyper_reply(
+  return from_json<HyperReply>(
              call("POST", who.job, "/state/apply", who.ticket, to_json(who), timeout_ms))
       .round;
 }
@@ -156,7 +162,7 @@ void ControlClient::end_state(const Credential& who, uint32_t timeout_ms) {
 CheckpointReply ControlClient::checkpoint(const Credential& who, uint64_t round,
                                           uint32_t timeout_ms) {
   const CheckpointRequest request{who.rank, who.incarnation, who.epoch, round};
-  return parse_checkpoint_reply(
+  return from_json<CheckpointReply>(
       call("POST", who.job, "/checkpoint", who.ticket, to_json(request), timeout_ms));
 }
 
@@ -185,7 +191,7 @@ std::vector<LogRecord> ControlClient::log(const std::string& job, uint32_t timeo
 }
 
 LogPage ControlClient::log_page(const std::string& job, uint64_t from, uint32_t timeout_ms) {
-  return parse_log_page(call("GET", job, fmt::format("/log/{}", from), token_, "", timeout_ms));
+  return from_json<LogPage>(call("GET", job, fmt::format("/log/{}", from), token_, "", timeout_ms));
 }
 
 void ControlClient::remove(const std::string& job, uint32_t timeout_ms) {
@@ -196,17 +202,18 @@ void ControlClient::ping(uint32_t timeout_ms) {
   http_.request("GET", "/healthz", {}, {}, timeout_ms);
 }
 ServerStatus ControlClient::status(uint32_t timeout_ms) {
-  return parse_status(checked(http_.request("GET", "/v1/status", token_, "", timeout_ms)));
+  return from_json<ServerStatus>(
+      checked(http_.request("GET", "/v1/status", token_, "", timeout_ms)));
 }
 
 ShardWelcome ControlClient::join_shard(const ShardHello& hello, uint32_t timeout_ms) {
-  return parse_shard_welcome(
+  return from_json<ShardWelcome>(
       checked(http_.request("POST", "/v1/shards", token_, to_json(hello), timeout_ms)));
 }
 
 ShardOrders ControlClient::mail(uint64_t shard, const ShardMail& mail, uint32_t timeout_ms) {
   const std::string target = fmt::format("/v1/shards/{}/mail", shard);
-  return parse_shard_orders(
+  return from_json<ShardOrders>(
       checked(http_.request("POST", target, token_, to_json(mail), timeout_ms)));
 }
 
@@ -220,7 +227,7 @@ void ControlClient::write_copy(uint64_t shard, const CopyPlace& place, std::stri
 }
 
 JobStatus ControlClient::job_status(const std::string& job, uint32_t timeout_ms) {
-  return parse_job_status(call("GET", job, "", token_, "", timeout_ms));
+  return from_json<JobStatus>(call("GET", job, "", token_, "", timeout_ms));
 }
 
 }  // namespace phub

@@ -31,31 +31,6 @@ void check_field(std::span<const ElementRange> ranges, std::string_view field, c
   }
 }
 
-// A round of such a job needs all of its chunks, and has them at one time.
-void check_job(const JobSpec& spec) {
-  if (spec.consistency != "bsp") {
-    fail(ErrorCode::kInvalid,
-         "interest: where ranks write and read some chunks only, rounds are in lock-step: "
-         "consistency must be bsp, and that of job '{}' is {}",
-         spec.name, spec.consistency);
-  }
-  if (is_gated(spec)) {
-    fail(ErrorCode::kInvalid,
-         "interest: rounds with max_norm or on_nonfinite 'skip' are applied as a whole, so that "
-         "every rank of job '{}' must take part in every chunk",
-         spec.name);
-  }
-  if (spec.branches > 0) {
-    fail(ErrorCode::kInvalid,
-         "interest: all chunks of job '{}' go on with another branch in the same round, so that "
-         "every rank must take part in every chunk",
-         spec.name);
-  }
-  if (spec.rack_ranks.empty()) return;
-  fail(ErrorCode::kInvalid, "interest: the ranks of job '{}' are racks, which send whole sums",
-       spec.name);
-}
-
 // Sets `flag` of the chunks that the ranges have some of. `chunks`: of one key, ascending.
 // Each chunk is looked at once, however often the ranges have it.
 void mark(std::vector<ElementRange> ranges, std::span<const ChunkLayout> chunks,
@@ -77,7 +52,7 @@ void check_ranges(const KeyInterest& interest, const KeySpec& key) {
   check_field(interest.reads, "reads", key);
 }
 
-void check_interest(std::span<const KeyInterest> interest, const JobSpec& spec) {
+void check_interest(std::span<const KeyInterest> interest, const JobSpec& spec, Features also) {
   if (interest.empty()) return;
   const auto by_name = keys_by_name(spec.keys);
   std::vector<bool> named(spec.keys.size());
@@ -97,7 +72,7 @@ void check_interest(std::span<const KeyInterest> interest, const JobSpec& spec) 
     fail(ErrorCode::kInvalid, "interest: this rank neither writes nor reads any key of job '{}'",
          spec.name);
   }
-  check_job(spec);
+  check_rules(spec, also | Feature::kInterest);
 }
 
 std::vector<ChunkInterest> interest_in_chunks(std::span<const KeyInterest> interest,

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "transport/control/job_spec.h"
+#include "transport/control/rules.h"
 
 namespace phub {
 
@@ -33,9 +34,9 @@ struct KeyInterest {
 inline constexpr size_t kMaxInterestRanges = 1u << 16;  // of a key, to write and to read each
 
 // Throws Error(kInvalid) that says what and where: a key that the job does not have, or twice, a
-// range that is empty or beyond its elements, nothing at all that the rank writes or reads, or a
-// job whose ranks must have all chunks.
-void check_interest(std::span<const KeyInterest> interest, const JobSpec& spec);
+// range that is empty or beyond its elements, nothing at all that the rank writes or reads, or what
+// check_rules() says. `also`: as there.
+void check_interest(std::span<const KeyInterest> interest, const JobSpec& spec, Features also = {});
 
 // The part of it that is about one key.
 void check_ranges(const KeyInterest& interest, const KeySpec& key);

@@ -12,6 +12,7 @@
 #include "transport/control/choices.h"
 #include "transport/control/message_fields.h"
 #include "transport/control/rank_tree.h"
+#include "transport/control/rules.h"
 #include "transport/slot_format.h"
 #include "transport/text.h"
 
@@ -128,18 +129,6 @@ void check_compact(const KeySpec& key, size_t i, bool of_racks) {
   check_tiles(key, i, field("rows_limit"));
 }
 
-// Where no step is of some rows, or it is not known any more which they are.
-void check_lazy(const JobSpec& spec, size_t i) {
-  if (!spec.keys[i].lazy) return;
-  const auto refuse = [i](std::string_view why) {
-    fail(ErrorCode::kInvalid,
-         "keys[{}].lazy: {}; without it, rows that nobody sends have a gradient of zero", i, why);
-  };
-  if (spec.optimizer == "none") refuse("optimizer 'none' makes no steps");
-  if (is_gated(spec)) refuse("rounds with max_norm or on_nonfinite 'skip' are applied as a whole");
-  if (!spec.rack_ranks.empty()) refuse("racks send whole sums, and not which rows they are of");
-}
-
 void check_fold_of(const KeySpec& key, size_t i) {
   static constexpr std::string_view kTypes[] = {"f32", "f64", "i32", "i64"};
   static constexpr std::string_view kOperations[] = {"add", "multiply", "min", "max", "or"};
@@ -162,7 +151,6 @@ void check_fold_of(const KeySpec& key, size_t i) {
   }
 }
 
-// Values are brought together as they are: nothing else is done with them.
 void check_folds(const JobSpec& spec) {
   for (size_t i = 0; i < spec.keys.size(); ++i) {
     const KeySpec& key = spec.keys[i];
@@ -172,28 +160,6 @@ void check_folds(const JobSpec& spec) {
       fail(ErrorCode::kInvalid, "keys[{}].{}: is for optimizer 'fold', and the job's is '{}'", i,
            key.operation.empty() ? "value_type" : "operation", printable(spec.optimizer));
     }
-  }
-  if (!folds(spec)) return;
-  const auto expect = [](std::string_view field, std::string_view value, std::string_view only) {
-    if (value == only) return;
-    fail(ErrorCode::kInvalid, "{}: optimizer 'fold' needs '{}', got '{}'", field, only,
-         printable(value));
-  };
-  for (size_t i = 0; i < spec.keys.size(); ++i) {
-    if (is_rows(spec.keys[i])) continue;
-    expect(fmt::format("keys[{}].format", i), gradient_format(spec, spec.keys[i]), "f32");
-  }
-  expect("parameter_dtype", spec.parameter_dtype, "f32");
-  expect("reduction", spec.reduction, "sum");
-  expect("work", spec.work, "all");
-  expect("unused", spec.unused, "zero");
-  if (spec.on_nonfinite != "stop" && spec.on_nonfinite != "pass") {
-    fail(ErrorCode::kInvalid, "on_nonfinite: optimizer 'fold' does not look at values, got '{}'",
-         printable(spec.on_nonfinite));
-  }
-  if (!spec.hyper.empty() || !spec.schedule.empty()) {
-    fail(ErrorCode::kInvalid, "{}: optimizer 'fold' has no hyperparameters",
-         spec.hyper.empty() ? "schedule" : "hyper");
   }
 }
 
@@ -306,7 +272,6 @@ void check_int32(const JobSpec& spec, uint32_t ranks) {
        kMostInt32Ranks, ranks);
 }
 
-// What racks send up is what a round of theirs comes to.
 void check_racks(const JobSpec& spec, uint32_t ranks) {
   if (spec.rack_ranks.empty()) return;
   if (spec.rack_ranks.size() != ranks) {
@@ -319,52 +284,6 @@ void check_racks(const JobSpec& spec, uint32_t ranks) {
     total += of_rack;
   }
   check_number("rack_ranks: ranks of all racks", total, 1, kMaxRanks);
-  const auto expect = [](std::string_view field, const std::string& value, std::string_view only) {
-    if (value == only) return;
-    fail(ErrorCode::kInvalid, "{}: ranks that are racks need '{}', got '{}'", field, only, value);
-  };
-  expect("gradient_dtype", spec.gradient_dtype, "f32");
-  for (size_t i = 0; i < spec.keys.size(); ++i) {
-    expect(fmt::format("keys[{}].format", i), gradient_format(spec, spec.keys[i]), "f32");
-  }
-  if (difference_format(spec)) {
-    fail(ErrorCode::kInvalid,
-         "parameter_dtype: ranks that are racks get whole results, not differences in '{}'",
-         spec.parameter_dtype);
-  }
-  expect("consistency", spec.consistency, "bsp");
-  expect("work", spec.work, "all");
-}
-
-// A branch is what the box has of the rounds that all ranks have completed, and all go on from
-// another in the same round.
-void check_branches(const JobSpec& spec) {
-  check_number("branches", spec.branches, 0, kMaxBranches);
-  if (spec.branches == 0) return;
-  if (spec.work != "all") {
-    fail(ErrorCode::kInvalid,
-         "work: must be 'all' in a job with branches, which are what the optimizer works on, got "
-         "'{}'",
-         printable(spec.work));
-  }
-  if (spec.optimizer == "none") {
-    fail(ErrorCode::kInvalid,
-         "branches: are states of the server's optimizer, and this job has none: choose one");
-  }
-  if (!spec.rack_ranks.empty()) {
-    fail(ErrorCode::kInvalid, "branches: this job's ranks are racks, which know nothing of them");
-  }
-  if (difference_format(spec)) {
-    fail(ErrorCode::kInvalid,
-         "parameter_dtype: another branch comes whole, and not as a difference in '{}': must be "
-         "f32, bf16 or f16 in a job with branches",
-         spec.parameter_dtype);
-  }
-  if (!spec.schedule.empty()) {
-    fail(ErrorCode::kInvalid,
-         "schedule: rounds of a job with branches are now of one, now of another, and each has "
-         "hyperparameters of its own: set those of the branch that runs");
-  }
 }
 
 // The first field in which two structs differ, as a sentence; "" if there is none.
@@ -465,11 +384,12 @@ uint32_t hyper_groups(const JobSpec& spec) {
   return last + 1;
 }
 
-bool is_gated(const JobSpec& spec) {
-  const auto clips = [](const HyperChange& change) { return change.values.contains("max_norm"); };
-  return spec.on_nonfinite == "skip" || spec.hyper.contains("max_norm") ||
-         std::ranges::any_of(spec.schedule, clips);
+bool clips(const JobSpec& spec) {
+  const auto has = [](const HyperChange& change) { return change.values.contains("max_norm"); };
+  return spec.hyper.contains("max_norm") || std::ranges::any_of(spec.schedule, has);
 }
+
+bool is_gated(const JobSpec& spec) { return clips(spec) || spec.on_nonfinite == "skip"; }
 
 size_t set_format(JobSpec& spec, const std::string& pattern, const std::string& format) {
   return for_each_matching(spec, pattern, [&format](KeySpec& key) { key.format = format; });
@@ -598,30 +518,16 @@ void validate(const JobSpec& spec) {
   check_format("parameter_dtype", spec.parameter_dtype, spec.chunk_elements, true);
   for (size_t i = 0; i < spec.keys.size(); ++i) {
     check_compact(spec.keys[i], i, !spec.rack_ranks.empty());
-    check_lazy(spec, i);
     check_exchanged(spec.keys[i], i, max_ranks(spec));
-    if (!has_tiles(spec.keys[i]) || spec.parameter_dtype != "topk") continue;
-    fail(ErrorCode::kInvalid,
-         "parameter_dtype: topk is for chunks of at most {} elements, and keys[{}], which has "
-         "{}, may have larger ones",
-         kTopKElements, i, spec.keys[i].rank_limit > 0 ? "factors" : "rows");
   }
   check_int32(spec, max_ranks(spec));
   check_folds(spec);
   parse_choice<Reduction>("reduction", spec.reduction);
   static_cast<void>(RankTree(spec.groups, max_ranks(spec)));
   check_racks(spec, max_ranks(spec));
-  check_branches(spec);
-  const auto work = parse_choice<Work>("work", spec.work);
-  const auto consistency = parse_choice<Consistency>("consistency", spec.consistency);
-  if (spec.slack > 0 && consistency != Consistency::kSsp) {
-    fail(ErrorCode::kInvalid, "slack: {} rounds are for consistency ssp, not {}", spec.slack,
-         spec.consistency);
-  }
-  if (consistency != Consistency::kBsp && work != Work::kAll) {
-    fail(ErrorCode::kInvalid, "work: '{}' measures rounds in lock-step: consistency must be bsp",
-         spec.work);
-  }
+  check_number("branches", spec.branches, 0, kMaxBranches);
+  parse_choice<Work>("work", spec.work);
+  parse_choice<Consistency>("consistency", spec.consistency);
   parse_choice<Initial>("initial", spec.initial);
   parse_choice<OnLoss>("on_loss", spec.on_loss);
   parse_choice<OnNonFinite>("on_nonfinite", spec.on_nonfinite);
@@ -631,6 +537,20 @@ void validate(const JobSpec& spec) {
   check_number("progress_limit_ms", spec.progress_limit_ms, 1, kMaxLimitMs);
   check_number("wait_limit_ms", spec.wait_limit_ms, 1, kMaxLimitMs);
   check_number("join_limit_ms", spec.join_limit_ms, 1, kMaxLimitMs);
+  check_rules(spec);
+}
+
+std::span<const JobOption> job_options() {
+  static const auto all = [] {
+    std::vector<JobOption> options;
+    for (const json::Field& field : json::type_of<JobSpec>()->table().fields) {
+      const bool is_text = field.type == json::type_of<std::string>();
+      if (!is_text && field.type != json::type_of<uint32_t>()) continue;
+      options.push_back({field.name == "name" ? "job" : field.name, is_text, field.offset});
+    }
+    return options;
+  }();
+  return all;
 }
 
 std::string difference(const JobSpec& here, const JobSpec& in_the_job) {

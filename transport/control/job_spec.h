@@ -2,6 +2,7 @@
 // join.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -205,7 +206,8 @@ const std::string& parameter_memory_format(const JobSpec& spec);
 // FNV-1a, 64 bits: what stands for the job in the random numbers of its rounding.
 uint64_t rounding_seed(std::string_view job);
 
-// Whether its rounds are applied as a whole: the gradient's norm may be clipped, or rounds skipped.
+bool clips(const JobSpec& spec);  // a norm may be clipped: max_norm is given
+// Whether its rounds are applied as a whole: norms may be clipped, or rounds skipped.
 bool is_gated(const JobSpec& spec);
 
 // The arrays of state that the job's optimizer keeps of every key, in order, as PyTorch names them;
@@ -215,6 +217,22 @@ std::vector<std::string_view> optimizer_states(const JobSpec& spec);
 // The part of validate() that a path of the control port needs: 1 to 255 letters, digits, '.', '_'
 // or '-'.
 void check_job_name(std::string_view name);
+
+// An option of a job that is one word or one number, named as in the JSON of a JobSpec; its name is
+// the option "job".
+struct JobOption {
+  std::string_view name;
+  bool is_text;
+  size_t offset;  // in a JobSpec
+
+  // REQUIRES: is_text.
+  std::string& text(JobSpec& spec) const { return *static_cast<std::string*>(in(spec)); }
+  uint32_t& number(JobSpec& spec) const { return *static_cast<uint32_t*>(in(spec)); }
+
+ private:
+  void* in(JobSpec& spec) const { return reinterpret_cast<std::byte*>(&spec) + offset; }
+};
+std::span<const JobOption> job_options();
 
 // "" if equal, else a sentence that names the first difference ("key 3 'fc.weight' has 10 elements
 // here and 12 in the job").

@@ -410,14 +410,6 @@ void fields(A& a, const ServerStatus*) {
   a.required("jobs", &ServerStatus::jobs);
 }
 
-// The body of POST …/hyper.
-struct HyperRequest {
-  uint32_t rank = 0;
-  uint32_t incarnation = 0;
-  uint64_t round = 0;
-  std::map<std::string, double> values;
-  uint64_t epoch = 0;
-};
 template <class A>
 void fields(A& a, const HyperRequest*) {
   a.required("rank", &HyperRequest::rank, {0, kMaxRanks - 1});
@@ -529,16 +521,6 @@ void fields(A& a, const CheckpointReply*) {
   a.optional("durable", &CheckpointReply::durable);
 }
 
-// An error as it travels (RFC 9457). The title of a problem of this type is the phrase of its
-// status (4.2.1).
-inline constexpr std::string_view kProblemType = "about:blank";
-struct Problem {
-  std::string type = std::string(kProblemType);
-  std::string title;
-  uint32_t status = 0;
-  std::string detail;
-  ErrorCode code = ErrorCode::kInternal;
-};
 template <class A>
 void fields(A& a, const Problem*) {
   a.required("type", &Problem::type, {0, kMaxNameBytes});

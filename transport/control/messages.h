@@ -401,4 +401,24 @@ struct PartBytes {  // GET …/part/…: a piece of what the rank sent
 template <typename T>
 using Reply = std::function<void(Result<T>)>;
 
+// The body of POST …/hyper.
+struct HyperRequest {
+  uint32_t rank = 0;
+  uint32_t incarnation = 0;
+  uint64_t round = 0;
+  std::map<std::string, double> values;
+  uint64_t epoch = 0;
+};
+
+// An error as it travels (RFC 9457). The title of a problem of this type is the phrase of its
+// status (4.2.1).
+inline constexpr std::string_view kProblemType = "about:blank";
+struct Problem {
+  std::string type = std::string(kProblemType);
+  std::string title;
+  uint32_t status = 0;
+  std::string detail;
+  ErrorCode code = ErrorCode::kInternal;
+};
+
 }  // namespace phub

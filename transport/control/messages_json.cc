@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "transport/control/message_fields.h"
+#include "transport/control/shard_fields.h"
 
 namespace phub {
 namespace {
@@ -32,130 +33,61 @@ std::string_view title_of(unsigned status) {
   return "Internal Server Error";
 }
 
-}  // namespace
+template <class Message>
+constexpr std::string_view kWhat = "";
+#define PHUB_MESSAGE(Message, what) \
+  template <>                       \
+  constexpr std::string_view kWhat<Message> = what;
+#include "transport/control/messages.def"
+#undef PHUB_MESSAGE
 
-std::string to_json(const JobSpec& spec) { return json::encode(spec); }
-JobSpec parse_job_spec(std::string_view text) {
-  auto spec = json::decode<JobSpec>(text, "job");
-  validate(spec);
-  return spec;
-}
-
-std::string to_json(const JoinRequest& request) { return json::encode(request); }
-JoinRequest parse_join_request(std::string_view text) {
-  auto request = json::decode<JoinRequest>(text, "join request");
+// What a table of fields does not say.
+template <class Message>
+void check(const Message& /*message*/) {}
+void check(const JobSpec& spec) { validate(spec); }
+void check(const JoinRequest& request) {
   if (request.rank < -1 || request.rank >= static_cast<int32_t>(kMaxRanks)) {
     fail(ErrorCode::kInvalid,
          "join request: rank: must be a rank, or -1 for the lowest free one, got {}", request.rank);
   }
   validate(request.spec);
-  return request;
+}
+void check(const JoinReply& reply) { validate(reply.spec); }
+void check(const ShardHello& hello) {
+  for (const ShardCore& core : hello.cores) {
+    if (core.node >= hello.nodes.size()) {
+      fail(ErrorCode::kInvalid, "shard: CPU {} is on node {} of {}", core.cpu, core.node,
+           hello.nodes.size());
+    }
+  }
+  for (const ShardNic& nic : hello.nics) {
+    if (nic.node >= hello.nodes.size()) {
+      fail(ErrorCode::kInvalid, "shard: a NIC is on node {} of {}", nic.node, hello.nodes.size());
+    }
+  }
 }
 
-std::string to_json(const JoinReply& reply) { return json::encode(reply); }
-JoinReply parse_join_reply(std::string_view text) {
-  auto reply = json::decode<JoinReply>(text, "answer to join");
-  validate(reply.spec);
-  return reply;
-}
+}  // namespace
 
-std::string to_json(const Offer& offer) { return json::encode(offer); }
-Offer parse_offer(std::string_view text) { return json::decode<Offer>(text, "offer"); }
+template <class Message>
+std::string to_json(const Message& message) {
+  return json::encode(message);
+}
+template <class Message>
+Message from_json(std::string_view text) {
+  auto message = json::decode<Message>(text, kWhat<Message>);
+  check(message);
+  return message;
+}
+#define PHUB_MESSAGE(Message, what)             \
+  template std::string to_json(const Message&); \
+  template Message from_json(std::string_view);
+#include "transport/control/messages.def"
+#undef PHUB_MESSAGE
 
-std::string to_json(const Credential& who) { return json::encode(who); }
-Credential parse_credential(std::string_view text) {
-  return json::decode<Credential>(text, "request");
-}
-
-std::string to_json(const RackNews& news) { return json::encode(news); }
-RackNews parse_rack_news(std::string_view text) {
-  return json::decode<RackNews>(text, "news of a rack");
-}
-
-std::string hyper_json(const Credential& who, const HyperChange& change) {
-  return json::encode(
-      HyperRequest{who.rank, who.incarnation, change.round, change.values, who.epoch});
-}
-std::pair<Credential, HyperChange> parse_hyper(std::string_view text) {
-  auto body = json::decode<HyperRequest>(text, "hyper request");
-  Credential who;
-  who.rank = body.rank;
-  who.incarnation = body.incarnation;
-  who.epoch = body.epoch;
-  return {who, {.round = body.round, .values = std::move(body.values)}};
-}
-std::string to_json(const HyperReply& reply) { return json::encode(reply); }
-HyperReply parse_hyper_reply(std::string_view text) {
-  return json::decode<HyperReply>(text, "answer to hyper");
-}
-
-std::string branch_json(const Credential& who, const BranchChange& change) {
-  return json::encode(BranchRequest{who.rank, who.incarnation, who.epoch, change.action,
-                                    change.round, change.branch, change.values, change.turns});
-}
-std::pair<Credential, BranchChange> parse_branch_request(std::string_view text) {
-  auto body = json::decode<BranchRequest>(text, "branch request");
-  Credential who;
-  who.rank = body.rank;
-  who.incarnation = body.incarnation;
-  who.epoch = body.epoch;
-  return {who,
-          {.action = body.action,
-           .round = body.round,
-           .branch = body.branch,
-           .values = std::move(body.values),
-           .turns = std::move(body.turns)}};
-}
-std::string to_json(const BranchReply& reply) { return json::encode(reply); }
-BranchReply parse_branch_reply(std::string_view text) {
-  return json::decode<BranchReply>(text, "answer to branches");
-}
-
-std::string to_json(const LossRequest& request) { return json::encode(request); }
-LossRequest parse_loss_request(std::string_view text) {
-  return json::decode<LossRequest>(text, "loss");
-}
-std::string to_json(const LossPage& page) { return json::encode(page); }
-LossPage parse_loss_page(std::string_view text) { return json::decode<LossPage>(text, "losses"); }
-
-std::string to_json(const StateRequest& request) { return json::encode(request); }
-StateRequest parse_state_request(std::string_view text) {
-  return json::decode<StateRequest>(text, "state request");
-}
-std::string to_json(const StateReply& reply) { return json::encode(reply); }
-StateReply parse_state_reply(std::string_view text) {
-  return json::decode<StateReply>(text, "answer to state");
-}
-std::string to_json(const CheckpointRequest& request) { return json::encode(request); }
-CheckpointRequest parse_checkpoint_request(std::string_view text) {
-  return json::decode<CheckpointRequest>(text, "checkpoint request");
-}
-std::string to_json(const CheckpointReply& reply) { return json::encode(reply); }
-CheckpointReply parse_checkpoint_reply(std::string_view text) {
-  return json::decode<CheckpointReply>(text, "answer to checkpoint");
-}
-
-std::string to_json(const Pulse& pulse) { return json::encode(pulse); }
-Pulse parse_pulse(std::string_view text) {
-  return json::decode<Pulse>(text, "answer to heartbeat");
-}
-
-std::string to_json(const LogPage& page) { return json::encode(page); }
-LogPage parse_log_page(std::string_view text) { return json::decode<LogPage>(text, "log"); }
-std::string to_json(const LogRecord& record) { return json::encode(record); }
-
-std::string to_json(const ServerStatus& status) { return json::encode(status); }
-ServerStatus parse_status(std::string_view text) {
-  return json::decode<ServerStatus>(text, "answer to status");
-}
-
-std::string to_json(const JobStatus& status) { return json::encode(status); }
-JobStatus parse_job_status(std::string_view text) { return json::decode<JobStatus>(text, "job"); }
 std::string jobs_json(const ServerStatus& status) {
   return "{\"jobs\":" + json::encode(status.jobs) + "}";
 }
-
-std::string to_json(const Done&) { return "{}"; }
 
 unsigned http_status(ErrorCode code) {
   switch (code) {
@@ -197,7 +129,7 @@ std::string error_json(ErrorCode code, std::string_view message) {
   return error_json(http_status(code), code, message);
 }
 Error parse_error(std::string_view text) {
-  auto body = json::decode<Problem>(text, "error answer");
+  const auto body = from_json<Problem>(text);
   return {body.code, body.detail};
 }
 

@@ -276,13 +276,4 @@ struct CopyPlace {
   uint64_t state = 0;   // the number of a state, and there is no round; 0: it is of a checkpoint
 };
 
-std::string to_json(const ShardHello& hello);
-ShardHello parse_shard_hello(std::string_view text);
-std::string to_json(const ShardWelcome& welcome);
-ShardWelcome parse_shard_welcome(std::string_view text);
-std::string to_json(const ShardMail& mail);
-ShardMail parse_shard_mail(std::string_view text);
-std::string to_json(const ShardOrders& orders);
-ShardOrders parse_shard_orders(std::string_view text);
-
 }  // namespace phub

@@ -1,7 +1,6 @@
 // The options of the C interface: each is a row of a table that sets a field of the C++ struct.
 #include "worker/c_abi/options.h"
 
-#include <array>
 #include <charconv>
 #include <limits>
 #include <optional>
@@ -45,18 +44,16 @@ namespace {
 struct Option {
   std::string_view name;
   std::string WorkerOptions::*text = nullptr;
-  std::string JobSpec::*job_text = nullptr;
   uint32_t WorkerOptions::*limit = nullptr;
-  uint32_t JobSpec::*job_limit = nullptr;
   size_t WorkerOptions::*count = nullptr;
   int32_t WorkerOptions::*number = nullptr;
   bool WorkerOptions::*flag = nullptr;
+  const JobOption* of_job = nullptr;
 };
 
-constexpr std::array<Option, 40> kOptions = {{
+constexpr Option kOptions[] = {
     {.name = "server", .text = &WorkerOptions::server},
     {.name = "token", .text = &WorkerOptions::token},
-    {.name = "job", .job_text = &JobSpec::name},
     {.name = "transport", .text = &WorkerOptions::transport},
     {.name = "rank", .number = &WorkerOptions::rank},
     {.name = "replace", .flag = &WorkerOptions::replace},
@@ -72,33 +69,21 @@ constexpr std::array<Option, 40> kOptions = {{
     {.name = "carry_over", .limit = &WorkerOptions::carry_over},
     {.name = "trace", .text = &WorkerOptions::trace},
     {.name = "trace_events", .count = &WorkerOptions::trace_events},
-    {.name = "world_size", .job_limit = &JobSpec::world_size},
-    {.name = "min_ranks", .job_limit = &JobSpec::min_ranks},
-    {.name = "max_ranks", .job_limit = &JobSpec::max_ranks},
-    {.name = "chunk_elements", .job_limit = &JobSpec::chunk_elements},
-    {.name = "optimizer", .job_text = &JobSpec::optimizer},
-    {.name = "gradient_dtype", .job_text = &JobSpec::gradient_dtype},
-    {.name = "parameter_dtype", .job_text = &JobSpec::parameter_dtype},
-    {.name = "reduction", .job_text = &JobSpec::reduction},
-    {.name = "groups", .job_text = &JobSpec::groups},
-    {.name = "work", .job_text = &JobSpec::work},
-    {.name = "consistency", .job_text = &JobSpec::consistency},
-    {.name = "slack", .job_limit = &JobSpec::slack},
-    {.name = "initial", .job_text = &JobSpec::initial},
-    {.name = "on_loss", .job_text = &JobSpec::on_loss},
-    {.name = "on_nonfinite", .job_text = &JobSpec::on_nonfinite},
-    {.name = "unused", .job_text = &JobSpec::unused},
-    {.name = "branches", .job_limit = &JobSpec::branches},
-    {.name = "rounding", .job_text = &JobSpec::rounding},
-    {.name = "lease_ms", .job_limit = &JobSpec::lease_ms},
-    {.name = "progress_limit_ms", .job_limit = &JobSpec::progress_limit_ms},
-    {.name = "wait_limit_ms", .job_limit = &JobSpec::wait_limit_ms},
-    {.name = "join_limit_ms", .job_limit = &JobSpec::join_limit_ms},
-}};
+};
+
+// And those of the job.
+std::vector<Option> all_options() {
+  std::vector<Option> all(std::begin(kOptions), std::end(kOptions));
+  for (const JobOption& option : job_options()) {
+    all.push_back({.name = option.name, .of_job = &option});
+  }
+  return all;
+}
 
 const Option& option_named(std::string_view name) {
+  static const std::vector<Option> all = all_options();
   std::vector<std::string_view> names;
-  for (const Option& option : kOptions) {
+  for (const Option& option : all) {
     if (option.name == name) return option;
     names.push_back(option.name);
   }
@@ -106,17 +91,17 @@ const Option& option_named(std::string_view name) {
 }
 
 void set_number(WorkerOptions& options, const Option& option, int64_t value) {
-  const bool whole = option.limit || option.job_limit || option.count;
+  const bool whole = option.limit || option.of_job || option.count;
   const int64_t min = whole || option.flag ? 0 : -1;
   const int64_t max = whole         ? std::numeric_limits<uint32_t>::max()
                       : option.flag ? 1
                                     : std::numeric_limits<int32_t>::max();
-  if (option.text || option.job_text) {
+  if (option.text || (option.of_job && option.of_job->is_text)) {
     throw Refusal(PHUB_INVALID, fmt::format("option '{}' is a text", option.name));
   }
   check_number(option.name, value, min, max);
   if (option.limit) options.*option.limit = static_cast<uint32_t>(value);
-  if (option.job_limit) options.spec.*option.job_limit = static_cast<uint32_t>(value);
+  if (option.of_job) option.of_job->number(options.spec) = static_cast<uint32_t>(value);
   if (option.count) options.*option.count = static_cast<size_t>(value);
   if (option.number) options.*option.number = static_cast<int32_t>(value);
   if (option.flag) options.*option.flag = value != 0;
@@ -125,8 +110,8 @@ void set_number(WorkerOptions& options, const Option& option, int64_t value) {
 void set_text(WorkerOptions& options, const Option& option, std::string_view value) {
   if (option.text) {
     options.*option.text = value;
-  } else if (option.job_text) {
-    options.spec.*option.job_text = value;
+  } else if (option.of_job && option.of_job->is_text) {
+    option.of_job->text(options.spec) = value;
   } else {
     set_number(options, option, number_in(option.name, value));
   }

@@ -1,0 +1,213 @@
+#include "transport/control/rules.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+
+#include "transport/control/choices.h"
+#include "transport/error.h"
+#include "transport/slot_format.h"
+#include "transport/text.h"
+
+namespace phub {
+namespace {
+
+using enum Feature;
+
+constexpr std::array<std::string_view, kFeatures> kNames = {
+    "consistency bsp",
+    "consistency ssp",
+    "consistency async",
+    "slack",
+    "optimizer none",
+    "optimizer fold",
+    "work sum",
+    "work none",
+    "reduction mean",
+    "on_nonfinite exclude",
+    "on_nonfinite skip",
+    "max_norm",
+    "unused skip",
+    "hyper",
+    "schedule",
+    "groups",
+    "no groups",
+    "min_ranks",
+    "rack_ranks",
+    "branches",
+    "gradients in bf16 or f16",
+    "gradients in a coded format",
+    "gradients in int32",
+    "factors",
+    "rows",
+    "lazy",
+    "results in bf16 or f16",
+    "results as differences",
+    "results in topk",
+    "interest",
+    "a server with --parent",
+    "int32 at a server with --switch",
+};
+
+constexpr Features kOutOfLockStep = kSsp | kAsync, kPartialWork = kSumOnly | kNoWork;
+// They apply a round as a whole.
+constexpr Features kGated = kSkip | kMaxNorm;
+
+constexpr Rule kRules[] = {
+    {kBelowParent, kUngrouped, "it sums one group of the ranks, a rack",
+     "give it groups, one for each rack, or join the parent itself"},
+    {kBelowParent, kOutOfLockStep | kPartialWork | kMinRanks | kBranches | kInterest,
+     "it is one of several racks, which take part in every round",
+     "change that, or join the parent itself"},
+    {kSwitch, kOutOfLockStep | kExclude | kUnused | kGroups | kBranches | kInterest,
+     "a switch adds what all ranks send in a round, in any order",
+     "change that, or use another format, or a server without a switch"},
+    {kSlack, kBsp | kAsync, "it is for consistency ssp"},
+    {kGated | kUnused | kGroups | kDifferences | kRacks | kInterest | kPartialWork, kOutOfLockStep,
+     "it needs rounds that all ranks make together, with consistency bsp"},
+    {kGated | kUnused | kDifferences | kBranches | kLazyKeys, kNoOptimizer | kPartialWork,
+     "it is about the steps of the server's optimizer"},
+    {kFold,
+     kPartialWork | kMean | kExclude | kSkip | kUnused | kHyper | kSchedule | kShortGradients |
+         kCodedGradients | kInt32Gradients | kFactorKeys | kShortResults | kDifferences,
+     "it only combines values, words of 32 bits"},
+    {kRacks,
+     kPartialWork | kBranches | kShortGradients | kCodedGradients | kInt32Gradients | kFactorKeys |
+         kRowKeys | kLazyKeys | kDifferences,
+     "racks send whole sums in f32, and get whole results"},
+    {kBranches, kSchedule, "each branch has hyperparameters of its own, set while it runs"},
+    {kBranches, kDifferences, "a round may change the whole model"},
+    {kLazyKeys, kGated, "steps are of single rows, and not of whole rounds"},
+    {kTopkResults, kFactorKeys | kRowKeys,
+     "it is for chunks of at most 65536 elements, and those of factors and rows may have more"},
+    {kInterest, kGated | kBranches | kRacks, "ranks take part in some chunks only"},
+};
+
+template <class E>
+bool is(std::string_view word, E value) {
+  return word == word_of(value);
+}
+
+Features features_of(const JobSpec& spec, const KeySpec& key) {
+  const Features lazy = key.lazy ? Features(kLazyKeys) : Features();
+  if (is_rows(key)) return lazy | kRowKeys;
+  if (is_factors(key)) return lazy | kFactorKeys;
+  const std::string& format = gradient_format(spec, key);
+  const SlotFormat* const known = find_slot_format(format);
+  if (known == nullptr || format == "f32") return lazy;
+  if (format == kInt32) return lazy | kInt32Gradients;
+  return lazy | (known->is_plain() ? kShortGradients : kCodedGradients);
+}
+
+Features features_of_results(const JobSpec& spec) {
+  const SlotFormat* const format = find_slot_format(spec.parameter_dtype);
+  if (format == nullptr || spec.parameter_dtype == "f32") return {};
+  if (format->is_plain()) return kShortResults;
+  return spec.parameter_dtype == "topk" ? kDifferences | kTopkResults : Features(kDifferences);
+}
+
+// As the job has it. REQUIRES: it has it, or the spec does not say.
+std::string said(const JobSpec& spec, Feature feature) {
+  const auto word = [](std::string_view option, const std::string& value) {
+    return fmt::format("{} '{}'", option, printable(value));
+  };
+  switch (feature) {
+    case kBsp:
+    case kSsp:
+    case kAsync:
+      return word("consistency", spec.consistency);
+    case kSlack:
+      return fmt::format("slack {}", spec.slack);
+    case kNoOptimizer:
+    case kFold:
+      return word("optimizer", spec.optimizer);
+    case kSumOnly:
+    case kNoWork:
+      return word("work", spec.work);
+    case kMean:
+      return word("reduction", spec.reduction);
+    case kExclude:
+    case kSkip:
+      return word("on_nonfinite", spec.on_nonfinite);
+    case kUnused:
+      return word("unused", spec.unused);
+    case kGroups:
+      return word("groups", spec.groups);
+    case kShortResults:
+    case kDifferences:
+    case kTopkResults:
+      return word("parameter_dtype", spec.parameter_dtype);
+    case kShortGradients:
+    case kCodedGradients:
+    case kInt32Gradients:
+    case kFactorKeys:
+    case kRowKeys:
+    case kLazyKeys: {
+      const auto key = std::ranges::find_if(
+          spec.keys, [&](const KeySpec& each) { return features_of(spec, each).has(feature); });
+      const bool by_job = key->format.empty() && feature != kLazyKeys;
+      if (by_job) return word("gradient_dtype", spec.gradient_dtype);
+      return fmt::format("keys[{}].{}", key - spec.keys.begin(),
+                         feature == kLazyKeys ? "lazy" : word("format", key->format));
+    }
+    default:
+      return std::string(name_of(feature));
+  }
+}
+
+}  // namespace
+
+Feature Features::first() const { return static_cast<Feature>(std::countr_zero(bits_)); }
+
+std::string_view name_of(Feature feature) { return kNames[static_cast<size_t>(feature)]; }
+
+Features features_of(const JobSpec& spec) {
+  Features found = features_of_results(spec);
+  const auto add = [&found](bool has, Feature feature) {
+    if (has) found |= feature;
+  };
+  for (const KeySpec& key : spec.keys) found |= features_of(spec, key);
+  add(is(spec.consistency, Consistency::kBsp), kBsp);
+  add(is(spec.consistency, Consistency::kSsp), kSsp);
+  add(is(spec.consistency, Consistency::kAsync), kAsync);
+  add(spec.slack > 0, kSlack);
+  add(spec.optimizer == "none", kNoOptimizer);
+  add(folds(spec), kFold);
+  add(is(spec.work, Work::kSumOnly), kSumOnly);
+  add(is(spec.work, Work::kNone), kNoWork);
+  add(is(spec.reduction, Reduction::kMean), kMean);
+  add(is(spec.on_nonfinite, OnNonFinite::kExclude), kExclude);
+  add(is(spec.on_nonfinite, OnNonFinite::kSkip), kSkip);
+  add(clips(spec), kMaxNorm);
+  add(is(spec.unused, Unused::kSkip), kUnused);
+  add(!spec.hyper.empty(), kHyper);
+  add(!spec.schedule.empty(), kSchedule);
+  add(true, spec.groups.empty() ? kUngrouped : kGroups);
+  add(spec.min_ranks > 0, kMinRanks);
+  add(!spec.rack_ranks.empty(), kRacks);
+  add(spec.branches > 0, kBranches);
+  return found;
+}
+
+std::span<const Rule> rules() { return kRules; }
+
+const Rule* refused(Feature a, Feature b) {
+  const auto rule = std::ranges::find_if(kRules, [a, b](const Rule& each) {
+    return (each.of.has(a) && each.without.has(b)) || (each.of.has(b) && each.without.has(a));
+  });
+  return rule == std::end(kRules) ? nullptr : rule;
+}
+
+void check_rules(const JobSpec& spec, Features also) {
+  const Features all = features_of(spec) | also;
+  for (const Rule& rule : kRules) {
+    const Features of = all & rule.of, without = all & rule.without;
+    if (of.empty() || without.empty()) continue;
+    fail(ErrorCode::kInvalid, "{}: {}, and job '{}' has {}; {}", said(spec, of.first()), rule.why,
+         printable(spec.name), said(spec, without.first()), rule.instead);
+  }
+}
+
+}  // namespace phub
