@@ -236,8 +236,9 @@ void run(PlanArguments arguments) {
   arguments.options.gradient_dtype = spec.gradient_dtype;
   spec.parameter_dtype = arguments.parameter_dtype.empty() ? gradient_memory_format(spec, {})
                                                            : arguments.parameter_dtype;
-  if (arguments.gated) spec.on_nonfinite = word_of(OnNonFinite::kSkip);
+  if (arguments.gated) spec.on_nonfinite = OnNonFinite::kSkip;
   for (const KeySpec& key : spec.keys) gradient_dtype(spec, key);  // throws if there is none
+  static_cast<void>(choices_of(spec));  // throws likewise
   check_rules(spec);
 
   if (!arguments.cluster.empty()) return compare(arguments);

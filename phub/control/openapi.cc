@@ -116,13 +116,16 @@ class Schemas {
   struct Fields {
     template <class M>
     void required(std::string_view name, M T::*, json::Bounds bounds = json::default_bounds<M>()) {
-      properties.add(name, schemas.of<M>(bounds), true);
+      properties.add(name, schemas.of<json::PlainOf<M>>(bounds), true);
     }
     template <class M>
     void optional(std::string_view name, M T::*member,
                   json::Bounds bounds = json::default_bounds<M>()) {
-      properties.add(name, schemas.of<M>(bounds), false);
-      if constexpr (!json::Struct<M>) properties.add_default(name, json::encode(T{}.*member));
+      using Plain = json::PlainOf<M>;
+      properties.add(name, schemas.of<Plain>(bounds), false);
+      if constexpr (!json::Struct<Plain>) {
+        properties.add_default(name, json::encode(static_cast<const Plain&>(T{}.*member)));
+      }
     }
     Schemas& schemas;
     Properties properties;

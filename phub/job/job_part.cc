@@ -41,8 +41,7 @@ std::optional<Differences> differences_of(const JobSpec& spec, const Choices& ch
                                           const Plan& plan) {
   if (!choices.difference) return std::nullopt;
   return Differences{.format = *choices.difference,
-                     .stochastic = parse_choice<RoundingMode>("rounding", spec.rounding) ==
-                                   RoundingMode::kStochastic,
+                     .stochastic = spec.rounding == RoundingMode::kStochastic,
                      .job = rounding_seed(spec.name),
                      .box_elements = plan.box_elements,
                      .worker_elements = plan.total_elements};

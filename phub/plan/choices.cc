@@ -35,13 +35,13 @@ Choices choices_of(const JobSpec& spec) {
                                      kernels::Optimizer::kFold),
           .parameter_dtype = plain ? parameters : kernels::DType::kF32,
           .difference = plain ? std::nullopt : std::optional(parameters),
-          .consistency = parse_choice<Consistency>("consistency", spec.consistency),
-          .reduction = parse_choice<Reduction>("reduction", spec.reduction),
-          .work = parse_choice<Work>("work", spec.work),
-          .initial = parse_choice<Initial>("initial", spec.initial),
-          .on_loss = parse_choice<OnLoss>("on_loss", spec.on_loss),
-          .on_nonfinite = parse_choice<OnNonFinite>("on_nonfinite", spec.on_nonfinite),
-          .unused = parse_choice<Unused>("unused", spec.unused),
+          .consistency = spec.consistency,
+          .reduction = spec.reduction,
+          .work = spec.work,
+          .initial = spec.initial,
+          .on_loss = spec.on_loss,
+          .on_nonfinite = spec.on_nonfinite,
+          .unused = spec.unused,
           .gated = is_gated(spec)};
 }
 

@@ -72,7 +72,9 @@ class Random {
 
   template <class T>
   void fill(T& object, const json::Bounds& bounds) {
-    if constexpr (std::same_as<T, bool>) {
+    if constexpr (!std::same_as<T, json::PlainOf<T>>) {
+      object = make<json::PlainOf<T>>();
+    } else if constexpr (std::same_as<T, bool>) {
       object = coin();
     } else if constexpr (std::same_as<T, double>) {
       object = real();
@@ -139,7 +141,7 @@ bool same(const T& a, const T& b) {
     }
     return a.size() == b.size();
   } else if constexpr (json::Struct<T> && !std::same_as<T, std::shared_ptr<void>> &&
-                       !json::IsMap<T>::value) {
+                       !json::IsMap<T>::value && std::same_as<T, json::PlainOf<T>>) {
     bool all = true;
     boost::pfr::for_each_field(a, [&](const auto& member, auto index) {
       const auto& other = boost::pfr::get<index>(b);
@@ -310,15 +312,16 @@ TEST(BadInput, SpecsAreRefusedByTheNameOfTheField) {
   expect_all({
       {spec("'optimiser':'adam'"), "spec: unknown field \"optimiser\""},
       {spec("'optimizer':''"), "optimizer: must be a name"},
-      {spec("'reduction':'max'"), "reduction: must be one of sum, mean, got 'max'"},
+      {spec("'reduction':'max'"), "reduction: must be one of sum, mean, got \"max\""},
       {spec("'work':'some'"), "work: must be one of all, sum, none"},
       {spec("'initial':'ones'"), "initial: must be one of"},
       {spec("'on_loss':'panic'"), "on_loss: must be one of shrink, wait, fail"},
       {spec("'on_nonfinite':''"), "on_nonfinite: must be one of"},
-      {spec("'unused':'none'"), "unused: must be one of zero, skip, got 'none'"},
+      {spec("'unused':'none'"), "unused: must be one of zero, skip, got \"none\""},
       {spec("'rounding':'stochastic'"), ""},
-      {spec("'rounding':''"), "rounding: must be one of nearest, stochastic, got ''"},
-      {spec("'rounding':'Nearest'"), "rounding: must be one of nearest, stochastic, got 'Nearest'"},
+      {spec("'rounding':''"), "rounding: must be one of nearest, stochastic, got \"\""},
+      {spec("'rounding':'Nearest'"),
+       "rounding: must be one of nearest, stochastic, got \"Nearest\""},
       {spec("'groups':'1,1'"), "groups: '1,1' has more than 1 ranks"},
       {spec("'world_size':2,'max_ranks':5,'groups':'1,1'"),
        "groups: '1,1' has 2 ranks, and max_ranks is 5"},

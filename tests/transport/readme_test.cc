@@ -107,7 +107,7 @@ struct Names {
   template <class T, class M>
   void required(std::string_view name, M T::*, json::Bounds = {}) {
     names.insert(name);
-    collect<M>();
+    collect<json::PlainOf<M>>();
   }
   template <class T, class M>
   void optional(std::string_view name, M T::*member, json::Bounds = {}) {

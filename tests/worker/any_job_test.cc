@@ -206,9 +206,9 @@ class Jobs {
 
 std::set<std::string> features_of(const GroupedTraining& run) {
   const JobSpec& spec = run.spec;
-  std::set<std::string> features = {spec.optimizer, "gradients-" + spec.gradient_dtype,
-                                    "parameters-" + spec.parameter_dtype, spec.reduction,
-                                    spec.rounding};
+  std::set<std::string> features = {
+      spec.optimizer, "gradients-" + spec.gradient_dtype, "parameters-" + spec.parameter_dtype,
+      std::string(spec.reduction.word()), std::string(spec.rounding.word())};
   const auto add = [&](bool has, const std::string& feature) {
     if (has) features.insert(feature);
   };
@@ -218,7 +218,7 @@ std::set<std::string> features_of(const GroupedTraining& run) {
   add(run.own_memory, "own-memory");
   add(spec.initial == "broadcast", "broadcast");
   for (const auto& [name, value] : spec.hyper) add(name.starts_with("lr_"), name);
-  add(run.has_nans, "nonfinite-" + spec.on_nonfinite);
+  add(run.has_nans, fmt::format("nonfinite-{}", spec.on_nonfinite));
   add(spec.unused == "skip", "unused-skip");
   add(spec.hyper.contains("max_norm"), "max-norm");
   add(spec.hyper.contains("weight_decay"), "weight-decay");

@@ -389,16 +389,6 @@ TEST(Branches, RanksAreToldOfTheBatchOfEachBranch) {
   });
 }
 
-TEST(Branches, ServersThatCannotHaveThemRefuseThem) {
-  JobSpec spec = spec_of("refused", 1);
-  spec.branches = 1;
-  const Box root("pack:1 core:1 pu:1");
-  const Box rack("pack:1 core:1 pu:1", uint64_t{1} << 33, {}, {}, root.address());
-  spec.groups = "1";
-  expect_error(ErrorCode::kInvalid, "is summed by racks",
-               [&] { Worker worker(rack.options(spec)); });
-}
-
 TEST(Branches, JobsThatCannotHaveThemAreRefused) {
   Box box(2);
   const auto refused = [&](const char* words, const std::function<void(JobSpec&)>& change) {

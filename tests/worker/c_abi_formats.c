@@ -96,9 +96,8 @@ static void misuse(void) {
   FAILS(phub_options_set_format(options, "*", ""), PHUB_INVALID, "got ''");
   FAILS(phub_options_set_format(options, "*.weight", "int8"), PHUB_NOT_FOUND,
         "of the 3 keys that were added matches '*.weight'");
-  OK(phub_options_set(options, "rounding", "up"));
-  FAILS(phub_worker_create(options, &worker), PHUB_INVALID, "one of nearest, stochastic");
-  OK(phub_options_set(options, "rounding", "nearest"));
+  FAILS(phub_options_set(options, "rounding", "up"), PHUB_INVALID,
+        "rounding: must be one of nearest, stochastic, got 'up'");
   OK(phub_options_set(options, "gradient_dtype", "int7"));
   FAILS(phub_worker_create(options, &worker), PHUB_INVALID, "'int8'?");
   OK(phub_options_set(options, "gradient_dtype", "fp8-e4m3"));

@@ -339,6 +339,11 @@ TEST(Racks, WhatNoRackCanDoIsRefused) {
           [](WorkerOptions& options) { options.spec.groups = ""; });
   refused("job 'refused' has min_ranks; change that, or join the parent itself",
           [](WorkerOptions& options) { options.spec.min_ranks = 2; });
+  refused("job 'refused' has branches; change that, or join the parent itself",
+          [](WorkerOptions& options) {
+            options.spec.optimizer = "sgd";
+            options.spec.branches = 1;
+          });
   refused("a server with --parent: it is one of several racks, which take part in every round",
           [](WorkerOptions& options) {
             options.interest = {{"b", {}, {}}};

@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
@@ -59,6 +60,38 @@ std::optional<E> value_of(std::string_view word) {
   return static_cast<E>(at - std::begin(kWords<E>));
 }
 
+// The value of an option. It stands for its word as well: it can be made from it, compared with it
+// and written.
+template <class E>
+class Choice {
+ public:
+  using Value = E;
+  constexpr Choice() = default;
+  constexpr Choice(E value) : value_(value) {}
+  // Throws Error(kInvalid): there is no such word.
+  template <std::convertible_to<std::string_view> Word>
+  constexpr Choice(const Word& word) : value_(parse(word)) {}
+
+  constexpr operator E() const { return value_; }
+  constexpr std::string_view word() const { return word_of(value_); }
+
+  friend constexpr bool operator==(const Choice& a, const Choice& b) = default;
+  friend constexpr bool operator==(const Choice& a, E b) { return a.value_ == b; }
+  template <std::convertible_to<std::string_view> Word>
+  friend constexpr bool operator==(const Choice& a, const Word& word) {
+    return a.word() == std::string_view(word);
+  }
+
+ private:
+  static constexpr E parse(std::string_view word) {
+    if (const std::optional<E> value = value_of<E>(word)) return *value;
+    fail(ErrorCode::kInvalid, "must be one of {}, got '{}'", fmt::join(kWords<E>, ", "),
+         printable(word));
+  }
+
+  E value_ = {};
+};
+
 // Says which words there are, and which one may have been meant.
 [[noreturn]] inline void refuse_word(std::string_view field, std::string_view word,
                                      const std::vector<std::string_view>& words) {
@@ -67,11 +100,11 @@ std::optional<E> value_of(std::string_view word) {
        printable(word), near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
 }
 
-// Throws Error(kInvalid) that names the field.
-template <class E>
-E parse_choice(std::string_view field, std::string_view word) {
-  if (const std::optional<E> value = value_of<E>(word)) return *value;
-  refuse_word(field, word, {std::begin(kWords<E>), std::end(kWords<E>)});
-}
-
 }  // namespace phub
+
+template <class E>
+struct fmt::formatter<phub::Choice<E>> : fmt::formatter<std::string_view> {
+  auto format(const phub::Choice<E>& choice, format_context& context) const {
+    return formatter<std::string_view>::format(choice.word(), context);
+  }
+};

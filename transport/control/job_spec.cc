@@ -300,6 +300,7 @@ std::string difference(const void* here, const void* there, const json::Type& ty
       }
       std::string text;
       json::write(text, value, *field.type);
+      if (field.type->words != nullptr) text = fmt::format("'{}'", text.substr(1, text.size() - 2));
       return text;
     };
     const auto shortened = [](const std::string& text) {
@@ -522,17 +523,9 @@ void validate(const JobSpec& spec) {
   }
   check_int32(spec, max_ranks(spec));
   check_folds(spec);
-  parse_choice<Reduction>("reduction", spec.reduction);
   static_cast<void>(RankTree(spec.groups, max_ranks(spec)));
   check_racks(spec, max_ranks(spec));
   check_number("branches", spec.branches, 0, kMaxBranches);
-  parse_choice<Work>("work", spec.work);
-  parse_choice<Consistency>("consistency", spec.consistency);
-  parse_choice<Initial>("initial", spec.initial);
-  parse_choice<OnLoss>("on_loss", spec.on_loss);
-  parse_choice<OnNonFinite>("on_nonfinite", spec.on_nonfinite);
-  parse_choice<Unused>("unused", spec.unused);
-  parse_choice<RoundingMode>("rounding", spec.rounding);
   check_number("lease_ms", spec.lease_ms, kMinLeaseMs, kMaxLeaseMs);
   check_number("progress_limit_ms", spec.progress_limit_ms, 1, kMaxLimitMs);
   check_number("wait_limit_ms", spec.wait_limit_ms, 1, kMaxLimitMs);
@@ -544,13 +537,27 @@ std::span<const JobOption> job_options() {
   static const auto all = [] {
     std::vector<JobOption> options;
     for (const json::Field& field : json::type_of<JobSpec>()->table().fields) {
-      const bool is_text = field.type == json::type_of<std::string>();
-      if (!is_text && field.type != json::type_of<uint32_t>()) continue;
-      options.push_back({field.name == "name" ? "job" : field.name, is_text, field.offset});
+      const bool is_number = field.type == json::type_of<uint32_t>();
+      if (!is_number && field.type != json::type_of<std::string>() && !field.type->words) continue;
+      options.push_back({field.name == "name" ? "job" : field.name, is_number, field});
     }
     return options;
   }();
   return all;
+}
+
+void JobOption::set(JobSpec& spec, std::string_view text) const {
+  void* const at = reinterpret_cast<std::byte*>(&spec) + field.offset;
+  if (field.type->words == nullptr) {
+    *static_cast<std::string*>(at) = text;
+  } else if (!field.type->assign(at, text, {})) {
+    const std::span<const std::string_view> words = field.type->words();
+    refuse_word(name, text, {words.begin(), words.end()});
+  }
+}
+
+void JobOption::set(JobSpec& spec, uint32_t number) const {
+  *reinterpret_cast<uint32_t*>(reinterpret_cast<std::byte*>(&spec) + field.offset) = number;
 }
 
 std::string difference(const JobSpec& here, const JobSpec& in_the_job) {

@@ -11,10 +11,14 @@
 #include <string_view>
 #include <vector>
 
+#include "transport/control/choices.h"
 #include "transport/slot_format.h"
 #include "transport/wire.h"
 
 namespace phub {
+namespace json {
+struct Field;
+}
 
 // The elements before `end`, and behind those of the range before, are exchanged by so many ranks.
 struct ExchangedRange {
@@ -92,27 +96,27 @@ struct JobSpec {
   std::vector<HyperChange> schedule;    // by ascending round
   std::string gradient_dtype = "f32";   // of keys without a format of their own
   std::string parameter_dtype = "f32";  // what is written back; coded: differences
-  std::string reduction = "sum";        // or "mean"
+  Choice<Reduction> reduction = "sum";  // or "mean"
   // Order of additions: "4,4" adds within two groups of four ranks, then their sums (rank_tree.h).
   // All of max_ranks, in lock-step. "": ascending ranks.
   std::string groups;
   // The ranks are racks (boxes with a parent), each the sum of so many of the training's ranks.
   // Their gradients are f32, and say how many of these took part. Empty: they are the training's.
   std::vector<uint32_t> rack_ranks;
-  std::string work = "all";  // "sum": no optimizer; "none": only completes (benchmarks)
+  Choice<Work> work = "all";  // "sum": no optimizer; "none": only completes (benchmarks)
   // "bsp": a round sums all gradients, then everyone goes on. "ssp", "async": each gradient is
   // applied when it comes (one step of the optimizer, or with "none" plain addition to the
   // parameters), and a rank may be `slack` rounds ahead of the slowest, or as far as it likes.
-  std::string consistency = "bsp";
+  Choice<Consistency> consistency = "bsp";
   uint32_t slack = 0;
-  std::string initial = "zeros";      // or "broadcast": rank 0 sends them before round 1
-  std::string on_loss = "shrink";     // "wait", "fail"
-  std::string on_nonfinite = "stop";  // "exclude", "pass", "skip"
-  std::string unused = "zero";        // "skip": what nobody has a gradient of stays as it is
+  Choice<Initial> initial = "zeros";          // or "broadcast": rank 0 sends them before round 1
+  Choice<OnLoss> on_loss = "shrink";          // "wait", "fail"
+  Choice<OnNonFinite> on_nonfinite = "stop";  // "exclude", "pass", "skip"
+  Choice<Unused> unused = "zero";  // "skip": what nobody has a gradient of stays as it is
   // How many branches the box keeps beside the one that runs: states of the model, each with
   // hyperparameters of its own, of which one runs in each round (branch_messages.h).
   uint32_t branches = 0;
-  std::string rounding = "nearest";  // or "stochastic": of gradients in coded formats
+  Choice<RoundingMode> rounding = "nearest";  // or "stochastic": of gradients in coded formats
   uint32_t lease_ms = 3000;
   uint32_t progress_limit_ms = 60000;  // a rank that the others wait for longer than this is lost
   uint32_t wait_limit_ms = 60000;      // on_loss wait: how long the job pauses for a lost rank
@@ -218,19 +222,16 @@ std::vector<std::string_view> optimizer_states(const JobSpec& spec);
 // or '-'.
 void check_job_name(std::string_view name);
 
-// An option of a job that is one word or one number, named as in the JSON of a JobSpec; its name is
-// the option "job".
+// An option of a job that is one word, text or number, named as in the JSON of a JobSpec; its name
+// is the option "job".
 struct JobOption {
   std::string_view name;
-  bool is_text;
-  size_t offset;  // in a JobSpec
+  bool is_number;  // from 0 to 2^32 - 1
+  const json::Field& field;
 
-  // REQUIRES: is_text.
-  std::string& text(JobSpec& spec) const { return *static_cast<std::string*>(in(spec)); }
-  uint32_t& number(JobSpec& spec) const { return *static_cast<uint32_t*>(in(spec)); }
-
- private:
-  void* in(JobSpec& spec) const { return reinterpret_cast<std::byte*>(&spec) + offset; }
+  // Throws Error(kInvalid), which names the words that there are. REQUIRES: !is_number.
+  void set(JobSpec& spec, std::string_view text) const;
+  void set(JobSpec& spec, uint32_t number) const;  // REQUIRES: is_number
 };
 std::span<const JobOption> job_options();
 

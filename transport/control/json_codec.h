@@ -16,6 +16,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -91,6 +92,7 @@ struct Type {
   Place (*entry)(void*, std::string_view name) = nullptr;         // objects of other kinds
   Place (*element)(void*) = nullptr;                              // lists
   void (*write)(std::string&, const void*) = nullptr;             // all but structs
+  std::span<const std::string_view> (*words)() = nullptr;         // scalars that are one of these
 };
 
 // Throws Error(kInvalid). `what` begins the message ("join request").
@@ -127,6 +129,18 @@ constexpr Bounds default_bounds() {
 template <class T>
 const Type* type_of();
 
+// A Choice is what it is one of.
+template <class T>
+struct Plain {
+  using Type = T;
+};
+template <class E>
+struct Plain<Choice<E>> {
+  using Type = E;
+};
+template <class T>
+using PlainOf = typename Plain<T>::Type;
+
 // Fills the table from fields(). Made for each field of each message, so it is thin.
 template <class T>
 class FieldLister {
@@ -135,11 +149,11 @@ class FieldLister {
 
   template <class M>
   void required(std::string_view name, M T::*member, Bounds bounds = default_bounds<M>()) {
-    table_.fields.push_back({name, offset_of(member), type_of<M>(), bounds, nullptr});
+    table_.fields.push_back({name, offset_of(member), type_of<PlainOf<M>>(), bounds, nullptr});
   }
   template <class M>
   void optional(std::string_view name, M T::*member, Bounds bounds = default_bounds<M>()) {
-    table_.fields.push_back({name, offset_of(member), type_of<M>(), bounds, are_equal<M>});
+    table_.fields.push_back({name, offset_of(member), type_of<PlainOf<M>>(), bounds, are_equal<M>});
   }
 
  private:
@@ -285,10 +299,22 @@ Place list_element(void* object) {
   return {&static_cast<T*>(object)->emplace_back(), type_of<M>(), default_bounds<M>()};
 }
 
+template <class E>
+std::span<const std::string_view> words_of() {
+  return kWords<E>;
+}
+
 template <class T>
 const Type* type_of() {
   using Shape = Type::Shape;
-  if constexpr (Struct<T>) {
+  if constexpr (Word<T> && !std::same_as<T, ErrorCode>) {
+    static constexpr Type type = {.shape = Shape::kScalar,
+                                  .expected = expected_scalar<T>,
+                                  .assign = assign_scalar<T>,
+                                  .write = write_scalar<T>,
+                                  .words = words_of<T>};
+    return &type;
+  } else if constexpr (Struct<T>) {
     static constexpr Type type = {
         .shape = Shape::kObject, .expected = expected_object, .table = table_of<T>};
     return &type;

@@ -85,11 +85,6 @@ constexpr Rule kRules[] = {
     {kInterest, kGated | kBranches | kRacks, "ranks take part in some chunks only"},
 };
 
-template <class E>
-bool is(std::string_view word, E value) {
-  return word == word_of(value);
-}
-
 Features features_of(const JobSpec& spec, const KeySpec& key) {
   const Features lazy = key.lazy ? Features(kLazyKeys) : Features();
   if (is_rows(key)) return lazy | kRowKeys;
@@ -110,14 +105,14 @@ Features features_of_results(const JobSpec& spec) {
 
 // As the job has it. REQUIRES: it has it, or the spec does not say.
 std::string said(const JobSpec& spec, Feature feature) {
-  const auto word = [](std::string_view option, const std::string& value) {
+  const auto word = [](std::string_view option, std::string_view value) {
     return fmt::format("{} '{}'", option, printable(value));
   };
   switch (feature) {
     case kBsp:
     case kSsp:
     case kAsync:
-      return word("consistency", spec.consistency);
+      return word("consistency", spec.consistency.word());
     case kSlack:
       return fmt::format("slack {}", spec.slack);
     case kNoOptimizer:
@@ -125,14 +120,14 @@ std::string said(const JobSpec& spec, Feature feature) {
       return word("optimizer", spec.optimizer);
     case kSumOnly:
     case kNoWork:
-      return word("work", spec.work);
+      return word("work", spec.work.word());
     case kMean:
-      return word("reduction", spec.reduction);
+      return word("reduction", spec.reduction.word());
     case kExclude:
     case kSkip:
-      return word("on_nonfinite", spec.on_nonfinite);
+      return word("on_nonfinite", spec.on_nonfinite.word());
     case kUnused:
-      return word("unused", spec.unused);
+      return word("unused", spec.unused.word());
     case kGroups:
       return word("groups", spec.groups);
     case kShortResults:
@@ -169,19 +164,19 @@ Features features_of(const JobSpec& spec) {
     if (has) found |= feature;
   };
   for (const KeySpec& key : spec.keys) found |= features_of(spec, key);
-  add(is(spec.consistency, Consistency::kBsp), kBsp);
-  add(is(spec.consistency, Consistency::kSsp), kSsp);
-  add(is(spec.consistency, Consistency::kAsync), kAsync);
+  add(spec.consistency == Consistency::kBsp, kBsp);
+  add(spec.consistency == Consistency::kSsp, kSsp);
+  add(spec.consistency == Consistency::kAsync, kAsync);
   add(spec.slack > 0, kSlack);
   add(spec.optimizer == "none", kNoOptimizer);
   add(folds(spec), kFold);
-  add(is(spec.work, Work::kSumOnly), kSumOnly);
-  add(is(spec.work, Work::kNone), kNoWork);
-  add(is(spec.reduction, Reduction::kMean), kMean);
-  add(is(spec.on_nonfinite, OnNonFinite::kExclude), kExclude);
-  add(is(spec.on_nonfinite, OnNonFinite::kSkip), kSkip);
+  add(spec.work == Work::kSumOnly, kSumOnly);
+  add(spec.work == Work::kNone, kNoWork);
+  add(spec.reduction == Reduction::kMean, kMean);
+  add(spec.on_nonfinite == OnNonFinite::kExclude, kExclude);
+  add(spec.on_nonfinite == OnNonFinite::kSkip, kSkip);
   add(clips(spec), kMaxNorm);
-  add(is(spec.unused, Unused::kSkip), kUnused);
+  add(spec.unused == Unused::kSkip, kUnused);
   add(!spec.hyper.empty(), kHyper);
   add(!spec.schedule.empty(), kSchedule);
   add(true, spec.groups.empty() ? kUngrouped : kGroups);

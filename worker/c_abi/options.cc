@@ -96,12 +96,12 @@ void set_number(WorkerOptions& options, const Option& option, int64_t value) {
   const int64_t max = whole         ? std::numeric_limits<uint32_t>::max()
                       : option.flag ? 1
                                     : std::numeric_limits<int32_t>::max();
-  if (option.text || (option.of_job && option.of_job->is_text)) {
+  if (option.text || (option.of_job && !option.of_job->is_number)) {
     throw Refusal(PHUB_INVALID, fmt::format("option '{}' is a text", option.name));
   }
   check_number(option.name, value, min, max);
   if (option.limit) options.*option.limit = static_cast<uint32_t>(value);
-  if (option.of_job) option.of_job->number(options.spec) = static_cast<uint32_t>(value);
+  if (option.of_job) option.of_job->set(options.spec, static_cast<uint32_t>(value));
   if (option.count) options.*option.count = static_cast<size_t>(value);
   if (option.number) options.*option.number = static_cast<int32_t>(value);
   if (option.flag) options.*option.flag = value != 0;
@@ -110,8 +110,8 @@ void set_number(WorkerOptions& options, const Option& option, int64_t value) {
 void set_text(WorkerOptions& options, const Option& option, std::string_view value) {
   if (option.text) {
     options.*option.text = value;
-  } else if (option.of_job && option.of_job->is_text) {
-    option.of_job->text(options.spec) = value;
+  } else if (option.of_job && !option.of_job->is_number) {
+    option.of_job->set(options.spec, value);
   } else {
     set_number(options, option, number_in(option.name, value));
   }
