@@ -238,7 +238,7 @@ void run(PlanArguments arguments) {
                                                            : arguments.parameter_dtype;
   if (arguments.gated) spec.on_nonfinite = OnNonFinite::kSkip;
   for (const KeySpec& key : spec.keys) gradient_dtype(spec, key);  // throws if there is none
-  static_cast<void>(choices_of(spec));  // throws likewise
+  static_cast<void>(choices_of(spec));                             // throws likewise
   check_rules(spec);
 
   if (!arguments.cluster.empty()) return compare(arguments);

@@ -22,8 +22,8 @@ class ShardHealth final : public ControlHandler {
   }
 
  private:
-  [[noreturn]] void elsewhere() const override {
-    fail(ErrorCode::kNotFound, "this box serves under {}: ask there", server_);
+  std::string why_not_here() const override {
+    return fmt::format("this box serves under {}: ask there", server_);
   }
 
   const std::string server_;

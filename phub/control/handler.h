@@ -160,10 +160,9 @@ class ControlHandler {
   virtual void connection_ended(const Credential& /*who*/) {}
 
  protected:
-  // What is not overridden is not done here: throws Error that says where it is.
-  [[noreturn]] virtual void elsewhere() const {
-    fail(ErrorCode::kNotFound, "this server does nothing of that kind");
-  }
+  // What is not overridden is not done here.
+  [[noreturn]] void elsewhere() const { fail(ErrorCode::kNotFound, "{}", why_not_here()); }
+  virtual std::string why_not_here() const { return "this server does nothing of that kind"; }
 };
 
 }  // namespace phub

@@ -1059,7 +1059,7 @@ MUTANTS = [
            "return ", ("worker/rejoin_test:*OnceMore*",)),
     Mutant("life-unsaved: a job that was never saved goes on after its end", "phub/job/saved_jobs.cc",
            "if (latest == 0 || store_.has_ended(job, latest)) return false;",
-           "if (!may_go_on(job)) return false;", ("worker/rejoin_test:*HasEndedUnsaved*",)),
+           "if (std::vector<std::string> said; !may_go_on(job, said)) return false;", ("worker/rejoin_test:*HasEndedUnsaved*",)),
 
     # Strangers.
     Mutant("knock: the oldest half-open connection stays", "transport/socket_transport.cc",

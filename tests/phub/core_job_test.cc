@@ -106,7 +106,7 @@ TEST(CoreJob, ARoundOfAGateIsOfTheChunksThatAreInIt) {
   play_core(R"(
     job gated nan=skip momentum snapshots chunks=2 ranks=0
     push 0 0@1=nan | run | hold 2 1 1 | commit 2 -0 +1.1@2 | run | sends 2
-    push 1 0-1@2=1 | sends 5 | order snapshot | told snapped @3 | copied 0=-1/1/1 1=-1/1/2
+    push 1 0-1@2=1 | sends 5 | order snapshot | told snapped @3 | copied 0=-1/1/1 | copied 1=-1/1/2
   )");
 }
 

@@ -383,6 +383,7 @@ bool Player::whole_state(const std::string& name, Words& w) {
   const bool of_shelf = name.starts_with("shelf-");
   const uint32_t shelf = of_shelf ? w.rank() : 0, place = of_shelf ? shelf + 1 : 0;
   const Item item(w.word());
+  EXPECT_EQ(w.rest(), "") << "of one place";
   const auto [state_text, steps_text] = split(item.participants, '/');
   for (const uint32_t chunk : item.chunks) {
     const size_t first = size_t{chunk} * rig.stride();
