@@ -289,7 +289,7 @@ class Exchange {
       server.add_rank(
           {.end =
                [this, thread, host, nics](const UnitPlan& unit, uint32_t box_host) {
-                 if (!scene_.nics || box_host == host) return Pipe::End{thread, 0};
+                 if (!scene_.nics) return Pipe::End{thread, 0};
                  const bool far = scene_.hosts[host].rack != scene_.hosts[box_host].rack;
                  return Pipe::End{thread, fabric_.nic_port(host, nics[unit.queue], far)};
                },

@@ -73,6 +73,14 @@ TEST(RackModel, AChunkIsSummedWhenTheLastIsIn) {
               4 * kChunk / kGbit + 1e-3, 1e-6);
 }
 
+// Of two ranks one is on the box's host: its gradients do not take from the link that the other
+// one's results need.
+TEST(RackModel, OnTheBoxsHostNoLinkIsNeeded) {
+  const std::string cluster = host("w", "worker", 2, 1, 1);
+  const double expected = kModel / kGbit;
+  EXPECT_NEAR(seconds(cluster, placed("colocated-central")), expected, expected * 0.01);
+}
+
 TEST(RackModel, ACentralBoxTakesWModelsOverItsNics) {
   for (const uint32_t workers : {2u, 4u, 8u}) {
     const std::string cluster = host("w", "worker", workers, 1, 1) + host("b", "box", 1, 1, 1);
