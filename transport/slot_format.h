@@ -36,8 +36,9 @@ struct SlotFormat {
   }
   // An array of elements. A key of a plain format is one piece at the worker.
   constexpr bool is_plain() const { return bits == unit_bytes * 8 && tail_bytes == 0; }
-  // Results may have it: plain, or the differences of fewer bits than f32 (parameter_dtype).
-  constexpr bool for_results() const { return is_plain() || (bits < 32 && !is_factors()); }
+  // Results may have it: plain, or differences that have something of every element
+  // (parameter_dtype).
+  constexpr bool for_results() const { return is_plain() || (bits > 1 && bits < 32); }
 
   friend constexpr bool operator==(const SlotFormat&, const SlotFormat&) = default;
 };

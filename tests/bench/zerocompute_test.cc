@@ -104,7 +104,7 @@ TEST(ZerocomputeTest, FormatsOfGradients) {
 
 TEST(ZerocomputeTest, ResultsAsDifferences) {
   const std::map<std::string, double> bytes_per_element = {
-      {"fp8-e4m3", 1}, {"fp8-e5m2", 1}, {"int8", 1}, {"int4", 0.5}, {"topk", 0.125}};
+      {"fp8-e4m3", 1}, {"fp8-e5m2", 1}, {"int8", 1}, {"int4", 0.5}};
   for (const char* transport : {"shm", "tcp"}) {
     for (const auto& [results, expected] : bytes_per_element) {
       const TemporaryFile json(".json");

@@ -166,7 +166,7 @@ void code_keys(SimRandom& random, JobPlan& job) {
 // Of some keys, which become matrices, factors are sent.
 void send_factors(SimRandom& random, JobPlan& job) {
   JobSpec& spec = job.spec;
-  if (!job.lock_step() || spec.parameter_dtype == "topk") return;
+  if (!job.lock_step()) return;
   const size_t always = random.below(spec.keys.size());
   for (size_t k = 0; k < spec.keys.size(); ++k) {
     if (k != always && !random.chance(0.4)) continue;
@@ -186,7 +186,7 @@ void send_factors(SimRandom& random, JobPlan& job) {
 // Of some keys, which become matrices, rows are sent.
 void send_rows(SimRandom& random, JobPlan& job) {
   JobSpec& spec = job.spec;
-  if (!job.lock_step() || spec.parameter_dtype == "topk") return;
+  if (!job.lock_step()) return;
   const bool may_be_lazy =
       spec.optimizer != "none" && !is_gated(spec) && job.box_of.empty() && random.chance(0.9);
   const size_t always = random.below(spec.keys.size());
@@ -299,7 +299,7 @@ void send_differences(SimRandom& random, JobPlan& job) {
   if (!job.lock_step() || spec.optimizer == "none" || !job.box_of.empty()) return;
   if (spec.branches > 0) return;
   spec.parameter_dtype =
-      pick<std::string>(random, {"fp8-e4m3", "fp8-e5m2", "int8", "int8", "int4", "topk"});
+      pick<std::string>(random, {"fp8-e4m3", "fp8-e5m2", "int8", "int8", "int4"});
   spec.rounding = random.chance(0.5) ? "stochastic" : "nearest";
   if (spec.on_nonfinite == "pass") job.bad.clear();  // it would stay in what ranks have
 }

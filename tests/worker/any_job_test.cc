@@ -165,7 +165,6 @@ class Jobs {
   }
 
   void draw_matrices(JobSpec& spec) {
-    if (spec.parameter_dtype == "topk") return;  // whose chunks are smaller than those of matrices
     if (factors_.yes()) {
       add_factors(spec, matrix("wide", 5, 1000, 4), 3);
       add_factors(spec, matrix("tall", 300, 2, 48), 1);
@@ -192,8 +191,7 @@ class Jobs {
                           "rmsprop", "adadelta", "sparse-adam", "fold"});
   Deck gradient_ = deck({"f32", "bf16", "f16", "fp8-e4m3", "fp8-e5m2", "int8", "int4", "topk"});
   Deck key_format_ = deck({"", "", "", "", "fp8-e4m3", "fp8-e5m2", "int8", "int4", "topk"});
-  Deck parameter_ =
-      deck({"f32", "f32", "bf16", "f16", "fp8-e4m3", "fp8-e5m2", "int8", "int4", "topk"});
+  Deck parameter_ = deck({"f32", "f32", "bf16", "f16", "fp8-e4m3", "fp8-e5m2", "int8", "int4"});
   Deck plain_ = deck({"f32", "bf16", "f16"});
   Deck rounding_ = deck({"nearest", "stochastic"}), reduction_ = deck({"sum", "mean"});
   Deck policy_ = deck({"stop", "stop", "exclude", "exclude", "skip", "pass"});

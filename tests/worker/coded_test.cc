@@ -179,11 +179,8 @@ TEST(Differences, ParametersThatTheyCannotBeOfAreRefused) {
   };
   refused("parameter_dtype 'int8': it is about the steps of the server's optimizer",
           [](JobSpec& spec) { spec.optimizer = "none"; });
-  refused("parameter_dtype: topk is for chunks of at most 65536 elements, and these have 131072",
-          [](JobSpec& spec) {
-            spec.parameter_dtype = "topk";
-            spec.chunk_elements = 131072;
-          });
+  refused("parameter_dtype: must be one of f32, bf16, f16, fp8-e4m3, fp8-e5m2, int8, int4, got",
+          [](JobSpec& spec) { spec.parameter_dtype = "topk"; });
 }
 
 TEST(GradientCoder, RestoresWhatItSavedAndNothingElse) {

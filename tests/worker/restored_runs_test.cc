@@ -404,11 +404,11 @@ INSTANTIATE_TEST_SUITE_P(
                  .whole_numbers = true},
         // What ranks have is saved beside the parameters.
         Scenario{.name = "differences", .parameter_dtype = "int4"},
-        Scenario{.name = "sparse_differences",
+        Scenario{.name = "rounded_differences",
                  .before = kTcp,
                  .after = {"pack:1 core:3 pu:1", "tcp"},
                  .gradient_dtype = "int8",
-                 .parameter_dtype = "topk",
+                 .parameter_dtype = "fp8-e5m2",
                  .rounding = "stochastic",
                  .unused = "skip"},
         Scenario{.name = "differences_of_boxes",

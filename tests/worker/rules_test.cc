@@ -90,8 +90,6 @@ std::function<void(JobSpec&)> switched_on(Feature feature) {
       return [](JobSpec& spec) { spec.parameter_dtype = "f16"; };
     case kDifferences:
       return [](JobSpec& spec) { spec.parameter_dtype = "int8"; };
-    case kTopkResults:
-      return [](JobSpec& spec) { spec.parameter_dtype = "topk"; };
     default:
       return nullptr;
   }
@@ -138,7 +136,7 @@ void train_as_alone(Box& box, JobSpec spec) {
 bool are_words_of_one_option(Feature a, Feature b) {
   for (const Features one :
        {kBsp | kSsp | kAsync, kNoOptimizer | kFold, kSumOnly | kNoWork, kExclude | kSkip,
-        kGroups | kUngrouped, kShortResults | kDifferences | kTopkResults}) {
+        kGroups | kUngrouped, kShortResults | kDifferences}) {
     if (one.has(a) && one.has(b)) return true;
   }
   return false;

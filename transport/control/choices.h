@@ -65,7 +65,6 @@ std::optional<E> value_of(std::string_view word) {
 template <class E>
 class Choice {
  public:
-  using Value = E;
   constexpr Choice() = default;
   constexpr Choice(E value) : value_(value) {}
   // Throws Error(kInvalid): there is no such word.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <utility>
 
 #include "transport/control/choices.h"
 #include "transport/error.h"
@@ -45,7 +46,6 @@ constexpr std::array<std::string_view, kFeatures> kNames = {
     "lazy",
     "results in bf16 or f16",
     "results as differences",
-    "results in topk",
     "interest",
     "a server with --parent",
     "int32 at a server with --switch",
@@ -80,8 +80,6 @@ constexpr Rule kRules[] = {
     {kBranches, kSchedule, "each branch has hyperparameters of its own, set while it runs"},
     {kBranches, kDifferences, "a round may change the whole model"},
     {kLazyKeys, kGated, "steps are of single rows, and not of whole rounds"},
-    {kTopkResults, kFactorKeys | kRowKeys,
-     "it is for chunks of at most 65536 elements, and those of factors and rows may have more"},
     {kInterest, kGated | kBranches | kRacks, "ranks take part in some chunks only"},
 };
 
@@ -99,8 +97,7 @@ Features features_of(const JobSpec& spec, const KeySpec& key) {
 Features features_of_results(const JobSpec& spec) {
   const SlotFormat* const format = find_slot_format(spec.parameter_dtype);
   if (format == nullptr || spec.parameter_dtype == "f32") return {};
-  if (format->is_plain()) return kShortResults;
-  return spec.parameter_dtype == "topk" ? kDifferences | kTopkResults : Features(kDifferences);
+  return format->is_plain() ? kShortResults : kDifferences;
 }
 
 // As the job has it. REQUIRES: it has it, or the spec does not say.
@@ -132,7 +129,6 @@ std::string said(const JobSpec& spec, Feature feature) {
       return word("groups", spec.groups);
     case kShortResults:
     case kDifferences:
-    case kTopkResults:
       return word("parameter_dtype", spec.parameter_dtype);
     case kShortGradients:
     case kCodedGradients:
@@ -163,7 +159,11 @@ Features features_of(const JobSpec& spec) {
   const auto add = [&found](bool has, Feature feature) {
     if (has) found |= feature;
   };
-  for (const KeySpec& key : spec.keys) found |= features_of(spec, key);
+  bool by_job = false;
+  for (const KeySpec& key : spec.keys) {
+    if (key.format.empty() && !key.lazy && std::exchange(by_job, true)) continue;
+    found |= features_of(spec, key);
+  }
   add(spec.consistency == Consistency::kBsp, kBsp);
   add(spec.consistency == Consistency::kSsp, kSsp);
   add(spec.consistency == Consistency::kAsync, kAsync);

@@ -41,7 +41,6 @@ enum class Feature : uint8_t {
   kLazyKeys,
   kShortResults,
   kDifferences,
-  kTopkResults,
   // What a spec does not say:
   kInterest,     // ranks write and read some chunks only (interest.h)
   kBelowParent,  // the box is a rack
