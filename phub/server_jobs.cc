@@ -124,7 +124,9 @@ void Server::join(JoinRequest request, Reply<JoinReply> reply) {
          kProtocolVersion, request.version);
   }
   machine_.transport_named(request.transport);
-  check_interest(request.interest, request.spec, features_here(request.spec));
+  if (!request.interest.empty()) {
+    check_interest(request.interest, request.spec, features_here(request.spec));
+  }
   place(std::make_shared<PendingJoin>(PendingJoin{std::move(request), std::move(reply)}));
 }
 

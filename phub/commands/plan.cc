@@ -238,7 +238,11 @@ void run(PlanArguments arguments) {
                                                            : arguments.parameter_dtype;
   if (arguments.gated) spec.on_nonfinite = OnNonFinite::kSkip;
   for (const KeySpec& key : spec.keys) gradient_dtype(spec, key);  // throws if there is none
-  static_cast<void>(choices_of(spec));                             // throws likewise
+  const Choices choices = choices_of(spec);                        // throws likewise
+  if (choices.gated && choices.optimizer == kernels::Optimizer::kNone) {
+    fail(ErrorCode::kInvalid,
+         "--gated is about the steps of an optimizer: choose one (--optimizer)");
+  }
   check_rules(spec);
 
   if (!arguments.cluster.empty()) return compare(arguments);
@@ -366,11 +370,13 @@ void add_plan_command(CLI::App& app) {
   command->add_flag("--checkpoints", arguments->checkpoints,
                     "With the copy that 'phub serve --checkpoints' takes of parameters and state");
   command->add_flag("--gated", arguments->gated,
-                    "Rounds are applied as a whole: with max_norm, or on_nonfinite skip");
+                    "Rounds are applied as a whole: with max_norm, or on_nonfinite skip; needs an "
+                    "--optimizer");
   command->add_option(
       "--parameter-dtype", arguments->parameter_dtype,
       "Format that is written back: f32, bf16 or f16 (default: that of the gradients; f32 "
-      "if theirs is none of these); or, as differences, one of the others");
+      "if theirs is none of these); or, as differences, fp8-e4m3, fp8-e5m2, int8 or "
+      "int4");
   command->add_flag("--json", arguments->json, "Print JSON, for programs");
   add_limit_options(command, arguments->limits);
   CLI::Option* samples =

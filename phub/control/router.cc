@@ -558,9 +558,9 @@ const Route* find_route(std::string_view method, std::string_view path, Target& 
   return nullptr;
 }
 
-void refuse(const Call& call, std::string_view path) {
+// Sets `pattern` to that of the routes with this path, which are of other methods.
+void refuse(const Call& call, std::string_view path, std::string_view& pattern) {
   std::string allowed;
-  std::string_view pattern;
   for (const Route& route : kRoutes) {
     if (!match(route.info.pattern, path)) continue;
     pattern = route.info.pattern;
@@ -586,7 +586,7 @@ void dispatch(Call& call, std::string_view& pattern) {
   const std::string_view path = path_of(call.request.target);
   Target target;
   const Route* const route = find_route(call.request.method, path, target);
-  if (route == nullptr) return refuse(call, path);
+  if (route == nullptr) return refuse(call, path, pattern);
   pattern = route->info.pattern;
   if (target.job.data() != nullptr) {
     check_job_name(target.job);  // the handler gets valid names only

@@ -187,6 +187,16 @@ TEST(Http, HeadIsGetWithoutItsBodyAndQueriesMeanNothing) {
   }
 }
 
+TEST(Http, ARefusedMethodIsCountedAtItsPath) {
+  HttpRig rig;
+  RawClient put(rig.address()), get(rig.address());
+  put.send("PUT /v1/jobs/j/join HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  EXPECT_THAT(put.answers(1), HasSubstr("405"));
+  get.send("GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+  EXPECT_THAT(get.rest(),
+              HasSubstr(R"(phub_http_requests_total{path="/v1/jobs/{job}/join",code="405"} 1)"));
+}
+
 TEST(Http, BadRequestsAreRefusedAndTheHandlerNeverSeesThem) {
   HttpRig rig;
   const std::string bearer = "Authorization: Bearer t\r\n";
@@ -194,6 +204,8 @@ TEST(Http, BadRequestsAreRefusedAndTheHandlerNeverSeesThem) {
       {"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n", "404", "there is nothing at '/nothing'"},
       {"GET /v1/jobs/j/nothing HTTP/1.1\r\nHost: localhost\r\n\r\n", "404", "not_found"},
       {"GET /v1/jobs/j/log/ HTTP/1.1\r\nHost: localhost\r\n\r\n", "404", "not_found"},
+      {"GET /v1/jobs/j/part/{rank}/1/0/0/0 HTTP/1.1\r\nHost: localhost\r\n\r\n", "404",
+       "not_found"},
       {"GET /v1/nothing?x=1 HTTP/1.1\r\nHost: localhost\r\n\r\n", "404", "not_found"},
       {"GET /v1/jobs/nobody HTTP/1.1\r\nHost: localhost\r\n\r\n", "404", "no job 'nobody'"},
       {"PUT /v1/status HTTP/1.1\r\nHost: localhost\r\n\r\n", "405", "Allow: GET"},

@@ -257,6 +257,7 @@ TEST(PlanCommand, BadInputIsNamed) {
             "parameter_dtype: must be one of f32, bf16, f16, fp8-e4m3, fp8-e5m2, int8, int4, got "
             "'f8'"},
            {"vgg19 --chunk-elements 100", "multiple of 32"},
+           {"vgg19 --gated", "choose one (--optimizer)"},
            {"vgg19 --cluster nowhere.toml", "nowhere.toml: No such file"},
            {"vgg19 --boxes 2", "--boxes requires --cluster"},
            {"vgg16 --samples 32", "it needs --link-gbps, --worker-link-gbps, and NICs"},

@@ -344,10 +344,12 @@ TEST(Racks, WhatNoRackCanDoIsRefused) {
             options.spec.optimizer = "sgd";
             options.spec.branches = 1;
           });
-  refused("a server with --parent: it is one of several racks, which take part in every round",
-          [](WorkerOptions& options) {
-            options.interest = {{"b", {}, {}}};
-          });
+  refused(
+      "a server with --parent: it is one of several racks, which take part in every round, and its "
+      "parent counts racks",
+      [](WorkerOptions& options) {
+        options.interest = {{"b", {}, {}}};
+      });
 
   // The first rank decides which group a box serves.
   JobSpec spec = grouped_spec("agreed", 1, "2,2");

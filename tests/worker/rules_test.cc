@@ -90,9 +90,13 @@ std::function<void(JobSpec&)> switched_on(Feature feature) {
       return [](JobSpec& spec) { spec.parameter_dtype = "f16"; };
     case kDifferences:
       return [](JobSpec& spec) { spec.parameter_dtype = "int8"; };
-    default:
+    case kInterest:
+    case kBelowParent:
+    case kSwitch:
+    case kCount:
       return nullptr;
   }
+  return nullptr;
 }
 
 // Of one rank where rounds are not of all, so that its steps are those of one process.

@@ -527,10 +527,16 @@ TEST(Switched, WhatASwitchCannotAddIsRefusedWithAReason) {
     }
     return "";
   };
-  EXPECT_EQ(refusal([](WorkerOptions& o) { o.spec.unused = "skip"; }),
-            "int32 at a server with --switch: a switch adds what all ranks send in a round, in any "
-            "order, and job 'refused' has unused 'skip'; change that, or use another format, or a "
-            "server without a switch");
+  EXPECT_EQ(
+      refusal([](WorkerOptions& o) { o.spec.unused = "skip"; }),
+      "int32 at a server with --switch: a switch adds what all ranks send in a round, in any "
+      "order, and does not tell whose it is, and job 'refused' has unused 'skip'; change that, "
+      "or use another format, or a server without a switch");
+  EXPECT_THAT(refusal([](WorkerOptions& o) { o.spec.branches = 1; }), HasSubstr("has branches"));
+  EXPECT_THAT(refusal([](WorkerOptions& o) {
+                o.interest = {{o.spec.keys[0].name, {{0, 1}}, {{0, 1}}}};
+              }),
+              HasSubstr("has interest"));
   EXPECT_THAT(refusal([](WorkerOptions& o) { o.spec.world_size = 65; }),
               HasSubstr("at most 64 ranks send, and the job has 65"));
   EXPECT_THAT(refusal([](WorkerOptions& o) { o.transport = "shm"; }),

@@ -28,23 +28,42 @@ enum class OnNonFinite : uint8_t { kStop, kExclude, kPass, kSkip };
 enum class Unused : uint8_t { kZero, kSkip };
 enum class RoundingMode : uint8_t { kNearest, kStochastic };
 
+// The option whose values an enum has.
+template <class E>
+inline constexpr std::string_view kOption = "";
 // The words of an enum, in the order of its values, which begin at 0.
 template <class E>
 inline constexpr std::string_view kWords[] = {""};
 template <>
+inline constexpr std::string_view kOption<Consistency> = "consistency";
+template <>
 inline constexpr std::string_view kWords<Consistency>[] = {"bsp", "ssp", "async"};
+template <>
+inline constexpr std::string_view kOption<Reduction> = "reduction";
 template <>
 inline constexpr std::string_view kWords<Reduction>[] = {"sum", "mean"};
 template <>
+inline constexpr std::string_view kOption<Work> = "work";
+template <>
 inline constexpr std::string_view kWords<Work>[] = {"all", "sum", "none"};
+template <>
+inline constexpr std::string_view kOption<Initial> = "initial";
 template <>
 inline constexpr std::string_view kWords<Initial>[] = {"zeros", "broadcast"};
 template <>
+inline constexpr std::string_view kOption<OnLoss> = "on_loss";
+template <>
 inline constexpr std::string_view kWords<OnLoss>[] = {"shrink", "wait", "fail"};
+template <>
+inline constexpr std::string_view kOption<OnNonFinite> = "on_nonfinite";
 template <>
 inline constexpr std::string_view kWords<OnNonFinite>[] = {"stop", "exclude", "pass", "skip"};
 template <>
+inline constexpr std::string_view kOption<Unused> = "unused";
+template <>
 inline constexpr std::string_view kWords<Unused>[] = {"zero", "skip"};
+template <>
+inline constexpr std::string_view kOption<RoundingMode> = "rounding";
 template <>
 inline constexpr std::string_view kWords<RoundingMode>[] = {"nearest", "stochastic"};
 
@@ -54,10 +73,18 @@ constexpr std::string_view word_of(E value) {
 }
 
 template <class E>
-std::optional<E> value_of(std::string_view word) {
+constexpr std::optional<E> value_of(std::string_view word) {
   const auto at = std::find(std::begin(kWords<E>), std::end(kWords<E>), word);
   if (at == std::end(kWords<E>)) return std::nullopt;
   return static_cast<E>(at - std::begin(kWords<E>));
+}
+
+// Says which words there are, and which one may have been meant.
+[[noreturn]] inline void refuse_word(std::string_view field, std::string_view word,
+                                     const std::vector<std::string_view>& words) {
+  const std::string near = nearest(word, words);
+  fail(ErrorCode::kInvalid, "{}: must be one of {}, got '{}'{}", field, fmt::join(words, ", "),
+       printable(word), near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
 }
 
 // The value of an option. It stands for its word as well: it can be made from it, compared with it
@@ -67,7 +94,7 @@ class Choice {
  public:
   constexpr Choice() = default;
   constexpr Choice(E value) : value_(value) {}
-  // Throws Error(kInvalid): there is no such word.
+  // Throws Error(kInvalid), which names the option and its words: there is no such word.
   template <std::convertible_to<std::string_view> Word>
   constexpr Choice(const Word& word) : value_(parse(word)) {}
 
@@ -84,20 +111,11 @@ class Choice {
  private:
   static constexpr E parse(std::string_view word) {
     if (const std::optional<E> value = value_of<E>(word)) return *value;
-    fail(ErrorCode::kInvalid, "must be one of {}, got '{}'", fmt::join(kWords<E>, ", "),
-         printable(word));
+    refuse_word(kOption<E>, word, {std::begin(kWords<E>), std::end(kWords<E>)});
   }
 
   E value_ = {};
 };
-
-// Says which words there are, and which one may have been meant.
-[[noreturn]] inline void refuse_word(std::string_view field, std::string_view word,
-                                     const std::vector<std::string_view>& words) {
-  const std::string near = nearest(word, words);
-  fail(ErrorCode::kInvalid, "{}: must be one of {}, got '{}'{}", field, fmt::join(words, ", "),
-       printable(word), near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
-}
 
 }  // namespace phub
 

@@ -92,31 +92,32 @@ struct JobSpec {
   uint32_t max_ranks = 0;          // 0: world_size. Memory is fixed for this many
   uint32_t chunk_elements = 8192;  // a multiple of 32
   std::string optimizer = "none";
-  std::map<std::string, double> hyper;  // what differs from the optimizer's defaults
-  std::vector<HyperChange> schedule;    // by ascending round
-  std::string gradient_dtype = "f32";   // of keys without a format of their own
-  std::string parameter_dtype = "f32";  // what is written back; coded: differences
-  Choice<Reduction> reduction = "sum";  // or "mean"
+  std::map<std::string, double> hyper;            // what differs from the optimizer's defaults
+  std::vector<HyperChange> schedule;              // by ascending round
+  std::string gradient_dtype = "f32";             // of keys without a format of their own
+  std::string parameter_dtype = "f32";            // what is written back; coded: differences
+  Choice<Reduction> reduction = Reduction::kSum;  // or "mean"
   // Order of additions: "4,4" adds within two groups of four ranks, then their sums (rank_tree.h).
   // All of max_ranks, in lock-step. "": ascending ranks.
   std::string groups;
   // The ranks are racks (boxes with a parent), each the sum of so many of the training's ranks.
   // Their gradients are f32, and say how many of these took part. Empty: they are the training's.
   std::vector<uint32_t> rack_ranks;
-  Choice<Work> work = "all";  // "sum": no optimizer; "none": only completes (benchmarks)
+  Choice<Work> work = Work::kAll;  // "sum": no optimizer; "none": only completes (benchmarks)
   // "bsp": a round sums all gradients, then everyone goes on. "ssp", "async": each gradient is
   // applied when it comes (one step of the optimizer, or with "none" plain addition to the
   // parameters), and a rank may be `slack` rounds ahead of the slowest, or as far as it likes.
-  Choice<Consistency> consistency = "bsp";
+  Choice<Consistency> consistency = Consistency::kBsp;
   uint32_t slack = 0;
-  Choice<Initial> initial = "zeros";          // or "broadcast": rank 0 sends them before round 1
-  Choice<OnLoss> on_loss = "shrink";          // "wait", "fail"
-  Choice<OnNonFinite> on_nonfinite = "stop";  // "exclude", "pass", "skip"
-  Choice<Unused> unused = "zero";  // "skip": what nobody has a gradient of stays as it is
+  Choice<Initial> initial = Initial::kZeros;  // or "broadcast": rank 0 sends them before round 1
+  Choice<OnLoss> on_loss = OnLoss::kShrink;   // "wait", "fail"
+  Choice<OnNonFinite> on_nonfinite = OnNonFinite::kStop;  // "exclude", "pass", "skip"
+  Choice<Unused> unused = Unused::kZero;  // "skip": what nobody has a gradient of stays as it is
   // How many branches the box keeps beside the one that runs: states of the model, each with
   // hyperparameters of its own, of which one runs in each round (branch_messages.h).
   uint32_t branches = 0;
-  Choice<RoundingMode> rounding = "nearest";  // or "stochastic": of gradients in coded formats
+  Choice<RoundingMode> rounding =
+      RoundingMode::kNearest;  // or "stochastic": of gradients in coded formats
   uint32_t lease_ms = 3000;
   uint32_t progress_limit_ms = 60000;  // a rank that the others wait for longer than this is lost
   uint32_t wait_limit_ms = 60000;      // on_loss wait: how long the job pauses for a lost rank
@@ -150,7 +151,8 @@ uint32_t hyper_groups(const JobSpec& spec);
 
 // Throws Error(kInvalid) that names the field and the value: empty or duplicate names, zero or too
 // many elements, a shape that has another number of them, unknown words, ranks, limits or groups
-// out of range, groups of other ranks, unordered schedule. (Whether names of hyperparameters fit
+// out of range, groups of other ranks, unordered schedule, options that do not go together
+// (rules.h). (Whether names of hyperparameters fit
 // the optimizer is checked by the server, which knows them.)
 void validate(const JobSpec& spec);
 

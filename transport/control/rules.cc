@@ -51,6 +51,8 @@ constexpr std::array<std::string_view, kFeatures> kNames = {
     "int32 at a server with --switch",
 };
 
+static_assert(!kNames.back().empty());
+
 constexpr Features kOutOfLockStep = kSsp | kAsync, kPartialWork = kSumOnly | kNoWork;
 // They apply a round as a whole.
 constexpr Features kGated = kSkip | kMaxNorm;
@@ -59,10 +61,10 @@ constexpr Rule kRules[] = {
     {kBelowParent, kUngrouped, "it sums one group of the ranks, a rack",
      "give it groups, one for each rack, or join the parent itself"},
     {kBelowParent, kOutOfLockStep | kPartialWork | kMinRanks | kBranches | kInterest,
-     "it is one of several racks, which take part in every round",
+     "it is one of several racks, which take part in every round, and its parent counts racks",
      "change that, or join the parent itself"},
     {kSwitch, kOutOfLockStep | kExclude | kUnused | kGroups | kBranches | kInterest,
-     "a switch adds what all ranks send in a round, in any order",
+     "a switch adds what all ranks send in a round, in any order, and does not tell whose it is",
      "change that, or use another format, or a server without a switch"},
     {kSlack, kBsp | kAsync, "it is for consistency ssp"},
     {kGated | kUnused | kGroups | kDifferences | kRacks | kInterest | kPartialWork, kOutOfLockStep,
@@ -78,7 +80,7 @@ constexpr Rule kRules[] = {
          kRowKeys | kLazyKeys | kDifferences,
      "racks send whole sums in f32, and get whole results"},
     {kBranches, kSchedule, "each branch has hyperparameters of its own, set while it runs"},
-    {kBranches, kDifferences, "a round may change the whole model"},
+    {kBranches, kDifferences, "another branch comes whole, and not as a difference"},
     {kLazyKeys, kGated, "steps are of single rows, and not of whole rounds"},
     {kInterest, kGated | kBranches | kRacks, "ranks take part in some chunks only"},
 };

@@ -48,6 +48,7 @@ enum class Feature : uint8_t {
   kCount
 };
 inline constexpr size_t kFeatures = static_cast<size_t>(Feature::kCount);
+static_assert(kFeatures <= 64);
 
 // A set of them.
 class Features {
