@@ -96,10 +96,12 @@ PHUB_API phub_code phub_options_destroy(phub_options* options);
 
 /* Sets an option by its name. PHUB_INVALID: an unknown option (the message has the nearest name),
  * a word that the option does not have, or not a number where one is needed. phub_worker_create
- * checks whether the values fit together. server              HOST:PORT, or several with commas:
- * one has the job     127.0.0.1:7717 token               for a server that asks for one job
- * letters, digits, '.', '_', '-' transport           auto, shm, tcp, verbs or ofi; the same for all
- * ranks   auto rank                -1: the server chooses                                 -1
+ * checks whether the values fit together.
+ *   server              HOST:PORT, or several with commas: one has the job     127.0.0.1:7717
+ *   token               for a server that asks for one
+ *   job                 letters, digits, '.', '_', '-'
+ *   transport           auto, shm, tcp, verbs or ofi; the same for all ranks   auto
+ *   rank                -1: the server chooses                                 -1
  *   replace             1: take the rank over from who has it now              0
  *   await_ranks         0: phub_worker_create does not wait for other ranks    1
  *   connect_timeout_ms  how long to wait for the server                        5000
