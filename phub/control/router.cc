@@ -543,13 +543,11 @@ std::optional<Target> match(std::string_view pattern, std::string_view path) {
   return target;
 }
 
-// A HEAD is a GET; session.cc omits the body of its answer.
-std::string_view method_of(std::string_view method) { return method == "HEAD" ? "GET" : method; }
-
 // Null: there is nothing at this path, for this method.
 const Route* find_route(std::string_view method, std::string_view path, Target& target) {
+  if (method == "HEAD") method = "GET";  // session.cc omits the body of its answer
   for (const Route& route : kRoutes) {
-    if (route.info.method != method_of(method)) continue;
+    if (route.info.method != method) continue;
     if (auto matched = match(route.info.pattern, path)) {
       target = std::move(*matched);
       return &route;

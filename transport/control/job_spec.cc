@@ -300,7 +300,7 @@ std::string difference(const void* here, const void* there, const json::Type& ty
       }
       std::string text;
       json::write(text, value, *field.type);
-      if (field.type->words != nullptr) text = fmt::format("'{}'", text.substr(1, text.size() - 2));
+      if (!field.type->words.empty()) text = fmt::format("'{}'", text.substr(1, text.size() - 2));
       return text;
     };
     const auto shortened = [](const std::string& text) {
@@ -538,7 +538,8 @@ std::span<const JobOption> job_options() {
     std::vector<JobOption> options;
     for (const json::Field& field : json::type_of<JobSpec>()->table().fields) {
       const bool is_number = field.type == json::type_of<uint32_t>();
-      if (!is_number && field.type != json::type_of<std::string>() && !field.type->words) continue;
+      if (!is_number && field.type != json::type_of<std::string>() && field.type->words.empty())
+        continue;
       options.push_back({field.name == "name" ? "job" : field.name, is_number, field});
     }
     return options;
@@ -548,11 +549,10 @@ std::span<const JobOption> job_options() {
 
 void JobOption::set(JobSpec& spec, std::string_view text) const {
   void* const at = reinterpret_cast<std::byte*>(&spec) + field.offset;
-  if (field.type->words == nullptr) {
+  if (field.type->words.empty()) {
     *static_cast<std::string*>(at) = text;
   } else if (!field.type->assign(at, text, {})) {
-    const std::span<const std::string_view> words = field.type->words();
-    refuse_word(name, text, {words.begin(), words.end()});
+    refuse_word(name, text, {field.type->words.begin(), field.type->words.end()});
   }
 }
 

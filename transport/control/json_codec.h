@@ -92,7 +92,7 @@ struct Type {
   Place (*entry)(void*, std::string_view name) = nullptr;         // objects of other kinds
   Place (*element)(void*) = nullptr;                              // lists
   void (*write)(std::string&, const void*) = nullptr;             // all but structs
-  std::span<const std::string_view> (*words)() = nullptr;         // scalars that are one of these
+  std::span<const std::string_view> words = {};                   // scalars that are one of these
 };
 
 // Throws Error(kInvalid). `what` begins the message ("join request").
@@ -299,22 +299,16 @@ Place list_element(void* object) {
   return {&static_cast<T*>(object)->emplace_back(), type_of<M>(), default_bounds<M>()};
 }
 
-template <class E>
-std::span<const std::string_view> words_of() {
-  return kWords<E>;
+template <class T>
+constexpr std::span<const std::string_view> words_of() {
+  if constexpr (Word<T> && !std::same_as<T, ErrorCode>) return kWords<T>;
+  return {};
 }
 
 template <class T>
 const Type* type_of() {
   using Shape = Type::Shape;
-  if constexpr (Word<T> && !std::same_as<T, ErrorCode>) {
-    static constexpr Type type = {.shape = Shape::kScalar,
-                                  .expected = expected_scalar<T>,
-                                  .assign = assign_scalar<T>,
-                                  .write = write_scalar<T>,
-                                  .words = words_of<T>};
-    return &type;
-  } else if constexpr (Struct<T>) {
+  if constexpr (Struct<T>) {
     static constexpr Type type = {
         .shape = Shape::kObject, .expected = expected_object, .table = table_of<T>};
     return &type;
@@ -334,7 +328,8 @@ const Type* type_of() {
     static constexpr Type type = {.shape = Shape::kScalar,
                                   .expected = expected_scalar<T>,
                                   .assign = assign_scalar<T>,
-                                  .write = write_scalar<T>};
+                                  .write = write_scalar<T>,
+                                  .words = words_of<T>()};
     return &type;
   }
 }

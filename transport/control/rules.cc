@@ -181,7 +181,7 @@ Features features_of(const JobSpec& spec) {
   add(spec.unused == Unused::kSkip, kUnused);
   add(!spec.hyper.empty(), kHyper);
   add(!spec.schedule.empty(), kSchedule);
-  add(true, spec.groups.empty() ? kUngrouped : kGroups);
+  found |= spec.groups.empty() ? kUngrouped : kGroups;
   add(spec.min_ranks > 0, kMinRanks);
   add(!spec.rack_ranks.empty(), kRacks);
   add(spec.branches > 0, kBranches);
