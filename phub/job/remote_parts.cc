@@ -19,22 +19,7 @@ constexpr std::string_view kServesNoMore = "it serves no more";
   fail(ErrorCode::kInvalid, "mail: a report does not fit its job: {}", what);
 }
 
-// What a core says only when it is asked, and which order asks for it.
-std::optional<CoreReport::Type> answer_to(ShardDo what) {
-  switch (what) {
-    case ShardDo::kStart:
-      return CoreReport::kRemoved;  // at its end
-    case ShardDo::kHold:
-      return CoreReport::kHeld;
-    case ShardDo::kDetach:
-      return CoreReport::kDetached;
-    case ShardDo::kAttach:
-      return CoreReport::kAttached;
-    default:
-      return std::nullopt;
-  }
-}
-
+// What a core says only when it is asked.
 bool is_answer(CoreReport::Type type) {
   switch (type) {
     case CoreReport::kRemoved:
@@ -94,20 +79,20 @@ RemoteParts::RemoteParts(Shards& shards, uint64_t job, const Plan& plan,
   }
 }
 
-void RemoteParts::Part::owes(CoreReport::Type type, uint32_t rank, uint64_t from_round) {
+void RemoteParts::Remote::owes(CoreReport::Type type, uint32_t rank, uint64_t from_round) {
   for (uint32_t core = 0; core < cores; ++core) {
     owed[{type, rank, core}] = {.from_round = from_round};
   }
 }
 
-uint32_t RemoteParts::Part::owing(CoreReport::Type type) const {
+uint32_t RemoteParts::Remote::owing(CoreReport::Type type) const {
   return static_cast<uint32_t>(std::ranges::count(
       owed, type, [](const auto& report) { return std::get<CoreReport::Type>(report.first); }));
 }
 
 void RemoteParts::ask(Asked& asked, Offer* offer, Done done, uint64_t limit_ms) {
   asked = {.limit_ms = limit_ms, .failed = {}, .offer = offer, .done = std::move(done)};
-  for (const Part& part : parts_) asked.awaited[part.shard] = 0;
+  for (const Remote& part : parts_) asked.awaited[part.shard] = 0;
   if (offer != nullptr) offer->queues.resize(plan_.queues.size());
 }
 
@@ -143,7 +128,7 @@ std::optional<RemoteParts::Late> RemoteParts::late(uint64_t now_ms, uint64_t com
       if (waited > 0) found = {shard, text(waited, what)};
     }
   });
-  for (Part& part : parts_) {
+  for (Remote& part : parts_) {
     for (auto& [report, owed] : part.owed) {
       if (owed.from_round > completed_round) continue;
       const uint64_t waited = late_by(part.shard, owed.since_ms, kAnswerMs);
@@ -160,7 +145,7 @@ void RemoteParts::moved(uint64_t shard) {
   for_each_asked([shard](Asked& asked, std::string_view) {
     if (const auto at = asked.awaited.find(shard); at != asked.awaited.end()) at->second = 0;
   });
-  for (Part& part : parts_) {
+  for (Remote& part : parts_) {
     if (part.shard != shard) continue;
     for (auto& [report, owed] : part.owed) {
       const auto type = std::get<CoreReport::Type>(report);
@@ -171,17 +156,17 @@ void RemoteParts::moved(uint64_t shard) {
 
 void RemoteParts::order(ShardOrder order) {
   order.job = job_;
-  for (const Part& part : parts_) shards_.send(part.shard, order);
+  for (const Remote& part : parts_) shards_.send(part.shard, order);
 }
 
 void RemoteParts::make(const ShardPart& like, Done done) {
-  for (const Part& part : parts_) {  // one may be lost since the job was begun
+  for (const Remote& part : parts_) {  // one may be lost since the job was begun
     if (shards_.has(part.shard)) continue;
     return done(Error(ErrorCode::kUnavailable, fmt::format("{}: {}", part.name, kServesNoMore)));
   }
   constexpr uint64_t kOfBox = 8;  // parameters, sums, results, state, a snapshot
   ask(making_, nullptr, std::move(done), make_ms(like.spec.max_ranks + kOfBox));
-  for (const Part& part : parts_) {
+  for (const Remote& part : parts_) {
     const Plan plan = part_of(plan_, part.box);
     ShardPart made = like;
     made.queue_chunks = plan.queue_chunks;
@@ -199,8 +184,47 @@ void RemoteParts::make(const ShardPart& like, Done done) {
   }
 }
 
+void RemoteParts::owe(CoreReport::Type type, uint32_t rank, uint64_t from_round) {
+  for (Remote& part : parts_) part.owes(type, rank, from_round);
+}
+
+void RemoteParts::start() {
+  owe(CoreReport::kRemoved, 0, kNever);
+  order({.kind = ShardDo::kStart});
+}
+
+void RemoteParts::hold() {
+  owe(CoreReport::kHeld);
+  order({.kind = ShardDo::kHold});
+}
+
+void RemoteParts::detach(uint32_t rank) {
+  owe(CoreReport::kDetached, rank);
+  order({.kind = ShardDo::kDetach, .rank = rank});
+}
+
+void RemoteParts::attach(uint32_t rank, uint32_t incarnation) {
+  owe(CoreReport::kAttached, rank);
+  order({.kind = ShardDo::kAttach, .rank = rank, .incarnation = incarnation});
+}
+
+void RemoteParts::remove() {
+  for (Remote& part : parts_) {
+    for (auto& [report, owed] : part.owed) {
+      if (std::get<CoreReport::Type>(report) == CoreReport::kRemoved) owed.from_round = 0;
+    }
+  }
+  order({.kind = ShardDo::kRemove});
+}
+
+bool RemoteParts::gone() const {
+  return std::ranges::all_of(
+      parts_, [](const Remote& part) { return part.owing(CoreReport::kRemoved) == 0; });
+}
+
 void RemoteParts::admit(uint32_t rank, uint32_t incarnation, std::span<const KeyInterest> interest,
-                        Offer& offer, Offered done) {
+                        Offer& offer, Done done) {
+  if (empty()) return done({});
   std::erase_if(offers_, [](const auto& asked) { return asked.second.awaited.empty(); });
   ask(offers_[{rank, incarnation}], &offer, std::move(done), make_ms(1));
   order({.kind = ShardDo::kAdmit,
@@ -210,7 +234,8 @@ void RemoteParts::admit(uint32_t rank, uint32_t incarnation, std::span<const Key
          .interest = {interest.begin(), interest.end()}});
 }
 
-void RemoteParts::reconnect(uint32_t rank, uint32_t incarnation, Offer& offer, Offered done) {
+void RemoteParts::reconnect(uint32_t rank, uint32_t incarnation, Offer& offer, Done done) {
+  if (empty()) return done({});
   ask(offers_[{rank, incarnation}], &offer, std::move(done));
   order({.kind = ShardDo::kReconnect,
          .rank = rank,
@@ -218,52 +243,37 @@ void RemoteParts::reconnect(uint32_t rank, uint32_t incarnation, Offer& offer, O
          .ticket = offer.ticket});
 }
 
-void RemoteParts::send(ShardDo what, uint32_t rank, uint32_t incarnation) {
-  if (const std::optional<CoreReport::Type> answer = answer_to(what)) {
-    const uint64_t from = answer == CoreReport::kRemoved ? kNever : 0;
-    for (Part& part : parts_) part.owes(*answer, is_about_rank(*answer) ? rank : 0, from);
-  }
-  if (what == ShardDo::kRemove) {
-    for (Part& part : parts_) {
-      for (auto& [report, owed] : part.owed) {
-        if (std::get<CoreReport::Type>(report) == CoreReport::kRemoved) owed.from_round = 0;
-      }
-    }
-  }
-  order({.kind = what, .rank = rank, .incarnation = incarnation});
-}
-
-void RemoteParts::commit(const Boundary& boundary, const MembershipAction& action, uint64_t state,
-                         uint64_t branch) {
+void RemoteParts::commit(const Commit& commit) {
   if (empty()) return;
+  const Boundary& boundary = commit.boundary;
   ShardBoundary sent{.round = boundary.round,
                      .forgotten = boundary.forgotten,
-                     .hyper = action.hyper,
-                     .moves = moves_of(action.orders),
-                     .lowest_round = action.lowest_round,
+                     .hyper = {commit.hyper.begin(), commit.hyper.end()},
+                     .moves = moves_of(commit.orders),
+                     .lowest_round = commit.lowest_round,
                      .snapshot = boundary.snapshot,
                      .snapshot_round = boundary.snapshot_round,
-                     .state = state,
-                     .branch = branch};
+                     .state = commit.state,
+                     .branch = commit.branch};
   for (const Boundary::Lost& lost : boundary.lost) {
     sent.lost.push_back({lost.rank, lost.expected_again});
   }
   for (const Boundary::Admitted& admitted : boundary.admitted) {
     sent.admitted.push_back({admitted.rank, admitted.incarnation, admitted.first_round});
   }
-  for (Part& part : parts_) {
-    part.owes(CoreReport::kCommitted);
-    part.told_rounds = false;
-    if (boundary.snapshot) {
-      part.owes(CoreReport::kSnapped, 0, std::max(boundary.round, boundary.snapshot_round));
-      part.copied = 0;
-    }
-    if (state > 0 && keys_.what.set) part.owes(CoreReport::kSetState, 0, boundary.round + 1);
-    if (state > 0 && !keys_.what.set) part.owes(CoreReport::kGotState, 0, boundary.round);
+  owe(CoreReport::kCommitted);
+  if (boundary.snapshot) {
+    owe(CoreReport::kSnapped, 0, std::max(boundary.round, boundary.snapshot_round));
   }
-  ShardOrder commit{.kind = ShardDo::kCommit};
-  commit.boundary.push_back(std::move(sent));
-  order(std::move(commit));
+  if (commit.state > 0 && keys_.what.set) owe(CoreReport::kSetState, 0, boundary.round + 1);
+  if (commit.state > 0 && !keys_.what.set) owe(CoreReport::kGotState, 0, boundary.round);
+  for (Remote& part : parts_) {
+    part.told_rounds = false;
+    if (boundary.snapshot) part.copied = 0;
+  }
+  ShardOrder all{.kind = ShardDo::kCommit};
+  all.boundary.push_back(std::move(sent));
+  order(std::move(all));
 }
 
 void RemoteParts::share_state(const ShardKeys& state, Done done) {
@@ -288,12 +298,12 @@ void RemoteParts::free_dock(uint32_t shelf) {
 void RemoteParts::probe(uint64_t begun) {
   active_ = false;
   begun_ = begun;
-  for (Part& part : parts_) part.owes(CoreReport::kProbed);
+  owe(CoreReport::kProbed);
   order({.kind = ShardDo::kProbe, .round = begun});
 }
 
 std::span<const uint32_t> RemoteParts::close_round(uint64_t shard, uint64_t round) {
-  Part& part = part_of_shard(shard);
+  Remote& part = part_of_shard(shard);
   if (round <= decided_ || round <= part.closed_round) nonsense("a round that is closed");
   part.closed_round = round;
   if (!part.chunks.empty()) return part.chunks;
@@ -313,7 +323,7 @@ void RemoteParts::decide(const Decision& decision) {
   order(std::move(decide));
 }
 
-void RemoteParts::answered(Asked& asked, const Part& part, const ShardReport& report) {
+void RemoteParts::answered(Asked& asked, const Remote& part, const ShardReport& report) {
   if (!asked.awaited.contains(part.shard)) return;
   if (report.refused && !asked.failed) {
     asked.failed.emplace(report.code, fmt::format("{}: {}", part.name, report.text));
@@ -333,7 +343,7 @@ void RemoteParts::answered(Asked& asked, const Part& part, const ShardReport& re
 
 // Every rank once, and every chunk once, ascending: else the work would be the product of what is
 // said, not its sum.
-void RemoteParts::check_last_rounds(Part& part, std::span<const ShardRounds> all,
+void RemoteParts::check_last_rounds(Remote& part, std::span<const ShardRounds> all,
                                     const Boundary& boundary) {
   if (std::exchange(part.told_rounds, true)) nonsense("last rounds that are known");
   std::set<uint32_t> ranks;
@@ -351,7 +361,7 @@ void RemoteParts::check_last_rounds(Part& part, std::span<const ShardRounds> all
 }
 
 // REQUIRES: check_last_rounds().
-void RemoteParts::take_last_rounds(const Part& part, std::span<const ShardRounds> all,
+void RemoteParts::take_last_rounds(const Remote& part, std::span<const ShardRounds> all,
                                    Boundary& boundary) const {
   for (const ShardRounds& rounds : all) {
     const auto lost = std::ranges::find(boundary.lost, rounds.rank, &Boundary::Lost::rank);
@@ -366,7 +376,7 @@ void RemoteParts::take_last_rounds(const Part& part, std::span<const ShardRounds
 
 std::optional<CoreReport> RemoteParts::take(uint64_t shard, const ShardReport& report,
                                             const ProbeOf& probe_of, Boundary& boundary) {
-  const auto part = std::ranges::find(parts_, shard, &Part::shard);
+  const auto part = std::ranges::find(parts_, shard, &Remote::shard);
   if (part == parts_.end()) return std::nullopt;
   if (being_made() && report.kind != ShardSays::kMade) nonsense("it is being made");
   if (report.kind == ShardSays::kActive) active_ = true;
@@ -414,14 +424,14 @@ std::optional<CoreReport> RemoteParts::take(uint64_t shard, const ShardReport& r
   return out;
 }
 
-const RemoteParts::Part& RemoteParts::part_of_shard(uint64_t shard) const {
-  const auto part = std::ranges::find(parts_, shard, &Part::shard);
+const RemoteParts::Remote& RemoteParts::part_of_shard(uint64_t shard) const {
+  const auto part = std::ranges::find(parts_, shard, &Remote::shard);
   if (part == parts_.end()) fail(ErrorCode::kNotFound, "this box has no part of that job");
   return *part;
 }
 
 RemoteParts::Place RemoteParts::at(uint64_t shard) const {
-  const Part& part = part_of_shard(shard);
+  const Remote& part = part_of_shard(shard);
   return {part.box, part.copied};
 }
 
@@ -434,10 +444,9 @@ void RemoteParts::forget() {
 }
 
 std::optional<RemoteParts::Lost> RemoteParts::lose(uint64_t shard) {
-  const auto part = std::ranges::find(parts_, shard, &Part::shard);
+  const auto part = std::ranges::find(parts_, shard, &Remote::shard);
   if (part == parts_.end()) return std::nullopt;
-  const Lost lost{part->name, part->owing(CoreReport::kRemoved),
-                  part->owing(CoreReport::kCommitted)};
+  const Lost lost{part->name, part->owing(CoreReport::kCommitted)};
   part->owed.clear();
   ShardReport gone{
       .refused = true, .code = ErrorCode::kUnavailable, .text = std::string(kServesNoMore)};

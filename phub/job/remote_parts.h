@@ -1,4 +1,4 @@
-// What other boxes have of a job: the orders to them, and who of them has answered. A remote core
+// The parts of a job in other boxes: orders to them, and which of them have answered. A remote core
 // is one with a longer mailbox: its messages and reports are those of core/messages.h. Control
 // thread.
 #pragma once
@@ -16,14 +16,14 @@
 
 #include "phub/core/messages.h"
 #include "phub/core/round_gate.h"
-#include "phub/job/membership.h"
+#include "phub/job/part.h"
 #include "phub/job/shards.h"
 #include "phub/plan/plan.h"
 #include "transport/error.h"
 
 namespace phub {
 
-class RemoteParts {
+class RemoteParts : public Part {
  public:
   // A box that mails and does not answer is lost. Cores answer in kAnswerMs; memory that is made
   // may take kMakeMs, and longer as there is more of it. Pieces that move begin the time anew.
@@ -37,31 +37,29 @@ class RemoteParts {
   bool being_made() const { return static_cast<bool>(making_.done); }
   uint64_t job() const { return job_; }
 
-  using Done = std::function<void(const std::optional<Error>& failed)>;
-  using Offered = std::function<void(const std::optional<Error>& failed)>;
   // All boxes make their parts of a job like `part`; `done` is called once, when all have answered,
   // or at once: one of them is lost.
   void make(const ShardPart& part, Done done);
-  // They make memory and queue pairs of the rank, or queue pairs only; then `offer`, whose ticket
-  // is theirs, has theirs too, and `done` is called.
+  // As Part says of one part, for all of them: `done` is called when the last one has answered.
+  void start() override;
   void admit(uint32_t rank, uint32_t incarnation, std::span<const KeyInterest> interest,
-             Offer& offer, Offered done);
-  void reconnect(uint32_t rank, uint32_t incarnation, Offer& offer, Offered done);
-  // kStart, kRevoke and what a core gets, but for kCommit and kProbe.
-  void send(ShardDo what, uint32_t rank = 0, uint32_t incarnation = 0);
-  // `state`: the number of the state of keys that it reads or sets, `branch`: of that which comes
-  // from files; 0: of none.
-  void commit(const Boundary& boundary, const MembershipAction& action, uint64_t state,
-              uint64_t branch);
+             Offer& offer, Done done) override;
+  void reconnect(uint32_t rank, uint32_t incarnation, Offer& offer, Done done) override;
+  void revoke(uint32_t rank) override { order({.kind = ShardDo::kRevoke, .rank = rank}); }
+  void hold() override;
+  void commit(const Commit& commit) override;
+  void detach(uint32_t rank) override;
+  void attach(uint32_t rank, uint32_t incarnation) override;
+  void probe(uint64_t begun) override;
+  bool wants_probe(uint64_t begun) override { return !empty() && (active_ || begun > begun_); }
+  void remove() override;
+  bool gone() const override;
+
   // They make memory for their part of it, and fetch what is set. One of keys at a time and one
   // branch, until it is committed or dropped; `done` is not called for one that was dropped.
   void share_state(const ShardKeys& state, Done done);
   void drop_state(uint64_t number);
   void free_dock(uint32_t shelf);
-  // `begun`: the latest round that a gate has begun to close; 0: rounds are not gated.
-  void probe(uint64_t begun);
-  // Something has happened there since the last probe, or that round is a later one.
-  bool wants_probe(uint64_t begun) const { return !empty() && (active_ || begun > begun_); }
   // A box has closed a round: its chunks, ascending. Throws Error(kInvalid): not that one.
   std::span<const uint32_t> close_round(uint64_t shard, uint64_t round);
   void decide(const Decision& decision);
@@ -87,7 +85,6 @@ class RemoteParts {
   // Nothing: it has no part here.
   struct Lost {
     std::string name;
-    uint32_t cores = 0;       // that have not let go of the job
     uint32_t committing = 0;  // that have not answered the last kCommit
   };
   std::optional<Lost> lose(uint64_t shard);
@@ -104,7 +101,7 @@ class RemoteParts {
   void forget();  // whoever waits for an answer: the server ends
 
  private:
-  struct Part {
+  struct Remote {
     uint64_t shard = 0;
     std::string name;
     uint32_t box = 0;
@@ -125,9 +122,9 @@ class RemoteParts {
     void owes(CoreReport::Type type, uint32_t rank = 0, uint64_t from_round = 0);
     uint32_t owing(CoreReport::Type type) const;  // how many cores
   };
-  const Part& part_of_shard(uint64_t shard) const;
-  Part& part_of_shard(uint64_t shard) {
-    return const_cast<Part&>(std::as_const(*this).part_of_shard(shard));
+  const Remote& part_of_shard(uint64_t shard) const;
+  Remote& part_of_shard(uint64_t shard) {
+    return const_cast<Remote&>(std::as_const(*this).part_of_shard(shard));
   }
   struct Asked {                                // all parts, and some have not answered
     std::map<uint64_t, uint64_t> awaited = {};  // shards, and since when; 0: late() has not seen it
@@ -141,16 +138,17 @@ class RemoteParts {
   uint64_t make_ms(uint64_t copies) const;
   template <typename Visit>
   void for_each_asked(Visit visit);
-  void answered(Asked& asked, const Part& part, const ShardReport& report);
-  void check_last_rounds(Part& part, std::span<const ShardRounds> all, const Boundary& boundary);
-  void take_last_rounds(const Part& part, std::span<const ShardRounds> all,
+  void answered(Asked& asked, const Remote& part, const ShardReport& report);
+  void check_last_rounds(Remote& part, std::span<const ShardRounds> all, const Boundary& boundary);
+  void take_last_rounds(const Remote& part, std::span<const ShardRounds> all,
                         Boundary& boundary) const;
+  void owe(CoreReport::Type type, uint32_t rank = 0, uint64_t from_round = 0);
   void order(ShardOrder order);
 
   Shards& shards_;
   const uint64_t job_;
   const Plan& plan_;
-  std::vector<Part> parts_;
+  std::vector<Remote> parts_;
   bool active_ = false;
   uint64_t begun_ = 0;  // as the boxes were told
   uint64_t decided_ = 0;

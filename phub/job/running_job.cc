@@ -1,10 +1,7 @@
 // A running job: what its cores and connections report, and what its membership decides.
 #include "phub/job/running_job.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <string_view>
@@ -55,19 +52,6 @@ std::string violation_text(const Job& job, const CoreReport& report) {
   return "it sent a batch or a frame that violates the protocol";
 }
 
-// A quarter of the descriptors stays free of ranks, so that others can still be told what is wrong,
-// and jobs that run keep their connections. A new descriptor is the lowest free one.
-void check_descriptors(int any) {
-  rlimit limit{};
-  const int lowest = fcntl(any, F_DUPFD_CLOEXEC, 0);
-  if (lowest >= 0) close(lowest);
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
-  if (lowest >= 0 && static_cast<rlim_t>(lowest) < limit.rlim_cur / 4 * 3) return;
-  fail(ErrorCode::kFull,
-       "three quarters of the {} file descriptors are in use: end another job, or raise ulimit -n",
-       limit.rlim_cur);
-}
-
 // Of a job whose ranks were all lost, and which had not begun, or it would have an error; "": one
 // has left it, or nobody was lost.
 std::string why_abandoned(const std::vector<EndedJob::Member>& members) {
@@ -90,22 +74,21 @@ RunningJob::RunningJob(std::shared_ptr<Job> job, std::string transport, std::vec
       job_(std::move(job)),
       membership_(job_->membership()),
       transport_(std::move(transport)),
-      cores_(std::move(cores)),
-      meter_(job_->whole_plan(), job_->spec(), transport_, cores_, host.meters,
-             host.clock.now_ms()),
+      meter_(job_->whole_plan(), job_->spec(), transport_, cores, host.meters, host.clock.now_ms()),
+      local_(
+          *job_, std::move(cores), [this](uint32_t i) -> Probe& { return meter_.probe(i); },
+          host.mail, host.builder, host.budget),
       remote_(host.shards, host.next_job++, job_->whole_plan(), std::move(shards)),
       uplink_(std::move(uplink)),
       seats_(job_->spec().max_ranks),
-      activity_(cores_.size()),
       life_(std::move(life)),
       next_save_(life_.durable_round + (host.checkpoints ? host.checkpoints->every() : 0)),
       durable_round_(life_.durable_round),
       passed_state_(uplink_ ? std::make_unique<PassedState>(job_->spec().name, *uplink_) : nullptr),
-      grown_bytes_(life_.docked_bytes),
-      cores_left_(job_->all_cores()) {}
+      grown_bytes_(life_.docked_bytes) {}
 
 void RunningJob::start() {
-  broadcast({.type = CoreMessage::kAddJob});
+  for (Part* const part : everywhere_) part->start();
   count_growth();
   // Other boxes may still be sending pieces of a snapshot that is dropped at the end.
   if (host_.checkpoints && job_->takes_snapshots() && job_->saved_arrays() > 0 && remote_.empty()) {
@@ -148,7 +131,7 @@ void RunningJob::run_beside(Background& thread, std::function<void()> work, End 
 
 void RunningJob::handle(const CoreReport& report) {
   if (report.type == CoreReport::kRemoved) {
-    --cores_left_;
+    if (report.job != nullptr) local_.core_has_let_go();
     return;
   }
   if (report.type == CoreReport::kExcluded) {  // belongs in the log even when the job is ending
@@ -296,25 +279,18 @@ void RunningJob::note_loss(uint32_t rank) {
 // often than takes a hundredth of their time.
 void RunningJob::probe(uint64_t now) {
   if (probes_out_ > 0 || now < next_probe_ms_) return;
-  for (uint32_t i = 0; i < job_->cores(); ++i) {
-    const uint64_t activity = job_->core_job(i).activity();
-    if (std::exchange(activity_[i], activity) != activity) active_ms_ = now;
-  }
   const RoundGate* const gate = job_->gate();
   const uint64_t begun = gate ? gate->begun() : 0;
-  if (remote_.wants_probe(begun)) active_ms_ = now;
+  for (Part* const part : everywhere_) {
+    if (part->wants_probe(begun)) active_ms_ = now;
+  }
   if (active_ms_ != now) {                                  // what they said last still holds
     if (now - active_ms_ < kRatesFadeMs) collect_probes();  // the rates fade
     return;
   }
   next_probe_ms_ = now + walk_ms(*job_);
   probes_out_ = job_->all_cores();
-  remote_.probe(begun);
-  for (uint32_t i = 0; i < job_->cores(); ++i) {
-    host_.mail.send(
-        cores_[i],
-        {.type = CoreMessage::kProbe, .job = &job_->core_job(i), .probe = &meter_.probe(i)});
-  }
+  for (Part* const part : everywhere_) part->probe(begun);
 }
 
 void RunningJob::collect_probes() {
@@ -356,7 +332,7 @@ void RunningJob::count_growth() {
 }
 
 uint64_t RunningJob::Seat::interest_bytes() const {
-  uint64_t bytes = chunks.size() * sizeof(ChunkInterest);
+  uint64_t bytes = 0;
   for (const KeyInterest& of : interest) {
     bytes += sizeof of + (of.writes.size() + of.reads.size()) * sizeof(ElementRange);
   }
@@ -376,7 +352,8 @@ void RunningJob::take_seat(uint32_t rank, Seat seat) {
 void RunningJob::act(MembershipAction& action) {
   switch (action.type) {
     case MembershipAction::kHold:
-      return broadcast({.type = CoreMessage::kHold});
+      for (Part* const part : everywhere_) part->hold();
+      return;
     case MembershipAction::kAdmit:
       return admit(action);
     case MembershipAction::kCommit:
@@ -385,7 +362,6 @@ void RunningJob::act(MembershipAction& action) {
       note_loss(action.rank);
       lose_saver(action.rank);
       end_state(action.rank);
-      admitted_.erase(action.rank);
       return revoke(action.rank);
     case MembershipAction::kFail:
       return end(action.code, action.message);
@@ -404,80 +380,45 @@ void RunningJob::admit(const MembershipAction& action) {
     seat->saves = join->second.saves;
     seat->interest = join->second.interest;
   }
-  run_beside(
-      host_.builder,
-      [this, rank = action.rank, seat] {
-        check_descriptors(host_.builder.event_fd());
-        job_->link().prepare(rank);
-        seat->chunks = interest_in_chunks(seat->interest, job_->spec().keys, job_->whole_plan());
-      },
-      [this, rank = action.rank, seat](const std::optional<Error>& refused) {
-        if (ending_) return;
-        admitted(rank, std::move(*seat), refused);
-        carry_out();
-      });
+  admit(action.rank, seat, 0);
 }
 
-void RunningJob::admitted(uint32_t rank, Seat seat, std::optional<Error> refused) {
-  const uint32_t incarnation = seat.incarnation;
-  if (!refused) {
-    refused = error_of([&] {
-      admitted_.insert(rank);
-      seat.offer = job_->link().admit(rank, incarnation);
-      take_seat(rank, std::move(seat));
-    });
-    if (refused) admitted_.erase(rank);
+// One part after the other, as the ticket of the first is that of all.
+void RunningJob::admit(uint32_t rank, const std::shared_ptr<Seat>& seat, size_t part) {
+  if (part == everywhere_.size()) {
+    take_seat(rank, std::move(*seat));
+    return membership_.admitted(rank, true, "");
   }
-  if (refused || remote_.empty()) return finish_admission(rank, refused);
-  remote_.admit(rank, incarnation, seats_[rank].interest, seats_[rank].offer,
-                [this, rank](const std::optional<Error>& failed) {
-                  if (ending_) return;
-                  if (failed) {
-                    admitted_.erase(rank);
-                    revoke(rank);
-                  }
-                  finish_admission(rank, failed);
-                });
-}
-
-void RunningJob::finish_admission(uint32_t rank, const std::optional<Error>& refused) {
-  membership_.admitted(rank, !refused, refused ? refused->what() : "");
+  everywhere_[part]->admit(rank, seat->incarnation, seat->interest, seat->offer,
+                           [this, rank, seat, part](const std::optional<Error>& refused) {
+                             if (ending_) return;
+                             if (!refused) {
+                               admit(rank, seat, part + 1);
+                             } else {
+                               revoke(rank);
+                               membership_.admitted(rank, false, refused->what());
+                             }
+                             if (part == 0) carry_out();  // another box's answer is a report
+                           });
 }
 
 void RunningJob::commit(const MembershipAction& action) {
   Boundary& boundary = membership_.boundary();
-  for (Boundary::Admitted& admitted : boundary.admitted) {
-    admitted.slots = job_->link().slots(admitted.rank);
-    admitted.interest = seats_[admitted.rank].chunks;
-  }
-  if (!action.hyper.empty()) {
-    boundary.hyper = job_->hyper().change(action.hyper, action.lowest_round);
-  }
-  uint64_t branch = 0;
-  if (!action.orders.empty()) {
-    branch = place_revived(action.orders);
-    boundary.orders = job_->branch_orders().add(action.orders, action.lowest_round);
-  }
+  const uint64_t branch = place_revived(action.orders);
   if (boundary.snapshot) choose_saved_round(boundary);
   const uint64_t state = boundary.moves_state ? place_state(boundary) : 0;
-  remote_.commit(boundary, action, state, branch);
-  broadcast({.type = CoreMessage::kCommit, .boundary = &boundary});
-}
-
-// What a rank had is given back beside this thread, before its successor's memory is prepared.
-void RunningJob::revoke(uint32_t rank) {
-  remote_.send(ShardDo::kRevoke, rank);
-  BoxLink::Rest rest = job_->link().revoke(rank);
-  if (!rest) return;
-  host_.builder.run([rest = std::move(rest)]() mutable { rest.reset(); });
-}
-
-void RunningJob::broadcast(CoreMessage message) {
-  for (uint32_t i = 0; i < job_->cores(); ++i) {
-    message.job = &job_->core_job(i);
-    host_.mail.send(cores_[i], message);
+  for (Part* const part : everywhere_) {
+    part->commit({.boundary = boundary,
+                  .hyper = action.hyper,
+                  .orders = action.orders,
+                  .lowest_round = action.lowest_round,
+                  .state = state,
+                  .branch = branch});
   }
-  order(message);
+}
+
+void RunningJob::revoke(uint32_t rank) {
+  for (Part* const part : everywhere_) part->revoke(rank);
 }
 
 // --- the end -------------------------------------------------------------------------------------
@@ -503,12 +444,11 @@ void RunningJob::end(ErrorCode code, const std::string& error) {
   }
   drop_parts();
   end_at_parent();
-  broadcast({.type = CoreMessage::kRemoveJob});
+  for (Part* const part : everywhere_) part->remove();
 }
 
 RunningJob::Remains RunningJob::finish() {
-  for (const uint32_t rank : admitted_) revoke(rank);
-  job_->link().close();
+  local_.close();
   EndedJob ended{.name = job_->spec().name,
                  .log = std::move(membership_.log()),
                  .members = {},
@@ -550,7 +490,7 @@ RunningJob::Remains RunningJob::finish() {
 
 void RunningJob::detach_all() {
   remote_.forget();
-  for (uint32_t i = 0; i < job_->cores(); ++i) job_->core_job(i).detach_all();
+  local_.detach_all();
 }
 
 JobStatus RunningJob::status() const {

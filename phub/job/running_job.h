@@ -5,6 +5,7 @@
 // stays until it is done.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -22,6 +23,7 @@
 #include "phub/core/mail.h"
 #include "phub/job/ended_jobs.h"
 #include "phub/job/job.h"
+#include "phub/job/local_part.h"
 #include "phub/job/losses.h"
 #include "phub/job/meter.h"
 #include "phub/job/passed_state.h"
@@ -75,13 +77,15 @@ class RunningJob {
 
   Job& job() { return *job_; }
   const JobMeter& meter() const { return meter_; }
-  uint64_t counted_bytes() const { return job_->memory().total() + grown_bytes_; }  // in the budget
+  uint64_t counted_bytes() const {  // in the budget
+    return job_->memory().total() + grown_bytes_ + local_.interest_bytes();
+  }
   JobStatus status() const;
 
   // The shards make their parts; then `done` is called, at once if there are none. Before start().
   void make_remote_parts(RemoteParts::Done done);
   bool has_remote_parts() const { return !remote_.empty(); }
-  void drop_remote_parts();  // in its stead
+  void drop_remote_parts() { remote_.remove(); }  // in its stead
   void start();
   void tick(uint64_t now);
   uint64_t tick_ms() const;  // the shortest interval in which tick() has something to do
@@ -89,7 +93,7 @@ class RunningJob {
   bool ending() const { return ending_ || saving_end_; }
   bool all_have_left() const { return saving_end_; }  // only what they leave is still saved
   // Nothing uses it any more: no core, and nothing beside the control thread.
-  bool gone() const { return ending_ && cores_left_ == 0 && tasks_ == 0; }
+  bool gone() const { return ending_ && local_.gone() && remote_.gone() && tasks_ == 0; }
   // The end of a job that is gone: those who wait get their answers, but for those who deleted it:
   // they are answered when its memory is free.
   struct Remains {
@@ -203,8 +207,7 @@ class RunningJob {
     bool send_initial = false;
     bool saves = false;  // its part belongs to checkpoints
     std::vector<KeyInterest> interest = {};
-    std::vector<ChunkInterest> chunks = {};  // what that is, chunk by chunk; the cores read it
-    RackNews rack = {};                      // the latest, where the rank is a rack
+    RackNews rack = {};  // the latest, where the rank is a rack
 
     uint64_t interest_bytes() const;
   };
@@ -244,13 +247,10 @@ class RunningJob {
   void act(MembershipAction& action);
   void take_seat(uint32_t rank, Seat seat);
   void admit(const MembershipAction& action);
-  void admitted(uint32_t rank, Seat seat, std::optional<Error> refused);
+  void admit(uint32_t rank, const std::shared_ptr<Seat>& seat, size_t part);
   void commit(const MembershipAction& action);
   void end(ErrorCode code, const std::string& error);
   void revoke(uint32_t rank);
-  void broadcast(CoreMessage message);
-  void finish_admission(uint32_t rank, const std::optional<Error>& refused);
-  void attach_again(uint32_t rank);
 
   // running_job_rack.cc
   void follow_parent();
@@ -262,7 +262,6 @@ class RunningJob {
   Reply<Done> after_parents_barrier(Reply<Done> reply);
 
   // running_job_shards.cc
-  void order(const CoreMessage& message);
   void check_rank(const ShardReport& report) const;
   void check_snapped(uint64_t shard, const ShardReport& report) const;
   void check_got(uint64_t shard) const;
@@ -340,14 +339,16 @@ class RunningJob {
   void answer_join(const MembershipAction& action);
   void answer_join(uint32_t rank, std::vector<Reply<JoinReply>> replies);
   void continue_reconnection(uint32_t rank);
+  void connect_again(uint32_t rank, size_t part);
 
   JobHost& host_;
   std::shared_ptr<Job> job_;
   Membership& membership_;
   const std::string transport_;
-  const std::vector<uint32_t> cores_;  // of the server, by core of the job
   JobMeter meter_;
-  RemoteParts remote_;                    // of other boxes
+  LocalPart local_;
+  RemoteParts remote_;
+  const std::array<Part*, 2> everywhere_{&local_, &remote_};
   const std::shared_ptr<Uplink> uplink_;  // null: there is no parent
   enum class ParentLink { kFine, kStopping, kMissing, kResuming } parent_link_ = ParentLink::kFine;
   uint32_t parent_answers_ = 0;  // of cores, which stop using the link or go on
@@ -365,7 +366,6 @@ class RunningJob {
   std::set<uint32_t>
       saving_ranks_;             // those whose seat says so; it need not be of a rank that lives
   uint64_t interest_bytes_ = 0;  // of all seats
-  std::set<uint32_t> admitted_;  // ranks that the link has memory and connections of
   uint64_t next_token_ = 1;
   std::map<uint64_t, WaitingJoin> joins_;
   std::map<uint64_t, Reply<uint64_t>> requests_;  // of a change: the round that it holds from
@@ -379,8 +379,7 @@ class RunningJob {
   uint32_t probes_out_ = 0;
   uint64_t next_tick_ms_ = 0;
   uint64_t next_probe_ms_ = 0;
-  std::vector<uint64_t> activity_;  // of the cores' parts, when they were probed last
-  uint64_t active_ms_ = 0;          // when that was seen to change last
+  uint64_t active_ms_ = 0;  // when something was seen to happen last
 
   // A snapshot: asked for, copied by every core, written.
   const SavedLife life_;
@@ -417,7 +416,6 @@ class RunningJob {
 
   uint64_t grown_bytes_;  // as counted in the budget
   uint32_t tasks_ = 0;    // beside the control thread
-  uint32_t cores_left_;   // that have the job
   bool ending_ = false;
   ErrorCode error_code_ = ErrorCode::kInternal;
   std::string error_;  // empty: it ends well

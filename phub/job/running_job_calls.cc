@@ -358,7 +358,7 @@ void RunningJob::reconnect(const Credential& who, Reply<Offer> reply) {
     fail(ErrorCode::kTaken, "rank {} is being reconnected or fenced: try again", who.rank);
   }
   reconnections_[who.rank] = {.incarnation = who.incarnation, .reply = std::move(reply)};
-  broadcast({.type = CoreMessage::kDetach, .rank = who.rank});
+  for (Part* const part : everywhere_) part->detach(who.rank);
 }
 
 void RunningJob::continue_reconnection(uint32_t rank) {
@@ -375,31 +375,33 @@ void RunningJob::continue_reconnection(uint32_t rank) {
         {ErrorCode::kFenced, membership_.why_not_current(rank, reconnection.incarnation)});
   }
   if (reconnection.attaching) return finish(std::move(reconnection.offer));
-  // Its ticket is for the new connection; the control port keeps that of the join.
-  const std::optional<Error> failed =
-      error_of([&] { reconnection.offer = job_->link().reconnect(rank); });
-  if (failed) return finish({failed->code(), failed->what()});
-  if (remote_.empty()) return attach_again(rank);
-  remote_.reconnect(rank, reconnection.incarnation, reconnection.offer,
-                    [this, rank](const std::optional<Error>& refused) {
-                      const auto waiting = reconnections_.find(rank);
-                      if (waiting == reconnections_.end() || ending_) return;
-                      const uint32_t incarnation = waiting->second.incarnation;
-                      const bool secure = membership_.is_secure(rank, incarnation);
-                      if (!refused && secure) return attach_again(rank);
-                      const Reply<Offer> reply = std::move(waiting->second.reply);
-                      reconnections_.erase(waiting);
-                      if (refused) return reply({refused->code(), refused->what()});
-                      reply({ErrorCode::kFenced, membership_.why_not_current(rank, incarnation)});
-                    });
+  connect_again(rank, 0);
 }
 
-void RunningJob::attach_again(uint32_t rank) {
+// One part after the other. The ticket of the first is that of all, and for the new connections
+// alone; the control port keeps that of the join.
+void RunningJob::connect_again(uint32_t rank, size_t part) {
   Reconnection& reconnection = reconnections_[rank];
-  reconnection.attaching = true;
-  reconnection.answers = 0;
-  seats_[rank].data_ended = false;
-  broadcast({.type = CoreMessage::kAttach, .rank = rank, .incarnation = reconnection.incarnation});
+  if (part == everywhere_.size()) {
+    reconnection.attaching = true;
+    reconnection.answers = 0;
+    seats_[rank].data_ended = false;
+    for (Part* const each : everywhere_) each->attach(rank, reconnection.incarnation);
+    return;
+  }
+  everywhere_[part]->reconnect(
+      rank, reconnection.incarnation, reconnection.offer,
+      [this, rank, part](const std::optional<Error>& refused) {
+        const auto waiting = reconnections_.find(rank);
+        if (waiting == reconnections_.end() || ending_) return;
+        const uint32_t incarnation = waiting->second.incarnation;
+        const bool secure = membership_.is_secure(rank, incarnation);
+        if (!refused && secure) return connect_again(rank, part + 1);
+        const Reply<Offer> reply = std::move(waiting->second.reply);
+        reconnections_.erase(waiting);
+        if (refused) return reply({refused->code(), refused->what()});
+        reply({ErrorCode::kFenced, membership_.why_not_current(rank, incarnation)});
+      });
 }
 
 }  // namespace phub

@@ -40,7 +40,7 @@ void RunningJob::parent_broke() {
   uplink_->check([this] {
     if (ending_) return;
     parent_answers_ = 0;
-    broadcast({.type = CoreMessage::kDetach, .rank = CoreReport::kNoRank});
+    local_.detach(CoreReport::kNoRank);
   });
 }
 
@@ -74,7 +74,7 @@ void RunningJob::connect_parent_again() {
                                       "there again",
                                       job_->spec().name, uplink_->parent()));
           parent_answers_ = 0;
-          broadcast({.type = CoreMessage::kAttach, .rank = CoreReport::kNoRank});
+          local_.attach(CoreReport::kNoRank, 0);
         });
   });
 }

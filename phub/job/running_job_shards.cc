@@ -10,28 +10,6 @@
 #include "phub/job/running_job.h"
 
 namespace phub {
-namespace {
-
-std::optional<ShardDo> order_of(CoreMessage::Type type) {
-  switch (type) {
-    case CoreMessage::kAddJob:
-      return ShardDo::kStart;
-    case CoreMessage::kRemoveJob:
-      return ShardDo::kRemove;
-    case CoreMessage::kHold:
-      return ShardDo::kHold;
-    case CoreMessage::kDetach:
-      return ShardDo::kDetach;
-    case CoreMessage::kAttach:
-      return ShardDo::kAttach;
-    case CoreMessage::kCommit:  // has an order of its own, and so has a probe
-    case CoreMessage::kProbe:
-      break;
-  }
-  return std::nullopt;
-}
-
-}  // namespace
 
 void RunningJob::make_remote_parts(RemoteParts::Done done) {
   if (remote_.empty()) return done({});
@@ -43,13 +21,6 @@ void RunningJob::make_remote_parts(RemoteParts::Done done) {
                  free_beside(job_->take_docks_of_others());
                  done(failed);
                });
-}
-
-void RunningJob::drop_remote_parts() { remote_.send(ShardDo::kRemove); }
-
-void RunningJob::order(const CoreMessage& message) {
-  const std::optional<ShardDo> what = order_of(message.type);
-  if (what && !remote_.empty()) remote_.send(*what, message.rank, message.incarnation);
 }
 
 void RunningJob::handle(uint64_t shard, const ShardReport& report) {
@@ -167,7 +138,6 @@ size_t RunningJob::lose_shard(uint64_t shard) {
   const bool being_made = remote_.being_made();  // then it is not, and no core has it
   const std::optional<RemoteParts::Lost> lost = remote_.lose(shard);
   if (!lost || being_made) return 0;
-  cores_left_ -= lost->cores;
   if (ending_) return 0;
   membership_.failed(fmt::format("the box '{}' had a part of it, and is lost", lost->name),
                      life_.epoch > 0 ? ErrorCode::kRewound : ErrorCode::kInternal);

@@ -81,10 +81,6 @@ std::vector<uint32_t> chunks_here(const Plan& plan) {
   return chunks;
 }
 
-uint64_t bytes_of(const std::vector<ChunkInterest>& chunks) {
-  return chunks.size() * sizeof(ChunkInterest);
-}
-
 // `has_dock(shelf)`: something lies there that a move may copy.
 template <typename HasDock>
 bool fit(std::span<const BranchMove> moves, const JobSpec& spec, const HasDock& has_dock) {
@@ -130,7 +126,7 @@ ShardServer::~ShardServer() {
   stop_threads();
   builder_.drop();
   for (auto& [number, part] : parts_) {
-    for (uint32_t i = 0; part.job && i < part.job->cores(); ++i) part.job->core_job(i).detach_all();
+    if (part.local) part.local->detach_all();
   }
   parts_.clear();  // links before their transports
 }
@@ -187,7 +183,7 @@ void ShardServer::handle(const ShardOrder& order) {
   }
   const auto at = parts_.find(order.job);
   if (at == parts_.end()) return;  // it could not be made, or has ended
-  Part& part = at->second;
+  Served& part = at->second;
   if (order.kind == ShardDo::kRemove) return begin_end(part);
   if (!part.job || part.ending || order.rank >= part.job->spec().max_ranks) return;
   switch (order.kind) {
@@ -198,14 +194,13 @@ void ShardServer::handle(const ShardOrder& order) {
     case ShardDo::kReconnect:
       return offer(order.job, part, order);
     case ShardDo::kRevoke:
-      if (!part.refused) revoke(part, order.rank);
+      if (!part.refused) part.local->revoke(order.rank);
       return;
     case ShardDo::kStart:
       part.started = true;
-      part.cores_left = part.job->cores();
-      return broadcast(part, {.type = CoreMessage::kAddJob});
+      return part.local->start();
     case ShardDo::kHold:
-      return broadcast(part, {.type = CoreMessage::kHold});
+      return part.local->hold();
     case ShardDo::kCommit:
       if (!order.boundary.empty()) commit(order.job, part, order.boundary.front());
       return;
@@ -220,29 +215,12 @@ void ShardServer::handle(const ShardOrder& order) {
     case ShardDo::kFreeDock:
       return free_dock(part, order.number);
     case ShardDo::kProbe:
-      if (RoundGate* const gate = part.job->gate()) gate->begin_elsewhere(order.round);
       part.told_active = false;
-      part.activity = 0;
-      for (uint32_t i = 0; i < part.job->cores(); ++i) {
-        part.activity += part.job->core_job(i).activity();
-        mail_.send(
-            part.cores[i],
-            {.type = CoreMessage::kProbe, .job = &part.job->core_job(i), .probe = &part.probes[i]});
-      }
-      return;
+      return part.local->probe(order.round);
     case ShardDo::kDetach:
-      return broadcast(part, {.type = CoreMessage::kDetach, .rank = order.rank});
+      return part.local->detach(order.rank);
     case ShardDo::kAttach:
-      return broadcast(
-          part,
-          {.type = CoreMessage::kAttach, .rank = order.rank, .incarnation = order.incarnation});
-  }
-}
-
-void ShardServer::broadcast(Part& part, CoreMessage message) {
-  for (uint32_t i = 0; i < part.job->cores(); ++i) {
-    message.job = &part.job->core_job(i);
-    mail_.send(part.cores[i], message);
+      return part.local->attach(order.rank, order.incarnation);
   }
 }
 
@@ -293,7 +271,7 @@ void ShardServer::make_docks(JobPart& part, const std::vector<uint32_t>& shelves
 }
 
 void ShardServer::make(uint64_t number, const ShardPart& order) {
-  Part& part = parts_[number];
+  Served& part = parts_[number];
   ++part.tasks;
   struct Work {
     ShardPart order;
@@ -303,7 +281,7 @@ void ShardServer::make(uint64_t number, const ShardPart& order) {
   const auto work = std::make_shared<Work>(Work{.order = order, .restored = {}, .job = nullptr});
   builder_.run([this, work] { work->job = made(work->order, work->restored); },
                [this, number, work](const std::optional<Error>& refused) {
-                 Part& part = parts_[number];
+                 Served& part = parts_[number];
                  --part.tasks;
                  if (refused) {
                    refuse(number, *refused);
@@ -316,19 +294,17 @@ void ShardServer::make(uint64_t number, const ShardPart& order) {
 }
 
 void ShardServer::refuse(uint64_t number, const Error& why) {
-  ShardReport& answer = report(ShardSays::kMade, number);
-  answer.refused = true;
-  answer.code = why.code();
-  answer.text = why.what();
+  report(ShardSays::kMade, number).refuse(why);
 }
 
-void ShardServer::take(uint64_t number, Part& part, std::shared_ptr<JobPart> job) {
+void ShardServer::take(uint64_t number, Served& part, std::shared_ptr<JobPart> job) {
   part.job = std::move(job);
   if (part.job->gate()) part.chunks = chunks_here(part.job->plan());
+  std::vector<uint32_t> cores;
   for (const CorePlan& core : part.job->plan().cores) {
-    const auto index = static_cast<uint32_t>(part.cores.size());
+    const auto index = static_cast<uint32_t>(cores.size());
     by_core_job_[&part.job->core_job(index)] = {number, index};
-    part.cores.push_back(machine_.core_at(core.os_cpu));
+    cores.push_back(machine_.core_at(core.os_cpu));
     Probe& probe = part.probes.emplace_back();
     const uint32_t ranks = part.job->spec().max_ranks;
     probe.arrivals.resize(ranks);
@@ -336,87 +312,54 @@ void ShardServer::take(uint64_t number, Part& part, std::shared_ptr<JobPart> job
     probe.lacks.resize(ranks);
     probe.queues.resize(core.queues.size());
   }
+  part.local.emplace(
+      *part.job, std::move(cores), [&part](uint32_t core) -> Probe& { return part.probes[core]; },
+      mail_, builder_, budget_);
   if (part.ending) return;
   if (part.restored.ranks.empty()) {
     report(ShardSays::kMade, number);
   } else {
-    begin_move(number, part, Part::Moving::kDown, part.restored.round);
+    begin_move(number, part, Served::Moving::kDown, part.restored.round);
   }
 }
 
-void ShardServer::offer(uint64_t number, Part& part, const ShardOrder& order) {
+void ShardServer::offer(uint64_t number, Served& part, const ShardOrder& order) {
   const uint32_t rank = order.rank;
   const bool again = order.kind == ShardDo::kReconnect;
-  if (again != part.seats.contains(rank)) return;
-  const auto chunks = std::make_shared<std::vector<ChunkInterest>>();
-  const auto open = [this, number, rank, again, incarnation = order.incarnation,
-                     ticket = order.ticket, chunks](const std::optional<Error>& refused) {
-    Part& part = parts_[number];
-    if (!again) --part.tasks;
-    if (part.ending) return;
+  if (again != part.local->has(rank)) return;
+  const auto offer = std::make_shared<Offer>(Offer{.ticket = order.ticket});
+  const auto done = [this, number, rank, incarnation = order.incarnation,
+                     offer](const std::optional<Error>& refused) {
     ShardReport& answer = report(ShardSays::kOffered, number);
     answer.rank = rank;
     answer.incarnation = incarnation;
-    std::optional<Error> failed = refused;
-    if (!failed) {
-      failed = error_of([&] {
-        if (!budget_.has_room(bytes_of(*chunks))) {
-          fail(ErrorCode::kFull,
-               "which chunks rank {} touches takes {} bytes, for which the box has no room now: "
-               "raise --memory-limit",
-               rank, bytes_of(*chunks));
-        }
-        BoxLink& link = part.job->link();
-        link.use_ticket(ticket);
-        const Offer offer = again ? link.reconnect(rank) : link.admit(rank, incarnation);
-        answer.queues = offer.queues;
-        answer.tls = offer.tls;
-      });
-    }
-    if (!failed) {
-      if (again) return;
-      budget_.grow(0, bytes_of(*chunks));
-      part.seats[rank] = {incarnation, std::move(*chunks)};
-      return;
-    }
-    answer.refused = true;
-    answer.code = failed->code();
-    answer.text = failed->what();
+    if (refused) return answer.refuse(*refused);
+    answer.queues = offer->queues;
+    answer.tls = offer->tls;
   };
-  if (again) return open({});
-  ++part.tasks;
-  builder_.run(
-      [job = part.job, rank, chunks, interest = order.interest] {
-        check_interest(interest, job->spec());
-        job->link().prepare(rank);
-        *chunks = interest_in_chunks(interest, job->spec().keys, job->plan());
-      },
-      open);
-}
-
-void ShardServer::revoke(Part& part, uint32_t rank) {
-  const auto seat = part.seats.find(rank);
-  if (seat == part.seats.end()) return;
-  budget_.grow(bytes_of(seat->second.chunks), 0);
-  part.seats.erase(seat);
-  BoxLink::Rest rest = part.job->link().revoke(rank);
-  if (!rest) return;
-  builder_.run([rest = std::move(rest)]() mutable { rest.reset(); });
+  if (again) return part.local->reconnect(rank, order.incarnation, *offer, done);
+  part.local->admit(rank, order.incarnation, order.interest, *offer, done);
 }
 
 // One that does not fit is not carried out: the job fails when its cores have answered.
-void ShardServer::commit(uint64_t number, Part& part, const ShardBoundary& order) {
-  const std::optional<Error> refused = error_of([&] { take_boundary(part, order); });
-  if (refused) {
-    report_failed(number, refused->what());
-    part.refused = true;
-    part.boundary = {.round = order.round};
-  }
-  broadcast(part, {.type = CoreMessage::kCommit, .boundary = &part.boundary});
+void ShardServer::commit(uint64_t number, Served& part, const ShardBoundary& order) {
+  const std::optional<Error> refused = error_of([&] {
+    take_boundary(part, order);
+    const std::vector<BranchOrder> orders = orders_of(order.moves);
+    part.local->commit({.boundary = part.boundary,
+                        .hyper = order.hyper,
+                        .orders = orders,
+                        .lowest_round = order.lowest_round});
+  });
+  if (!refused) return;
+  report_failed(number, refused->what());
+  part.refused = true;
+  part.boundary = {.round = order.round};
+  part.local->commit({.boundary = part.boundary});
 }
 
 // Throws Error(kInvalid).
-void ShardServer::take_boundary(Part& part, const ShardBoundary& order) {
+void ShardServer::take_boundary(Served& part, const ShardBoundary& order) {
   const uint32_t ranks = part.job->spec().max_ranks;
   Boundary& boundary = part.boundary = {.round = order.round};
   part.last_rounds.assign(order.lost.size(), std::vector<uint64_t>(part.job->plan().chunks.size()));
@@ -427,33 +370,25 @@ void ShardServer::take_boundary(Part& part, const ShardBoundary& order) {
                              .last_rounds = part.last_rounds[i]});
   }
   for (const ShardAdmitted& admitted : order.admitted) {
-    const auto seat = part.seats.find(admitted.rank);
-    if (seat == part.seats.end()) misfit("a rank that is admitted");
+    if (!part.local->has(admitted.rank)) misfit("a rank that is admitted");
     boundary.admitted.push_back({.rank = admitted.rank,
                                  .incarnation = admitted.incarnation,
                                  .first_round = admitted.first_round,
-                                 .slots = part.job->link().slots(admitted.rank),
-                                 .interest = seat->second.chunks});
+                                 .slots = {}});
   }
   for (const uint32_t rank : order.forgotten) {
     if (rank < ranks) boundary.forgotten.push_back(rank);
   }
   boundary.snapshot = order.snapshot && part.job->takes_snapshots();
   boundary.snapshot_round = order.snapshot_round;
-  if (!order.hyper.empty()) {
-    boundary.hyper = part.job->hyper().change(order.hyper, order.lowest_round);
-  }
   if (order.branch > 0) place_branch(part, order);
   const auto has_dock = [&part](uint32_t shelf) { return part.job->has_dock(shelf); };
   if (!fit(order.moves, part.job->spec(), has_dock)) misfit("moves of branches");
-  if (!order.moves.empty()) {
-    boundary.orders = part.job->branch_orders().add(orders_of(order.moves), order.lowest_round);
-  }
   if (order.state > 0) place_state(part, order.state);
 }
 
 // REQUIRES of the gate, and not of the server: the round is closed.
-void ShardServer::decide(Part& part, const ShardDecision& order) {
+void ShardServer::decide(Served& part, const ShardDecision& order) {
   if (std::exchange(part.closed_round, 0) != order.round || order.round == 0) return;
   Decision decision;
   decision.round = order.round;
@@ -481,11 +416,10 @@ void ShardServer::poll() {
   for (const TransportEvent& event : events_) handle(event);
   std::vector<uint64_t> gone;
   for (auto& [number, part] : parts_) {
-    if (part.ending && part.cores_left == 0 && part.tasks == 0) gone.push_back(number);
+    const bool is_free = !part.local || part.local->gone();
+    if (part.ending && is_free && part.tasks == 0) gone.push_back(number);
     if (!part.started || part.ending || part.told_active) continue;
-    uint64_t activity = 0;
-    for (uint32_t i = 0; i < part.job->cores(); ++i) activity += part.job->core_job(i).activity();
-    if (std::exchange(part.activity, activity) == activity) continue;
+    if (!part.local->wants_probe(0)) continue;
     part.told_active = true;
     report(ShardSays::kActive, number);
   }
@@ -493,8 +427,8 @@ void ShardServer::poll() {
 }
 
 void ShardServer::handle(CoreOfPart from, const CoreReport& said) {
-  Part& part = parts_[from.part];
-  if (said.type == CoreReport::kRemoved) --part.cores_left;
+  Served& part = parts_[from.part];
+  if (said.type == CoreReport::kRemoved) part.local->core_has_let_go();
   const std::optional<ShardSays> what = word_of(said.type);
   if (!what) return;
   ShardReport out{.kind = *what, .job = from.part};
@@ -525,7 +459,7 @@ void ShardServer::handle(CoreOfPart from, const CoreReport& said) {
   }
   if (said.type == CoreReport::kSnapped) {
     if (++part.cores_snapped == part.job->cores()) {
-      begin_move(from.part, part, Part::Moving::kUp, said.round - 1);
+      begin_move(from.part, part, Served::Moving::kUp, said.round - 1);
     }
     return;
   }
@@ -541,7 +475,7 @@ void ShardServer::handle(CoreOfPart from, const CoreReport& said) {
 }
 
 // Where a rank took part last is told with the first core's answer, for all chunks of this part.
-void ShardServer::committed(Part& part) {
+void ShardServer::committed(Served& part) {
   const std::vector<ChunkLayout>& chunks = part.job->plan().chunks;
   for (size_t i = 0; i < part.boundary.lost.size(); ++i) {
     ShardRounds rounds{.rank = part.boundary.lost[i].rank};
@@ -562,10 +496,10 @@ void ShardServer::committed(Part& part) {
 
 // --- checkpoints ---------------------------------------------------------------------------------
 
-void ShardServer::begin_move(uint64_t number, Part& part, Part::Moving moving, uint64_t round) {
+void ShardServer::begin_move(uint64_t number, Served& part, Served::Moving moving, uint64_t round) {
   part.moving = moving;
   part.image =
-      moving == Part::Moving::kUp ? part.job->image_of_copy() : part.job->image_of_values();
+      moving == Served::Moving::kUp ? part.job->image_of_copy() : part.job->image_of_values();
   part.image_round = round;
   part.image_offset = 0;
   if (part.image.bytes() == 0) all_moved(number, part);
@@ -577,11 +511,11 @@ std::optional<ShardPiece> ShardServer::next_piece() {
     if (auto piece = next_piece_of_state(number, part)) return piece;
   }
   for (auto& [number, part] : parts_) {
-    if (part.moving == Part::Moving::kNothing || part.piece_under_way || part.ending) continue;
+    if (part.moving == Served::Moving::kNothing || part.piece_under_way || part.ending) continue;
     part.piece_under_way = true;
     ++part.tasks;
     return ShardPiece{.place = {number, part.image_round, part.image_offset},
-                      .to_server = part.moving == Part::Moving::kUp,
+                      .to_server = part.moving == Served::Moving::kUp,
                       .bytes = part.image.piece(part.image_offset, kCopyPieceBytes)};
   }
   return std::nullopt;
@@ -589,7 +523,7 @@ std::optional<ShardPiece> ShardServer::next_piece() {
 
 void ShardServer::moved(const ShardPiece& piece, const std::optional<Error>& failed) {
   const uint64_t number = piece.place.job;
-  Part& part = parts_[number];
+  Served& part = parts_[number];
   --part.tasks;
   if (piece.place.state > 0) {
     if (!part.ending) moved_of_state(piece, part, failed);
@@ -602,7 +536,7 @@ void ShardServer::moved(const ShardPiece& piece, const std::optional<Error>& fai
     if (part.image_offset == part.image.bytes()) all_moved(number, part);
     return;
   }
-  part.moving = Part::Moving::kNothing;
+  part.moving = Served::Moving::kNothing;
   if (!piece.to_server) {
     refuse(number, *failed);
     return begin_end(part);
@@ -610,8 +544,8 @@ void ShardServer::moved(const ShardPiece& piece, const std::optional<Error>& fai
   report_failed(number, failed->what());
 }
 
-void ShardServer::all_moved(uint64_t number, Part& part) {
-  if (std::exchange(part.moving, Part::Moving::kNothing) == Part::Moving::kUp) {
+void ShardServer::all_moved(uint64_t number, Served& part) {
+  if (std::exchange(part.moving, Served::Moving::kNothing) == Served::Moving::kUp) {
     part.cores_snapped = 0;
     for (uint32_t core = 0; core < part.job->cores(); ++core) {
       ShardReport& said = report(ShardSays::kSnapped, number);
@@ -624,7 +558,7 @@ void ShardServer::all_moved(uint64_t number, Part& part) {
   builder_.run(
       [job = part.job, restored = std::move(part.restored)] { job->publish_restored(restored); },
       [this, number](const std::optional<Error>& refused) {
-        Part& part = parts_[number];
+        Served& part = parts_[number];
         --part.tasks;
         if (part.ending) return;
         if (!refused) {
@@ -636,7 +570,7 @@ void ShardServer::all_moved(uint64_t number, Part& part) {
       });
 }
 
-ShardProbe ShardServer::probe_of(const Part& part, uint32_t core) const {
+ShardProbe ShardServer::probe_of(const Served& part, uint32_t core) const {
   const Probe& probe = part.probes[core];
   ShardProbe out{.chunks_completed = probe.chunks_completed,
                  .endpoint = probe.endpoint,
@@ -667,9 +601,9 @@ void ShardServer::handle(const TransportEvent& event) {
 
 // --- the end -------------------------------------------------------------------------------------
 
-void ShardServer::begin_end(Part& part) {
-  if (std::exchange(part.ending, true) || !part.started) return;
-  broadcast(part, {.type = CoreMessage::kRemoveJob});
+void ShardServer::begin_end(Served& part) {
+  part.ending = true;
+  if (part.local) part.local->remove();
 }
 
 void ShardServer::end_all() {
@@ -677,10 +611,9 @@ void ShardServer::end_all() {
   reports_.clear();
 }
 
-void ShardServer::free(uint64_t number, Part& part) {
+void ShardServer::free(uint64_t number, Served& part) {
   if (part.job) {
-    while (!part.seats.empty()) revoke(part, part.seats.begin()->first);
-    part.job->link().close();
+    part.local->close();
     for (uint32_t i = 0; i < part.job->cores(); ++i) by_core_job_.erase(&part.job->core_job(i));
     builder_.run([this, job = std::move(part.job), states = std::move(part.states)]() mutable {
       uint64_t bytes = job->memory().total() + job->docked_bytes();

@@ -17,6 +17,7 @@
 #include "phub/clock.h"
 #include "phub/core/mail.h"
 #include "phub/job/job_part.h"
+#include "phub/job/local_part.h"
 #include "phub/job/memory.h"
 #include "phub/machine.h"
 #include "phub/notes.h"
@@ -65,25 +66,18 @@ class ShardServer {
   Core& core(uint32_t i) { return machine_.core(i); }
 
  private:
-  struct Part {
-    std::shared_ptr<JobPart> job;  // null: it is being made
-    std::vector<uint32_t> cores;   // of the machine
-    uint32_t cores_left = 0;       // that have it
+  struct Served {                    // the part of a job that is here
+    std::shared_ptr<JobPart> job;    // null: it is being made
+    std::optional<LocalPart> local;  // likewise
     bool started = false, ending = false;
     bool refused = false;  // a boundary: who was lost by it is attached still
     uint32_t tasks = 0;    // beside the control thread
     std::vector<Probe> probes;
-    uint64_t activity = 0;  // of its cores, when the server was told last
-    bool told_active = false;
+    bool told_active = false;  // since the last probe
     Boundary boundary;
     std::vector<std::vector<uint64_t>> last_rounds;
     std::vector<ShardReport> committed;
-    struct Seat {
-      uint32_t incarnation = 0;
-      std::vector<ChunkInterest> chunks;  // what it writes and reads; empty: everything
-    };
-    std::map<uint32_t, Seat> seats;  // of the ranks that the link has
-    Manifest restored;               // what the part goes on from, until it has that
+    Manifest restored;  // what the part goes on from, until it has that
     // What moves of a checkpoint: to the server when all cores have copied, or from it.
     enum class Moving : uint8_t { kNothing, kUp, kDown } moving = Moving::kNothing;
     bool piece_under_way = false;
@@ -104,40 +98,38 @@ class ShardServer {
   void make(uint64_t number, const ShardPart& order);
   std::shared_ptr<JobPart> made(const ShardPart& order, Manifest& restored);
   void make_docks(JobPart& part, const std::vector<uint32_t>& shelves);
-  void take(uint64_t number, Part& part, std::shared_ptr<JobPart> job);
+  void take(uint64_t number, Served& part, std::shared_ptr<JobPart> job);
   void refuse(uint64_t number, const Error& why);
-  void begin_move(uint64_t number, Part& part, Part::Moving moving, uint64_t round);
-  void all_moved(uint64_t number, Part& part);
-  void offer(uint64_t number, Part& part, const ShardOrder& order);
-  void commit(uint64_t number, Part& part, const ShardBoundary& order);
-  void take_boundary(Part& part, const ShardBoundary& order);
-  static void decide(Part& part, const ShardDecision& order);
-  void broadcast(Part& part, CoreMessage message);
+  void begin_move(uint64_t number, Served& part, Served::Moving moving, uint64_t round);
+  void all_moved(uint64_t number, Served& part);
+  void offer(uint64_t number, Served& part, const ShardOrder& order);
+  void commit(uint64_t number, Served& part, const ShardBoundary& order);
+  void take_boundary(Served& part, const ShardBoundary& order);
+  static void decide(Served& part, const ShardDecision& order);
   void handle(CoreOfPart from, const CoreReport& report);
-  void committed(Part& part);
+  void committed(Served& part);
   void handle(const TransportEvent& event);
-  void begin_end(Part& part);
-  void free(uint64_t number, Part& part);
+  void begin_end(Served& part);
+  void free(uint64_t number, Served& part);
   ShardReport& report(ShardSays what, uint64_t number);
   void report_failed(uint64_t number, std::string why);  // the job can not go on here
-  ShardProbe probe_of(const Part& part, uint32_t core) const;
-  void revoke(Part& part, uint32_t rank);
+  ShardProbe probe_of(const Served& part, uint32_t core) const;
 
   // shard_server_state.cc
-  void make_state(uint64_t number, Part& part, const ShardKeys& order);
+  void make_state(uint64_t number, Served& part, const ShardKeys& order);
   void refuse_state(uint64_t number, uint64_t state, const Error& why);
   void state_is_there(uint64_t number, StateShare& share);
-  void drop_state(Part& part, uint64_t state);
-  void drop_state(Part& part, const std::shared_ptr<StateShare>& share);
-  static StateShare& state_for_boundary(Part& part, uint64_t state, bool is_branch);
-  static void place_state(Part& part, uint64_t state);
-  void place_branch(Part& part, const ShardBoundary& order);
-  void free_dock(Part& part, uint64_t shelf);
+  void drop_state(Served& part, uint64_t state);
+  void drop_state(Served& part, const std::shared_ptr<StateShare>& share);
+  static StateShare& state_for_boundary(Served& part, uint64_t state, bool is_branch);
+  static void place_state(Served& part, uint64_t state);
+  void place_branch(Served& part, const ShardBoundary& order);
+  void free_dock(Served& part, uint64_t shelf);
   void drop_shelf(JobPart::Shelf shelf);
-  void state_copied(CoreOfPart from, Part& part, bool was_set);
-  void state_has_moved(uint64_t number, Part& part, const std::shared_ptr<StateShare>& share);
-  static std::optional<ShardPiece> next_piece_of_state(uint64_t number, Part& part);
-  void moved_of_state(const ShardPiece& piece, Part& part, const std::optional<Error>& failed);
+  void state_copied(CoreOfPart from, Served& part, bool was_set);
+  void state_has_moved(uint64_t number, Served& part, const std::shared_ptr<StateShare>& share);
+  static std::optional<ShardPiece> next_piece_of_state(uint64_t number, Served& part);
+  void moved_of_state(const ShardPiece& piece, Served& part, const std::optional<Error>& failed);
 
   const ShardServerOptions options_;
   const Clock& clock_;
@@ -145,7 +137,7 @@ class ShardServer {
   CoreMail mail_;
   MemoryBudget budget_;
   Notes notes_;
-  std::map<uint64_t, Part> parts_;
+  std::map<uint64_t, Served> parts_;
   std::unordered_map<const CoreJob*, CoreOfPart> by_core_job_;
   std::vector<ShardReport> reports_;
   std::vector<TransportEvent> events_;

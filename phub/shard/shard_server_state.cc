@@ -11,7 +11,7 @@
 
 namespace phub {
 
-void ShardServer::make_state(uint64_t number, Part& part, const ShardKeys& order) {
+void ShardServer::make_state(uint64_t number, Served& part, const ShardKeys& order) {
   std::shared_ptr<StateShare> share;
   const std::optional<Error> refused = error_of([&] {
     share = std::make_shared<StateShare>(*part.job, order);
@@ -29,7 +29,7 @@ void ShardServer::make_state(uint64_t number, Part& part, const ShardKeys& order
   ++part.tasks;
   builder_.run([share, job = part.job] { share->allocate(*job); },
                [this, number, share](const std::optional<Error>& failed) {
-                 Part& part = parts_[number];
+                 Served& part = parts_[number];
                  --part.tasks;
                  share->is_busy = false;
                  if (failed && !share->is_over) refuse_state(number, share->what.number, *failed);
@@ -43,9 +43,7 @@ void ShardServer::make_state(uint64_t number, Part& part, const ShardKeys& order
 void ShardServer::refuse_state(uint64_t number, uint64_t state, const Error& why) {
   ShardReport& answer = report(ShardSays::kStateThere, number);
   answer.state = state;
-  answer.refused = true;
-  answer.code = why.code();
-  answer.text = why.what();
+  answer.refuse(why);
 }
 
 void ShardServer::state_is_there(uint64_t number, StateShare& share) {
@@ -54,14 +52,14 @@ void ShardServer::state_is_there(uint64_t number, StateShare& share) {
   report(ShardSays::kStateThere, number).state = share.what.number;
 }
 
-void ShardServer::drop_state(Part& part, uint64_t state) {
+void ShardServer::drop_state(Served& part, uint64_t state) {
   for (const auto& share : part.states) {
     if (share->what.number == state) return drop_state(part, share);
   }
 }
 
 // Memory is given back beside this thread.
-void ShardServer::drop_state(Part& part, const std::shared_ptr<StateShare>& share) {
+void ShardServer::drop_state(Served& part, const std::shared_ptr<StateShare>& share) {
   share->is_over = true;
   if (share->is_busy || share->stage == StateShare::Stage::kCopying) return;
   const uint64_t bytes = share->memory_bytes();
@@ -74,7 +72,7 @@ void ShardServer::drop_state(Part& part, const std::shared_ptr<StateShare>& shar
 }
 
 // Throws Error(kInvalid): it is not there.
-StateShare& ShardServer::state_for_boundary(Part& part, uint64_t state, bool is_branch) {
+StateShare& ShardServer::state_for_boundary(Served& part, uint64_t state, bool is_branch) {
   for (const auto& share : part.states) {
     const bool is_it = share->what.number == state && share->is_branch() == is_branch;
     if (is_it && share->stage == StateShare::Stage::kThere) return *share;
@@ -84,7 +82,7 @@ StateShare& ShardServer::state_for_boundary(Part& part, uint64_t state, bool is_
 }
 
 // The boundary reads or sets it.
-void ShardServer::place_state(Part& part, uint64_t state) {
+void ShardServer::place_state(Served& part, uint64_t state) {
   StateShare& share = state_for_boundary(part, state, false);
   share.stage = StateShare::Stage::kCopying;
   if (share.what.set) {
@@ -95,7 +93,7 @@ void ShardServer::place_state(Part& part, uint64_t state) {
 }
 
 // Into the dock that one of the boundary's moves copies from.
-void ShardServer::place_branch(Part& part, const ShardBoundary& order) {
+void ShardServer::place_branch(Served& part, const ShardBoundary& order) {
   StateShare& share = state_for_boundary(part, order.branch, true);
   const uint32_t shelves = part.job->spec().branches;
   const auto move = std::ranges::find_if(
@@ -107,7 +105,7 @@ void ShardServer::place_branch(Part& part, const ShardBoundary& order) {
   drop_shelf(part.job->exchange_dock(move->from - shelves, std::move(branch)));
 }
 
-void ShardServer::free_dock(Part& part, uint64_t shelf) {
+void ShardServer::free_dock(Served& part, uint64_t shelf) {
   if (shelf == 0 || shelf > part.job->spec().branches) return;
   drop_shelf(part.job->exchange_dock(static_cast<uint32_t>(shelf), {}));
 }
@@ -123,7 +121,7 @@ void ShardServer::drop_shelf(JobPart::Shelf shelf) {
 }
 
 // By a core. All of a get's cores say so when the server has what they copied.
-void ShardServer::state_copied(CoreOfPart from, Part& part, bool was_set) {
+void ShardServer::state_copied(CoreOfPart from, Served& part, bool was_set) {
   const auto at = std::ranges::find_if(part.states, [was_set](const auto& share) {
     return share->stage == StateShare::Stage::kCopying && share->what.set == was_set;
   });
@@ -136,7 +134,7 @@ void ShardServer::state_copied(CoreOfPart from, Part& part, bool was_set) {
   if (share->bytes == 0) state_has_moved(from.part, part, share);
 }
 
-void ShardServer::state_has_moved(uint64_t number, Part& part,
+void ShardServer::state_has_moved(uint64_t number, Served& part,
                                   const std::shared_ptr<StateShare>& share) {
   if (share->what.set) return state_is_there(number, *share);
   for (uint32_t core = 0; core < part.job->cores(); ++core) {
@@ -145,7 +143,7 @@ void ShardServer::state_has_moved(uint64_t number, Part& part,
   drop_state(part, share);
 }
 
-std::optional<ShardPiece> ShardServer::next_piece_of_state(uint64_t number, Part& part) {
+std::optional<ShardPiece> ShardServer::next_piece_of_state(uint64_t number, Served& part) {
   for (const auto& share : part.states) {
     if (share->stage != StateShare::Stage::kMoving || share->is_busy || share->is_over) continue;
     share->is_busy = true;
@@ -157,7 +155,7 @@ std::optional<ShardPiece> ShardServer::next_piece_of_state(uint64_t number, Part
   return std::nullopt;
 }
 
-void ShardServer::moved_of_state(const ShardPiece& piece, Part& part,
+void ShardServer::moved_of_state(const ShardPiece& piece, Served& part,
                                  const std::optional<Error>& failed) {
   const uint64_t number = piece.place.job;
   const auto at = std::ranges::find(part.states, piece.place.state,

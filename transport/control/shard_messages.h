@@ -252,6 +252,8 @@ struct ShardReport {
   std::vector<uint64_t> squares;
   uint64_t state = 0;  // kStateThere: its number
 
+  void refuse(const Error& why) { refused = true, code = why.code(), text = why.what(); }
+
   friend bool operator==(const ShardReport&, const ShardReport&) = default;
 };
 
