@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <iterator>
 #include <span>
 #include <utility>
 
@@ -319,7 +320,7 @@ void ShardServer::take(uint64_t number, Served& part, std::shared_ptr<JobPart> j
   if (part.restored.ranks.empty()) {
     report(ShardSays::kMade, number);
   } else {
-    begin_move(number, part, Served::Moving::kDown, part.restored.round);
+    restore(number, part);
   }
 }
 
@@ -459,7 +460,7 @@ void ShardServer::handle(CoreOfPart from, const CoreReport& said) {
   }
   if (said.type == CoreReport::kSnapped) {
     if (++part.cores_snapped == part.job->cores()) {
-      begin_move(from.part, part, Served::Moving::kUp, said.round - 1);
+      snapped(from.part, part, said.round);
     }
     return;
   }
@@ -494,80 +495,96 @@ void ShardServer::committed(Served& part) {
   part.committed.clear();
 }
 
-// --- checkpoints ---------------------------------------------------------------------------------
+// --- what moves ----------------------------------------------------------------------------------
 
-void ShardServer::begin_move(uint64_t number, Served& part, Served::Moving moving, uint64_t round) {
-  part.moving = moving;
-  part.image =
-      moving == Served::Moving::kUp ? part.job->image_of_copy() : part.job->image_of_values();
-  part.image_round = round;
-  part.image_offset = 0;
-  if (part.image.bytes() == 0) all_moved(number, part);
+void ShardServer::begin_move(Served& part, Move move) {
+  part.moves.push_back(std::move(move));
+  const auto last = std::prev(part.moves.end());
+  if (last->image.bytes() == 0) end_move(part, last, std::nullopt);
+}
+
+void ShardServer::end_move(Served& part, std::list<Move>::iterator move,
+                           const std::optional<Error>& failed) {
+  const auto done = std::move(move->done);
+  part.moves.erase(move);
+  done(failed);
 }
 
 std::optional<ShardPiece> ShardServer::next_piece() {
-  for (auto& [number, part] : parts_) {  // a rank waits for it
-    if (part.ending) continue;
-    if (auto piece = next_piece_of_state(number, part)) return piece;
-  }
+  Served* of = nullptr;
+  Move* next = nullptr;
   for (auto& [number, part] : parts_) {
-    if (part.moving == Served::Moving::kNothing || part.piece_under_way || part.ending) continue;
-    part.piece_under_way = true;
-    ++part.tasks;
-    return ShardPiece{.place = {number, part.image_round, part.image_offset},
-                      .to_server = part.moving == Served::Moving::kUp,
-                      .bytes = part.image.piece(part.image_offset, kCopyPieceBytes)};
+    if (part.ending) continue;
+    for (Move& move : part.moves) {
+      if (move.is_busy || (next != nullptr && next->place.state > 0)) continue;
+      if (next == nullptr || move.place.state > 0) of = &part, next = &move;  // a rank waits for it
+    }
   }
-  return std::nullopt;
+  if (next == nullptr) return std::nullopt;
+  next->is_busy = true;
+  ++of->tasks;
+  return ShardPiece{.place = next->place,
+                    .to_server = next->to_server,
+                    .bytes = next->image.piece(next->place.offset, kCopyPieceBytes)};
 }
 
 void ShardServer::moved(const ShardPiece& piece, const std::optional<Error>& failed) {
-  const uint64_t number = piece.place.job;
-  Served& part = parts_[number];
+  Served& part = parts_[piece.place.job];
   --part.tasks;
-  if (piece.place.state > 0) {
-    if (!part.ending) moved_of_state(piece, part, failed);
-    return;
-  }
-  part.piece_under_way = false;
   if (part.ending) return;
-  if (!failed) {
-    part.image_offset += piece.bytes.size();
-    if (part.image_offset == part.image.bytes()) all_moved(number, part);
-    return;
+  const auto move = std::ranges::find_if(part.moves, [&piece](const Move& each) {
+    return each.is_busy && each.place.state == piece.place.state &&
+           each.place.round == piece.place.round;
+  });
+  move->is_busy = false;
+  if (!failed) move->place.offset += piece.bytes.size();
+  if (failed || move->is_over || move->place.offset == move->image.bytes()) {
+    end_move(part, move, failed);
   }
-  part.moving = Served::Moving::kNothing;
-  if (!piece.to_server) {
-    refuse(number, *failed);
-    return begin_end(part);
-  }
-  report_failed(number, failed->what());
 }
 
-void ShardServer::all_moved(uint64_t number, Served& part) {
-  if (std::exchange(part.moving, Served::Moving::kNothing) == Served::Moving::kUp) {
+// The values that the job goes on from.
+void ShardServer::restore(uint64_t number, Served& part) {
+  const auto refuse_it = [this, number](const Error& why) {
+    refuse(number, why);
+    begin_end(parts_[number]);
+  };
+  const auto publish = [this, number, refuse_it](const std::optional<Error>& failed) {
+    if (failed) return refuse_it(*failed);
+    Served& part = parts_[number];
+    ++part.tasks;
+    builder_.run(
+        [job = part.job, restored = std::move(part.restored)] { job->publish_restored(restored); },
+        [this, number, refuse_it](const std::optional<Error>& refused) {
+          Served& part = parts_[number];
+          --part.tasks;
+          if (part.ending) return;
+          if (refused) return refuse_it(*refused);
+          report(ShardSays::kMade, number);
+        });
+  };
+  begin_move(part, {.place = {.job = number, .round = part.restored.round},
+                    .image = part.job->image_of_values(),
+                    .done = publish});
+}
+
+// All cores have copied their chunks as they were before `round`. The server hears of it when it
+// has what they copied.
+void ShardServer::snapped(uint64_t number, Served& part, uint64_t round) {
+  const auto say = [this, number, round](const std::optional<Error>& failed) {
+    if (failed) return report_failed(number, failed->what());
+    Served& part = parts_[number];
     part.cores_snapped = 0;
     for (uint32_t core = 0; core < part.job->cores(); ++core) {
       ShardReport& said = report(ShardSays::kSnapped, number);
       said.core = core;
-      said.round = part.image_round + 1;
+      said.round = round;
     }
-    return;
-  }
-  ++part.tasks;
-  builder_.run(
-      [job = part.job, restored = std::move(part.restored)] { job->publish_restored(restored); },
-      [this, number](const std::optional<Error>& refused) {
-        Served& part = parts_[number];
-        --part.tasks;
-        if (part.ending) return;
-        if (!refused) {
-          report(ShardSays::kMade, number);
-          return;
-        }
-        refuse(number, *refused);
-        begin_end(part);
-      });
+  };
+  begin_move(part, {.place = {.job = number, .round = round - 1},
+                    .to_server = true,
+                    .image = part.job->image_of_copy(),
+                    .done = say});
 }
 
 ShardProbe ShardServer::probe_of(const Served& part, uint32_t core) const {

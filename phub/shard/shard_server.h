@@ -5,6 +5,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -66,6 +68,16 @@ class ShardServer {
   Core& core(uint32_t i) { return machine_.core(i); }
 
  private:
+  // Bytes between this box and its server, which move piece by piece: of a checkpoint, of the state
+  // of keys or of a branch.
+  struct Move {
+    CopyPlace place;  // of the next piece
+    bool to_server = false;
+    SavedImage image = {};
+    std::function<void(const std::optional<Error>& failed)> done = {};
+    bool is_busy = false;  // a piece is under way
+    bool is_over = false;  // nobody wants the rest
+  };
   struct Served {                    // the part of a job that is here
     std::shared_ptr<JobPart> job;    // null: it is being made
     std::optional<LocalPart> local;  // likewise
@@ -78,12 +90,8 @@ class ShardServer {
     std::vector<std::vector<uint64_t>> last_rounds;
     std::vector<ShardReport> committed;
     Manifest restored;  // what the part goes on from, until it has that
-    // What moves of a checkpoint: to the server when all cores have copied, or from it.
-    enum class Moving : uint8_t { kNothing, kUp, kDown } moving = Moving::kNothing;
-    bool piece_under_way = false;
-    SavedImage image;
-    uint64_t image_round = 0, image_offset = 0;
     uint32_t cores_snapped = 0;
+    std::list<Move> moves;  // one after the other
     // Of rounds that are applied as a whole.
     std::vector<uint32_t> chunks;                     // that are here, ascending
     uint64_t closed_round = 0;                        // whose decision is awaited; 0: none
@@ -100,8 +108,10 @@ class ShardServer {
   void make_docks(JobPart& part, const std::vector<uint32_t>& shelves);
   void take(uint64_t number, Served& part, std::shared_ptr<JobPart> job);
   void refuse(uint64_t number, const Error& why);
-  void begin_move(uint64_t number, Served& part, Served::Moving moving, uint64_t round);
-  void all_moved(uint64_t number, Served& part);
+  void begin_move(Served& part, Move move);
+  void end_move(Served& part, std::list<Move>::iterator move, const std::optional<Error>& failed);
+  void restore(uint64_t number, Served& part);
+  void snapped(uint64_t number, Served& part, uint64_t round);
   void offer(uint64_t number, Served& part, const ShardOrder& order);
   void commit(uint64_t number, Served& part, const ShardBoundary& order);
   void take_boundary(Served& part, const ShardBoundary& order);
@@ -127,9 +137,7 @@ class ShardServer {
   void free_dock(Served& part, uint64_t shelf);
   void drop_shelf(JobPart::Shelf shelf);
   void state_copied(CoreOfPart from, Served& part, bool was_set);
-  void state_has_moved(uint64_t number, Served& part, const std::shared_ptr<StateShare>& share);
-  static std::optional<ShardPiece> next_piece_of_state(uint64_t number, Served& part);
-  void moved_of_state(const ShardPiece& piece, Served& part, const std::optional<Error>& failed);
+  void move_state(uint64_t number, Served& part, const std::shared_ptr<StateShare>& share);
 
   const ShardServerOptions options_;
   const Clock& clock_;

@@ -14,6 +14,11 @@ namespace phub {
 void ShardServer::make_state(uint64_t number, Served& part, const ShardKeys& order) {
   std::shared_ptr<StateShare> share;
   const std::optional<Error> refused = error_of([&] {
+    const bool is_taken = std::ranges::any_of(
+        part.states, [&order](const auto& each) { return each->what.number == order.number; });
+    if (order.number == 0 || is_taken) {
+      fail(ErrorCode::kInvalid, "state {} is there already, or is none", order.number);
+    }
     share = std::make_shared<StateShare>(*part.job, order);
     if (budget_.has_room(share->memory_bytes())) return;
     fail(ErrorCode::kFull,
@@ -34,9 +39,8 @@ void ShardServer::make_state(uint64_t number, Served& part, const ShardKeys& ord
                  share->is_busy = false;
                  if (failed && !share->is_over) refuse_state(number, share->what.number, *failed);
                  if (failed || share->is_over) return drop_state(part, share);
-                 share->stage =
-                     share->what.set ? StateShare::Stage::kMoving : StateShare::Stage::kThere;
-                 if (!share->what.set || share->bytes == 0) state_is_there(number, *share);
+                 if (share->what.set) return move_state(number, part, share);
+                 state_is_there(number, *share);
                });
 }
 
@@ -62,6 +66,13 @@ void ShardServer::drop_state(Served& part, uint64_t state) {
 void ShardServer::drop_state(Served& part, const std::shared_ptr<StateShare>& share) {
   share->is_over = true;
   if (share->is_busy || share->stage == StateShare::Stage::kCopying) return;
+  const auto move = std::ranges::find(part.moves, share->what.number,
+                                      [](const Move& each) { return each.place.state; });
+  if (move != part.moves.end()) {
+    move->is_over = true;
+    if (move->is_busy) return;
+    part.moves.erase(move);
+  }
   const uint64_t bytes = share->memory_bytes();
   std::shared_ptr<StateShare> rest = share;
   std::erase(part.states, rest);
@@ -131,48 +142,31 @@ void ShardServer::state_copied(CoreOfPart from, Served& part, bool was_set) {
   share->stage = StateShare::Stage::kMoving;
   if (was_set || share->is_over) return drop_state(part, share);
   share->send_steps();
-  if (share->bytes == 0) state_has_moved(from.part, part, share);
+  move_state(from.part, part, share);
 }
 
-void ShardServer::state_has_moved(uint64_t number, Served& part,
-                                  const std::shared_ptr<StateShare>& share) {
-  if (share->what.set) return state_is_there(number, *share);
-  for (uint32_t core = 0; core < part.job->cores(); ++core) {
-    report(ShardSays::kGotState, number).core = core;
-  }
-  drop_state(part, share);
-}
-
-std::optional<ShardPiece> ShardServer::next_piece_of_state(uint64_t number, Served& part) {
-  for (const auto& share : part.states) {
-    if (share->stage != StateShare::Stage::kMoving || share->is_busy || share->is_over) continue;
-    share->is_busy = true;
-    ++part.tasks;
-    return ShardPiece{.place = {.job = number, .offset = share->moved, .state = share->what.number},
-                      .to_server = !share->what.set,
-                      .bytes = share->piece()};
-  }
-  return std::nullopt;
-}
-
-void ShardServer::moved_of_state(const ShardPiece& piece, Served& part,
-                                 const std::optional<Error>& failed) {
-  const uint64_t number = piece.place.job;
-  const auto at = std::ranges::find(part.states, piece.place.state,
-                                    [](const auto& share) { return share->what.number; });
-  const std::shared_ptr<StateShare> share = *at;
-  share->is_busy = false;
-  if (share->is_over) return drop_state(part, share);
-  if (!failed) {
-    share->moved += piece.bytes.size();
-    if (share->moved == share->bytes) state_has_moved(number, part, share);
-    return;
-  }
-  if (share->what.set) {
-    refuse_state(number, share->what.number, *failed);
-    return drop_state(part, share);
-  }
-  report_failed(number, failed->what());
+// What is set comes from the server; what cores have copied goes there.
+void ShardServer::move_state(uint64_t number, Served& part,
+                             const std::shared_ptr<StateShare>& share) {
+  share->stage = StateShare::Stage::kMoving;
+  const auto done = [this, number, share](const std::optional<Error>& failed) {
+    Served& part = parts_[number];
+    if (share->is_over) return drop_state(part, share);
+    if (failed && !share->what.set) return report_failed(number, failed->what());
+    if (failed) {
+      refuse_state(number, share->what.number, *failed);
+      return drop_state(part, share);
+    }
+    if (share->what.set) return state_is_there(number, *share);
+    for (uint32_t core = 0; core < part.job->cores(); ++core) {
+      report(ShardSays::kGotState, number).core = core;
+    }
+    drop_state(part, share);
+  };
+  begin_move(part, {.place = {.job = number, .state = share->what.number},
+                    .to_server = !share->what.set,
+                    .image = share->image,
+                    .done = done});
 }
 
 }  // namespace phub

@@ -23,9 +23,6 @@ struct StateShare {
   // Takes long. Throws Error(kFull).
   void allocate(const JobPart& job);
   bool is_branch() const { return what.keys.empty(); }
-  std::span<std::byte> piece() const {  // that moves next; empty: all has moved
-    return image.piece(moved, kCopyPieceBytes);
-  }
   // Between `where`, as cores have it, and the end of what moves.
   void send_steps() const;
   void take_steps();
@@ -45,7 +42,6 @@ struct StateShare {
   bool is_over = false;          // and it is dropped then
   std::vector<uint32_t> chunks;  // that are here, ascending
   uint64_t floats = 0, bytes = 0;
-  uint64_t moved = 0;
   uint32_t cores = 0;  // that have copied
   KeyStateMemory where;
   numa::Memory memory;    // of keys
