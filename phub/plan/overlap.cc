@@ -25,23 +25,23 @@ constexpr size_t kMaxFileBytes = 64u << 20;
 constexpr double kMostMs = 1e9;
 constexpr size_t kMostLayers = 4096;  // the search looks at them again and again
 
-struct Row {
+struct LayerRow {
   std::string name;
   double forward_ms = 0, backward_ms = 0;
 };
-struct Rows {
-  std::vector<Row> layers;
+struct LayerRows {
+  std::vector<LayerRow> layers;
 };
 
 template <class A>
-void fields(A& a, const Row*) {
-  a.required("name", &Row::name, {1, kMaxNameBytes});
-  a.required("forward_ms", &Row::forward_ms);
-  a.required("backward_ms", &Row::backward_ms);
+void fields(A& a, const LayerRow*) {
+  a.required("name", &LayerRow::name, {1, kMaxNameBytes});
+  a.required("forward_ms", &LayerRow::forward_ms);
+  a.required("backward_ms", &LayerRow::backward_ms);
 }
 template <class A>
-void fields(A& a, const Rows*) {
-  a.required("layers", &Rows::layers, {1, kMostLayers});
+void fields(A& a, const LayerRows*) {
+  a.required("layers", &LayerRows::layers, {1, kMostLayers});
 }
 
 // The rank's and the box's links share a direction's time.
@@ -145,10 +145,10 @@ std::vector<LayerComputing> computing_of(const JobSpec& spec, const std::string&
 
 std::vector<LayerComputing> parse_computing(const JobSpec& spec, std::string_view json,
                                             std::string_view source) {
-  const Rows rows = json::decode<Rows>(json, source);
+  const LayerRows rows = json::decode<LayerRows>(json, source);
   std::vector<LayerComputing> layers;
   std::vector<std::string_view> names;
-  for (const Row& row : rows.layers) {
+  for (const LayerRow& row : rows.layers) {
     for (const double ms : {row.forward_ms, row.backward_ms}) {
       if (ms >= 0 && ms <= kMostMs) continue;
       fail(ErrorCode::kInvalid, "{}: layer '{}': {} ms are not between 0 and {}", source,
