@@ -311,29 +311,29 @@ void Server::restored_part(const Credential& who, uint32_t whose, uint64_t offse
 
 void Server::begin_state(const Credential& who, const StateRequest& request,
                          Reply<StateReply> reply) {
-  authenticate(who).begin_state(request, std::move(reply));
+  authenticate(who).states().begin(request, std::move(reply));
 }
 
 void Server::read_state(const Credential& who, uint64_t offset, Reply<PartBytes> reply) {
-  authenticate(who).read_state(who.rank, offset, std::move(reply));
+  authenticate(who).states().read(who.rank, offset, std::move(reply));
 }
 
 void Server::check_state_piece(const Credential& who, uint64_t offset, uint64_t bytes) {
-  authenticate(who).check_state_piece(who.rank, offset, bytes);
+  authenticate(who).states().check_piece(who.rank, offset, bytes);
 }
 
 void Server::write_state(const Credential& who, uint64_t offset, std::string piece,
                          std::shared_ptr<void> charge, Reply<Done> reply) {
-  authenticate(who).write_state(who.rank, offset, std::move(piece), std::move(charge),
+  authenticate(who).states().write(who.rank, offset, std::move(piece), std::move(charge),
                                 std::move(reply));
 }
 
 void Server::apply_state(const Credential& who, Reply<HyperReply> reply) {
-  authenticate(who).apply_state(who.rank, std::move(reply));
+  authenticate(who).states().apply(who.rank, std::move(reply));
 }
 
 void Server::end_state(const Credential& who, Reply<Done> reply) {
-  authenticate(who).end_state(who.rank, std::move(reply));
+  authenticate(who).states().end(who.rank, std::move(reply));
 }
 
 void Server::checkpoint(const Credential& who, uint64_t round, Reply<CheckpointReply> reply) {

@@ -1,6 +1,6 @@
-// The state of keys in a job of a rack, which the parent has: the calls of the rack's ranks go on
-// to it. To the parent they are those of one rank, the rack, so there is one rank's at a time.
-// Control thread.
+// The state of keys in a job of a rack: the parent has it, and this passes the calls of the rack's
+// ranks on to the parent. To the parent they are calls of one rank, the rack, so one rank at a time
+// reads or sets. Control thread.
 #pragma once
 
 #include <cstdint>
@@ -10,28 +10,28 @@
 #include <utility>
 #include <vector>
 
+#include "phub/job/state_desk.h"
 #include "phub/job/uplink.h"
 #include "transport/control/state_messages.h"
 
 namespace phub {
 
-class PassedState {
+class PassedState final : public StateDesk {
  public:
   // The uplink outlives this.
   PassedState(std::string job, Uplink& uplink) : job_(std::move(job)), uplink_(uplink) {}
 
-  // As RunningJob's calls of the state of keys.
-  void begin(const StateRequest& request, Reply<StateReply> reply);
-  void read(uint32_t rank, uint64_t offset, Reply<PartBytes> reply);
-  void check_piece(uint32_t rank, uint64_t offset, uint64_t bytes) const;
+  void begin(const StateRequest& request, Reply<StateReply> reply) override;
+  void read(uint32_t rank, uint64_t offset, Reply<PartBytes> reply) override;
+  void check_piece(uint32_t rank, uint64_t offset, uint64_t bytes) const override;
   void write(uint32_t rank, uint64_t offset, std::string piece, std::shared_ptr<void> charge,
-             Reply<Done> reply);
-  void apply(uint32_t rank, Reply<HyperReply> reply);
-  // `done`: when the parent has dropped it, so that ranks of other racks may begin.
-  void end(uint32_t rank, Reply<Done> done = nullptr);
+             Reply<Done> reply) override;
+  void apply(uint32_t rank, Reply<HyperReply> reply) override;
+  // Answers when the parent has dropped the state, so that ranks of other racks may begin.
+  void end(uint32_t rank, Reply<Done> done = nullptr) override;
+  void refuse(ErrorCode code, const std::string& why) override;
 
   void tick();
-  void refuse(ErrorCode code, const std::string& why);  // who waits: the job has ended
 
  private:
   void check_open(uint32_t rank, bool sets) const;

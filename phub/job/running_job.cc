@@ -84,8 +84,19 @@ RunningJob::RunningJob(std::shared_ptr<Job> job, std::string transport, std::vec
       life_(std::move(life)),
       next_save_(life_.durable_round + (host.checkpoints ? host.checkpoints->every() : 0)),
       durable_round_(life_.durable_round),
+      state_(context()),
       passed_state_(uplink_ ? std::make_unique<PassedState>(job_->spec().name, *uplink_) : nullptr),
       grown_bytes_(life_.docked_bytes) {}
+
+JobContext RunningJob::context() {
+  return {.host = host_,
+          .job = *job_,
+          .membership = membership_,
+          .remote = remote_,
+          .life = life_,
+          .uplink = uplink_.get(),
+          .driver = *this};
+}
 
 void RunningJob::start() {
   for (Part* const part : everywhere_) part->start();
@@ -119,7 +130,7 @@ void RunningJob::tick(uint64_t now) {
   carry_out();
 }
 
-void RunningJob::run_beside(Background& thread, std::function<void()> work, End end) {
+void RunningJob::run_beside(Background& thread, Background::Work work, Background::End end) {
   ++tasks_;
   thread.run(std::move(work), [this, end = std::move(end)](const std::optional<Error>& failed) {
     end(failed);
@@ -171,7 +182,7 @@ void RunningJob::handle(const CoreReport& report) {
       break;
     case CoreReport::kGotState:
     case CoreReport::kSetState:
-      state_copied(report);
+      state_.copied(report);
       break;
     case CoreReport::kFailed:
       membership_.failed(fmt::format("CPU {} can do no more for it: {}",
@@ -318,7 +329,7 @@ void RunningJob::carry_out() {
 void RunningJob::count_growth() {
   const auto count = [&] {
     const uint64_t now =
-        job_->grown_bytes() + state_bytes() + interest_bytes_ + losses_.bytes() + revived_bytes();
+        job_->grown_bytes() + state_.bytes() + interest_bytes_ + losses_.bytes() + revived_bytes();
     const uint64_t before = std::exchange(grown_bytes_, now);
     host_.budget.grow(before, grown_bytes_);
   };
@@ -361,7 +372,7 @@ void RunningJob::act(MembershipAction& action) {
     case MembershipAction::kRevoke:
       note_loss(action.rank);
       lose_saver(action.rank);
-      end_state(action.rank);
+      states().end(action.rank);
       return revoke(action.rank);
     case MembershipAction::kFail:
       return end(action.code, action.message);
@@ -406,7 +417,7 @@ void RunningJob::commit(const MembershipAction& action) {
   Boundary& boundary = membership_.boundary();
   const uint64_t branch = place_revived(action.orders);
   if (boundary.snapshot) choose_saved_round(boundary);
-  const uint64_t state = boundary.moves_state ? place_state(boundary) : 0;
+  const uint64_t state = boundary.moves_state ? state_.at_boundary(boundary) : 0;
   for (Part* const part : everywhere_) {
     part->commit({.boundary = boundary,
                   .hyper = action.hyper,
@@ -473,9 +484,8 @@ RunningJob::Remains RunningJob::finish() {
     for (const Reply<JoinReply>& reply : join.replies) reply({code, message});
   }
   for (auto& [token, reply] : requests_) reply({code, message});
-  refuse_state(code, message);
+  states().refuse(code, message);
   if (revived_ && revived_->reply) refuse_revival(code, message);
-  if (passed_state_) passed_state_->refuse(code, message);
   answer_checkpoints({code, message});
   host_.budget.release(grown_bytes_);
   host_.ended.make_room(host_.budget);

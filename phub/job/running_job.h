@@ -19,55 +19,20 @@
 #include <vector>
 
 #include "phub/background.h"
-#include "phub/clock.h"
-#include "phub/core/mail.h"
-#include "phub/job/ended_jobs.h"
-#include "phub/job/job.h"
+#include "phub/job/box_state.h"
+#include "phub/job/job_context.h"
 #include "phub/job/local_part.h"
 #include "phub/job/losses.h"
 #include "phub/job/meter.h"
 #include "phub/job/passed_state.h"
 #include "phub/job/rank_parts.h"
 #include "phub/job/remote_parts.h"
-#include "phub/job/saved_jobs.h"
-#include "phub/job/shards.h"
-#include "phub/job/state_transfer.h"
+#include "phub/job/state_desk.h"
 #include "phub/job/uplink.h"
-#include "phub/notes.h"
 
 namespace phub {
 
-// What the jobs of a server use of it.
-struct JobHost {
-  const Clock& clock;
-  CoreMail mail;
-  MemoryBudget budget;
-  Notes notes;
-  ServedTime time{clock};  // as the limits of jobs see it
-  EndedJobs ended = {};
-  BoxMeters meters = {};
-  uint32_t ending = 0;                          // jobs that have ended and that a core still has
-  Background coder{"phub-background"};          // decodes and encodes
-  Background builder{"phub-builder"};           // plans, makes and frees
-  std::unique_ptr<SavedJobs> checkpoints = {};  // null: none are written
-  Background writer{"phub-writer", 10};         // writes them; rounds go first
-  Shards shards{};                              // boxes that serve under this server
-  uint64_t next_job = 1;                        // by which they know it
-};
-
-// How a job begins.
-struct SavedLife {
-  uint64_t durable_round = 0;  // it goes on after this one; 0: from its beginning
-  uint64_t docked_bytes = 0;   // in the budget: Job::docked_bytes_for()
-  uint64_t epoch = 0;          // higher than that of any life before; 0: the job is not saved
-  uint64_t ended = 0;          // lives up to this one were another job's
-  std::string owner = {};      // the creator's token, by its hash; "": nobody's
-  CheckpointId from = {};      // the checkpoint that it goes on from
-  std::map<uint32_t, uint64_t> part_bytes = {};  // in it, by rank
-  std::vector<ShardRestored> elsewhere = {};     // what other boxes hear of it; none: it begins
-};
-
-class RunningJob {
+class RunningJob final : private JobDriver {
  public:
   // `cores`: of the server, by core of its part of the plan; `shards`: who has the other parts;
   // `uplink`: of a rack, null: there is no parent. The host outlives this.
@@ -105,9 +70,7 @@ class RunningJob {
   // The server ends; in the cores' stead, whose threads have ended.
   void detach_all();
 
-  // Runs `work` on that thread, then `end` on this one with what `work` failed with.
-  using End = std::function<void(const std::optional<Error>& failed)>;
-  void run_beside(Background& thread, std::function<void()> work, End end);
+  void run_beside(Background& thread, Background::Work work, Background::End end) override;
 
   // Throw Error, kMismatch if a worker that joins means another job; kNotFound or kFenced if it was
   // in life `epoch` of a job of this name, which is not this one or is further. Any thread.
@@ -169,14 +132,8 @@ class RunningJob {
   // the job's.
   void restored_part(uint32_t rank, uint32_t whose, uint64_t offset, Reply<PartBytes> reply);
 
-  // The state of keys (running_job_state.cc). Throw Error as they say; REQUIRE authenticate(who).
-  void begin_state(const StateRequest& request, Reply<StateReply> reply);
-  void read_state(uint32_t rank, uint64_t offset, Reply<PartBytes> reply);
-  void check_state_piece(uint32_t rank, uint64_t offset, uint64_t bytes) const;
-  void write_state(uint32_t rank, uint64_t offset, std::string piece, std::shared_ptr<void> charge,
-                   Reply<Done> reply);
-  void apply_state(uint32_t rank, Reply<HyperReply> reply);
-  void end_state(uint32_t rank, Reply<Done> done = nullptr);
+  // The state of keys. REQUIRES: authenticate(who), for each call.
+  StateDesk& states() { return passed_state_ ? *passed_state_ : static_cast<StateDesk&>(state_); }
 
   // A checkpoint of what is complete now or of a later round; with the round of such an answer, how
   // that is doing. Throws Error: the job is not saved; or why that one was not written.
@@ -242,8 +199,11 @@ class RunningJob {
   void lose(uint32_t rank, uint32_t incarnation, const std::string& why);
   void note_loss(uint32_t rank);
   void switch_changed(const CoreReport& report);
-  void carry_out();
-  void count_growth();
+  JobContext context();
+  bool has_ended() const override { return ending_; }
+  void carry_out() override;
+  void count_growth() override;
+  uint64_t new_number() override { return ++numbers_; }
   void act(MembershipAction& action);
   void take_seat(uint32_t rank, Seat seat);
   void admit(const MembershipAction& action);
@@ -298,21 +258,6 @@ class RunningJob {
   void take_news_of_savers(uint32_t rank, RackNews& news);
   void drop_parts();
   std::vector<RankPart> parts_for(uint32_t rank) const;
-
-  // running_job_state.cc
-  void state_made(const std::shared_ptr<StateTransfer>& transfer,
-                  const std::optional<Error>& failed);
-  void check_set_is_taken_up() const;
-  void share_state();
-  void decide_state();
-  StateTransfer::Share& share_of(uint64_t shard, const CopyPlace& place, bool sets) const;
-  void check_state_copy(uint64_t shard, const CopyPlace& place, uint64_t bytes) const;
-  void refuse_state(ErrorCode code, const std::string& why);
-  void drop(std::shared_ptr<StateTransfer>& transfer);
-  uint64_t place_state(Boundary& boundary);
-  void state_copied(const CoreReport& report);
-  std::shared_ptr<StateTransfer> open_state(uint32_t rank, bool sets) const;
-  uint64_t state_bytes() const;
 
   // running_job_calls.cc
   void check_change(const std::map<std::string, double>& values) const;
@@ -406,10 +351,9 @@ class RunningJob {
   uint64_t failed_round_ = 0;                              // the latest that was not written
   std::optional<Error> failed_save_;                       // and why
 
-  // The state that a rank reads or sets; that which the cores have not taken up yet.
-  std::shared_ptr<StateTransfer> state_, set_state_;
+  BoxState state_;
   const std::unique_ptr<PassedState> passed_state_;  // null: there is no parent
-  uint64_t states_ = 0;                              // that were begun, and branches that came
+  uint64_t numbers_ = 0;                             // that were given: see new_number()
 
   // A branch that is revived, which waits for its files, for other boxes or its boundary.
   std::shared_ptr<Revived> revived_;

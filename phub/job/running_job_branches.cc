@@ -41,7 +41,7 @@ void RunningJob::revive(const BranchChange& change, Reply<BranchReply> reply) {
          branch, bytes);
   }
   const auto revived = std::make_shared<Revived>(
-      Revived{.change = change, .number = ++states_, .bytes = bytes, .reply = std::move(reply)});
+      Revived{.change = change, .number = new_number(), .bytes = bytes, .reply = std::move(reply)});
   revived->change.is_loaded = true;
   revived_ = revived;
   count_growth();

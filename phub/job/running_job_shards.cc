@@ -27,7 +27,7 @@ void RunningJob::handle(uint64_t shard, const ShardReport& report) {
   check_rank(report);
   if (report.kind == ShardSays::kSnapped && !ending_) check_snapped(shard, report);
   if (report.kind == ShardSays::kClosed && !ending_) close_gate(shard, report);
-  if (report.kind == ShardSays::kGotState && !ending_) check_got(shard);
+  if (report.kind == ShardSays::kGotState && !ending_) state_.check_got(remote_.at(shard).box);
   const std::optional<CoreReport> core = remote_.take(
       shard, report, [this](uint32_t i) -> Probe& { return meter_.probe(i); },
       membership_.boundary());
@@ -85,13 +85,7 @@ PartBytes RunningJob::read_copy(uint64_t shard, const CopyPlace& place) const {
   if (revived_ && place.state == revived_->number) {
     return copy_of(image_of_revived(shard).piece(place.offset, kCopyPieceBytes));
   }
-  if (place.state > 0) {
-    const SavedImage& image = share_of(shard, place, true).image;
-    const uint64_t left = image.bytes() - std::min(image.bytes(), place.offset);
-    PartBytes piece{.bytes = std::string(std::min(kCopyPieceBytes, left), '\0')};
-    image.read(place.offset, std::as_writable_bytes(std::span(piece.bytes)));
-    return piece;
-  }
+  if (place.state > 0) return state_.piece_for(remote_.at(shard).box, place);
   const SavedImage image = job_->restored_image_of(remote_.at(shard).box);
   const std::span<std::byte> piece = image.piece(place.offset, kCopyPieceBytes);
   if (!remote_.being_made() || place.round != life_.from.round || piece.empty()) {
@@ -102,8 +96,8 @@ PartBytes RunningJob::read_copy(uint64_t shard, const CopyPlace& place) const {
 }
 
 void RunningJob::check_copy(uint64_t shard, const CopyPlace& place, uint64_t bytes) const {
-  if (place.state > 0) return check_state_copy(shard, place, bytes);
   const RemoteParts::Place part = remote_.at(shard);
+  if (place.state > 0) return state_.check_copy(part.box, place, bytes);
   const SavedImage image = job_->image_of(part.box);
   const bool wanted =
       !ending_ && saving_ && copying_round_ == place.round && place.offset <= part.copied;
@@ -117,14 +111,8 @@ void RunningJob::check_copy(uint64_t shard, const CopyPlace& place, uint64_t byt
 // What came before is here already, and may be being written.
 void RunningJob::write_copy(uint64_t shard, const CopyPlace& place, std::string_view piece) {
   check_copy(shard, place, piece.size());
-  if (place.state > 0) {
-    StateTransfer::Share& share = share_of(shard, place, false);
-    if (place.offset < share.copied) return;
-    share.image.write(place.offset, std::as_bytes(std::span(piece)));
-    share.copied += piece.size();
-    return;
-  }
   const RemoteParts::Place part = remote_.at(shard);
+  if (place.state > 0) return state_.write_copy(part.box, place, piece);
   if (place.offset < part.copied) return;
   const SavedImage image = job_->image_of(part.box);
   std::ranges::copy(std::as_bytes(std::span(piece)),

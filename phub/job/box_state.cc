@@ -1,30 +1,28 @@
-// A running job: what its members get and set of the state of keys.
-//
-// One rank at a time, so that the memory for it is bounded: as much as the keys have. A set is over
-// for its rank when its round is known; every core takes it before it closes that round
-// (core/key_states.h), and until then there is no other set.
-//
-// Other boxes that have parts of the job make memory for theirs before the boundary, and fetch what
-// is set: a core has it when it closes the round. What their cores have copied is sent here.
-//
-// Below a parent the calls go on to it (passed_state.h).
+#include "phub/job/box_state.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 #include <utility>
-
-#include "phub/job/running_job.h"
-#include "phub/job/state_transfer.h"
 
 namespace phub {
 
 using Stage = StateTransfer::Stage;
 
-void RunningJob::begin_state(const StateRequest& request, Reply<StateReply> reply) {
-  const JobSpec& spec = job_->spec();
-  if (passed_state_) return passed_state_->begin(request, std::move(reply));
-  if (!job_->choices().lock_step() || !box_has_state(spec)) {
+BoxState::BoxState(const JobContext& context)
+    : host_(context.host),
+      job_(context.job),
+      membership_(context.membership),
+      remote_(context.remote),
+      driver_(context.driver) {}
+
+// --- calls ---------------------------------------------------------------------------------------
+
+void BoxState::begin(const StateRequest& request, Reply<StateReply> reply) {
+  const JobSpec& spec = job_.spec();
+  if (!job_.choices().lock_step() || !box_has_state(spec)) {
     fail(ErrorCode::kInvalid,
          "the state of keys can be read and set in jobs in lock-step with an optimizer; job '{}' "
          "has consistency {}, optimizer {}",
@@ -37,9 +35,9 @@ void RunningJob::begin_state(const StateRequest& request, Reply<StateReply> repl
          spec.rack_ranks.empty() ? "rank" : "a rank of rack", state_->rank,
          state_->sets ? "sets" : "reads", spec.name);
   }
-  auto transfer = std::make_shared<StateTransfer>(*job_, ++states_, request);
+  auto transfer = std::make_shared<StateTransfer>(job_, driver_.new_number(), request);
   drop(state_);
-  count_growth();
+  driver_.count_growth();
   if (!host_.budget.has_room(transfer->bytes)) {
     fail(ErrorCode::kFull,
          "the state has {} bytes, for which the server has no room now: ask for fewer keys at a "
@@ -48,77 +46,76 @@ void RunningJob::begin_state(const StateRequest& request, Reply<StateReply> repl
   }
   transfer->begun = std::move(reply);
   state_ = transfer;
-  count_growth();
-  run_beside(
-      host_.builder, [this, transfer] { transfer->allocate(*job_); },
-      [this, transfer](const std::optional<Error>& failed) { state_made(transfer, failed); });
+  driver_.count_growth();
+  driver_.run_beside(
+      host_.builder, [this, transfer] { transfer->allocate(job_); },
+      [this, transfer](const std::optional<Error>& failed) { made(transfer, failed); });
 }
 
-void RunningJob::state_made(const std::shared_ptr<StateTransfer>& transfer,
-                            const std::optional<Error>& failed) {
-  if (ending_) return;
+void BoxState::made(const std::shared_ptr<StateTransfer>& transfer,
+                    const std::optional<Error>& failed) {
+  if (driver_.has_ended()) return;
   if (failed || transfer->is_over) {
-    refuse_state(failed ? failed->code() : ErrorCode::kFenced,
-                 failed ? failed->what() : "the rank is gone");
+    refuse(failed ? failed->code() : ErrorCode::kFenced,
+           failed ? failed->what() : "the rank is gone");
   } else if (transfer->sets) {
     transfer->stage = Stage::kOpen;
     std::exchange(transfer->begun, nullptr)(StateReply{.bytes = transfer->bytes});
   } else {
-    share_state();
+    share();
   }
-  carry_out();
+  driver_.carry_out();
 }
 
-void RunningJob::check_set_is_taken_up() const {
+void BoxState::check_set_is_taken_up() const {
   if (!set_state_) return;
   fail(ErrorCode::kTaken,
        "the state that was set for round {} of job '{}' is not taken up yet: every rank pushes the "
        "keys of that round first",
-       set_state_->round, job_->spec().name);
+       set_state_->round, job_.spec().name);
 }
 
-// What the cores of another box did before that answers has been reported then: so a rank that has
-// the results of a round may set again what was set for it, however long the mail takes.
-void RunningJob::share_state() {
-  if (remote_.empty()) return decide_state();
+// A box answers behind the reports of what its cores did before. So a rank that has the results of a
+// round may set the state again that was set for that round, however long the mail takes.
+void BoxState::share() {
+  if (remote_.empty()) return decide();
   state_->stage = Stage::kSharing;
   state_->is_shared = true;
   remote_.share_state({.number = state_->number, .set = state_->sets, .keys = state_->keys},
                       [this](const std::optional<Error>& failed) {
-                        if (ending_) return;
+                        if (driver_.has_ended()) return;
                         std::optional<Error> refused = failed;
                         if (!refused && state_->sets) {
                           refused = error_of([this] { check_set_is_taken_up(); });
                         }
-                        if (refused) return refuse_state(refused->code(), refused->what());
-                        decide_state();
+                        if (refused) return refuse(refused->code(), refused->what());
+                        decide();
                       });
 }
 
-// At a boundary of its own, or with what waits for one.
-void RunningJob::decide_state() {
+// The state moves at a boundary of its own, or at the one that is made for something else.
+void BoxState::decide() {
   state_->stage = Stage::kDeciding;
   if (membership_.move_state()) return;
-  refuse_state(ErrorCode::kInvalid,
-               fmt::format("job '{}' has not begun: its ranks and initial parameters come first",
-                           job_->spec().name));
+  refuse(ErrorCode::kInvalid,
+         fmt::format("job '{}' has not begun: its ranks and initial parameters come first",
+                     job_.spec().name));
 }
 
-void RunningJob::refuse_state(ErrorCode code, const std::string& why) {
+void BoxState::refuse(ErrorCode code, const std::string& why) {
   if (state_) state_->refuse(code, why);
   drop(state_);
 }
 
-// Memory is given back beside this thread.
-void RunningJob::drop(std::shared_ptr<StateTransfer>& transfer) {
+// The builder's thread gives the memory back.
+void BoxState::drop(std::shared_ptr<StateTransfer>& transfer) {
   if (!transfer) return;
   if (transfer->is_shared) remote_.drop_state(transfer->number);
   host_.builder.run([rest = std::move(transfer)]() mutable { rest.reset(); });
   transfer.reset();
 }
 
-// What the boundary has for the cores. Returns the number of the state; 0: there is none.
-uint64_t RunningJob::place_state(Boundary& boundary) {
+uint64_t BoxState::at_boundary(Boundary& boundary) {
   if (!state_ || state_->stage != Stage::kDeciding) return 0;
   if (state_->is_over) {
     drop(state_);
@@ -127,7 +124,7 @@ uint64_t RunningJob::place_state(Boundary& boundary) {
   StateTransfer& transfer = *state_;
   transfer.round = boundary.round;
   transfer.stage = Stage::kCopying;
-  transfer.is_shared = false;  // they drop it themselves
+  transfer.is_shared = false;  // the boxes drop it themselves
   if (!transfer.sets) {
     boundary.get_state = &transfer.where;
     return transfer.number;
@@ -149,34 +146,33 @@ uint64_t RunningJob::place_state(Boundary& boundary) {
   return set_state_->number;
 }
 
-void RunningJob::state_copied(const CoreReport& report) {
+void BoxState::copied(const CoreReport& report) {
   const bool was_set = report.type == CoreReport::kSetState;
   const std::shared_ptr<StateTransfer> transfer = was_set ? set_state_ : state_;
-  if (++transfer->cores < job_->all_cores()) return;
+  if (++transfer->cores < job_.all_cores()) return;
   if (was_set) return drop(set_state_);
   transfer->stage = Stage::kOpen;
   if (transfer->is_over) return drop(state_);
   std::exchange(transfer->begun, nullptr)(StateReply{.round = transfer->round - 1,
                                                      .bytes = transfer->bytes,
-                                                     .steps = transfer->steps_of_keys(*job_)});
+                                                     .steps = transfer->steps_of_keys(job_)});
 }
 
-// The rank's, which is open for it to be read or sent. Throws Error.
-std::shared_ptr<StateTransfer> RunningJob::open_state(uint32_t rank, bool sets) const {
+// The state that the rank reads or sends now. Throws Error: it does not.
+std::shared_ptr<StateTransfer> BoxState::open(uint32_t rank, bool sets) const {
   if (!state_ || state_->rank != rank || state_->stage != Stage::kOpen || state_->sets != sets) {
-    fail_not_open(job_->spec().name, rank, sets);
+    fail_not_open(job_.spec().name, rank, sets);
   }
   return state_;
 }
 
-void RunningJob::read_state(uint32_t rank, uint64_t offset, Reply<PartBytes> reply) {
-  if (passed_state_) return passed_state_->read(rank, offset, std::move(reply));
-  const auto transfer = open_state(rank, false);
+void BoxState::read(uint32_t rank, uint64_t offset, Reply<PartBytes> reply) {
+  const auto transfer = open(rank, false);
   const uint64_t size =
       std::min(kStatePieceBytes, transfer->bytes - std::min(transfer->bytes, offset));
   check_piece_of_state(offset, size, transfer->bytes);
   const auto piece = std::make_shared<PartBytes>();
-  run_beside(
+  driver_.run_beside(
       host_.coder,
       [transfer, offset, size, piece] {
         const auto bytes = transfer->memory.bytes().subspan(offset, size);
@@ -188,9 +184,8 @@ void RunningJob::read_state(uint32_t rank, uint64_t offset, Reply<PartBytes> rep
       });
 }
 
-void RunningJob::check_state_piece(uint32_t rank, uint64_t offset, uint64_t bytes) const {
-  if (passed_state_) return passed_state_->check_piece(rank, offset, bytes);
-  const auto transfer = open_state(rank, true);
+void BoxState::check_piece(uint32_t rank, uint64_t offset, uint64_t bytes) const {
+  const auto transfer = open(rank, true);
   check_piece_of_state(offset, bytes, transfer->bytes);
   if (bytes > kStatePieceBytes || offset > transfer->received) {
     fail(ErrorCode::kInvalid, "a piece has up to {} bytes, and comes behind the {} that are there",
@@ -198,16 +193,12 @@ void RunningJob::check_state_piece(uint32_t rank, uint64_t offset, uint64_t byte
   }
 }
 
-void RunningJob::write_state(uint32_t rank, uint64_t offset, std::string piece,
-                             std::shared_ptr<void> charge, Reply<Done> reply) {
-  if (passed_state_) {
-    return passed_state_->write(rank, offset, std::move(piece), std::move(charge),
-                                std::move(reply));
-  }
-  check_state_piece(rank, offset, piece.size());
-  const auto transfer = open_state(rank, true);
+void BoxState::write(uint32_t rank, uint64_t offset, std::string piece,
+                     std::shared_ptr<void> charge, Reply<Done> reply) {
+  check_piece(rank, offset, piece.size());
+  const auto transfer = open(rank, true);
   const auto bytes = std::make_shared<const std::string>(std::move(piece));
-  run_beside(
+  driver_.run_beside(
       host_.coder,
       [transfer, offset, bytes] {
         std::memcpy(transfer->memory.bytes().data() + offset, bytes->data(), bytes->size());
@@ -220,20 +211,18 @@ void RunningJob::write_state(uint32_t rank, uint64_t offset, std::string piece,
       });
 }
 
-void RunningJob::apply_state(uint32_t rank, Reply<HyperReply> reply) {
-  if (passed_state_) return passed_state_->apply(rank, std::move(reply));
-  const auto transfer = open_state(rank, true);
+void BoxState::apply(uint32_t rank, Reply<HyperReply> reply) {
+  const auto transfer = open(rank, true);
   if (transfer->received != transfer->bytes) {
     fail(ErrorCode::kInvalid, "{} of the {} bytes of the state have come", transfer->received,
          transfer->bytes);
   }
   transfer->decided = std::move(reply);
-  share_state();
-  carry_out();
+  share();
+  driver_.carry_out();
 }
 
-void RunningJob::end_state(uint32_t rank, Reply<Done> done) {
-  if (passed_state_) return passed_state_->end(rank, std::move(done));
+void BoxState::end(uint32_t rank, Reply<Done> done) {
   if (done) done(Done{});
   if (!state_ || state_->rank != rank) return;
   state_->refuse(ErrorCode::kFenced, fmt::format("rank {} has ended it", rank));
@@ -242,50 +231,61 @@ void RunningJob::end_state(uint32_t rank, Reply<Done> done) {
     return;
   }
   drop(state_);
-  count_growth();
+  driver_.count_growth();
+}
+
+uint64_t BoxState::bytes() const {
+  uint64_t bytes = 0;
+  for (const auto& transfer : {state_, set_state_}) {
+    if (!transfer) continue;
+    bytes += transfer->bytes + StateTransfer::bookkeeping(job_);
+  }
+  return bytes;
 }
 
 // --- other boxes ---------------------------------------------------------------------------------
 
-// Throws Error(kInvalid): that state is not read or set now.
-StateTransfer::Share& RunningJob::share_of(uint64_t shard, const CopyPlace& place,
-                                           bool sets) const {
-  const uint32_t box = remote_.at(shard).box;
+StateTransfer::Share& BoxState::share_of(uint32_t box, const CopyPlace& place, bool sets) const {
   const Stage stage = sets ? Stage::kSharing : Stage::kCopying;
-  if (ending_ || !state_ || state_->number != place.state || state_->sets != sets ||
+  if (driver_.has_ended() || !state_ || state_->number != place.state || state_->sets != sets ||
       state_->stage != stage) {
-    fail(ErrorCode::kInvalid, "job '{}' does not {} state {} of keys now", job_->spec().name,
+    fail(ErrorCode::kInvalid, "job '{}' does not {} state {} of keys now", job_.spec().name,
          sets ? "set" : "read", place.state);
   }
   return state_->shares[box];
 }
 
-void RunningJob::check_state_copy(uint64_t shard, const CopyPlace& place, uint64_t bytes) const {
-  const StateTransfer::Share& share = share_of(shard, place, false);
+PartBytes BoxState::piece_for(uint32_t box, const CopyPlace& place) const {
+  const SavedImage& image = share_of(box, place, true).image;
+  const uint64_t left = image.bytes() - std::min(image.bytes(), place.offset);
+  PartBytes piece{.bytes = std::string(std::min(kCopyPieceBytes, left), '\0')};
+  image.read(place.offset, std::as_writable_bytes(std::span(piece.bytes)));
+  return piece;
+}
+
+void BoxState::check_copy(uint32_t box, const CopyPlace& place, uint64_t bytes) const {
+  const StateTransfer::Share& share = share_of(box, place, false);
   const uint64_t left = share.image.bytes() - std::min(share.image.bytes(), place.offset);
   if (bytes > 0 && bytes == std::min(kCopyPieceBytes, left) && place.offset <= share.copied) return;
   fail(ErrorCode::kInvalid,
        "{} bytes from byte {} on are no piece of what job '{}' wants of state {} of keys", bytes,
-       place.offset, job_->spec().name, place.state);
+       place.offset, job_.spec().name, place.state);
 }
 
-// A box's cores have copied when what they have is here.
-void RunningJob::check_got(uint64_t shard) const {
-  const uint32_t box = remote_.at(shard).box;
+// A piece that is here already may come again.
+void BoxState::write_copy(uint32_t box, const CopyPlace& place, std::string_view piece) {
+  StateTransfer::Share& share = share_of(box, place, false);
+  if (place.offset < share.copied) return;
+  share.image.write(place.offset, std::as_bytes(std::span(piece)));
+  share.copied += piece.size();
+}
+
+void BoxState::check_got(uint32_t box) const {
   if (state_ && state_->stage == Stage::kCopying &&
       state_->shares[box].copied == state_->shares[box].image.bytes()) {
     return;
   }
   fail(ErrorCode::kInvalid, "mail: a report does not fit its job: a state that did not come");
-}
-
-uint64_t RunningJob::state_bytes() const {
-  uint64_t bytes = 0;
-  for (const auto& transfer : {state_, set_state_}) {
-    if (!transfer) continue;
-    bytes += transfer->bytes + StateTransfer::bookkeeping(*job_);
-  }
-  return bytes;
 }
 
 }  // namespace phub

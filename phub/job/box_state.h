@@ -1,0 +1,70 @@
+// The state of keys that ranks read from, and set at, the box that has their job.
+//
+// One rank at a time reads or sets, so the memory for it is bounded: as much as the keys have. A
+// set is over for its rank when its round is known; every core takes the state before it closes
+// that round (core/key_states.h), and until then nobody sets another one.
+//
+// Other boxes that have parts of the job make memory for theirs before the boundary, and fetch what
+// is set: a core has it when it closes the round. They send here what their cores have copied.
+//
+// Control thread; the running job owns it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "phub/job/job_context.h"
+#include "phub/job/state_desk.h"
+#include "phub/job/state_transfer.h"
+
+namespace phub {
+
+class BoxState final : public StateDesk {
+ public:
+  explicit BoxState(const JobContext& context);
+
+  void begin(const StateRequest& request, Reply<StateReply> reply) override;
+  void read(uint32_t rank, uint64_t offset, Reply<PartBytes> reply) override;
+  void check_piece(uint32_t rank, uint64_t offset, uint64_t bytes) const override;
+  void write(uint32_t rank, uint64_t offset, std::string piece, std::shared_ptr<void> charge,
+             Reply<Done> reply) override;
+  void apply(uint32_t rank, Reply<HyperReply> reply) override;
+  void end(uint32_t rank, Reply<Done> done = nullptr) override;
+  void refuse(ErrorCode code, const std::string& why) override;
+
+  // Adds to the boundary what the cores copy. Returns the number of that state; 0: there is none.
+  uint64_t at_boundary(Boundary& boundary);
+  // A core has copied, of a get, or has taken what was set.
+  void copied(const CoreReport& report);
+  uint64_t bytes() const;  // of memory, in the budget
+
+  // Pieces that another box fetches of a set, or sends of a get. `box`: of the plan, from 1 on.
+  // Throw Error(kInvalid): that piece is not wanted now.
+  PartBytes piece_for(uint32_t box, const CopyPlace& place) const;
+  void check_copy(uint32_t box, const CopyPlace& place, uint64_t bytes) const;
+  void write_copy(uint32_t box, const CopyPlace& place, std::string_view piece);
+  // The cores of a box have copied only when what they have is here.
+  void check_got(uint32_t box) const;
+
+ private:
+  void made(const std::shared_ptr<StateTransfer>& transfer, const std::optional<Error>& failed);
+  void check_set_is_taken_up() const;
+  void share();
+  void decide();
+  void drop(std::shared_ptr<StateTransfer>& transfer);
+  std::shared_ptr<StateTransfer> open(uint32_t rank, bool sets) const;
+  StateTransfer::Share& share_of(uint32_t box, const CopyPlace& place, bool sets) const;
+
+  JobHost& host_;
+  Job& job_;
+  Membership& membership_;
+  RemoteParts& remote_;
+  JobDriver& driver_;
+  std::shared_ptr<StateTransfer> state_;      // that a rank reads or sets; null: nobody does
+  std::shared_ptr<StateTransfer> set_state_;  // that was set and that some core has not taken yet
+};
+
+}  // namespace phub

@@ -1,0 +1,84 @@
+// What the desks of a running job share: a desk is a class that owns one concern of the job (the
+// state of keys, its snapshots, …), and the driver is the class that has the desks
+// (running_job.h). Control thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "phub/background.h"
+#include "phub/clock.h"
+#include "phub/core/mail.h"
+#include "phub/job/ended_jobs.h"
+#include "phub/job/job.h"
+#include "phub/job/meter.h"
+#include "phub/job/remote_parts.h"
+#include "phub/job/saved_jobs.h"
+#include "phub/job/shards.h"
+#include "phub/job/uplink.h"
+#include "phub/notes.h"
+
+namespace phub {
+
+// What the jobs of a server use of it.
+struct JobHost {
+  const Clock& clock;
+  CoreMail mail;
+  MemoryBudget budget;
+  Notes notes;
+  ServedTime time{clock};  // as the limits of jobs see it
+  EndedJobs ended = {};
+  BoxMeters meters = {};
+  uint32_t ending = 0;                          // jobs that have ended and that a core still has
+  Background coder{"phub-background"};          // decodes and encodes
+  Background builder{"phub-builder"};           // plans, makes and frees
+  std::unique_ptr<SavedJobs> checkpoints = {};  // null: none are written
+  Background writer{"phub-writer", 10};         // writes them; rounds go first
+  Shards shards{};                              // boxes that serve under this server
+  uint64_t next_job = 1;                        // by which they know it
+};
+
+// How a job begins.
+struct SavedLife {
+  uint64_t durable_round = 0;  // the job goes on after this round; 0: from its beginning
+  uint64_t docked_bytes = 0;   // in the budget: Job::docked_bytes_for()
+  uint64_t epoch = 0;          // higher than that of any life before; 0: the job is not saved
+  uint64_t ended = 0;          // lives up to this one were another job's
+  std::string owner = {};      // the creator's token, by its hash; "": nobody's
+  CheckpointId from = {};      // the checkpoint that the job goes on from
+  std::map<uint32_t, uint64_t> part_bytes = {};  // in that checkpoint, by rank
+  std::vector<ShardRestored> elsewhere = {};     // what other boxes hear of it; none: it begins
+};
+
+// What a desk asks of the driver.
+class JobDriver {
+ public:
+  virtual ~JobDriver() = default;
+  // The job is over for its ranks, and the cores let go of it.
+  virtual bool has_ended() const = 0;
+  // Carries out what the membership has decided.
+  virtual void carry_out() = 0;
+  // Counts in the budget what the job has grown by.
+  virtual void count_growth() = 0;
+  // By which other boxes know the state of keys, or the branch, that moves between them.
+  virtual uint64_t new_number() = 0;
+  // Runs `work` on that thread, then `end` on this one with what `work` failed with. The job stays
+  // until then.
+  virtual void run_beside(Background& thread, Background::Work work, Background::End end) = 0;
+};
+
+// All of these outlive the desks.
+struct JobContext {
+  JobHost& host;
+  Job& job;
+  Membership& membership;
+  RemoteParts& remote;  // of other boxes
+  const SavedLife& life;
+  Uplink* uplink;  // of a rack; null: there is no parent
+  JobDriver& driver;
+};
+
+}  // namespace phub
