@@ -111,14 +111,14 @@ void Server::answer_ready(std::vector<AskedReady>& asked, uint64_t now) {
 
 void Server::save_all() {
   draining_ = true;
-  for (auto& [name, job] : jobs_) job->save();
+  for (auto& [name, job] : jobs_) job->saves().save();
 }
 
 bool Server::is_saving() const {
   // A job that has ended is to be known as such at the next start.
   if (host_.checkpoints && host_.ending + freeing_ > 0) return true;
   return std::any_of(jobs_.begin(), jobs_.end(),
-                     [](const auto& job) { return job.second->is_saving(); });
+                     [](const auto& job) { return job.second->saves().is_saving(); });
 }
 
 void Server::find_tick() {
@@ -296,17 +296,17 @@ void Server::reconnect(const Credential& who, Reply<Offer> reply) {
 }
 
 void Server::check_part(const Credential& who, const PartPiece& place, uint64_t bytes) {
-  authenticate(who).check_part(who, place, bytes);
+  authenticate(who).parts().check(who, place, bytes);
 }
 
 void Server::take_part(const Credential& who, const PartPiece& place, std::string piece,
                        std::shared_ptr<void> charge, Reply<Done> reply) {
-  authenticate(who).take_part(who, place, std::move(piece), std::move(charge), std::move(reply));
+  authenticate(who).parts().take(who, place, std::move(piece), std::move(charge), std::move(reply));
 }
 
 void Server::restored_part(const Credential& who, uint32_t whose, uint64_t offset,
                            Reply<PartBytes> reply) {
-  authenticate(who).restored_part(who.rank, whose, offset, std::move(reply));
+  authenticate(who).parts().read(who.rank, whose, offset, std::move(reply));
 }
 
 void Server::begin_state(const Credential& who, const StateRequest& request,
@@ -325,7 +325,7 @@ void Server::check_state_piece(const Credential& who, uint64_t offset, uint64_t 
 void Server::write_state(const Credential& who, uint64_t offset, std::string piece,
                          std::shared_ptr<void> charge, Reply<Done> reply) {
   authenticate(who).states().write(who.rank, offset, std::move(piece), std::move(charge),
-                                std::move(reply));
+                                   std::move(reply));
 }
 
 void Server::apply_state(const Credential& who, Reply<HyperReply> reply) {
@@ -337,7 +337,7 @@ void Server::end_state(const Credential& who, Reply<Done> reply) {
 }
 
 void Server::checkpoint(const Credential& who, uint64_t round, Reply<CheckpointReply> reply) {
-  authenticate(who).checkpoint(round, std::move(reply));
+  authenticate(who).saves().checkpoint(round, std::move(reply));
 }
 
 void Server::connection_ended(const Credential& who) {

@@ -75,8 +75,8 @@ void BoxState::check_set_is_taken_up() const {
        set_state_->round, job_.spec().name);
 }
 
-// A box answers behind the reports of what its cores did before. So a rank that has the results of a
-// round may set the state again that was set for that round, however long the mail takes.
+// A box answers behind the reports of what its cores did before. So a rank that has the results of
+// a round may set the state again that was set for that round, however long the mail takes.
 void BoxState::share() {
   if (remote_.empty()) return decide();
   state_->stage = Stage::kSharing;

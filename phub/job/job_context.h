@@ -17,6 +17,7 @@
 #include "phub/job/meter.h"
 #include "phub/job/remote_parts.h"
 #include "phub/job/saved_jobs.h"
+#include "phub/job/seats.h"
 #include "phub/job/shards.h"
 #include "phub/job/uplink.h"
 #include "phub/notes.h"
@@ -76,6 +77,7 @@ struct JobContext {
   Job& job;
   Membership& membership;
   RemoteParts& remote;  // of other boxes
+  Seats& seats;
   const SavedLife& life;
   Uplink* uplink;  // of a rack; null: there is no parent
   JobDriver& driver;

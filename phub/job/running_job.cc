@@ -82,8 +82,9 @@ RunningJob::RunningJob(std::shared_ptr<Job> job, std::string transport, std::vec
       uplink_(std::move(uplink)),
       seats_(job_->spec().max_ranks),
       life_(std::move(life)),
-      next_save_(life_.durable_round + (host.checkpoints ? host.checkpoints->every() : 0)),
-      durable_round_(life_.durable_round),
+      savers_(context()),
+      parts_(context(), savers_, [this] { saves_.check_parts(); }),
+      saves_(context(), savers_, parts_),
       state_(context()),
       passed_state_(uplink_ ? std::make_unique<PassedState>(job_->spec().name, *uplink_) : nullptr),
       grown_bytes_(life_.docked_bytes) {}
@@ -93,6 +94,7 @@ JobContext RunningJob::context() {
           .job = *job_,
           .membership = membership_,
           .remote = remote_,
+          .seats = seats_,
           .life = life_,
           .uplink = uplink_.get(),
           .driver = *this};
@@ -122,7 +124,7 @@ void RunningJob::tick(uint64_t now) {
   }
   membership_.tick(now);
   if (uplink_) tell_parent();
-  tick_save(now);
+  saves_.tick(now);
   free_docks();
   probe(now);
   const bool is_idle = !uplink_ && now - active_ms_ >= kRatesFadeMs;
@@ -162,7 +164,7 @@ void RunningJob::handle(const CoreReport& report) {
     case CoreReport::kCommitted:
       membership_.committed(report, now);
       carry_out();  // who is lost in it counts as such
-      if (!ending_) finish_copy();
+      if (!ending_) saves_.finish_copy();
       break;
     case CoreReport::kProbed:
       if (--probes_out_ == 0) collect_probes();
@@ -176,9 +178,7 @@ void RunningJob::handle(const CoreReport& report) {
       continue_reconnection(report.rank);
       break;
     case CoreReport::kSnapped:
-      if (report.round != copying_round_ + 1) break;  // of one that was dropped
-      ++cores_snapped_;
-      finish_copy();
+      saves_.core_snapped(report.round - 1);
       break;
     case CoreReport::kGotState:
     case CoreReport::kSetState:
@@ -328,8 +328,8 @@ void RunningJob::carry_out() {
 // their oldest pages: those of jobs that have ended first.
 void RunningJob::count_growth() {
   const auto count = [&] {
-    const uint64_t now =
-        job_->grown_bytes() + state_.bytes() + interest_bytes_ + losses_.bytes() + revived_bytes();
+    const uint64_t now = job_->grown_bytes() + state_.bytes() + seats_.interest_bytes() +
+                         losses_.bytes() + revived_bytes();
     const uint64_t before = std::exchange(grown_bytes_, now);
     host_.budget.grow(before, grown_bytes_);
   };
@@ -340,24 +340,6 @@ void RunningJob::count_growth() {
   MembershipLog& log = membership_.log();
   log.limit(log.bytes() - std::min(excess, log.bytes()));
   count();
-}
-
-uint64_t RunningJob::Seat::interest_bytes() const {
-  uint64_t bytes = 0;
-  for (const KeyInterest& of : interest) {
-    bytes += sizeof of + (of.writes.size() + of.reads.size()) * sizeof(ElementRange);
-  }
-  return bytes;
-}
-
-void RunningJob::take_seat(uint32_t rank, Seat seat) {
-  interest_bytes_ += seat.interest_bytes() - seats_[rank].interest_bytes();
-  if (seat.saves) {
-    saving_ranks_.insert(rank);
-  } else {
-    saving_ranks_.erase(rank);
-  }
-  seats_[rank] = std::move(seat);
 }
 
 void RunningJob::act(MembershipAction& action) {
@@ -371,13 +353,14 @@ void RunningJob::act(MembershipAction& action) {
       return commit(action);
     case MembershipAction::kRevoke:
       note_loss(action.rank);
-      lose_saver(action.rank);
+      if (savers_.lose(action.rank, saves_.durable_round())) saves_.check_parts();
       states().end(action.rank);
       return revoke(action.rank);
     case MembershipAction::kFail:
       return end(action.code, action.message);
     case MembershipAction::kSave:
-      return save_end();
+      ++host_.ending;
+      return saves_.save_end();
     case MembershipAction::kEnd:
       return end(ErrorCode::kInternal, "");
     case MembershipAction::kReply:
@@ -397,7 +380,7 @@ void RunningJob::admit(const MembershipAction& action) {
 // One part after the other, as the ticket of the first is that of all.
 void RunningJob::admit(uint32_t rank, const std::shared_ptr<Seat>& seat, size_t part) {
   if (part == everywhere_.size()) {
-    take_seat(rank, std::move(*seat));
+    seats_.take(rank, std::move(*seat));
     return membership_.admitted(rank, true, "");
   }
   everywhere_[part]->admit(rank, seat->incarnation, seat->interest, seat->offer,
@@ -416,7 +399,7 @@ void RunningJob::admit(uint32_t rank, const std::shared_ptr<Seat>& seat, size_t 
 void RunningJob::commit(const MembershipAction& action) {
   Boundary& boundary = membership_.boundary();
   const uint64_t branch = place_revived(action.orders);
-  if (boundary.snapshot) choose_saved_round(boundary);
+  if (boundary.snapshot) saves_.at_boundary(boundary);
   const uint64_t state = boundary.moves_state ? state_.at_boundary(boundary) : 0;
   for (Part* const part : everywhere_) {
     part->commit({.boundary = boundary,
@@ -439,7 +422,7 @@ void RunningJob::revoke(uint32_t rank) {
 void RunningJob::end(ErrorCode code, const std::string& error) {
   if (ending_) return;
   ending_ = true;
-  if (!std::exchange(saving_end_, false)) ++host_.ending;
+  if (!saves_.is_saving_end()) ++host_.ending;
   error_code_ = code;
   error_ = error;
   if (!error.empty()) {
@@ -453,7 +436,7 @@ void RunningJob::end(ErrorCode code, const std::string& error) {
       reconnection.reply({code, error});
     }
   }
-  drop_parts();
+  saves_.end();
   end_at_parent();
   for (Part* const part : everywhere_) part->remove();
 }
@@ -486,7 +469,7 @@ RunningJob::Remains RunningJob::finish() {
   for (auto& [token, reply] : requests_) reply({code, message});
   states().refuse(code, message);
   if (revived_ && revived_->reply) refuse_revival(code, message);
-  answer_checkpoints({code, message});
+  saves_.answer({code, message});
   host_.budget.release(grown_bytes_);
   host_.ended.make_room(host_.budget);
   for (uint32_t i = 0; i < job_->cores(); ++i) {
@@ -515,10 +498,7 @@ JobStatus RunningJob::status() const {
   for (const KeySpec& key : spec.keys) status.elements += key.elements;
   status.memory_bytes = counted_bytes();
   status.completed_round = membership_.completed_round();
-  status.durable_round = durable_round_;
-  status.next_saved_round = parts_.round();
-  status.void_snapshots = void_snapshots_;
-  status.failed_saves = failed_saves_;
+  saves_.add_to(status);
   if (!switch_ended_.empty()) status.switch_ended = switch_ended_.begin()->second;
   status.max_ranks = spec.max_ranks;
   status.ranks = membership_.ranks();

@@ -24,9 +24,12 @@
 #include "phub/job/local_part.h"
 #include "phub/job/losses.h"
 #include "phub/job/meter.h"
+#include "phub/job/part_desk.h"
 #include "phub/job/passed_state.h"
-#include "phub/job/rank_parts.h"
 #include "phub/job/remote_parts.h"
+#include "phub/job/save_desk.h"
+#include "phub/job/savers.h"
+#include "phub/job/seats.h"
 #include "phub/job/state_desk.h"
 #include "phub/job/uplink.h"
 
@@ -55,8 +58,9 @@ class RunningJob final : private JobDriver {
   void tick(uint64_t now);
   uint64_t tick_ms() const;  // the shortest interval in which tick() has something to do
   // Nobody joins it any more.
-  bool ending() const { return ending_ || saving_end_; }
-  bool all_have_left() const { return saving_end_; }  // only what they leave is still saved
+  bool ending() const { return ending_ || saves_.is_saving_end(); }
+  // Only what they leave is still saved.
+  bool all_have_left() const { return saves_.is_saving_end(); }
   // Nothing uses it any more: no core, and nothing beside the control thread.
   bool gone() const { return ending_ && local_.gone() && remote_.gone() && tasks_ == 0; }
   // The end of a job that is gone: those who wait get their answers, but for those who deleted it:
@@ -122,52 +126,12 @@ class RunningJob final : private JobDriver {
   void check_copy(uint64_t shard, const CopyPlace& place, uint64_t bytes) const;
   void write_copy(uint64_t shard, const CopyPlace& place, std::string_view piece);
 
-  // A piece of a part of a checkpoint, from a rank that saves. check_part throws why it may not
-  // come: kInvalid, the rank does not save, or a size is wrong; or what RankParts::check throws.
-  // The body's memory goes with `charge`, when it is written.
-  void check_part(const Credential& who, const PartPiece& place, uint64_t bytes) const;
-  void take_part(const Credential& who, const PartPiece& place, std::string piece,
-                 std::shared_ptr<void> charge, Reply<Done> reply);
-  // A piece of what the rank goes on from, or of what one of its ranks does, if its first round is
-  // the job's.
-  void restored_part(uint32_t rank, uint32_t whose, uint64_t offset, Reply<PartBytes> reply);
-
-  // The state of keys. REQUIRES: authenticate(who), for each call.
+  // The calls of ranks that these desks answer. REQUIRES: authenticate(who), for each call.
+  SaveDesk& saves() { return saves_; }
+  PartDesk& parts() { return parts_; }
   StateDesk& states() { return passed_state_ ? *passed_state_ : static_cast<StateDesk&>(state_); }
 
-  // A checkpoint of what is complete now or of a later round; with the round of such an answer, how
-  // that is doing. Throws Error: the job is not saved; or why that one was not written.
-  void checkpoint(uint64_t round, Reply<CheckpointReply> reply);
-
-  // Saves the job once more, before the server ends: as it is now, by a boundary that is made for
-  // it; or, if ranks save their own state, in the next round that they know to be saved. Nothing
-  // happens to a job that has nothing to save, has not begun or has ended.
-  void save();
-  // With ranks that save: not if nothing has happened since the newest checkpoint.
-  bool is_saving() const {
-    if (saving_end_) return true;
-    const bool only_waits = parts_.round() > 0 && !snapped_;
-    return saving_ && !(only_waits && membership_.completed_round() <= durable_round_);
-  }
-
  private:
-  struct Seat {  // what a rank's present incarnation was given
-    uint32_t incarnation = 0;
-    Offer offer;
-    // What its process has closed, and not opened again. With both, it has ended.
-    bool data_ended = false;
-    bool control_ended = false;
-    std::string id;      // of its join
-    Caller caller;       // who joined
-    bool noted = false;  // its loss is in the server's log
-    uint64_t first_round = 0;
-    bool send_initial = false;
-    bool saves = false;  // its part belongs to checkpoints
-    std::vector<KeyInterest> interest = {};
-    RackNews rack = {};  // the latest, where the rank is a rack
-
-    uint64_t interest_bytes() const;
-  };
   struct WaitingJoin {
     std::string id;
     Caller caller;
@@ -205,7 +169,6 @@ class RunningJob final : private JobDriver {
   void count_growth() override;
   uint64_t new_number() override { return ++numbers_; }
   void act(MembershipAction& action);
-  void take_seat(uint32_t rank, Seat seat);
   void admit(const MembershipAction& action);
   void admit(uint32_t rank, const std::shared_ptr<Seat>& seat, size_t part);
   void commit(const MembershipAction& action);
@@ -213,51 +176,20 @@ class RunningJob final : private JobDriver {
   void revoke(uint32_t rank);
 
   // running_job_rack.cc
+  bool has_racks() const { return !job_->spec().rack_ranks.empty(); }
   void follow_parent();
   void end_at_parent();
   void parent_broke();
   void parent_changed(CoreReport::Type type);
   void connect_parent_again();
   void tell_parent();
+  void admit_savers();
   Reply<Done> after_parents_barrier(Reply<Done> reply);
 
   // running_job_shards.cc
   void check_rank(const ShardReport& report) const;
   void check_snapped(uint64_t shard, const ShardReport& report) const;
-  void check_got(uint64_t shard) const;
   void close_gate(uint64_t shard, const ShardReport& report);
-
-  // running_job_saves.cc
-  void tick_save(uint64_t now);
-  void save_end();
-  void continue_end();
-  void take_snapshot();
-  void choose_saved_round(Boundary& boundary);
-  void finish_copy();
-  void continue_snapshot();
-  void write_snapshot();
-  void snapshot_written(uint64_t round, const std::optional<Error>& failed);
-  void say_that_disk_is_slow(uint64_t now);
-  void note_save(const std::string& what);
-  void check_late_parts();
-  void answer_checkpoints(const Result<CheckpointReply>& answer);
-
-  // running_job_parts.cc
-  bool has_racks() const { return !job_->spec().rack_ranks.empty(); }
-  uint64_t save_every() const;
-  bool saves(uint32_t rank) const;
-  bool any_saves() const;
-  std::vector<SaverStay> savers() const;
-  std::vector<uint32_t> racks_to_say(uint64_t round) const;
-  void lose_saver(uint32_t rank);
-  void forget_savers();
-  void find_news_of_savers();
-  bool must_tell_of_savers();
-  void admit_savers();
-  void check_news(uint32_t rank, const RackNews& news) const;
-  void take_news_of_savers(uint32_t rank, RackNews& news);
-  void drop_parts();
-  std::vector<RankPart> parts_for(uint32_t rank) const;
 
   // running_job_calls.cc
   void check_change(const std::map<std::string, double>& values) const;
@@ -307,10 +239,7 @@ class RunningJob final : private JobDriver {
   std::vector<SaverToJoin> savers_to_join_;  // until the parent knows that there are any
 
   // Members, and those who wait for an answer, by the token that the membership knows them by.
-  std::vector<Seat> seats_;
-  std::set<uint32_t>
-      saving_ranks_;             // those whose seat says so; it need not be of a rank that lives
-  uint64_t interest_bytes_ = 0;  // of all seats
+  Seats seats_;
   uint64_t next_token_ = 1;
   std::map<uint64_t, WaitingJoin> joins_;
   std::map<uint64_t, Reply<uint64_t>> requests_;  // of a change: the round that it holds from
@@ -326,31 +255,12 @@ class RunningJob final : private JobDriver {
   uint64_t next_probe_ms_ = 0;
   uint64_t active_ms_ = 0;  // when something was seen to happen last
 
-  // A snapshot: asked for, copied by every core, written.
   const SavedLife life_;
-  bool saving_ = false;
-  bool save_again_ = false;
-  uint32_t cores_snapped_ = 0;
-  uint64_t next_save_;                  // when this round is complete
-  uint64_t durable_round_;              // the last of the newest checkpoint; 0: there is none
-  bool last_save_ = false;              // the server ends
-  bool saving_end_ = false;             // the job is about to end: all have left
-  bool end_tried_ = false;              // to save that
-  RankParts parts_;                     // of the snapshot under way
-  std::vector<SaverStay> lost_savers_;  // who is gone, and may have parts of snapshots to come
-  std::shared_ptr<Manifest> snapped_;   // it is copied, and waits for parts until then
-  uint64_t parts_until_ms_ = 0;
-  uint64_t writing_round_ = 0;  // of the snapshot that is being written; 0: none
-  uint64_t write_began_ms_ = 0, write_is_long_ms_ = 0;
-  uint64_t void_snapshots_ = 0;
-  uint64_t failed_saves_ = 0;
   std::map<uint32_t, std::string> switch_ended_;  // by core that takes no sums now: why
 
-  uint64_t copying_round_ = 0;  // of the snapshot that cores still copy; 0: none
-  std::vector<Reply<CheckpointReply>> checkpoints_asked_;  // until a snapshot has its round
-  uint64_t failed_round_ = 0;                              // the latest that was not written
-  std::optional<Error> failed_save_;                       // and why
-
+  Savers savers_;
+  PartDesk parts_;
+  SaveDesk saves_;
   BoxState state_;
   const std::unique_ptr<PassedState> passed_state_;  // null: there is no parent
   uint64_t numbers_ = 0;                             // that were given: see new_number()

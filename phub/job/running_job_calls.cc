@@ -70,7 +70,7 @@ void RunningJob::authenticate(const Credential& who) {
 Pulse RunningJob::heartbeat(uint32_t rank) {
   membership_.heartbeat(rank, host_.time.now_ms());
   return {.completed_round = membership_.completed_round(),
-          .durable_round = uplink_ ? uplink_->pulse().durable_round : durable_round_,
+          .durable_round = saves_.durable_round(),
           .missing = membership_.missing(),
           .assembling = !membership_.assembled()};
 }
@@ -117,7 +117,8 @@ uint64_t RunningJob::lowest_needed() const {
       std::ranges::any_of(seats_, [](const Seat& s) { return !s.interest.empty(); });
   const uint64_t lowest = may_lag ? std::min(round, membership_.lowest_round()) : round;
   // The manifest of a snapshot has them.
-  return copying_round_ > 0 ? std::min(lowest, copying_round_ + 1) : lowest;
+  const uint64_t copying = saves_.copying_round();
+  return copying > 0 ? std::min(lowest, copying + 1) : lowest;
 }
 
 void RunningJob::check_room_for_changes() {
@@ -278,7 +279,7 @@ void RunningJob::join(const JoinRequest& request, Reply<JoinReply> reply) {
   }
   const uint64_t token = next_token_++;
   joins_[token] = {id, request.caller, request.saves, request.interest, {std::move(reply)}};
-  if (request.saves && must_tell_of_savers()) {
+  if (request.saves && savers_.must_tell_parent()) {
     savers_to_join_.push_back({token, request.rank, request.replace});
     return tell_parent();
   }
@@ -309,14 +310,14 @@ void RunningJob::answer_join(uint32_t rank, std::vector<Reply<JoinReply>> replie
                                                             .send_initial = seat.send_initial,
                                                             .offer = seat.offer,
                                                             .epoch = life_.epoch,
-                                                            .parts = parts_for(rank),
+                                                            .parts = parts_.parts_for(rank),
                                                             .interest = seat.interest});
   // Who comes later has ended the generation that the others were in.
   if (rank < job_->switch_offer().workers) {
     answer->through_switch = job_->switch_offer();
     answer->through_switch.later = seat.first_round != life_.durable_round + 1;
   }
-  if (seat.saves || has_racks()) answer->save_every = save_every();
+  if (seat.saves || has_racks()) answer->save_every = savers_.every();
   const auto compose = [this, answer] {
     answer->layout = routes_of(job_->whole_plan());
     answer->spec = job_->spec();

@@ -25,7 +25,7 @@ void RunningJob::follow_parent() {
 void RunningJob::end_at_parent() {
   if (!uplink_) return;
   if (error_.empty()) {
-    find_news_of_savers();
+    savers_.add_to_news(news_);
     uplink_->leave(news_);
   } else {
     uplink_->abandon(error_);
@@ -93,8 +93,15 @@ void RunningJob::tell_parent() {
       news_.live.push_back(rank.rank);
     }
   }
-  find_news_of_savers();
+  savers_.add_to_news(news_);
   uplink_->tell(news_);
+}
+
+void RunningJob::admit_savers() {
+  if (savers_to_join_.empty() || !uplink_->has_told_of_savers()) return;
+  for (const SaverToJoin& saver : std::exchange(savers_to_join_, {})) {
+    membership_.join(saver.token, saver.rank, saver.replace, host_.time.now_ms());
+  }
 }
 
 void RunningJob::take_news(uint32_t rank, RackNews news) {
@@ -102,13 +109,13 @@ void RunningJob::take_news(uint32_t rank, RackNews news) {
   if (!is_rack && news.failure.empty()) {
     fail(ErrorCode::kInvalid, "the ranks of job '{}' are not racks", job_->spec().name);
   }
-  if (is_rack) check_news(rank, news);
+  if (is_rack) savers_.check_news(rank, news);
   Seat& seat = seats_[rank];
   const std::string failure = std::exchange(news.failure, "");
   if (failure.empty()) {
-    take_news_of_savers(rank, news);
+    savers_.take_news(rank, news);
     seat.rack = std::move(news);
-    return continue_snapshot();
+    return saves_.check_parts();
   }
   seat.rack.live.clear();
   lose(rank, seat.incarnation,

@@ -72,7 +72,7 @@ void RunningJob::check_rank(const ShardReport& report) const {
 void RunningJob::check_snapped(uint64_t shard, const ShardReport& report) const {
   const RemoteParts::Place part = remote_.at(shard);
   const bool complete = part.copied == job_->image_of(part.box).bytes();
-  if (copying_round_ + 1 == report.round && complete) return;
+  if (saves_.copying_round() + 1 == report.round && complete) return;
   fail(ErrorCode::kInvalid,
        "mail: a report does not fit its job: a snapshot of round {}, of which {} bytes came",
        report.round, part.copied);
@@ -99,8 +99,7 @@ void RunningJob::check_copy(uint64_t shard, const CopyPlace& place, uint64_t byt
   const RemoteParts::Place part = remote_.at(shard);
   if (place.state > 0) return state_.check_copy(part.box, place, bytes);
   const SavedImage image = job_->image_of(part.box);
-  const bool wanted =
-      !ending_ && saving_ && copying_round_ == place.round && place.offset <= part.copied;
+  const bool wanted = !ending_ && saves_.is_copying(place.round) && place.offset <= part.copied;
   if (wanted && bytes > 0 && bytes == image.piece(place.offset, kCopyPieceBytes).size()) return;
   fail(ErrorCode::kInvalid,
        "{} bytes of round {} from byte {} on are no piece of what job '{}' "

@@ -1,7 +1,7 @@
 /* A job in lock-step on a box that saves it: join, fence, commit, snapshot, restore.
  *
  * Every option of a process is one step. Names are those of the code: phub/core/ (boundary.cc, lock_step.*,
- * snapshot.*), phub/job/ (membership*.cc, running_job.cc, saved_jobs.cc), phub/checkpoint/writer.cc.
+ * snapshot.*), phub/job/ (membership*.cc, save_desk.cc, saved_jobs.cc), phub/checkpoint/writer.cc.
  *
  * What is smaller than the box:
  * - Results reach the workers as soon as a chunk completes its round. A worker that was fenced goes on sending.
@@ -89,7 +89,7 @@ byte last_round;     /* of the last rank's lost incarnation */
 byte from[MEMBERS];  /* first_round */
 bit assembled;
 
-/* RunningJob and SavedJobs. */
+/* SaveDesk and SavedJobs. */
 byte epoch;
 bit has_begun, saving;
 byte snapshot_round, cores_snapped;

@@ -80,8 +80,9 @@ TCP_TLS = "transport/tcp/tls.cc"
 TLS_DOOR = "transport/tcp/tls_door.cc"
 DEVICE_KEYS = "worker/device_keys.cc"
 KEYS = ("worker/device_keys_test",)
-SAVES = "phub/job/running_job_saves.cc"
-PARTS = "phub/job/running_job_parts.cc"
+SAVES = "phub/job/save_desk.cc"
+SAVERS = "phub/job/savers.cc"
+PARTS = "phub/job/part_desk.cc"
 PARTS_OF_RANKS = ("phub/rank_parts_test",)
 SAVER_RACKS = ("worker/saver_racks_test",)
 SAVER = ("worker/saver_test",)
@@ -1020,7 +1021,7 @@ MUTANTS = [
            "return epoch <= ended_epoch(job);",
            "return false;", ("worker/restore_test:*BeginsAnew*",)),
     Mutant("told: a server that is told to end does not save", "phub/server.cc",
-           "for (auto& [name, job] : jobs_) job->save();",
+           "for (auto& [name, job] : jobs_) job->saves().save();",
            "", ("worker/restore_test:*IsToldToEnd*",)),
 
     # The server dies, its workers do not.
@@ -1248,10 +1249,10 @@ MUTANTS = [
            ": std::max(boundary.round, membership_.started() + 1);",
            ": boundary.round;", ("worker/restored_runs_test:*ssp_parts*",)),
     Mutant("part-needed: a checkpoint is written without the part of a rank", SAVES,
-           "if (parts_.complete()) write_snapshot();",
-           "write_snapshot();", RACKS),
-    Mutant("part-lost: a rank that is lost before its part is not noticed", PARTS,
-           "if (stay.first <= stay.last) lost_savers_.push_back(stay);",
+           "if (parts_.complete()) write();",
+           "write();", RACKS),
+    Mutant("part-lost: a rank that is lost before its part is not noticed", SAVERS,
+           "if (stay.first <= stay.last) lost_.push_back(stay);",
            "", SAVER),
     Mutant("part-absent: a rank that was not in the round makes its snapshot void", "phub/job/rank_parts.cc",
            "if (!saver.covers(round_)) continue;",
@@ -1263,17 +1264,17 @@ MUTANTS = [
            "if (saver.unknown) {",
            "if (false) {", PARTS_OF_RANKS),
     Mutant("part-early-rack: a checkpoint does not wait for what racks say", SAVES,
-           "const bool all_known = snapped_ && racks_to_say(parts_.round()).empty();",
+           "const bool all_known = snapped_ && savers_.racks_to_say(parts_.round()).empty();",
            "const bool all_known = snapped_ != nullptr;", RACKS),
     Mutant("part-rack-join: a rank that saves is admitted before the root knows", "phub/job/running_job_calls.cc",
-           "if (request.saves && must_tell_of_savers()) {",
-           "if (request.saves && must_tell_of_savers() && false) {", SAVER_RACKS),
+           "if (request.saves && savers_.must_tell_parent()) {",
+           "if (request.saves && savers_.must_tell_parent() && false) {", SAVER_RACKS),
     Mutant("part-whose: a rack sends parts of any rank", PARTS,
            "if (!ranks_of_training(spec, who.rank).contains(place.whose)) {",
            "if (false) {", SAVER_RACKS),
-    Mutant("part-known: a rack says that it knows of rounds that go on", PARTS,
-           "news_.known_round = membership_.completed_round() / every * every;",
-           "news_.known_round = (membership_.completed_round() / every + 1) * every;", RACKS),
+    Mutant("part-known: a rack says that it knows of rounds that go on", SAVERS,
+           "news.known_round = membership_.completed_round() / every * every;",
+           "news.known_round = (membership_.completed_round() / every + 1) * every;", RACKS),
     Mutant("part-round: a part of any round is taken", "phub/job/rank_parts.cc",
            "if (round_ == 0 || round != round_) {",
            "if (round_ == 0) {", SAVER),
@@ -1290,8 +1291,8 @@ MUTANTS = [
            "if (saver.is_active()) save_before_push(key);",
            "", SAVER),
     Mutant("part-rank: after a restore rank 1 gets what rank 0 saved", PARTS,
-           "host_.checkpoints->add_part(job_->spec().name, id, whose, upload->bytes, is_last);",
-           "host_.checkpoints->add_part(job_->spec().name, id, whose < 2 ? 1 - whose : whose, upload->bytes, is_last);", RACKS),
+           "host_.checkpoints->add_part(job_.spec().name, id, whose, upload->bytes, is_last);",
+           "host_.checkpoints->add_part(job_.spec().name, id, whose < 2 ? 1 - whose : whose, upload->bytes, is_last);", RACKS),
     Mutant("part-piece: a part is complete with its first piece", "phub/job/rank_parts.cc",
            "found->second.come == found->second.all", "found->second.come > 0", RACKS),
     Mutant("part-again: a piece that came already is written once more", "phub/job/rank_parts.cc",
@@ -1333,7 +1334,7 @@ MUTANTS = [
            "if (cached.round != chunk.round || cached.step_offset != chunk.step_offset) {",
            "if (cached.round != chunk.round) {", ("worker/key_states_test",)),
     Mutant("state-saved: a checkpoint forgets the steps that were made", SAVES,
-           "snapped_->steps = job_->saved_steps(round);", "",
+           "snapped_->steps = job_.saved_steps(round);", "",
            ("worker/checkpoint_calls_test", "worker/restored_runs_test")),
     Mutant("state-chunks: of a key that was lost in the middle, a checkpoint has one number of steps",
            "phub/job/job_part.cc",
@@ -1360,7 +1361,7 @@ MUTANTS = [
            "  copying_round_ = 0;\n",
            "", ("worker/checkpoint_calls_test",)),
     Mutant("asked-next: who asks while one is written waits for ever", SAVES,
-           "if (!checkpoints_asked_.empty()) take_snapshot();",
+           "if (!asked_.empty()) take_snapshot();",
            "", ("worker/checkpoint_calls_test",)),
     Mutant("asked-void: a checkpoint that was not written is waited for", SAVES,
            "if (!durable && failed_round_ >= round) {",
@@ -1550,8 +1551,8 @@ MUTANTS = [
     Mutant("shard-made: a box that is lost ends a job that no core has yet",
            "phub/job/running_job_shards.cc", "if (!lost || being_made) return 0;", "if (!lost) return 0;",
            ("sim/rack_test:*SeedsThatStay*",)),
-    Mutant("shard-clocks: the steps that other boxes made are not in a checkpoint", "phub/job/running_job_saves.cc",
-           "  job_->take_clocks_of_others();\n", "", ("worker/restored_runs_test:*fewer_boxes*",)),
+    Mutant("shard-clocks: the steps that other boxes made are not in a checkpoint", SAVES,
+           "  job_.take_clocks_of_others();\n", "", ("worker/restored_runs_test:*fewer_boxes*",)),
     Mutant("shard-copy: a snapshot counts as copied before its bytes are here", "phub/shard/shard_server.cc",
            ".image = part.job->image_of_copy(),", ".image = {},",
            ("worker/restored_runs_test:*more_boxes*",)),
@@ -1644,7 +1645,7 @@ MUTANTS = [
     Mutant("rack-stops: a rack leaves its ranks out of a job that is to stop", REDUCER,
            "parameters_.on_nonfinite == OnNonFinite::kExclude && table_.participants(index) > 0;",
            "table_.participants(index) > 0;", ("phub/core_job_test:Parent*",)),
-    Mutant("rack-live: a rack's news name ranks of others", "phub/job/running_job_parts.cc",
+    Mutant("rack-live: a rack's news name ranks of others", SAVERS,
            "    check(news.live[i]);\n", "", ("phub/server_test",)),
     Mutant("rack-lease: who does not hear of the parent goes on for ever", "phub/job/uplink.cc",
            "  if (now - answered_ms_ > uint64_t{2} * lease_ms_) {", "  if (false) {", ("phub/uplink_test",)),

@@ -1,0 +1,109 @@
+// The snapshots of a running job: when one is taken, of which round, and how it becomes a
+// checkpoint.
+//
+// Without ranks that save their own state, a snapshot is of the round before its boundary. With
+// them it is of the first round, from its boundary on, that is a multiple of --checkpoint-every:
+// ranks know these rounds from the reply to their join (worker/saver.h). No chunk has closed that
+// round when the cores learn of it, so nobody has its results yet: no part can have come before the
+// box knows that it wants the part. The boundary is made as soon as the snapshot before is written,
+// long before it is needed. Out of lock-step some ranks are further than others: the round is one
+// that none has begun.
+//
+// Without an optimizer, in lock-step, the model is the workers' own: a checkpoint has only parts.
+//
+// Control thread; the running job owns it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "phub/job/job_context.h"
+#include "phub/job/part_desk.h"
+#include "phub/job/savers.h"
+
+namespace phub {
+
+class SaveDesk {
+ public:
+  // `savers` and `parts` outlive this.
+  SaveDesk(const JobContext& context, Savers& savers, PartDesk& parts);
+
+  // A rank asks for a checkpoint of what is complete now, or with the round of such an answer, how
+  // that checkpoint is doing. Throws Error: the job is not saved; or why that one was not written.
+  void checkpoint(uint64_t round, Reply<CheckpointReply> reply);
+
+  // Saves the job once more, before the server ends: as it is now, by a boundary that is made for
+  // it; or, if ranks save their own state, in the next round that they know to be saved. Nothing
+  // happens to a job that has nothing to save, has not begun or has ended.
+  void save();
+  // With ranks that save: not if nothing has happened since the newest checkpoint.
+  bool is_saving() const;
+
+  // All ranks have left: saves what they leave, then tells the membership.
+  void save_end();
+  bool is_saving_end() const { return saving_end_; }
+
+  void tick(uint64_t now);
+  void at_boundary(Boundary& boundary);  // REQUIRES: boundary.snapshot
+  void core_snapped(uint64_t round);     // its chunks as they were after the round
+  // A boundary is over, or a core has copied: the copy may be complete.
+  void finish_copy();
+  // More is known of the parts that the snapshot needs.
+  void check_parts();
+  void end();  // of the job
+  // Answers those who wait for a snapshot to have its round.
+  void answer(const Result<CheckpointReply>& answer);
+
+  // The last round of the newest checkpoint, below a parent of the parent's; 0: there is none.
+  uint64_t durable_round() const {
+    return uplink_ ? uplink_->pulse().durable_round : durable_round_;
+  }
+  uint64_t copying_round() const { return copying_round_; }  // that cores still copy; 0: none
+  bool is_copying(uint64_t round) const { return saving_ && copying_round_ == round; }
+  void add_to(JobStatus& status) const;
+
+ private:
+  void continue_end();
+  void take_snapshot();
+  void write();
+  void written(uint64_t round, const std::optional<Error>& failed);
+  void check_late_parts();
+  void say_that_disk_is_slow(uint64_t now);
+  void note(const std::string& what);
+
+  JobHost& host_;
+  Job& job_;
+  Membership& membership_;
+  const Seats& seats_;
+  const SavedLife& life_;
+  Uplink* const uplink_;
+  JobDriver& driver_;
+  Savers& savers_;
+  PartDesk& part_desk_;
+  RankParts& parts_;  // of the snapshot under way
+
+  // A snapshot is asked for, copied by every core, and written.
+  bool saving_ = false;
+  bool save_again_ = false;
+  bool last_save_ = false;      // the server ends
+  bool saving_end_ = false;     // the job is about to end: all have left
+  bool end_tried_ = false;      // to save that
+  uint64_t next_save_;          // when this round is complete
+  uint64_t durable_round_;      // the last of the newest checkpoint; 0: there is none
+  uint64_t copying_round_ = 0;  // of the snapshot that cores still copy; 0: none
+  uint32_t cores_snapped_ = 0;
+  std::shared_ptr<Manifest> snapped_;  // of the snapshot that waits for parts; null: none does
+  uint64_t parts_until_ms_ = 0;
+  uint64_t writing_round_ = 0;  // of the snapshot that is being written; 0: none
+  uint64_t write_began_ms_ = 0, write_is_long_ms_ = 0;
+  uint64_t void_snapshots_ = 0;
+  uint64_t failed_saves_ = 0;
+  std::vector<Reply<CheckpointReply>> asked_;  // until a snapshot has its round
+  uint64_t failed_round_ = 0;                  // the latest that was not written
+  std::optional<Error> failed_save_;           // and why
+};
+
+}  // namespace phub
