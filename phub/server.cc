@@ -239,30 +239,30 @@ void Server::leave_barrier(const Credential& who) {
 }
 
 void Server::set_hyper(const Credential& who, const HyperChange& change, Reply<HyperReply> reply) {
-  authenticate(who).set_hyper(who.rank, change, std::move(reply));
+  authenticate(who).hyper().set(who.rank, change, std::move(reply));
 }
 
 void Server::set_hyper(const Admin& admin, const HyperChange& change, Reply<HyperReply> reply) {
-  find_running(admin).set_hyper(0, change, std::move(reply));
+  find_running(admin).hyper().set(0, change, std::move(reply));
 }
 
 void Server::change_branches(const Credential& who, const BranchChange& change,
                              Reply<BranchReply> reply) {
-  authenticate(who).change_branches(change, std::move(reply));
+  authenticate(who).branches().change(change, std::move(reply));
 }
 
 void Server::change_branches(const Admin& admin, const BranchChange& change,
                              Reply<BranchReply> reply) {
-  find_running(admin).change_branches(change, std::move(reply));
+  find_running(admin).branches().change(change, std::move(reply));
 }
 
 void Server::report_loss(const Credential& who, const LossRequest& report, Reply<Done> reply) {
-  authenticate(who).report_loss(report);
+  authenticate(who).branches().report_loss(report);
   reply(Done{});
 }
 
 void Server::losses(const std::string& name, uint64_t from, Reply<LossPage> reply) {
-  reply(find_running(name).losses(from));
+  reply(find_running(name).branches().losses(from));
 }
 
 RunningJob& Server::find_running(const std::string& name) {

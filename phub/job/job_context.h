@@ -16,6 +16,7 @@
 #include "phub/job/job.h"
 #include "phub/job/meter.h"
 #include "phub/job/remote_parts.h"
+#include "phub/job/requests.h"
 #include "phub/job/saved_jobs.h"
 #include "phub/job/seats.h"
 #include "phub/job/shards.h"
@@ -60,6 +61,7 @@ class JobDriver {
   virtual ~JobDriver() = default;
   // The job is over for its ranks, and the cores let go of it.
   virtual bool has_ended() const = 0;
+  virtual ErrorCode end_code() const = 0;  // REQUIRES: has_ended()
   // Carries out what the membership has decided.
   virtual void carry_out() = 0;
   // Counts in the budget what the job has grown by.
@@ -78,6 +80,7 @@ struct JobContext {
   Membership& membership;
   RemoteParts& remote;  // of other boxes
   Seats& seats;
+  Requests& requests;
   const SavedLife& life;
   Uplink* uplink;  // of a rack; null: there is no parent
   JobDriver& driver;

@@ -85,6 +85,8 @@ RunningJob::RunningJob(std::shared_ptr<Job> job, std::string transport, std::vec
       savers_(context()),
       parts_(context(), savers_, [this] { saves_.check_parts(); }),
       saves_(context(), savers_, parts_),
+      hyper_(context(), saves_),
+      branches_(context(), hyper_),
       state_(context()),
       passed_state_(uplink_ ? std::make_unique<PassedState>(job_->spec().name, *uplink_) : nullptr),
       grown_bytes_(life_.docked_bytes) {}
@@ -95,6 +97,7 @@ JobContext RunningJob::context() {
           .membership = membership_,
           .remote = remote_,
           .seats = seats_,
+          .requests = requests_,
           .life = life_,
           .uplink = uplink_.get(),
           .driver = *this};
@@ -125,7 +128,7 @@ void RunningJob::tick(uint64_t now) {
   membership_.tick(now);
   if (uplink_) tell_parent();
   saves_.tick(now);
-  free_docks();
+  branches_.tick();
   probe(now);
   const bool is_idle = !uplink_ && now - active_ms_ >= kRatesFadeMs;
   next_tick_ms_ = now + tick_ms(is_idle ? kMostIdleProbeMs : kMostProbeMs);
@@ -328,8 +331,8 @@ void RunningJob::carry_out() {
 // their oldest pages: those of jobs that have ended first.
 void RunningJob::count_growth() {
   const auto count = [&] {
-    const uint64_t now = job_->grown_bytes() + state_.bytes() + seats_.interest_bytes() +
-                         losses_.bytes() + revived_bytes();
+    const uint64_t now =
+        job_->grown_bytes() + state_.bytes() + seats_.interest_bytes() + branches_.bytes();
     const uint64_t before = std::exchange(grown_bytes_, now);
     host_.budget.grow(before, grown_bytes_);
   };
@@ -398,7 +401,7 @@ void RunningJob::admit(uint32_t rank, const std::shared_ptr<Seat>& seat, size_t 
 
 void RunningJob::commit(const MembershipAction& action) {
   Boundary& boundary = membership_.boundary();
-  const uint64_t branch = place_revived(action.orders);
+  const uint64_t branch = branches_.at_boundary(action.orders);
   if (boundary.snapshot) saves_.at_boundary(boundary);
   const uint64_t state = boundary.moves_state ? state_.at_boundary(boundary) : 0;
   for (Part* const part : everywhere_) {
@@ -466,9 +469,9 @@ RunningJob::Remains RunningJob::finish() {
   for (auto& [token, join] : joins_) {
     for (const Reply<JoinReply>& reply : join.replies) reply({code, message});
   }
-  for (auto& [token, reply] : requests_) reply({code, message});
+  requests_.refuse(code, message);
   states().refuse(code, message);
-  if (revived_ && revived_->reply) refuse_revival(code, message);
+  branches_.refuse(code, message);
   saves_.answer({code, message});
   host_.budget.release(grown_bytes_);
   host_.ended.make_room(host_.budget);

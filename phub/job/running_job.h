@@ -12,7 +12,6 @@
 #include <memory>
 #include <optional>
 #include <set>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -20,9 +19,10 @@
 
 #include "phub/background.h"
 #include "phub/job/box_state.h"
+#include "phub/job/branch_desk.h"
+#include "phub/job/hyper_desk.h"
 #include "phub/job/job_context.h"
 #include "phub/job/local_part.h"
-#include "phub/job/losses.h"
 #include "phub/job/meter.h"
 #include "phub/job/part_desk.h"
 #include "phub/job/passed_state.h"
@@ -92,10 +92,6 @@ class RunningJob final : private JobDriver {
   void take_news(uint32_t rank, RackNews news);  // throws Error(kInvalid): it is no rack
   void leave(uint32_t rank, Reply<Done> reply);
   void barrier(uint32_t rank, Reply<Done> reply);
-  void set_hyper(uint32_t rank, const HyperChange& change, Reply<HyperReply> reply);
-  void change_branches(const BranchChange& change, Reply<BranchReply> reply);
-  void report_loss(const LossRequest& report);  // throws Error(kInvalid), as Losses::add()
-  LossPage losses(uint64_t from) const;
   void reconnect(const Credential& who, Reply<Offer> reply);
 
   void leave_barrier(const Credential& who);
@@ -126,7 +122,9 @@ class RunningJob final : private JobDriver {
   void check_copy(uint64_t shard, const CopyPlace& place, uint64_t bytes) const;
   void write_copy(uint64_t shard, const CopyPlace& place, std::string_view piece);
 
-  // The calls of ranks that these desks answer. REQUIRES: authenticate(who), for each call.
+  // The desks that answer further calls of ranks. REQUIRES: authenticate(who), for each call.
+  HyperDesk& hyper() { return hyper_; }
+  BranchDesk& branches() { return branches_; }
   SaveDesk& saves() { return saves_; }
   PartDesk& parts() { return parts_; }
   StateDesk& states() { return passed_state_ ? *passed_state_ : static_cast<StateDesk&>(state_); }
@@ -138,14 +136,6 @@ class RunningJob final : private JobDriver {
     bool saves = false;
     std::vector<KeyInterest> interest = {};
     std::vector<Reply<JoinReply>> replies;  // more than one: it was sent again
-  };
-  struct Revived {
-    BranchChange change;
-    uint64_t number;  // by which other boxes know it
-    uint64_t bytes;   // that it takes
-    Job::Branch files = {};
-    bool is_shared = false;              // other boxes may have it, and no boundary
-    Reply<BranchReply> reply = nullptr;  // until it is decided
   };
   struct Reconnection {
     uint32_t incarnation = 0;
@@ -165,6 +155,7 @@ class RunningJob final : private JobDriver {
   void switch_changed(const CoreReport& report);
   JobContext context();
   bool has_ended() const override { return ending_; }
+  ErrorCode end_code() const override { return error_code_; }
   void carry_out() override;
   void count_growth() override;
   uint64_t new_number() override { return ++numbers_; }
@@ -192,26 +183,6 @@ class RunningJob final : private JobDriver {
   void close_gate(uint64_t shard, const ShardReport& report);
 
   // running_job_calls.cc
-  void check_change(const std::map<std::string, double>& values) const;
-  void check_room_for_changes();
-  uint64_t lowest_needed() const;  // round, of those for which changes were decided
-  BranchReply branches() const;
-
-  // running_job_branches.cc
-  void check_may_kill() const;
-  void revive(const BranchChange& change, Reply<BranchReply> reply);
-  void decide_about_branches(const BranchChange& change, uint32_t child, Reply<BranchReply> reply);
-  void share_branch(const std::shared_ptr<Revived>& revived);
-  void decide_revival(const std::shared_ptr<Revived>& revived);
-  void refuse_revival(ErrorCode code, const std::string& why);
-  void drop_revived();
-  uint64_t place_revived(std::span<const BranchOrder> orders);
-  void free_docks();
-  uint64_t revived_bytes() const { return revived_ ? revived_->bytes : 0; }
-  SavedImage image_of_revived(uint64_t shard) const;
-  void drop_shelf(Job::Shelf shelf);
-  void free_beside(std::vector<Job::Shelf> shelves);
-  uint64_t expect(Reply<uint64_t> reply);
   void answer(const MembershipAction& action);
   void answer_join(const MembershipAction& action);
   void answer_join(uint32_t rank, std::vector<Reply<JoinReply>> replies);
@@ -240,14 +211,11 @@ class RunningJob final : private JobDriver {
 
   // Members, and those who wait for an answer, by the token that the membership knows them by.
   Seats seats_;
-  uint64_t next_token_ = 1;
+  Requests requests_;
   std::map<uint64_t, WaitingJoin> joins_;
-  std::map<uint64_t, Reply<uint64_t>> requests_;  // of a change: the round that it holds from
   std::map<uint32_t, Reconnection> reconnections_;
   // Ranks and incarnations whose join is being answered: they cannot send heartbeats yet.
   std::multiset<std::pair<uint32_t, uint32_t>> answering_;
-
-  Losses losses_;
 
   // What the cores are asked about.
   uint32_t probes_out_ = 0;
@@ -261,12 +229,11 @@ class RunningJob final : private JobDriver {
   Savers savers_;
   PartDesk parts_;
   SaveDesk saves_;
+  HyperDesk hyper_;
+  BranchDesk branches_;
   BoxState state_;
   const std::unique_ptr<PassedState> passed_state_;  // null: there is no parent
   uint64_t numbers_ = 0;                             // that were given: see new_number()
-
-  // A branch that is revived, which waits for its files, for other boxes or its boundary.
-  std::shared_ptr<Revived> revived_;
 
   uint64_t grown_bytes_;  // as counted in the budget
   uint32_t tasks_ = 0;    // beside the control thread

@@ -2,29 +2,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "phub/job/running_job.h"
 #include "transport/greeting.h"
 
 namespace phub {
-namespace {
-
-// An answer of another type, made from the round of a request's boundary.
-template <typename T, typename Make>
-Reply<uint64_t> answer_with(Reply<T> reply, Make make) {
-  return [reply = std::move(reply), make](Result<uint64_t> result) {
-    if (!result) return reply({result.code, result.message});
-    reply(make(*result.value));
-  };
-}
-Reply<uint64_t> answer_done(Reply<Done> reply) {
-  return answer_with<Done>(std::move(reply), [](uint64_t) { return Done{}; });
-}
-
-}  // namespace
-
 void RunningJob::check_life(uint64_t epoch) const {
   const std::string& name = job_->spec().name;
   if (epoch > life_.epoch) {
@@ -75,18 +58,13 @@ Pulse RunningJob::heartbeat(uint32_t rank) {
           .assembling = !membership_.assembled()};
 }
 
-uint64_t RunningJob::expect(Reply<uint64_t> reply) {
-  requests_[next_token_] = std::move(reply);
-  return next_token_++;
-}
-
 void RunningJob::leave(uint32_t rank, Reply<Done> reply) {
-  membership_.leave(expect(answer_done(std::move(reply))), rank);
+  membership_.leave(requests_.expect_done(std::move(reply)), rank);
   carry_out();
 }
 
 void RunningJob::barrier(uint32_t rank, Reply<Done> reply) {
-  membership_.barrier(expect(answer_done(after_parents_barrier(std::move(reply)))), rank);
+  membership_.barrier(requests_.expect_done(after_parents_barrier(std::move(reply))), rank);
   carry_out();
 }
 
@@ -94,103 +72,6 @@ void RunningJob::leave_barrier(const Credential& who) {
   if (ending_ || !membership_.is_current(who.rank, who.incarnation)) return;
   membership_.leave_barrier(who.rank);
   carry_out();
-}
-
-// Throws Error: these hyperparameters cannot be changed.
-void RunningJob::check_change(const std::map<std::string, double>& values) const {
-  check_hyper(values, hyper_groups(job_->spec()));
-  check_for_job(values, job_->spec());
-  if (values.contains("rmsprop_momentum")) {
-    fail(ErrorCode::kInvalid, "rmsprop_momentum cannot change: it decides how much state there is");
-  }
-  if (uplink_) return;  // what its parent's job is, that knows
-  if (values.contains("max_norm") && !job_->choices().gated) {
-    fail(ErrorCode::kInvalid,
-         "max_norm can be set in a job that began with one (0: none, at first): job '{}' did not",
-         job_->spec().name);
-  }
-}
-
-uint64_t RunningJob::lowest_needed() const {
-  const uint64_t round = membership_.completed_round() + 1;
-  const bool may_lag =
-      std::ranges::any_of(seats_, [](const Seat& s) { return !s.interest.empty(); });
-  const uint64_t lowest = may_lag ? std::min(round, membership_.lowest_round()) : round;
-  // The manifest of a snapshot has them.
-  const uint64_t copying = saves_.copying_round();
-  return copying > 0 ? std::min(lowest, copying + 1) : lowest;
-}
-
-void RunningJob::check_room_for_changes() {
-  if (job_->hyper().full(lowest_needed())) {
-    fail(ErrorCode::kFull,
-         "{} changes of hyperparameters are still needed: some key is in round {}, or changes were "
-         "made far ahead; push every key in every round",
-         HyperTable::kMostChanges, membership_.completed_round() + 1);
-  }
-}
-
-void RunningJob::set_hyper(uint32_t rank, const HyperChange& change, Reply<HyperReply> reply) {
-  check_change(change.values);
-  if (uplink_) return uplink_->set_hyper(change, std::move(reply));
-  if (change.values.empty()) fail(ErrorCode::kInvalid, "there are no values to set");
-  check_room_for_changes();
-  membership_.set_hyper(expect(answer_with<HyperReply>(
-                            std::move(reply), [](uint64_t from) { return HyperReply{from}; })),
-                        rank, change);
-  carry_out();
-}
-
-BranchReply RunningJob::branches() const {
-  const uint64_t in_progress = membership_.completed_round() + 1;
-  const Branches& branches = membership_.branches();
-  return {.branches = branches.list(in_progress),
-          .runs = branches.runs(in_progress),
-          .forks = branches.forks(in_progress),
-          .batches = job_->hyper().view().batches(in_progress)};
-}
-
-void RunningJob::change_branches(const BranchChange& change, Reply<BranchReply> reply) {
-  if (job_->spec().branches == 0) {
-    fail(ErrorCode::kInvalid, "job '{}' has no branches: create it with `branches` above 0",
-         job_->spec().name);
-  }
-  if (change.action == BranchAction::kList) return reply(branches());
-  if (!losses_.empty()) losses_.learn(membership_.branches().runs(0));
-  check_change(change.values);
-  if (change.action == BranchAction::kSchedule) check_room_for_changes();
-  if (change.action == BranchAction::kKill) check_may_kill();
-  if (change.action == BranchAction::kRevive) return revive(change, std::move(reply));
-  const uint32_t child = change.action == BranchAction::kFork ? membership_.new_branch() : 0;
-  decide_about_branches(change, child, std::move(reply));
-}
-
-void RunningJob::decide_about_branches(const BranchChange& change, uint32_t child,
-                                       Reply<BranchReply> reply) {
-  const auto answer = answer_with<BranchReply>(std::move(reply), [this, child](uint64_t round) {
-    BranchReply made = branches();
-    made.round = round;
-    made.branch = child;
-    return made;
-  });
-  membership_.change_branches(expect(answer), change, child);
-  carry_out();
-}
-
-void RunningJob::report_loss(const LossRequest& report) {
-  // What is known of the rounds that are complete is as of the latest look at the cores.
-  constexpr uint64_t kMostAhead = uint64_t{1} << 20;
-  losses_.learn(membership_.branches().runs(0));
-  losses_.add(report.rank, report.round,
-              report.nonfinite ? std::numeric_limits<double>::quiet_NaN() : report.loss,
-              membership_.completed_round() + kMostAhead);
-  count_growth();
-}
-
-LossPage RunningJob::losses(uint64_t from) const {
-  LossPage page = losses_.page(from);
-  page.epoch = life_.epoch;
-  return page;
 }
 
 LogPage RunningJob::log(uint64_t from) {
@@ -235,13 +116,8 @@ void RunningJob::connection_ended(const Credential& who) {
 
 void RunningJob::answer(const MembershipAction& action) {
   if (joins_.contains(action.token)) return answer_join(action);
-  auto request = requests_.extract(action.token);
-  if (request.empty()) return;
-  if (action.ok) {
-    request.mapped()(action.first_round);
-  } else {
-    request.mapped()({action.code, action.message});
-  }
+  if (action.ok) return requests_.answer(action.token, action.first_round);
+  requests_.answer(action.token, {action.code, action.message});
 }
 
 // --- joins ---------------------------------------------------------------------------------------
@@ -277,7 +153,7 @@ void RunningJob::join(const JoinRequest& request, Reply<JoinReply> reply) {
     if (seat.caller.id != request.caller.id) continue;
     return answer_join(rank, {std::move(reply)});
   }
-  const uint64_t token = next_token_++;
+  const uint64_t token = requests_.new_token();
   joins_[token] = {id, request.caller, request.saves, request.interest, {std::move(reply)}};
   if (request.saves && savers_.must_tell_parent()) {
     savers_to_join_.push_back({token, request.rank, request.replace});

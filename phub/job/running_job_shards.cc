@@ -18,7 +18,7 @@ void RunningJob::make_remote_parts(RemoteParts::Done done) {
                 .saved = job_->takes_snapshots(),
                 .restored = life_.elsewhere},
                [this, done = std::move(done)](const std::optional<Error>& failed) {
-                 free_beside(job_->take_docks_of_others());
+                 branches_.free_beside(job_->take_docks_of_others());
                  done(failed);
                });
 }
@@ -82,8 +82,9 @@ PartBytes RunningJob::read_copy(uint64_t shard, const CopyPlace& place) const {
   const auto copy_of = [](std::span<const std::byte> piece) {
     return PartBytes{.bytes = {reinterpret_cast<const char*>(piece.data()), piece.size()}};
   };
-  if (revived_ && place.state == revived_->number) {
-    return copy_of(image_of_revived(shard).piece(place.offset, kCopyPieceBytes));
+  if (branches_.revives(place.state)) {
+    const SavedImage image = branches_.image_for(remote_.at(shard).box);
+    return copy_of(image.piece(place.offset, kCopyPieceBytes));
   }
   if (place.state > 0) return state_.piece_for(remote_.at(shard).box, place);
   const SavedImage image = job_->restored_image_of(remote_.at(shard).box);

@@ -1,0 +1,81 @@
+// The branches of a running job (branches.h): calls about them, those that are killed and revived,
+// and the losses that ranks report of them.
+//
+// The writer's thread reads the files of a branch that is revived, into memory of their own. Other
+// boxes that have parts of the job make memory for theirs, and fetch what the branch has. Then the
+// boundary chooses a shelf, in whose dock that memory waits for every chunk, in each box. The
+// budget counts the memory as long as it is there.
+//
+// Control thread; the running job owns it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "phub/job/hyper_desk.h"
+#include "phub/job/job_context.h"
+#include "phub/job/losses.h"
+
+namespace phub {
+
+class BranchDesk {
+ public:
+  // `hyper` outlives this.
+  BranchDesk(const JobContext& context, const HyperDesk& hyper);
+
+  // Throw Error: the job has no branches, or the change cannot be; as Losses::add().
+  void change(const BranchChange& change, Reply<BranchReply> reply);
+  void report_loss(const LossRequest& report);
+  LossPage losses(uint64_t from) const;
+
+  // Docks that no chunk needs any more are given back.
+  void tick();
+  // A branch that is revived goes into the dock that an order of the boundary copies from. Returns
+  // the number by which other boxes know that branch; 0: no order copies from a dock.
+  uint64_t at_boundary(std::span<const BranchOrder> orders);
+  void refuse(ErrorCode code, const std::string& why);  // the job has ended
+  uint64_t bytes() const;                               // in the budget
+
+  // What another box fetches of the branch that is revived.
+  bool revives(uint64_t number) const { return revived_ && revived_->number == number; }
+  SavedImage image_for(uint32_t box) const;  // throws Error(kInvalid): nothing now
+
+  // The builder's thread gives the memory back.
+  void free_beside(std::vector<Job::Shelf> shelves);
+
+ private:
+  struct Revived {
+    BranchChange change;
+    uint64_t number;  // by which other boxes know the branch
+    uint64_t bytes;   // of memory
+    Job::Branch files = {};
+    bool is_shared = false;              // other boxes may have it, and no boundary
+    Reply<BranchReply> reply = nullptr;  // until it is decided
+  };
+  BranchReply list() const;
+  void check_may_kill() const;
+  void decide(const BranchChange& change, uint32_t child, Reply<BranchReply> reply);
+  void revive(const BranchChange& change, Reply<BranchReply> reply);
+  void share(const std::shared_ptr<Revived>& revived);
+  void decide_revival(const std::shared_ptr<Revived>& revived);
+  void refuse_revival(ErrorCode code, const std::string& why);
+  void drop_revived();
+  void drop_shelf(Job::Shelf shelf);
+
+  JobHost& host_;
+  Job& job_;
+  Membership& membership_;
+  RemoteParts& remote_;
+  const SavedLife& life_;
+  Requests& requests_;
+  JobDriver& driver_;
+  const HyperDesk& hyper_;
+  // The branch that waits for its files, for other boxes or its boundary; null: there is none.
+  std::shared_ptr<Revived> revived_;
+  Losses losses_;
+};
+
+}  // namespace phub
