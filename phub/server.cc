@@ -292,7 +292,7 @@ void Server::expel(const WhyNot& why_not) {
 }
 
 void Server::reconnect(const Credential& who, Reply<Offer> reply) {
-  authenticate(who).reconnect(who, std::move(reply));
+  authenticate(who).reconnections().begin(who, std::move(reply));
 }
 
 void Server::check_part(const Credential& who, const PartPiece& place, uint64_t bytes) {

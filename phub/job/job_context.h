@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "phub/job/ended_jobs.h"
 #include "phub/job/job.h"
 #include "phub/job/meter.h"
+#include "phub/job/part.h"
 #include "phub/job/remote_parts.h"
 #include "phub/job/requests.h"
 #include "phub/job/saved_jobs.h"
@@ -78,7 +80,8 @@ struct JobContext {
   JobHost& host;
   Job& job;
   Membership& membership;
-  RemoteParts& remote;  // of other boxes
+  std::span<Part* const> everywhere;  // the parts of the job: of this box, of other boxes
+  RemoteParts& remote;                // those of other boxes
   Seats& seats;
   Requests& requests;
   const SavedLife& life;

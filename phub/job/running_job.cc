@@ -85,6 +85,7 @@ RunningJob::RunningJob(std::shared_ptr<Job> job, std::string transport, std::vec
       savers_(context()),
       parts_(context(), savers_, [this] { saves_.check_parts(); }),
       saves_(context(), savers_, parts_),
+      reconnections_(context()),
       hyper_(context(), saves_),
       branches_(context(), hyper_),
       state_(context()),
@@ -95,6 +96,7 @@ JobContext RunningJob::context() {
   return {.host = host_,
           .job = *job_,
           .membership = membership_,
+          .everywhere = everywhere_,
           .remote = remote_,
           .seats = seats_,
           .requests = requests_,
@@ -178,7 +180,7 @@ void RunningJob::handle(const CoreReport& report) {
         parent_changed(report.type);
         break;
       }
-      continue_reconnection(report.rank);
+      reconnections_.core_answered(report.rank);
       break;
     case CoreReport::kSnapped:
       saves_.core_snapped(report.round - 1);
@@ -432,12 +434,10 @@ void RunningJob::end(ErrorCode code, const std::string& error) {
     host_.notes.add(host_.clock.now_ms(),
                     fmt::format("job '{}' ended: {}", job_->spec().name, error));
   }
-  for (auto& [rank, reconnection] : reconnections_) {
-    if (error.empty()) {
-      reconnection.reply({ErrorCode::kFenced, "the job has ended"});
-    } else {
-      reconnection.reply({code, error});
-    }
+  if (error.empty()) {
+    reconnections_.refuse(ErrorCode::kFenced, "the job has ended");
+  } else {
+    reconnections_.refuse(code, error);
   }
   saves_.end();
   end_at_parent();

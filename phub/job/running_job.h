@@ -26,6 +26,7 @@
 #include "phub/job/meter.h"
 #include "phub/job/part_desk.h"
 #include "phub/job/passed_state.h"
+#include "phub/job/reconnections.h"
 #include "phub/job/remote_parts.h"
 #include "phub/job/save_desk.h"
 #include "phub/job/savers.h"
@@ -92,7 +93,6 @@ class RunningJob final : private JobDriver {
   void take_news(uint32_t rank, RackNews news);  // throws Error(kInvalid): it is no rack
   void leave(uint32_t rank, Reply<Done> reply);
   void barrier(uint32_t rank, Reply<Done> reply);
-  void reconnect(const Credential& who, Reply<Offer> reply);
 
   void leave_barrier(const Credential& who);
   void connection_ended(const Credential& who);               // that of its heartbeats
@@ -123,6 +123,7 @@ class RunningJob final : private JobDriver {
   void write_copy(uint64_t shard, const CopyPlace& place, std::string_view piece);
 
   // The desks that answer further calls of ranks. REQUIRES: authenticate(who), for each call.
+  Reconnections& reconnections() { return reconnections_; }
   HyperDesk& hyper() { return hyper_; }
   BranchDesk& branches() { return branches_; }
   SaveDesk& saves() { return saves_; }
@@ -136,13 +137,6 @@ class RunningJob final : private JobDriver {
     bool saves = false;
     std::vector<KeyInterest> interest = {};
     std::vector<Reply<JoinReply>> replies;  // more than one: it was sent again
-  };
-  struct Reconnection {
-    uint32_t incarnation = 0;
-    uint32_t answers = 0;
-    bool attaching = false;
-    Offer offer;
-    Reply<Offer> reply;
   };
 
   // running_job.cc
@@ -186,8 +180,6 @@ class RunningJob final : private JobDriver {
   void answer(const MembershipAction& action);
   void answer_join(const MembershipAction& action);
   void answer_join(uint32_t rank, std::vector<Reply<JoinReply>> replies);
-  void continue_reconnection(uint32_t rank);
-  void connect_again(uint32_t rank, size_t part);
 
   JobHost& host_;
   std::shared_ptr<Job> job_;
@@ -213,7 +205,6 @@ class RunningJob final : private JobDriver {
   Seats seats_;
   Requests requests_;
   std::map<uint64_t, WaitingJoin> joins_;
-  std::map<uint32_t, Reconnection> reconnections_;
   // Ranks and incarnations whose join is being answered: they cannot send heartbeats yet.
   std::multiset<std::pair<uint32_t, uint32_t>> answering_;
 
@@ -229,6 +220,7 @@ class RunningJob final : private JobDriver {
   Savers savers_;
   PartDesk parts_;
   SaveDesk saves_;
+  Reconnections reconnections_;
   HyperDesk hyper_;
   BranchDesk branches_;
   BoxState state_;

@@ -8,6 +8,7 @@
 #include "transport/greeting.h"
 
 namespace phub {
+
 void RunningJob::check_life(uint64_t epoch) const {
   const std::string& name = job_->spec().name;
   if (epoch > life_.epoch) {
@@ -221,64 +222,6 @@ void RunningJob::answer_join(uint32_t rank, std::vector<Reply<JoinReply>> replie
           membership_.heartbeat(member, host_.time.now_ms());
         });
   });
-}
-
-// --- reconnections -------------------------------------------------------------------------------
-
-// Every core detaches the rank's broken connection; then there is a new offer, every core attaches
-// the new one, and the worker gets the offer.
-void RunningJob::reconnect(const Credential& who, Reply<Offer> reply) {
-  if (!job_->link().can_reconnect()) {
-    fail(ErrorCode::kInvalid, "this job's transport cannot make a broken connection again");
-  }
-  if (!membership_.is_secure(who.rank, who.incarnation) || reconnections_.contains(who.rank)) {
-    fail(ErrorCode::kTaken, "rank {} is being reconnected or fenced: try again", who.rank);
-  }
-  reconnections_[who.rank] = {.incarnation = who.incarnation, .reply = std::move(reply)};
-  for (Part* const part : everywhere_) part->detach(who.rank);
-}
-
-void RunningJob::continue_reconnection(uint32_t rank) {
-  auto at = reconnections_.find(rank);
-  if (at == reconnections_.end() || ++at->second.answers < job_->all_cores()) return;
-  Reconnection& reconnection = at->second;
-  auto finish = [&](Result<Offer> result) {
-    Reply<Offer> reply = std::move(reconnection.reply);
-    reconnections_.erase(at);
-    reply(std::move(result));
-  };
-  if (!membership_.is_secure(rank, reconnection.incarnation)) {
-    return finish(
-        {ErrorCode::kFenced, membership_.why_not_current(rank, reconnection.incarnation)});
-  }
-  if (reconnection.attaching) return finish(std::move(reconnection.offer));
-  connect_again(rank, 0);
-}
-
-// One part after the other. The ticket of the first is that of all, and for the new connections
-// alone; the control port keeps that of the join.
-void RunningJob::connect_again(uint32_t rank, size_t part) {
-  Reconnection& reconnection = reconnections_[rank];
-  if (part == everywhere_.size()) {
-    reconnection.attaching = true;
-    reconnection.answers = 0;
-    seats_[rank].data_ended = false;
-    for (Part* const each : everywhere_) each->attach(rank, reconnection.incarnation);
-    return;
-  }
-  everywhere_[part]->reconnect(
-      rank, reconnection.incarnation, reconnection.offer,
-      [this, rank, part](const std::optional<Error>& refused) {
-        const auto waiting = reconnections_.find(rank);
-        if (waiting == reconnections_.end() || ending_) return;
-        const uint32_t incarnation = waiting->second.incarnation;
-        const bool secure = membership_.is_secure(rank, incarnation);
-        if (!refused && secure) return connect_again(rank, part + 1);
-        const Reply<Offer> reply = std::move(waiting->second.reply);
-        reconnections_.erase(waiting);
-        if (refused) return reply({refused->code(), refused->what()});
-        reply({ErrorCode::kFenced, membership_.why_not_current(rank, incarnation)});
-      });
 }
 
 }  // namespace phub
