@@ -80,8 +80,9 @@ struct JobContext {
   JobHost& host;
   Job& job;
   Membership& membership;
-  std::span<Part* const> everywhere;  // the parts of the job: of this box, of other boxes
+  Part& local;                        // of the job, in this box
   RemoteParts& remote;                // those of other boxes
+  std::span<Part* const> everywhere;  // both
   Seats& seats;
   Requests& requests;
   const SavedLife& life;

@@ -89,15 +89,16 @@ RunningJob::RunningJob(std::shared_ptr<Job> job, std::string transport, std::vec
       hyper_(context(), saves_),
       branches_(context(), hyper_),
       state_(context()),
-      passed_state_(uplink_ ? std::make_unique<PassedState>(job_->spec().name, *uplink_) : nullptr),
+      rack_(uplink_ ? std::make_unique<RackDesk>(context(), savers_) : nullptr),
       grown_bytes_(life_.docked_bytes) {}
 
 JobContext RunningJob::context() {
   return {.host = host_,
           .job = *job_,
           .membership = membership_,
-          .everywhere = everywhere_,
+          .local = local_,
           .remote = remote_,
+          .everywhere = everywhere_,
           .seats = seats_,
           .requests = requests_,
           .life = life_,
@@ -112,7 +113,7 @@ void RunningJob::start() {
   if (host_.checkpoints && job_->takes_snapshots() && job_->saved_arrays() > 0 && remote_.empty()) {
     membership_.save_at_end();
   }
-  if (uplink_) follow_parent();
+  if (rack_) rack_->begin();
 }
 
 uint64_t RunningJob::tick_ms(uint64_t most) const {
@@ -128,7 +129,7 @@ void RunningJob::tick(uint64_t now) {
     if (membership_.is_secure(rank, incarnation)) membership_.heartbeat(rank, now);
   }
   membership_.tick(now);
-  if (uplink_) tell_parent();
+  if (rack_) rack_->tick();
   saves_.tick(now);
   branches_.tick();
   probe(now);
@@ -177,7 +178,7 @@ void RunningJob::handle(const CoreReport& report) {
     case CoreReport::kDetached:
     case CoreReport::kAttached:
       if (report.rank == CoreReport::kNoRank) {
-        parent_changed(report.type);
+        rack_->core_answered(report.type);
         break;
       }
       reconnections_.core_answered(report.rank);
@@ -207,7 +208,7 @@ void RunningJob::handle(const CoreReport& report) {
       switch_changed(report);
       break;
     case CoreReport::kParentBroke:
-      parent_broke();
+      rack_->link_broke();
       break;
     case CoreReport::kDecided:
       remote_.decide(job_->gate()->decision());
@@ -215,9 +216,9 @@ void RunningJob::handle(const CoreReport& report) {
     case CoreReport::kClosed:  // of other boxes: close_gate()
       break;
     case CoreReport::kNonFinite:
-      if (uplink_) {
-        nonfinite_ = Membership::non_finite_text(
-            report.rank, fmt::format("{}, in round {}", job_->where(report.chunk), report.round));
+      if (rack_) {
+        rack_->explain_nonfinite(Membership::non_finite_text(
+            report.rank, fmt::format("{}, in round {}", job_->where(report.chunk), report.round)));
         break;
       }
       membership_.non_finite(
@@ -440,7 +441,7 @@ void RunningJob::end(ErrorCode code, const std::string& error) {
     reconnections_.refuse(code, error);
   }
   saves_.end();
-  end_at_parent();
+  if (rack_) rack_->end(error);
   for (Part* const part : everywhere_) part->remove();
 }
 

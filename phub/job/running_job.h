@@ -25,7 +25,7 @@
 #include "phub/job/local_part.h"
 #include "phub/job/meter.h"
 #include "phub/job/part_desk.h"
-#include "phub/job/passed_state.h"
+#include "phub/job/rack_desk.h"
 #include "phub/job/reconnections.h"
 #include "phub/job/remote_parts.h"
 #include "phub/job/save_desk.h"
@@ -128,7 +128,7 @@ class RunningJob final : private JobDriver {
   BranchDesk& branches() { return branches_; }
   SaveDesk& saves() { return saves_; }
   PartDesk& parts() { return parts_; }
-  StateDesk& states() { return passed_state_ ? *passed_state_ : static_cast<StateDesk&>(state_); }
+  StateDesk& states() { return rack_ ? rack_->states() : state_; }
 
  private:
   struct WaitingJoin {
@@ -160,23 +160,13 @@ class RunningJob final : private JobDriver {
   void end(ErrorCode code, const std::string& error);
   void revoke(uint32_t rank);
 
-  // running_job_rack.cc
-  bool has_racks() const { return !job_->spec().rack_ranks.empty(); }
-  void follow_parent();
-  void end_at_parent();
-  void parent_broke();
-  void parent_changed(CoreReport::Type type);
-  void connect_parent_again();
-  void tell_parent();
-  void admit_savers();
-  Reply<Done> after_parents_barrier(Reply<Done> reply);
-
   // running_job_shards.cc
   void check_rank(const ShardReport& report) const;
   void check_snapped(uint64_t shard, const ShardReport& report) const;
   void close_gate(uint64_t shard, const ShardReport& report);
 
   // running_job_calls.cc
+  bool has_racks() const { return !job_->spec().rack_ranks.empty(); }
   void answer(const MembershipAction& action);
   void answer_join(const MembershipAction& action);
   void answer_join(uint32_t rank, std::vector<Reply<JoinReply>> replies);
@@ -190,16 +180,6 @@ class RunningJob final : private JobDriver {
   RemoteParts remote_;
   const std::array<Part*, 2> everywhere_{&local_, &remote_};
   const std::shared_ptr<Uplink> uplink_;  // null: there is no parent
-  enum class ParentLink { kFine, kStopping, kMissing, kResuming } parent_link_ = ParentLink::kFine;
-  uint32_t parent_answers_ = 0;  // of cores, which stop using the link or go on
-  std::string nonfinite_;        // what a rank of this rack sent, for which the parent ends the job
-  RackNews news_;                // of this rack, for the parent
-  struct SaverToJoin {
-    uint64_t token;
-    int32_t rank;
-    bool replace;
-  };
-  std::vector<SaverToJoin> savers_to_join_;  // until the parent knows that there are any
 
   // Members, and those who wait for an answer, by the token that the membership knows them by.
   Seats seats_;
@@ -224,8 +204,8 @@ class RunningJob final : private JobDriver {
   HyperDesk hyper_;
   BranchDesk branches_;
   BoxState state_;
-  const std::unique_ptr<PassedState> passed_state_;  // null: there is no parent
-  uint64_t numbers_ = 0;                             // that were given: see new_number()
+  const std::unique_ptr<RackDesk> rack_;  // null: there is no parent
+  uint64_t numbers_ = 0;                  // that were given: see new_number()
 
   uint64_t grown_bytes_;  // as counted in the budget
   uint32_t tasks_ = 0;    // beside the control thread

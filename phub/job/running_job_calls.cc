@@ -59,13 +59,33 @@ Pulse RunningJob::heartbeat(uint32_t rank) {
           .assembling = !membership_.assembled()};
 }
 
+void RunningJob::take_news(uint32_t rank, RackNews news) {
+  const bool is_rack = !job_->spec().rack_ranks.empty();
+  if (!is_rack && news.failure.empty()) {
+    fail(ErrorCode::kInvalid, "the ranks of job '{}' are not racks", job_->spec().name);
+  }
+  if (is_rack) savers_.check_news(rank, news);
+  Seat& seat = seats_[rank];
+  const std::string failure = std::exchange(news.failure, "");
+  if (failure.empty()) {
+    savers_.take_news(rank, news);
+    seat.rack = std::move(news);
+    return saves_.check_parts();
+  }
+  seat.rack.live.clear();
+  lose(rank, seat.incarnation,
+       is_rack ? fmt::format("rack '{}': {}", news.name, failure) : failure);
+  carry_out();
+}
+
 void RunningJob::leave(uint32_t rank, Reply<Done> reply) {
   membership_.leave(requests_.expect_done(std::move(reply)), rank);
   carry_out();
 }
 
 void RunningJob::barrier(uint32_t rank, Reply<Done> reply) {
-  membership_.barrier(requests_.expect_done(after_parents_barrier(std::move(reply))), rank);
+  if (rack_) reply = rack_->above(std::move(reply));
+  membership_.barrier(requests_.expect_done(std::move(reply)), rank);
   carry_out();
 }
 
@@ -157,8 +177,7 @@ void RunningJob::join(const JoinRequest& request, Reply<JoinReply> reply) {
   const uint64_t token = requests_.new_token();
   joins_[token] = {id, request.caller, request.saves, request.interest, {std::move(reply)}};
   if (request.saves && savers_.must_tell_parent()) {
-    savers_to_join_.push_back({token, request.rank, request.replace});
-    return tell_parent();
+    return rack_->delay_join(token, request.rank, request.replace);
   }
   membership_.join(token, request.rank, request.replace, host_.time.now_ms());
   carry_out();
