@@ -210,7 +210,7 @@ RunningJob& Server::authenticate(const Credential& who) {
     }
     host_.ended.refuse(who.job);
   }
-  if (const auto refused = error_of([&] { job->authenticate(who); })) {
+  if (const auto refused = error_of([&] { job->members().authenticate(who); })) {
     host_.ended.refuse_if_member(who);  // of an earlier job of this name
     throw Error(*refused);
   }
@@ -218,24 +218,24 @@ RunningJob& Server::authenticate(const Credential& who) {
 }
 
 void Server::heartbeat(const Credential& who, Reply<Pulse> reply) {
-  reply(authenticate(who).heartbeat(who.rank));
+  reply(authenticate(who).members().heartbeat(who.rank));
 }
 
 void Server::take_news(const Credential& who, RackNews news, Reply<Done> reply) {
-  authenticate(who).take_news(who.rank, std::move(news));
+  authenticate(who).members().take_news(who.rank, std::move(news));
   reply(Done{});
 }
 
 void Server::leave(const Credential& who, Reply<Done> reply) {
-  authenticate(who).leave(who.rank, std::move(reply));
+  authenticate(who).members().leave(who.rank, std::move(reply));
 }
 
 void Server::barrier(const Credential& who, Reply<Done> reply) {
-  authenticate(who).barrier(who.rank, std::move(reply));
+  authenticate(who).members().barrier(who.rank, std::move(reply));
 }
 
 void Server::leave_barrier(const Credential& who) {
-  if (RunningJob* job = find(who.job)) job->leave_barrier(who);
+  if (RunningJob* job = find(who.job)) job->members().leave_barrier(who);
 }
 
 void Server::set_hyper(const Credential& who, const HyperChange& change, Reply<HyperReply> reply) {
@@ -274,7 +274,7 @@ RunningJob& Server::find_running(const std::string& name) {
 
 RunningJob& Server::find_running(const Admin& admin) {
   RunningJob& job = find_running(admin.job);
-  job.check_same_life(admin.epoch);
+  job.members().check_same_life(admin.epoch);
   return job;
 }
 
@@ -287,7 +287,8 @@ const JobOwner* Server::owner(const std::string& name) const {
 
 void Server::expel(const WhyNot& why_not) {
   for (auto& [name, job] : jobs_) {
-    job->expel([&why_not, &name = name](const Caller& caller) { return why_not(caller, name); });
+    job->members().expel(
+        [&why_not, &name = name](const Caller& caller) { return why_not(caller, name); });
   }
 }
 
@@ -341,11 +342,11 @@ void Server::checkpoint(const Credential& who, uint64_t round, Reply<CheckpointR
 }
 
 void Server::connection_ended(const Credential& who) {
-  if (RunningJob* job = find(who.job)) job->connection_ended(who);
+  if (RunningJob* job = find(who.job)) job->members().control_ended(who);
 }
 
 void Server::join_unanswered(const Credential& who) {
-  if (RunningJob* job = find(who.job)) job->join_unanswered(who.rank, who.incarnation);
+  if (RunningJob* job = find(who.job)) job->members().join_unanswered(who.rank, who.incarnation);
 }
 
 void Server::join_shard(ShardHello hello, Reply<ShardWelcome> reply) {

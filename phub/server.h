@@ -166,7 +166,7 @@ class Server final : public ControlHandler {
   void retire(RunningJob& gone);
   RunningJob* find(const std::string& job);
   RunningJob& find_running(const std::string& job);  // throws kNotFound
-  RunningJob& find_running(const Admin& admin);      // and as RunningJob::check_same_life
+  RunningJob& find_running(const Admin& admin);      // and as MemberDesk::check_same_life
   Features features_here(const JobSpec& spec) const;
   RunningJob* find(const BoxLink* link);
   RunningJob& find_part(uint64_t number);

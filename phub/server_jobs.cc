@@ -233,7 +233,7 @@ void Server::created(const Join& join, const std::shared_ptr<RunningJob>& job,
     if (!request.caller.id.empty()) {
       owners_[request.spec.name] = {.creator = request.caller, .join_id = request.id};
     }
-    job->join(request, with_job_token(join));
+    job->members().join(request, with_job_token(join));
   } else if (refused->code() == ErrorCode::kFull && freeing_ + host_.ending > 0) {
     if (job) join->request.spec = job->job().spec();
     waiting_.push_back(join);  // until the memory of ended jobs is free
@@ -503,8 +503,8 @@ Reply<JoinReply> Server::with_job_token(const Join& join) {
 void Server::compare(RunningJob& job, const Join& join) {
   const auto check = [&job, join] {
     complete_spec(join->request.spec);
-    job.check_life(join->request.epoch);
-    job.check_same(join->request.spec, join->request.transport);
+    job.members().check_life(join->request.epoch);
+    job.members().check_same(join->request.spec, join->request.transport);
   };
   job.run_beside(host_.coder, check, [this, &job, join](const std::optional<Error>& refused) {
     if (job.ending()) {
@@ -512,7 +512,8 @@ void Server::compare(RunningJob& job, const Join& join) {
     } else if (refused) {
       join->reply({refused->code(), refused->what()});
     } else {
-      job.join(join->request, join->request.id.empty() ? join->reply : with_job_token(join));
+      job.members().join(join->request,
+                         join->request.id.empty() ? join->reply : with_job_token(join));
     }
   });
 }

@@ -63,7 +63,9 @@ class JobDriver {
   virtual ~JobDriver() = default;
   // The job is over for its ranks, and the cores let go of it.
   virtual bool has_ended() const = 0;
-  virtual ErrorCode end_code() const = 0;  // REQUIRES: has_ended()
+  // REQUIRES: has_ended(). What it ended with; "": it ended well.
+  virtual ErrorCode end_code() const = 0;
+  virtual const std::string& end_error() const = 0;
   // Carries out what the membership has decided.
   virtual void carry_out() = 0;
   // Counts in the budget what the job has grown by.

@@ -90,6 +90,7 @@ RunningJob::RunningJob(std::shared_ptr<Job> job, std::string transport, std::vec
       branches_(context(), hyper_),
       state_(context()),
       rack_(uplink_ ? std::make_unique<RackDesk>(context(), savers_) : nullptr),
+      members_(context(), transport_, savers_, parts_, saves_, rack_.get()),
       grown_bytes_(life_.docked_bytes) {}
 
 JobContext RunningJob::context() {
@@ -125,9 +126,7 @@ uint64_t RunningJob::tick_ms() const { return tick_ms(kMostProbeMs); }
 
 void RunningJob::tick(uint64_t now) {
   if (ending_ || now < next_tick_ms_) return;
-  for (const auto& [rank, incarnation] : answering_) {
-    if (membership_.is_secure(rank, incarnation)) membership_.heartbeat(rank, now);
-  }
+  members_.tick(now);
   membership_.tick(now);
   if (rack_) rack_->tick();
   saves_.tick(now);
@@ -197,11 +196,11 @@ void RunningJob::handle(const CoreReport& report) {
       break;
     case CoreReport::kBroken:
       if (!job_->link().can_reconnect()) {
-        lose(report.rank, report.incarnation, "its queue pair broke");
+        members_.lose(report.rank, report.incarnation, "its queue pair broke");
       }
       break;
     case CoreReport::kViolation:
-      lose(report.rank, report.incarnation, violation_text(*job_, report));
+      members_.lose(report.rank, report.incarnation, violation_text(*job_, report));
       break;
     case CoreReport::kSwitchEnded:
     case CoreReport::kSwitchBegun:
@@ -256,40 +255,10 @@ void RunningJob::handle(const TransportEvent& event) {
   if (ending_) return;
   if (event.kind == TransportEvent::kFailed) {
     membership_.failed(event.reason);
-  } else if (job_->link().can_reconnect()) {
-    Seat& seat = seats_[event.rank];
-    if (seat.incarnation == event.incarnation) seat.data_ended = true;
-    check_vanished(event.rank);
   } else {
-    lose(event.rank, event.incarnation, "its connection closed: the process ended");
+    members_.data_ended(event.rank, event.incarnation);
   }
   carry_out();
-}
-
-// A connection that broke is made again by a process that lives, and its heartbeats go on
-// meanwhile. One whose data connection has ended, and that has closed that of its heartbeats as
-// well, is gone: waiting for its lease would only hold up the others.
-void RunningJob::check_vanished(uint32_t rank) {
-  const Seat& seat = seats_[rank];
-  if (!seat.data_ended || !seat.control_ended) return;
-  lose(rank, seat.incarnation, "all its connections closed: the process ended");
-}
-
-void RunningJob::lose(uint32_t rank, uint32_t incarnation, const std::string& why) {
-  if (!membership_.is_secure(rank, incarnation)) return;
-  host_.notes.add(host_.clock.now_ms(), fmt::format("job '{}': rank {} (incarnation {}) is out: {}",
-                                                    job_->spec().name, rank, incarnation, why));
-  seats_[rank].noted = true;
-  membership_.disconnected(rank, incarnation, why);
-}
-
-// Of a rank that the membership lost by itself: its lease expired, it made no progress, or it was
-// replaced.
-void RunningJob::note_loss(uint32_t rank) {
-  const Seat& seat = seats_[rank];
-  const std::string why = membership_.why_not_current(rank, seat.incarnation);
-  if (seat.noted || why.ends_with(": left")) return;
-  host_.notes.add(host_.clock.now_ms(), fmt::format("job '{}': {}", job_->spec().name, why));
 }
 
 // The cores look at every chunk for it, so they are asked when something has happened, and no more
@@ -358,7 +327,7 @@ void RunningJob::act(MembershipAction& action) {
     case MembershipAction::kCommit:
       return commit(action);
     case MembershipAction::kRevoke:
-      note_loss(action.rank);
+      members_.rank_gone(action.rank);
       if (savers_.lose(action.rank, saves_.durable_round())) saves_.check_parts();
       states().end(action.rank);
       return revoke(action.rank);
@@ -370,17 +339,12 @@ void RunningJob::act(MembershipAction& action) {
     case MembershipAction::kEnd:
       return end(ErrorCode::kInternal, "");
     case MembershipAction::kReply:
-      return answer(action);
+      return members_.answer(action);
   }
 }
 
 void RunningJob::admit(const MembershipAction& action) {
-  const auto seat = std::make_shared<Seat>(Seat{.incarnation = action.incarnation});
-  if (const auto join = joins_.find(action.token); join != joins_.end()) {
-    seat->saves = join->second.saves;
-    seat->interest = join->second.interest;
-  }
-  admit(action.rank, seat, 0);
+  admit(action.rank, std::make_shared<Seat>(members_.seat_for(action)), 0);
 }
 
 // One part after the other, as the ticket of the first is that of all.
@@ -467,9 +431,7 @@ RunningJob::Remains RunningJob::finish() {
   host_.ended.add(std::move(ended));
   const ErrorCode code = error_.empty() ? ErrorCode::kNotFound : error_code_;
   const std::string message = error_.empty() ? "the job has ended" : error_;
-  for (auto& [token, join] : joins_) {
-    for (const Reply<JoinReply>& reply : join.replies) reply({code, message});
-  }
+  members_.refuse(code, message);
   requests_.refuse(code, message);
   states().refuse(code, message);
   branches_.refuse(code, message);
@@ -483,6 +445,18 @@ RunningJob::Remains RunningJob::finish() {
   --host_.ending;
   const bool over = error_.empty() || error_code_ == ErrorCode::kNotFound || !removals_.empty();
   return {std::move(job_), over, std::move(removals_)};
+}
+
+LogPage RunningJob::log(uint64_t from) {
+  LogPage page = membership_.log().page(from);
+  count_growth();
+  return page;
+}
+
+void RunningJob::remove(Reply<Done> reply) {
+  removals_.push_back(std::move(reply));
+  membership_.remove();
+  carry_out();
 }
 
 void RunningJob::detach_all() {

@@ -1,5 +1,5 @@
-// A job on the box, from its first join until every core has let go of it: its members' calls, the
-// boundaries that its membership decides, its end.
+// A job on the box, from its first join until every core has let go of it: the driver of its cores,
+// its boundaries and its end, and the desks that answer the calls to it (job_context.h).
 //
 // Control thread only; the builder makes it. What takes long runs beside that thread, and the job
 // stays until it is done.
@@ -7,14 +7,11 @@
 
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "phub/background.h"
@@ -23,6 +20,7 @@
 #include "phub/job/hyper_desk.h"
 #include "phub/job/job_context.h"
 #include "phub/job/local_part.h"
+#include "phub/job/member_desk.h"
 #include "phub/job/meter.h"
 #include "phub/job/part_desk.h"
 #include "phub/job/rack_desk.h"
@@ -77,28 +75,6 @@ class RunningJob final : private JobDriver {
 
   void run_beside(Background& thread, Background::Work work, Background::End end) override;
 
-  // Throw Error, kMismatch if a worker that joins means another job; kNotFound or kFenced if it was
-  // in life `epoch` of a job of this name, which is not this one or is further. Any thread.
-  void check_life(uint64_t epoch) const;
-  // And kRewound if the job has gone on from a checkpoint since. 0: any life.
-  void check_same_life(uint64_t epoch) const;
-  void check_same(const JobSpec& spec, const std::string& transport) const;
-  // A join that is sent again gets the answer of the first.
-  void join(const JoinRequest& request, Reply<JoinReply> reply);
-  // Throws unless the credential is that of a live incarnation: kNotFound, kUnauthorized, kFenced,
-  // or what the job ended with.
-  void authenticate(const Credential& who);
-  // REQUIRES: authenticate(who), for `rank` and `who`.
-  Pulse heartbeat(uint32_t rank);
-  void take_news(uint32_t rank, RackNews news);  // throws Error(kInvalid): it is no rack
-  void leave(uint32_t rank, Reply<Done> reply);
-  void barrier(uint32_t rank, Reply<Done> reply);
-
-  void leave_barrier(const Credential& who);
-  void connection_ended(const Credential& who);               // that of its heartbeats
-  void join_unanswered(uint32_t rank, uint32_t incarnation);  // its answer could not be made
-  // Loses the ranks for which `why_not` has a reason.
-  void expel(const std::function<std::string(const Caller& caller)>& why_not);
   LogPage log(uint64_t from);
   void remove(Reply<Done> reply);
 
@@ -122,7 +98,9 @@ class RunningJob final : private JobDriver {
   void check_copy(uint64_t shard, const CopyPlace& place, uint64_t bytes) const;
   void write_copy(uint64_t shard, const CopyPlace& place, std::string_view piece);
 
-  // The desks that answer further calls of ranks. REQUIRES: authenticate(who), for each call.
+  // The desks, which answer calls of ranks. REQUIRES, but for those of members(): the rank is a
+  // member.
+  MemberDesk& members() { return members_; }
   Reconnections& reconnections() { return reconnections_; }
   HyperDesk& hyper() { return hyper_; }
   BranchDesk& branches() { return branches_; }
@@ -131,25 +109,15 @@ class RunningJob final : private JobDriver {
   StateDesk& states() { return rack_ ? rack_->states() : state_; }
 
  private:
-  struct WaitingJoin {
-    std::string id;
-    Caller caller;
-    bool saves = false;
-    std::vector<KeyInterest> interest = {};
-    std::vector<Reply<JoinReply>> replies;  // more than one: it was sent again
-  };
-
   // running_job.cc
   uint64_t tick_ms(uint64_t most) const;
   void probe(uint64_t now);
   void collect_probes();
-  void check_vanished(uint32_t rank);
-  void lose(uint32_t rank, uint32_t incarnation, const std::string& why);
-  void note_loss(uint32_t rank);
   void switch_changed(const CoreReport& report);
   JobContext context();
   bool has_ended() const override { return ending_; }
   ErrorCode end_code() const override { return error_code_; }
+  const std::string& end_error() const override { return error_; }
   void carry_out() override;
   void count_growth() override;
   uint64_t new_number() override { return ++numbers_; }
@@ -161,15 +129,10 @@ class RunningJob final : private JobDriver {
   void revoke(uint32_t rank);
 
   // running_job_shards.cc
+  bool has_racks() const { return !job_->spec().rack_ranks.empty(); }
   void check_rank(const ShardReport& report) const;
   void check_snapped(uint64_t shard, const ShardReport& report) const;
   void close_gate(uint64_t shard, const ShardReport& report);
-
-  // running_job_calls.cc
-  bool has_racks() const { return !job_->spec().rack_ranks.empty(); }
-  void answer(const MembershipAction& action);
-  void answer_join(const MembershipAction& action);
-  void answer_join(uint32_t rank, std::vector<Reply<JoinReply>> replies);
 
   JobHost& host_;
   std::shared_ptr<Job> job_;
@@ -181,12 +144,8 @@ class RunningJob final : private JobDriver {
   const std::array<Part*, 2> everywhere_{&local_, &remote_};
   const std::shared_ptr<Uplink> uplink_;  // null: there is no parent
 
-  // Members, and those who wait for an answer, by the token that the membership knows them by.
   Seats seats_;
   Requests requests_;
-  std::map<uint64_t, WaitingJoin> joins_;
-  // Ranks and incarnations whose join is being answered: they cannot send heartbeats yet.
-  std::multiset<std::pair<uint32_t, uint32_t>> answering_;
 
   // What the cores are asked about.
   uint32_t probes_out_ = 0;
@@ -205,7 +164,8 @@ class RunningJob final : private JobDriver {
   BranchDesk branches_;
   BoxState state_;
   const std::unique_ptr<RackDesk> rack_;  // null: there is no parent
-  uint64_t numbers_ = 0;                  // that were given: see new_number()
+  MemberDesk members_;
+  uint64_t numbers_ = 0;  // that were given: see new_number()
 
   uint64_t grown_bytes_;  // as counted in the budget
   uint32_t tasks_ = 0;    // beside the control thread

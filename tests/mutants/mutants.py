@@ -43,7 +43,7 @@ HYPER = "phub/core/hyper.cc"
 MEMBERS = "phub/job/membership.cc"
 MEMBERS_BOUNDARY = "phub/job/membership_boundary.cc"
 MEMBERS_SAVED = "phub/job/membership_saved.cc"
-CALLS = "phub/job/running_job_calls.cc"
+MEMBER_DESK = "phub/job/member_desk.cc"
 MEMORY = "phub/job/memory.cc"
 SHELVES = "phub/core/shelves.cc"
 BRANCHES_SAVED = "phub/job/branches_saved.cc"
@@ -381,10 +381,10 @@ MUTANTS = [
     Mutant("enough: a job begins with anybody when the time is over", MEMBERS,
            "  if (live() < enough) {",
            "  if (live() == 0) {", ("phub/membership_test", "worker/joins_test")),
-    Mutant("ghost: a join that is sent again while it waits is another one", CALLS,
+    Mutant("ghost: a join that is sent again while it waits is another one", MEMBER_DESK,
            "    if (id.empty() || waiting.id != id || waiting.caller.id != request.caller.id) continue;",
            "    continue;", ("worker/joins_test",)),
-    Mutant("echo: a join that is sent again after its answer is another one", CALLS,
+    Mutant("echo: a join that is sent again after its answer is another one", MEMBER_DESK,
            "    if (id.empty() || seat.id != id || !membership_.is_secure(rank, seat.incarnation)) continue;",
            "    continue;", ("worker/joins_test",)),
     Mutant("patience: a job waits for a lost rank without end", MEMBERS,
@@ -410,7 +410,7 @@ MUTANTS = [
     Mutant("reuse: a ticket can be used again (shm)", "transport/shm/box.cc",
            "  if (incarnation.socket) {\n    fail",
            "  if (false) {\n    fail", ("transport/transport_test", "worker/bad_input_test")),
-    Mutant("stranger: a request with another rank's ticket is served", CALLS,
+    Mutant("stranger: a request with another rank's ticket is served", MEMBER_DESK,
            "!same_ticket(seat.offer.ticket, who.ticket)) {\n    fail",
            "who.ticket.empty()) {\n    fail", ("phub/http_test", "worker/bad_input_test")),
 
@@ -440,7 +440,7 @@ MUTANTS = [
     Mutant("revoke: ranks outlive their token", GATE,
            """  if (token == nullptr) return fmt::format("the token '{}' was revoked", caller.name);\n""",
            "  if (token == nullptr) return {};\n", ("phub/access_test", "phub/tokens_test")),
-    Mutant("join-id: who knows the id of somebody's join gets its answer", CALLS,
+    Mutant("join-id: who knows the id of somebody's join gets its answer", MEMBER_DESK,
            "if (seat.caller.id != request.caller.id) continue;",
            "", ("phub/access_test",)),
     Mutant("quota-others: a quota counts the jobs of all tokens", QUOTAS,
@@ -660,7 +660,7 @@ MUTANTS = [
            "  broken_->store(true);\n",
            "", ("phub/tls_attack_test:*Broke*",)),
     Mutant("lease-line: a lease that expires leaves no line", "phub/job/running_job.cc",
-           "      note_loss(action.rank);\n",
+           "      members_.rank_gone(action.rank);\n",
            "", ("phub/access_test:Audit*",)),
     Mutant("terminal: C1 control characters reach the terminal", "transport/text.cc",
            "{0x7f, 0x9f}",
@@ -1052,7 +1052,7 @@ MUTANTS = [
            "if (store_.has_ended(job, epoch)) {",
            "if (false) {", ("worker/rejoin_test:*HasEndedMeanwhile*",)),
     Mutant("life-another: workers of a job that has ended join the next of its name",
-           "phub/job/running_job_calls.cc",
+           MEMBER_DESK,
            "if (epoch > 0 && epoch <= life_.ended) {",
            "if (false) {", ("worker/rejoin_test:*AnotherJobOfItsName*",)),
     Mutant("rejoin-again: a server that dies once more while workers rejoin ends them", "worker/join.cc",
@@ -1266,7 +1266,7 @@ MUTANTS = [
     Mutant("part-early-rack: a checkpoint does not wait for what racks say", SAVES,
            "const bool all_known = snapped_ && savers_.racks_to_say(parts_.round()).empty();",
            "const bool all_known = snapped_ != nullptr;", RACKS),
-    Mutant("part-rack-join: a rank that saves is admitted before the root knows", "phub/job/running_job_calls.cc",
+    Mutant("part-rack-join: a rank that saves is admitted before the root knows", MEMBER_DESK,
            "if (request.saves && savers_.must_tell_parent()) {",
            "if (request.saves && savers_.must_tell_parent() && false) {", SAVER_RACKS),
     Mutant("part-whose: a rack sends parts of any rank", PARTS,
@@ -1433,7 +1433,7 @@ MUTANTS = [
     Mutant("tables-point: a round is clocked before the state of the one before is saved",
            "worker/geeps/cache_save.cc",
            "if (table.clocks < mover_.exchange.saved_after(table.key)) return;", "return;", TABLES),
-    Mutant("oom-answer: a rank stays whose join could not be answered", "phub/job/running_job_calls.cc",
+    Mutant("oom-answer: a rank stays whose join could not be answered", MEMBER_DESK,
            "if (failed) join_unanswered(rank, whose->second);", "",
            ("worker/out_of_memory_test:OutOfMemory.DuringARestore",)),
     Mutant("oom-budget: memory that was reserved for a job that could not be made stays so", "phub/server_jobs.cc",
@@ -1649,7 +1649,7 @@ MUTANTS = [
            "    check(news.live[i]);\n", "", ("phub/server_test",)),
     Mutant("rack-lease: who does not hear of the parent goes on for ever", "phub/job/uplink.cc",
            "  if (now - answered_ms_ > uint64_t{2} * lease_ms_) {", "  if (false) {", ("phub/uplink_test",)),
-    Mutant("rack-barrier: a barrier is for the ranks of a rack alone", CALLS,
+    Mutant("rack-barrier: a barrier is for the ranks of a rack alone", MEMBER_DESK,
            "  if (rack_) reply = rack_->above(std::move(reply));\n",
            "", ("worker/racks_test:*Barrier*",)),
     Mutant("budget-free: what is posted takes no tokens", PACED_ENDPOINT,
