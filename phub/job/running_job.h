@@ -109,11 +109,11 @@ class RunningJob final : private JobDriver {
   StateDesk& states() { return rack_ ? rack_->states() : state_; }
 
  private:
+  // After the last round the rates are taken until they are 0.
+  static constexpr uint64_t kRatesFadeMs = 3000;
+
   // running_job.cc
   uint64_t tick_ms(uint64_t most) const;
-  void probe(uint64_t now);
-  void collect_probes();
-  void switch_changed(const CoreReport& report);
   JobContext context();
   bool has_ended() const override { return ending_; }
   ErrorCode end_code() const override { return error_code_; }
@@ -127,6 +127,11 @@ class RunningJob final : private JobDriver {
   void commit(const MembershipAction& action);
   void end(ErrorCode code, const std::string& error);
   void revoke(uint32_t rank);
+
+  // running_job_reports.cc
+  void switch_changed(const CoreReport& report);
+  void probe(uint64_t now);
+  void collect_probes();
 
   // running_job_shards.cc
   bool has_racks() const { return !job_->spec().rack_ranks.empty(); }

@@ -1,0 +1,191 @@
+// A running job: what its cores and connections report, and what the driver asks the cores about.
+#include <fmt/format.h>
+
+#include <string_view>
+#include <utility>
+
+#include "phub/core/index_set.h"
+#include "phub/job/running_job.h"
+
+namespace phub {
+namespace {
+
+// A hundred times as long as a core looks at its chunks.
+uint64_t walk_ms(const Job& job) {
+  constexpr uint64_t kChunksPerMs = 1600;
+  const uint64_t ranks = job.spec().max_ranks;
+  const uint64_t words = job.choices().lock_step() ? bit_words(ranks) : (ranks + 7) / 8;
+  return job.plan().chunks.size() * words / (kChunksPerMs * job.cores());
+}
+
+// How a rank violated the protocol: for the log, and for the rank.
+std::string violation_text(const Job& job, const CoreReport& report) {
+  const auto sent = [&](std::string_view what) {
+    return fmt::format("it sent {} for {}", what, job.where(report.chunk));
+  };
+  switch (report.violation) {
+    case CoreReport::kStream:
+      break;
+    case CoreReport::kChunk:
+      return fmt::format("it sent chunk {} on a queue that has fewer", report.said);
+    case CoreReport::kKind:
+      return sent(fmt::format("kind {}, which is not expected there,", report.said));
+    case CoreReport::kRound:
+      return sent(
+          fmt::format("round (or part) {} (mod 256) in round {}", report.said, report.round));
+    case CoreReport::kBytes:
+      return sent(fmt::format("{} bytes, not as many as belong there,", report.said));
+    case CoreReport::kInterest:
+      return sent(fmt::format("round {} (mod 256)", report.said)) +
+             ", which it said that it neither writes nor reads";
+    case CoreReport::kParticipants:
+      return sent(fmt::format("{} ranks that took part, and the rack has {},", report.said,
+                              job.spec().rack_ranks[report.rank]));
+    case CoreReport::kPlace:
+      return sent(fmt::format("a payload to offset {}, where it does not lie,", report.said));
+  }
+  return "it sent a batch or a frame that violates the protocol";
+}
+
+}  // namespace
+
+void RunningJob::handle(const CoreReport& report) {
+  if (report.type == CoreReport::kRemoved) {
+    if (report.job != nullptr) local_.core_has_let_go();
+    return;
+  }
+  if (report.type == CoreReport::kExcluded) {  // belongs in the log even when the job is ending
+    membership_.excluded(report.rank, report.incarnation, report.chunk, report.round);
+    return count_growth();
+  }
+  if (ending_) return;
+  const uint64_t now = host_.time.now_ms();
+  switch (report.type) {
+    case CoreReport::kAdded:
+    case CoreReport::kRemoved:
+    case CoreReport::kExcluded:
+      break;
+    case CoreReport::kHeld:
+      membership_.held(report, now);
+      break;
+    case CoreReport::kCommitted:
+      membership_.committed(report, now);
+      carry_out();  // who is lost in it counts as such
+      if (!ending_) saves_.finish_copy();
+      break;
+    case CoreReport::kProbed:
+      if (--probes_out_ == 0) collect_probes();
+      break;
+    case CoreReport::kDetached:
+    case CoreReport::kAttached:
+      if (report.rank == CoreReport::kNoRank) {
+        rack_->core_answered(report.type);
+        break;
+      }
+      reconnections_.core_answered(report.rank);
+      break;
+    case CoreReport::kSnapped:
+      saves_.core_snapped(report.round - 1);
+      break;
+    case CoreReport::kGotState:
+    case CoreReport::kSetState:
+      state_.copied(report);
+      break;
+    case CoreReport::kFailed:
+      membership_.failed(fmt::format("CPU {} can do no more for it: {}",
+                                     job_->plan().cores[report.core].os_cpu,
+                                     report.job->failure()));
+      break;
+    case CoreReport::kBroken:
+      if (!job_->link().can_reconnect()) {
+        members_.lose(report.rank, report.incarnation, "its queue pair broke");
+      }
+      break;
+    case CoreReport::kViolation:
+      members_.lose(report.rank, report.incarnation, violation_text(*job_, report));
+      break;
+    case CoreReport::kSwitchEnded:
+    case CoreReport::kSwitchBegun:
+      switch_changed(report);
+      break;
+    case CoreReport::kParentBroke:
+      rack_->link_broke();
+      break;
+    case CoreReport::kDecided:
+      remote_.decide(job_->gate()->decision());
+      break;
+    case CoreReport::kClosed:  // of other boxes: close_gate()
+      break;
+    case CoreReport::kNonFinite:
+      if (rack_) {
+        rack_->explain_nonfinite(Membership::non_finite_text(
+            report.rank, fmt::format("{}, in round {}", job_->where(report.chunk), report.round)));
+        break;
+      }
+      membership_.non_finite(
+          report.rank,
+          fmt::format("{}, in round {}{}", job_->where(report.chunk), report.round,
+                      report.rank == CoreReport::kNoRank && !job_->switch_offer().streams.empty()
+                          ? " (or some rank's gradient that came through the switch was not)"
+                          : ""));
+      break;
+  }
+  carry_out();
+}
+
+// The first core that ends it is mostly followed by the others.
+void RunningJob::switch_changed(const CoreReport& report) {
+  const std::string where =
+      fmt::format("job '{}', CPU {}", job_->spec().name, job_->plan().cores[report.core].os_cpu);
+  if (report.type == CoreReport::kSwitchBegun) {
+    switch_ended_.erase(report.core);
+    host_.notes.add(host_.clock.now_ms(), fmt::format("{}: the switch is used again, from round {}",
+                                                      where, report.round));
+    return;
+  }
+  std::string why = report.why;
+  if (report.rank != CoreReport::kNoRank) why += fmt::format(" (rank {})", report.rank);
+  if (report.said != 1) {
+    host_.notes.add(
+        host_.clock.now_ms(),
+        fmt::format("{}: the switch is not used now, and workers send directly: {}", where, why));
+  }
+  switch_ended_[report.core] = std::move(why);
+}
+
+void RunningJob::handle(const TransportEvent& event) {
+  if (ending_) return;
+  if (event.kind == TransportEvent::kFailed) {
+    membership_.failed(event.reason);
+  } else {
+    members_.data_ended(event.rank, event.incarnation);
+  }
+  carry_out();
+}
+
+// The cores look at every chunk for it, so they are asked when something has happened, and no more
+// often than takes a hundredth of their time.
+void RunningJob::probe(uint64_t now) {
+  if (probes_out_ > 0 || now < next_probe_ms_) return;
+  const RoundGate* const gate = job_->gate();
+  const uint64_t begun = gate ? gate->begun() : 0;
+  for (Part* const part : everywhere_) {
+    if (part->wants_probe(begun)) active_ms_ = now;
+  }
+  if (active_ms_ != now) {                                  // what they said last still holds
+    if (now - active_ms_ < kRatesFadeMs) collect_probes();  // the rates fade
+    return;
+  }
+  next_probe_ms_ = now + walk_ms(*job_);
+  probes_out_ = job_->all_cores();
+  for (Part* const part : everywhere_) part->probe(begun);
+}
+
+void RunningJob::collect_probes() {
+  const Probe all = meter_.collect(host_.clock.now_ms());
+  std::vector<uint64_t> sent = all.arrivals;
+  for (size_t r = 0; r < sent.size(); ++r) sent[r] += all.parts[r];
+  membership_.probed(all.min_round, sent, all.waited_for, host_.time.now_ms());
+}
+
+}  // namespace phub
