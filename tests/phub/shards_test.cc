@@ -287,22 +287,22 @@ TEST_F(RemotePartsTest, WhatNobodyAskedForIsRefused) {
   const auto ask = [&](ShardSays kind) {
     switch (kind) {
       case ShardSays::kHeld:
-        return parts_.send(ShardDo::kHold);
+        return parts_.hold();
       case ShardSays::kProbed:
         return parts_.probe(0);
       case ShardSays::kDetached:
-        return parts_.send(ShardDo::kDetach, 1);
+        return parts_.detach(1);
       case ShardSays::kAttached:
-        return parts_.send(ShardDo::kAttach, 1);
+        return parts_.attach(1, 0);
       case ShardSays::kRemoved:
-        return parts_.send(ShardDo::kStart);
+        return parts_.start();
       case ShardSays::kSnapped:
         boundary_.snapshot = true;
-        return parts_.commit(boundary_, {}, 0, 0);
+        return parts_.commit({.boundary = boundary_});
       case ShardSays::kGotState:
-        return parts_.commit(boundary_, {}, 1, 0);
+        return parts_.commit({.boundary = boundary_, .state = 1});
       default:
-        return parts_.commit(boundary_, {}, 0, 0);
+        return parts_.commit({.boundary = boundary_});
     }
   };
   using enum ShardSays;
@@ -318,21 +318,23 @@ TEST_F(RemotePartsTest, WhatNobodyAskedForIsRefused) {
       EXPECT_EQ(refusal(two_, says), "") << "the other box's answer is its own";
     }
   }
-  parts_.send(ShardDo::kDetach, 2);
+  parts_.detach(2);
   EXPECT_THAT(refusal(one_, {.kind = kDetached, .rank = 1}), wrong) << "it is another rank's";
   EXPECT_EQ(refusal(one_, {.kind = kDetached, .rank = 2}), "");
 }
 
 TEST_F(RemotePartsTest, ABoxThatIsLostLeavesTheAnswersThatItOwes) {
-  parts_.send(ShardDo::kStart);
-  parts_.commit(boundary_, {}, 0, 0);
+  parts_.start();
+  parts_.commit({.boundary = boundary_});
   take(one_, {.kind = ShardSays::kCommitted});
-  const auto lost = parts_.lose(one_), other = parts_.lose(two_);
+  const auto lost = parts_.lose(one_);
   ASSERT_TRUE(lost);
-  EXPECT_EQ(lost->cores, 1u);
   EXPECT_EQ(lost->committing, 0u);
+  EXPECT_FALSE(parts_.gone()) << "the other box's core has the job";
+  const auto other = parts_.lose(two_);
   ASSERT_TRUE(other);
   EXPECT_EQ(other->committing, 1u);
+  EXPECT_TRUE(parts_.gone());
 }
 
 // Ranges that overlap would cost their product: all of a mail, many times over.
@@ -340,7 +342,7 @@ TEST_F(RemotePartsTest, LastRoundsComeOnceAndInOrder) {
   std::vector<uint64_t> of_4(6), of_5(6);
   boundary_.lost = {{.rank = 4, .last_rounds = of_4}, {.rank = 5, .last_rounds = of_5}};
   const auto says = [&](std::vector<ShardRounds> rounds) {
-    parts_.commit(boundary_, {}, 0, 0);
+    parts_.commit({.boundary = boundary_});
     return refusal(one_, {.kind = ShardSays::kCommitted, .last_rounds = std::move(rounds)});
   };
   EXPECT_EQ(says({{5, {{0, 1, 7}, {2, 2, 8}, {3, 5, 9}}}, {4, {{2, 3, 6}}}}), "");
@@ -356,7 +358,7 @@ TEST_F(RemotePartsTest, LastRoundsComeOnceAndInOrder) {
     EXPECT_THAT(says({{4, ranges}}), HasSubstr("a range of chunks"));
   }
   EXPECT_THAT(of_4, ElementsAre(0, 0, 6, 6, 0, 0)) << "nothing of it counts";
-  parts_.send(ShardDo::kHold);
+  parts_.hold();
   EXPECT_THAT(refusal(one_, {.kind = ShardSays::kHeld, .last_rounds = {{4, {{2, 3, 6}}}}}),
               HasSubstr("without a boundary"));
 }
@@ -389,11 +391,11 @@ TEST_F(RemotePartsTest, ABoxThatFetchesPiecesIsNotLate) {
 }
 
 TEST_F(RemotePartsTest, ABoxWhoseCoreDoesNotAnswerIsLate) {
-  parts_.send(ShardDo::kStart);
+  parts_.start();
   EXPECT_FALSE(parts_.late(1000, 0));
   EXPECT_FALSE(parts_.late(1'000'000, 0)) << "a job may last long";
   for (const ShardDo what : {ShardDo::kHold, ShardDo::kRemove}) {
-    parts_.send(what, 1);
+    what == ShardDo::kHold ? parts_.hold() : parts_.remove();
     const ShardSays kind = what == ShardDo::kHold ? ShardSays::kHeld : ShardSays::kRemoved;
     EXPECT_FALSE(parts_.late(2'000'000, 0));
     take(two_, {.kind = kind});
@@ -410,7 +412,7 @@ TEST_F(RemotePartsTest, ABoxWhoseCoreDoesNotAnswerIsLate) {
 // A chunk is copied when it comes to that round, for which workers may be late.
 TEST_F(RemotePartsTest, ASnapshotIsDueWhenTheRoundBeforeItIsComplete) {
   boundary_ = {.round = 5, .snapshot = true, .snapshot_round = 8};
-  parts_.commit(boundary_, {}, 0, 0);
+  parts_.commit({.boundary = boundary_});
   for (const uint64_t shard : {one_, two_}) take(shard, {.kind = ShardSays::kCommitted});
   EXPECT_FALSE(parts_.late(1000, 7));
   EXPECT_FALSE(parts_.late(900'000, 7));
