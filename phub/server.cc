@@ -406,17 +406,20 @@ RunningJob& Server::find_part(uint64_t number) {
 }
 
 void Server::read_copy(uint64_t shard, const CopyPlace& place, Reply<PartBytes> reply) {
-  reply(find_part(place.job).read_copy(shard, place));
+  RemoteParts& remote = find_part(place.job).remote();
+  reply(remote.moves().read(remote.box_of(shard), place));
   shard_moved(shard, place);
 }
 
 void Server::check_copy(uint64_t shard, const CopyPlace& place, uint64_t bytes) {
-  find_part(place.job).check_copy(shard, place, bytes);
+  RemoteParts& remote = find_part(place.job).remote();
+  remote.moves().check(remote.box_of(shard), place, bytes);
 }
 
 void Server::write_copy(uint64_t shard, const CopyPlace& place, std::string_view piece,
                         Reply<Done> reply) {
-  find_part(place.job).write_copy(shard, place, piece);
+  RemoteParts& remote = find_part(place.job).remote();
+  remote.moves().write(remote.box_of(shard), place, piece);
   shard_moved(shard, place);
   reply(Done{});
 }

@@ -81,6 +81,7 @@ void BoxState::share() {
   if (remote_.empty()) return decide();
   state_->stage = Stage::kSharing;
   state_->is_shared = true;
+  if (state_->sets) move(BoxMoves::Way::kThere);
   remote_.share_state({.number = state_->number, .set = state_->sets, .keys = state_->keys},
                       [this](const std::optional<Error>& failed) {
                         if (driver_.has_ended()) return;
@@ -95,6 +96,7 @@ void BoxState::share() {
 
 // The state moves at a boundary of its own, or at the one that is made for something else.
 void BoxState::decide() {
+  remote_.moves().end({.state = state_->number});
   state_->stage = Stage::kDeciding;
   if (membership_.move_state()) return;
   refuse(ErrorCode::kInvalid,
@@ -111,6 +113,7 @@ void BoxState::refuse(ErrorCode code, const std::string& why) {
 void BoxState::drop(std::shared_ptr<StateTransfer>& transfer) {
   if (!transfer) return;
   if (transfer->is_shared) remote_.drop_state(transfer->number);
+  remote_.moves().end({.state = transfer->number});
   host_.builder.run([rest = std::move(transfer)]() mutable { rest.reset(); });
   transfer.reset();
 }
@@ -126,6 +129,7 @@ uint64_t BoxState::at_boundary(Boundary& boundary) {
   transfer.stage = Stage::kCopying;
   transfer.is_shared = false;  // the boxes drop it themselves
   if (!transfer.sets) {
+    move(BoxMoves::Way::kHere);
     boundary.get_state = &transfer.where;
     return transfer.number;
   }
@@ -151,6 +155,7 @@ void BoxState::copied(const CoreReport& report) {
   const std::shared_ptr<StateTransfer> transfer = was_set ? set_state_ : state_;
   if (++transfer->cores < job_.all_cores()) return;
   if (was_set) return drop(set_state_);
+  remote_.moves().end({.state = transfer->number});
   transfer->stage = Stage::kOpen;
   if (transfer->is_over) return drop(state_);
   std::exchange(transfer->begun, nullptr)(StateReply{.round = transfer->round - 1,
@@ -243,49 +248,11 @@ uint64_t BoxState::bytes() const {
   return bytes;
 }
 
-// --- other boxes ---------------------------------------------------------------------------------
-
-StateTransfer::Share& BoxState::share_of(uint32_t box, const CopyPlace& place, bool sets) const {
-  const Stage stage = sets ? Stage::kSharing : Stage::kCopying;
-  if (driver_.has_ended() || !state_ || state_->number != place.state || state_->sets != sets ||
-      state_->stage != stage) {
-    fail(ErrorCode::kInvalid, "job '{}' does not {} state {} of keys now", job_.spec().name,
-         sets ? "set" : "read", place.state);
+// Every other box moves what it has of the state.
+void BoxState::move(BoxMoves::Way way) {
+  for (uint32_t box = 1; box < state_->shares.size(); ++box) {
+    remote_.moves().begin(box, way, {.state = state_->number}, state_->shares[box]);
   }
-  return state_->shares[box];
-}
-
-PartBytes BoxState::piece_for(uint32_t box, const CopyPlace& place) const {
-  const SavedImage& image = share_of(box, place, true).image;
-  const uint64_t left = image.bytes() - std::min(image.bytes(), place.offset);
-  PartBytes piece{.bytes = std::string(std::min(kCopyPieceBytes, left), '\0')};
-  image.read(place.offset, std::as_writable_bytes(std::span(piece.bytes)));
-  return piece;
-}
-
-void BoxState::check_copy(uint32_t box, const CopyPlace& place, uint64_t bytes) const {
-  const StateTransfer::Share& share = share_of(box, place, false);
-  const uint64_t left = share.image.bytes() - std::min(share.image.bytes(), place.offset);
-  if (bytes > 0 && bytes == std::min(kCopyPieceBytes, left) && place.offset <= share.copied) return;
-  fail(ErrorCode::kInvalid,
-       "{} bytes from byte {} on are no piece of what job '{}' wants of state {} of keys", bytes,
-       place.offset, job_.spec().name, place.state);
-}
-
-// A piece that is here already may come again.
-void BoxState::write_copy(uint32_t box, const CopyPlace& place, std::string_view piece) {
-  StateTransfer::Share& share = share_of(box, place, false);
-  if (place.offset < share.copied) return;
-  share.image.write(place.offset, std::as_bytes(std::span(piece)));
-  share.copied += piece.size();
-}
-
-void BoxState::check_got(uint32_t box) const {
-  if (state_ && state_->stage == Stage::kCopying &&
-      state_->shares[box].copied == state_->shares[box].image.bytes()) {
-    return;
-  }
-  fail(ErrorCode::kInvalid, "mail: a report does not fit its job: a state that did not come");
 }
 
 }  // namespace phub

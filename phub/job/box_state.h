@@ -41,14 +41,6 @@ class BoxState final : public StateDesk {
   void copied(const CoreReport& report);
   uint64_t bytes() const;  // of memory, in the budget
 
-  // Pieces that another box fetches of a set, or sends of a get. `box`: of the plan, from 1 on.
-  // Throw Error(kInvalid): that piece is not wanted now.
-  PartBytes piece_for(uint32_t box, const CopyPlace& place) const;
-  void check_copy(uint32_t box, const CopyPlace& place, uint64_t bytes) const;
-  void write_copy(uint32_t box, const CopyPlace& place, std::string_view piece);
-  // The cores of a box have copied only when what they have is here.
-  void check_got(uint32_t box) const;
-
  private:
   void made(const std::shared_ptr<StateTransfer>& transfer, const std::optional<Error>& failed);
   void check_set_is_taken_up() const;
@@ -56,7 +48,7 @@ class BoxState final : public StateDesk {
   void decide();
   void drop(std::shared_ptr<StateTransfer>& transfer);
   std::shared_ptr<StateTransfer> open(uint32_t rank, bool sets) const;
-  StateTransfer::Share& share_of(uint32_t box, const CopyPlace& place, bool sets) const;
+  void move(BoxMoves::Way way);
 
   JobHost& host_;
   Job& job_;

@@ -117,9 +117,14 @@ void BranchDesk::revive(const BranchChange& change, Reply<BranchReply> reply) {
 void BranchDesk::share(const std::shared_ptr<Revived>& revived) {
   if (remote_.empty()) return decide_revival(revived);
   revived->is_shared = true;
+  for (uint32_t box = 1; box < revived->files.size(); ++box) {
+    remote_.moves().begin(box, BoxMoves::Way::kThere, {.state = revived->number},
+                          revived->files[box].image());
+  }
   remote_.share_state({.number = revived->number, .set = true},
                       [this, revived](const std::optional<Error>& failed) {
                         if (driver_.has_ended()) return;
+                        remote_.moves().end({.state = revived->number});
                         if (failed) return refuse_revival(failed->code(), failed->what());
                         std::vector<Job::Shelf> rest;
                         std::move(std::next(revived->files.begin()), revived->files.end(),
@@ -155,6 +160,7 @@ void BranchDesk::refuse_revival(ErrorCode code, const std::string& why) {
 
 void BranchDesk::drop_revived() {
   if (revived_->is_shared) remote_.drop_state(revived_->number);
+  remote_.moves().end({.state = revived_->number});
   free_beside(std::move(revived_->files));
   revived_ = nullptr;
 }
@@ -192,13 +198,6 @@ void BranchDesk::free_beside(std::vector<Job::Shelf> shelves) {
   if (shelves.empty()) return;
   host_.builder.run([rest = std::make_shared<std::vector<Job::Shelf>>(
                          std::move(shelves))]() mutable { rest.reset(); });
-}
-
-SavedImage BranchDesk::image_for(uint32_t box) const {
-  if (!driver_.has_ended() && revived_ && revived_->is_shared && box < revived_->files.size()) {
-    return revived_->files[box].image();
-  }
-  fail(ErrorCode::kInvalid, "job '{}' revives no branch now", job_.spec().name);
 }
 
 }  // namespace phub

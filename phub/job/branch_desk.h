@@ -39,10 +39,6 @@ class BranchDesk {
   void refuse(ErrorCode code, const std::string& why);  // the job has ended
   uint64_t bytes() const;                               // in the budget
 
-  // What another box fetches of the branch that is revived.
-  bool revives(uint64_t number) const { return revived_ && revived_->number == number; }
-  SavedImage image_for(uint32_t box) const;  // throws Error(kInvalid): nothing now
-
   // The builder's thread gives the memory back.
   void free_beside(std::vector<Job::Shelf> shelves);
 

@@ -267,10 +267,7 @@ void RemoteParts::commit(const Commit& commit) {
   }
   if (commit.state > 0 && keys_.what.set) owe(CoreReport::kSetState, 0, boundary.round + 1);
   if (commit.state > 0 && !keys_.what.set) owe(CoreReport::kGotState, 0, boundary.round);
-  for (Remote& part : parts_) {
-    part.told_rounds = false;
-    if (boundary.snapshot) part.copied = 0;
-  }
+  for (Remote& part : parts_) part.told_rounds = false;
   ShardOrder all{.kind = ShardDo::kCommit};
   all.boundary.push_back(std::move(sent));
   order(std::move(all));
@@ -399,6 +396,12 @@ std::optional<CoreReport> RemoteParts::take(uint64_t shard, const ShardReport& r
   if (is_answer(*type) && part->owed.erase({*type, whose, report.core}) == 0) {
     nonsense("nobody asked this core, or it has answered already");
   }
+  const bool is_snapped = type == CoreReport::kSnapped;
+  if (is_snapped || type == CoreReport::kGotState) {
+    const CopyPlace what{.round = is_snapped ? report.round - 1 : 0,
+                         .state = is_snapped ? 0 : keys_.what.number};
+    if (!moves_.is_here(part->box, what)) nonsense("what its cores copied has not come");
+  }
   if (type == CoreReport::kProbed) {
     if (report.probe.empty()) nonsense("a probe without an answer");
     take_probe(report.probe.front(), probe_of(core));
@@ -429,13 +432,6 @@ const RemoteParts::Remote& RemoteParts::part_of_shard(uint64_t shard) const {
   if (part == parts_.end()) fail(ErrorCode::kNotFound, "this box has no part of that job");
   return *part;
 }
-
-RemoteParts::Place RemoteParts::at(uint64_t shard) const {
-  const Remote& part = part_of_shard(shard);
-  return {part.box, part.copied};
-}
-
-void RemoteParts::copied(uint64_t shard, uint64_t bytes) { part_of_shard(shard).copied += bytes; }
 
 void RemoteParts::forget() {
   making_ = {};

@@ -16,6 +16,7 @@
 
 #include "phub/core/messages.h"
 #include "phub/core/round_gate.h"
+#include "phub/job/box_moves.h"
 #include "phub/job/part.h"
 #include "phub/job/shards.h"
 #include "phub/plan/plan.h"
@@ -89,14 +90,9 @@ class RemoteParts : public Part {
   };
   std::optional<Lost> lose(uint64_t shard);
 
-  // Which box of the plan it is, and how much of the present snapshot's copy came from it. Throw
-  // Error(kNotFound): it has no part here.
-  struct Place {
-    uint32_t box = 0;
-    uint64_t copied = 0;
-  };
-  Place at(uint64_t shard) const;
-  void copied(uint64_t shard, uint64_t bytes);  // further ones
+  // Which box of the plan it is. Throws Error(kNotFound): it has no part here.
+  uint32_t box_of(uint64_t shard) const { return part_of_shard(shard).box; }
+  BoxMoves& moves() { return moves_; }  // what desks of the job move there, and back
 
   void forget();  // whoever waits for an answer: the server ends
 
@@ -114,7 +110,6 @@ class RemoteParts : public Part {
     };
     std::map<std::tuple<CoreReport::Type, uint32_t, uint32_t>, Owed> owed;
     bool told_rounds = false;      // the last rounds of the ranks that the boundary loses
-    uint64_t copied = 0;           // bytes of the present snapshot
     uint64_t closed_round = 0;     // of a gate
     std::vector<uint32_t> chunks;  // of the box, ascending; empty: not needed yet
 
@@ -159,6 +154,7 @@ class RemoteParts : public Part {
     Asked asked;
   };
   Shared keys_, branch_;
+  BoxMoves moves_;
 };
 
 }  // namespace phub

@@ -91,12 +91,7 @@ class RunningJob final : private JobDriver {
   // Returns how many other boxes are to be there again before the job goes on from its checkpoint;
   // 0: it does not wait for them, or has no part there.
   size_t lose_shard(uint64_t shard);
-  // A piece of what it has of the checkpoint that the job goes on from, or of the snapshot that is
-  // being taken; of the state of keys that is set, or read. Throw Error(kNotFound), or kInvalid:
-  // there is nothing at that place, or it is not wanted now.
-  PartBytes read_copy(uint64_t shard, const CopyPlace& place) const;
-  void check_copy(uint64_t shard, const CopyPlace& place, uint64_t bytes) const;
-  void write_copy(uint64_t shard, const CopyPlace& place, std::string_view piece);
+  RemoteParts& remote() { return remote_; }
 
   // The desks, which answer calls of ranks. REQUIRES, but for those of members(): the rank is a
   // member.
@@ -136,7 +131,6 @@ class RunningJob final : private JobDriver {
   // running_job_shards.cc
   bool has_racks() const { return !job_->spec().rack_ranks.empty(); }
   void check_rank(const ShardReport& report) const;
-  void check_snapped(uint64_t shard, const ShardReport& report) const;
   void close_gate(uint64_t shard, const ShardReport& report);
 
   JobHost& host_;

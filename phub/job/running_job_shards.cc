@@ -13,11 +13,16 @@ namespace phub {
 
 void RunningJob::make_remote_parts(RemoteParts::Done done) {
   if (remote_.empty()) return done({});
+  const CopyPlace restored{.round = life_.from.round};
+  for (uint32_t box = 1; !life_.elsewhere.empty() && box < job_->boxes(); ++box) {
+    remote_.moves().begin(box, BoxMoves::Way::kThere, restored, job_->restored_image_of(box));
+  }
   remote_.make({.spec = job_->spec(),
                 .transport = transport_,
                 .saved = job_->takes_snapshots(),
                 .restored = life_.elsewhere},
-               [this, done = std::move(done)](const std::optional<Error>& failed) {
+               [this, restored, done = std::move(done)](const std::optional<Error>& failed) {
+                 remote_.moves().end(restored);
                  branches_.free_beside(job_->take_docks_of_others());
                  done(failed);
                });
@@ -25,9 +30,7 @@ void RunningJob::make_remote_parts(RemoteParts::Done done) {
 
 void RunningJob::handle(uint64_t shard, const ShardReport& report) {
   check_rank(report);
-  if (report.kind == ShardSays::kSnapped && !ending_) check_snapped(shard, report);
   if (report.kind == ShardSays::kClosed && !ending_) close_gate(shard, report);
-  if (report.kind == ShardSays::kGotState && !ending_) state_.check_got(remote_.at(shard).box);
   const std::optional<CoreReport> core = remote_.take(
       shard, report, [this](uint32_t i) -> Probe& { return meter_.probe(i); },
       membership_.boundary());
@@ -66,58 +69,6 @@ void RunningJob::check_rank(const ShardReport& report) const {
                             report.violation == CoreReport::kParticipants && !has_racks();
   if ((is_none || report.rank < seats_.size()) && !counts_ranks) return;
   fail(ErrorCode::kInvalid, "mail: a report does not fit its job: rank {}", report.rank);
-}
-
-// What goes on is known only when the copy is here.
-void RunningJob::check_snapped(uint64_t shard, const ShardReport& report) const {
-  const RemoteParts::Place part = remote_.at(shard);
-  const bool complete = part.copied == job_->image_of(part.box).bytes();
-  if (saves_.copying_round() + 1 == report.round && complete) return;
-  fail(ErrorCode::kInvalid,
-       "mail: a report does not fit its job: a snapshot of round {}, of which {} bytes came",
-       report.round, part.copied);
-}
-
-PartBytes RunningJob::read_copy(uint64_t shard, const CopyPlace& place) const {
-  const auto copy_of = [](std::span<const std::byte> piece) {
-    return PartBytes{.bytes = {reinterpret_cast<const char*>(piece.data()), piece.size()}};
-  };
-  if (branches_.revives(place.state)) {
-    const SavedImage image = branches_.image_for(remote_.at(shard).box);
-    return copy_of(image.piece(place.offset, kCopyPieceBytes));
-  }
-  if (place.state > 0) return state_.piece_for(remote_.at(shard).box, place);
-  const SavedImage image = job_->restored_image_of(remote_.at(shard).box);
-  const std::span<std::byte> piece = image.piece(place.offset, kCopyPieceBytes);
-  if (!remote_.being_made() || place.round != life_.from.round || piece.empty()) {
-    fail(ErrorCode::kInvalid, "a part of job '{}' goes on from no checkpoint of round {}, byte {}",
-         job_->spec().name, place.round, place.offset);
-  }
-  return copy_of(piece);
-}
-
-void RunningJob::check_copy(uint64_t shard, const CopyPlace& place, uint64_t bytes) const {
-  const RemoteParts::Place part = remote_.at(shard);
-  if (place.state > 0) return state_.check_copy(part.box, place, bytes);
-  const SavedImage image = job_->image_of(part.box);
-  const bool wanted = !ending_ && saves_.is_copying(place.round) && place.offset <= part.copied;
-  if (wanted && bytes > 0 && bytes == image.piece(place.offset, kCopyPieceBytes).size()) return;
-  fail(ErrorCode::kInvalid,
-       "{} bytes of round {} from byte {} on are no piece of what job '{}' "
-       "wants of this box now",
-       bytes, place.round, place.offset, job_->spec().name);
-}
-
-// What came before is here already, and may be being written.
-void RunningJob::write_copy(uint64_t shard, const CopyPlace& place, std::string_view piece) {
-  check_copy(shard, place, piece.size());
-  const RemoteParts::Place part = remote_.at(shard);
-  if (place.state > 0) return state_.write_copy(part.box, place, piece);
-  if (place.offset < part.copied) return;
-  const SavedImage image = job_->image_of(part.box);
-  std::ranges::copy(std::as_bytes(std::span(piece)),
-                    image.piece(place.offset, piece.size()).begin());
-  remote_.copied(shard, piece.size());
 }
 
 // The job's memory there is gone, and so is the job. If it is saved, its ranks may join again: then

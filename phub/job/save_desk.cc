@@ -16,6 +16,7 @@ SaveDesk::SaveDesk(const JobContext& context, Savers& savers, PartDesk& parts)
     : host_(context.host),
       job_(context.job),
       membership_(context.membership),
+      remote_(context.remote),
       seats_(context.seats),
       life_(context.life),
       uplink_(context.uplink),
@@ -139,6 +140,7 @@ void SaveDesk::at_boundary(Boundary& boundary) {
     boundary.snapshot_at_end = true;
     cores_snapped_ = 0;
     parts_.end();
+    await_copies();
     return answer(CheckpointReply{.round = copying_round_});
   }
   savers_.forget(durable_round());
@@ -164,11 +166,19 @@ void SaveDesk::at_boundary(Boundary& boundary) {
     parts_.end();
   }
   membership_.keep_from(copying_round_ + 1);
+  await_copies();
   if (failed_round_ >= copying_round_) failed_round_ = 0;  // it is tried again
   if (copying_round_ > 0) return answer(CheckpointReply{.round = copying_round_});
   answer({ErrorCode::kInvalid,
           fmt::format("no round of job '{}' is complete: there is nothing to save yet",
                       job_.spec().name)});
+}
+
+// Other boxes send what their cores copy.
+void SaveDesk::await_copies() {
+  for (uint32_t box = 1; box < job_.boxes(); ++box) {
+    remote_.moves().begin(box, BoxMoves::Way::kHere, {.round = copying_round_}, job_.image_of(box));
+  }
 }
 
 // The copy is free for the next snapshot when it is written. While a boundary is under way, some
@@ -179,6 +189,7 @@ void SaveDesk::finish_copy() {
   const uint64_t round = copying_round_;
   cores_snapped_ = 0;
   copying_round_ = 0;
+  remote_.moves().end({.round = round});
   membership_.keep_from(kNever);
   if (round == durable_round_) {
     part_desk_.drop();

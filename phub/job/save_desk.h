@@ -62,10 +62,10 @@ class SaveDesk {
     return uplink_ ? uplink_->pulse().durable_round : durable_round_;
   }
   uint64_t copying_round() const { return copying_round_; }  // that cores still copy; 0: none
-  bool is_copying(uint64_t round) const { return saving_ && copying_round_ == round; }
   void add_to(JobStatus& status) const;
 
  private:
+  void await_copies();
   void continue_end();
   void take_snapshot();
   void write();
@@ -77,6 +77,7 @@ class SaveDesk {
   JobHost& host_;
   Job& job_;
   Membership& membership_;
+  RemoteParts& remote_;
   const Seats& seats_;
   const SavedLife& life_;
   Uplink* const uplink_;

@@ -16,8 +16,10 @@ namespace phub {
 class SavedImage {
  public:
   SavedImage() = default;
-  // Where its bytes lie; the memory outlives this.
-  explicit SavedImage(std::vector<std::span<std::byte>> memory) : memory_(std::move(memory)) {}
+  // Where its bytes lie; the memory outlives this. `in_one`: its pieces do not end where an array
+  // does, as the arrays lie behind each other in the other box.
+  explicit SavedImage(std::vector<std::span<std::byte>> memory, bool in_one = false)
+      : memory_(std::move(memory)), in_one_(in_one) {}
 
   void append(const SavedImage& more) {
     memory_.insert(memory_.end(), more.memory_.begin(), more.memory_.end());
@@ -37,6 +39,11 @@ class SavedImage {
       offset -= one.size();
     }
     return {};
+  }
+  // How many bytes the piece from `offset` on has, for both boxes; 0: there is none.
+  uint64_t piece_bytes(uint64_t offset, uint64_t most) const {
+    if (!in_one_) return piece(offset, most).size();
+    return std::min(most, bytes() - std::min(bytes(), offset));
   }
   // Copies the bytes from `offset` on. REQUIRES: there are so many.
   void read(uint64_t offset, std::span<std::byte> into) const {
@@ -69,6 +76,7 @@ class SavedImage {
   }
 
   std::vector<std::span<std::byte>> memory_;
+  bool in_one_ = false;
 };
 
 }  // namespace phub

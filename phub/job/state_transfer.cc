@@ -91,7 +91,7 @@ void StateTransfer::share(const Job& job) {
   shares.resize(job.boxes());
   for (uint32_t box = 1; box < job.boxes(); ++box) {
     std::ranges::copy(steps_of[box], std::back_inserter(memory_of[box]));
-    shares[box].image = SavedImage(std::move(memory_of[box]));
+    shares[box] = SavedImage(std::move(memory_of[box]), true);
   }
 }
 

@@ -49,18 +49,14 @@ struct StateTransfer {
   const bool sets;
   const uint32_t rank, incarnation;
   std::vector<uint32_t> keys;
-  std::vector<uint64_t> steps;  // of a set, by keys: made before `round`
-  uint64_t bytes = 0;           // of parameters and states
-  uint64_t round = 0;           // every core copies before it closes this round
-  uint64_t received = 0;        // of a set: the bytes from the beginning that have come
-  bool is_over = false;         // nobody wants it any more, but a core or a thread has it
-  uint32_t cores = 0;           // that have copied
-  bool is_shared = false;       // other boxes may have it, and no boundary
-  struct Share {
-    SavedImage image;     // of what the box has of it, here
-    uint64_t copied = 0;  // of a get: bytes that came from there
-  };
-  std::vector<Share> shares;  // by box of the plan; of this one, none
+  std::vector<uint64_t> steps;     // of a set, by keys: made before `round`
+  uint64_t bytes = 0;              // of parameters and states
+  uint64_t round = 0;              // every core copies before it closes this round
+  uint64_t received = 0;           // of a set: the bytes from the beginning that have come
+  bool is_over = false;            // nobody wants it any more, but a core or a thread has it
+  uint32_t cores = 0;              // that have copied
+  bool is_shared = false;          // other boxes may have it, and no boundary
+  std::vector<SavedImage> shares;  // here, of what each box of the plan has; of this one, none
   KeyStateMemory where;
   numa::Memory memory;
   Reply<StateReply> begun;    // until it is open

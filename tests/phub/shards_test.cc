@@ -306,10 +306,14 @@ TEST_F(RemotePartsTest, WhatNobodyAskedForIsRefused) {
     }
   };
   using enum ShardSays;
+  for (const uint32_t box : {1, 2}) {  // neither has anything to send
+    parts_.moves().begin(box, BoxMoves::Way::kHere, {.round = 6}, {});
+    parts_.moves().begin(box, BoxMoves::Way::kHere, {.state = 0}, {});
+  }
   for (const ShardSays kind :
        {kHeld, kProbed, kCommitted, kDetached, kAttached, kRemoved, kSnapped, kGotState}) {
     SCOPED_TRACE(static_cast<int>(kind));
-    const ShardReport says{.kind = kind, .rank = 1, .probe = {probe}};
+    const ShardReport says{.kind = kind, .rank = 1, .round = 7, .probe = {probe}};
     EXPECT_THAT(refusal(one_, says), wrong);
     for (int round = 0; round < 2; ++round) {
       ask(kind);
