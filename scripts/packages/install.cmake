@@ -75,6 +75,7 @@ install(FILES ${CMAKE_CURRENT_BINARY_DIR}/packages/phub.pc
 # ---- The Python package (pyproject.toml): what it loads and runs, beside its modules.
 install(FILES $<TARGET_FILE:phub_worker_shared> DESTINATION phub RENAME libphub_worker.so.0
   COMPONENT python EXCLUDE_FROM_ALL)
+install(FILES worker/phub.h DESTINATION phub COMPONENT python EXCLUDE_FROM_ALL)
 install(PROGRAMS $<TARGET_FILE:phub> DESTINATION phub/bin COMPONENT python EXCLUDE_FROM_ALL)
 if(PHUB_BENCH)
   install(PROGRAMS $<TARGET_FILE:zerocompute> DESTINATION phub/bin COMPONENT python EXCLUDE_FROM_ALL)
