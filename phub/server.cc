@@ -200,6 +200,11 @@ RunningJob* Server::find(const BoxLink* link) {
 }
 
 RunningJob& Server::authenticate(const Credential& who) {
+  if (who.is_admin) {
+    RunningJob& job = find_running(who.job);
+    job.members().check_same_life(who.epoch);
+    return job;
+  }
   RunningJob* job = find(who.job);
   if (!job) {
     host_.ended.refuse_if_member(who);
@@ -221,8 +226,8 @@ void Server::heartbeat(const Credential& who, Reply<Pulse> reply) {
   reply(authenticate(who).members().heartbeat(who.rank));
 }
 
-void Server::take_news(const Credential& who, RackNews news, Reply<Done> reply) {
-  authenticate(who).members().take_news(who.rank, std::move(news));
+void Server::tell(const Credential& who, const RackNews& news, Reply<Done> reply) {
+  authenticate(who).members().take_news(who.rank, news);
   reply(Done{});
 }
 
@@ -238,22 +243,20 @@ void Server::leave_barrier(const Credential& who) {
   if (RunningJob* job = find(who.job)) job->members().leave_barrier(who);
 }
 
-void Server::set_hyper(const Credential& who, const HyperChange& change, Reply<HyperReply> reply) {
-  authenticate(who).hyper().set(who.rank, change, std::move(reply));
+void Server::set_hyper(const Credential& who, const HyperRequest& request,
+                       Reply<HyperReply> reply) {
+  authenticate(who).hyper().set(who.rank, {.round = request.round, .values = request.values},
+                                std::move(reply));
 }
 
-void Server::set_hyper(const Admin& admin, const HyperChange& change, Reply<HyperReply> reply) {
-  find_running(admin).hyper().set(0, change, std::move(reply));
-}
-
-void Server::change_branches(const Credential& who, const BranchChange& change,
+void Server::change_branches(const Credential& who, const BranchRequest& request,
                              Reply<BranchReply> reply) {
-  authenticate(who).branches().change(change, std::move(reply));
-}
-
-void Server::change_branches(const Admin& admin, const BranchChange& change,
-                             Reply<BranchReply> reply) {
-  find_running(admin).branches().change(change, std::move(reply));
+  authenticate(who).branches().change({.action = request.action,
+                                       .round = request.round,
+                                       .branch = request.branch,
+                                       .values = request.values,
+                                       .turns = request.turns},
+                                      std::move(reply));
 }
 
 void Server::report_loss(const Credential& who, const LossRequest& report, Reply<Done> reply) {
@@ -270,12 +273,6 @@ RunningJob& Server::find_running(const std::string& name) {
   if (!job) host_.ended.refuse(name);
   if (job->ending()) fail(ErrorCode::kNotFound, "job '{}' is ending", name);
   return *job;
-}
-
-RunningJob& Server::find_running(const Admin& admin) {
-  RunningJob& job = find_running(admin.job);
-  job.members().check_same_life(admin.epoch);
-  return job;
 }
 
 const JobOwner* Server::owner(const std::string& name) const {
@@ -337,8 +334,9 @@ void Server::end_state(const Credential& who, Reply<Done> reply) {
   authenticate(who).states().end(who.rank, std::move(reply));
 }
 
-void Server::checkpoint(const Credential& who, uint64_t round, Reply<CheckpointReply> reply) {
-  authenticate(who).saves().checkpoint(round, std::move(reply));
+void Server::checkpoint(const Credential& who, const CheckpointRequest& request,
+                        Reply<CheckpointReply> reply) {
+  authenticate(who).saves().checkpoint(request.round, std::move(reply));
 }
 
 void Server::connection_ended(const Credential& who) {

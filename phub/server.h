@@ -64,35 +64,21 @@ class Server final : public ControlHandler {
   std::shared_ptr<void> hold_for_join(std::string_view text) override {
     return host_.budget.hold_for_join(text);
   }
-  void heartbeat(const Credential& who, Reply<Pulse> reply) override;
-  void take_news(const Credential& who, RackNews news, Reply<Done> reply) override;
-  void leave(const Credential& who, Reply<Done> reply) override;
-  void barrier(const Credential& who, Reply<Done> reply) override;
+#define PHUB_CALL(name, Answer, ...) void name(const Credential& who, Reply<Answer> reply) override;
+#define PHUB_REQUEST(name, Request, Answer, ...) \
+  void name(const Credential& who, const Request& request, Reply<Answer> reply) override;
+#include "transport/control/calls.def"
   void leave_barrier(const Credential& who) override;
-  void set_hyper(const Credential& who, const HyperChange& change,
-                 Reply<HyperReply> reply) override;
-  void set_hyper(const Admin& admin, const HyperChange& change, Reply<HyperReply> reply) override;
-  void change_branches(const Credential& who, const BranchChange& change,
-                       Reply<BranchReply> reply) override;
-  void change_branches(const Admin& admin, const BranchChange& change,
-                       Reply<BranchReply> reply) override;
-  void report_loss(const Credential& who, const LossRequest& report, Reply<Done> reply) override;
   void losses(const std::string& job, uint64_t from, Reply<LossPage> reply) override;
-  void reconnect(const Credential& who, Reply<Offer> reply) override;
   void check_part(const Credential& who, const PartPiece& place, uint64_t bytes) override;
   void take_part(const Credential& who, const PartPiece& place, std::string piece,
                  std::shared_ptr<void> charge, Reply<Done> reply) override;
   void restored_part(const Credential& who, uint32_t whose, uint64_t offset,
                      Reply<PartBytes> reply) override;
-  void begin_state(const Credential& who, const StateRequest& request,
-                   Reply<StateReply> reply) override;
   void read_state(const Credential& who, uint64_t offset, Reply<PartBytes> reply) override;
   void check_state_piece(const Credential& who, uint64_t offset, uint64_t bytes) override;
   void write_state(const Credential& who, uint64_t offset, std::string piece,
                    std::shared_ptr<void> charge, Reply<Done> reply) override;
-  void apply_state(const Credential& who, Reply<HyperReply> reply) override;
-  void end_state(const Credential& who, Reply<Done> reply) override;
-  void checkpoint(const Credential& who, uint64_t round, Reply<CheckpointReply> reply) override;
   void log(const std::string& job, uint64_t from, Reply<LogPage> reply) override;
   void remove(const std::string& job, Reply<Done> reply) override;
   void check_ready(Reply<Done> reply) override;
@@ -166,7 +152,6 @@ class Server final : public ControlHandler {
   void retire(RunningJob& gone);
   RunningJob* find(const std::string& job);
   RunningJob& find_running(const std::string& job);  // throws kNotFound
-  RunningJob& find_running(const Admin& admin);      // and as MemberDesk::check_same_life
   Features features_here(const JobSpec& spec) const;
   RunningJob* find(const BoxLink* link);
   RunningJob& find_part(uint64_t number);

@@ -89,7 +89,7 @@ class Transfer {
   // The server may have too many long messages under way.
   template <typename Body>
   auto piece(Body body) {
-    const SteadyTime give_up = now() + milliseconds(ControlClient::kPartTimeoutMs);
+    const SteadyTime give_up = now() + milliseconds(kLongCallMs);
     for (;;) {
       try {
         return keeper_.ask(body);
@@ -158,8 +158,9 @@ uint64_t set_state(LinkKeeper& keeper, std::span<const KeyState> states) {
     transfer.piece(
         [&](ControlClient& client) { client.write_state(keeper.credential(), at, piece); });
   }
-  return keeper.ask_server(
-      [&](ControlClient& client) { return client.apply_state(keeper.credential()); });
+  return keeper
+      .ask_server([&](ControlClient& client) { return client.apply_state(keeper.credential()); })
+      .round;
 }
 
 }  // namespace phub

@@ -46,7 +46,7 @@ void Saver::restore() {
 
 // From byte `offset` on, of the `left` that there are.
 std::string Saver::restored_piece(uint64_t offset, uint64_t left) {
-  const SteadyTime give_up = now() + milliseconds(ControlClient::kPartTimeoutMs);
+  const SteadyTime give_up = now() + milliseconds(kLongCallMs);
   for (;;) {
     try {
       std::string piece = keeper_.ask([&](ControlClient& client) {
@@ -184,7 +184,7 @@ void Saver::deliver(uint64_t round, std::string_view part, const std::stop_token
 // False: nobody wants the rest.
 bool Saver::deliver_piece(const PartPiece& place, std::string_view piece,
                           const std::stop_token& stop) {
-  const SteadyTime give_up = now() + milliseconds(ControlClient::kPartTimeoutMs);
+  const SteadyTime give_up = now() + milliseconds(kLongCallMs);
   while (!stop.stop_requested() && !keeper_.failed()) {
     try {
       keeper_.ask(

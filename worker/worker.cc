@@ -96,7 +96,7 @@ struct Worker::Impl {
   void check_between_rounds();  // throws Error(kInvalid)
   uint64_t this_or_next(uint64_t round);
   void say_left_out() noexcept;
-  BranchReply change_branches(BranchChange change);
+  BranchReply change_branches(BranchRequest request);
   uint64_t change_branch(BranchAction action, uint32_t branch, uint64_t round);
 
   const WorkerOptions options;
@@ -681,13 +681,13 @@ uint64_t Worker::Impl::this_or_next(uint64_t round) {
   return session->next_round();
 }
 
-BranchReply Worker::Impl::change_branches(BranchChange change) {
-  if (change.action != BranchAction::kList) change.round = this_or_next(change.round);
+BranchReply Worker::Impl::change_branches(BranchRequest request) {
+  if (request.action != BranchAction::kList) request.round = this_or_next(request.round);
   // The files of a branch may wait behind others', and take as long as they are large.
-  const bool reads_files = change.action == BranchAction::kRevive;
-  const uint32_t limit_ms = reads_files ? 0 : ControlClient::kTimeoutMs;
+  const bool reads_files = request.action == BranchAction::kRevive;
+  const uint32_t limit_ms = reads_files ? 0 : calls::change_branches.timeout_ms;
   return keeper.ask_server([&](ControlClient& client) {
-    return client.change_branches(keeper.credential(), change, limit_ms);
+    return client.change_branches(keeper.credential(), request, limit_ms);
   });
 }
 
@@ -698,10 +698,12 @@ uint64_t Worker::Impl::change_branch(BranchAction action, uint32_t branch, uint6
 
 uint64_t Worker::set_hyper(const std::map<std::string, double>& values, uint64_t round) {
   return only_errors([&] {
-    const HyperChange change{.round = impl_->this_or_next(round), .values = values};
-    return impl_->keeper.ask_server([&](ControlClient& client) {
-      return client.set_hyper(impl_->keeper.credential(), change);
-    });
+    const HyperRequest request{.round = impl_->this_or_next(round), .values = values};
+    return impl_->keeper
+        .ask_server([&](ControlClient& client) {
+          return client.set_hyper(impl_->keeper.credential(), request);
+        })
+        .round;
   });
 }
 
@@ -745,9 +747,9 @@ uint64_t Worker::batch_in(uint64_t round) { return run_in(branches().batches, ro
 
 void Worker::report_loss(double loss, uint64_t round) {
   only_errors([&] {
-    const uint64_t of = impl_->this_or_next(round);
+    const LossRequest report = loss_of(impl_->this_or_next(round), loss);
     impl_->keeper.ask_server(
-        [&](ControlClient& client) { client.report_loss(impl_->keeper.credential(), of, loss); });
+        [&](ControlClient& client) { client.report_loss(impl_->keeper.credential(), report); });
   });
 }
 
@@ -802,7 +804,7 @@ uint64_t Worker::checkpoint() {
     }
     for (;;) {
       const CheckpointReply reply = impl_->keeper.ask_server(
-          [&](ControlClient& client) { return client.checkpoint(impl_->keeper.credential(), 0); });
+          [&](ControlClient& client) { return client.checkpoint(impl_->keeper.credential(), {}); });
       if (reply.round >= complete) return reply.round;
       // It is of before, and nearly over.
       std::this_thread::sleep_for(impl_->keeper.between_questions(kBetweenQuestions));
@@ -815,7 +817,8 @@ void Worker::await_checkpoint(uint64_t round, uint32_t timeout_ms) {
     const SteadyTime give_up = now() + std::chrono::milliseconds(timeout_ms);
     for (;;) {
       const CheckpointReply reply = impl_->keeper.ask_server([&](ControlClient& client) {
-        return client.checkpoint(impl_->keeper.credential(), std::max<uint64_t>(round, 1));
+        return client.checkpoint(impl_->keeper.credential(),
+                                 {.round = std::max<uint64_t>(round, 1)});
       });
       if (reply.durable) return;
       if (timeout_ms > 0 && now() > give_up) {

@@ -8,11 +8,8 @@
 #include <string>
 #include <string_view>
 
-#include "transport/control/branch_messages.h"
-#include "transport/control/loss_messages.h"
-#include "transport/control/messages.h"
+#include "transport/control/calls.h"
 #include "transport/control/shard_messages.h"
-#include "transport/control/state_messages.h"
 #include "transport/error.h"
 
 namespace phub {
@@ -24,12 +21,6 @@ struct JobOwner {
   std::string token_sha256;  // of the job's token, in hexadecimal digits; "": nobody has got it yet
 };
 
-// Somebody who is none of a job's ranks, but may decide for it.
-struct Admin {
-  std::string job;
-  uint64_t epoch = 0;  // the life of the job that they have seen; 0: any
-};
-
 // Control thread only. A call may reply before it returns, or later. An Error that it throws
 // instead is the reply.
 class ControlHandler {
@@ -39,46 +30,23 @@ class ControlHandler {
   // Before such a text is decoded: becomes JoinRequest::held. Any thread. Throws Error: there is no
   // memory for it.
   virtual std::shared_ptr<void> hold_for_join(std::string_view /*text*/) { return nullptr; }
-  virtual void heartbeat(const Credential& /*who*/, Reply<Pulse> /*reply*/) { elsewhere(); }
-  // From a rank that is a rack.
-  virtual void take_news(const Credential& /*who*/, RackNews /*news*/, Reply<Done> reply) {
-    reply(Done{});
+  // The calls of calls.def: a rank asks, or, where the table says so, an admin of the job.
+#define PHUB_CALL(name, Answer, ...) \
+  virtual void name(const Credential& /*who*/, Reply<Answer> /*reply*/) { elsewhere(); }
+#define PHUB_REQUEST(name, Request, Answer, ...)                           \
+  virtual void name(const Credential& /*who*/, const Request& /*request*/, \
+                    Reply<Answer> /*reply*/) {                             \
+    elsewhere();                                                           \
   }
-  virtual void leave(const Credential& /*who*/, Reply<Done> /*reply*/) { elsewhere(); }
-  virtual void barrier(const Credential& /*who*/, Reply<Done> /*reply*/) { elsewhere(); }
+#include "transport/control/calls.def"
   // The connection over which this incarnation waits in a barrier has ended.
   virtual void leave_barrier(const Credential& /*who*/) {}
-  // `change.round` 0: from the first round that no chunk has completed.
-  virtual void set_hyper(const Credential& /*who*/, const HyperChange& /*change*/,
-                         Reply<HyperReply> /*reply*/) {
-    elsewhere();
-  }
-  virtual void set_hyper(const Admin& /*admin*/, const HyperChange& /*change*/,
-                         Reply<HyperReply> /*reply*/) {
-    elsewhere();
-  }
-  // What a job's branches are, or are to be.
-  virtual void change_branches(const Credential& /*who*/, const BranchChange& /*change*/,
-                               Reply<BranchReply> /*reply*/) {
-    elsewhere();
-  }
-  virtual void change_branches(const Admin& /*admin*/, const BranchChange& /*change*/,
-                               Reply<BranchReply> /*reply*/) {
-    elsewhere();
-  }
-  // A rank's loss in a round; and those of a job, from round `from` on.
-  virtual void report_loss(const Credential& /*who*/, const LossRequest& /*report*/,
-                           Reply<Done> /*reply*/) {
-    elsewhere();
-  }
+  // The losses that ranks have reported, from round `from` on.
   virtual void losses(const std::string& /*job*/, uint64_t /*from*/, Reply<LossPage> /*reply*/) {
     elsewhere();
   }
   // The answer to the join of this incarnation could not be made: nobody will use it.
   virtual void join_unanswered(const Credential& /*who*/) {}
-  // A new offer for an incarnation whose data connection broke. The offer's ticket is for that
-  // connection only; calls of this interface still need the ticket of the join.
-  virtual void reconnect(const Credential& /*who*/, Reply<Offer> /*reply*/) { elsewhere(); }
   // A piece of a rank's part of a checkpoint. The first is asked before its bytes are read, and
   // throws why they are not wanted. `charge` accounts for their memory, and is released with them.
   virtual void check_part(const Credential& /*who*/, const PartPiece& /*place*/,
@@ -96,12 +64,8 @@ class ControlHandler {
                              Reply<PartBytes> /*reply*/) {
     elsewhere();
   }
-  // The state of keys, read or set in pieces (StateRequest). A piece is checked before its bytes
-  // are read, as a part is.
-  virtual void begin_state(const Credential& /*who*/, const StateRequest& /*request*/,
-                           Reply<StateReply> /*reply*/) {
-    elsewhere();
-  }
+  // A piece of the state of keys that the rank has begun to read or to set. One that comes is
+  // checked before its bytes are read, as a part is.
   virtual void read_state(const Credential& /*who*/, uint64_t /*offset*/,
                           Reply<PartBytes> /*reply*/) {
     elsewhere();
@@ -112,13 +76,6 @@ class ControlHandler {
   }
   virtual void write_state(const Credential& /*who*/, uint64_t /*offset*/, std::string /*piece*/,
                            std::shared_ptr<void> /*charge*/, Reply<Done> /*reply*/) {
-    elsewhere();
-  }
-  virtual void apply_state(const Credential& /*who*/, Reply<HyperReply> /*reply*/) { elsewhere(); }
-  virtual void end_state(const Credential& /*who*/, Reply<Done> /*reply*/) { elsewhere(); }
-  // A checkpoint as soon as possible; or, with the round of an earlier answer, how that is doing.
-  virtual void checkpoint(const Credential& /*who*/, uint64_t /*round*/,
-                          Reply<CheckpointReply> /*reply*/) {
     elsewhere();
   }
   // A page of the log, from record `from` on.

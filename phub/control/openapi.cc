@@ -155,11 +155,6 @@ bool needs_ticket(const RouteInfo& route) {
   return route.need == Need::kNothing && (route.method == "POST" || of_rank);
 }
 
-// Hyperparameters and branches are changed by a rank, or by somebody who is no rank.
-bool takes_admin_too(const RouteInfo& route) {
-  return route.body == "HyperRequest" || route.body == "BranchRequest";
-}
-
 std::string_view what_is_needed(const RouteInfo& route) {
   switch (route.need) {
     case Need::kObserve:
@@ -173,14 +168,14 @@ std::string_view what_is_needed(const RouteInfo& route) {
     case Need::kNothing:
       break;
   }
-  if (takes_admin_too(route)) return "Needs the ticket of the rank, or a token of role admin.";
+  if (route.admin_too) return "Needs the ticket of the rank, or a token of role admin.";
   return needs_ticket(route) ? "Needs the ticket of the rank." : "";
 }
 
 // `{}`: a box without a tokens file asks for none.
 Json security_of(const RouteInfo& route) {
   if (route.need != Need::kNothing) return {Json::object(), {{"token", Json::array()}}};
-  if (takes_admin_too(route)) {
+  if (route.admin_too) {
     return {Json::object(), {{"ticket", Json::array()}}, {{"token", Json::array()}}};
   }
   if (needs_ticket(route)) return Json::array({{{"ticket", Json::array()}}});

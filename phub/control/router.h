@@ -14,6 +14,7 @@
 #include "phub/control/gate.h"
 #include "phub/control/handler.h"
 #include "phub/control/metrics.h"
+#include "transport/control/calls.h"
 
 namespace phub {
 
@@ -34,13 +35,6 @@ struct HttpResponse {
   std::string about;      // for the audit: "rank=3 incarnation=1", or why it was refused
 };
 
-inline constexpr uint64_t kMaxJoinBytes = uint64_t{64} << 20;  // key tables
-static_assert(kPartPieceBytes <= kMaxJoinBytes);               // which is the most of any body
-inline constexpr uint64_t kMaxStateRequestBytes = uint64_t{256} << 10;
-inline constexpr uint64_t kMaxNewsBytes = uint64_t{256} << 10;  // of a rack
-inline constexpr uint64_t kMaxShardBytes = uint64_t{1} << 20;   // cores and NICs of a box
-inline constexpr uint64_t kMaxBodyBytes = uint64_t{16} << 10;   // everything else
-
 // One row is all that a path is to the control port.
 struct RouteInfo {
   std::string_view method;
@@ -50,6 +44,7 @@ struct RouteInfo {
   std::string_view answer;  // the message's name, or a content type
   std::string_view summary;
   uint64_t most_bytes = kMaxBodyBytes;  // of the body
+  bool admin_too = false;               // a ticket is needed, or a token of role admin
 };
 std::span<const RouteInfo> http_routes();
 

@@ -9,8 +9,7 @@
 #include <memory>
 #include <string>
 
-#include "transport/control/messages.h"
-#include "transport/control/state_messages.h"
+#include "transport/control/calls.h"
 #include "transport/transport.h"
 
 namespace phub {
@@ -26,25 +25,21 @@ class Parent {
   virtual uint64_t nic_bytes_per_s() const { return 0; }
 
   virtual void join(JoinRequest request, Reply<JoinReply> reply) = 0;
-  virtual void heartbeat(const Credential& who, uint32_t timeout_ms, Reply<Pulse> reply) = 0;
-  virtual void tell(const Credential& who, RackNews news, Reply<Done> reply) = 0;
-  virtual void leave(const Credential& who, Reply<Done> reply) = 0;
-  virtual void barrier(const Credential& who, Reply<Done> reply) = 0;
-  virtual void set_hyper(const Credential& who, const HyperChange& change,
-                         Reply<HyperReply> reply) = 0;
-  virtual void checkpoint(const Credential& who, uint64_t round, Reply<CheckpointReply> reply) = 0;
+  // The calls of calls.def. kTimeout is the answer after `timeout_ms` without one; 0: no limit.
+#define PHUB_CALL(name, Answer, ...)                            \
+  virtual void name(const Credential& who, Reply<Answer> reply, \
+                    uint32_t timeout_ms = calls::name.timeout_ms) = 0;
+#define PHUB_REQUEST(name, Request, Answer, ...)                                        \
+  virtual void name(const Credential& who, const Request& request, Reply<Answer> reply, \
+                    uint32_t timeout_ms = calls::name.timeout_ms) = 0;
+#include "transport/control/calls.def"
   virtual void send_part(const Credential& who, const PartPiece& place, std::string piece,
                          Reply<Done> reply) = 0;
   virtual void restored_part(const Credential& who, uint32_t whose, uint64_t offset,
                              Reply<PartBytes> reply) = 0;
-  virtual void begin_state(const Credential& who, const StateRequest& request,
-                           Reply<StateReply> reply) = 0;
   virtual void read_state(const Credential& who, uint64_t offset, Reply<PartBytes> reply) = 0;
   virtual void write_state(const Credential& who, uint64_t offset, std::string piece,
                            Reply<Done> reply) = 0;
-  virtual void apply_state(const Credential& who, Reply<HyperReply> reply) = 0;
-  virtual void end_state(const Credential& who, Reply<Done> reply) = 0;
-  virtual void reconnect(const Credential& who, Reply<Offer> reply) = 0;
   // Closes its connections. What it has asked for is not answered any more.
   virtual void forget(const Credential& who) = 0;
 

@@ -102,8 +102,7 @@ void Uplink::check(std::function<void()> done) {
 void Uplink::beat() {
   beating_ = true;
   parent_.heartbeat(
-      who(), lease_ms_,
-      guarded<Pulse>([this, asked = std::exchange(checks_, {})](Result<Pulse> result) {
+      who(), guarded<Pulse>([this, asked = std::exchange(checks_, {})](Result<Pulse> result) {
         beating_ = false;
         const bool is_fine = answered(result);
         if (ended_) return;
@@ -111,7 +110,8 @@ void Uplink::beat() {
         if (!is_fine) return;  // the next tick asks again
         for (const auto& done : asked) done();
         if (!checks_.empty() && !beating_ && !ended_) beat();
-      }));
+      }),
+      lease_ms_);
 }
 
 // False: there is none, or it is the end.
@@ -164,12 +164,13 @@ void Uplink::barrier(Reply<Done> reply) {
 
 void Uplink::set_hyper(const HyperChange& change, Reply<HyperReply> reply) {
   if (!is_there(reply)) return;
-  parent_.set_hyper(who(), change, or_refused(std::move(reply)));
+  parent_.set_hyper(who(), {.round = change.round, .values = change.values},
+                    or_refused(std::move(reply)));
 }
 
 void Uplink::checkpoint(uint64_t round, Reply<CheckpointReply> reply) {
   if (!is_there(reply)) return;
-  parent_.checkpoint(who(), round, or_refused(std::move(reply)));
+  parent_.checkpoint(who(), {.round = round}, or_refused(std::move(reply)));
 }
 
 void Uplink::send_part(const PartPiece& place, std::string piece, Reply<Done> reply) {

@@ -193,63 +193,30 @@ void ParentClient::join(JoinRequest request, Reply<JoinReply> reply) {
 
 namespace {
 
-std::string lane_of(const Credential& who, const char* what) {
+std::string lane_of(const Credential& who, std::string_view what) {
   return fmt::format("{} {} of {}", what, who.incarnation, who.job);
 }
 
 }  // namespace
 
-void ParentClient::heartbeat(const Credential& who, uint32_t timeout_ms, Reply<Pulse> reply) {
-  call<Pulse>(
-      lane_of(who, "lease"),
-      [who, timeout_ms](ControlClient& client) { return client.heartbeat(who, timeout_ms); },
-      std::move(reply));
-}
-
-void ParentClient::tell(const Credential& who, RackNews news, Reply<Done> reply) {
-  call<Done>(
-      lane_of(who, "lease"),
-      [who, news = std::move(news)](ControlClient& client) {
-        client.tell(who, news);
-        return Done{};
-      },
-      std::move(reply));
-}
-
-void ParentClient::leave(const Credential& who, Reply<Done> reply) {
-  call<Done>(
-      lane_of(who, "lease"),
-      [who](ControlClient& client) {
-        client.leave(who);
-        return Done{};
-      },
-      std::move(reply));
-}
-
-void ParentClient::barrier(const Credential& who, Reply<Done> reply) {
-  call<Done>(
-      lane_of(who, "barrier"),
-      [who](ControlClient& client) {
-        client.barrier(who, 0);
-        return Done{};
-      },
-      std::move(reply));
-}
-
-void ParentClient::set_hyper(const Credential& who, const HyperChange& change,
-                             Reply<HyperReply> reply) {
-  call<HyperReply>(
-      lane_of(who, "calls"),
-      [who, change](ControlClient& client) { return HyperReply{client.set_hyper(who, change)}; },
-      std::move(reply));
-}
-
-void ParentClient::checkpoint(const Credential& who, uint64_t round, Reply<CheckpointReply> reply) {
-  call<CheckpointReply>(
-      lane_of(who, "calls"),
-      [who, round](ControlClient& client) { return client.checkpoint(who, round); },
-      std::move(reply));
-}
+#define PHUB_CALL(name, Answer, ...)                                                         \
+  void ParentClient::name(const Credential& who, Reply<Answer> reply, uint32_t timeout_ms) { \
+    call<Answer>(                                                                            \
+        lane_of(who, calls::name.lane),                                                      \
+        [who, timeout_ms](ControlClient& client) { return client.name(who, timeout_ms); },   \
+        std::move(reply));                                                                   \
+  }
+#define PHUB_REQUEST(name, Request, Answer, ...)                                              \
+  void ParentClient::name(const Credential& who, const Request& request, Reply<Answer> reply, \
+                          uint32_t timeout_ms) {                                              \
+    call<Answer>(                                                                             \
+        lane_of(who, calls::name.lane),                                                       \
+        [who, request, timeout_ms](ControlClient& client) {                                   \
+          return client.name(who, request, timeout_ms);                                       \
+        },                                                                                    \
+        std::move(reply));                                                                    \
+  }
+#include "transport/control/calls.def"
 
 void ParentClient::send_part(const Credential& who, const PartPiece& place, std::string piece,
                              Reply<Done> reply) {
@@ -272,14 +239,6 @@ void ParentClient::restored_part(const Credential& who, uint32_t whose, uint64_t
       std::move(reply));
 }
 
-void ParentClient::begin_state(const Credential& who, const StateRequest& request,
-                               Reply<StateReply> reply) {
-  call<StateReply>(
-      lane_of(who, "state"),
-      [who, request](ControlClient& client) { return client.begin_state(who, request); },
-      std::move(reply));
-}
-
 void ParentClient::read_state(const Credential& who, uint64_t offset, Reply<PartBytes> reply) {
   call<PartBytes>(
       lane_of(who, "state"),
@@ -295,29 +254,6 @@ void ParentClient::write_state(const Credential& who, uint64_t offset, std::stri
         client.write_state(who, offset, piece);
         return Done{};
       },
-      std::move(reply));
-}
-
-void ParentClient::apply_state(const Credential& who, Reply<HyperReply> reply) {
-  call<HyperReply>(
-      lane_of(who, "state"),
-      [who](ControlClient& client) { return HyperReply{client.apply_state(who)}; },
-      std::move(reply));
-}
-
-void ParentClient::end_state(const Credential& who, Reply<Done> reply) {
-  call<Done>(
-      lane_of(who, "state"),
-      [who](ControlClient& client) {
-        client.end_state(who);
-        return Done{};
-      },
-      std::move(reply));
-}
-
-void ParentClient::reconnect(const Credential& who, Reply<Offer> reply) {
-  call<Offer>(
-      lane_of(who, "calls"), [who](ControlClient& client) { return client.reconnect(who); },
       std::move(reply));
 }
 

@@ -39,25 +39,19 @@ class ParentClient final : public Parent {
   uint64_t nic_bytes_per_s() const override { return options_.nic_bytes_per_s; }
   std::string rack_name() const override { return options_.rack_name; }
   void join(JoinRequest request, Reply<JoinReply> reply) override;
-  void heartbeat(const Credential& who, uint32_t timeout_ms, Reply<Pulse> reply) override;
-  void tell(const Credential& who, RackNews news, Reply<Done> reply) override;
-  void leave(const Credential& who, Reply<Done> reply) override;
-  void barrier(const Credential& who, Reply<Done> reply) override;
-  void set_hyper(const Credential& who, const HyperChange& change,
-                 Reply<HyperReply> reply) override;
-  void checkpoint(const Credential& who, uint64_t round, Reply<CheckpointReply> reply) override;
+#define PHUB_CALL(name, Answer, ...) \
+  void name(const Credential& who, Reply<Answer> reply, uint32_t timeout_ms) override;
+#define PHUB_REQUEST(name, Request, Answer, ...)                                \
+  void name(const Credential& who, const Request& request, Reply<Answer> reply, \
+            uint32_t timeout_ms) override;
+#include "transport/control/calls.def"
   void send_part(const Credential& who, const PartPiece& place, std::string piece,
                  Reply<Done> reply) override;
   void restored_part(const Credential& who, uint32_t whose, uint64_t offset,
                      Reply<PartBytes> reply) override;
-  void begin_state(const Credential& who, const StateRequest& request,
-                   Reply<StateReply> reply) override;
   void read_state(const Credential& who, uint64_t offset, Reply<PartBytes> reply) override;
   void write_state(const Credential& who, uint64_t offset, std::string piece,
                    Reply<Done> reply) override;
-  void apply_state(const Credential& who, Reply<HyperReply> reply) override;
-  void end_state(const Credential& who, Reply<Done> reply) override;
-  void reconnect(const Credential& who, Reply<Offer> reply) override;
   void forget(const Credential& who) override;
   std::unique_ptr<WorkerLink> connect(const Offer& offer, const LinkLayout& layout) override;
   void poll() override;

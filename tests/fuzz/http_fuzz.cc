@@ -49,9 +49,9 @@ class Handler : public ControlHandler {
     reply(HyperReply{});
   }
   void end_state(const Credential& /*who*/, Reply<Done> reply) override { reply(Done{}); }
-  void checkpoint(const Credential& /*who*/, uint64_t round,
+  void checkpoint(const Credential& /*who*/, const CheckpointRequest& request,
                   Reply<CheckpointReply> reply) override {
-    reply(CheckpointReply{.round = round});
+    reply(CheckpointReply{.round = request.round});
   }
   explicit Handler(boost::asio::io_context& io) : io_(io) {}
 
@@ -69,20 +69,14 @@ class Handler : public ControlHandler {
     fail(ErrorCode::kFenced, "rank {} was replaced", who.rank);
   }
   void barrier(const Credential&, Reply<Done> reply) override { kept_.push_back(std::move(reply)); }
-  void set_hyper(const Credential&, const HyperChange& change, Reply<HyperReply> reply) override {
-    PHUB_CHECK(!change.values.empty());
-    reply(HyperReply{change.round});
+  void set_hyper(const Credential&, const HyperRequest& request, Reply<HyperReply> reply) override {
+    PHUB_CHECK(!request.values.empty());
+    reply(HyperReply{request.round});
   }
-  void set_hyper(const Admin&, const HyperChange&, Reply<HyperReply> reply) override {
-    reply(HyperReply{1});
-  }
-  void change_branches(const Credential&, const BranchChange& change,
+  void change_branches(const Credential&, const BranchRequest& request,
                        Reply<BranchReply> reply) override {
-    PHUB_CHECK(change.turns.size() <= kMostBranchTurns);
-    reply(BranchReply{.round = change.round});
-  }
-  void change_branches(const Admin&, const BranchChange&, Reply<BranchReply> reply) override {
-    reply(BranchReply{});
+    PHUB_CHECK(request.turns.size() <= kMostBranchTurns);
+    reply(BranchReply{.round = request.round});
   }
   void report_loss(const Credential& who, const LossRequest& report, Reply<Done> reply) override {
     PHUB_CHECK(who.rank == report.rank && std::isfinite(report.loss));

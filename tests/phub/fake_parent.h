@@ -38,22 +38,29 @@ class FakeParent final : public Parent {
     ids.push_back(request.id);
     joins.push_back(std::move(reply));
   }
-  void heartbeat(const Credential& who, uint32_t, Reply<Pulse> reply) override {
+  void heartbeat(const Credential& who, Reply<Pulse> reply, uint32_t) override {
     EXPECT_EQ(who.ticket, "ticket");
     beats.push_back(std::move(reply));
   }
-  void tell(const Credential&, RackNews news, Reply<Done> reply) override {
-    told.push_back(std::move(news));
+  void tell(const Credential&, const RackNews& news, Reply<Done> reply, uint32_t) override {
+    told.push_back(news);
     tells.push_back(std::move(reply));
   }
-  void leave(const Credential&, Reply<Done> reply) override { leaves.push_back(std::move(reply)); }
-  void barrier(const Credential&, Reply<Done> reply) override {
+  void leave(const Credential&, Reply<Done> reply, uint32_t) override {
+    leaves.push_back(std::move(reply));
+  }
+  void barrier(const Credential&, Reply<Done> reply, uint32_t) override {
     barriers.push_back(std::move(reply));
   }
-  void set_hyper(const Credential&, const HyperChange&, Reply<HyperReply> reply) override {
+  void set_hyper(const Credential&, const HyperRequest&, Reply<HyperReply> reply,
+                 uint32_t) override {
     hypers.push_back(std::move(reply));
   }
-  void checkpoint(const Credential&, uint64_t, Reply<CheckpointReply> reply) override {
+  void change_branches(const Credential&, const BranchRequest&, Reply<BranchReply>,
+                       uint32_t) override {}
+  void report_loss(const Credential&, const LossRequest&, Reply<Done>, uint32_t) override {}
+  void checkpoint(const Credential&, const CheckpointRequest&, Reply<CheckpointReply> reply,
+                  uint32_t) override {
     checkpoints.push_back(std::move(reply));
   }
   void send_part(const Credential&, const PartPiece& place, std::string,
@@ -64,8 +71,8 @@ class FakeParent final : public Parent {
   void restored_part(const Credential&, uint32_t, uint64_t, Reply<PartBytes> reply) override {
     reads.push_back(std::move(reply));
   }
-  void begin_state(const Credential&, const StateRequest& request,
-                   Reply<StateReply> reply) override {
+  void begin_state(const Credential&, const StateRequest& request, Reply<StateReply> reply,
+                   uint32_t) override {
     begun.push_back(request);
     begins.push_back(std::move(reply));
   }
@@ -75,13 +82,13 @@ class FakeParent final : public Parent {
   void write_state(const Credential&, uint64_t, std::string, Reply<Done> reply) override {
     writes.push_back(std::move(reply));
   }
-  void apply_state(const Credential&, Reply<HyperReply> reply) override {
+  void apply_state(const Credential&, Reply<HyperReply> reply, uint32_t) override {
     hypers.push_back(std::move(reply));
   }
-  void end_state(const Credential&, Reply<Done> reply) override {
+  void end_state(const Credential&, Reply<Done> reply, uint32_t) override {
     ends.push_back(std::move(reply));
   }
-  void reconnect(const Credential&, Reply<Offer> reply) override {
+  void reconnect(const Credential&, Reply<Offer> reply, uint32_t) override {
     offers.push_back(std::move(reply));
   }
   void forget(const Credential& who) override { forgotten.push_back(who.incarnation); }

@@ -64,32 +64,29 @@ void FakeHandler::release_barrier() {
   for (auto& reply : std::exchange(waiting, {})) reply(Done{});
 }
 
-void FakeHandler::set_hyper(const Credential& who, const HyperChange& change,
+void FakeHandler::set_hyper(const Credential& who, const HyperRequest& request,
                             Reply<HyperReply> reply) {
-  const auto& [name, value] = *change.values.begin();
-  record(fmt::format("hyper({}={}@{})", name, value, change.round), who);
-  reply(HyperReply{change.round + 1});
+  const auto& [name, value] = *request.values.begin();
+  if (who.is_admin) {
+    calls.push_back(fmt::format("hyper {} by an admin of life {}", who.job, who.epoch));
+  } else {
+    record(fmt::format("hyper({}={}@{})", name, value, request.round), who);
+  }
+  reply(HyperReply{request.round + 1});
 }
 
-void FakeHandler::set_hyper(const Admin& admin, const HyperChange& change,
-                            Reply<HyperReply> reply) {
-  calls.push_back(fmt::format("hyper {} by an admin of life {}", admin.job, admin.epoch));
-  reply(HyperReply{change.round + 1});
-}
-
-void FakeHandler::change_branches(const Credential& who, const BranchChange& change,
+void FakeHandler::change_branches(const Credential& who, const BranchRequest& request,
                                   Reply<BranchReply> reply) {
-  record(fmt::format("{} branch {} at {}, {} turns", word_of(change.action), change.branch,
-                     change.round, change.turns.size()),
+  const std::string_view action = word_of(request.action);
+  if (who.is_admin) {
+    calls.push_back(
+        fmt::format("{} branches of {} by an admin of life {}", action, who.job, who.epoch));
+    return reply(BranchReply{.runs = {{1, 0}}});
+  }
+  record(fmt::format("{} branch {} at {}, {} turns", action, request.branch, request.round,
+                     request.turns.size()),
          who);
-  reply(BranchReply{.round = change.round + 1, .branch = 7, .runs = {{1, 0}}});
-}
-
-void FakeHandler::change_branches(const Admin& admin, const BranchChange& change,
-                                  Reply<BranchReply> reply) {
-  calls.push_back(fmt::format("{} branches of {} by an admin of life {}", word_of(change.action),
-                              admin.job, admin.epoch));
-  reply(BranchReply{.runs = {{1, 0}}});
+  reply(BranchReply{.round = request.round + 1, .branch = 7, .runs = {{1, 0}}});
 }
 
 void FakeHandler::report_loss(const Credential& who, const LossRequest& report, Reply<Done> reply) {
@@ -164,9 +161,10 @@ void FakeHandler::end_state(const Credential& who, Reply<Done> reply) {
   reply(Done{});
 }
 
-void FakeHandler::checkpoint(const Credential& who, uint64_t round, Reply<CheckpointReply> reply) {
+void FakeHandler::checkpoint(const Credential& who, const CheckpointRequest& request,
+                             Reply<CheckpointReply> reply) {
   record("checkpoint", who);
-  reply(CheckpointReply{.round = round + 5, .durable = round > 0});
+  reply(CheckpointReply{.round = request.round + 5, .durable = request.round > 0});
 }
 
 void FakeHandler::log(const std::string& job, uint64_t from, Reply<LogPage> reply) {

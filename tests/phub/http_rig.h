@@ -28,12 +28,9 @@ class FakeHandler : public ControlHandler {
   void leave(const Credential& who, Reply<Done> reply) override;
   void barrier(const Credential& who, Reply<Done> reply) override;
   void leave_barrier(const Credential& who) override;
-  void set_hyper(const Credential& who, const HyperChange& change,
+  void set_hyper(const Credential& who, const HyperRequest& request,
                  Reply<HyperReply> reply) override;
-  void set_hyper(const Admin& admin, const HyperChange& change, Reply<HyperReply> reply) override;
-  void change_branches(const Credential& who, const BranchChange& change,
-                       Reply<BranchReply> reply) override;
-  void change_branches(const Admin& admin, const BranchChange& change,
+  void change_branches(const Credential& who, const BranchRequest& request,
                        Reply<BranchReply> reply) override;
   void report_loss(const Credential& who, const LossRequest& report, Reply<Done> reply) override;
   void losses(const std::string& job, uint64_t from, Reply<LossPage> reply) override;
@@ -55,7 +52,8 @@ class FakeHandler : public ControlHandler {
                    std::shared_ptr<void> charge, Reply<Done> reply) override;
   void apply_state(const Credential& who, Reply<HyperReply> reply) override;
   void end_state(const Credential& who, Reply<Done> reply) override;
-  void checkpoint(const Credential& who, uint64_t round, Reply<CheckpointReply> reply) override;
+  void checkpoint(const Credential& who, const CheckpointRequest& request,
+                  Reply<CheckpointReply> reply) override;
   void log(const std::string& job, uint64_t from, Reply<LogPage> reply) override;
   void remove(const std::string& job, Reply<Done> reply) override;
   void connection_ended(const Credential& /*who*/) override { ++ended; }

@@ -72,10 +72,10 @@ TEST(Http, EveryCallArrivesAndIsAnswered) {
   EXPECT_THAT(joined.layout.queue_chunks, ElementsAre(ElementsAre(0, 2), ElementsAre(1)));
   EXPECT_EQ(joined.spec, request.spec);
   EXPECT_THAT(client.heartbeat(kWho).missing, ElementsAre(2));
-  EXPECT_EQ(client.set_hyper(kWho, {.round = 6, .values = {{"lr", 0.5}}}), 7u);
+  EXPECT_EQ(client.set_hyper(kWho, {.round = 6, .values = {{"lr", 0.5}}}).round, 7u);
   EXPECT_EQ(client.change_branches(kWho, {.round = 4, .branch = 2, .turns = {{1, 0}}}).branch, 7u);
-  client.report_loss(kWho, 12, 0.25);
-  client.report_loss(kWho, 13, std::numeric_limits<double>::infinity());
+  client.report_loss(kWho, loss_of(12, 0.25));
+  client.report_loss(kWho, loss_of(13, std::numeric_limits<double>::infinity()));
   EXPECT_THAT(client.losses("mnist", 4).losses,
               ElementsAre(RoundLoss{.round = 5, .branch = 3, .ranks = 2}));
   EXPECT_EQ(client.reconnect(kWho).address, "10.0.0.1:99");

@@ -376,7 +376,7 @@ TEST(ServerAboveRacks, NewsNameRanksOfTheRack) {
   const Credential who{"job", 1, joined->value->incarnation, joined->value->offer.ticket};
   const auto says = [&](std::vector<uint32_t> live) -> std::string {
     const std::optional<Error> refused = error_of([&] {
-      server.take_news(who, {.name = "box", .live = std::move(live)}, [](const Result<Done>&) {});
+      server.tell(who, {.name = "box", .live = std::move(live)}, [](const Result<Done>&) {});
     });
     return refused ? refused->what() : "";
   };

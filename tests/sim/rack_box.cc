@@ -35,55 +35,44 @@ void SimParent::join(JoinRequest request, Reply<JoinReply> reply) {
       });
 }
 
-void SimParent::heartbeat(const Credential& who, uint32_t /*timeout_ms*/, Reply<Pulse> reply) {
-  leases_[{who.job, who.incarnation}] = who;
-  call<Pulse>(
-      "rack beats",
-      [who](ControlHandler& above, const Reply<Pulse>& answer) { above.heartbeat(who, answer); },
-      std::move(reply));
+namespace {
+
+// The box above has begun a state: the rack may read or send it.
+Reply<StateReply> watched(const SimParent::Watch& watch, const Credential& who,
+                          const Reply<StateReply>& answer) {
+  return [watch, who, answer](Result<StateReply> result) {
+    if (result) watch.begins_state(who);
+    answer(std::move(result));
+  };
+}
+template <typename Answer>
+Reply<Answer> watched(const SimParent::Watch& /*watch*/, const Credential& /*who*/,
+                      const Reply<Answer>& answer) {
+  return answer;
 }
 
-void SimParent::tell(const Credential& who, RackNews news, Reply<Done> reply) {
-  call<Done>(
-      "rack tells",
-      [who, news = std::move(news)](ControlHandler& above, const Reply<Done>& answer) {
-        above.take_news(who, news, answer);
-      },
-      std::move(reply));
-}
+}  // namespace
 
-void SimParent::leave(const Credential& who, Reply<Done> reply) {
-  call<Done>(
-      "rack leaves",
-      [who](ControlHandler& above, const Reply<Done>& answer) { above.leave(who, answer); },
-      std::move(reply));
-}
-
-void SimParent::barrier(const Credential& who, Reply<Done> reply) {
-  call<Done>(
-      "rack's barrier",
-      [who](ControlHandler& above, const Reply<Done>& answer) { above.barrier(who, answer); },
-      std::move(reply), false);
-}
-
-void SimParent::set_hyper(const Credential& who, const HyperChange& change,
-                          Reply<HyperReply> reply) {
-  call<HyperReply>(
-      "rack's hyper",
-      [who, change](ControlHandler& above, const Reply<HyperReply>& answer) {
-        above.set_hyper(who, change, answer);
-      },
-      std::move(reply));
-}
-
-void SimParent::checkpoint(const Credential& who, uint64_t round, Reply<CheckpointReply> reply) {
-  call<CheckpointReply>(
-      "rack asks for a checkpoint",
-      [who, round](ControlHandler& above, const Reply<CheckpointReply>& answer) {
-        above.checkpoint(who, round, answer);
-      },
-      std::move(reply));
-}
+#define PHUB_CALL(name, Answer, ...)                                                            \
+  void SimParent::name(const Credential& who, Reply<Answer> reply, uint32_t /*limit*/) {        \
+    if (calls::name.is_beat) leases_[{who.job, who.incarnation}] = who;                         \
+    call<Answer>(                                                                               \
+        "rack: " #name,                                                                         \
+        [who](ControlHandler& above, const Reply<Answer>& answer) { above.name(who, answer); }, \
+        std::move(reply), calls::name.may_repeat);                                              \
+  }
+#define PHUB_REQUEST(name, Request, Answer, ...)                                           \
+  void SimParent::name(const Credential& who, const Request& request, Reply<Answer> reply, \
+                       uint32_t /*limit*/) {                                               \
+    call<Answer>(                                                                          \
+        "rack: " #name,                                                                    \
+        [watch = watch_, who, mine = sent_by(who, request)](ControlHandler& above,         \
+                                                            const Reply<Answer>& answer) { \
+          above.name(who, mine, watched(watch, who, answer));                              \
+        },                                                                                 \
+        std::move(reply), calls::name.may_repeat);                                         \
+  }
+#include "transport/control/calls.def"
 
 void SimParent::send_part(const Credential& who, const PartPiece& place, std::string piece,
                           Reply<Done> reply) {
@@ -106,23 +95,6 @@ void SimParent::restored_part(const Credential& who, uint32_t whose, uint64_t of
       std::move(reply));
 }
 
-void SimParent::begin_state(const Credential& who, const StateRequest& request,
-                            Reply<StateReply> reply) {
-  StateRequest mine = request;
-  mine.rank = who.rank;
-  mine.incarnation = who.incarnation;
-  mine.epoch = who.epoch;
-  call<StateReply>(
-      "rack begins state",
-      [watch = watch_, who, mine](ControlHandler& above, const Reply<StateReply>& answer) {
-        above.begin_state(who, mine, [watch, who, answer](Result<StateReply> result) {
-          if (result) watch.begins_state(who);
-          answer(std::move(result));
-        });
-      },
-      std::move(reply), false);
-}
-
 void SimParent::read_state(const Credential& who, uint64_t offset, Reply<PartBytes> reply) {
   call<PartBytes>(
       "rack reads state",
@@ -141,29 +113,6 @@ void SimParent::write_state(const Credential& who, uint64_t offset, std::string 
         above.write_state(who, offset, piece, nullptr, answer);
       },
       std::move(reply), false);
-}
-
-void SimParent::apply_state(const Credential& who, Reply<HyperReply> reply) {
-  call<HyperReply>(
-      "rack applies state",
-      [who](ControlHandler& above, const Reply<HyperReply>& answer) {
-        above.apply_state(who, answer);
-      },
-      std::move(reply), false);
-}
-
-void SimParent::end_state(const Credential& who, Reply<Done> reply) {
-  call<Done>(
-      "rack ends state",
-      [who](ControlHandler& above, const Reply<Done>& answer) { above.end_state(who, answer); },
-      std::move(reply));
-}
-
-void SimParent::reconnect(const Credential& who, Reply<Offer> reply) {
-  call<Offer>(
-      "rack reconnects",
-      [who](ControlHandler& above, const Reply<Offer>& answer) { above.reconnect(who, answer); },
-      std::move(reply));
 }
 
 // The connection of its heartbeats ends, which the parent hears of.

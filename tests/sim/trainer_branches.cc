@@ -87,7 +87,13 @@ void Trainer::change_branches(const BranchChange& change) {
   control().call<BranchReply>(
       "branches", mail_,
       [this, who = credential(), change](const Reply<BranchReply>& reply) {
-        server().change_branches(who, change, reply);
+        server().change_branches(who,
+                                 {.action = change.action,
+                                  .round = change.round,
+                                  .branch = change.branch,
+                                  .values = change.values,
+                                  .turns = change.turns},
+                                 reply);
       },
       [this, change, complete](const Result<BranchReply>& result) {
         if (!result || life_ != rack_.life(job_)) return;

@@ -172,13 +172,13 @@ void Trainer::call_hyper() {
   while (hyper_calls_ < job_.plan.hyper_calls.size() &&
          job_.plan.hyper_calls[hyper_calls_].after_pushes <= pushes_) {
     // Every other one for a round of its own.
-    const HyperChange change{.round = hyper_calls_ % 2 == 0 ? 0 : session_->next_round(),
-                             .values = job_.plan.hyper_calls[hyper_calls_].values};
+    const HyperRequest request{.round = hyper_calls_ % 2 == 0 ? 0 : session_->next_round(),
+                               .values = job_.plan.hyper_calls[hyper_calls_].values};
     ++hyper_calls_;
     control().call<HyperReply>(
         "hyper", mail_,
-        [this, who = credential(), change](const Reply<HyperReply>& reply) {
-          server().set_hyper(who, change, reply);
+        [this, who = credential(), request](const Reply<HyperReply>& reply) {
+          server().set_hyper(who, request, reply);
         },
         [](const Result<HyperReply>&) {});
   }

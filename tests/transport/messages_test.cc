@@ -54,7 +54,9 @@ template <class T>
 bool is_of_this_side(const T&, const void*) {
   return false;
 }
-bool is_of_this_side(const Credential& c, const void* m) { return m == &c.job || m == &c.ticket; }
+bool is_of_this_side(const Credential& c, const void* m) {
+  return m == &c.job || m == &c.ticket || m == &c.is_admin;
+}
 bool is_of_this_side(const JoinRequest& r, const void* m) { return m == &r.caller || m == &r.held; }
 
 // Fills what a struct has (not only what its table of fields has) within the table's bounds.

@@ -1,9 +1,9 @@
 #include "transport/control/control_client.h"
 
 #include <algorithm>
-#include <cmath>
 #include <iterator>
 #include <optional>
+#include <type_traits>
 
 #include "transport/control/job_spec.h"
 #include "transport/control/messages_json.h"
@@ -40,7 +40,39 @@ std::string copy_target(uint64_t shard, const CopyPlace& place) {
                      of_state ? place.state : place.round, place.offset);
 }
 
+// Such a request does nothing, so it may also be sent twice.
+template <typename Request>
+bool only_asks(const Request& /*request*/) {
+  return false;
+}
+bool only_asks(const BranchRequest& request) { return request.action == BranchAction::kList; }
+
 }  // namespace
+
+template <typename Answer, typename Request>
+Answer ControlClient::ask(const CallInfo& call, const Credential& who, const Request& request,
+                          uint32_t timeout_ms) {
+  check_job_name(who.job);
+  if (!call.may_repeat && !only_asks(request)) http_.disconnect();
+  const std::string target = fmt::format(fmt::runtime(call.path), fmt::arg("job", who.job));
+  const std::string answer =
+      checked(http_.request("POST", target, who.ticket, to_json(request), timeout_ms));
+  if constexpr (std::is_same_v<Answer, Done>) {
+    return {};
+  } else {
+    return from_json<Answer>(answer);
+  }
+}
+
+#define PHUB_CALL(name, Answer, ...)                                       \
+  Answer ControlClient::name(const Credential& who, uint32_t timeout_ms) { \
+    return ask<Answer>(calls::name, who, who, timeout_ms);                 \
+  }
+#define PHUB_REQUEST(name, Request, Answer, ...)                                            \
+  Answer ControlClient::name(const Credential& who, Request request, uint32_t timeout_ms) { \
+    return ask<Answer>(calls::name, who, sent_by(who, std::move(request)), timeout_ms);     \
+  }
+#include "transport/control/calls.def"
 
 std::string ControlClient::call(std::string_view method, const std::string& job,
                                 std::string_view action, std::string_view bearer,
@@ -58,61 +90,9 @@ JoinReply ControlClient::join(const JoinRequest& request, uint32_t timeout_ms) {
       call("POST", request.spec.name, "/join", token_, to_json(request), timeout_ms));
 }
 
-void ControlClient::barrier(const Credential& who, uint32_t timeout_ms) {
-  http_.disconnect();  // one that is sent twice would be two
-  call("POST", who.job, "/barrier", who.ticket, to_json(who), timeout_ms);
-}
-
-Pulse ControlClient::heartbeat(const Credential& who, uint32_t timeout_ms) {
-  return from_json<Pulse>(
-      call("POST", who.job, "/heartbeat", who.ticket, to_json(who), timeout_ms));
-}
-
-void ControlClient::tell(const Credential& who, RackNews news, uint32_t timeout_ms) {
-  news.rank = who.rank;
-  news.incarnation = who.incarnation;
-  news.epoch = who.epoch;
-  call("POST", who.job, "/rack", who.ticket, to_json(news), timeout_ms);
-}
-
-void ControlClient::leave(const Credential& who, uint32_t timeout_ms) {
-  call("POST", who.job, "/leave", who.ticket, to_json(who), timeout_ms);
-}
-
-BranchReply ControlClient::change_branches(const Credential& who, const BranchChange& change,
-                                           uint32_t timeout_ms) {
-  const BranchRequest request{who.rank,     who.incarnation, who.epoch,     change.action,
-                              change.round, change.branch,   change.values, change.turns};
-  if (change.action != BranchAction::kList) http_.disconnect();  // sent twice, it would be two
-  return from_json<BranchReply>(
-      call("POST", who.job, "/branches", who.ticket, to_json(request), timeout_ms));
-}
-
-uint64_t ControlClient::set_hyper(const Credential& who, const HyperChange& change,
-                                  uint32_t timeout_ms) {
-  const HyperRequest request{who.rank, who.incarnation, change.round, change.values, who.epoch};
-  return from_json<HyperReply>(
-             call("POST", who.job, "/hyper", who.ticket, to_json(request), timeout_ms))
-      .round;
-}
-
-void ControlClient::report_loss(const Credential& who, uint64_t round, double loss,
-                                uint32_t timeout_ms) {
-  LossRequest request{
-      .rank = who.rank, .incarnation = who.incarnation, .epoch = who.epoch, .round = round};
-  request.nonfinite = !std::isfinite(loss);
-  if (!request.nonfinite) request.loss = loss;
-  call("POST", who.job, "/losses", who.ticket, to_json(request), timeout_ms);
-}
-
 LossPage ControlClient::losses(const std::string& job, uint64_t from, uint32_t timeout_ms) {
   return from_json<LossPage>(
       call("GET", job, fmt::format("/losses/{}", from), token_, "", timeout_ms));
-}
-
-Offer ControlClient::reconnect(const Credential& who, uint32_t timeout_ms) {
-  return from_json<Offer>(
-      call("POST", who.job, "/reconnect", who.ticket, to_json(who), timeout_ms));
 }
 
 void ControlClient::send_part(const Credential& who, const PartPiece& place, std::string_view piece,
@@ -129,16 +109,6 @@ std::string ControlClient::restored_part(const Credential& who, uint32_t whose, 
               timeout_ms);
 }
 
-StateReply ControlClient::begin_state(const Credential& who, StateRequest request,
-                                      uint32_t timeout_ms) {
-  request.rank = who.rank;
-  request.incarnation = who.incarnation;
-  request.epoch = who.epoch;
-  http_.disconnect();  // one that is sent twice would be two
-  return from_json<StateReply>(
-      call("POST", who.job, "/state", who.ticket, to_json(request), timeout_ms));
-}
-
 std::string ControlClient::read_state(const Credential& who, uint64_t offset, uint32_t timeout_ms) {
   return call("GET", who.job, piece_path(who, offset), who.ticket, "", timeout_ms);
 }
@@ -146,24 +116,6 @@ std::string ControlClient::read_state(const Credential& who, uint64_t offset, ui
 void ControlClient::write_state(const Credential& who, uint64_t offset, std::string_view piece,
                                 uint32_t timeout_ms) {
   call("POST", who.job, piece_path(who, offset), who.ticket, piece, timeout_ms, kBytesType);
-}
-
-uint64_t ControlClient::apply_state(const Credential& who, uint32_t timeout_ms) {
-  http_.disconnect();  // one that is sent twice would be two
-  return from_json<HyperReply>(
-             call("POST", who.job, "/state/apply", who.ticket, to_json(who), timeout_ms))
-      .round;
-}
-
-void ControlClient::end_state(const Credential& who, uint32_t timeout_ms) {
-  call("POST", who.job, "/state/end", who.ticket, to_json(who), timeout_ms);
-}
-
-CheckpointReply ControlClient::checkpoint(const Credential& who, uint64_t round,
-                                          uint32_t timeout_ms) {
-  const CheckpointRequest request{who.rank, who.incarnation, who.epoch, round};
-  return from_json<CheckpointReply>(
-      call("POST", who.job, "/checkpoint", who.ticket, to_json(request), timeout_ms));
 }
 
 std::vector<LogRecord> ControlClient::log(const std::string& job, uint32_t timeout_ms) {

@@ -9,12 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "transport/control/branch_messages.h"
+#include "transport/control/calls.h"
 #include "transport/control/http_client.h"
-#include "transport/control/loss_messages.h"
-#include "transport/control/messages.h"
 #include "transport/control/shard_messages.h"
-#include "transport/control/state_messages.h"
 
 namespace phub {
 
@@ -25,71 +22,52 @@ class ControlClient {
                          ClientTls tls = client_tls_from_environment())
       : http_(server, token, std::move(tls)), token_(std::move(token)) {}
 
-  // join and barrier wait for other ranks: their limit should be above the job's. 0: no limit.
-  JoinReply join(const JoinRequest& request, uint32_t timeout_ms);
-  void barrier(const Credential& who, uint32_t timeout_ms);
+  // The calls of calls.def, by their names. `who` replaces the sender that the request names.
+#define PHUB_CALL(name, Answer, ...) \
+  Answer name(const Credential& who, uint32_t timeout_ms = calls::name.timeout_ms);
+#define PHUB_REQUEST(name, Request, Answer, ...) \
+  Answer name(const Credential& who, Request request, uint32_t timeout_ms = calls::name.timeout_ms);
+#include "transport/control/calls.def"
 
-  Pulse heartbeat(const Credential& who, uint32_t timeout_ms = kTimeoutMs);
-  // Of a rank that is a rack; `who` replaces the rank of `news`.
-  void tell(const Credential& who, RackNews news, uint32_t timeout_ms = kTimeoutMs);
-  void leave(const Credential& who, uint32_t timeout_ms = kTimeoutMs);
-  BranchReply change_branches(const Credential& who, const BranchChange& change,
-                              uint32_t timeout_ms = kTimeoutMs);
-  // Returns the round that the values hold from; `change.round` 0: the next one that no chunk has
-  // completed yet.
-  uint64_t set_hyper(const Credential& who, const HyperChange& change,
-                     uint32_t timeout_ms = kTimeoutMs);
-  // A loss that is not finite is told as such. kInvalid: the job cannot be in this round.
-  void report_loss(const Credential& who, uint64_t round, double loss,
-                   uint32_t timeout_ms = kTimeoutMs);
-  LossPage losses(const std::string& job, uint64_t from, uint32_t timeout_ms = kTimeoutMs);
-  Offer reconnect(const Credential& who, uint32_t timeout_ms = kTimeoutMs);
+  // Waits for other ranks: the limit should be above the job's. 0: no limit.
+  JoinReply join(const JoinRequest& request, uint32_t timeout_ms);
+  LossPage losses(const std::string& job, uint64_t from, uint32_t timeout_ms = kCallMs);
   // A piece of the rank's part of a checkpoint, 1 to kPartPieceBytes; pieces go in their order.
   // Returns when it is in its file. kNotFound: no checkpoint of that round is being taken; kTaken:
   // it was sent already.
   void send_part(const Credential& who, const PartPiece& place, std::string_view piece,
-                 uint32_t timeout_ms = kPartTimeoutMs);
+                 uint32_t timeout_ms = kLongCallMs);
   // A piece of that of the checkpoint that the rank goes on from; to a rack, of one of its ranks.
   // kNotFound: there is none.
   std::string restored_part(const Credential& who, uint32_t whose, uint64_t offset,
-                            uint32_t timeout_ms = kPartTimeoutMs);
-  // Begins to read or to set the state of keys; `who` replaces the request's. Then its bytes, a
-  // piece at a time: those from `offset` on. A set is applied when all are there: returns the round
-  // before whose end it is.
-  StateReply begin_state(const Credential& who, StateRequest request,
-                         uint32_t timeout_ms = kPartTimeoutMs);
-  std::string read_state(const Credential& who, uint64_t offset,
-                         uint32_t timeout_ms = kPartTimeoutMs);
+                            uint32_t timeout_ms = kLongCallMs);
+  // The bytes of a state that was begun, a piece at a time: those from `offset` on.
+  std::string read_state(const Credential& who, uint64_t offset, uint32_t timeout_ms = kLongCallMs);
   void write_state(const Credential& who, uint64_t offset, std::string_view piece,
-                   uint32_t timeout_ms = kPartTimeoutMs);
-  uint64_t apply_state(const Credential& who, uint32_t timeout_ms = kPartTimeoutMs);
-  void end_state(const Credential& who, uint32_t timeout_ms = kTimeoutMs);
-  // Asks for a checkpoint, or, with the `round` of an earlier answer, how that is doing.
-  CheckpointReply checkpoint(const Credential& who, uint64_t round,
-                             uint32_t timeout_ms = kPartTimeoutMs);
+                   uint32_t timeout_ms = kLongCallMs);
   // All pages. Throws Error(kFull) when the server has dropped the first ones.
-  std::vector<LogRecord> log(const std::string& job, uint32_t timeout_ms = kTimeoutMs);
-  LogPage log_page(const std::string& job, uint64_t from, uint32_t timeout_ms = kTimeoutMs);
-  void remove(const std::string& job, uint32_t timeout_ms = kTimeoutMs);
-  ServerStatus status(uint32_t timeout_ms = kTimeoutMs);
+  std::vector<LogRecord> log(const std::string& job, uint32_t timeout_ms = kCallMs);
+  LogPage log_page(const std::string& job, uint64_t from, uint32_t timeout_ms = kCallMs);
+  void remove(const std::string& job, uint32_t timeout_ms = kCallMs);
+  ServerStatus status(uint32_t timeout_ms = kCallMs);
   void ping(uint32_t timeout_ms);  // returns when the server answers
-  JobStatus job_status(const std::string& job, uint32_t timeout_ms = kTimeoutMs);
+  JobStatus job_status(const std::string& job, uint32_t timeout_ms = kCallMs);
 
   // Of a box that serves under the server.
-  ShardWelcome join_shard(const ShardHello& hello, uint32_t timeout_ms = kTimeoutMs);
-  ShardOrders mail(uint64_t shard, const ShardMail& mail, uint32_t timeout_ms = kTimeoutMs);
+  ShardWelcome join_shard(const ShardHello& hello, uint32_t timeout_ms = kCallMs);
+  ShardOrders mail(uint64_t shard, const ShardMail& mail, uint32_t timeout_ms = kCallMs);
   // A piece of what the shard has of a checkpoint, or of the state of keys: up to kCopyPieceBytes.
-  std::string read_copy(uint64_t shard, const CopyPlace& place, uint32_t timeout_ms = kTimeoutMs);
+  std::string read_copy(uint64_t shard, const CopyPlace& place, uint32_t timeout_ms = kCallMs);
   void write_copy(uint64_t shard, const CopyPlace& place, std::string_view piece,
-                  uint32_t timeout_ms = kTimeoutMs);
+                  uint32_t timeout_ms = kCallMs);
 
   void cancel() { http_.cancel(); }
   std::string reached() const { return http_.reached(); }  // as HttpClient has it
 
-  static constexpr uint32_t kTimeoutMs = 10000;
-  static constexpr uint32_t kPartTimeoutMs = 60000;
-
  private:
+  template <typename Answer, typename Request>
+  Answer ask(const CallInfo& call, const Credential& who, const Request& request,
+             uint32_t timeout_ms);
   std::string call(std::string_view method, const std::string& job, std::string_view action,
                    std::string_view bearer, std::string_view body, uint32_t timeout_ms,
                    std::string_view content_type = kJsonType);

@@ -4,9 +4,12 @@
 // of each round the mean of those who reported it, and the branch that ran.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
+
+#include "transport/wire.h"
 
 namespace phub {
 
@@ -23,6 +26,10 @@ struct LossRequest {
 
   friend bool operator==(const LossRequest&, const LossRequest&) = default;
 };
+inline LossRequest loss_of(uint64_t round, double loss) {
+  const bool finite = std::isfinite(loss);
+  return {.round = round, .loss = finite ? loss : 0, .nonfinite = !finite};
+}
 
 struct RoundLoss {
   uint64_t round = 0;
@@ -43,5 +50,29 @@ struct LossPage {
 
   friend bool operator==(const LossPage&, const LossPage&) = default;
 };
+
+template <class A>
+void fields(A& a, const LossRequest*) {
+  a.required("rank", &LossRequest::rank, {0, kMaxRanks - 1});
+  a.required("incarnation", &LossRequest::incarnation);
+  a.optional("epoch", &LossRequest::epoch);
+  a.required("round", &LossRequest::round);
+  a.optional("loss", &LossRequest::loss);
+  a.optional("nonfinite", &LossRequest::nonfinite);
+}
+template <class A>
+void fields(A& a, const RoundLoss*) {
+  a.required("round", &RoundLoss::round);
+  a.optional("branch", &RoundLoss::branch);
+  a.required("ranks", &RoundLoss::ranks);
+  a.optional("loss", &RoundLoss::loss);
+  a.optional("nonfinite", &RoundLoss::nonfinite);
+}
+template <class A>
+void fields(A& a, const LossPage*) {
+  a.optional("epoch", &LossPage::epoch);
+  a.optional("latest", &LossPage::latest);
+  a.required("losses", &LossPage::losses, {0, kKeptLosses});
+}
 
 }  // namespace phub

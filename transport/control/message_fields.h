@@ -470,58 +470,6 @@ void fields(A& a, const BranchReply*) {
 }
 
 template <class A>
-void fields(A& a, const LossRequest*) {
-  a.required("rank", &LossRequest::rank, {0, kMaxRanks - 1});
-  a.required("incarnation", &LossRequest::incarnation);
-  a.optional("epoch", &LossRequest::epoch);
-  a.required("round", &LossRequest::round);
-  a.optional("loss", &LossRequest::loss);
-  a.optional("nonfinite", &LossRequest::nonfinite);
-}
-template <class A>
-void fields(A& a, const RoundLoss*) {
-  a.required("round", &RoundLoss::round);
-  a.optional("branch", &RoundLoss::branch);
-  a.required("ranks", &RoundLoss::ranks);
-  a.optional("loss", &RoundLoss::loss);
-  a.optional("nonfinite", &RoundLoss::nonfinite);
-}
-template <class A>
-void fields(A& a, const LossPage*) {
-  a.optional("epoch", &LossPage::epoch);
-  a.optional("latest", &LossPage::latest);
-  a.required("losses", &LossPage::losses, {0, kKeptLosses});
-}
-
-template <class A>
-void fields(A& a, const StateRequest*) {
-  a.required("rank", &StateRequest::rank, {0, kMaxRanks - 1});
-  a.required("incarnation", &StateRequest::incarnation);
-  a.optional("epoch", &StateRequest::epoch);
-  a.optional("set", &StateRequest::set);
-  a.optional("keys", &StateRequest::keys, {0, kMaxKeys});
-  a.optional("steps", &StateRequest::steps, {0, kMaxKeys});
-}
-template <class A>
-void fields(A& a, const StateReply*) {
-  a.optional("round", &StateReply::round);
-  a.required("bytes", &StateReply::bytes);
-  a.optional("steps", &StateReply::steps, {0, kMaxKeys});
-}
-template <class A>
-void fields(A& a, const CheckpointRequest*) {
-  a.required("rank", &CheckpointRequest::rank, {0, kMaxRanks - 1});
-  a.required("incarnation", &CheckpointRequest::incarnation);
-  a.optional("epoch", &CheckpointRequest::epoch);
-  a.optional("round", &CheckpointRequest::round);
-}
-template <class A>
-void fields(A& a, const CheckpointReply*) {
-  a.required("round", &CheckpointReply::round);
-  a.optional("durable", &CheckpointReply::durable);
-}
-
-template <class A>
 void fields(A& a, const Problem*) {
   a.required("type", &Problem::type, {0, kMaxNameBytes});
   a.required("title", &Problem::title, kWord);

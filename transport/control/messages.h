@@ -144,6 +144,9 @@ struct Credential {
   uint32_t incarnation = 0;
   std::string ticket;
   uint64_t epoch = 0;
+  // Somebody who is none of the job's ranks, but may decide for it; `epoch` is the life of the job
+  // that they have seen, or 0. Not on the wire.
+  bool is_admin = false;
 };
 
 // Rounds in which a rank of the training that saves its own state took part.

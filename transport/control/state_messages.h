@@ -5,6 +5,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "transport/control/job_spec.h"
+#include "transport/wire.h"
+
 namespace phub {
 
 inline constexpr uint64_t kStatePieceBytes = uint64_t{4} << 20;  // at most, of a state in pieces
@@ -38,5 +41,33 @@ struct CheckpointReply {
   uint64_t round = 0;    // after which the checkpoint is
   bool durable = false;  // it, or one of a later round, survives the server
 };
+
+template <class A>
+void fields(A& a, const StateRequest*) {
+  a.required("rank", &StateRequest::rank, {0, kMaxRanks - 1});
+  a.required("incarnation", &StateRequest::incarnation);
+  a.optional("epoch", &StateRequest::epoch);
+  a.optional("set", &StateRequest::set);
+  a.optional("keys", &StateRequest::keys, {0, kMaxKeys});
+  a.optional("steps", &StateRequest::steps, {0, kMaxKeys});
+}
+template <class A>
+void fields(A& a, const StateReply*) {
+  a.optional("round", &StateReply::round);
+  a.required("bytes", &StateReply::bytes);
+  a.optional("steps", &StateReply::steps, {0, kMaxKeys});
+}
+template <class A>
+void fields(A& a, const CheckpointRequest*) {
+  a.required("rank", &CheckpointRequest::rank, {0, kMaxRanks - 1});
+  a.required("incarnation", &CheckpointRequest::incarnation);
+  a.optional("epoch", &CheckpointRequest::epoch);
+  a.optional("round", &CheckpointRequest::round);
+}
+template <class A>
+void fields(A& a, const CheckpointReply*) {
+  a.required("round", &CheckpointReply::round);
+  a.optional("durable", &CheckpointReply::durable);
+}
 
 }  // namespace phub
