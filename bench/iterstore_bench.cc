@@ -1,6 +1,6 @@
-// What each specialisation of a store (worker/iterstore) brings: PageRank with all of them, with
-// each one switched off in turn, and with none; and what learning the accesses costs, and brings,
-// from a virtual and from the first real iteration (002, section 3.3, figure 5).
+// What the specialisations of a store (worker/iterstore) bring: PageRank with all of them, without
+// each one that can be switched off, and with nothing recorded; and what learning the accesses
+// costs, and brings, from a virtual and from the first real iteration (002, section 3.3, figure 5).
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -10,18 +10,15 @@
 #include <cstdint>
 #include <fstream>
 #include <future>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <random>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "bench/zerocompute/processes.h"
 #include "phub/text_table.h"
-#include "transport/control/control_client.h"
 #include "transport/error.h"
 #include "worker/examples/files.h"
 #include "worker/examples/page_rank.h"
@@ -46,7 +43,6 @@ struct Options {
   uint32_t links = 300'000;
   std::string packages;  // empty: a random graph
   std::string transport = "shm";
-  uint32_t boxes = 1;
   std::string json;
   bool tiny = false;
 };
@@ -67,11 +63,8 @@ const std::vector<Variant> kVariants = {
     {.name = "all, from the first real iteration", .gather = Gather::kReal},
     {.name = "all, from a virtual iteration"},
     {.name = "without placement", .off = &StoreOptions::placement},
-    {.name = "without balance", .off = &StoreOptions::balance},
     {.name = "without NUMA", .off = &StoreOptions::numa},
-    {.name = "without thread caches", .off = &StoreOptions::thread_caches},
     {.name = "without static index", .off = &StoreOptions::static_index},
-    {.name = "without prefetch", .off = &StoreOptions::prefetch},
     {.name = "all, another pattern was recorded", .other = true},
     {.name = "all, another pattern was recorded, gather_again", .other = true, .again = 0.5},
 };
@@ -84,7 +77,6 @@ struct Times {
   double between = 0;           // of the slowest of those between them
   double chunks = 0;            // to and from rank 0, in one of these
   double placed = 0;            // times that rows were placed
-  double largest_box = 1;       // what it has of the traffic, over the mean of all boxes
   double norm = 0;              // of the outcome, which is that of all
 };
 
@@ -137,7 +129,6 @@ class Run {
             .between = std::max(a.between, b.between),
             .chunks = std::max(a.chunks, b.chunks),
             .placed = std::max(a.placed, b.placed),
-            .largest_box = std::max(a.largest_box, b.largest_box),
             .norm = std::max(a.norm, b.norm)};
   }
 
@@ -154,9 +145,7 @@ class Run {
     if (variant_.off != nullptr) store_options.*variant_.off = false;
     store_options.gather_again = variant_.again;
     if (variant_.none) {
-      store_options.placement = store_options.balance = false;
-      store_options.numa = store_options.thread_caches = false;
-      store_options.static_index = store_options.prefetch = false;
+      store_options.placement = store_options.numa = store_options.static_index = false;
     }
     Store store(store_options);
     std::vector<std::future<Times>> threads;
@@ -171,36 +160,8 @@ class Run {
     const uint32_t clocks =
         options_.iterations + kNotTimed + (variant_.gather == Gather::kReal ? 0 : 2);
     slowest.chunks = static_cast<double>(stats.chunks_pushed + stats.chunks_received) / clocks;
-    if (rank == 0 && options_.boxes > 1) slowest.largest_box = largest_box();
     for (const double of_page : page_rank_.ranks(store.table(0))) slowest.norm += of_page * of_page;
     return slowest;
-  }
-
-  // Of the job with the rows, which is the latest: what the box with most has sent and received,
-  // over the mean of all.
-  double largest_box() const {
-    constexpr auto kBetweenLooks = std::chrono::milliseconds(100);
-    std::vector<double> before, bytes = bytes_of_boxes();
-    for (int looks = 0; looks < 100 && (bytes != before || std::ranges::min(bytes) == 0); ++looks) {
-      std::this_thread::sleep_for(kBetweenLooks);  // until all boxes have said so
-      before = std::exchange(bytes, bytes_of_boxes());
-    }
-    return std::ranges::max(bytes) * options_.boxes /
-           std::max(std::accumulate(bytes.begin(), bytes.end(), 0.0), 1.0);
-  }
-
-  std::vector<double> bytes_of_boxes() const {
-    std::vector<double> bytes(options_.boxes);
-    for (const JobStatus& job : ControlClient(server_).status().jobs) {
-      if (!job.name.starts_with(job_ + ".") || !job.name.ends_with("-rows")) continue;
-      bytes.assign(options_.boxes, 0);
-      for (const JobCoreStatus& core : job.cores) {
-        for (const QueueStatus& queue : core.queues) {
-          bytes.at(core.box) += static_cast<double>(queue.flow.bytes_in + queue.flow.bytes_out);
-        }
-      }
-    }
-    return bytes;
   }
 
   Times run_thread(Store& store, uint32_t rank, uint32_t thread) {
@@ -256,7 +217,7 @@ Times median_of(const std::vector<Times>& all) {
   Times median_times;
   for (double Times::*field :
        {&Times::preprocessing, &Times::initialization, &Times::first, &Times::later,
-        &Times::between, &Times::placed, &Times::chunks, &Times::largest_box, &Times::norm}) {
+        &Times::between, &Times::placed, &Times::chunks, &Times::norm}) {
     std::vector<double> values;
     for (const Times& times : all) values.push_back(times.*field);
     median_times.*field = median(values);
@@ -278,19 +239,12 @@ Options parse(int argc, char** argv) {
   app.add_option("--packages", options.packages,
                  "Debian's packages instead: what `apt-cache dumpavail` prints");
   app.add_option("--transport", options.transport)->check(CLI::IsMember({"shm", "tcp"}));
-  app.add_option("--boxes", options.boxes, "That share the rows; several: with --transport tcp")
-      ->check(CLI::PositiveNumber);
   app.add_option("--json", options.json, "Write the results to this file");
   app.add_flag("--tiny", options.tiny, "A small graph, once: whether it works");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     std::exit(app.exit(e) == 0 ? 0 : 2);
-  }
-  if (options.boxes > 1 && options.transport == "shm") {
-    fmt::print(stderr, "--boxes {}: over shm a job is at one box; add --transport tcp\n",
-               options.boxes);
-    std::exit(2);
   }
   if (options.tiny) {
     options.pages = 500;
@@ -311,38 +265,21 @@ void write_json(const Options& options, const std::vector<Times>& medians) {
                     {"between_s", medians[v].between},
                     {"later_s", medians[v].later},
                     {"placed", medians[v].placed},
-                    {"chunks", medians[v].chunks},
-                    {"largest_box", medians[v].largest_box}});
+                    {"chunks", medians[v].chunks}});
   }
   std::ofstream file(options.json);
   file << nlohmann::json({{"world", options.world},
                           {"threads", options.threads},
                           {"transport", options.transport},
-                          {"boxes", options.boxes},
                           {"rows", rows}})
               .dump(1)
        << '\n';
   if (!file.flush()) fail(ErrorCode::kInternal, "{}: cannot be written", options.json);
 }
 
-// Further boxes, which serve under the server.
-std::vector<std::unique_ptr<OwnServer>> boxes_under(const std::string& server,
-                                                    const Options& options) {
-  std::vector<std::unique_ptr<OwnServer>> boxes;
-  while (boxes.size() + 1 < options.boxes) {
-    boxes.push_back(std::make_unique<OwnServer>(beside_this_program("phub"), options.transport,
-                                                std::vector<std::string>{"--join", server}));
-    while (ControlClient(server).status().shards.size() < boxes.size()) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-  }
-  return boxes;
-}
-
 void run(const Options& options) {
   examples::check_can_write(options.json);
   const OwnServer server(beside_this_program("phub"), options.transport, {});
-  const auto boxes = boxes_under(server.address(), options);
   const PackageGraph graph = options.packages.empty() ? random_graph(options.pages, options.links)
                                                       : examples::read_packages(options.packages);
   std::vector<std::vector<Times>> times(kVariants.size());
@@ -356,10 +293,10 @@ void run(const Options& options) {
            kVariants[v].name, times[v].back().norm, times[0][0].norm);
     }
   }
-  fmt::print("{} pages, {} links, {} ranks of {} threads, {}, boxes: {}\n", graph.names.size(),
-             graph.links.size(), options.world, options.threads, options.transport, options.boxes);
+  fmt::print("{} pages, {} links, {} ranks of {} threads, {}\n", graph.names.size(),
+             graph.links.size(), options.world, options.threads, options.transport);
   TextTable table({"preprocessing ms", "initialization ms", "first ms", "between ms", "later ms",
-                   "of none", "chunks", "largest box", "with"},
+                   "of none", "chunks", "with"},
                   true);
   std::vector<Times> medians;
   for (const auto& of_variant : times) medians.push_back(median_of(of_variant));
@@ -370,7 +307,7 @@ void run(const Options& options) {
                fmt::format("{:.1f}", 1e3 * of.first), fmt::format("{:.1f}", 1e3 * of.between),
                fmt::format("{:.2f}", 1e3 * of.later),
                fmt::format("{:.0f}%", 100 * of.later / medians[0].later),
-               fmt::format("{:.0f}", of.chunks), fmt::format("{:.0f}%", 100 * of.largest_box),
+               fmt::format("{:.0f}", of.chunks),
                kVariants[v].name});
   }
   fmt::print("{}", table.text());

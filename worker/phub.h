@@ -956,14 +956,8 @@ PHUB_API phub_code phub_store_options_destroy(phub_store_options* options);
  *                    which on the store records again by itself: 0.2; 0: never    0
  * What is made of a recorded iteration; none of these changes a bit of a result:
  *   placement        0: rows that the same processes access do not lie together   1
- *   balance          0: boxes share rows of fixed tables by their bytes, not by how many ranks
- *                    access them                                                  1
  *   numa             0: threads are not pinned to cores                           1
- *   thread_caches    0: no copies of rows that threads contend for                1
  *   static_index     0: every row is found by a hash map, with locks              1
- *   prefetch         0: phub_store_clock waits for all rows                       1
- *   cache_threshold  a row is copied for a thread if its share of the process's accesses, times
- *                    the threads, is at least this                                0.1
  *   batches          in which rows of a table come, at most; 1 to 64              8 */
 PHUB_API phub_code phub_store_options_set(phub_store_options* options, const char* name,
                                           const char* value);

@@ -21,18 +21,8 @@ testing::Box& box() {
 }
 
 // Not "threads": one of several would wait for the others for ever.
-constexpr std::array<const char*, 12> kNames = {"placement",
-                                                "balance",
-                                                "numa",
-                                                "thread_caches",
-                                                "static_index",
-                                                "prefetch",
-                                                "cache_threshold",
-                                                "batches",
-                                                "gather_again",
-                                                "",
-                                                "\xff",
-                                                nullptr};
+constexpr std::array<const char*, 8> kNames = {"placement",    "numa", "static_index", "batches",
+                                               "gather_again", "",     "\xff",         nullptr};
 constexpr std::array<const char*, 8> kValues = {"0", "1", "0.5", "-1", "nan", "1e999", "", nullptr};
 constexpr std::array<const char*, 7> kTypes = {"f32", "f64", "i32", "i64", "f3", "", nullptr};
 constexpr std::array<const char*, 6> kOperations = {"add", "min", "or", "multiply", "x", nullptr};

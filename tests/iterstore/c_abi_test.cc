@@ -142,13 +142,11 @@ Program some_program(uint64_t seed) {
   program.tables = testing::some_tables(random);
   if (program.tables.empty()) program.tables = {{.name = "only", .rows = 10}};
   program.gather = std::array{"virtual", "real", "never"}[random() % 3];
-  for (const char* flag :
-       {"placement", "balance", "numa", "thread_caches", "static_index", "prefetch"}) {
+  for (const char* flag : {"placement", "numa", "static_index"}) {
     program.settings.emplace_back(flag, random() % 4 ? "1" : "0");
   }
   program.settings.emplace_back("threads", std::to_string(program.threads));
   program.settings.emplace_back("batches", std::to_string(1 + random() % 10));
-  program.settings.emplace_back("cache_threshold", std::array{"0", "0.01", "1e-1"}[random() % 3]);
   const uint32_t shares = program.ranks * program.threads;
   program.clocks.resize(program.ranks);
   for (uint32_t share = 0; share < shares; ++share) {
@@ -320,14 +318,11 @@ phub_store_counters counted_with(const Box& box,
 
 TEST(StoreInC, HeedsOptions) {
   const Box box(2);
-  EXPECT_EQ(counted_with(box, {{"cache_threshold", "1.5"}}).dynamic, 0U);
-  EXPECT_GT(counted_with(box, {{"cache_threshold", "1.5"}, {"static_index", "0"}}).dynamic, 0U);
-  EXPECT_GT(counted_with(box, {{"cache_threshold", "0.3"}}).cached, 0U);
-  EXPECT_EQ(counted_with(box, {{"cache_threshold", "1.5"}}).cached, 0U);
-  EXPECT_EQ(counted_with(box, {{"thread_caches", "0"}}).cached, 0U);
+  EXPECT_EQ(counted_with(box, {}).by_index, 0U);
+  EXPECT_GT(counted_with(box, {}).cached, 0U);
+  EXPECT_GT(counted_with(box, {{"static_index", "0"}}).by_index, 0U);
   for (const auto& [name, value, words] : {std::array{"threads", "0", "threads"},
                                            {"batches", "65", "65"},
-                                           {"cache_threshold", "-0.5", "cache_threshold"},
                                            {"gather_again", "1.5", "gather_again"}}) {
     const Given given(box, "heeded", 0, 1);
     given.add(kNumbers);
@@ -486,9 +481,9 @@ TEST(StoreInC, RefusesWrongOptions) {
   expect_refused(phub_store_options_set_number(options, "threads", -1), PHUB_INVALID, "got -1");
   expect_refused(phub_store_options_set_number(options, "batches", int64_t{1} << 32), PHUB_INVALID,
                  "4294967296");
-  expect_refused(phub_store_options_set(options, "prefetch", "2"), PHUB_INVALID, "got 2");
+  expect_refused(phub_store_options_set(options, "numa", "2"), PHUB_INVALID, "got 2");
   expect_refused(phub_store_options_set(options, "gather_again", "half"), PHUB_INVALID, "'half'");
-  expect_refused(phub_store_options_set(options, "cache_threshold", "0.1x"), PHUB_INVALID, "0.1x");
+  expect_refused(phub_store_options_set(options, "gather_again", "0.1x"), PHUB_INVALID, "0.1x");
   expect_refused(phub_store_options_add_table(options, nullptr, 1, 1, "f32", "add", 0, 0),
                  PHUB_INVALID, "name is null");
   expect_refused(phub_store_options_add_table(options, "t", 1, 1, nullptr, "add", 0, 0),

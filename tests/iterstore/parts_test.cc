@@ -74,11 +74,10 @@ AllUse all_of(std::span<const Use> ranks, std::span<const Table> tables) {
 
 // The keys of narrow tables say of each chunk how many ranks access some of its rows.
 void expect_exchanged(const RowPlan& plan, std::span<const Table> tables,
-                      std::span<const KeySpec> keys, std::span<const Use> ranks,
-                      const PlanSettings& settings) {
+                      std::span<const KeySpec> keys, std::span<const Use> ranks) {
   for (size_t k = 0; k < keys.size(); ++k) {
     const RowPlan::Key& key = plan.keys()[k];
-    ASSERT_EQ(keys[k].exchanged_by.empty(), !plan.is_narrow(key.table) || !settings.balance);
+    ASSERT_EQ(keys[k].exchanged_by.empty(), !plan.is_narrow(key.table));
     if (keys[k].exchanged_by.empty()) continue;
     ASSERT_EQ(keys[k].exchanged_by.back().end, keys[k].elements);
     std::map<uint64_t, std::set<const Use*>> of_chunks;
@@ -132,7 +131,6 @@ TEST(RowPlan, PlacesEveryRowOnce) {
     const bool known = random() % 5 > 0;
     const PlanSettings settings{.placement = random() % 3 > 0,
                                 .narrow = random() % 3 > 0,
-                                .balance = random() % 3 > 0,
                                 .batches = static_cast<uint32_t>(1 + random() % kParts),
                                 .chunk_elements = kChunk};
     RowPlan plan(tables, known ? &all : nullptr, settings);
@@ -181,7 +179,7 @@ TEST(RowPlan, PlacesEveryRowOnce) {
         }
       }
     }
-    expect_exchanged(plan, tables, keys, ranks, settings);
+    expect_exchanged(plan, tables, keys, ranks);
     expect_widened(plan, tables);
     if (HasFailure()) return;
   }

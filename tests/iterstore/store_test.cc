@@ -71,13 +71,9 @@ Scene some_scene(uint64_t seed) {
   options.tables = some_tables(random);
   if (options.tables.empty()) options.tables = {{.name = "only", .rows = 10}};
   options.placement = random() % 4 > 0;
-  options.balance = random() % 4 > 0;
   options.numa = random() % 4 > 0;
-  options.thread_caches = random() % 4 > 0;
   options.static_index = random() % 4 > 0;
-  options.prefetch = random() % 4 > 0;
   options.batches = static_cast<uint32_t>(1 + random() % 10);
-  options.cache_threshold = std::vector{0.0, 0.01, 0.1}[random() % 3];
   if (options.static_index) options.gather_again = std::vector{0.0, 0.01, 0.3}[random() % 3];
   const bool strays = random() % 2 == 0;
   for (uint64_t phases = 1 + random() % 3; phases > 0; --phases) {
@@ -300,10 +296,6 @@ TEST(Store, SettingsHaveTheirEffect) {
   const StoreStats others = stats_with("others", 10);  // from 0 to 9: every second is known
   EXPECT_EQ(others.dynamic, 5U);
   EXPECT_EQ(others.in_sequence + others.by_index, 3 * kRows + 5);
-  options.cache_threshold = 0;
-  EXPECT_EQ(stats_with("cached", 0).cached, kRows / 2);
-  options.thread_caches = false;
-  EXPECT_EQ(stats_with("uncached", 0).cached, 0U);
   options.static_index = false;
   const StoreStats dynamic = stats_with("dynamic", 0);
   EXPECT_EQ(dynamic.dynamic, 3 * kRows);
@@ -413,7 +405,6 @@ TEST(Store, WrongCallsAreRefused) {
                   [](StoreOptions& o) { o.worker.saver = [](uint64_t) { return RankState(); }; });
   refuses_options("threads, not 0", [](StoreOptions& o) { o.threads = 0; });
   refuses_options("batches, not 65", [](StoreOptions& o) { o.batches = 65; });
-  refuses_options("cache_threshold", [](StoreOptions& o) { o.cache_threshold = -1; });
   refuses_options("gather_again is 1.5", [](StoreOptions& o) { o.gather_again = 1.5; });
   refuses_options("gather_again is for lock-step", [](StoreOptions& o) {
     o.gather_again = 0.5;

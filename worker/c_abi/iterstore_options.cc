@@ -24,15 +24,11 @@ struct Option {
   double StoreOptions::*share = nullptr;
 };
 
-constexpr std::array<Option, 10> kOptions = {{
+constexpr std::array<Option, 6> kOptions = {{
     {.name = "threads", .count = &StoreOptions::threads},
     {.name = "placement", .flag = &StoreOptions::placement},
-    {.name = "balance", .flag = &StoreOptions::balance},
     {.name = "numa", .flag = &StoreOptions::numa},
-    {.name = "thread_caches", .flag = &StoreOptions::thread_caches},
     {.name = "static_index", .flag = &StoreOptions::static_index},
-    {.name = "prefetch", .flag = &StoreOptions::prefetch},
-    {.name = "cache_threshold", .share = &StoreOptions::cache_threshold},
     {.name = "batches", .count = &StoreOptions::batches},
     {.name = "gather_again", .share = &StoreOptions::gather_again},
 }};

@@ -47,10 +47,6 @@ void check_options(const StoreOptions& options) {
   if (options.batches == 0 || options.batches > kParts) {
     refuse(fmt::format("a table has 1 to {} batches, not {}", kParts, options.batches));
   }
-  if (!(options.cache_threshold >= 0)) {
-    refuse(
-        fmt::format("the cache_threshold is {}, and must be at least 0", options.cache_threshold));
-  }
   if (!(options.gather_again >= 0 && options.gather_again <= 1)) {
     refuse(
         fmt::format("gather_again is {}, and must be a share from 0 to 1", options.gather_again));

@@ -129,7 +129,7 @@ void RowPlan::place_table(uint32_t table, const Table& of, const std::vector<Sha
     while (end < of.rows && batch_of((*use)[to.row_at[end]], batches) == batch) ++end;
     keys_.push_back(
         {.table = table, .first = first, .rows = end - first, .part = batch * kParts / batches});
-    if (to.narrow && settings.balance) {
+    if (to.narrow) {
       keys_.back().exchanged_by = exchanged_by(std::span(to.row_at).subspan(first, end - first),
                                                *use, of.row_words(), settings.chunk_elements);
     }

@@ -30,8 +30,8 @@ using AllUse = std::vector<std::vector<SharedUse>>;  // by table and row
 
 struct PlanSettings {
   bool placement = true;
-  bool narrow = true;   // tables that are fixed: only rows that somebody accesses are in the job
-  bool balance = true;  // the job's keys say how many ranks exchange which rows of these
+  bool narrow = true;  // tables that are fixed: only rows that somebody accesses are in the job,
+                       // whose keys say how many ranks exchange which rows
   uint32_t batches = 8;
   uint32_t chunk_elements = 8192;
 };

@@ -230,7 +230,7 @@ Tally SharedRows::told() {
   return all - std::exchange(told_, all);
 }
 
-Tally SharedRows::clock(const Tally& mine, bool wait) {
+Tally SharedRows::clock(const Tally& mine) {
   const auto dynamic = updated_rows();
   for (size_t k = 0; k < keys_.size(); ++k) {
     if (!keys_[k].exchanged) continue;
@@ -241,7 +241,6 @@ Tally SharedRows::clock(const Tally& mine, bool wait) {
   std::memcpy(worker_.gradient_bytes(keys_.size()).data(), &mine, sizeof mine);
   worker_.push(keys_.size());
   ++now_;
-  for (size_t k = 0; wait && k < keys_.size(); ++k) await(k);
   return before;
 }
 

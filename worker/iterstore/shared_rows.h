@@ -65,9 +65,9 @@ class SharedRows {
   void update(uint32_t thread, uint32_t table, uint64_t row, const std::byte* by);
 
   // Combines and pushes what was updated, batch after batch, and `mine`, what this rank says with
-  // this clock. `wait`: and waits for all results. Returns what all ranks said with the clock
-  // before, zeros if this is the job's first; out of lock-step, with some clocks before.
-  Tally clock(const Tally& mine, bool wait);
+  // this clock. Returns what all ranks said with the clock before, zeros if this is the job's
+  // first; out of lock-step, with some clocks before.
+  Tally clock(const Tally& mine);
   // What all ranks said with the last clock, unless that was returned already. Waits for all.
   Tally told();
   bool is_clocked() const;  // nothing was updated since

@@ -80,8 +80,7 @@ void Store::Impl::place_anew(bool again) {
   RowPlan plan(tables, &all.rows,
                {.placement = options.placement,
                 .narrow = lock_step,
-                .balance = options.balance,
-                .batches = options.prefetch ? options.batches : 1,
+                .batches = options.batches,
                 .chunk_elements = options.worker.spec.chunk_elements});
   // The job before is left only when all ranks are in this one.
   use(std::make_unique<SharedRows>(options.worker, next_job("rows"), tables, std::move(plan),
@@ -113,7 +112,7 @@ Tally Store::Impl::said() {
 
 void Store::Impl::clock() {
   open();
-  const Tally before = shared->clock(said(), !options.prefetch) + std::exchange(carried, {});
+  const Tally before = shared->clock(said()) + std::exchange(carried, {});
   for (const auto& rows : threads) rows->clock();
   ++clocks;
   change_rows(before);
@@ -130,13 +129,10 @@ void Store::Impl::use(std::unique_ptr<SharedRows> rows, std::span<const Recordin
   std::vector<std::unique_ptr<ThreadRows>> made;
   std::vector<const ThreadRows*> all;
   for (uint32_t t = 0; t < options.threads; ++t) {
-    made.push_back(
-        std::make_unique<ThreadRows>(recorded[t], *rows, tables,
-                                     PlaceSettings{.every_row = options.static_index,
-                                                   .caches = options.thread_caches,
-                                                   .cache_threshold = options.cache_threshold,
-                                                   .threads = options.threads,
-                                                   .os_node = os_node_of(t)}));
+    made.push_back(std::make_unique<ThreadRows>(recorded[t], *rows, tables,
+                                                PlaceSettings{.every_row = options.static_index,
+                                                              .threads = options.threads,
+                                                              .os_node = os_node_of(t)}));
     all.push_back(made.back().get());
   }
   rows->set_threads(std::move(all));

@@ -6,6 +6,8 @@ namespace phub::iterstore {
 namespace {
 
 constexpr size_t kAlignment = 16;
+// A row is cached if its share of the process's accesses, times its threads, is at least this.
+constexpr double kCacheThreshold = 0.1;
 
 constexpr size_t room(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -30,7 +32,7 @@ ThreadRows::ThreadRows(const Recording& recording, const SharedRows& shared,
     }
     const double share = static_cast<double>(use.rows[step.table][step.row].accesses) /
                          static_cast<double>(use.accesses);
-    const bool caches = settings.caches && share * settings.threads >= settings.cache_threshold;
+    const bool caches = share * settings.threads >= kCacheThreshold;
     if (!caches && !settings.every_row) {
       sequence_.push_back(kNoPlace);
       continue;

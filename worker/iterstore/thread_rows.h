@@ -17,8 +17,6 @@ namespace phub::iterstore {
 
 struct PlaceSettings {
   bool every_row = true;  // a place for each row that the thread accesses; else for cached ones
-  bool caches = true;
-  double cache_threshold = 0.1;
   uint32_t threads = 1;
   std::optional<uint32_t> os_node;  // of the thread's memory
 };

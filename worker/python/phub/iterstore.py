@@ -31,12 +31,8 @@ __all__ = ["NO_ROW", "Store", "StoreStats", "StoreThread", "Table"]
 NO_ROW = 2**64 - 1  # no row has this number
 _SETTINGS = (  # phub_store_options_set; the others are of the job
     "placement",
-    "balance",
     "numa",
-    "thread_caches",
     "static_index",
-    "prefetch",
-    "cache_threshold",
     "batches",
     "gather_again",
 )
@@ -105,11 +101,11 @@ class Store:
 
         tables: the same on every rank.
         threads: of each process; each has a `StoreThread`.
-        options: gather_again, placement, balance, numa, thread_caches, static_index, prefetch,
-            cache_threshold and batches, of phub_store_options_set in worker/phub.h; and those of a
-            `phub.Worker`: job, rank, world_size, consistency, slack, on_loss, `box` … What is not
-            given comes from the launcher's environment; there must be a rank. With on_loss="fail" a
-            rank that is lost ends the store, else the others go on without its updates.
+        options: gather_again, placement, numa, static_index and batches, of
+            phub_store_options_set in worker/phub.h; and those of a `phub.Worker`: job, rank,
+            world_size, consistency, slack, on_loss, `box` … What is not given comes from the
+            launcher's environment; there must be a rank. With on_loss="fail" a rank that is lost
+            ends the store, else the others go on without its updates.
         """
         self.tables = tuple(tables)
         self.threads = threads

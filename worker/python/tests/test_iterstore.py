@@ -113,7 +113,7 @@ def alone(world, threads):
         (1, 1, "never", {}),
         (2, 3, "virtual", {}),
         (3, 2, "gathering", {"transport": "tcp", "batches": 2}),
-        (2, 2, "virtual", {"static_index": False, "thread_caches": False, "prefetch": False}),
+        (2, 2, "virtual", {"static_index": False, "placement": False}),
     ],
 )
 def test_reads_what_one_thread_computes(box, start, world, threads, gather, options):
@@ -178,9 +178,7 @@ def test_counts_and_settings(box):
 
     assert counted().in_sequence == 5
     assert counted().cached == 5
-    assert counted(thread_caches=False).cached == 0
-    assert counted(cache_threshold=1.5).cached == 0
-    assert counted(cache_threshold=np.float64(1.5), static_index=np.False_).dynamic == 5
+    assert counted(static_index=np.False_).by_index == 5
 
 
 def test_rows_come_and_go(one):
@@ -257,7 +255,7 @@ def test_wrong_calls(one, words):
         (Table("t", 1, fixed=True, spare=1), {}, "cannot be fixed"),
         (Table("t", 1), {"threads": 0}, "1 to 4096 threads"),
         (Table("t", 1), {"batches": 1.5}, "'1.5'"),
-        (Table("t", 1), {"prefetch": 2}, "got 2"),
+        (Table("t", 1), {"numa": 2}, "got 2"),
         (Table("t", 1), {"gather_again": -1}, "gather_again"),
         (Table("t", 1), {"static_idx": False}, "no option 'static_idx'"),
         (Table("t", 1), {"rank": -1}, "rank is -1"),
