@@ -135,7 +135,7 @@ PHUB_API phub_code phub_options_destroy(phub_options* options);
  *   groups              "4,4": gradients are added within two groups of four
  *                       ranks, then the groups' sums; "(2,2),(2,2)": groups of
  *                       groups; of all max_ranks; "": by ascending ranks
- *   work                all, sum or none (benchmarks)                          all
+ *   work                all, or sum: no optimizer (benchmarks)                 all
  *   consistency         bsp (rounds), ssp or async (applied as they come)      bsp
  *   slack               ssp: how many rounds a rank may be ahead               0
  *   initial             zeros, or broadcast: rank 0 calls phub_broadcast       zeros

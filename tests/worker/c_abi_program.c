@@ -567,6 +567,8 @@ static void misuse(void) {
   FAILS(phub_options_set(options, "job_name", "x"), PHUB_INVALID, "no option 'job_name'");
   FAILS(phub_options_set(options, "world-size", "2"), PHUB_INVALID, "'world_size'?");
   FAILS(phub_options_set(options, "world_size", "two"), PHUB_INVALID, "'two'");
+  FAILS(phub_options_set(options, "work", "none"), PHUB_INVALID,
+        "work: must be one of all, sum, got 'none'");
   FAILS(phub_options_set_number(options, "world_size", -1), PHUB_INVALID, "got -1");
   FAILS(phub_options_set(options, NULL, "2"), PHUB_INVALID, "name is null");
   FAILS(phub_options_set(options, "job", NULL), PHUB_INVALID, "value is null");

@@ -111,6 +111,10 @@ void set_text(WorkerOptions& options, const Option& option, std::string_view val
   if (option.text) {
     options.*option.text = value;
   } else if (option.of_job && !option.of_job->is_number) {
+    // A job whose box computes nothing is for bench/zerocompute alone, which sets JobSpec::work.
+    if (option.name == kOption<Work> && value == word_of(Work::kNone)) {
+      refuse_word(option.name, value, {word_of(Work::kAll), word_of(Work::kSumOnly)});
+    }
     option.of_job->set(options.spec, value);
   } else {
     set_number(options, option, number_in(option.name, value));

@@ -42,7 +42,7 @@ VALUES = {
     "parameter_dtype": ("f16", "bf16", "int8"),
     "reduction": ("sum", "mean"),
     "groups": ("1",),
-    "work": ("all", "sum", "none"),
+    "work": ("all", "sum"),
     "consistency": ("bsp", "ssp", "async"),
     "slack": (0, "0", 1),
     "initial": ("zeros", "broadcast"),
@@ -59,7 +59,7 @@ VALUES = {
 # These must not be taken by a form whose results are gradients.
 NEVER = {
     **{("optimizer", value): "none" for value in ("sgd", "momentum", "adam", "fold")},
-    **{("work", value): "all" for value in ("sum", "none")},
+    ("work", "sum"): "all",
     **{("consistency", value): "bsp" for value in ("ssp", "async")},
     ("on_nonfinite", "skip"): "pass",
     ("unused", "skip"): "zero",
