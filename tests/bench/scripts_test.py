@@ -459,64 +459,6 @@ def iterstore_reports(folder, binaries):
     return 0
 
 
-# --- bench/pagerank_peers
-
-# What pagerank_bosen is to do, by power iteration; its ranks are SHARE of what they should be.
-OTHER_PAGERANK = """#!/usr/bin/env python3
-import re, sys
-text = open(sys.argv[1]).read().strip()
-needs = {found[0]: set(found[1].split(", ")) - {found[0]} for found in re.findall("Package: (.*)\\nDepends: (.*)", text)}
-ranks = dict.fromkeys(needs, 0.15)
-for _ in range(300):
-    passed = dict.fromkeys(needs, 0.15)
-    for package, others in needs.items():
-        for other in others:
-            passed[other] += 0.85 * ranks[package] / len(others)
-    ranks = passed
-whole = sum(ranks.values())
-open(sys.argv[7], "w").writelines(f"{package} {SHARE * rank / whole}\\n" for package, rank in ranks.items())
-"""
-
-
-# More iterations take no longer, as far as one can see.
-SLOW_TO_START = """#!/usr/bin/env python3
-import sys, time
-few = sys.argv[sys.argv.index("--iterations") + 1] == "1"
-time.sleep(0.5 if few else 0)
-open(sys.argv[sys.argv.index("--out") + 1], "w").close()
-"""
-
-
-def pagerank_peers_report(folder, binaries):
-    program, report, packages = BENCH / "pagerank_peers", folder / "report.json", folder / "packages"
-    packages.write_text("\n\n".join(f"Package: p{n}\nDepends: p{n * 7 % 50}, p{n // 3}" for n in range(50)) + "\n")
-    (folder / "bin").mkdir()
-    for name in ("phub", "pagerank"):
-        (folder / "bin" / name).symlink_to(binaries.resolve() / name)
-    usual = (program, "--build", folder, "--packages", packages, "--iterations", "200", "--turns", "1", "--json", report)
-    expect(run(*usual, "--cases", "1x1,2x2"), "phub alone", "| 2 | 2 |")
-    rows = json.loads(report.read_text())["rows"]
-    assert [(row["processes"], row["threads"], len(row["ms"]["phub"])) for row in rows] == [(1, 1, 1), (2, 2, 1)], rows
-    other = folder / "bin" / "pagerank_bosen"
-    other.write_text(OTHER_PAGERANK.replace("SHARE", "1"))
-    other.chmod(0o755)
-    expect(run(*usual, "--cases", "2x1"), "| times |")
-    assert json.loads(report.read_text())["rows"][0]["ms"].keys() == {"phub", "bosen"}
-    other.write_text(OTHER_PAGERANK.replace("SHARE", "0.999"))
-    expect(run(*usual, "--cases", "1x1", status=1), "are 0.001 from those of phub")
-    other.write_text("#!/bin/sh\necho broken >&2\nexit 3\n")
-    expect(run(*usual, "--cases", "1x1", status=1), "ended with 3: broken")
-    expect(run(program, "--packages", packages, "--cases", "1x0", status=2), "--cases")
-    expect(run(program, "--build", folder, "--packages", folder / "none", "--cases", "1x1", status=1), "none")
-    (folder / "bin" / "pagerank").unlink()
-    (folder / "bin" / "pagerank").write_text(SLOW_TO_START)
-    (folder / "bin" / "pagerank").chmod(0o755)
-    other.unlink()
-    text = run(program, "--build", folder, "--packages", packages, "--iterations", "4", "--turns", "1", "--cases", "1x1")
-    expect(text, "| 1 | 1 | not measured: more --iterations |")
-    return 0
-
-
 # --- bench/iterstore_stragglers
 
 def iterstore_stragglers_report(folder, binaries):
@@ -584,7 +526,7 @@ def strangers_cost_little(_, binaries):
 
 CASES = {name: case for name, case in list(globals().items())
          if callable(case) and name.split("_")[0] in (
-             "plot", "peers", "chart", "time", "baseline", "iterstore", "branches", "strangers", "rack", "believe", "pagerank", "tune")}
+             "plot", "peers", "chart", "time", "baseline", "iterstore", "branches", "strangers", "rack", "believe", "tune")}
 
 
 def main():
