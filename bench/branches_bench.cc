@@ -7,8 +7,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <cstdlib>
-#include <fstream>
 #include <future>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -18,11 +16,12 @@
 #include <thread>
 #include <vector>
 
+#include "bench/zerocompute/measures.h"
 #include "bench/zerocompute/processes.h"
 #include "phub/plan/models.h"
 #include "phub/text_table.h"
-#include "transport/error.h"
 #include "worker/examples/files.h"
+#include "worker/examples/program.h"
 #include "worker/worker.h"
 
 namespace phub::branches_bench {
@@ -54,11 +53,6 @@ struct Times {
 
 double ms_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
-}
-
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
 }
 
 // Out of lock-step the rounds of a rank differ: then what counts is their mean.
@@ -218,11 +212,7 @@ Options parse(int argc, char** argv) {
   app.add_option("--transport", options.transport)->check(CLI::IsMember({"shm", "tcp"}));
   app.add_option("--json", options.json, "Write the results to this file");
   app.add_flag("--tiny", options.tiny, "A small model, once: whether it works");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    std::exit(app.exit(e) == 0 ? 0 : 2);
-  }
+  examples::parse_or_exit(app, argc, argv);
   if (options.tiny) options.turns = options.rounds = 1;
   return options;
 }
@@ -264,9 +254,7 @@ void write_json(const Options& options, const KeyTable& table, const Times& time
                            {"fork_call_ms", median(times.calls)},
                            {"fork_rounds_ms", median(times.forks)}};
   if (options.slack) report["other_ms"] = median(times.other);
-  std::ofstream file(options.json);
-  file << report.dump(1) << '\n';
-  if (!file.flush()) fail(ErrorCode::kInternal, "{}: cannot be written", options.json);
+  examples::write_file(options.json, report.dump(1) + '\n');
 }
 
 void run(const Options& options) {
@@ -275,15 +263,13 @@ void run(const Options& options) {
   const OwnServer server(beside_this_program("phub"), options.transport, {});
   const Times times = run_job(options, table, server.address());
   print(options, table, times);
-  if (!options.json.empty()) write_json(options, table, times);
+  write_json(options, table, times);
 }
 
 }  // namespace
 }  // namespace phub::branches_bench
 
-int main(int argc, char** argv) try {
-  phub::branches_bench::run(phub::branches_bench::parse(argc, argv));
-} catch (const std::exception& error) {
-  fmt::print(stderr, "branches_bench: {}\n", error.what());
-  return 1;
+int main(int argc, char** argv) {
+  using namespace phub::branches_bench;  // NOLINT
+  return phub::examples::status_of("branches_bench", [&] { run(parse(argc, argv)); });
 }

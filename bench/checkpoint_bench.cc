@@ -7,18 +7,18 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
-#include <exception>
 #include <filesystem>
 #include <random>
 #include <string>
 #include <system_error>
 #include <vector>
 
+#include "bench/zerocompute/measures.h"
 #include "phub/checkpoint/crc32c.h"
 #include "phub/checkpoint/store.h"
 #include "phub/plan/models.h"
 #include "transport/error.h"
+#include "worker/examples/program.h"
 
 namespace phub {
 namespace {
@@ -29,11 +29,6 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 double run_dd(const std::string& path, uint64_t mib) {
@@ -164,12 +159,8 @@ int main(int argc, char** argv) {
   app.add_option("--model", model, "As for 'phub plan'")->capture_default_str();
   app.add_option("--turns", turns, "Of each")->capture_default_str()->check(CLI::Range(1, 1000));
   app.add_flag("--tiny", tiny, "A smoke test");
-  CLI11_PARSE(app, argc, argv);
-  try {
+  phub::examples::parse_or_exit(app, argc, argv);
+  return phub::examples::status_of("checkpoint_bench", [&] {
     phub::run(directory, tiny ? "resnet18" : model, tiny ? 1 : turns);
-    return 0;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "checkpoint_bench: %s\n", error.what());
-    return 1;
-  }
+  });
 }

@@ -8,7 +8,6 @@
 #include <cmath>
 #include <cstdint>
 #include <ctime>
-#include <fstream>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -20,8 +19,8 @@
 #include "bench/geeps_run.h"
 #include "bench/geeps_workers.h"
 #include "bench/zerocompute/processes.h"
-#include "transport/error.h"
 #include "worker/examples/files.h"
+#include "worker/examples/program.h"
 #include "worker/geeps/standalone_exchange.h"
 
 namespace phub::geeps_bench {
@@ -324,7 +323,7 @@ nlohmann::json json_of(const Options& options, const Bench& bench) {
             {"link_bytes_per_second", machine.link_bytes_per_second}}}};
 }
 
-int run(int argc, char** argv) {
+void run(int argc, char** argv) {
   Options options;
   CLI::App app("GeePS's figures, on devices of host memory or a GPU, with timed computation");
   app.add_option("--tflops", options.tflops, "of the device")
@@ -359,7 +358,7 @@ int run(int argc, char** argv) {
                          "batches", "sizes", "minibatches", "largest", "frames", "partitions"}));
   app.add_option("--json", options.json, "a file for the figures");
   app.add_flag("--tiny", options.tiny, "a smoke test: figures mean nothing");
-  CLI11_PARSE(app, argc, argv);
+  examples::parse_or_exit(app, argc, argv);
   if (options.tiny) {
     options.parts = 400;
     options.slower = 1;
@@ -368,22 +367,12 @@ int run(int argc, char** argv) {
   examples::check_can_write(options.json);
   Bench bench(options);
   bench.measure();
-  if (!options.json.empty()) {
-    std::ofstream file(options.json);
-    file << json_of(options, bench).dump(2) << "\n";
-    if (!file.flush()) fail(ErrorCode::kInvalid, "--json: cannot write '{}'", options.json);
-  }
-  return 0;
+  examples::write_file(options.json, json_of(options, bench).dump(2) + '\n');
 }
 
 }  // namespace
 }  // namespace phub::geeps_bench
 
 int main(int argc, char** argv) {
-  try {
-    return phub::geeps_bench::run(argc, argv);
-  } catch (const phub::Error& error) {
-    fmt::print(stderr, "geeps_bench: {}\n", error.what());
-    return 1;
-  }
+  return phub::examples::status_of("geeps_bench", [&] { phub::geeps_bench::run(argc, argv); });
 }

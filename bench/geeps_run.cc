@@ -1,20 +1,8 @@
 #include "bench/geeps_run.h"
 
-#include <algorithm>
-#include <utility>
-
 #include "worker/geeps/standalone_exchange.h"
 
 namespace phub::geeps_bench {
-
-double median(std::vector<double> values) {
-  const size_t middle = values.size() / 2;
-  std::nth_element(values.begin(), values.begin() + static_cast<long>(middle), values.end());
-  const double upper = values[middle];
-  if (values.size() % 2 == 1) return upper;
-  return (upper + *std::max_element(values.begin(), values.begin() + static_cast<long>(middle))) /
-         2;
-}
 
 JobSpec job_of(std::span<const geeps::TableSpec> tables) {
   JobSpec spec;
@@ -83,7 +71,7 @@ std::vector<double> alternate(std::span<TrainingRun* const> runs, uint32_t itera
     }
   }
   std::vector<double> medians;
-  for (std::vector<double>& all : seconds) medians.push_back(median(std::move(all)));
+  for (const std::vector<double>& all : seconds) medians.push_back(median(all));
   return medians;
 }
 

@@ -9,13 +9,12 @@
 #include <vector>
 
 #include "bench/geeps_net.h"
+#include "bench/zerocompute/measures.h"
 #include "worker/device/device.h"
 #include "worker/geeps/cache.h"
 #include "worker/geeps/exchange.h"
 
 namespace phub::geeps_bench {
-
-double median(std::vector<double> values);
 
 // The job of every benchmark, for a cache's tables: SGD with momentum, BSP.
 JobSpec job_of(std::span<const geeps::TableSpec> tables);

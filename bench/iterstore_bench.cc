@@ -8,7 +8,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
-#include <fstream>
 #include <future>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -17,11 +16,13 @@
 #include <utility>
 #include <vector>
 
+#include "bench/zerocompute/measures.h"
 #include "bench/zerocompute/processes.h"
 #include "phub/text_table.h"
 #include "transport/error.h"
 #include "worker/examples/files.h"
 #include "worker/examples/page_rank.h"
+#include "worker/examples/program.h"
 
 namespace phub::iterstore_bench {
 namespace {
@@ -208,11 +209,6 @@ class Run {
   const std::string server_, job_;
 };
 
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
-}
-
 Times median_of(const std::vector<Times>& all) {
   Times median_times;
   for (double Times::*field :
@@ -241,11 +237,7 @@ Options parse(int argc, char** argv) {
   app.add_option("--transport", options.transport)->check(CLI::IsMember({"shm", "tcp"}));
   app.add_option("--json", options.json, "Write the results to this file");
   app.add_flag("--tiny", options.tiny, "A small graph, once: whether it works");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    std::exit(app.exit(e) == 0 ? 0 : 2);
-  }
+  examples::parse_or_exit(app, argc, argv);
   if (options.tiny) {
     options.pages = 500;
     options.links = 3000;
@@ -267,14 +259,11 @@ void write_json(const Options& options, const std::vector<Times>& medians) {
                     {"placed", medians[v].placed},
                     {"chunks", medians[v].chunks}});
   }
-  std::ofstream file(options.json);
-  file << nlohmann::json({{"world", options.world},
-                          {"threads", options.threads},
-                          {"transport", options.transport},
-                          {"rows", rows}})
-              .dump(1)
-       << '\n';
-  if (!file.flush()) fail(ErrorCode::kInternal, "{}: cannot be written", options.json);
+  const nlohmann::json report = {{"world", options.world},
+                                 {"threads", options.threads},
+                                 {"transport", options.transport},
+                                 {"rows", rows}};
+  examples::write_file(options.json, report.dump(1) + '\n');
 }
 
 void run(const Options& options) {
@@ -307,19 +296,16 @@ void run(const Options& options) {
                fmt::format("{:.1f}", 1e3 * of.first), fmt::format("{:.1f}", 1e3 * of.between),
                fmt::format("{:.2f}", 1e3 * of.later),
                fmt::format("{:.0f}%", 100 * of.later / medians[0].later),
-               fmt::format("{:.0f}", of.chunks),
-               kVariants[v].name});
+               fmt::format("{:.0f}", of.chunks), kVariants[v].name});
   }
   fmt::print("{}", table.text());
-  if (!options.json.empty()) write_json(options, medians);
+  write_json(options, medians);
 }
 
 }  // namespace
 }  // namespace phub::iterstore_bench
 
-int main(int argc, char** argv) try {
-  phub::iterstore_bench::run(phub::iterstore_bench::parse(argc, argv));
-} catch (const std::exception& error) {
-  fmt::print(stderr, "iterstore_bench: {}\n", error.what());
-  return 1;
+int main(int argc, char** argv) {
+  using namespace phub::iterstore_bench;  // NOLINT
+  return phub::examples::status_of("iterstore_bench", [&] { run(parse(argc, argv)); });
 }

@@ -5,8 +5,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -17,6 +15,7 @@
 #include "worker/examples/digits_data.h"
 #include "worker/examples/digits_training.h"
 #include "worker/examples/files.h"
+#include "worker/examples/program.h"
 #include "worker/send_order.h"
 #include "worker/worker.h"
 
@@ -224,17 +223,15 @@ void add_options(CLI::App& app, Options& options) {
   app.add_flag("--tiny", options.tiny, "A smoke test: figures mean nothing");
 }
 
-int run(int argc, char** argv) {
+void run(int argc, char** argv) {
   Options options;
   std::vector<Mode> modes;
   CLI::App app("Time to loss in lock-step and out of it, with a straggler, on handwritten digits.");
   add_options(app, options);
-  try {
-    app.parse(argc, argv);
+  app.callback([&] {
     for (const std::string& word : options.modes) modes.push_back(parse_mode(word));
-  } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? 0 : 2;
-  }
+  });
+  examples::parse_or_exit(app, argc, argv);
   options.run.random = options.straggler == "random";
   if (options.tiny) {
     options.run.training.rounds = 12;
@@ -246,22 +243,12 @@ int run(int argc, char** argv) {
   examples::check_can_write(options.json);
   const std::vector<Result> results = measure(options, modes);
   print(options, modes, results);
-  if (!options.json.empty()) {
-    std::ofstream file(options.json);
-    file << json_of(options, modes, results).dump(2) << "\n";
-    if (!file.flush()) fail(ErrorCode::kInvalid, "--json: cannot write '{}'", options.json);
-  }
-  return 0;
+  examples::write_file(options.json, json_of(options, modes, results).dump(2) + '\n');
 }
 
 }  // namespace
 }  // namespace phub::digits
 
 int main(int argc, char** argv) {
-  try {
-    return phub::digits::run(argc, argv);
-  } catch (const phub::Error& error) {
-    fmt::print(stderr, "time_to_loss: {}\n", error.what());
-    return 1;
-  }
+  return phub::examples::status_of("time_to_loss", [&] { phub::digits::run(argc, argv); });
 }

@@ -13,7 +13,7 @@
 #include "phub/plan/layers.h"
 #include "phub/plan/overlap.h"
 #include "phub/plan/ways.h"
-#include "transport/error.h"
+#include "worker/examples/program.h"
 #include "worker/worker.h"
 
 namespace phub::layers {
@@ -145,16 +145,12 @@ nlohmann::json run_rank(const Net& net, Options& options) {
   return row;
 }
 
-int run(int argc, char** argv) {
+void run(int argc, char** argv) {
   Options options;
   CLI::App app("One rank of a training whose computing takes a stated time (bench/ladder).");
   add_walk_options(app, options);
   add_way_options(app, options);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? 0 : 2;
-  }
+  examples::parse_or_exit(app, argc, argv);
   options.walk.overlap = !options.no_overlap;
   options.walk.samples = static_cast<uint32_t>(options.ways.samples);
   options.walk.product_flops = options.timed ? options.ways.product_gflop_s * 1e9 : 0;
@@ -162,17 +158,11 @@ int run(int argc, char** argv) {
   const nlohmann::json row =
       options.alone ? json_of(walk_alone(of, options.walk)) : run_rank(of, options);
   fmt::print("{}\n", row.dump());
-  return 0;
 }
 
 }  // namespace
 }  // namespace phub::layers
 
 int main(int argc, char** argv) {
-  try {
-    return phub::layers::run(argc, argv);
-  } catch (const phub::Error& error) {
-    fmt::print(stderr, "layers: {}\n", error.what());
-    return 1;
-  }
+  return phub::examples::status_of("layers", [&] { phub::layers::run(argc, argv); });
 }

@@ -5,7 +5,6 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
-#include <exception>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -16,6 +15,8 @@
 #include "phub/text_table.h"
 #include "transport/error.h"
 #include "transport/text.h"
+#include "worker/examples/files.h"
+#include "worker/examples/program.h"
 
 namespace phub::rack_model {
 namespace {
@@ -72,15 +73,6 @@ nlohmann::ordered_json json_of(const Arguments& arguments, const std::vector<Row
   return out;
 }
 
-void write(const std::string& path, const std::string& text) {
-  std::FILE* file = std::fopen(path.c_str(), "we");
-  const bool written =
-      file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  if ((file != nullptr && std::fclose(file) != 0) || !written) {
-    fail(ErrorCode::kInvalid, "--json {}: cannot be written", path);
-  }
-}
-
 void run(Arguments& arguments) {
   KeyTable table = model_or_file(arguments.model);
   arguments.spec.name = std::move(table.name);
@@ -108,7 +100,7 @@ void run(Arguments& arguments) {
   const std::string text = escaped_lines(table_of(rows));
   std::fwrite(text.data(), 1, text.size(), stdout);
   for (const std::string& line : left_out) fmt::print("  not possible here: {}\n", line);
-  if (!arguments.json.empty()) write(arguments.json, json_of(arguments, rows).dump(2) + "\n");
+  examples::write_file(arguments.json, json_of(arguments, rows).dump(2) + "\n");
 }
 
 void add_options(CLI::App& app, Arguments& a) {
@@ -142,26 +134,19 @@ void add_options(CLI::App& app, Arguments& a) {
   app.add_option("--json", a.json, "Also write the rows to this file");
 }
 
-int main_of(int argc, char** argv) {
+void run(int argc, char** argv) {
   CLI::App app("How long an exchange takes on a cluster: simulated flow by flow with SimGrid.");
   Arguments arguments;
   arguments.spec.optimizer = "nesterov";
   add_options(app, arguments);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? 0 : 2;
-  }
-  try {
-    run(arguments);
-    return 0;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "rack_model: %s\n", error.what());
-    return 1;
-  }
+  examples::parse_or_exit(app, argc, argv);
+  examples::check_can_write(arguments.json);
+  run(arguments);
 }
 
 }  // namespace
 }  // namespace phub::rack_model
 
-int main(int argc, char** argv) { return phub::rack_model::main_of(argc, argv); }
+int main(int argc, char** argv) {
+  return phub::examples::status_of("rack_model", [&] { phub::rack_model::run(argc, argv); });
+}

@@ -15,8 +15,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <exception>
-#include <fstream>
 #include <memory>
 #include <span>
 #include <thread>
@@ -29,6 +27,7 @@
 #include "worker/examples/digits_training.h"
 #include "worker/examples/files.h"
 #include "worker/examples/numbers.h"
+#include "worker/examples/program.h"
 #include "worker/worker.h"
 
 namespace phub::digits {
@@ -76,21 +75,11 @@ Options parse(int argc, char** argv) {
   app.add_option("--delay-ms", options.delay_ms, "Pretend that a gradient takes this much longer")
       ->capture_default_str();
   app.add_flag("--show-connection", options.show_connection, "Print over what this rank exchanges");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    std::exit(app.exit(e));
-  }
+  examples::parse_or_exit(app, argc, argv);
   options.worker.spec = job_spec(options.training, options.job);
   options.worker.spec.consistency = options.consistency;
   options.worker.spec.slack = options.slack;
   return options;
-}
-
-void write_file(const std::string& path, const std::string& bytes) {
-  std::ofstream file(path, std::ios::binary);
-  file << bytes;
-  if (!file.flush()) fail(ErrorCode::kInternal, "{}: {}", path, std::strerror(errno));
 }
 
 // Of this rank's batches since the last report.
@@ -125,12 +114,13 @@ class Trainer {
       if (worker_->rank() == 0 && round % options_.report_every == 0) report(round);
     }
     worker_->wait_all();
-    if (!options_.out.empty()) write_file(options_.out, parameters());
+    examples::write_file(options_.out, parameters());
     if (!options_.log.empty()) {
-      write_file(options_.log,
-                 to_json(LogPage{.records = ControlClient(worker_->server(), options_.worker.token,
-                                                          options_.worker.tls)
-                                                .log(options_.job)}));
+      examples::write_file(
+          options_.log,
+          to_json(LogPage{.records = ControlClient(worker_->server(), options_.worker.token,
+                                                   options_.worker.tls)
+                                         .log(options_.job)}));
     }
     worker_->leave();
     return true;
@@ -237,15 +227,11 @@ class Trainer {
 }  // namespace phub::digits
 
 int main(int argc, char** argv) {
-  try {
+  return phub::examples::status_of("digits", [&] {
     const phub::digits::Options options = phub::digits::parse(argc, argv);
     phub::examples::check_can_write(options.out);
     phub::examples::check_can_write(options.log);
     const phub::digits::Dataset data = phub::digits::load(options.data);
     phub::digits::Trainer(options, data).run();
-  } catch (const std::exception& e) {
-    fmt::print(stderr, "digits: {}\n", e.what());
-    return 1;
-  }
-  return 0;
+  });
 }

@@ -40,4 +40,11 @@ void check_can_write(const std::string& path) {
   }
 }
 
+void write_file(const std::string& path, std::string_view bytes) {
+  if (path.empty()) return;
+  std::ofstream file(path, std::ios::binary);
+  file << bytes;
+  if (!file.flush()) fail(ErrorCode::kInternal, "{}: {}", path, std::strerror(errno));
+}
+
 }  // namespace phub::examples

@@ -3,6 +3,7 @@
 
 #include <fstream>
 #include <string>
+#include <string_view>
 
 namespace phub::examples {
 
@@ -12,5 +13,8 @@ std::ifstream open_to_read(const std::string& path);
 // Before the work whose outcome will be written to this file ("": to none): throws Error(kInvalid)
 // if it cannot be. Neither makes nor changes a file.
 void check_can_write(const std::string& path);
+
+// Throws Error(kInternal) unless all of it is written. A path of "": writes nothing.
+void write_file(const std::string& path, std::string_view bytes);
 
 }  // namespace phub::examples

@@ -7,11 +7,10 @@
 
 #include <CLI/CLI.hpp>
 #include <cmath>
-#include <cstdio>
-#include <exception>
 
 #include "worker/examples/geeps/network.h"
 #include "worker/examples/geeps/training.h"
+#include "worker/examples/program.h"
 
 namespace phub::examples {
 namespace {
@@ -51,11 +50,5 @@ void run(int argc, char** argv) {
 }  // namespace phub::examples
 
 int main(int argc, char** argv) {
-  try {
-    phub::examples::run(argc, argv);
-  } catch (const std::exception& e) {
-    fmt::print(stderr, "geeps_deep: {}\n", e.what());
-    return 1;
-  }
-  return 0;
+  return phub::examples::status_of("geeps_deep", [&] { phub::examples::run(argc, argv); });
 }

@@ -8,12 +8,11 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <cstdio>
-#include <exception>
 
 #include "worker/examples/geeps/network.h"
 #include "worker/examples/geeps/training.h"
 #include "worker/examples/numbers.h"
+#include "worker/examples/program.h"
 
 namespace phub::examples {
 namespace {
@@ -64,11 +63,5 @@ void run(int argc, char** argv) {
 }  // namespace phub::examples
 
 int main(int argc, char** argv) {
-  try {
-    phub::examples::run(argc, argv);
-  } catch (const std::exception& e) {
-    fmt::print(stderr, "geeps_digits: {}\n", e.what());
-    return 1;
-  }
-  return 0;
+  return phub::examples::status_of("geeps_digits", [&] { phub::examples::run(argc, argv); });
 }

@@ -6,12 +6,11 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <cstdio>
-#include <exception>
 
 #include "worker/examples/geeps/lstm.h"
 #include "worker/examples/geeps/training.h"
 #include "worker/examples/numbers.h"
+#include "worker/examples/program.h"
 
 namespace phub::examples {
 namespace {
@@ -44,11 +43,5 @@ void run(int argc, char** argv) {
 }  // namespace phub::examples
 
 int main(int argc, char** argv) {
-  try {
-    phub::examples::run(argc, argv);
-  } catch (const std::exception& e) {
-    fmt::print(stderr, "geeps_text: {}\n", e.what());
-    return 1;
-  }
-  return 0;
+  return phub::examples::status_of("geeps_text", [&] { phub::examples::run(argc, argv); });
 }

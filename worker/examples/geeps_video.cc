@@ -6,12 +6,11 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <cstdio>
-#include <exception>
 
 #include "transport/error.h"
 #include "worker/examples/geeps/training.h"
 #include "worker/examples/geeps/video.h"
+#include "worker/examples/program.h"
 
 namespace phub::examples {
 namespace {
@@ -53,11 +52,5 @@ void run(int argc, char** argv) {
 }  // namespace phub::examples
 
 int main(int argc, char** argv) {
-  try {
-    phub::examples::run(argc, argv);
-  } catch (const std::exception& e) {
-    fmt::print(stderr, "geeps_video: {}\n", e.what());
-    return 1;
-  }
-  return 0;
+  return phub::examples::status_of("geeps_video", [&] { phub::examples::run(argc, argv); });
 }

@@ -8,19 +8,15 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
 #include <cstring>
-#include <exception>
-#include <fstream>
 #include <memory>
 #include <numeric>
 #include <string>
 #include <vector>
 
-#include "transport/error.h"
 #include "worker/examples/files.h"
 #include "worker/examples/numbers.h"
+#include "worker/examples/program.h"
 #include "worker/examples/store_program.h"
 #include "worker/examples/texts.h"
 #include "worker/examples/topics.h"
@@ -57,11 +53,7 @@ Options parse(int argc, char** argv) {
   app.add_option("--beta", options.topics.beta)->check(between(1e-6, 1e3))->capture_default_str();
   app.add_option("--seed", options.topics.seed)->check(not_negative())->capture_default_str();
   app.add_option("--out", options.out, "Write how often each word has each topic to this file");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    std::exit(app.exit(e));
-  }
+  parse_or_exit(app, argc, argv);
   return options;
 }
 
@@ -79,14 +71,13 @@ void report(const Texts& texts, std::span<const int32_t> counts, const Options& 
     }
     fmt::print("\n");
   }
-  if (options.out.empty()) return;
-  std::ofstream file(options.out);
+  std::string lines;
   for (size_t word = 0; word < texts.words.size(); ++word) {
-    file << texts.words[word];
-    for (uint32_t k = 0; k < topics; ++k) file << ' ' << count(word, k);
-    file << '\n';
+    lines += texts.words[word];
+    for (uint32_t k = 0; k < topics; ++k) lines += fmt::format(" {}", count(word, k));
+    lines += '\n';
   }
-  if (!file.flush()) fail(ErrorCode::kInternal, "{}: {}", options.out, std::strerror(errno));
+  write_file(options.out, lines);
 }
 
 void run(Options options) {
@@ -114,9 +105,7 @@ void run(Options options) {
 }  // namespace
 }  // namespace phub::examples
 
-int main(int argc, char** argv) try {
-  phub::examples::run(phub::examples::parse(argc, argv));
-} catch (const std::exception& error) {
-  fmt::print(stderr, "lda: {}\n", error.what());
-  return 1;
+int main(int argc, char** argv) {
+  using namespace phub::examples;  // NOLINT
+  return status_of("lda", [&] { run(parse(argc, argv)); });
 }

@@ -10,9 +10,7 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
-#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,6 +19,7 @@
 #include "worker/examples/cells.h"
 #include "worker/examples/factorization.h"
 #include "worker/examples/numbers.h"
+#include "worker/examples/program.h"
 #include "worker/examples/store_program.h"
 
 namespace phub::examples {
@@ -61,11 +60,7 @@ Options parse(int argc, char** argv) {
       ->check(CLI::Range(1u, 1'000'000u))
       ->capture_default_str();
   app.add_option("--seed", how.seed)->check(not_negative())->capture_default_str();
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    std::exit(app.exit(e));
-  }
+  parse_or_exit(app, argc, argv);
   how.als = options.method == "als";
   how.iterations = options.program.iterations;
   return options;
@@ -143,9 +138,7 @@ void run(Options options) {
 }  // namespace
 }  // namespace phub::examples
 
-int main(int argc, char** argv) try {
-  phub::examples::run(phub::examples::parse(argc, argv));
-} catch (const std::exception& error) {
-  fmt::print(stderr, "mf: {}\n", error.what());
-  return 1;
+int main(int argc, char** argv) {
+  using namespace phub::examples;  // NOLINT
+  return status_of("mf", [&] { run(parse(argc, argv)); });
 }

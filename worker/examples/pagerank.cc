@@ -11,20 +11,15 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
-#include <exception>
-#include <fstream>
 #include <numeric>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "transport/error.h"
 #include "worker/examples/files.h"
 #include "worker/examples/numbers.h"
 #include "worker/examples/page_rank.h"
+#include "worker/examples/program.h"
 #include "worker/examples/store_program.h"
 
 namespace phub::examples {
@@ -50,11 +45,7 @@ Options parse(int argc, char** argv) {
       ->check(between(0, 0.999))
       ->capture_default_str();
   app.add_option("--out", options.out, "Write every package's rank to this file");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    std::exit(app.exit(e));
-  }
+  parse_or_exit(app, argc, argv);
   return options;
 }
 
@@ -66,12 +57,11 @@ void report(const PackageGraph& graph, std::span<const double> ranks, const std:
   for (size_t i = 0; i < std::min<size_t>(5, order.size()); ++i) {
     fmt::print("{:<24} {:.6f}\n", graph.names[order[i]], ranks[order[i]]);
   }
-  if (out.empty()) return;
-  std::ofstream file(out);
+  std::string lines;
   for (size_t n = 0; n < ranks.size(); ++n) {
-    file << fmt::format("{} {:.17g}\n", graph.names[n], ranks[n]);
+    lines += fmt::format("{} {:.17g}\n", graph.names[n], ranks[n]);
   }
-  if (!file.flush()) fail(ErrorCode::kInternal, "{}: {}", out, std::strerror(errno));
+  write_file(out, lines);
 }
 
 void run(Options options) {
@@ -94,9 +84,7 @@ void run(Options options) {
 }  // namespace
 }  // namespace phub::examples
 
-int main(int argc, char** argv) try {
-  phub::examples::run(phub::examples::parse(argc, argv));
-} catch (const std::exception& error) {
-  fmt::print(stderr, "pagerank: {}\n", error.what());
-  return 1;
+int main(int argc, char** argv) {
+  using namespace phub::examples;  // NOLINT
+  return status_of("pagerank", [&] { run(parse(argc, argv)); });
 }

@@ -3,6 +3,7 @@
 
 #include "worker/examples/geeps/training.h"
 #include "worker/examples/numbers.h"
+#include "worker/examples/program.h"
 
 namespace phub::examples {
 namespace {
@@ -109,11 +110,7 @@ void parse(CLI::App& app, TrainingOptions& o, int argc, char** argv) {
       ->check(not_negative())
       ->capture_default_str();
   app.add_flag("--resume", o.resume, "Go on from the checkpoint")->needs(checkpoint);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    std::exit(app.exit(e));
-  }
+  parse_or_exit(app, argc, argv);
 }
 
 }  // namespace phub::examples
