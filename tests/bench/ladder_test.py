@@ -5,6 +5,8 @@
 
 As scripts_test.py, whose means it has."""
 
+import importlib.machinery
+import importlib.util
 import json
 import re
 import subprocess
@@ -14,6 +16,14 @@ from pathlib import Path
 
 sys.dont_write_bytecode = True
 from scripts_test import BENCH, ROOT, SKIPPED, expect, run  # noqa: E402
+
+
+def module(name):
+    """A script of bench/ as a module."""
+    loader = importlib.machinery.SourceFileLoader(name, str(BENCH / name))
+    found = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
+    loader.exec_module(found)
+    return found
 
 
 def ladder_climbs(folder, binaries):
@@ -37,8 +47,7 @@ def ladder_climbs(folder, binaries):
 
 
 def ladder_refuses(_, __):
-    from pictures import sibling
-    ladder = sibling("ladder")
+    ladder = module("ladder")
 
     class Setting:
         warmup, iterations, colocated = 1, 2, False
@@ -199,9 +208,7 @@ def plots_draw(folder, _):
 
 
 def appended_logs_are_one_course(_, __):
-    from pictures import sibling
-
-    tuning, tuned = sibling("plot_tune").Tuning, a_tuning()
+    tuning, tuned = module("plot_tune").Tuning, a_tuning()
 
     def losses(first, end, branch, loss):
         return [{"kind": "loss", "round": at, "branch": branch, "loss": loss, "ranks": 2} for at in range(first, end)]
