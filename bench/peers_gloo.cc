@@ -18,18 +18,15 @@
 #include <gloo/transport/tcp/device.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <vector>
 
-#include "bench/peers_spoil.h"
+#include "bench/peers.h"
 #include "bench/zerocompute/checker.h"
 #include "bench/zerocompute/gradients.h"
 #include "bench/zerocompute/measures.h"
@@ -138,29 +135,16 @@ int run(uint32_t rank, uint32_t ranks, char** argv, uint64_t elements, uint64_t 
   for (std::string name; std::getline(names, name, ',');) {
     const Measured measured = measure(context, name, elements, warmup, rounds);
     if (rank != 0) continue;
-    const Summary us = summarize(measured.round_us);
-    const nlohmann::json line = {{"algorithm", name},
-                                 {"workers", ranks},
-                                 {"bytes", elements * sizeof(float)},
-                                 {"rounds", rounds},
-                                 {"min_us", us.min},
-                                 {"p50_us", us.p50},
-                                 {"p99_us", us.p99},
-                                 {"max_us", us.max},
-                                 {"wrong", measured.wrong},
-                                 {"machine_busy", measured.machine.busy()}};
-    std::printf("%s\n", line.dump().c_str());
-    std::fflush(stdout);
+    print_line({{"algorithm", name},
+                {"workers", ranks},
+                {"bytes", elements * sizeof(float)},
+                {"rounds", rounds},
+                {"wrong", measured.wrong},
+                {"machine_busy", measured.machine.busy()}},
+               measured.round_us);
   }
   barrier(context);  // no process leaves while another still needs it
   return 0;
-}
-
-bool parse(const char* text, uint64_t least, uint64_t most, uint64_t& value) {
-  if (text == nullptr) return false;
-  const char* end = text + std::strlen(text);
-  const auto result = std::from_chars(text, end, value);
-  return result.ec == std::errc() && result.ptr == end && value >= least && value <= most;
 }
 
 }  // namespace

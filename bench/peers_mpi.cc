@@ -5,25 +5,16 @@
 #include <mpi.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
-#include <cstring>
-#include <nlohmann/json.hpp>
 #include <vector>
 
-#include "bench/peers_spoil.h"
+#include "bench/peers.h"
 #include "bench/zerocompute/checker.h"
 #include "bench/zerocompute/gradients.h"
 #include "bench/zerocompute/measures.h"
 
 namespace phub {
 namespace {
-
-bool parse(const char* text, uint64_t most, uint64_t& value) {
-  const char* end = text + std::strlen(text);
-  const auto result = std::from_chars(text, end, value);
-  return result.ec == std::errc() && result.ptr == end && value <= most;
-}
 
 int run(uint64_t elements, uint64_t warmup, uint64_t rounds) {
   int rank = 0, ranks = 0;
@@ -58,17 +49,12 @@ int run(uint64_t elements, uint64_t warmup, uint64_t rounds) {
   uint64_t all_wrong = 0;
   MPI_Reduce(&wrong, &all_wrong, 1, MPI_UINT64_T, MPI_SUM, 0, MPI_COMM_WORLD);
   if (rank == 0) {
-    const Summary us = summarize(round_us);
-    const nlohmann::json line = {{"workers", ranks},
-                                 {"bytes", elements * sizeof(float)},
-                                 {"rounds", rounds},
-                                 {"min_us", us.min},
-                                 {"p50_us", us.p50},
-                                 {"p99_us", us.p99},
-                                 {"max_us", us.max},
-                                 {"wrong", all_wrong},
-                                 {"machine_busy", machine.busy()}};
-    std::printf("%s\n", line.dump().c_str());
+    print_line({{"workers", ranks},
+                {"bytes", elements * sizeof(float)},
+                {"rounds", rounds},
+                {"wrong", all_wrong},
+                {"machine_busy", machine.busy()}},
+               round_us);
   }
   return 0;
 }
@@ -78,9 +64,8 @@ int run(uint64_t elements, uint64_t warmup, uint64_t rounds) {
 
 int main(int argc, char** argv) {
   uint64_t elements = 0, warmup = 0, rounds = 0;
-  if (argc != 4 || !phub::parse(argv[1], INT32_MAX, elements) || elements == 0 ||
-      !phub::parse(argv[2], 1000000, warmup) || !phub::parse(argv[3], 1000000, rounds) ||
-      rounds == 0) {
+  if (argc != 4 || !phub::parse(argv[1], 1, INT32_MAX, elements) ||
+      !phub::parse(argv[2], 0, 1000000, warmup) || !phub::parse(argv[3], 1, 1000000, rounds)) {
     std::fprintf(stderr, "usage: mpirun -np WORKERS peers_mpi ELEMENTS WARMUP ROUNDS\n");
     return 2;
   }

@@ -13,17 +13,14 @@
 #include <ps/ps.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
-#include "bench/peers_spoil.h"
+#include "bench/peers.h"
 #include "bench/zerocompute/checker.h"
 #include "bench/zerocompute/gradients.h"
 #include "bench/zerocompute/measures.h"
@@ -162,20 +159,12 @@ void work(const Options& o) {
   for (const Times& each : all) {
     round_us.push_back(static_cast<double>(each.end_ns - each.start_ns) / 1e3);
   }
-  const Summary us = summarize(round_us);
-  const nlohmann::json line = {{"workers", ranks},   {"bytes", o.elements * sizeof(float)},
-                               {"rounds", o.rounds}, {"servers", ps::NumServers()},
-                               {"min_us", us.min},   {"p50_us", us.p50},
-                               {"p99_us", us.p99},   {"max_us", us.max},
-                               {"wrong", wrong}};
-  std::printf("%s\n", line.dump().c_str());
-  std::fflush(stdout);
-}
-
-bool parse(const char* text, uint64_t least, uint64_t most, uint64_t& value) {
-  const char* end = text + std::strlen(text);
-  const auto result = std::from_chars(text, end, value);
-  return result.ec == std::errc() && result.ptr == end && value >= least && value <= most;
+  print_line({{"workers", ranks},
+              {"bytes", o.elements * sizeof(float)},
+              {"rounds", o.rounds},
+              {"servers", ps::NumServers()},
+              {"wrong", wrong}},
+             round_us);
 }
 
 }  // namespace

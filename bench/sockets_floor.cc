@@ -18,16 +18,15 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <span>
 #include <thread>
 #include <vector>
 
+#include "bench/peers.h"
 #include "bench/zerocompute/checker.h"
 #include "bench/zerocompute/gradients.h"
 #include "bench/zerocompute/measures.h"
@@ -255,20 +254,14 @@ int measure(const Options& o) {
   }
   uint64_t wrong = 0;
   for (const WorkerSlot& slot : shared.slots()) wrong += slot.wrong;
-  const Summary us = summarize(shared.round_us().first(shared.head().recorded));
-  const nlohmann::json line = {{"workers", o.workers}, {"bytes", o.bytes},
-                               {"rounds", o.rounds},   {"threads", o.threads},
-                               {"min_us", us.min},     {"p50_us", us.p50},
-                               {"p99_us", us.p99},     {"max_us", us.max},
-                               {"wrong", wrong},       {"write_bytes", o.write_bytes}};
-  std::printf("%s\n", line.dump().c_str());
+  print_line({{"workers", o.workers},
+              {"bytes", o.bytes},
+              {"rounds", o.rounds},
+              {"threads", o.threads},
+              {"wrong", wrong},
+              {"write_bytes", o.write_bytes}},
+             shared.round_us().first(shared.head().recorded));
   return wrong == 0 ? 0 : 1;
-}
-
-bool parse(const char* text, uint64_t least, uint64_t most, uint64_t& value) {
-  const char* end = text + std::strlen(text);
-  const auto result = std::from_chars(text, end, value);
-  return result.ec == std::errc() && result.ptr == end && value >= least && value <= most;
 }
 
 int main_of(int argc, char** argv) {
