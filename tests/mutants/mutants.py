@@ -17,7 +17,6 @@ IN_STORES = ("iterstore/store_test",)
 ITERSTORE = "worker/iterstore/store.cc"
 STORE_THREAD = "worker/iterstore/store_thread.cc"
 STORE_CHANGES = "worker/iterstore/store_changes.cc"
-STORE_STRAYS = "worker/iterstore/store_strays.cc"
 STORE_ROWS = "worker/iterstore/shared_rows.cc"
 STORE_IN_C = "worker/c_abi/iterstore.cc"
 CORE = "phub/core/core_job.cc"
@@ -2006,9 +2005,9 @@ MUTANTS = [
            "if (mode == Mode::kVirtual) return false;", "", IN_STORES),
     Mutant("iterstore: updates that were made before a thread strays are lost", ITERSTORE,
            "  rows->take_updates(*shared);\n", "", IN_STORES),
-    Mutant("iterstore: so is what ranks said with the clock before", STORE_STRAYS,
-           "  carried = carried + shared->told();\n", "", ("iterstore/straying_test",)),
-    Mutant("iterstore: who strays once does so for ever", STORE_STRAYS,
+    Mutant("iterstore: so is what ranks said with the clock before", STORE_CHANGES,
+           "  carried = carried + shared->told();\n  RowPlan plan", "  RowPlan plan", ("iterstore/straying_test",)),
+    Mutant("iterstore: who strays once does so for ever", STORE_CHANGES,
            "for (const auto& thread : threads) thread->allow_updates(table);", "", IN_STORES),
     Mutant("iterstore: who only reads a row updates it, and nobody sees that", STORE_THREAD,
            "if (!place->may_update)", "if (false)", ("iterstore/straying_test",)),

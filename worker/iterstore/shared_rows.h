@@ -20,8 +20,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "worker/iterstore/pattern_watch.h"
 #include "worker/iterstore/row_plan.h"
-#include "worker/iterstore/tally.h"
 #include "worker/worker.h"
 
 namespace phub::iterstore {

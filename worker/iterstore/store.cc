@@ -9,7 +9,6 @@
 #include "transport/error.h"
 #include "worker/iterstore/cores.h"
 #include "worker/iterstore/one_round.h"
-#include "worker/iterstore/options.h"
 #include "worker/iterstore/row_plan.h"
 #include "worker/iterstore/store_impl.h"
 

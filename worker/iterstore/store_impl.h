@@ -21,7 +21,6 @@
 #include "worker/iterstore/row_names.h"
 #include "worker/iterstore/shared_rows.h"
 #include "worker/iterstore/store.h"
-#include "worker/iterstore/tally.h"
 #include "worker/iterstore/thread_rows.h"
 
 namespace phub::iterstore {

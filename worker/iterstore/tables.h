@@ -1,4 +1,4 @@
-// The tables of a store, checked.
+// The options and the tables of a store, checked.
 #pragma once
 
 #include <cstddef>
@@ -26,6 +26,9 @@ struct Table {
   uint64_t row_bytes() const { return row_words() * sizeof(uint32_t); }
   uint64_t bytes() const { return rows * row_bytes(); }
 };
+
+// Throws Error(kInvalid) that names the store and the option. Looks at no table.
+void check_options(const StoreOptions& options);
 
 // Throws Error(kInvalid) that names the table and what is wrong with it.
 std::vector<Table> checked_tables(std::span<const TableSpec> specs);
