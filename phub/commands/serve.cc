@@ -213,32 +213,17 @@ std::unique_ptr<ParentClient> make_parent(const ServeConfig& config) {
                             .rack_name = host_name()});
 }
 
-std::string limit_to(const Parent& parent) {
-  if (parent.nic_bytes_per_s() == 0) return "";
-  return fmt::format(", at most {} from each NIC", describe_rate(parent.nic_bytes_per_s()));
+std::string under(const Parent& parent, const std::string& server) {
+  std::string text = "a rack of " + server;
+  if (parent.nic_bytes_per_s() == 0) return text;
+  return text + fmt::format(", at most {} from each NIC", describe_rate(parent.nic_bytes_per_s()));
 }
 
 void serve(const ServeConfig& config) {
-  start_log(config.log_level);
-  raise_descriptor_limit();
-  log_memory_limit(config);
-  check_tls_options(config);
-  std::optional<TlsServerContext> tls_of_data;
-  if (config.tls_data) {
-    tls_of_data.emplace(tls_files(config), TlsServerContext::Use::kData);
-  }
-  std::vector<std::unique_ptr<Transport>> nics =
-      make_transports(config, tls_of_data ? &*tls_of_data : nullptr);
-
-  ServerOptions options;
-  options.topology = numa::find_topology(config.topology);
-  options.cores = config.cores;
-  options.pin = config.pin;
-  options.spin_us = config.spin_us;
-  options.memory_limit_bytes = config.memory_limit_bytes;
+  ServeStart start(config);
+  auto options = server_options<ServerOptions>(config);
   options.checkpoints = config.checkpoints;
   options.shard_lease_ms = config.shard_lease_ms;
-  options.note = [](const std::string& line) { spdlog::warn("{}", escaped(line)); };
   std::optional<TraceWriter> trace;
   if (!config.trace.empty()) {
     trace.emplace(config.trace, "phub serve");
@@ -258,14 +243,15 @@ void serve(const ServeConfig& config) {
     broadcast_of(switch_address(config.through_switch), kSwitchPort);
   }
   const SteadyClock clock;
-  Server server(options, std::move(nics), clock);
+  Server server(options, std::move(start.nics), clock);
 
   boost::asio::io_context io(1);
   std::signal(SIGPIPE, SIG_IGN);
   boost::asio::signal_set signals(io, SIGINT, SIGTERM);
   SavingEnd end(io, signals, server, config.save_limit_ms);
   const std::unique_ptr<TlsFront> tls = make_tls(config, io);
-  const SecretsWatch watch(io, gate, tls.get(), tls_of_data ? &*tls_of_data : nullptr, server);
+  const SecretsWatch watch(io, gate, tls.get(), start.tls_of_data ? &*start.tls_of_data : nullptr,
+                           server);
   ServerLoop loop(server, io);
   HttpOptions http;
   http.listen = config.listen;
@@ -278,13 +264,8 @@ void serve(const ServeConfig& config) {
   check_exposed(config, port);
 
   server.start_threads();
-  print_lines(numa::describe(options.topology));
-  print_lines(server.describe());
-  if (parent) fmt::print("a rack of {}{}\n", config.parent, limit_to(*parent));
-  for (const std::string& address : port.addresses()) {
-    fmt::print("listening on {}{}\n", tls ? "https://" : "", address);
-  }
-  std::fflush(stdout);
+  announce(options.topology, server.describe(), parent ? under(*parent, config.parent) : "", port,
+           tls != nullptr);
   if (parent) server.background().run([&config] { look_at_parent(config); });
   io.run();
   port.stop();

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <utility>
 
 #include "phub/commands/container_memory.h"
@@ -85,8 +86,6 @@ void pace(const ServeConfig& config, std::vector<std::unique_ptr<Transport>>& ni
   }
 }
 
-}  // namespace
-
 void start_log(const std::string& level) {
   auto logger = spdlog::stderr_logger_st("phub");
   logger->set_pattern("%Y-%m-%dT%H:%M:%S.%e%z %l %v");
@@ -98,6 +97,7 @@ void print_lines(const std::string& text) {
   fmt::print("{}{}", escaped_lines(text), text.ends_with('\n') ? "" : "\n");
 }
 
+// Throws Error: one that was asked for cannot be had.
 std::vector<std::unique_ptr<Transport>> make_transports(const ServeConfig& config,
                                                         const TlsServerContext* tls) {
   std::vector<std::string> hosts;
@@ -141,6 +141,7 @@ std::vector<std::unique_ptr<Transport>> make_transports(const ServeConfig& confi
   return nics;
 }
 
+// The soft limit of descriptors, which connections and ranks need, becomes the hard limit.
 void raise_descriptor_limit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -148,6 +149,8 @@ void raise_descriptor_limit() {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
+// Logs what the control groups of this process allow, and warns of a --memory-limit above that, or
+// above the machine's available memory.
 void log_memory_limit(const ServeConfig& config) {
   const ContainerMemory allowed = container_memory();
   const std::string limit = human_bytes(config.memory_limit_bytes);
@@ -193,6 +196,28 @@ void check_tls_options(const ServeConfig& config) {
     fail(ErrorCode::kInvalid, "--tls-client-ca needs --tls-cert and --tls-key");
   }
   if (config.tls_data) fail(ErrorCode::kInvalid, "--tls-data needs --tls-cert and --tls-key");
+}
+
+}  // namespace
+
+ServeStart::ServeStart(const ServeConfig& config) {
+  start_log(config.log_level);
+  raise_descriptor_limit();
+  log_memory_limit(config);
+  check_tls_options(config);
+  if (config.tls_data) tls_of_data.emplace(tls_files(config), TlsServerContext::Use::kData);
+  nics = make_transports(config, tls_of_data ? &*tls_of_data : nullptr);
+}
+
+void announce(const numa::Topology& topology, const std::string& server, const std::string& under,
+              const HttpServer& port, bool tls) {
+  print_lines(numa::describe(topology));
+  print_lines(server);
+  if (!under.empty()) fmt::print("{}\n", under);
+  for (const std::string& address : port.addresses()) {
+    fmt::print("listening on {}{}\n", tls ? "https://" : "", address);
+  }
+  std::fflush(stdout);
 }
 
 std::string host_name() {

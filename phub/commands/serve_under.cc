@@ -4,14 +4,13 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <csignal>
-#include <cstdio>
+#include <functional>
 #include <memory>
-#include <optional>
-#include <vector>
+#include <string>
+#include <utility>
 
-#include "numa/topology.h"
 #include "phub/commands/serve_setup.h"
-#include "phub/commands/shard_health.h"
+#include "phub/control/handler.h"
 #include "phub/control/port.h"
 #include "phub/shard/shard_link.h"
 #include "phub/shard/shard_loop.h"
@@ -27,11 +26,9 @@ namespace asio = boost::asio;
 
 void check_options(const ServeConfig& config) {
   const auto refuse = [](bool given, std::string_view option) {
-    if (given)
-      fail(ErrorCode::kInvalid,
-           "--join and {} do not go together: the other server has "
-           "the jobs",
-           option);
+    if (!given) return;
+    fail(ErrorCode::kInvalid, "--join and {} do not go together: the other server has the jobs",
+         option);
   };
   refuse(!config.tokens.empty(), "--tokens");
   refuse(!config.checkpoints.folder.empty(), "--checkpoints");
@@ -39,29 +36,36 @@ void check_options(const ServeConfig& config) {
   refuse(config.parent_bytes_per_s > 0, "--parent-budget");
 }
 
+// What the box answers at its own control port: whether it lives and is ready. Jobs are the
+// server's.
+class ShardHealth final : public ControlHandler {
+ public:
+  ShardHealth(std::string server, std::function<bool()> has_joined)
+      : server_(std::move(server)), has_joined_(std::move(has_joined)) {}
+
+  void check_ready(Reply<Done> reply) override {
+    if (!has_joined_()) fail(ErrorCode::kUnavailable, "this box has not joined {}", server_);
+    reply(Done{});
+  }
+
+ private:
+  std::string why_not_here() const override {
+    return fmt::format("this box serves under {}: ask there", server_);
+  }
+
+  const std::string server_;
+  const std::function<bool()> has_joined_;
+};
+
 }  // namespace
 
 void serve_under(const ServeConfig& config) {
-  start_log(config.log_level);
-  raise_descriptor_limit();
-  log_memory_limit(config);
   check_options(config);
-  check_tls_options(config);
-  std::optional<TlsServerContext> tls_of_data;
-  if (config.tls_data) tls_of_data.emplace(tls_files(config), TlsServerContext::Use::kData);
-  std::vector<std::unique_ptr<Transport>> nics =
-      make_transports(config, tls_of_data ? &*tls_of_data : nullptr);
-
-  ShardServerOptions options;
-  options.topology = numa::find_topology(config.topology);
-  options.cores = config.cores;
-  options.pin = config.pin;
-  options.spin_us = config.spin_us;
+  ServeStart start(config);
+  auto options = server_options<ShardServerOptions>(config);
   options.name = host_name();
-  options.memory_limit_bytes = config.memory_limit_bytes;
-  options.note = [](const std::string& line) { spdlog::warn("{}", escaped(line)); };
   const SteadyClock clock;
-  ShardServer shard(options, std::move(nics), clock);
+  ShardServer shard(options, std::move(start.nics), clock);
 
   asio::io_context io(1);
   std::signal(SIGPIPE, SIG_IGN);
@@ -83,13 +87,7 @@ void serve_under(const ServeConfig& config) {
   http.tls = tls.get();
   HttpServer port(io, health, http);
   shard.start_threads();
-  print_lines(numa::describe(options.topology));
-  print_lines(shard.describe());
-  fmt::print("a shard of {}\n", config.join);
-  for (const std::string& address : port.addresses()) {
-    fmt::print("listening on {}{}\n", tls ? "https://" : "", address);
-  }
-  std::fflush(stdout);
+  announce(options.topology, shard.describe(), "a shard of " + config.join, port, tls != nullptr);
   {
     const ShardLoop loop(shard, link, io);
     io.run();
