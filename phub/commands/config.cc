@@ -28,6 +28,8 @@ namespace {
 
 constexpr size_t kMaxConfigBytes = 1u << 20;
 
+using Values = const std::vector<std::string>&;
+
 // The type of the value in a TOML file. Flags and variables are always text.
 enum class Kind { kText, kTexts, kInteger, kBytes, kSwitch };
 
@@ -36,7 +38,7 @@ struct Option {
   std::string_view placeholder;  // in the help
   Kind kind;
   std::string_view help;
-  void (*set)(ServeConfig&, const std::vector<std::string>&);  // throws Error without a source
+  void (*set)(ServeConfig&, Values);  // throws Error without a source
 };
 
 int64_t parse_integer(const std::string& text, int64_t min, int64_t max) {
@@ -84,7 +86,7 @@ constexpr std::array<Option, 32> kOptions = {{
     {"listen", "HOST:PORT", Kind::kTexts,
      "Address of the control port; may be given several times. Port 0: any free port; *:PORT: all "
      "addresses of this machine. [127.0.0.1:7717; with --join 127.0.0.1:0]",
-     [](ServeConfig& config, const std::vector<std::string>& values) {
+     [](ServeConfig& config, Values values) {
        for (const std::string& value : values) parse_host_port(value);
        config.listen = values;
      }},
@@ -92,69 +94,53 @@ constexpr std::array<Option, 32> kOptions = {{
      "Serve under this server: this box gets a part of the chunks of its jobs over tcp and verbs. "
      "--listen then says where data is taken, and where /healthz and /readyz are; the token is "
      "PHUB_TOKEN's, of role admin. [alone]",
-     [](ServeConfig& config, const std::vector<std::string>& values) {
+     [](ServeConfig& config, Values values) {
        parse_server_address(values[0]);
        config.join = values[0];
      }},
     {"parent", "HOST:PORT", Kind::kText,
      "This box is a rack of that server: it sums the gradients of one group of a job's ranks, and "
      "sends the sum there; the token is PHUB_TOKEN's, of role train. [alone]",
-     [](ServeConfig& config, const std::vector<std::string>& values) {
+     [](ServeConfig& config, Values values) {
        parse_server_address(values[0]);
        config.parent = values[0];
      }},
     {"parent-transport", "NAME", Kind::kText,
      "With --parent: over what gradients go there, tcp, verbs, ofi, or auto: that of the job where "
      "the parent has it, else verbs where both can, else tcp, and memory where the parent is on "
-     "this "
-     "host. [auto]",
-     [](ServeConfig& config, const std::vector<std::string>& values) {
+     "this host. [auto]",
+     [](ServeConfig& config, Values values) {
        parse_word(values[0], {"auto", "tcp", "verbs", "ofi"});
        config.parent_transport = values[0];
      }},
     {"parent-budget", "RATE", Kind::kText,
      "With --parent: what each NIC sends there at most, with headers: 1gbit, 250mbit, or bytes per "
      "second. What the parent sends down has the parent's --nic-budget. [no limit]",
-     [](ServeConfig& config, const std::vector<std::string>& values) {
-       config.parent_bytes_per_s = parse_rate(values[0]);
-     }},
+     [](ServeConfig& config, Values values) { config.parent_bytes_per_s = parse_rate(values[0]); }},
     {"tokens", "FILE", Kind::kText,
      "Who may use the server: a TOML file of mode 0600 with the entries that 'phub token new' "
      "prints, read again on SIGHUP. [whoever reaches the port may]",
-     [](ServeConfig& config, const std::vector<std::string>& values) {
-       config.tokens = parse_text(values[0]);
-     }},
+     [](ServeConfig& config, Values values) { config.tokens = parse_text(values[0]); }},
     {"tls-cert", "FILE", Kind::kText,
      "Certificate of the control port, which then speaks TLS: PEM, those that lead to its "
-     "authority "
-     "after it. Read again on SIGHUP. [plain HTTP]",
-     [](ServeConfig& config, const std::vector<std::string>& values) {
-       config.tls_cert = parse_text(values[0]);
-     }},
+     "authority after it. Read again on SIGHUP. [plain HTTP]",
+     [](ServeConfig& config, Values values) { config.tls_cert = parse_text(values[0]); }},
     {"tls-key", "FILE", Kind::kText, "Its key: PEM, of mode 0600 or 0640. [none]",
-     [](ServeConfig& config, const std::vector<std::string>& values) {
-       config.tls_key = parse_text(values[0]);
-     }},
+     [](ServeConfig& config, Values values) { config.tls_key = parse_text(values[0]); }},
     {"tls-client-ca", "FILE", Kind::kText,
      "Let in only clients with a certificate of one of these authorities (PEM). [all]",
-     [](ServeConfig& config, const std::vector<std::string>& values) {
-       config.tls_client_ca = parse_text(values[0]);
-     }},
+     [](ServeConfig& config, Values values) { config.tls_client_ca = parse_text(values[0]); }},
     {"tls-data", "[BOOL]", Kind::kSwitch,
      "Gradients and parameters over tcp go over TLS, too; shm and verbs stay as they are. [false]",
-     [](ServeConfig& config, const std::vector<std::string>& values) {
-       config.tls_data = parse_switch(values[0]);
-     }},
+     [](ServeConfig& config, Values values) { config.tls_data = parse_switch(values[0]); }},
     {"insecure", "[BOOL]", Kind::kSwitch,
      "Listen beyond this machine although whoever is on the network can use the server, or read "
      "along. [false]",
-     [](ServeConfig& config, const std::vector<std::string>& values) {
-       config.insecure = parse_switch(values[0]);
-     }},
+     [](ServeConfig& config, Values values) { config.insecure = parse_switch(values[0]); }},
     {"transports", "NAME", Kind::kTexts,
      "shm, tcp, verbs or ofi; may be given several times, or separated by commas. [all that are "
      "available, but ofi: tcp at the --listen addresses, verbs unless these are loopback]",
-     [](ServeConfig& config, const std::vector<std::string>& values) {
+     [](ServeConfig& config, Values values) {
        config.transports.clear();
        for (const std::string& value : values) {
          for (const std::string& name : split_list(value)) {
@@ -165,7 +151,7 @@ constexpr std::array<Option, 32> kOptions = {{
     {"devices", "DEVICE[:PORT[:GID]]", Kind::kTexts,
      "RDMA devices to use; may be given several times, or separated by commas. [every active port, "
      "with the GID of the --listen address, or else its first RoCE v2 GID]",
-     [](ServeConfig& config, const std::vector<std::string>& values) {
+     [](ServeConfig& config, Values values) {
        config.devices.clear();
        for (const std::string& value : values) {
          for (const std::string& device : split_list(value)) {
@@ -177,103 +163,90 @@ constexpr std::array<Option, 32> kOptions = {{
     {"ofi-provider", "NAME", Kind::kText,
      "The provider of libfabric that ofi uses, by libfabric's name, such as efa or 'tcp;ofi_rxm'. "
      "[the first of those that 'phub doctor' lists]",
-     [](ServeConfig& config, const std::vector<std::string>& values) {
+     [](ServeConfig& config, Values values) {
        check_ofi_provider_name(values[0]);
        config.ofi_provider = values[0];
      }},
     {"data-port", "PORT", Kind::kInteger,
      "Port for the workers' tcp and verbs connections, to be opened in a firewall; those of ofi "
      "have the next one. 0: any free port. [0]",
-     [](ServeConfig& config, const std::vector<std::string>& values) {
+     [](ServeConfig& config, Values values) {
        config.data_port = static_cast<uint16_t>(parse_integer(values[0], 0, 65535));
      }},
     {"switch", "ADDRESS:PORT", Kind::kText,
      "The workers' hosts and this one are behind a switch that adds ('phub switch'): keys in int32 "
      "go through it to this IPv4 address of the NIC there, one job's at a time. The UDP port is "
-     "the "
-     "first core's, the others have the next ones. [none]",
-     [](ServeConfig& config, const std::vector<std::string>& values) {
+     "the first core's, the others have the next ones. [none]",
+     [](ServeConfig& config, Values values) {
        switch_address(values[0]);
        config.through_switch = values[0];
      }},
     {"switch-slots", "N", Kind::kInteger, "Slots of that switch, for all cores together. [512]",
-     [](ServeConfig& config, const std::vector<std::string>& values) {
+     [](ServeConfig& config, Values values) {
        config.switch_slots = static_cast<uint32_t>(parse_integer(values[0], 1, kMostSwitchSlots));
      }},
     {"nic-budget", "RATE", Kind::kText,
      "What each NIC sends to workers at most, with headers: 1gbit, 250mbit, or bytes per second. "
      "Each core has its part of it. [no limit]",
-     [](ServeConfig& config, const std::vector<std::string>& values) {
-       config.nic_bytes_per_s = parse_rate(values[0]);
-     }},
+     [](ServeConfig& config, Values values) { config.nic_bytes_per_s = parse_rate(values[0]); }},
     {"cores", "N", Kind::kInteger, "Number of cores that sum and optimize; 0: all. [0]",
-     [](ServeConfig& config, const std::vector<std::string>& values) {
+     [](ServeConfig& config, Values values) {
        config.cores = static_cast<uint32_t>(parse_integer(values[0], 0, 65536));
      }},
     {"pin", "BOOL", Kind::kSwitch, "Pin each thread to its core. [true]",
-     [](ServeConfig& config, const std::vector<std::string>& values) {
-       config.pin = parse_switch(values[0]);
-     }},
+     [](ServeConfig& config, Values values) { config.pin = parse_switch(values[0]); }},
     {"memory-limit", "BYTES", Kind::kBytes,
      "Memory that all jobs together may use, with K, M, G or T. [80% of the available memory]",
-     [](ServeConfig& config, const std::vector<std::string>& values) {
+     [](ServeConfig& config, Values values) {
        config.memory_limit_bytes = parse_bytes(values[0]);
      }},
     {"socket-dir", "DIR", Kind::kText,
      "Directory of the shared-memory transport's Unix socket; only its owner may enter. "
      "[$XDG_RUNTIME_DIR/phub, or /tmp/phub-UID]",
-     [](ServeConfig& config, const std::vector<std::string>& values) {
-       config.socket_dir = parse_text(values[0]);
-     }},
+     [](ServeConfig& config, Values values) { config.socket_dir = parse_text(values[0]); }},
     {"topology", "TOPOLOGY", Kind::kText,
      "'this' for this machine, an hwloc XML file, or hwloc's synthetic form such as 'pack:2 core:8 "
      "pu:1'. [this]",
-     [](ServeConfig& config, const std::vector<std::string>& values) {
-       config.topology = parse_text(values[0]);
-     }},
+     [](ServeConfig& config, Values values) { config.topology = parse_text(values[0]); }},
     {"spin-us", "MICROSECONDS", Kind::kInteger,
      "How long an idle core spins before it sleeps; -1 chooses by the number of CPUs. [-1]",
-     [](ServeConfig& config, const std::vector<std::string>& values) {
+     [](ServeConfig& config, Values values) {
        config.spin_us = static_cast<int32_t>(parse_integer(values[0], -1, 1'000'000));
      }},
     {"log-level", "LEVEL", Kind::kText, "trace, debug, info, warn, error or off. [info]",
-     [](ServeConfig& config, const std::vector<std::string>& values) {
+     [](ServeConfig& config, Values values) {
        config.log_level = parse_word(values[0], {"trace", "debug", "info", "warn", "error", "off"});
      }},
     {"trace", "FILE", Kind::kText,
      "On exit, write a trace of the cores (arrivals, waits, sums, write-backs of every chunk) to "
      "FILE, for ui.perfetto.dev. [no trace]",
-     [](ServeConfig& config, const std::vector<std::string>& values) {
-       config.trace = parse_text(values[0]);
-     }},
+     [](ServeConfig& config, Values values) { config.trace = parse_text(values[0]); }},
     {"checkpoints", "DIR", Kind::kText,
      "Directory for checkpoints: jobs that did not end go on from them when the server is started "
      "again. Made if it is not there; one server at a time. [none are written]",
-     [](ServeConfig& config, const std::vector<std::string>& values) {
-       config.checkpoints.folder = parse_text(values[0]);
-     }},
+     [](ServeConfig& config, Values values) { config.checkpoints.folder = parse_text(values[0]); }},
     {"checkpoint-every", "ROUNDS", Kind::kInteger,
      "Rounds from one checkpoint of a job to the next. [100]",
-     [](ServeConfig& config, const std::vector<std::string>& values) {
+     [](ServeConfig& config, Values values) {
        config.checkpoints.every = parse_integer(values[0], 1, 1'000'000'000);
      }},
     {"checkpoint-keep", "N", Kind::kInteger, "Checkpoints that are kept of each job. [3]",
-     [](ServeConfig& config, const std::vector<std::string>& values) {
+     [](ServeConfig& config, Values values) {
        config.checkpoints.keep = static_cast<uint32_t>(parse_integer(values[0], 1, 1000));
      }},
     {"save-limit-ms", "MS", Kind::kInteger,
      "After SIGTERM or Ctrl-C the server saves its jobs for so many milliseconds at most. [10000]",
-     [](ServeConfig& config, const std::vector<std::string>& values) {
+     [](ServeConfig& config, Values values) {
        config.save_limit_ms = static_cast<uint32_t>(parse_integer(values[0], 10, 3'600'000));
      }},
     {"shard-lease-ms", "MS", Kind::kInteger,
      "A shard that sends no mail for so many milliseconds is lost, and its jobs with it. [10000]",
-     [](ServeConfig& config, const std::vector<std::string>& values) {
+     [](ServeConfig& config, Values values) {
        config.shard_lease_ms = static_cast<uint32_t>(parse_integer(values[0], 100, 3'600'000));
      }},
     {"trace-events", "N", Kind::kInteger,
      "The trace keeps so many of each core's latest events, 48 bytes each. [200000]",
-     [](ServeConfig& config, const std::vector<std::string>& values) {
+     [](ServeConfig& config, Values values) {
        config.trace_events = static_cast<size_t>(parse_integer(values[0], 1, 1'000'000'000));
      }},
 }};
