@@ -17,6 +17,12 @@ class Box:
             sys.exit(f"the box did not start: {Path(log.name).read_text() if log else 'why is above'}")
         self.address = line.split()[-1]  # with https://, if it speaks TLS
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
     def close(self):
         self.process.terminate()
         self.process.wait()
