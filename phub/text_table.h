@@ -17,13 +17,15 @@
 
 namespace phub {
 
-// Columns are as wide as their longest cell, and right-aligned; `text_last` aligns the last left.
+// Columns are as wide as their longest cell, and right-aligned: all but the first ones that `left`
+// counts, and, with `text_last`, the last.
 class TextTable {
  public:
-  explicit TextTable(std::vector<std::string> head, bool text_last = false)
-      : rows_{std::move(head)}, text_last_(text_last) {}
+  explicit TextTable(std::vector<std::string> head, bool text_last = false, size_t left = 0)
+      : rows_{std::move(head)}, text_last_(text_last), left_(left) {}
 
   void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  bool is_empty() const { return rows_.size() == 1; }
 
   std::string text() const {
     std::vector<size_t> width(rows_.front().size(), 0);
@@ -33,7 +35,10 @@ class TextTable {
     if (text_last_) width.back() = 0;
     std::string text;
     for (const auto& row : rows_) {
-      for (size_t i = 0; i < row.size(); i++) text += fmt::format("  {:>{}}", row[i], width[i]);
+      for (size_t i = 0; i < row.size(); i++) {
+        text += i < left_ ? fmt::format("  {:<{}}", row[i], width[i])
+                          : fmt::format("  {:>{}}", row[i], width[i]);
+      }
       text += '\n';
     }
     return text;
@@ -42,6 +47,7 @@ class TextTable {
  private:
   std::vector<std::vector<std::string>> rows_;
   bool text_last_;
+  size_t left_;
 };
 
 // "97.49 MiB"; "-" for 0.

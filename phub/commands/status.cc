@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "phub/commands/commands.h"
+#include "phub/text_table.h"
 #include "transport/control/control_client.h"
 #include "transport/control/messages_json.h"
 #include "transport/control/server_address.h"
@@ -24,37 +25,8 @@
 namespace phub {
 namespace {
 
-using Cells = std::vector<std::string>;
-
 constexpr double kDefaultWatchS = 1;
 constexpr size_t kMostNotes = 20;  // of a kind and job
-
-// Columns are as wide as their widest cell; the first `left` are left-aligned, the others right.
-std::string table(const std::vector<Cells>& rows, size_t left) {
-  std::vector<size_t> widths(rows[0].size());
-  for (const Cells& row : rows) {
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
-  }
-  std::string out;
-  for (const Cells& row : rows) {
-    std::string line;
-    for (size_t i = 0; i < row.size(); ++i) {
-      line += i < left ? fmt::format("{:<{}}  ", row[i], widths[i])
-                       : fmt::format("{:>{}}  ", row[i], widths[i]);
-    }
-    line.erase(line.find_last_not_of(' ') + 1);
-    out += line + '\n';
-  }
-  return out;
-}
-
-std::string bytes(uint64_t n) {
-  const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  double value = static_cast<double>(n);
-  size_t unit = 0;
-  for (; value >= 1024 && unit + 1 < std::size(units); ++unit) value /= 1024;
-  return unit == 0 ? fmt::format("{} B", n) : fmt::format("{:.1f} {}", value, units[unit]);
-}
 
 std::string rate(double bytes_per_s) { return fmt::format("{:.2f} GB/s", bytes_per_s / 1e9); }
 
@@ -66,7 +38,7 @@ std::string duration(double seconds) {
   return fmt::format("{} h {} min", s / 3600, s / 60 % 60);
 }
 
-Cells job_row(const JobStatus& job) {
+std::vector<std::string> job_row(const JobStatus& job) {
   const auto live = std::count_if(job.ranks.begin(), job.ranks.end(),
                                   [](const RankStatus& rank) { return rank.state == "live"; });
   return {printable(job.name),
@@ -81,7 +53,7 @@ Cells job_row(const JobStatus& job) {
           rate(job.flow.bytes_out_per_s),
           fmt::format("{}", job.keys),
           fmt::format("{}", job.chunks),
-          bytes(job.memory_bytes),
+          human_bytes(job.memory_bytes),
           job.optimizer};
 }
 
@@ -164,26 +136,26 @@ std::string job_notes(const JobStatus& job) {
 }
 
 std::string box_tables(const std::vector<NodeStatus>& nodes) {
-  std::vector<Cells> nics = {{"NIC", "TRANSPORT", "NODE", "IN", "OUT", "AT MOST"}};
-  std::vector<Cells> cores = {{"CORE", "NODE", "CPU", "AWAKE", "CHUNKS/S", "IN", "OUT"}};
+  TextTable nics({"NIC", "TRANSPORT", "NODE", "IN", "OUT", "AT MOST"}, false, 2);
+  TextTable cores({"CORE", "NODE", "CPU", "AWAKE", "CHUNKS/S", "IN", "OUT"});
   for (const NodeStatus& node : nodes) {
     const std::string number = fmt::format("{}", node.node);
     for (const NicStatus& nic : node.nics) {
-      nics.push_back(
+      nics.add(
           {printable(nic.name), nic.transport, number, rate(nic.flow.bytes_in_per_s),
            rate(nic.flow.bytes_out_per_s),
            nic.budget_bytes_per_s == 0 ? "-" : rate(static_cast<double>(nic.budget_bytes_per_s))});
     }
     for (const CoreStatus& core : node.cores) {
-      cores.push_back({fmt::format("{}", core.core), number, fmt::format("{}", core.cpu),
-                       fmt::format("{:.0f}%", core.awake * 100),
-                       fmt::format("{:.0f}", core.flow.chunks_per_s),
-                       rate(core.flow.bytes_in_per_s), rate(core.flow.bytes_out_per_s)});
+      cores.add({fmt::format("{}", core.core), number, fmt::format("{}", core.cpu),
+                 fmt::format("{:.0f}%", core.awake * 100),
+                 fmt::format("{:.0f}", core.flow.chunks_per_s), rate(core.flow.bytes_in_per_s),
+                 rate(core.flow.bytes_out_per_s)});
     }
   }
   std::string out;
-  if (nics.size() > 1) out += '\n' + table(nics, 2);
-  if (cores.size() > 1) out += '\n' + table(cores, 0);
+  if (!nics.is_empty()) out += '\n' + nics.text();
+  if (!cores.is_empty()) out += '\n' + cores.text();
   return out;
 }
 
@@ -259,10 +231,11 @@ std::string cut(const std::string& text) {
 }  // namespace
 
 std::string describe(const ServerStatus& status) {
-  std::string out =
-      fmt::format("{}\n{} cores, {} of {} in use, transports: {}, up {}\n", status.topology,
-                  status.cores, bytes(status.memory_bytes), bytes(status.memory_limit_bytes),
-                  fmt::join(status.transports, ", "), duration(status.uptime_s));
+  std::string out = fmt::format(
+      "{}\n{} cores, {} of {} in use, transports: {}, up {}\n", status.topology, status.cores,
+      status.memory_bytes == 0 ? "nothing" : human_bytes(status.memory_bytes),
+      human_bytes(status.memory_limit_bytes), fmt::join(status.transports, ", "),
+      duration(status.uptime_s));
   for (const std::string& nic : status.nics) out += nic + '\n';
   if (!status.parent.empty()) {
     out += fmt::format("a rack of {}", printable(status.parent));
@@ -276,14 +249,15 @@ std::string describe(const ServerStatus& status) {
     out += fmt::format("with it serves {}: {} cores\n", shard.name, shard.cores);
   }
   if (status.jobs.empty()) return escaped_lines(out + "no jobs\n" + box_tables(status.nodes));
-  std::vector<Cells> rows = {{"JOB", "STATE", "OVER", "RANKS", "ROUND", "SAVED", "ROUNDS/S",
-                              "CHUNKS/S", "IN", "OUT", "KEYS", "CHUNKS", "MEMORY", "OPTIMIZER"}};
+  TextTable table({"JOB", "STATE", "OVER", "RANKS", "ROUND", "SAVED", "ROUNDS/S", "CHUNKS/S", "IN",
+                   "OUT", "KEYS", "CHUNKS", "MEMORY", "OPTIMIZER"},
+                  false, 3);
   std::string notes;
   for (const JobStatus& job : status.jobs) {
-    rows.push_back(job_row(job));
+    table.add(job_row(job));
     notes += job_notes(job);
   }
-  return escaped_lines(out + '\n' + table(rows, 3) + (notes.empty() ? "" : '\n' + notes) +
+  return escaped_lines(out + '\n' + table.text() + (notes.empty() ? "" : '\n' + notes) +
                        box_tables(status.nodes));
 }
 

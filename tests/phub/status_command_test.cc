@@ -53,15 +53,15 @@ ServerStatus sample() {
 
 TEST(Status, ShowsJobsRanksRoundsRatesAndWhoIsMissing) {
   const std::string text = describe(sample());
-  EXPECT_THAT(text,
-              HasSubstr("4 cores, 3.0 MiB of 5.0 GiB in use, transports: shm, tcp, up 1 h 2 min"));
+  EXPECT_THAT(
+      text, HasSubstr("4 cores, 3.00 MiB of 5.00 GiB in use, transports: shm, tcp, up 1 h 2 min"));
   EXPECT_THAT(
       text, ::testing::ContainsRegex(
                 "JOB +STATE +OVER +RANKS +ROUND +SAVED +ROUNDS/S +CHUNKS/S +IN +OUT +KEYS +CHUNKS "
                 "+MEMORY +OPTIMIZER"));
   EXPECT_THAT(text,
               ::testing::ContainsRegex("digits +running +shm +2 of 3 +417 +400 +250.2 +7758 +1.50 "
-                                       "GB/s +0.75 GB/s +6 +31 +2.0 KiB +nesterov"));
+                                       "GB/s +0.75 GB/s +6 +31 +2.00 KiB +nesterov"));
   EXPECT_THAT(text, HasSubstr("digits: missing: rank 1\n"));
   EXPECT_THAT(text, HasSubstr("digits: rank 1 is lost (incarnation 2): lease expired\n"));
   EXPECT_THAT(text, HasSubstr("digits: round 418 waits for rank 1: key 'conv1.weight'\n"));
