@@ -4,14 +4,12 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
-#include <fstream>
 #include <iterator>
 #include <utility>
 #include <vector>
 
+#include "phub/text_file.h"
 #include "transport/error.h"
 #include "transport/text.h"
 
@@ -81,15 +79,6 @@ Costs parse_costs(std::string_view text, std::string_view path) {
   return costs;
 }
 
-Costs load_costs(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) fail(ErrorCode::kInvalid, "{}: {}", path, std::strerror(errno));
-  std::string text(kMostBytes + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (file.bad()) fail(ErrorCode::kInvalid, "{}: cannot be read", path);
-  text.resize(static_cast<size_t>(file.gcount()));
-  if (text.size() > kMostBytes) fail(ErrorCode::kInvalid, "{}: more than 64 KiB", path);
-  return parse_costs(text, path);
-}
+Costs load_costs(const std::string& path) { return parse_costs(read_file(path, kMostBytes), path); }
 
 }  // namespace phub::rack_model

@@ -5,14 +5,13 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <charconv>
 #include <cmath>
-#include <cstring>
 #include <fstream>
 #include <sstream>
 
 #include "phub/commands/container_memory.h"
+#include "phub/text_file.h"
 #include "phub/text_table.h"
 #include "transport/control/server_address.h"
 #include "transport/error.h"
@@ -305,19 +304,6 @@ std::vector<std::string> texts_of(const toml::node& node, Kind kind) {
   return texts;
 }
 
-std::string read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) fail(ErrorCode::kInvalid, "{}: {}", path, std::strerror(errno));
-  std::string text(kMaxConfigBytes + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (file.bad()) fail(ErrorCode::kInvalid, "{}: cannot be read", path);
-  text.resize(static_cast<size_t>(file.gcount()));
-  if (text.size() > kMaxConfigBytes) {
-    fail(ErrorCode::kInvalid, "{}: is larger than {} bytes", path, kMaxConfigBytes);
-  }
-  return text;
-}
-
 void apply(ServeConfig& config, const Option& option, const std::vector<std::string>& values,
            std::string_view source) {
   try {
@@ -384,7 +370,7 @@ ServeConfig load_config(const GivenOptions& flags, const Environment& environmen
   if (const char* variable_path = environment("PHUB_CONFIG")) path = variable_path;
   if (const auto given = flags.find("config"); given != flags.end()) path = given->second.at(0);
   GivenOptions file;
-  if (!path.empty()) file = parse_config_file(read_file(path), path);
+  if (!path.empty()) file = parse_config_file(read_file(path, kMaxConfigBytes), path);
 
   for (const Option& option : kOptions) {
     const std::string name(option.name);

@@ -4,14 +4,12 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
-#include <fstream>
 #include <iterator>
 #include <optional>
 #include <stdexcept>
 
+#include "phub/text_file.h"
 #include "transport/error.h"
 #include "transport/text.h"
 #include "transport/wire.h"
@@ -155,14 +153,7 @@ Cluster parse_cluster(std::string_view text, std::string_view path) {
 }
 
 Cluster load_cluster(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) fail(ErrorCode::kInvalid, "{}: {}", path, std::strerror(errno));
-  std::string text(kMostBytes + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (file.bad()) fail(ErrorCode::kInvalid, "{}: cannot be read", path);
-  text.resize(static_cast<size_t>(file.gcount()));
-  if (text.size() > kMostBytes) fail(ErrorCode::kInvalid, "{}: more than 1 MiB", path);
-  return parse_cluster(text, path);
+  return parse_cluster(read_file(path, kMostBytes), path);
 }
 
 }  // namespace phub

@@ -1,10 +1,8 @@
 // Key tables from JSON. The text is not trusted: every limit is checked while it is parsed.
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <utility>
 
 #include "phub/plan/models.h"
+#include "phub/text_file.h"
 #include "transport/control/json_codec.h"
 #include "transport/error.h"
 #include "transport/text.h"
@@ -65,19 +63,7 @@ KeyTable parse_key_table(std::string_view json, std::string_view source) {
 }
 
 KeyTable load_key_table(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text;
-  if (file) {
-    // Bounded, so that a wrong path (/dev/zero) is an error and does not fill the memory.
-    char block[64 << 10];
-    while (text.size() <= kMaxTableBytes && (file.read(block, sizeof(block)), file.gcount() > 0)) {
-      text.append(block, static_cast<size_t>(file.gcount()));
-    }
-  }
-  if (!file.eof() && text.size() <= kMaxTableBytes) {
-    fail(ErrorCode::kInvalid, "cannot read the key table {}: {}", path, std::strerror(errno));
-  }
-  return parse_key_table(text, path);
+  return parse_key_table(read_file(path, kMaxTableBytes), path);
 }
 
 }  // namespace phub

@@ -4,15 +4,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
 #include <cmath>
-#include <cstring>
-#include <fstream>
 #include <map>
 #include <utility>
 
 #include "phub/plan/layers.h"
+#include "phub/text_file.h"
 #include "transport/control/json_codec.h"
 #include "transport/error.h"
 #include "transport/text.h"
@@ -101,28 +99,11 @@ std::vector<LayerComputing> shared_out(const JobSpec& spec, double ms) {
   return out;
 }
 
-std::string text_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text;
-  char block[64 << 10];
-  while (file && text.size() <= kMaxFileBytes &&
-         (file.read(block, sizeof block), file.gcount() > 0)) {
-    text.append(block, static_cast<size_t>(file.gcount()));
-  }
-  if (!file.eof() && text.size() <= kMaxFileBytes) {
-    fail(ErrorCode::kInvalid, "--compute: cannot read {}: {}", path, std::strerror(errno));
-  }
-  if (text.size() > kMaxFileBytes) {
-    fail(ErrorCode::kInvalid, "--compute: {} has more than {} bytes", path, kMaxFileBytes);
-  }
-  return text;
-}
-
 }  // namespace
 
 std::vector<LayerComputing> computing_of(const JobSpec& spec, const std::string& argument) {
   if (argument.find('/') != argument.npos || argument.ends_with(".json")) {
-    return parse_computing(spec, text_of(argument), argument);
+    return parse_computing(spec, read_file(argument, kMaxFileBytes), argument);
   }
   double ms = 0;
   const char* const end = argument.data() + argument.size();

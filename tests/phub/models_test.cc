@@ -224,7 +224,7 @@ TEST(KeyTable, ComesFromAFileWhenTheArgumentLooksLikeOne) {
   EXPECT_EQ(model_or_file(path).name, "mine");
   EXPECT_EQ(model_or_file("vgg19").name, "vgg19");
   EXPECT_THAT(message_of([] { model_or_file("nowhere.json"); }),
-              HasSubstr("cannot read the key table nowhere.json: No such file"));
+              HasSubstr("nowhere.json: No such file"));
   EXPECT_THAT(message_of([] { model_or_file("./nowhere"); }), HasSubstr("./nowhere"));
   EXPECT_THAT(message_of([] { model_or_file(::testing::TempDir()); }), HasSubstr("directory"));
   EXPECT_THAT(message_of([] { model_or_file("nowhere"); }), HasSubstr("unknown model 'nowhere'"));

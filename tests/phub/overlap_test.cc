@@ -265,7 +265,7 @@ TEST(Overlap, LayersOfAFile) {
   no("'fast' is neither", "fast");
   no("'-3' is neither", "-3");
   no("of the layers of alexnet, vgg16, googlenet alone, not of 'mine'", "100");
-  no("cannot read /no/such.json", "/no/such.json");
+  no("/no/such.json: No such file", "/no/such.json");
 }
 
 }  // namespace overlap_test
