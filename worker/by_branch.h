@@ -1,5 +1,5 @@
-// What a rank has for itself, of each branch of its job: statistics of batch normalisation, random
-// numbers, where its data go on, and the like: all that the server does not have. It is saved when
+// A rank's own state for each branch of its job, which the server does not have: statistics of
+// batch normalisation, random numbers, the position in the data, and the like. It is saved when
 // another branch runs, and given back when it does (the proposal of IterStore, GeePS and MLtuner,
 // section 5.2, figure 17: local data). A child has what its parent had when it was forked.
 //
@@ -14,8 +14,8 @@
 //     ... push all keys, and wait for all ...
 //   }
 //
-// In memory, of each branch but the one that runs; branches that have the same share it. A rank
-// that comes later begins all branches with what it has then.
+// The state of each branch but the one that runs is in memory; branches with the same state share
+// it. A rank that comes later begins all branches with the state that it has then.
 #pragma once
 
 #include <cstddef>
@@ -31,8 +31,8 @@
 
 namespace phub {
 
-// One thread at a time. What the two functions throw goes to the caller, and the call that called
-// them can be made again.
+// One thread at a time. An exception of the two functions goes to the caller, who can then repeat
+// the call.
 class ByBranch {
  public:
   using State = std::vector<std::byte>;
@@ -42,16 +42,17 @@ class ByBranch {
   ByBranch(Save save, Load load);
 
   // Before this rank begins `round` (0: its next), once all results of the round before are here:
-  // the state is that of the branch which runs in it, whose number is returned. Before each round,
-  // or before none; once more for the same round: no effect. Throws as Worker::branches(), and
-  // kNotFound, the round is over; kInvalid, a round with a fork was left out, or this one was begun
-  // long before (after rejoin(), restore() comes first).
+  // the state is that of the branch which runs in it, whose number is returned. A program calls it
+  // before each round, or never; a second call for the same round has no effect. Throws as
+  // Worker::branches(), and kNotFound if the round is over; kInvalid if a round with a fork was
+  // left out, or if this one was begun long before (after rejoin(), restore() comes first).
   uint32_t begin(Worker& worker, uint64_t round = 0);
   uint32_t begin(const BranchReply& branches, uint64_t round);
 
   // For a checkpoint: all but the state that is in place, which is the program's to save.
   State saved() const;
-  // As it was then. Throws Error(kMismatch) if it is not what saved() returned.
+  // Goes back to the state of that call of saved(). Throws Error(kMismatch) if it is not what
+  // saved() returned.
   void restore(std::span<const std::byte> saved);
 
  private:
@@ -59,9 +60,9 @@ class ByBranch {
 
   Save save_;
   Load load_;
-  uint32_t branch_ = 0;  // whose state is in place
+  uint32_t branch_ = 0;  // the branch whose state is in place
   uint64_t next_ = 0;    // forks before earlier rounds are known; 0: it has not begun
-  Waiting waiting_;      // of the others that may still run, or be forked
+  Waiting waiting_;      // the states of other branches that may still run, or be forked
 };
 
 }  // namespace phub

@@ -28,7 +28,7 @@ void append_value(std::vector<std::byte>& to, const T& value) {
 // Takes values from the front of bytes that may be anything.
 class ByteReader {
  public:
-  // What does not hold fails with Error(kMismatch, complaint).
+  // A check that fails throws Error(kMismatch, complaint).
   ByteReader(std::span<const std::byte> bytes, std::string complaint)
       : left_(bytes), complaint_(std::move(complaint)) {}
 

@@ -52,7 +52,7 @@ class CompletionQueue {
 
   Entries expected_;  // in the order of the pushes, which is that of their deadlines
   Entries ended_;
-  std::vector<std::optional<Entries::iterator>> at_;  // by key, in expected_
+  std::vector<std::optional<Entries::iterator>> at_;  // by key: its entry in expected_
 };
 
 }  // namespace phub

@@ -1,5 +1,5 @@
-// Which samples of the training data a rank takes: batch by batch, in a new order every epoch.
-// Poseidon (Zhang et al., 2015), section 4.4: data on a file system that all nodes share, or
+// Chooses the samples of the training data that a rank takes: batch by batch, in a new order every
+// epoch. Poseidon (Zhang et al., 2015), section 4.4: data on a file system that all nodes share, or
 // partitions that are private to each node, and a restart that finds its position in the data.
 //
 //   phub::DataShards shards({.samples = 60'000, .rank = rank, .world_size = world_size});
@@ -41,11 +41,12 @@ struct DataOptions {
   uint32_t rank = 0;
   uint32_t world_size = 1;
   Partition partition = Partition::kShared;
-  uint64_t seed = 0;    // of the orders; shared: the same on all ranks
+  uint64_t seed = 0;    // for the orders; shared: the same on all ranks
   bool shuffle = true;  // false: every epoch is in the order of the samples' numbers
-  // Where the ranks do not divide what an epoch has. False: the first samples of its order come
-  // once more at its end, so that all ranks have equally many. True: the last ones of its order,
-  // fewer than world_size, are left out. As drop_last of PyTorch's DistributedSampler.
+  // Decides what happens if the number of samples is no multiple of the number of ranks. False: the
+  // first samples of its order come once more at its end, so that all ranks have equally many.
+  // True: the last ones of its order, fewer than world_size, are left out. PyTorch's
+  // DistributedSampler has the same option.
   bool drop_last = false;
 };
 
@@ -65,14 +66,15 @@ class DataShards {
   // from a lost one in a job in progress, and so gets no cursor: skip(first_round() - 1, batch).
   void skip(uint64_t batches, size_t batch);
 
-  // Of the next sample. Epochs count from 0: the last batch of an epoch begins the next one.
+  // The epoch of the next sample. Epochs count from 0: the last batch of an epoch begins the next
+  // one.
   uint64_t epoch() const { return epoch_; }
-  // How many of the epoch's samples were taken; shared: by all ranks together.
+  // The number of the epoch's samples that were taken; shared: by all ranks together.
   uint64_t position() const { return position_; }
-  // How many samples this rank has still to take in this epoch, at least 1.
+  // The number of samples that this rank has still to take in this epoch, at least 1.
   uint64_t left() const;
 
-  // Where it is, and of which data: kCursorBytes, for the rank's saved state.
+  // The present position and the data that it belongs to: kCursorBytes, for the rank's saved state.
   std::vector<std::byte> cursor() const;
   // Goes on where `cursor` was made: the same samples follow. Shared: the cursor may be of any
   // rank, and of a job with another world size; if fewer samples than ranks are left and
@@ -84,7 +86,7 @@ class DataShards {
   static constexpr size_t kCursorBytes = 48;
 
  private:
-  static constexpr size_t kRounds = 8;  // of the permutation
+  static constexpr size_t kRounds = 8;  // rounds of the permutation
 
   void begin(uint64_t epoch, uint64_t position);
   uint64_t left_at(uint64_t position) const;
@@ -97,7 +99,7 @@ class DataShards {
   uint64_t position_ = 0;  // < samples
   uint32_t low_bits_ = 1;
   uint32_t high_bits_ = 1;
-  std::array<uint64_t, kRounds> keys_ = {};  // of the epoch
+  std::array<uint64_t, kRounds> keys_ = {};  // the epoch's keys of the permutation
 };
 
 }  // namespace phub

@@ -27,8 +27,8 @@
 //
 // Errors are phub::Error. kInvalid, a wrong call, which changes nothing: the message names the key.
 // If the worker or the device fails, results that are not here yet become bytes of 0xFF (NaN),
-// streams go on at once, and every later call throws what the worker or device threw. What is lent
-// then stays so until the destructor: copies may be under way still.
+// streams go on at once, and every later call throws what the worker or device threw. Memory that
+// is lent then stays lent until the destructor: copies may be under way still.
 //
 // Streams of a GPU may share its hardware's queues, so that a stream that waits for a result holds
 // another one up. Ranks that push their keys in the same order cannot block each other by that.
@@ -52,16 +52,16 @@
 namespace phub {
 
 struct DevicePush {
-  std::optional<kernels::DType> dtype;  // of the gradient; nothing: the key's
+  std::optional<kernels::DType> dtype;  // the gradient's format; nullopt: the key's
   float scale = 1;                      // multiplies every element
   int32_t priority = 0;                 // as PushOptions
 };
 
 class DeviceKeys {
  public:
-  // Of each of two buffers, in which keys are converted piece by piece.
+  // The size of each of two buffers, in which keys are converted piece by piece.
   static constexpr size_t kPieceBytes = 8 << 20;
-  // What the device must have left, if the worker's memory is the host's.
+  // The memory that the device must have left, if the worker's memory is the host's.
   static constexpr size_t kDeviceBytes = 2 * kPieceBytes;
 
   // From now on only this pushes to the worker and calls its wait_any(); registered memory is
@@ -95,16 +95,16 @@ class DeviceKeys {
  private:
   struct Key {
     kernels::DType gradient_dtype = {};
-    std::span<std::byte> gradient;      // where phub's streams copy to; of factors: them
-    std::span<const std::byte> result;  // and from
-    std::unique_ptr<Event> pulled;      // by the latest pull
+    std::span<std::byte> gradient;      // where phub's streams copy the gradient or its factors to
+    std::span<const std::byte> result;  // where phub's streams copy the result from
+    std::unique_ptr<Event> pulled;      // recorded by the latest pull
     uint32_t pushes = 0, here = 0;      // counted modulo 2^32
   };
   struct Push {
     size_t key = 0;
     int32_t priority = 0;
     bool null = false;
-    std::vector<FactorPairs> factors;  // in the key's gradient
+    std::vector<FactorPairs> factors;  // they lie in the memory of the key's gradient
     std::unique_ptr<Event> taken;
   };
 
@@ -135,7 +135,7 @@ class DeviceKeys {
   const kernels::DType parameter_dtype_;          // the job's
   std::vector<PinnedMemory> pinned_;              // the worker's memory
   HostMemory staged_gradients_, staged_results_;  // empty: the worker's is pinned
-  HostMemory factors_;                            // of all keys whose factors are sent
+  HostMemory factors_;                            // the factors of all keys that send factors
   DeviceMemory in_piece_, out_piece_;             // empty if on_device_
 
   std::mutex calls_;  // a call's work is enqueued together; taken before the next one
@@ -145,7 +145,7 @@ class DeviceKeys {
   std::unique_ptr<Event> ready_;      // calls_: the caller's stream is, in the call in progress
   std::unique_ptr<Signals> signals_;  // by key: how many results are here
   std::deque<Push> to_send_;
-  std::vector<std::unique_ptr<Event>> spare_;  // for pushes
+  std::vector<std::unique_ptr<Event>> spare_;  // events that the next pushes use
   uint64_t outstanding_ = 0;                   // pushes whose result is not here
   std::optional<Error> failure_;
   std::unique_ptr<Stream> in_, out_;  // destroyed before what their work uses

@@ -6,10 +6,10 @@
 //
 // Every rank has a key of the job for each matrix, in which only it sends; the server passes it on
 // to all ranks, which add up the outer products themselves, in the order of the ranks and of their
-// samples. (Where the server makes the steps, Worker::push_factors() sends it factors, and it
+// samples. (If the server makes the steps, Worker::push_factors() sends it factors, and it
 // multiplies.) All have the same bits, those of kernels/products.h. A rank sends K · (rows +
-// columns) elements, and receives as many of each rank. Who is lost, or has left, has no samples in
-// the rounds that it did not push to.
+// columns) elements, and receives as many of each rank. A rank that is lost, or has left, has no
+// samples in the rounds that it did not push to.
 //
 //   std::vector<phub::FactorMatrix> matrices = {{"fc6", 4096, 9216, 32}};
 //   phub::add_factor_keys(options.spec, matrices);   // a job without an optimizer, of sums
@@ -33,7 +33,7 @@ namespace phub {
 struct FactorMatrix {
   std::string name;
   uint64_t rows = 0, columns = 0;
-  uint32_t samples = 0;  // of a rank in a round, at most: its key has room for so many
+  uint32_t samples = 0;  // the most samples of a rank in a round: its key has room for so many
 };
 
 // Adds the keys to those of the job, "NAME/factors/RANK" for max_ranks ranks. Throws

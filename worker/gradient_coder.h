@@ -7,9 +7,9 @@
 // begins with zero as well, unless the job goes on from a checkpoint: the residuals are a part of
 // the rank's state there.
 //
-// Where a budget carries chunks over to a later round (WorkerOptions::carry_over), the residual
-// also keeps what was not sent of these, and keys in f32 have one, too: their sums with the next
-// gradient are rounded to f32, and nothing else is lost.
+// If a budget carries chunks over to a later round (WorkerOptions::carry_over), the residual also
+// keeps the part of them that was not sent, and keys in f32 have a residual, too: their sums with
+// the next gradient are rounded to f32, and nothing else is lost.
 #pragma once
 
 #include <cstddef>
@@ -38,7 +38,7 @@ bool saves_residuals(const JobSpec& spec);
 // of a key have 16 bits, or its factors are sent.
 void check_carries(const JobSpec& spec);
 
-// What a worker does at once for different keys is independent.
+// Calls for different keys may run at the same time.
 class GradientCoder {
  public:
   // The name of the residuals in the rank's state: those of all keys one after another, f32.
@@ -50,7 +50,7 @@ class GradientCoder {
 
   bool codes(size_t key) const { return !kernels::is_plain(formats_[key]); }
   bool carries() const { return carries_; }
-  kernels::DType format(size_t key) const { return formats_[key]; }  // of its slots
+  kernels::DType format(size_t key) const { return formats_[key]; }  // the format of its slots
   // The library's memory for its gradient. REQUIRES: codes(key)
   std::span<float> gradient(size_t key) const { return gradients_[key]; }
   // Fills the key's slots in `session` for this round: the elements at `gradient`, which have this
@@ -80,8 +80,8 @@ class GradientCoder {
   const Random random_;
   const bool carries_;
   std::vector<kernels::DType> formats_;  // by key
-  KeyArrays gradients_, residuals_;      // of keys that have none: empty
-  std::vector<float> decoded_;           // of a chunk
+  KeyArrays gradients_, residuals_;      // empty for keys that have none
+  std::vector<float> decoded_;           // the values of one chunk
   uint64_t residual_elements_ = 0;
 };
 

@@ -30,8 +30,8 @@ Joined join(const WorkerOptions& options);
 // of the job, or `stop` was called.
 Joined rejoin(const WorkerOptions& options, const JoinReply& lost,
               std::chrono::steady_clock::time_point give_up, std::stop_token stop);
-// What ended a worker right after it had joined again: the server died once more, or other ranks
-// did not come in time. They may the next time.
+// Whether a worker that has just joined again may do so once more after this error: the server died
+// again, or other ranks did not come in time. They may the next time.
 bool may_rejoin_after(const Error& error);
 
 }  // namespace phub

@@ -9,7 +9,7 @@
 
 namespace phub {
 
-// As Worker's functions of these names. Any thread.
+// They do what Worker's functions of these names do. Any thread may call them.
 uint64_t get_state(LinkKeeper& keeper, std::span<KeyState> states);
 uint64_t set_state(LinkKeeper& keeper, std::span<const KeyState> states);
 

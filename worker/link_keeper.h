@@ -104,8 +104,8 @@ class LinkKeeper {
   // fails.
   void reconnect();
 
-  // What another worker of this rank may need. REQUIRES: this one has failed; the sleeper's lock is
-  // held.
+  // Frees the ports that another worker of this rank may need. REQUIRES: this one has failed; the
+  // sleeper's lock is held.
   void give_up_ports() {
     if (linked_) link_->give_up_ports();
   }
@@ -149,7 +149,7 @@ class LinkKeeper {
   std::mutex heartbeat_mutex_;
   std::condition_variable_any heartbeat_wake_;
   std::jthread heartbeat_;
-  std::atomic<uint64_t> answers_ = 0;  // to heartbeats
+  std::atomic<uint64_t> answers_ = 0;  // the server's answers to heartbeats
   bool stopped_ = false;
 };
 

@@ -1,5 +1,6 @@
-// How much a gradient matters: its norm relative to that of the parameters it will change, chunk by
-// chunk (Poseidon, section 4.3.3: "messages most significant for algorithm progress").
+// The magnitude of a gradient says how much it matters: its norm relative to that of the parameters
+// it will change, chunk by chunk (Poseidon, section 4.3.3: "messages most significant for algorithm
+// progress").
 #pragma once
 
 #include <cstddef>
@@ -10,19 +11,19 @@
 
 namespace phub {
 
-// The elements of a key, in a plain or a coded format; of a coded one, its slots.
+// The elements of a key, in a plain format; or its slots, in a coded format.
 struct KeyBytes {
   const std::byte* data = nullptr;
   kernels::DType format = kernels::DType::kF32;
-  const KeySpec* compact = nullptr;  // not null: slots with its factors or rows
+  const KeySpec* compact = nullptr;  // not null: `data` are slots with its factors or rows
 };
 
-// What the slot of a chunk of this key holds. REQUIRES: is_compact(key).
+// The shape of this chunk's slot: the factors or rows that it holds. REQUIRES: is_compact(key).
 kernels::SlotShape compact_shape(const KeySpec& key, const ChunkLayout& chunk);
 
 // One for each chunk of the key, in `out`: |gradient| / |parameters|, with 0 / 0 = 0; without
 // `parameters.data`, |gradient|. Factors are not multiplied for it: the sum of |left| · |right|,
-// which |gradient| does not exceed, counts. Whatever is not a number counts as infinite.
+// which |gradient| does not exceed, counts. A value that is not a number counts as infinite.
 void relative_magnitudes(const Session& session, size_t key, const KeyBytes& gradient,
                          const KeyBytes& parameters, std::vector<float>& out);
 

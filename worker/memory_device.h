@@ -1,4 +1,4 @@
-// What a worker can do whose gradients and parameters lie in memory of a device
+// Checks for a worker whose gradients and parameters lie in memory of a device
 // (WorkerOptions::memory_device).
 #pragma once
 

@@ -82,7 +82,7 @@ class RegisteredMemory {
   uint64_t gradient_offset(size_t key) const;
   uint64_t result_offset(size_t key) const;
   void take_back(size_t key);
-  bool overlap(size_t key, const Entry& entry) const;  // of gradient and result
+  bool overlap(size_t key, const Entry& entry) const;  // whether gradient and result overlap
   bool sends_in_place(size_t key) const;
   bool receives_in_place(size_t key) const;
   uint64_t elements(size_t key) const { return spec_.keys[key].elements; }

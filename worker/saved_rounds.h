@@ -12,7 +12,7 @@
 
 namespace phub {
 
-// What the answer to a piece of a part, or its lack, means.
+// Tells from the answer to a piece of a part, or from its lack, how to go on.
 enum class PartEnd {
   kOver,   // the box does not want the part
   kThere,  // the box has the piece

@@ -1,19 +1,20 @@
 // A rank's own state in the checkpoints of its job: when the caller's saver is called, the part on
 // its way to the box, and what came back of it at the join.
 //
-// Which rounds are saved. The reply to the join has a number that stays for the life of the job on
-// this box. A checkpoint that needs parts of ranks is one of a round that is a multiple of it. So
-// every rank knows for itself, as soon as it has a round's results, whether its state is needed: no
-// message can come too late, however fast the rank is. The box chooses such a round at a boundary,
-// before any chunk has closed it (RunningJob::commit), so no part can come too early. It may leave
-// rounds out, while it still writes the one before: then it refuses the part, which is no error.
-// A rank that joins in the middle, from round F on, sends parts from F on, and none for F - 1.
+// The rounds that are saved. The reply to the join has a number that stays for the life of the job
+// on this box. A checkpoint that needs parts of ranks is one of a round that is a multiple of it.
+// So every rank knows for itself, as soon as it has a round's results, whether its state is needed:
+// no message can come too late, however fast the rank is. The box chooses such a round at a
+// boundary, before any chunk has closed it (RunningJob::commit), so no part can come too early. It
+// may leave rounds out, while it still writes the one before: then it refuses the part, which is no
+// error. A rank that joins in the middle, from round F on, sends parts from F on, and none for F -
+// 1.
 //
-// When. A round is over for the caller when every key's result of it was returned to it, by the
-// order of its own calls and not by that of the network: so the same program is asked at the same
-// place in every run. The state is taken on that thread; it is sent on others: while the box's disk
-// is behind with one part, the box answers at once that it does not want the next. Where results
-// are returned to a thread that knows nothing of the caller's state, the caller asks by save().
+// The time to save them. A round is over  for the caller when every key's result of it was returned
+// to it, by the order of its own calls and not by that of the network: so the same program is asked
+// at the same place in every run. The state is taken on that thread; it is sent on others: while
+// the box's disk is behind with one part, the box answers at once that it does not want the next.
+// If a thread that knows nothing of the caller's state gets the results, the caller calls save().
 //
 // Residuals of coded gradients are saved with the state, and by themselves where the caller has no
 // saver. No push of the next round begins before they are taken.

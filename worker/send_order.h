@@ -8,9 +8,9 @@
 namespace phub {
 
 enum class SendOrder : uint8_t {
-  kPriority,   // by key, KeySpec::priority and that of the push
-  kFifo,       // as they were pushed
-  kRandom,     // of the job, the rank and the round
+  kPriority,   // by the sum of KeySpec::priority and the push's priority
+  kFifo,       // in the order of the pushes
+  kRandom,     // in an order that job, rank and round decide
   kMagnitude,  // the largest gradient first, relative to its parameters, chunk by chunk
 };
 

@@ -39,7 +39,8 @@ class Session {
   size_t outstanding() const { return keys_outstanding_; }  // keys that are not ready
   // The latest round whose result is here.
   uint64_t round(size_t key) const { return keys_[key].round; }
-  // The latest round that it was pushed in. What comes right after a join was not pushed for.
+  // The latest round that it was pushed in. A result that comes right after a join belongs to no
+  // push.
   uint64_t pushed_round(size_t key) const;
   // The rank writes or reads some of it.
   bool takes_part(size_t key) const { return keys_[key].exchanged > 0; }
@@ -48,8 +49,8 @@ class Session {
     return chunks_[queues_[chunk.queue].chunks[chunk.index]].interest.writes;
   }
 
-  // Of a job with gated rounds: that on the latest round of which a result is here. Nothing: there
-  // is none, as before the first push.
+  // In a job with gated rounds, the verdict on the latest round of which a result is here. nullopt
+  // if there is none, as before the first push.
   const std::optional<RoundVerdict>& verdict() const { return verdict_; }
 
   // Pushes a key. Chunks that wait for room in a queue, or for the budget of a NIC, are sent in the
@@ -58,8 +59,9 @@ class Session {
   // once since then, as a successor that sends the initial parameters again must not find gradients
   // in its slots.
   //
-  // Of a key whose rows are sent, a chunk whose slot has none is null. So is one that the rank only
-  // reads, and of one that it neither writes nor reads nothing is sent. REQUIRES: takes_part(key).
+  // If a key's rows are sent, a chunk whose slot has no row is null. A chunk that the rank only
+  // reads is null, too; a chunk that it neither writes nor reads is not sent. REQUIRES:
+  // takes_part(key).
   //
   // Small writes may be sent only by flush() or the next poll(). Call flush() when flush_is_due(),
   // and before polling ends for a while.
@@ -83,14 +85,14 @@ class Session {
   // The keys that became ready in the latest poll().
   std::span<const uint32_t> completed() const { return completed_; }
   bool waits_for_room() const { return waiting_ > 0; }
-  // In how long room is expected for what waits, without anything arriving. 0: not known.
+  // The time until there is room for the chunks that wait, if nothing arrives meanwhile. 0 means
+  // that it is not known.
   std::chrono::nanoseconds room_in() const;
 
-  // Out of lock-step, where a budget holds back what waits: chunks of the key (or of kAllKeys) that
-  // wait, and that nothing was sent of in this round, become nulls, which go first. keep(key,
-  // chunk, offset) has taken what is in the chunk's slot, at `offset` of gradient(key), over to a
-  // later round, unless it returns false. A chunk is carried over so for at most `most_rounds` in a
-  // row.
+  // Only out of lock-step, if a budget holds chunks back: chunks of the key (or of kAllKeys) that
+  // wait, and that have sent nothing in this round, become nulls, which go first. keep(key, chunk,
+  // offset) keeps the content of the chunk's slot, at `offset` of gradient(key), for a later round,
+  // or returns false. A chunk is carried over for at most `most_rounds` rounds in a row.
   using Keep = std::function<bool(size_t key, const ChunkLayout& chunk, size_t offset)>;
   void carry_over(size_t key, uint32_t most_rounds, const Keep& keep);
   uint64_t chunks_carried_over() const { return chunks_carried_over_; }
@@ -118,7 +120,7 @@ class Session {
   void disarm() { link_.endpoint().disarm(); }
 
   // Calls `work(const ChunkLayout&, size_t offset)` for the key's chunks in order; `offset` is that
-  // of the chunk's slot in gradient(key). For any thread.
+  // of the chunk's slot in gradient(key). Any thread may call it.
   template <typename Work>
   void for_each_chunk(size_t key, Work work) const {
     const Key& of = keys_[key];
@@ -140,9 +142,9 @@ class Session {
     bool pushed = false;       // it follows a push, which may have to be sent again
     bool null = false;
     bool early = false;        // the result is here, the verdict on its round is not
-    bool posted = false;       // in this round
-    uint32_t bytes = 0;        // of this round's gradient, that are sent
-    float magnitude = 0;       // of it
+    bool posted = false;       // whether it was posted in this round
+    uint32_t bytes = 0;        // the bytes of this round's gradient that are sent
+    float magnitude = 0;       // the gradient's
     uint32_t carried = 0;      // rounds in a row
     uint8_t initial_part = 0;  // the part of the initial parameters that is being sent
   };
@@ -150,26 +152,26 @@ class Session {
     uint64_t offset = 0, elements = 0;
     uint64_t gradient_begin = 0, gradient_end = 0;  // bytes
     uint32_t first_chunk = 0, chunks = 0;
-    uint32_t exchanged = 0;  // of them, those that the rank writes or reads
+    uint32_t exchanged = 0;  // the number of its chunks that the rank writes or reads
     uint32_t outstanding = 0;
     int32_t priority = 0;
-    uint64_t columns = 0;  // of its rows, if these are sent
+    uint64_t columns = 0;  // the elements of a row, if its rows are sent
     bool lazy = false;     // a result may be that of the round before, of which nothing is sent
     uint64_t round = 0;
   };
   struct Queue {
     std::vector<uint32_t> chunks;
     uint32_t outstanding = 0;     // results
-    VerdictReader verdict;        // of a gated job
+    VerdictReader verdict;        // for gated jobs
     std::vector<uint32_t> early;  // chunks
-    uint32_t nic = 0;             // into waiting_of_
+    uint32_t nic = 0;             // index into waiting_of_
   };
-  struct Waiting {     // to be posted
-    int64_t priority;  // in the session's order
+  struct Waiting {     // a message to be posted
+    int64_t priority;  // its place in the session's order
     uint64_t sequence;
     uint32_t chunk;
     ImmKind kind;                                 // kData: a push, which may be null
-    bool operator<(const Waiting& other) const {  // of a max-heap
+    bool operator<(const Waiting& other) const {  // the order of a max-heap
       return priority != other.priority ? priority < other.priority : sequence > other.sequence;
     }
   };
@@ -192,26 +194,26 @@ class Session {
 
   WorkerLink& link_;
   const SendOrder order_;
-  const uint64_t shuffle_;  // of the job and rank
+  const uint64_t shuffle_;  // the seed of job and rank
   const bool gathers_;      // small writes, for one flush
   uint32_t gathered_ = 0;
   uint64_t gathered_bytes_ = 0;
   std::chrono::steady_clock::time_point flushed_;
   const bool gated_;
   const ResultFormat result_format_;
-  // Where results come back as differences: their format, and the round whose result comes whole.
+  // If results come back as differences: their format, and the round whose result comes whole.
   std::optional<kernels::DType> difference_;
   uint64_t whole_round_ = 0;
-  uint64_t all_elements_ = 0;   // of the results
-  std::vector<float> decoded_;  // of the largest chunk
+  uint64_t all_elements_ = 0;   // the number of elements in all results
+  std::vector<float> decoded_;  // room for the largest chunk
   std::vector<Key> keys_;
   std::vector<Chunk> chunks_;
   std::vector<Queue> queues_;
   std::vector<uint32_t> wake_after_;
   std::vector<std::vector<Waiting>> waiting_of_;  // by NIC: heaps
-  size_t waiting_ = 0;                            // in all of them
+  size_t waiting_ = 0;                            // the number in all of these heaps
   std::vector<uint32_t> completed_;
-  std::vector<const float*> initial_;  // of each key, while the initial parameters are sent
+  std::vector<const float*> initial_;  // by key, while the initial parameters are sent
   uint64_t sequence_ = 0;
   size_t keys_outstanding_ = 0;
   uint64_t next_round_ = 1;

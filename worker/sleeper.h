@@ -1,4 +1,4 @@
-// How the threads of a worker share its session, and how they sleep until results come.
+// Lets the threads of a worker share its session, and sleep until results come.
 //
 // One lock guards the session and the queue of completions. One of the waiting threads polls the
 // link and sleeps on it; the others sleep on a condition variable, and one of them takes over when
@@ -47,7 +47,8 @@ class Sleeper {
   // while it sleeps.
   void wait(Lock& lock, size_t key);
   // Returns the next push that ended, in the order of their end, also if the worker's failure ended
-  // it. Nothing: wake() was called. Throws the failure when no push is left. One thread only.
+  // it. Returns nullopt if wake() was called. Throws the failure when no push is left. One thread
+  // only.
   std::optional<CompletionQueue::Ended> wait_any();
   void wake();  // ends the wait_any() in progress, or else the next one
   // Makes progress without waiting. REQUIRES: the lock is held.
@@ -95,7 +96,7 @@ class Sleeper {
   uint32_t waiters_ = 0;  // threads in wait()
   bool link_lost_ = false;
   size_t armed_for_ = Session::kAnyKey;  // the key for which the polling thread sleeps
-  bool woken_ = false;                   // by wake()
+  bool woken_ = false;                   // wake() was called
   uint64_t reconnections_ = 0;
   std::condition_variable polled_;     // results came, or the polling thread stopped polling
   std::condition_variable announced_;  // wait_any() sleeps here while no push is announced

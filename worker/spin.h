@@ -1,4 +1,4 @@
-// How long a wait spins before it sleeps.
+// Decides how long a wait spins before it sleeps.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +7,9 @@
 namespace phub {
 
 struct SpinFacts {
-  int32_t asked_us = -1;       // as the application says; -1: decided here
+  int32_t asked_us = -1;       // the application's option; -1: decided here
   uint32_t cpus = 1;           // on which this process may run
-  std::string_view transport;  // of the job
+  std::string_view transport;  // the job's
   uint32_t world_size = 1;
   uint32_t local_world_size = 0;  // ranks of the job on this host; 0: unknown
 };

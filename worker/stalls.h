@@ -1,4 +1,4 @@
-// Which ranks and keys hold a job up, as the server sees it.
+// The ranks and keys that hold a job up, as the server sees it.
 #pragma once
 
 #include <atomic>
@@ -18,10 +18,10 @@ namespace phub {
 // A rank that has sent nothing for a while, and the key for which the others wait.
 struct Stall {
   uint32_t rank = 0;
-  std::string key;  // of the oldest chunk that the others wait for
+  std::string key;  // the key of the oldest chunk that the others wait for
   uint64_t round = 0;
   uint64_t chunks = 0;
-  double seconds = 0;  // since the rank last sent anything
+  double seconds = 0;  // time since the rank last sent anything
 
   friend bool operator==(const Stall&, const Stall&) = default;
 };
@@ -38,7 +38,7 @@ class StallWatch {
   // REQUIRES: `keeper` outlives this.
   explicit StallWatch(LinkKeeper& keeper);
 
-  // How long a wait lasts before it asks.
+  // The time after which a wait asks the server.
   std::chrono::milliseconds stall_after() const { return stall_after_; }
 
   // Asks the server, unless another thread has just done so.

@@ -1,5 +1,4 @@
-// What a link through a switch has of its host: datagrams, a clock, and somebody who wakes its
-// thread.
+// The host, as a link through a switch sees it: datagrams, a clock, and a way to wake its thread.
 #pragma once
 
 #include <cstdint>

@@ -41,7 +41,7 @@ namespace phub {
 
 class MemoryDevice;  // transport/memory_device.h; Device (device/device.h) is one
 
-// What a rank must have beside the job's parameters to go on to the bit: the state of its random
+// State that a rank needs beside the job's parameters to go on to the bit: that of its random
 // numbers, its position in the data; by name. All together at most 64 MiB.
 using RankState = std::map<std::string, std::vector<std::byte>>;
 
@@ -51,13 +51,13 @@ struct WorkerOptions {
   ClientTls tls = client_tls_from_environment();  // for a server at https://
   JobSpec spec;
   int32_t rank = -1;  // -1: the server chooses
-  // What is wrong with the rank or size that the launcher's environment names. The worker fails
-  // with it, kInvalid, if `rank` is still -1. Empty: nothing.
+  // A complaint about the rank or size that the launcher's environment names. The worker fails with
+  // it, kInvalid, if `rank` is still -1. Empty: there is none.
   std::string rank_error = {};
   bool replace = false;  // take over the rank from an incarnation that still has its lease
-  // What this rank writes and reads of each key, in elements; other keys whole. Chunks that none of
-  // it is in do not travel, and nobody waits for this rank there: training.md, "What a rank
-  // touches". Empty: everything.
+  // The elements of each key that this rank writes and reads; keys that are not named count whole.
+  // Chunks without any such element do not travel, and nobody waits for this rank there:
+  // training.md, "What a rank touches". Empty: everything.
   std::vector<KeyInterest> interest = {};
   // True: the constructor returns when world_size ranks have joined or, after join_limit_ms, at
   // least min_ranks; with fewer it throws kRankLost, which names the missing ranks. False: it
@@ -66,20 +66,21 @@ struct WorkerOptions {
   std::string transport = "auto";  // shm, tcp, verbs or ofi; auto: see choose_transport()
   uint32_t connect_timeout_ms = 5000;
   uint32_t wait_timeout_ms = 0;  // limit of wait() and barrier(); 0: none but the job's policy
-  uint32_t rejoin_limit_ms = 600'000;  // how long rejoin() waits for a server
+  uint32_t rejoin_limit_ms = 600'000;  // limit of rejoin()'s wait for a server
   // A server that answers no heartbeat for so long counts as gone, even if its connection is alive:
   // it hangs, or packets are lost. All waits end with kUnavailable, or kRewound.
   uint32_t silence_limit_ms = 60'000;
-  // How long wait() spins before it sleeps. -1: 50 if this host has more CPUs than ranks (over
+  // The time that wait() spins before it sleeps. -1: 50 if this host has more CPUs than ranks (over
   // shared memory and the server), else 0.
   int32_t spin_us = -1;
   uint32_t local_world_size = 0;  // ranks of the job on this host; 0: over shm all, else one
-  // What this worker may send from each NIC of its host, as it is on the wire: "250mbit", "1gbit",
-  // or bytes per second. Chunks wait for it in `send_order`. Empty: as fast as it goes. Over shared
-  // memory nothing is sent, and it has no effect; with transport "shm" it is an error.
+  // The rate at which this worker may send from each NIC of its host, measured on the wire:
+  // "250mbit", "1gbit", or bytes per second. Chunks wait for it in `send_order`. Empty: as fast as
+  // it goes. Over shared memory nothing is sent, and it has no effect; with transport "shm" it is
+  // an error.
   std::string nic_budget;
-  // What goes first of what waits: "priority" (by key, KeySpec::priority), "fifo", "random", or
-  // "magnitude" (the largest gradient, relative to its parameters, chunk by chunk).
+  // Chooses which of the waiting chunks goes first: "priority" (by key, KeySpec::priority), "fifo",
+  // "random", or "magnitude" (the largest gradient, relative to its parameters, chunk by chunk).
   std::string send_order = "priority";
   // Out of lock-step: wait() does not wait until a chunk is sent for which there is no budget yet.
   // Its gradient is added to the next one of this chunk, for at most so many rounds in a row, and
@@ -100,13 +101,14 @@ struct WorkerOptions {
   // REQUIRES: before its first push of the next round the program has pushed every key in this one.
   // With a geeps::Cache it is called by Cache::save_point() only, in lock-step.
   std::function<RankState(uint64_t round)> saver;
-  // Not null: gradients and parameters of all keys lie in memory of this device, which the NIC
-  // reads and writes itself, by DMA: verbs or ofi, and a device whose memory the NIC reaches. Then
-  // gradient() and parameters() are addresses of the device, which it has poisoned at first (NaN),
-  // register_memory() takes no memory, and what the host would have to compute is refused: coded
-  // formats, carry_over, the send_order "magnitude". It has budget for both, and a second time
-  // while rejoin() makes the next worker; the addresses are others there. It outlives the worker.
-  // With DeviceKeys (device_keys.h) on the same device, keys are pushed and pulled in its streams.
+  // If it is not null, gradients and parameters of all keys lie in memory of this device, which the
+  // NIC reads and writes itself, by DMA: verbs or ofi, and a device whose memory the NIC reaches.
+  // Then gradient() and parameters() are addresses of the device, which it has poisoned at first
+  // (NaN), register_memory() takes no memory, and what the host would have to compute is refused:
+  // coded formats, carry_over, the send_order "magnitude". The device has budget for both, and for
+  // a second time both while rejoin() makes the next worker, which has other addresses. It outlives
+  // the worker. With DeviceKeys (device_keys.h) on the same device, keys are pushed and pulled in
+  // its streams.
   MemoryDevice* memory_device = nullptr;
 };
 
@@ -115,14 +117,14 @@ struct WorkerOptions {
 // 0600; the job's name, rank and world size from PHUB_JOB, PHUB_RANK and PHUB_WORLD_SIZE, else of
 // the first launcher in the table of training.md; the ranks on this host from LOCAL_WORLD_SIZE,
 // OMPI_COMM_WORLD_LOCAL_SIZE or MPI_LOCALNRANKS. Throws Error(kInvalid) if one of these values is
-// not a number. What is wrong with rank and world size (one variable of a pair is missing, the rank
+// not a number. A complaint about rank and world size (one variable of a pair is missing, the rank
 // is outside of the world) is in `rank_error`. Says on stderr if launchers contradict each other.
 WorkerOptions options_from_environment();
 
 struct WorkerStats {
   uint64_t pushes = 0, chunks_pushed = 0, chunks_received = 0;
   uint64_t bytes_copied = 0;  // between the caller's and the library's memory
-  uint64_t sleeps = 0;        // how often a wait slept
+  uint64_t sleeps = 0;        // the number of times that a wait slept
   uint64_t reconnections = 0;
   uint64_t chunks_carried_over = 0;  // to the next round
 };
@@ -144,18 +146,18 @@ struct KeyMemory {
   bool in_place = true;
 };
 
-// What the gradient of a matrix is the sum of: outer products of `pairs` pairs of vectors.
+// The gradient of a matrix as a sum: outer products of `pairs` pairs of vectors.
 struct FactorPairs {
   const float* left = nullptr;   // pair after pair, a vector of as many elements as it has rows
   const float* right = nullptr;  // likewise, of as many as it has columns
   uint32_t pairs = 0;
 };
 
-// What a matrix's gradient is, where it is not zero: its rows of these indices, row after row. What
-// comes twice is added up, in this order.
+// The rows of a matrix's gradient that are not zero: their indices, and their elements row after
+// row. Rows with the same index are added up, in this order.
 struct GradientRows {
   std::span<const int64_t> indices;
-  std::span<const float> elements;  // of each row as many as the matrix has columns
+  std::span<const float> elements;  // as many of each row as the matrix has columns
 };
 
 struct Pushed {
@@ -178,7 +180,7 @@ struct Completion {
   Pushed pushed;
   void* tag = nullptr;
   std::optional<Error> error;
-  std::optional<Error> saver_error;  // what the saver threw, which this result's round was due to
+  std::optional<Error> saver_error;  // the saver's exception, if it saved this round
 };
 
 // The state of a key at the server: f32, whatever the job's formats are.
@@ -186,7 +188,7 @@ struct KeyState {
   size_t key = 0;
   // The caller's memory for the parameters, and for each of state_names(); the key's elements each.
   std::vector<std::span<float>> arrays;
-  uint64_t step = 0;  // how many the optimizer has made
+  uint64_t step = 0;  // the number of steps that the optimizer has made
 };
 
 class Worker {
@@ -212,11 +214,11 @@ class Worker {
   uint32_t incarnation() const;
   uint32_t world_size() const;
   uint64_t first_round() const;  // the first round in which this incarnation takes part
-  bool initial_counts() const;   // what broadcast() will return
-  // What this rank's saver returned after the round before first_round(), when the job goes on from
-  // a checkpoint of that round. Valid until the worker is destroyed. Nothing: there is none of this
-  // name. The job begins, or the rank is new, or it joined a job in progress: then the state
-  // follows from first_round().
+  bool initial_counts() const;   // broadcast() will return this
+  // The state that this rank's saver returned after the round before first_round(), when the job
+  // goes on from a checkpoint of that round. Valid until the worker is destroyed. Returns nullopt
+  // if there is none of this name: in a job that begins, for a new rank, or after joining a job in
+  // progress the state follows from first_round().
   std::optional<std::span<const std::byte>> restored(std::string_view name) const;
   bool saves() const;  // it has a saver, and the server saves the job
   // For what waits for results on threads of its own (geeps::WorkerExchange): while it is set, only
@@ -228,7 +230,7 @@ class Worker {
   // of the same name; and what the saver throws.
   void save(RankState more);
   const JobSpec& spec() const;
-  // Of the worker that created the job, where the server asks for tokens: a token that joins and
+  // In the worker that created the job, where the server asks for tokens: a token that joins and
   // deletes this job, and nothing else; else "".
   const std::string& job_token() const;
   const std::string& server() const;  // HOST:PORT, the one of the options that has the job
@@ -236,8 +238,9 @@ class Worker {
   size_t key(std::string_view name) const;  // index; throws kNotFound
 
   // The gradient memory of a key: elements × its gradient_memory_format(), f32 where its gradients
-  // are coded. (Where factors or rows are sent there is none: kInvalid.) Writable unless lent.
-  // Library memory: a push from here copies nothing over shared memory, but for what it encodes.
+  // are coded. (kInvalid for keys that send factors or rows: they have none.) Writable unless
+  // lent. Library memory: a push from here copies nothing over shared memory, but for what it
+  // encodes.
   std::span<std::byte> gradient_bytes(size_t key);
   std::span<float> gradient(size_t key);  // REQUIRES: that format is f32
   // The key's parameters (optimizer none: its sum or mean), in parameter_memory_format(). Valid
@@ -257,7 +260,7 @@ class Worker {
   // parameters() has the job's present ones. `initial` is not used afterwards. Throws
   // Error(kInvalid): there are some, and the job's `initial` is "zeros".
   bool broadcast(std::span<const float> initial);
-  // The same with a pointer for each key.
+  // Does the same with a pointer for each key.
   bool broadcast_keys(std::span<const float* const> initial);
 
   // Starts the exchange of a key: lends the gradient to the library until wait() returns, and ends
@@ -265,18 +268,20 @@ class Worker {
   Pushed push(size_t key, const PushOptions& how);
   Pushed push(size_t key, int32_t priority = 0) { return push(key, {.priority = priority}); }
   Pushed push_null(size_t key) { return push(key, {.null = true}); }
-  // The same of a matrix whose gradient is sent as factors (KeySpec::rank_limit): of each device of
-  // this process, for example. They are copied before it returns. The server adds up the outer
-  // products of all ranks, in the order of ranks and then of pairs (kernels/slots.h). No pair at
-  // all is a null. Throws Error(kInvalid): all together are more than rank_limit.
+  // Does the same for a matrix whose gradient is sent as factors (KeySpec::rank_limit), in one part
+  // or several: one of each device of this process, for example. They are copied before it returns.
+  // The server adds up the outer products of all ranks, in the order of ranks and then of pairs
+  // (kernels/slots.h). No pair at all is a null. Throws Error(kInvalid) if there are more than
+  // rank_limit pairs.
   Pushed push_factors(size_t key, std::span<const FactorPairs> factors, const PushOptions& how);
   Pushed push_factors(size_t key, const FactorPairs& factors) {
     return push_factors(key, {&factors, 1}, {});
   }
-  // The same of a matrix of whose gradient the rows are sent that are not zero
+  // Does the same for a matrix whose gradient is sent as the rows that are not zero
   // (KeySpec::rows_limit). They are copied before it returns. The server adds up each row, in the
-  // order of the ranks that have it. No row at all is a null. Throws Error(kInvalid): there is no
-  // such row, these are more than rows_limit different ones, or not as many elements as they have.
+  // order of the ranks that have it. No row at all is a null. Throws Error(kInvalid) if there is no
+  // such row, if there are more than rows_limit different ones, or if the number of elements is
+  // wrong.
   Pushed push_rows(size_t key, const GradientRows& rows, const PushOptions& how = {});
   // Returns when the key's result is here; at once if the key was not pushed since. Every rank must
   // push every key once a round: if others have waited for a tenth of progress_limit_ms (5 s at
@@ -287,8 +292,8 @@ class Worker {
   bool test(size_t key);  // wait() would not block
   size_t poll();          // makes progress without waiting; returns the number of keys in progress
   // Returns the next announced push that ended, in the order of their end, each once, also those
-  // that the worker's failure ended. Nothing: wake() was called. Throws the failure when no push is
-  // left. One thread only.
+  // that the worker's failure ended. Returns nullopt if wake() was called. Throws the failure when
+  // no push is left. One thread only.
   std::optional<Completion> wait_any();
   void wake();  // ends the wait_any() in progress, or else the next one
   // Drops the pushes announced so far: wait_any() will not return them. REQUIRES: no wait_any() is
@@ -307,7 +312,8 @@ class Worker {
   uint64_t round(size_t key) const;  // the latest round whose result is here
   // In a job with gated rounds (max_norm, on_nonfinite skip), what became of the latest round of
   // which a result is here: the norm of its gradient, before it was clipped, and whether it was
-  // skipped. The same on all ranks. Nothing: other jobs, and before the first round of this worker.
+  // skipped. All ranks have the same verdict. Returns nullopt in other jobs, and before the first
+  // round of this worker.
   std::optional<RoundVerdict> verdict() const;
 
   // Changes hyperparameters (training.md has their names) from `round` on, for all ranks; 0: from
@@ -331,8 +337,8 @@ class Worker {
   BranchReply fork(uint32_t parent, const std::map<std::string, double>& values = {},
                    uint64_t round = 0);
   // From its round R on the branches run one after another, each for so many rounds; the last, for
-  // which that is 0, until another schedule. The result of round R−1 is what the first of them has:
-  // parameters, in the place of those that R−1 made. At most kMostBranchTurns turns.
+  // which that is 0, until another schedule. The parameters of the first of them take the place of
+  // those that round R−1 made, and are its result. There may be at most kMostBranchTurns turns.
   uint64_t schedule(std::span<const BranchTurn> turns, uint64_t round = 0);
   // The branch is gone, and there is room for another. kInvalid: it is the one that runs when all
   // is done that was scheduled.
@@ -346,21 +352,24 @@ class Worker {
   // damaged or gone, and the job goes on without.
   uint64_t kill(uint32_t branch, uint64_t round = 0);
   uint64_t revive(uint32_t branch, uint64_t round = 0);
-  // What was decided so far. What they have run is as of the server's latest look at the job.
+  // The decisions so far. The number of rounds that each branch has run is as of the server's
+  // latest look at the job.
   BranchReply branches();
-  // Which branch runs in `round`. Of the round behind the latest result that this rank has, and of
-  // those before it as far as they are remembered, this is final.
+  // The branch that runs in `round`. The answer is final for the round after the latest result that
+  // this rank has, and for earlier ones as far as they are remembered.
   uint32_t branch_in(uint64_t round);
   // The hyperparameter `batch` of that branch in `round`: samples of a rank's gradient; 0: none is
-  // set, and the program decides. As final as branch_in(). Throws kNotFound: the round is over.
+  // set, and the program decides. The answer is as final as that of branch_in(). Throws kNotFound:
+  // the round is over.
   uint64_t batch_in(uint64_t round);
   // Tells the server this rank's loss in `round`; 0: in the first round in which it has pushed no
-  // key. Before it pushes that round, and in ascending rounds. Any number may be reported, also one
-  // that is not finite. The server keeps the means of the latest rounds, of all ranks that report,
-  // with the branch that ran, for who drives the branches from outside (`phub tune`). Throws Error.
+  // key. REQUIRES: it has not pushed that round; rounds ascend. Any number may be reported, also
+  // one that is not finite. The server keeps the means of the latest rounds, of all ranks that
+  // report, with the branch that ran, for a program that drives the branches from outside (`phub
+  // tune`). Throws Error.
   void report_loss(double loss, uint64_t round = 0);
-  // What the optimizer keeps of each key beside its parameters: "momentum_buffer"; "exp_avg",
-  // "exp_avg_sq"; … The names of the files of a checkpoint.
+  // The names of the optimizer's state of each key, beside its parameters: "momentum_buffer";
+  // "exp_avg", "exp_avg_sq"; … The files of a checkpoint have the same names.
   std::vector<std::string> state_names() const;
   // Copies the state of these keys to their arrays and steps. Returns R: it is as it was after
   // round R, on all cores of the server. Call it between rounds: when this rank has the results of
@@ -387,8 +396,8 @@ class Worker {
   // Asks the server for the ranks whose gradients the current round lacks.
   std::vector<uint32_t> missing_ranks();
   // "rank 1 has not sent key 'w2' of round 3 for 7.5 s": why a wait takes longer than described at
-  // wait(), as the server sees it. Also written to stderr, once for each key and round, and part of
-  // the message of a timeout. Empty: nothing holds the job up.
+  // wait(), as the server sees it. It is also written to stderr, once for each key and round, and
+  // part of the message of a timeout. Empty: nothing holds the job up.
   std::string waits_for() const;
   void barrier();  // waits for all live ranks, through the control port
   // Leaves the job. The others go on without this rank, whatever the job's policy; but before the
@@ -400,7 +409,7 @@ class Worker {
   void abandon();
 
   WorkerStats stats() const;
-  MemoryDevice* memory_device() const;  // of the options
+  MemoryDevice* memory_device() const;  // the one in the options
   std::string connection() const;       // for people: the transport, its devices and memory
 
  private:

@@ -15,7 +15,7 @@ namespace phub::c_abi {
 struct StoreOptionsObject : Object {
   static constexpr Type kType = Type::kStoreOptions;
   std::mutex mutex;                 // guards what follows
-  iterstore::StoreOptions options;  // but for those of the worker
+  iterstore::StoreOptions options;  // all but the worker's options
 };
 
 struct StoreObject : Object {
@@ -30,7 +30,8 @@ struct StoreObject : Object {
   std::shared_mutex calls;
 };
 
-// Of this thread of the process alone, unlike std::thread::id also after it has ended.
+// The number of the calling thread: unlike a std::thread::id it is never used again in this
+// process, even after the thread has ended.
 uint64_t number_of_this_thread();
 
 // Keeps its store. Members are destroyed from the last to the first.

@@ -25,7 +25,7 @@ struct WorkerObject : Object {
   const std::unique_ptr<Worker> owned;
   Worker& worker;
   Completions completions;
-  // Who pushes its keys: its caller, a phub_geeps or a phub_device_keys.
+  // The object that pushes its keys: its caller, a phub_geeps or a phub_device_keys.
   std::atomic<Type> exchanger = Type::kWorker;
   std::atomic<bool> has_completions = false;  // phub_push_then was called
   std::mutex rejoining;
