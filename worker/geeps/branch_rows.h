@@ -21,7 +21,7 @@ namespace phub::geeps {
 // writes rows or, for enter(), reads them.
 class BranchRows {
  public:
-  BranchRows(std::span<float> home, uint32_t row_floats);  // of one branch
+  BranchRows(std::span<float> home, uint32_t row_floats);  // of one branch, which runs
   BranchRows(const BranchRows&) = delete;
   BranchRows& operator=(const BranchRows&) = delete;
 
@@ -30,12 +30,13 @@ class BranchRows {
 
   // A branch that has no rows here fails with Error(kInternal).
   void fork_running(uint32_t child);                // a copy of the branch that runs
-  void fork(uint32_t parent, uint32_t child);       // of another
-  void enter(uint32_t branch, uint32_t before);     // `before` runs no longer
+  void fork(uint32_t parent, uint32_t child);       // a copy of another branch
+  void enter(uint32_t branch, uint32_t before);     // `before` is the branch that ran so far
   void retain(const std::set<uint32_t>& branches);  // the others that do not run are gone
-  uint64_t bytes() const;                           // of all branches but the one that runs
+  uint64_t bytes() const;                           // the rows of all branches but the one that
+                                                    // runs
 
-  // For a checkpoint: all but the home.
+  // The state for a checkpoint: all rows but the home.
   std::vector<std::byte> saved() const;
   // REQUIRES: the home is as it was then. Throws Error(kMismatch) if it is not what saved() of a
   // table with as many rows of this size returned; `what` names it.
@@ -56,7 +57,7 @@ class BranchRows {
   uint32_t rows_;
   mutable std::mutex mutex_;                      // guards what follows
   std::map<uint32_t, Places> branches_;           // those that do not run
-  std::vector<std::unique_ptr<float[]>> copies_;  // of a row each; null: free
+  std::vector<std::unique_ptr<float[]>> copies_;  // a row each; null: free
   std::vector<uint32_t> free_;
 };
 

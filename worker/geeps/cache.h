@@ -70,13 +70,14 @@ struct TableSpec {
   // The largest staleness, in clocks, that a read of this table may request. If it exceeds the
   // job's slack, the table is kept twice.
   uint32_t max_staleness = 0;
-  // Of parameters, a matrix whose gradient is a sum of outer products of the rows' vectors and the
-  // columns': at most so many pairs of a clock are sent, in place of updates (Poseidon, 001,
+  // For a matrix of parameters whose gradient is a sum of outer products of the rows' vectors and
+  // the columns': at most so many pairs of a clock are sent, in place of updates (Poseidon, 001,
   // section 4.3.1). table_clock() takes them. 0: updates are sent.
   uint32_t samples = 0;
   bool scratch = false;  // local data that no iteration needs from the one before: it is not saved
-  // Of local data, each branch of the job has its own: a child begins with its parent's rows as
-  // they are at the fork. save_point() changes over. No branches: no effect.
+  // True: each branch of the job has its own rows of this local data; a child begins with its
+  // parent's rows as they are at the fork. save_point() changes the rows over. No branches: no
+  // effect.
   bool by_branch = false;
 };
 
@@ -86,8 +87,8 @@ std::vector<uint64_t> dense(uint64_t rows);  // keys 0 … rows − 1
 std::vector<KeySpec> keys_of(std::span<const TableSpec> tables, uint32_t devices = 1);
 
 struct CacheOptions {
-  uint64_t budget_bytes = 0;    // of device memory; 0: all that the device has left
-  uint64_t reserved_bytes = 0;  // of these, for calls outside the sequence; 0: one buffer of the
+  uint64_t budget_bytes = 0;    // device memory to use; 0: all that the device has left
+  uint64_t reserved_bytes = 0;  // its part for calls outside the sequence; 0: one buffer of the
                                 // largest size, if that fits
   uint32_t max_lead = 4;        // phases by which buffers are filled ahead, at most
   bool peak_first = false;      // rows are pinned in the order of the paper's Algorithm 2
@@ -98,9 +99,9 @@ struct CacheOptions {
                                 // of it; while a sequence is recorded, by finish_sequence()
   bool poison = false;          // released buffers become NaN, except those whose rows are kept for
                                 // the next read
-  uint32_t partitions = 1;      // of each table's rows, with copying threads of their own
+  uint32_t partitions = 1;      // parts of each table's rows, with copying threads of their own
   Stream* compute = nullptr;    // the application computes there; null: in the calling thread
-  std::chrono::milliseconds timeout{0};  // of a blocking call; 0: only that of the exchange
+  std::chrono::milliseconds timeout{0};  // limit of a blocking call; 0: only that of the exchange
   bool measure_stalls = false;  // with a compute stream: time its waits (two callbacks for each)
   std::string trace;  // file for ui.perfetto.dev: computation, copies, pushes, pulls; empty: none
 };
@@ -114,9 +115,9 @@ struct Buffer {
   float* data = nullptr;  // null in a virtual iteration
   size_t rows = 0;
   uint32_t row_floats = 0;
-  uint64_t handle = 0;  // never used twice
-  // Of a read: it includes every worker's updates of so many clocks, counted from the start of this
-  // cache; with a staleness, some rows may be newer. Nothing: the job is asynchronous.
+  uint64_t handle = 0;  // a number that is never used twice
+  // For a read: it includes every worker's updates of so many clocks, counted from the start of
+  // this cache; with a staleness, some rows may be newer. nullopt if the job is asynchronous.
   std::optional<uint64_t> age;
 
   size_t floats() const { return rows * row_floats; }
@@ -127,7 +128,7 @@ struct CacheStats {
   uint64_t prefetched = 0;              // buffers that were filled before they were requested
   std::chrono::nanoseconds stalled{0};  // time for which the application waited for buffers
   uint64_t bytes_to_device = 0, bytes_to_host = 0;  // copied in the background
-  uint64_t bytes_staged = 0;  // of these, gathered or added by threads of the cache
+  uint64_t bytes_staged = 0;  // those that threads of the cache gathered or added
   // Copied while the calling thread waited: for calls outside the sequence, for pinned rows when
   // the sequence changes, and, without a compute stream, between pinned rows and buffers.
   uint64_t bytes_copied_by_caller = 0;
@@ -166,8 +167,8 @@ class Cache {
   Buffer local_access(uint32_t table, std::span<const uint64_t> keys, Fetch fetch = Fetch::kYes);
   void post_local_access(uint64_t handle, Save save = Save::kYes);
   void table_clock(uint32_t table);
-  // Of a table with samples: sends the factors, in memory of the device, which is copied in the
-  // application's order. All together are at most its samples. Without any it is a null.
+  // For a table with samples: sends the factors, in memory of the device, which is copied in the
+  // application's order. There are at most as many as its samples. Without any it is a null.
   void table_clock(uint32_t table, std::span<const FactorPairs> factors);
 
   void discard(uint64_t handle);  // releases any buffer, without an update or save
@@ -177,21 +178,21 @@ class Cache {
   // clocked equally often, and nothing was updated since. If the state of the rank is to be saved
   // after this round, it waits for the round's results, calls the saver in this thread, and adds
   // the rows of the local tables that are not scratch, as "geeps/NAME". A restored rank's cache
-  // begins with these rows. In other rounds it costs nothing. Without it the TableClock after a
-  // round that is to be saved is kInvalid. kInvalid: a local buffer or one for an update is in use,
-  // or there are updates that were not clocked. kTimeout: results are missing, call it again. What
-  // the saver throws is thrown here; then there is no checkpoint of the round, and the cache goes
-  // on.
+  // begins with these rows. A call after another round costs nothing. If the call is missing, the
+  // TableClock after a round that is to be saved is kInvalid. kInvalid: a local buffer or one for
+  // an update is in use, or there are updates that were not clocked. kTimeout: results are missing,
+  // call it again. An exception of the saver is thrown here; then there is no checkpoint of the
+  // round, and the cache goes on.
   //
   // In a job with branches, tables by branch need it at the end of every iteration, with or without
   // a saver: else the next TableClock is kInvalid. It waits for the round's results, and asks the
   // server which branch runs in the next round. If that is another, it changes the rows over. When
   // the server does not answer (kUnavailable), call it again. A rank that comes later than a fork
-  // begins the child with what it has.
+  // begins the child with its own rows.
   void save_point();
 
   std::span<const TableSpec> tables() const;
-  const Placement& placement() const;  // after finish_sequence()
+  const Placement& placement() const;  // REQUIRES: finish_sequence() was called
   CacheStats stats() const;
 
  private:

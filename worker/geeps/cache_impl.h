@@ -22,7 +22,7 @@ struct Held {
   Call call = Call::kRead;
   uint32_t table = 0;
   Buffer buffer;
-  std::span<const uint64_t> keys;  // of the list, or of `own_keys`
+  std::span<const uint64_t> keys;  // they lie in the list, or in `own_keys`
   std::vector<uint64_t> own_keys;
   std::optional<Instance> planned;   // set for an access in the sequence
   std::shared_ptr<Outside> outside;  // set for one outside of it; neither: virtual
@@ -157,7 +157,7 @@ struct Cache::Impl {
   std::vector<Held> held_;
   bool has_branches_ = false;  // the job, and there are tables by branch
   uint64_t rounds_ = 0;        // then: ended by save_point()
-  uint32_t branch_ = 0;        // whose rows the tables by branch have
+  uint32_t branch_ = 0;        // the branch whose rows the tables by branch have
   uint64_t next_round_ = 1;    // forks before earlier rounds are known
   uint64_t next_handle_ = 1;
   std::atomic<uint64_t> stalled_ns_ = 0;

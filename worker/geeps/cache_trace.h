@@ -21,7 +21,7 @@ class CacheTrace {
   CacheTrace(const CacheTrace&) = delete;
   CacheTrace& operator=(const CacheTrace&) = delete;
 
-  // From `begin_ns` (trace_now_ns()) to now.
+  // Adds a span from `begin_ns` (trace_now_ns()) to now.
   void add(CacheTrack track, const char* name, uint32_t table, uint64_t clock, uint64_t begin_ns);
 
  private:

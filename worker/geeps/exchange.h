@@ -27,8 +27,8 @@ class Exchange {
   virtual const std::string& name(size_t key) const = 0;
   virtual size_t elements(size_t key) const = 0;
 
-  // Of a key whose factors are sent: at most so many pairs, for which gradient() has room, so many
-  // times (rows + columns) floats. 0: its gradient is sent as it is.
+  // The number of pairs of factors that a push of the key may send; gradient() has room for so many
+  // times (rows + columns) floats. 0 means that its gradient is sent as it is.
   virtual uint32_t samples(size_t /*key*/) const { return 0; }
 
   // Always return the same memory. REQUIRES: the gradient is written, and the parameters are read,
@@ -38,26 +38,26 @@ class Exchange {
 
   // Sends the gradient, higher priorities first. REQUIRES: the key is here.
   virtual void push(size_t key, int32_t priority) = 0;
-  // The same with factors, which lie in gradient(key) or in other memory that is lent likewise.
-  // REQUIRES: they are at most samples(key).
+  // Does the same with factors, which lie in gradient(key) or in other memory that is lent
+  // likewise. REQUIRES: they are at most samples(key).
   virtual void push_factors(size_t /*key*/, std::span<const FactorPairs> /*factors*/,
                             int32_t /*priority*/) {
     throw Error(ErrorCode::kInternal, "this exchange sends no factors");
   }
-  // The same as push() of a gradient of zeros.
+  // Does the same as push() of a gradient of zeros.
   virtual void push_null(size_t key) = 0;
 
-  // Blocks until a pushed key is here again, and returns it; nothing after stop().
+  // Blocks until a pushed key is here again, and returns it; nullopt after stop().
   virtual std::optional<size_t> next() = 0;
-  virtual void stop() = 0;  // from now on next() returns nothing
+  virtual void stop() = 0;  // from now on next() returns nullopt
   // This side failed and will not push any more: others that share the exchange get the error.
   virtual void abandon(const std::exception& /*error*/) {}
   // This side ended and will not push any more: others that wait for its push get an error.
   virtual void leave() {}
 
   // Worker::get_state() and set_state(), between the clocks of this side: its keys are all here.
-  // What is set counts from the next clock on. Jobs in lock-step that have an optimizer; kInvalid
-  // where there is no such state.
+  // The new state counts from the next clock on. Only jobs in lock-step with an optimizer have such
+  // a state; in others the calls throw kInvalid.
   virtual void get_state(std::span<KeyState> /*states*/) {
     throw Error(ErrorCode::kInternal, "this exchange has no optimizer whose state it could give");
   }
@@ -66,7 +66,7 @@ class Exchange {
   }
 
   // The number of clocks by which other workers' updates may be missing in the parameters: 0 for
-  // BSP, the slack for SSP, nothing for async.
+  // BSP, the slack for SSP, nullopt for async.
   virtual std::optional<uint32_t> slack() const = 0;
   // This rank's own state in the checkpoints of its job (WorkerOptions::saver). The state is saved
   // next after so many pushes of the key since the start of this exchange; kNever: it is not saved.
@@ -81,9 +81,9 @@ class Exchange {
   }
 
   // The branches of the job (Worker::branches()), as they are when the results of so many pushes of
-  // every key since the start of this exchange are here. Nothing: the job has none.
+  // every key since the start of this exchange are here. nullopt if the job has none.
   struct Branches {
-    uint64_t round = 0;  // that begins then: all is known of it
+    uint64_t round = 0;  // the round that begins then: it is fully known
     BranchReply all;
   };
   virtual std::optional<Branches> branches(uint64_t /*pushes*/) { return std::nullopt; }

@@ -19,20 +19,20 @@ class Follower {
   Follower() = default;
   explicit Follower(const Sequence& sequence);
 
-  // Returns the step of an acquisition; nothing: it is outside the sequence. If two acquisitions in
-  // a row follow one another elsewhere in the sequence, the second continues there.
+  // Returns the step of an acquisition, or nullopt if it is outside the sequence. If two
+  // acquisitions in a row follow one another elsewhere in the sequence, the second continues there.
   std::optional<uint64_t> follow(Call call, uint32_t table, std::span<const uint64_t> keys);
   // The step of the latest acquisition or, if that was outside the sequence, of the next one with
-  // the same call and rows. Nothing: the sequence has none.
+  // the same call and rows. nullopt if the sequence has none.
   std::optional<uint64_t> last() const { return last_; }
-  // Returns the step of a TableClock: the table's next one; nothing: the sequence has none.
+  // Returns the step of a TableClock: the table's next one, or nullopt if the sequence has none.
   std::optional<uint64_t> clock(uint32_t table);
   // The number of TableClocks of the table between the application's position and this step.
   uint64_t clocks_before(uint32_t table, uint64_t step) const;
 
   uint64_t next() const { return next_; }  // the expected step
   uint64_t length() const { return operations_.size(); }
-  // For strict mode: the actual call, and the expected one.
+  // Names the actual call and the expected one, for strict mode.
   std::string deviation(Call call, uint32_t table, std::span<const uint64_t> keys) const;
 
  private:

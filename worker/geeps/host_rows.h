@@ -12,11 +12,11 @@
 
 namespace phub::geeps {
 
-// A buffer of which parts store rows, each those in its stretch.
+// A buffer whose parts store rows: each part those in its stretch.
 struct StoredBuffer {
   const float* rows;
   Stretch stretch;
-  StagedBuffers& staged;  // of all parts
+  StagedBuffers& staged;  // the copies that all parts share
 };
 
 // Not thread-safe. Copies are enqueued on the stream; those through staging memory to the host have
@@ -34,7 +34,7 @@ class HostRows {
   // Memory row `source` = buffer row `first`.
   void store(const StoredBuffer& buffer, float* memory, std::span<const Run> runs,
              uint32_t row_floats);
-  // The same with +=. Has completed when it returns.
+  // Does the same with +=, and has completed when it returns.
   void store_add(const StoredBuffer& buffer, float* memory, std::span<const Run> runs,
                  uint32_t row_floats);
 

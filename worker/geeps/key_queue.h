@@ -32,7 +32,7 @@ class KeyQueue {
   void fail(const std::exception& error);
   void stop();
   void check() const;            // throws the failure
-  std::optional<size_t> next();  // blocks; nothing after stop(); throws the failure
+  std::optional<size_t> next();  // blocks; nullopt after stop(); throws the failure
 
  private:
   mutable std::mutex mutex_;

@@ -7,10 +7,10 @@
 //   push   log ─▶ exchange                when the previous result is here and nothing reads it
 //   pull   exchange ─▶ rows ─▶ pinned     when the exchange has returned the key
 //
-// Each partition has one of each of the first three, and owns a contiguous range of the rows of
-// every table. An access and a clock are divided into parts, one for each partition that has rows
-// of them; the last part that finishes has the consequences. Rows of all parts are of the same
-// version. The exchange gets a key whole, when the last part of its log is stored. The driver
+// Each partition has one lane of each of the first three kinds, and owns a contiguous range of the
+// rows of every table. An access and a clock are divided into parts, one for each partition that
+// has rows of them; the last part that finishes completes the whole. All parts have rows of the
+// same version. The exchange gets a key whole, when the last part of its log is stored. The driver
 // (driver.h) runs a task of each lane that is due:
 //
 //   lock; task = begin(lane); do { unlock; run(lane, *task); lock; } while (finish(*task));
@@ -56,7 +56,7 @@ struct Table {
   uint32_t row_floats;
   RowSplit split;
   std::vector<uint32_t> partitions;  // those that have rows
-  size_t key = 0;                    // of the exchange
+  size_t key = 0;                    // the table's key in the exchange
   int32_t priority = 0;
   bool kept_twice = false;  // rows and log are the cache's own memory, not the exchange's
   HostMemory own_rows, own_log;
@@ -67,8 +67,8 @@ struct Table {
 
   // Guarded by the cache's mutex.
   uint64_t clocks = 0;            // number of TableClocks
-  uint64_t handed_over = 0;       // of these: pushed
-  uint64_t version = 0;           // of these: the result is in `rows`
+  uint64_t handed_over = 0;       // those that were pushed
+  uint64_t version = 0;           // those whose result is in `rows`
   bool refreshing = false;        // `rows` are being replaced
   bool refreshed_unseen = false;  // the application's work has not waited for `refreshed` yet
   uint32_t moving = 0;            // reads of `rows` or of pinned rows in progress
@@ -79,7 +79,7 @@ struct Table {
   bool clocked_last = false;      // the table's latest call was TableClock
   bool unclocked = false;         // it was updated since then
 
-  uint64_t pushed_ns = 0;  // with a trace
+  uint64_t pushed_ns = 0;  // set only with a trace
 
   // Used by the store lane of the row's partition.
   std::vector<HostLog> loose_log;  // by row, of rows in no entry
@@ -106,15 +106,15 @@ struct Instance {
 // An access outside the sequence. Its buffer is in the reserved memory.
 struct Outside {
   ListPlan list;
-  size_t offset = 0;  // in the reserved memory
+  size_t offset = 0;  // its place in the reserved memory
   std::unique_ptr<Event> computed;
 };
 
-// What the parts of a task share.
+// The state that the parts of a task share.
 struct TaskParts {
   TaskParts(uint32_t parts, StagingPool& pool) : left(parts), staged(pool) {}
 
-  uint32_t left;  // have not finished
+  uint32_t left;  // the parts that have not finished
   StagedBuffers staged;
 };
 
@@ -122,18 +122,18 @@ struct Task {
   enum class Kind : uint8_t { kFill, kUpdate, kSave, kFree, kClock, kPush, kPull };
   Kind kind;
   uint32_t table;
-  uint64_t clock = 0;  // of the table, for traces
+  uint64_t clock = 0;  // the table's clock, for traces
   // kFill, kUpdate, kSave, kFree: the access, in the sequence or outside of it
   std::optional<Instance> planned = {};
-  std::shared_ptr<Outside> outside = {};  // of all parts
+  std::shared_ptr<Outside> outside = {};  // shared by all parts
   const ListPlan* list = nullptr;
   float* buffer = nullptr;
   std::vector<const Event*> after = {};    // the device's work waits for these
   bool after_saves = false;                // kFill: and for the saves so far
   bool after_fills = false;                // kSave: no fill of the table is in progress
   Event* done = nullptr;                   // recorded at the end; null: run() waits for the end
-  std::optional<uint32_t> partition = {};  // of this part; nothing: all rows
-  std::shared_ptr<TaskParts> parts = {};   // of an access or a clock
+  std::optional<uint32_t> partition = {};  // the partition of this part; nullopt: all rows
+  std::shared_ptr<TaskParts> parts = {};   // for an access or a clock
   uint64_t clocks_before = 0;              // kUpdate, kClock: number of TableClocks before it
   std::vector<uint32_t> used_logs = {};    // kClock: pinned entries with updates
   std::vector<FactorPairs> factors = {};   // kClock, kPush: of a table with samples, in its log
@@ -164,7 +164,7 @@ class Mover {
   Mover& operator=(const Mover&) = delete;
 
   // mover.cc: tasks
-  std::optional<Task> begin(Lane& lane);  // nothing: no task can begin
+  std::optional<Task> begin(Lane& lane);  // nullopt: no task can begin
   void run(Lane& lane, Task& task);
   bool finish(Task& task);  // true: it is to be run once more
   // Fetches the host rows of an access outside the sequence. The caller runs it in its own lane,
@@ -175,7 +175,7 @@ class Mover {
   void end_reading(Table& table);
   // Between these calls a local table's rows are replaced, and no task begins to read them.
   void begin_replacing(Table& table) { table.refreshing = true; }
-  void end_replacing(Table& table);  // what was filled before is filled again
+  void end_replacing(Table& table);  // buffers that were filled before are filled again
   bool fills_replaced() const;       // a task reads the rows of such a table
 
   // Completes a partition's part of the log, of a clock with updates, in host memory.
@@ -224,7 +224,7 @@ class Mover {
   Device& device;
   Exchange& exchange;
   const CacheOptions options;
-  StagingPool staging;  // of stores
+  StagingPool staging;  // for stores
   std::unique_ptr<CacheTrace> trace;
 
   // Guarded by the cache's lock.
@@ -233,8 +233,9 @@ class Mover {
   Follower follower;
   std::vector<Instance> waiting;  // accesses to fill, in the order of opening
   CacheStats stats;
-  // Device memory for accesses outside the sequence, and the buffers there that are in use. Where
-  // one lies does not depend on what is still being released: that has an offset and bytes below.
+  // Device memory for accesses outside the sequence, and the buffers there that are in use. The
+  // place of a buffer does not depend on what is still being released: that has an offset and bytes
+  // below.
   std::unique_ptr<Arena> reserved;
   std::map<size_t, size_t> releasing;
 

@@ -14,11 +14,11 @@ namespace phub::geeps {
 // numbers in range, and on accesses shorter than the circle.
 void check(const Demand& demand);
 
-// Which entries are pinned.
+// The entries that are pinned.
 using Pins = std::vector<bool>;
 
-// How many phases, at most, an access has its buffer before it acquires it, to fill it in the
-// background, and after it releases it, to empty it.
+// The largest number of phases for which an access has its buffer before it acquires it, to fill it
+// in the background, and after it releases it, to empty it.
 struct Lead {
   uint32_t before = 0, after = 0;
   bool operator==(const Lead&) const = default;
@@ -28,8 +28,8 @@ using Leads = std::vector<Lead>;  // by access
 // The lifetime of an access's buffer.
 struct Lifetime {
   uint32_t owner;  // the access that owns the buffer: this one, or one whose rows it keeps
-  Lead lead;       // of this access
-  Span span;       // of the owner: from the first to the last access of the buffer
+  Lead lead;       // the lead of this access
+  Span span;       // the owner's: from the first to the last access of the buffer
 };
 using Lifetimes = std::vector<Lifetime>;  // by access
 Lifetimes lifetimes(const Demand& demand, const Leads& leads);
@@ -69,7 +69,7 @@ struct Buffers {
 };
 Buffers buffers_of(const Demand& demand, const Pins& pins, const Lifetimes& lives);
 
-// How often an access moves each of its rows that are not pinned.
+// The number of times that an access moves each of its rows that are not pinned.
 uint32_t moves_of(const Access& access);
 
 // Calls use(access, part, bytes) with the bytes that each access moves if the part's entry is not

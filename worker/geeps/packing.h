@@ -25,7 +25,7 @@ struct Packing {
 
 // Returns the lowest of several first fits: not always the best packing, which is NP-hard to find.
 Packing pack(std::span<const Span> spans, uint32_t phases);
-// The same, but nothing if that is higher than `most`: sooner then.
+// Returns the same, or nullopt if that is higher than `most`, which takes less time.
 std::optional<Packing> pack(std::span<const Span> spans, uint32_t phases, uint64_t most);
 
 // The live bytes of each phase. No packing is lower than the largest.

@@ -50,9 +50,9 @@ struct Access {
   uint32_t batch = 0;
   uint32_t step = 0;                         // its acquisition in the sequence, for messages
   uint32_t first_phase = 0, last_phase = 0;  // last < first: released in the next iteration
-  bool fetch = true, save = true;            // of local data
-  // Of a read: an earlier read of the same batch, released before this one is acquired, without a
-  // change of the rows in between. At most one access names it.
+  bool fetch = true, save = true;            // for local data
+  // For a read: an earlier read of the same batch, released before this one is acquired, without a
+  // change of the rows in between. Not more than one access names it.
   std::optional<uint32_t> again = {};
 };
 
@@ -68,11 +68,11 @@ struct PlacementOptions {
   uint64_t reserved_bytes = 0;  // for accesses that are not in the sequence
   uint32_t max_lead = 4;        // phases, at least 1
   // Entries are pinned in the order of the paper's listing, as far as they fit: local data of the
-  // fullest phase, the rest of it, parameters; of each in their order.
+  // fullest phase, other local data, parameters; each in their order.
   bool peak_first = false;
 };
 
-// How early buffers are allocated.
+// Says how early buffers are allocated.
 enum class Buffering : uint8_t {
   kSingle,  // some only at their acquisition
   kDouble,  // each at least one phase before
@@ -80,15 +80,15 @@ enum class Buffering : uint8_t {
 
 struct EntryPlace {
   bool pinned = false;
-  uint64_t offset = 0, log_offset = 0;  // in device memory, if pinned
+  uint64_t offset = 0, log_offset = 0;  // places in device memory, if pinned
 };
-struct IndexPlace {  // of the index by which a batch copies rows of a pinned entry
+struct IndexPlace {  // the index by which a batch copies rows of a pinned entry
   uint32_t batch, entry;
   uint64_t offset, bytes;
 };
 struct AccessPlace {
   bool in_place = false;  // at its entry's offset
-  uint64_t offset = 0;    // of its buffer in device memory
+  uint64_t offset = 0;    // the place of its buffer in device memory
   uint32_t lead = 0;      // phases; 0 if nothing is fetched
   bool kept = false;      // it continues to use the buffer of Access::again, with its rows
 };
@@ -96,7 +96,7 @@ struct AccessPlace {
 // The layout of device memory: pinned entries, indexes, the pool of buffers, reserved memory.
 struct Placement {
   Buffering buffering = Buffering::kSingle;
-  uint32_t lead = 0;  // of all accesses that have room for it; 0: not of all
+  uint32_t lead = 0;  // the lead of all accesses that have room for it; 0: some have none
   std::vector<EntryPlace> entries;
   std::vector<IndexPlace> indexes;
   std::vector<AccessPlace> accesses;

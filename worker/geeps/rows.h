@@ -12,8 +12,8 @@ namespace phub::geeps {
 
 // Rows that are neighbours in two places.
 struct Run {
-  uint32_t first;   // in the first place
-  uint32_t source;  // in the second
+  uint32_t first;   // index in the first place
+  uint32_t source;  // index in the second place
   uint32_t rows;
   bool operator==(const Run&) const = default;
 };
@@ -28,9 +28,9 @@ struct Stretch {
   uint32_t first = 0, rows = 0;
   bool operator==(const Stretch&) const = default;
 };
-// From the first to the last of the runs' rows in the first place.
+// The stretch from the first to the last of the runs' rows in the first place.
 Stretch stretch_of(std::span<const Run> runs);
-// Those that overlap become one that has them all.
+// Joins stretches that overlap: each becomes the one that has them all.
 void join_overlapping(std::vector<Stretch*> stretches);
 
 // Divides the rows of a table among partitions: contiguous ranges of equal size, or of one row

@@ -26,7 +26,7 @@ enum class HostLog : uint8_t {
 struct EntryPart {
   uint32_t rows = 0;
   std::vector<Run> runs;             // row of the entry -> row of the table
-  Stretch stretch = {};              // of the entry, with all runs: stored with other parts
+  Stretch stretch = {};              // the entry's, with all runs: stored with other parts
   HostLog host_log = HostLog::kOld;  // used by the partition's store lane
 };
 
@@ -34,7 +34,7 @@ struct EntryPart {
 struct PlacedEntry {
   uint32_t table = 0;
   bool pinned = false;
-  float* rows = nullptr;  // in device memory, if pinned
+  float* rows = nullptr;  // place in device memory, if pinned
   float* log = nullptr;   // the updates of a clock, beside the rows; null: in host memory
   uint32_t count = 0;
   std::vector<EntryPart> parts;  // by partition
@@ -57,10 +57,10 @@ struct PinnedPart {
 // The rows of a list that are in host memory: those in a partition, of one entry or of none.
 struct HostPart {
   uint32_t partition;
-  uint32_t entry;  // or kNoEntry
+  uint32_t entry;  // an entry, or kNoEntry
   uint32_t rows;
   std::vector<Run> runs;  // row of the list -> row of the table
-  Stretch stretch = {};   // of the list, with all runs: stored with other parts
+  Stretch stretch = {};   // the list's, with all runs: stored with other parts
 };
 
 // The places of the rows of a list.
@@ -69,7 +69,7 @@ struct ListPlan {
   uint32_t rows = 0;
   std::vector<PinnedPart> pinned;
   std::vector<HostPart> host;             // by partition
-  std::vector<uint32_t> partitions = {};  // of `host`, each once
+  std::vector<uint32_t> partitions = {};  // those of `host`, each once
 };
 
 // An instance of an access must wait until `access` was released `behind` iterations before.
@@ -87,7 +87,7 @@ struct PlannedAccess {
   float* data = nullptr;
   bool in_place = false;
   bool fetch = true, save = true;  // as recorded
-  bool last_update = false;        // of its table
+  bool last_update = false;        // the last one of its table
   // The access whose buffer this one continues to use, with its rows; and whether a later access
   // continues to use this one's.
   std::optional<uint32_t> kept_from;
@@ -99,11 +99,13 @@ struct PlannedAccess {
   uint64_t released = 0;    // instances before this one were released (event `done`)
   uint64_t skipped_to = 0;  // instances before this one are omitted, once those before are released
   bool filling = false;
-  bool left_out = false;  // while filling: the application omits this instance
+  bool left_out = false;  // set while filling: the application omits this instance
   bool held = false;
   bool done_recorded = false;                                 // false: there is nothing to wait for
-  uint64_t version = 0, changes = 0;                          // of the table, when it was filled
-  uint64_t back = 0;                                          // how many clocks old its rows may be
+  uint64_t version = 0, changes = 0;                          // those of the table when it was
+                                                              // filled
+  uint64_t back = 0;                                          // the age in clocks that its rows may
+                                                              // have
   std::vector<std::unique_ptr<Event>> ready = {}, done = {};  // by partition
   std::unique_ptr<Event> computed = {};
 };

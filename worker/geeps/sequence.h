@@ -43,8 +43,8 @@ struct KeyList {
 struct Operation {
   Call call;
   uint32_t table;
-  uint32_t list = 0;      // of an acquisition: the keys
-  uint32_t acquired = 0;  // of a release: the step of the acquisition
+  uint32_t list = 0;      // the keys of an acquisition
+  uint32_t acquired = 0;  // the step of the acquisition that a release ends
   bool moves = true;      // LocalAccess: fetches; PostLocalAccess: saves
   bool operator==(const Operation&) const = default;
 };
@@ -79,7 +79,7 @@ class Recorder {
   }
   void table_clock(uint32_t table);
 
-  const Sequence& sequence() const { return sequence_; }  // so far
+  const Sequence& sequence() const { return sequence_; }  // the recorded part
   // Ends the iteration. Throws Error(kInvalid) if a buffer was not released.
   Sequence finish();
 

@@ -26,7 +26,7 @@ class StagingPool {
   std::multimap<size_t, HostMemory> free_;  // by bytes
 };
 
-// Of one task. Thread-safe.
+// Belongs to one task. Thread-safe.
 class StagedBuffers {
  public:
   explicit StagedBuffers(StagingPool& pool) : pool_(pool) {}
@@ -36,7 +36,7 @@ class StagedBuffers {
 
   struct Copy {
     const float* floats;
-    size_t copied_bytes;  // by this call
+    size_t copied_bytes;  // the bytes that this call copied
   };
   // The first call for a buffer copies it on the stream; later ones wait for the first. All return
   // when the stream's own work so far is done, which may write where the rows go: `done` is

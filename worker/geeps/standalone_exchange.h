@@ -14,8 +14,8 @@ namespace phub::geeps {
 
 class StandaloneExchange final : public Exchange {
  public:
-  // `initial` has the parameters of all keys one after another; empty: zeros. Of `spec` only those
-  // fields count on which the arithmetic depends: keys, optimizer, hyper, schedule, consistency,
+  // `initial` has the parameters of all keys one after another; empty: zeros. Only those fields of
+  // `spec` count on which the arithmetic depends: keys, optimizer, hyper, schedule, consistency,
   // on_nonfinite, and chunk_elements, the unit that on_nonfinite excludes. Throws Error(kInvalid)
   // if the job is for several workers, or not f32, or the server would refuse it; or if it excludes
   // what is not finite and has factors, whose chunks the server cuts.

@@ -18,7 +18,7 @@ namespace phub::geeps {
 // duplicate key, more elements than a job may have.
 void check(std::span<const TableSpec> tables);
 
-// Of its row_floats and its keys in their order.
+// Covers the table's row_floats, and its keys in their order.
 uint64_t digest_of(const TableSpec& table);
 
 // A table's key is named "layer1 #c8f5a3d2e1907b64": its name and its digest. A server compares

@@ -68,7 +68,7 @@ class WorkerExchange final : public Exchange {
   [[noreturn]] void fail_with(const Error& error);
 
   Worker& worker_;
-  std::vector<std::string> names_;      // of the tables
+  std::vector<std::string> names_;      // the keys' names, those of the tables
   std::vector<uint64_t> begun_;         // by key: the round before the first push
   std::unique_ptr<KeyArrays> factors_;  // empty where the gradient is sent as it is
 
