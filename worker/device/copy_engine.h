@@ -50,10 +50,10 @@ class CopyEngine {
   std::optional<size_t> failure_of_this_copy();
 
   CopyEngineOptions options_;
-  Clock::time_point free_at_;  // when the engine has moved all that it was given
-  double machine_bytes_per_ns_ =
-      4.0;            // what memcpy reached last: when to begin in order to end in time
-  std::mutex mutex_;  // guards the next one
+  Clock::time_point free_at_;          // the time when the engine has moved all that it was given
+  double machine_bytes_per_ns_ = 4.0;  // the speed of the last memcpy: it tells when to begin in
+                                       // order to end in time
+  std::mutex mutex_;                   // guards the next one
   std::optional<Injected> injected_;
 };
 

@@ -5,7 +5,7 @@
 
 #include "worker/device/kernel.h"
 
-struct CUstream_st;  // of the CUDA runtime, whose headers not every machine has
+struct CUstream_st;  // a type of the CUDA runtime, whose headers not every machine has
 
 namespace phub {
 

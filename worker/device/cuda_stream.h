@@ -12,7 +12,7 @@
 #include "worker/device/device.h"
 #include "worker/device/failure.h"
 
-struct CUevent_st;  // of the CUDA runtime, whose headers not every machine has
+struct CUevent_st;  // a type of the CUDA runtime, whose headers not every machine has
 struct CUstream_st;
 
 namespace phub {
@@ -70,7 +70,7 @@ class CudaEvent : public Event {
 class CudaStream : public Stream {
  public:
   CudaStream(Device& device, const CudaState& state, const std::string& name);
-  // Somebody else's, who destroys it.
+  // Uses a stream of the application, which destroys it.
   CudaStream(Device& device, const CudaState& state, const std::string& name, CUstream_st* stream)
       : Stream(device, name), state_(state), stream_(stream), is_ours_(false) {}
   ~CudaStream() override;
@@ -95,7 +95,7 @@ class CudaStream : public Stream {
 // Streams wait for words in pinned memory of the host.
 class CudaSignals : public Signals {
  public:
-  // Throws Error(kUnavailable) if the driver lacks that.
+  // Throws Error(kUnavailable) if the driver cannot do that.
   CudaSignals(Device& device, size_t count);
 
  private:

@@ -200,8 +200,8 @@ class Stream {
   // to[i] += factor · from[i]: a multiplication and an addition, two roundings on every device.
   void add_scaled(float factor, const float* from, float* to, size_t elements);
   void fill(float* to, float value, size_t elements);
-  // Rounds to nearest even; every NaN becomes the same one, as in kernels::convert.
-  // With a factor as kernels::convert_scaled.
+  // Rounds to nearest even; every NaN becomes the same one, as in kernels::convert. With a factor
+  // it does what kernels::convert_scaled does.
   void convert(const void* from, kernels::DType from_dtype, void* to, kernels::DType to_dtype,
                size_t elements, float factor = 1);
 

@@ -16,11 +16,11 @@ struct HostDeviceOptions {
   std::string name = "host";
   size_t budget_bytes = 0;
   double copy_bytes_per_second = 0;          // per direction; 0: as fast as this machine copies
-  std::chrono::nanoseconds copy_latency{0};  // of each copy
+  std::chrono::nanoseconds copy_latency{0};  // added to each copy
   // Poisons the destination of a copy while it is in progress, which shows reads before the event.
   // Costs a pass over the destination.
   bool poison_copies = false;
-  uint32_t numa_node = 0;  // of the memory
+  uint32_t numa_node = 0;  // the node of the memory
   // All memory of the process counts as memory that others allocated on this device.
   bool holds_all_memory = false;
   // For tests: a driver for pin_host(), which outlives the device (null: it accepts all memory),

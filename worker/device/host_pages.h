@@ -11,7 +11,7 @@
 
 namespace phub {
 
-// How copies use host memory.
+// The ways in which copies use host memory.
 enum class HostUse : bool { kRead, kReadWrite };
 
 size_t host_page_bytes();

@@ -96,7 +96,7 @@ class HostScheduler {
   std::mutex mutex_;  // guards all that follows
   std::deque<HostQueue> queues_;
   std::vector<HostQueue*> closed_;
-  std::vector<HostQueue*> unsignalled_;  // whose head is a HostNumber that is not reached
+  std::vector<HostQueue*> unsignalled_;  // those whose head is a HostNumber that is not reached
   std::array<LaneState, kLanes> lanes_;
   std::set<std::pair<Clock::time_point, HostQueue*>> timers_;
   std::condition_variable timer_wake_;
