@@ -1,5 +1,5 @@
-// Where the threads of a process wait for each other: the last one to come does the work, and then
-// all go on. Once something fails, it does so for all of them.
+// The threads of a process wait here for each other: the last one to come does the work, and then
+// all go on. A failure is one for all of them.
 #pragma once
 
 #include <condition_variable>
@@ -18,15 +18,15 @@ class Meeting {
  public:
   explicit Meeting(uint32_t threads) : present_(threads, false), gone_(threads, false) {}
 
-  // Throws Error(kInvalid): it is there already.
+  // Throws Error(kInvalid) if the thread is there already.
   void enter(uint32_t thread);
   void leave(uint32_t thread);
   bool is_empty() const;
 
-  // `what`: for the message, where one thread comes to something else than another; null: it comes
-  // to whatever the others do. Throws what `work` threw, in all threads, now and ever after.
+  // `what` names the call for the message if threads meet in different calls; null accepts any call
+  // of the others. If `work` throws, all threads throw the same, now and ever after.
   void meet(const char* what, const std::function<void()>& work);
-  // The work of one thread that others need not wait for, one after another.
+  // Does the work of one thread, for which others need not wait; no two such works run at once.
   void alone(const std::function<void()>& work);
 
  private:

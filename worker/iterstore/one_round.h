@@ -1,5 +1,5 @@
-// What the processes of a store tell each other outside of their rows: jobs of one round, in which
-// every rank sends values and all get what these come to.
+// The processes of a store talk to each other, outside of their rows, by jobs of one round: every
+// rank sends values, and all get the sums.
 #pragma once
 
 #include <cstddef>
@@ -14,16 +14,16 @@
 
 namespace phub::iterstore {
 
-// The options of a job of the store: those of the store with this name and these keys. Throws, once
-// joined, Error(kTaken): a job of this name has gone on from an earlier run.
+// The options of a job of the store: those of the store with this name and these keys.
+// check_is_new() throws Error(kTaken) if a job of this name has gone on from an earlier run.
 WorkerOptions options_of_job(const WorkerOptions& store, const std::string& name,
                              std::vector<KeySpec> keys);
 void check_is_new(const Worker& worker);
 
-// What all ranks recorded. `name`: of the job.
+// Gathers what all ranks recorded, in a job of this name.
 struct AllRecorded {
   AllUse rows;
-  uint32_t clocks = 0;  // of the thread with the most
+  uint32_t clocks = 0;  // the largest number of clocks of a thread
 };
 AllRecorded use_of_all(const WorkerOptions& store, const std::string& name,
                        std::span<const Table> tables, const Use& mine);

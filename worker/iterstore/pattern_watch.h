@@ -1,5 +1,6 @@
-// Whether accesses still come as recorded, and when an iteration is recorded again. It decides from
-// sums over all ranks that each rank sees at the same clock: so all come to the same.
+// Decides whether accesses still come as recorded, and when an iteration is recorded again. It
+// looks at sums over all ranks, which each rank sees at the same clock, so all ranks decide the
+// same.
 #pragma once
 
 #include <atomic>
@@ -26,13 +27,14 @@ struct Tally {
 
 class PatternWatch {
  public:
-  // `share`: of an iteration's accesses, from which on it is recorded again; 0: never.
+  // An iteration is recorded again if at least this share of its accesses does not come as
+  // recorded; 0 means never.
   PatternWatch(double share, uint32_t ranks) : share_(share), ranks_(ranks) {}
 
   // Rows are placed for an iteration of so many clocks, which begins now.
   void placed(uint32_t clocks);
-  // After each clock, with what all ranks said with the one before. True: an iteration has been
-  // recorded, and rows are to be placed.
+  // REQUIRES: called after each clock, with the tally of all ranks for the clock before. True: an
+  // iteration has been recorded, and rows are to be placed.
   bool after_clock(const Tally& before);
   // Any thread: the calls are recorded.
   bool is_recording() const { return recording_.load(std::memory_order_relaxed); }

@@ -1,10 +1,10 @@
-// Where the rows of all tables lie: which rows a key of the job has, in which order. A pure
+// The places of the rows of all tables: the rows of each key of the job, and their order. A pure
 // function of what all ranks access, so that all ranks have the same.
 //
-// Rows lie together that are first read in the same part of the iteration (a batch, which is a key:
+// Rows that are first read in the same part of the iteration lie together (a batch, which is a key:
 // it comes as a whole), and within a batch those that the same ranks access: so the chunks of a key
-// have few owners, and travel only to them. Of rows of the same ranks those that are accessed most
-// come first.
+// have few owners, and travel only to them. Among rows of the same ranks, those that are accessed
+// most come first.
 #pragma once
 
 #include <algorithm>
@@ -19,10 +19,11 @@
 
 namespace phub::iterstore {
 
-// Of a row, by all ranks.
+// The use of a row by all ranks.
 struct SharedUse {
   int32_t accesses = 0;
-  int64_t ranks = 0;   // bit r % 64 of those that access it: who shares rows, roughly
+  int64_t ranks = 0;   // bit r % 64 for each rank r that accesses it: tells roughly which ranks
+                       // share rows
   int32_t owner = -1;  // one rank that accesses it; -1: nobody does
   uint8_t first_part = kParts;
 };
@@ -38,7 +39,7 @@ struct PlanSettings {
 
 struct RowPlace {
   uint32_t key = 0;
-  uint64_t row = 0;  // within the key
+  uint64_t row = 0;  // index within the key
 };
 
 class RowPlan {
@@ -46,22 +47,24 @@ class RowPlan {
   struct Key {
     uint32_t table = 0;
     uint64_t first = 0, rows = 0;                   // positions of the table
-    uint32_t part = 0;                              // in which it is first read, 0 … kParts
-    std::vector<ExchangedRange> exchanged_by = {};  // of a narrow table; empty: all of it by all
+    uint32_t part = 0;                              // the part in which it is first read, 0 …
+                                                    // kParts
+    std::vector<ExchangedRange> exchanged_by = {};  // for a narrow table; empty: all ranks exchange
+                                                    // all of it
   };
 
-  // `use`: nothing: nothing is known. All rows are in their order, in one batch.
+  // Without `use`, all rows are in their order, in one batch.
   RowPlan(std::span<const Table> tables, const AllUse* use, const PlanSettings& settings);
 
-  const std::vector<Key>& keys() const { return keys_; }  // by their first read
+  const std::vector<Key>& keys() const { return keys_; }  // in the order of their first read
   // Rows that nobody accesses are not in the job.
   bool is_narrow(uint32_t table) const { return tables_[table].narrow; }
   bool has_narrow() const { return std::ranges::any_of(tables_, &OfTable::narrow); }
-  // Is so no longer. What had a place keeps it; the other rows are in a key behind all others.
+  // Ends is_narrow(). Rows that had a place keep it; the other rows are in a key behind all others.
   void widen(uint32_t table);
-  // Nothing: it is not in the job.
+  // Returns nullopt if the row is not in the job.
   std::optional<RowPlace> place(uint32_t table, uint64_t row) const;
-  // Of a narrow table: a rank that accesses the row; -1: nobody does.
+  // A rank that accesses this row of a narrow table; -1: there is none.
   int32_t owner(uint32_t table, uint64_t row) const { return tables_[table].owner[row]; }
   uint64_t row_at(uint32_t table, uint64_t position) const {
     return tables_[table].row_at.empty() ? position : tables_[table].row_at[position];
@@ -70,7 +73,7 @@ class RowPlan {
  private:
   struct OfTable {
     bool narrow = false;
-    std::vector<uint64_t> row_at;    // by position; empty: the same
+    std::vector<uint64_t> row_at;    // by position; empty: all rows are at their own positions
     std::vector<uint64_t> position;  // by row
     std::vector<int32_t> owner;      // by row, if narrow
     std::vector<uint32_t> keys;      // by ascending position
@@ -85,7 +88,8 @@ class RowPlan {
 // The keys of the job, without the clock's.
 std::vector<KeySpec> key_specs(const RowPlan& plan, std::span<const Table> tables);
 
-// What a rank writes and reads of the keys of narrow tables: whole chunks of the rows that it uses.
+// The parts of narrow tables' keys that a rank writes and reads: whole chunks of the rows that it
+// uses.
 std::vector<KeyInterest> interest_of(const RowPlan& plan, std::span<const Table> tables,
                                      const Use& use, uint32_t chunk_elements);
 

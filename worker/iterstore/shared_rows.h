@@ -4,8 +4,8 @@
 // A thread's updates of a row lie either at a place of its own (thread_rows.h), or in a hash map
 // that all threads share, under locks. The same thread's updates of the same row are never in both.
 //
-// Any thread may call state(), read() and update(); what else is here, only one while the others
-// wait.
+// Any thread may call state(), read() and update(); the other functions, only one thread while the
+// others wait.
 #pragma once
 
 #include <array>
@@ -30,8 +30,8 @@ class ThreadRows;
 
 class SharedRows {
  public:
-  // Joins the job, and begins with these states, which are those of rank 0. `use`: of this process,
-  // for the interest in narrow tables. `now`: its first clock.
+  // Joins the job, and begins with these states, which are those of rank 0. `use` is this
+  // process's, for the interest in narrow tables; `now` is its first clock.
   SharedRows(const WorkerOptions& store, const std::string& name, std::span<const Table> tables,
              RowPlan plan, Use use, States states, uint64_t now = 1);
   ~SharedRows();
@@ -60,15 +60,17 @@ class SharedRows {
   // REQUIRES: a read is allowed.
   RowPlace place(uint32_t table, uint64_t row) const { return *plan_.place(table, row); }
 
-  // Of rows for which the thread has no place. REQUIRES: it is allowed.
+  // These two are for rows for which the thread has no place. REQUIRES: it is allowed.
   void read(uint32_t thread, uint32_t table, uint64_t row, std::byte* into);
   void update(uint32_t thread, uint32_t table, uint64_t row, const std::byte* by);
 
-  // Combines and pushes what was updated, batch after batch, and `mine`, what this rank says with
-  // this clock. Returns what all ranks said with the clock before, zeros if this is the job's
-  // first; out of lock-step, with some clocks before.
-  Tally clock(const Tally& mine);
-  // What all ranks said with the last clock, unless that was returned already. Waits for all.
+  // Combines and pushes the updates, batch after batch, and `mine`, this rank's tally of this
+  // clock. If `wait` is set, it also waits for all results. Returns the tally of all ranks for the
+  // clock before, zeros if this is the job's first; out of lock-step, the tally of some clocks
+  // before.
+  Tally clock(const Tally& mine, bool wait);
+  // Returns the tally of all ranks for the last clock, unless that was returned already. Waits for
+  // all.
   Tally told();
   bool is_clocked() const;  // nothing was updated since
   // Whether a rank strays: a thread of it waits for a row of a narrow table that it may not access.
@@ -78,7 +80,8 @@ class SharedRows {
   // Updates of this clock that were made in the job before. REQUIRES: rows have the same places.
   void take_updates(SharedRows& before);
 
-  // The whole state of all tables, on all ranks; all ranks call it. `name`: of a job that does it.
+  // Returns the whole state of all tables, on all ranks; all ranks call it. `name` is that of a job
+  // that does it.
   States states(const std::string& name);
 
  private:
@@ -86,7 +89,7 @@ class SharedRows {
     const uint64_t* updated_at;
     const std::byte* update;
   };
-  struct Row {  // with places in some threads
+  struct Row {  // a row with places in some threads
     uint64_t row = 0;
     uint32_t first_source = 0, sources = 0;
     bool sent = false;  // the key's memory has other than the identity
@@ -102,7 +105,7 @@ class SharedRows {
     std::vector<Source> sources;
     std::vector<uint64_t> sent_dynamic;  // rows, likewise
   };
-  struct Part {  // of a row in the map: a thread's updates
+  struct Part {  // a thread's updates of a row in the map
     uint32_t thread = 0;
     uint64_t updated_at = 0;
     std::vector<std::byte> update;
@@ -122,7 +125,7 @@ class SharedRows {
   void await(size_t key);
   void settle();
   Stripe& stripe_of(uint32_t table, uint64_t row);
-  std::vector<std::vector<const DynamicRow*>> updated_rows();  // in the map; by key
+  std::vector<std::vector<const DynamicRow*>> updated_rows();  // those in the map; by key
   bool combine(size_t key, std::span<const DynamicRow* const> dynamic);
   void combine_dynamic(const DynamicRow& row, std::byte* to) const;
 
@@ -130,11 +133,11 @@ class SharedRows {
   const RowPlan plan_;
   const Use use_;
   const WorkerOptions options_;
-  States rest_;  // of narrow tables: rows that nobody accesses, and others as they were
+  States rest_;  // narrow tables' rows that nobody accesses, and others as they were
   Worker worker_;
   uint64_t now_;
-  Tally told_;         // with all clocks, as far as it is known
-  int64_t asked_ = 0;  // how often, who strays
+  Tally told_;         // the sum over all clocks, as far as it is known
+  int64_t asked_ = 0;  // the number of questions whether a rank strays
   std::deque<Key> keys_;
   std::vector<const ThreadRows*> threads_;
   std::array<Stripe, kStripes> stripes_;

@@ -21,9 +21,9 @@
 //     mine.clock();
 //   }
 //
-// What a table is: state ← state ⊕ updates, for the table's operation ⊕; it begins with the
+// The state of a table: state ← state ⊕ updates, for the table's operation ⊕; it begins with the
 // operation's identity (zeros for add and or). A read returns the state after the last clock ⊕ what
-// the same thread has updated since. What other threads have updated since is not in it.
+// the same thread has updated since. It does not have the other threads' updates since then.
 //
 // min and max of f32 and f64 are not defined where a value is NaN.
 //
@@ -36,7 +36,8 @@
 // Errors are phub::Error: kInvalid, a wrong call, which has no effect; those of the worker
 // (worker.h), after which no call succeeds. A store does not outlive its server: kRewound ends it.
 // When a rank is lost, spec.on_loss decides what becomes of clocks ("fail": an error for all);
-// finish(), changes of rows, table() of a `fixed` one, and what strays from it, need all.
+// finish(), changes of rows, table() of a `fixed` one, and calls that stray from it, need all
+// ranks.
 #pragma once
 
 #include <concepts>
@@ -65,8 +66,8 @@ struct TableSpec {
   // hold no lock that they need), and it takes as long as a finish(). From then on, until rows are
   // placed anew, the table is as if this were false: all of it travels to all.
   bool fixed = false;
-  // Places for rows that are added later (add_row), which take memory from the beginning. Lock-step
-  // only, and not of a table that is fixed.
+  // Places for rows that are added later (add_row), which take memory from the beginning. Only in
+  // lock-step, and only for a table that is not fixed.
   uint64_t spare = 0;
 };
 
@@ -74,28 +75,32 @@ inline constexpr uint64_t kNoRow = ~uint64_t{0};
 
 // Each process of the job has the same tables, threads and settings.
 struct StoreOptions {
-  // Server, rank (not -1) and the rest; of its spec what is not about keys: name, world_size,
+  // Server, rank (not -1) and the rest. Its spec counts but for the keys: name, world_size,
   // consistency, slack, chunk_elements, on_loss, limits. The jobs of the store are NAME.1-rows,
   // NAME.2-accesses, …
   WorkerOptions worker;
   std::vector<TableSpec> tables;
-  uint32_t threads = 1;  // of this process; each has a StoreThread
+  uint32_t threads = 1;  // the threads of this process; each has a StoreThread
 
-  // What is made of a recorded iteration (section 3.2.2). Each can be switched off, and changes no
+  // The uses of a recorded iteration (section 3.2.2). Each can be switched off, and changes no
   // bits.
-  bool placement = true;     // rows that the same processes access lie together, so that tables
-                             // which are `fixed` travel only to these
-  bool numa = true;          // each thread is pinned to a core, and its memory is on that node; on
-                             // machines with several nodes. With several ranks only if
-                             // local_world_size says how many of them are on this host
-  bool static_index = true;  // where each access of the sequence finds its row is known, without
-                             // a lock
-  // In how many batches, at most, the rows of a table come, 1 to 64: in the order of their use,
-  // while the application computes with the first.
-  uint32_t batches = 8;
+  bool placement = true;      // rows that the same processes access lie together, so that tables
+                              // which are `fixed` travel only to these
+  bool balance = true;        // boxes, cores and NICs share rows of tables that are `fixed` by how
+                              // many ranks access them; false: by bytes
+  bool numa = true;           // each thread is pinned to a core, and its memory is on that node; on
+                              // machines with several nodes. With several ranks only if
+                              // local_world_size says how many of them are on this host
+  bool thread_caches = true;  // rows that threads contend for are copied for each thread
+  bool static_index = true;   // each access of the sequence knows where its row is, without a lock
+  bool prefetch = true;       // rows come in batches in the order of their use, while the
+                              // application computes with the first; false: clock() waits for all
+  // A row is cached if its share of the process's accesses, times its threads, is at least this.
+  double cache_threshold = 0.1;
+  uint32_t batches = 8;  // the most batches of a table, 1 to 64
 
-  // The share of an iteration's accesses, of all ranks, that do not come as recorded, from which on
-  // the store records the next iteration again by itself, and places the rows anew; 0: never. An
+  // If at least this share of an iteration's accesses, of all ranks, does not come as recorded, the
+  // store records the next iteration again by itself, and places the rows anew; 0 means never. An
   // iteration has as many clocks as when it was recorded last. Lock-step only, with static_index.
   // Ranks that begin a recording themselves all do so after the same clock. Rows of a `fixed` table
   // that were recorded remain so.
@@ -107,11 +112,11 @@ struct StoreStats {          // accesses are those since rows were placed last
   uint64_t by_index = 0;     // others, of rows that the thread is known to access
   uint64_t dynamic = 0;      // others: by a hash map with locks
   uint64_t places = 0;       // rows of threads that have a place of their own
-  uint64_t cached = 0;       // of these, that have a copy of the state
+  uint64_t cached = 0;       // those that have a copy of the state
   uint64_t clocks = 0;
   uint64_t placed = 0;   // times that rows were placed, by finish() or by the store itself
   uint64_t widened = 0;  // times that a table ceased to be `fixed`, until rows were placed anew
-  WorkerStats worker;    // of the present job
+  WorkerStats worker;    // of the worker in the present job
 };
 
 template <typename T>
@@ -130,13 +135,13 @@ class Store {
 
   // The whole state of a table, row after row, with all that was clocked (also without a rank that
   // was lost, if spec.on_loss lets the others go on). All ranks call it, after equally many clocks,
-  // while no thread makes a call: nothing may be updated and not clocked.
-  // Of a table with spare rows: place after place, the identity where there is no row.
+  // while no thread makes a call: nothing may be updated and not clocked. A table with spare rows
+  // is returned place after place, with the identity where there is no row.
   std::vector<std::byte> table(uint32_t table);
-  uint64_t table_bytes(uint32_t table) const;  // of what table() returns
-  // The row in each of its places; kNoRow: none. While no thread makes a call.
+  uint64_t table_bytes(uint32_t table) const;  // the size of what table() returns
+  // The row in each of its places; kNoRow: none. REQUIRES: no thread makes a call meanwhile.
   std::vector<uint64_t> rows(uint32_t table) const;
-  StoreStats stats() const;  // while no thread makes a call
+  StoreStats stats() const;  // REQUIRES: no thread makes a call
 
  private:
   friend class StoreThread;
@@ -151,7 +156,7 @@ class Store {
 // ends the store.
 class StoreThread {
  public:
-  StoreThread(Store& store, uint32_t thread);  // of 0 … threads − 1, each once at a time
+  StoreThread(Store& store, uint32_t thread);  // `thread` is 0 … threads − 1, each once at a time
   ~StoreThread();
   StoreThread(const StoreThread&) = delete;
   StoreThread& operator=(const StoreThread&) = delete;
@@ -166,13 +171,13 @@ class StoreThread {
   // iteration wants them. The state of tables stays.
   void finish();
 
-  // Of a table with spare rows: asks for a row more, of any number but kNoRow, or less. From the
-  // second clock() behind the call on, at the latest, all ranks have it, all from the same clock
-  // on; has_row() tells. It begins with the identity. What two ask for at once happens once. A
-  // clock that deletes rows moves all tables, as finish() does. In a virtual iteration it checks
-  // the call, and does nothing else.
-  // Throws Error(kInvalid): the table has the row already, or has it not; no spare row is left. If
-  // threads and ranks ask for more than there are, clock() throws that, everywhere.
+  // Asks for one more or one less row in a table with spare rows, of any number but kNoRow. From
+  // the second clock() behind the call on, at the latest, all ranks have it, all from the same
+  // clock on; has_row() tells. It begins with the identity. A change that several ask for at once
+  // happens once. A clock that deletes rows moves all tables, as finish() does. In a virtual
+  // iteration it checks the call, and does nothing else. Throws Error(kInvalid): the table has the
+  // row already, or has it not; no spare row is left. If threads and ranks ask for more than there
+  // are, clock() throws that, everywhere.
   void add_row(uint32_t table, uint64_t row);
   void delete_row(uint32_t table, uint64_t row);
   bool has_row(uint32_t table, uint64_t row) const;
@@ -188,7 +193,7 @@ class StoreThread {
     read_bytes(table, rows, type_of<T>(), std::as_writable_bytes(into));
   }
   template <Value T>
-  T read(uint32_t table, uint64_t row) {  // of a table with one column
+  T read(uint32_t table, uint64_t row) {  // REQUIRES: the table has one column
     T value{};
     read(table, row, std::span<T>(&value, 1));
     return value;
@@ -203,11 +208,11 @@ class StoreThread {
     update_bytes(table, rows, type_of<T>(), std::as_bytes(by));
   }
   template <Value T>
-  void update(uint32_t table, uint64_t row, T by) {  // of a table with one column
+  void update(uint32_t table, uint64_t row, T by) {  // REQUIRES: the table has one column
     update(table, row, std::span<const T>(&by, 1));
   }
-  // All threads of the process call it. What they have updated goes out with the last of them;
-  // reads after it have the updates of all ranks (in lock-step).
+  // All threads of the process call it. Their updates go out with the last of them; reads after it
+  // have the updates of all ranks (in lock-step).
   void clock();
 
  private:

@@ -1,5 +1,5 @@
-// What a store is made of. All of its processes make the same calls in the same order: what changes
-// here does so in a meeting of the process's threads, by one of them.
+// The parts of a store. All of its processes make the same calls in the same order: changes here
+// are made in a meeting of the process's threads, by one of them.
 #pragma once
 
 #include <fmt/format.h>
@@ -31,22 +31,23 @@ struct Store::Impl {
   std::string next_job(const char* what) {
     return fmt::format("{}.{}-{}", options.worker.spec.name, ++jobs, what);
   }
-  // Before anything is known of the accesses.
+  // Begins before anything is known of the accesses.
   void open();
-  // After an iteration that every thread has recorded; `again`: by itself.
+  // Called after an iteration that every thread has recorded; `again` says that the store records
+  // by itself.
   void place_anew(bool again);
   void clock();
-  Tally said();                         // by this rank with this clock
-  void change_rows(const Tally& with);  // what all ranks asked for
+  Tally said();                         // this rank's tally for this clock
+  void change_rows(const Tally& with);  // makes the changes that all ranks asked for
   std::vector<RowChange> changes_of_all();
-  States cleared_states();  // of now, and deleted rows are as new
+  States cleared_states();  // the present states, in which deleted rows are as new
   void clear_rows();
-  // All ranks, before they do something together: if a thread of one strays, narrow tables become
-  // wide instead. True: they did.
+  // All ranks call it before they do something together: if a thread of one strays, narrow tables
+  // become wide instead, and it returns true.
   bool widen();
-  // The same rows in another job; threads keep their places.
+  // Puts the same rows into another job; threads keep their places.
   void move_rows(RowPlan plan, States states);
-  // Threads that make no call use what was moved.
+  // Lets threads that make no call use the moved rows.
   void tell_threads();
   void check_spare(uint64_t table, uint64_t row, uint64_t left) const;
   Tally accesses() const;  // since rows were placed
@@ -65,21 +66,21 @@ struct Store::Impl {
   const StoreOptions options;
   const std::vector<Table> tables;
   Meeting meeting;
-  std::optional<numa::Topology> topology;  // where threads are pinned
-  cpu_set_t cpus{};                        // that they had before
+  std::optional<numa::Topology> topology;  // set if threads are pinned
+  cpu_set_t cpus{};                        // the CPUs that they had before
   uint64_t jobs = 0;
   uint64_t clocks = 0;
   uint64_t placed = 0;
   PatternWatch watch;
-  Tally told;                                  // of accesses()
-  std::vector<std::optional<RowNames>> names;  // of tables with spare rows
+  Tally told;                                  // the accesses() that were told
+  std::vector<std::optional<RowNames>> names;  // by table; set for those with spare rows
   std::vector<AskedChanges> asked;             // by thread, since the last clock
-  std::vector<RowChange> announced;            // with the last clock
+  std::vector<RowChange> announced;            // changes that were told with the last clock
   std::vector<RowChange> deleted;              // `row`: the place, which is not cleared yet
   std::set<uint32_t> strays;                   // tables for whose rows threads wait
-  uint64_t widened = 0;                        // how often a table was
+  uint64_t widened = 0;                        // the number of times that a table was widened
   std::vector<StoreThread::Impl*> members;     // by thread; null: there is none
-  Tally carried;                               // of the last clock of a job that has ended
+  Tally carried;                               // the last clock's, of a job that has ended
   std::vector<Recording> recordings;           // by thread
   std::unique_ptr<SharedRows> shared;
   std::atomic<SharedRows*> opened = nullptr;  // the same, for threads that have not met since

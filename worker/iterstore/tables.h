@@ -16,7 +16,7 @@ inline constexpr size_t kMaxTables = 1024;
 
 struct Table {
   std::string name;
-  uint64_t rows = 0;  // with the spare ones
+  uint64_t rows = 0;  // with the spare rows
   uint64_t spare = 0;
   uint32_t columns = 0;
   kernels::Fold fold;
@@ -36,8 +36,8 @@ std::vector<Table> checked_tables(std::span<const TableSpec> specs);
 // All rows of each table, one after another.
 using States = std::vector<std::vector<std::byte>>;
 
-// What rows of a table begin with.
+// Fills rows of a table with its initial values.
 void begin_rows(const Table& table, std::span<std::byte> rows);
-States first_states(std::span<const Table> tables);  // what tables begin with
+States first_states(std::span<const Table> tables);  // the initial states of the tables
 
 }  // namespace phub::iterstore

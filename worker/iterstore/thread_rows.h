@@ -18,20 +18,20 @@ namespace phub::iterstore {
 struct PlaceSettings {
   bool every_row = true;  // a place for each row that the thread accesses; else for cached ones
   uint32_t threads = 1;
-  std::optional<uint32_t> os_node;  // of the thread's memory
+  std::optional<uint32_t> os_node;  // the node of the thread's memory
 };
 
-// Of a row, for one thread.
+// The place of a row, for one thread.
 struct Place {
   uint32_t table = 0;
   uint64_t row = 0;
   RowPlace at;
   bool may_update = true;
   std::byte* update = nullptr;  // combined since the last clock
-  std::byte* copy = nullptr;    // of the state; null: it is not cached
+  std::byte* copy = nullptr;    // a copy of the state; null: it is not cached
   uint64_t updated_at = 0;      // the clock of `update`
   uint64_t copied_at = 0;       // the clock before which the state was as in `copy`
-  uint32_t step = 0;            // where the row first is in the sequence
+  uint32_t step = 0;            // the first step of the sequence that accesses the row
 };
 
 class ThreadRows {
@@ -42,7 +42,7 @@ class ThreadRows {
   ThreadRows(const ThreadRows&) = delete;
   ThreadRows& operator=(const ThreadRows&) = delete;
 
-  // Null: the thread has no place for it.
+  // Returns null if the thread has no place for it.
   Place* find(uint32_t table, uint64_t row) {
     if (next_ < sequence_.size() && sequence_[next_] != kNoPlace) {
       Place& place = places_[sequence_[next_]];
