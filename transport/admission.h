@@ -25,8 +25,8 @@ namespace phub {
 
 class AdmissionLink;
 
-// What the box has for one incarnation of a rank; each transport adds its own. Control thread only,
-// except for `attached` and what the transport hands over to the cores.
+// The box's part of one incarnation of a rank; each transport adds its own. Control thread only,
+// except for `attached` and for members that the transport hands over to the cores.
 struct Incarnation {
   Incarnation() = default;
   Incarnation(const Incarnation&) = delete;
@@ -37,12 +37,12 @@ struct Incarnation {
   uint32_t rank = 0;
   uint32_t incarnation = 0;
   std::string ticket;
-  std::vector<uint64_t> socket_ids;    // of connections that showed the ticket
+  std::vector<uint64_t> socket_ids;    // ids of the connections that showed the ticket
   bool ended = false;                  // the end of a connection was reported
   std::atomic<uint32_t> attached = 0;  // cores
 };
 
-// What a transport and its links share. Control thread only.
+// The state that a transport and its links share. Control thread only.
 struct Admissions {
   Fd epoll;  // an event's data is the id of a connection
   uint64_t next_id = 1;
@@ -61,7 +61,8 @@ struct Admissions {
   void end_connection(uint64_t id, std::vector<TransportEvent>& out) const;
 };
 
-// For the server's log. `peer`: "from 10.0.0.2:4711", "of process 123".
+// Makes the event of a refusal, for the server's log. `peer`: "from 10.0.0.2:4711", "of process
+// 123".
 TransportEvent refusal_event(std::string_view transport, std::string_view peer, ErrorCode code,
                              std::string_view reason);
 
@@ -88,13 +89,13 @@ class AdmissionLink : public BoxLink {
   ~AdmissionLink() override;
   void revoke_all();  // for the destructors of links, not ours: disconnect() is theirs
 
-  // The memory of a new incarnation. What throws leaves nothing behind.
+  // The memory of a new incarnation. An exception leaves nothing behind.
   virtual std::unique_ptr<Incarnation> make(uint32_t rank) = 0;
   // Queue pairs that nobody has connected yet, and where to connect them; admit() adds the ticket.
   virtual Offer open(Incarnation& incarnation) = 0;
   // Closes the connections of an incarnation that no core has attached.
   virtual void disconnect(Incarnation& incarnation) = 0;
-  // What revoke() returns of it.
+  // Returns its memory, for revoke().
   virtual Rest memory_of(Incarnation& /*incarnation*/) { return nullptr; }
 
   // For reconnect() of transports that can: new queue pairs and a new ticket, the same memory.

@@ -10,8 +10,8 @@
 
 namespace phub {
 
-// What went wrong, in words that name the object and the way out. `code` is for programs and
-// travels in the control port's answers.
+// An error, in words that name the object and the way out. `code` is for programs and travels in
+// the control port's answers.
 enum class ErrorCode {
   kInvalid,       // the request is wrong: bad key, option, length
   kMismatch,      // ranks of one job disagree

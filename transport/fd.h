@@ -29,8 +29,8 @@ class Fd {
 // its connections open after its death, because the box learns of that from their end.
 //
 // As long as this object lives, a child that this process forks has /dev/null in place of `fd`. The
-// number stays in use there, so that a child that closes it closes nothing else. What the child
-// opens under that number later is its own.
+// number stays in use there, so that a child that closes it closes nothing else. A file that the
+// child opens under that number later is its own.
 class ClosedOnFork {
  public:
   ClosedOnFork() = default;
@@ -43,8 +43,9 @@ class ClosedOnFork {
   int fd_ = -1;
 };
 
-// Throws Error for a system call that failed with errno `error`: kFull for what runs out (with the
-// limit and how to raise it), kInternal for the rest. `what` names the call and the object.
+// Throws Error for a system call that failed with errno `error`: kFull for a resource that runs out
+// (with the limit and how to raise it), kInternal for the rest. `what` names the call and the
+// object.
 [[noreturn]] void fail_system(std::string_view what, int error);
 
 // While one lives, a file that this thread would grow beyond the limit of a file's size (ulimit -f)

@@ -1,5 +1,5 @@
-// How a worker's connection begins, over every transport: with a hello that shows a ticket, and an
-// answer. What is common to these messages is here; a transport adds its own fields.
+// A worker's connection begins over every transport with a hello that shows a ticket, and an
+// answer. This header has the common part of these messages; a transport adds its own fields.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,8 @@ inline constexpr size_t kTicketDigits = 32;  // hexadecimal, of 128 random bits
 
 std::string make_ticket();
 
-// In a time that does not depend on where the two differ. An empty ticket is nobody's.
+// Compares two tickets in a time that does not depend on where they differ. An empty ticket is
+// nobody's.
 inline bool same_ticket(std::string_view a, std::string_view b) {
   if (a.size() != b.size() || a.empty()) return false;
   unsigned char different = 0;
@@ -28,7 +29,8 @@ inline bool same_ticket(std::string_view a, std::string_view b) {
   return different == 0;
 }
 
-// At the box, of a hello. Throws Error(kUnauthorized) unless these can be a ticket's digits.
+// The box checks the ticket of a hello: throws Error(kUnauthorized) unless these can be a ticket's
+// digits.
 void check_ticket(std::span<const char> digits);
 
 // At the worker: throws Error unless the offer is for `transport` and holds a ticket and, where
@@ -49,9 +51,9 @@ struct ProtocolVersion {
   uint32_t magic = 0;
   uint32_t version = 0;
 };
-// Throws Error(kInvalid) that begins with `name`: the message is too short.
+// Throws Error(kInvalid) that begins with `name` if the message is too short.
 void check_length(const char* name, size_t bytes, size_t least);
-// The same: the peer speaks something else.
+// Throws the same if the peer speaks another protocol or version.
 void check_protocol(const char* name, ProtocolVersion theirs, ProtocolVersion ours);
 
 // The beginning of a message. `Header` has a magic and a version, which are ours by default. Throws
@@ -79,10 +81,10 @@ std::vector<std::byte> make_message(const Header& header, std::span<const std::b
 
 inline constexpr size_t kMaxRefusalBytes = 1024;
 
-// What a refusal says: "code: sentence", cut to `max_bytes`.
+// Returns the text of a refusal: "code: sentence", cut to `max_bytes`.
 std::string refusal_text(ErrorCode code, std::string_view reason,
                          size_t max_bytes = kMaxRefusalBytes);
-// The Error that the text of a refusal carries. Zeros behind the text are not of it.
+// The Error that the text of a refusal carries. Zeros behind the text do not belong to it.
 Error parse_refusal(std::span<const std::byte> text);
 
 }  // namespace phub

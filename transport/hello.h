@@ -1,6 +1,6 @@
-// How a worker and a box greet each other on the socket of one queue: a hello, then a welcome or a
+// A worker and a box greet each other on the socket of one queue: a hello, then a welcome or a
 // refusal. The transports over sockets (tcp, ofi) have structures of their own for them, each with
-// a header first whose `type` and `bytes` say what it is; what is checked is the same.
+// a header first whose `type` and `bytes` say what it is; the checks are the same.
 //
 // All parsers throw Error that names the field; nothing is used before it is checked.
 #pragma once
@@ -51,7 +51,7 @@ Hello parse_hello(std::span<const std::byte> message) {
   return hello;
 }
 
-// Also takes a refusal: throws the Error that it carries.
+// If the answer is a refusal, throws the Error that it carries.
 template <typename Hello, typename Welcome>
 Welcome parse_answer(std::span<const std::byte> message) {
   const auto header = parse_greeting_header<Hello, Welcome>(message, "welcome");
@@ -71,7 +71,8 @@ std::vector<std::byte> make_refusal(ErrorCode code, std::string_view reason) {
       std::as_bytes(std::span(text)));
 }
 
-// What a hello says of sizes is what the box has. Throws Error that names the first difference.
+// Checks that the sizes in a hello are those of the box. Throws Error that names the first
+// difference.
 template <typename Hello>
 void check_hello_sizes(const Hello& hello, const LinkLayout& layout) {
   check_same("queues", hello.queues, layout.queues_in_all());

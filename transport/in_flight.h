@@ -1,8 +1,8 @@
-// How many bytes an endpoint takes ahead of what the network takes from it.
+// A limit for the bytes that an endpoint takes ahead of the network.
 //
 // A write that is posted cannot be overtaken. So that priorities (or another order) decide late, an
-// endpoint refuses posts while it holds much for a peer, and whoever posts keeps the rest in an
-// order of its own: a worker in its session, a box in its outboxes, a rack in its uplink.
+// endpoint refuses posts while it holds much for a peer, and its user keeps the rest in an order of
+// its own: a worker in its session, a box in its outboxes, a rack in its uplink.
 //
 // How much is enough? A path of 10 Gbit/s with a round trip of 1 ms holds 1.25 MB.
 //
@@ -31,7 +31,8 @@ inline constexpr uint64_t kRingBytes = 256 << 10;
 inline constexpr uint64_t kKernelBytes = 128 << 10;
 inline constexpr uint64_t kLocalTimes = 4;
 
-// What one endpoint holds for each peer, over all its queue pairs. Owned by the endpoint's thread.
+// Counts the bytes that one endpoint holds for each peer, over all its queue pairs. Owned by the
+// endpoint's thread.
 class InFlight {
  public:
   // `most` bytes are shared by so many endpoints that have queue pairs to the same peers, this one
@@ -41,22 +42,24 @@ class InFlight {
         pairs_(std::max(pairs, 1u)),
         held_(peers) {}
 
-  // For a write of so many bytes on a queue pair that holds `held`, and may have so many `times` as
-  // much as others. Where few writes are as much as is held at most, each queue pair may have one.
+  // Whether there is room for a write of so many bytes on a queue pair that holds `held`, and may
+  // have so many `times` as much as others. If few writes make up the limit, each queue pair may
+  // have one.
   bool has_room(uint32_t peer, uint64_t held, uint64_t bytes, uint64_t times = 1) const {
     return held_[peer] < most_ * times || (held == 0 && held_[peer] < pairs_ * bytes);
   }
-  // Where a queue pair tells only now and then what is gone: after so many bytes at the latest, so
-  // that what all of them have not told yet is little of what may be held.
+  // A queue pair that tells only now and then how many bytes are gone does so after this many at
+  // the latest, so that the untold bytes of all of them are a small part of the limit.
   uint64_t bytes_untold() const { return most_ / kStepsToTell / pairs_; }
 
   void posted(uint32_t peer, uint64_t bytes) { held_[peer] += bytes; }
   void refused() { refused_ = true; }         // a post, for whatever lack of room
-  void gone(uint32_t peer, uint64_t bytes) {  // what was posted, or nothing of it will go any more
+  void gone(uint32_t peer, uint64_t bytes) {  // they are sent, or never will be
     held_[peer] -= bytes;
     made_room_ = refused_;
   }
-  // Once, whether there may be room now where a post has found none. Before the owner sleeps.
+  // Tells once that there may be room now, after a post has found none. REQUIRES: called before the
+  // owner sleeps.
   bool made_room() {
     refused_ = refused_ && !made_room_;
     return std::exchange(made_room_, false);

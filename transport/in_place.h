@@ -28,7 +28,7 @@ class MovedRanges {
   void move(uint64_t begin, std::byte* memory) {
     const_cast<Range*>(find_range(begin))->memory = memory;
   }
-  // Where these bytes of the array lie. What a peer says may reach beyond a range: then it is not
+  // Returns where these bytes of the array lie. A peer may name bytes beyond a range: these are not
   // in memory of the application's.
   template <typename Byte>
   Byte* find(Byte* array, uint64_t offset, uint64_t bytes) const {
@@ -38,7 +38,7 @@ class MovedRanges {
   }
 
  private:
-  // How many begin at `offset` or before it.
+  // The number of ranges that begin at `offset` or before it.
   std::ptrdiff_t ranges_before(uint64_t offset) const {
     return std::upper_bound(ranges_.begin(), ranges_.end(), offset,
                             [](uint64_t at, const Range& range) { return at < range.begin; }) -

@@ -44,7 +44,7 @@ struct ChunkLayout {
   uint64_t box_offset = 0;       // in the box's arrays, elements
   uint64_t gradient_offset = 0;  // in the worker's gradients, bytes
   uint64_t slot_offset = 0;      // in a rank's slots at the box, bytes
-  uint32_t slot_bytes = 0;       // of its gradient, which are on the wire
+  uint32_t slot_bytes = 0;       // bytes of its gradient on the wire
   uint32_t queue = 0;
   uint32_t index = 0;  // within its queue: what the immediate carries
 };
@@ -52,20 +52,21 @@ struct ChunkLayout {
 struct Layout {
   std::vector<ChunkLayout> chunks;     // key by key, ascending
   std::vector<uint64_t> key_offset;    // in the worker's results, elements
-  std::vector<SlotFormat> key_format;  // of its gradients
+  std::vector<SlotFormat> key_format;  // format of its gradients
   uint64_t total_elements = 0;         // the worker's results: with the padding between keys
   uint64_t gradients_bytes = 0;        // the worker's gradients, the same
   std::vector<std::vector<uint32_t>> queue_chunks;  // [queue][index] = chunk
   // Where each queue's chunks begin at the box, in elements. Empty: the box's memory is laid out as
   // the worker's.
   std::vector<uint64_t> queue_offset;
-  // And their slots, in bytes. Empty: where all keys have one plain format, as the arrays.
+  // The beginning of each queue's slots, in bytes. Empty: they begin as the arrays do, since all
+  // keys have one plain format.
   std::vector<uint64_t> queue_slots;
   uint64_t box_elements = 0;      // the box's arrays: with the padding between nodes
   uint64_t slots_bytes = 0;       // the box's slots of one rank, the same
   uint32_t trailer_elements = 0;  // at the box, behind each chunk: kTrailerElements below racks
 
-  // What a chunk takes of the box's arrays, in elements, and of its slots, in bytes.
+  // The room of a chunk in the box's arrays, in elements, and in its slots, in bytes.
   uint64_t box_slot(const ChunkLayout& chunk) const {
     return slot_elements(uint64_t{chunk.elements} + trailer_elements);
   }
@@ -74,11 +75,11 @@ struct Layout {
   }
 };
 
-// How many elements a chunk of the key has, but for its last. Throws Error(kInvalid): the server
-// has not decided how many rows those of a matrix have, or they do not fit.
+// The number of elements in a chunk of the key, but for its last. Throws Error(kInvalid) if the
+// server has not decided the rows of a matrix's chunks, or if they do not fit.
 uint64_t chunk_elements_of(const KeySpec& key, uint32_t chunk_elements);
 
-// Where all keys have one plain format: the bytes of an element; else 0.
+// The bytes of an element, if all keys have one plain format; else 0.
 uint32_t element_bytes_of_all(const Layout& layout);
 
 // The worker's side: keys one after another, each in whole slots, and cut into chunks. The
@@ -89,7 +90,7 @@ uint32_t element_bytes_of_all(const Layout& layout);
 Layout lay_out_keys(std::span<const KeySpec> keys, uint32_t chunk_elements,
                     std::string_view gradient_dtype = "f32");
 
-// Where queues begin at the box. Layout::queue_offset, queue_slots.
+// The beginnings of queues at the box:  Layout::queue_offset, queue_slots.
 struct QueueOffsets {
   std::vector<uint64_t> elements;
   std::vector<uint64_t> slots;
@@ -117,7 +118,7 @@ QueueOffsets offsets_of_queues(const Layout& layout,
 // Initial parameters are f32. Where a chunk's gradient takes fewer bytes, its slot takes them in
 // parts of about equal size. (A part never has more bytes than the slot has room for.)
 struct InitialPart {
-  uint32_t first = 0;  // of the chunk's elements
+  uint32_t first = 0;  // index among the chunk's elements
   uint32_t count = 0;
 };
 constexpr uint32_t initial_parts(uint32_t elements, uint64_t slot_bytes) {
@@ -130,11 +131,11 @@ constexpr InitialPart initial_part(uint32_t elements, uint64_t slot_bytes, uint3
   return {begin, end - begin};
 }
 
-// What results take. Where they come back as differences, the memory of the results is the view in
-// f32, and behind it every chunk has room for the difference of a round, which is what is sent.
-inline constexpr uint32_t kDifferenceBytes = 2;  // of an element; more than any coded format takes
+// The format and size of results. If they come back as differences, the memory of the results is
+// the view in f32, and behind it every chunk has room for the difference of a round, which is sent.
+inline constexpr uint32_t kDifferenceBytes = 2;  // per element; more than any coded format takes
 struct ResultFormat {
-  uint32_t element_bytes = 4;              // of a result, or of the view
+  uint32_t element_bytes = 4;              // an element of a result, or of the view
   const SlotFormat* difference = nullptr;  // null: results are sent as they are
 
   uint32_t difference_bytes() const { return difference ? kDifferenceBytes : 0; }

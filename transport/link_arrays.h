@@ -14,7 +14,7 @@
 
 namespace phub {
 
-// They outlive what is registered of them.
+// REQUIRES: they outlive registrations of their memory.
 class LinkArrays {
  public:
   // Memory of the host, whose pages prefer `os_node`. Throws Error(kFull).
@@ -46,8 +46,8 @@ class LinkArrays {
   std::span<const std::byte> readable_;
 };
 
-// Of the sizes that the layout of a worker has. Null: there is no device.
+// With the sizes of the layout, at a worker. Returns null if there is no device.
 std::unique_ptr<LinkArrays> arrays_on(MemoryDevice* device, const LinkLayout& layout);
-std::unique_ptr<LinkArrays> arrays_in(uint32_t os_node, const LinkLayout& layout);  // of the host
+std::unique_ptr<LinkArrays> arrays_in(uint32_t os_node, const LinkLayout& layout);  // on the host
 
 }  // namespace phub

@@ -17,7 +17,7 @@ struct DmaBuf {
   uint64_t offset = 0;
 };
 
-// What a link needs of it. Thread-safe. Throws Error.
+// A link's interface to the device. Thread-safe. Throws Error.
 class MemoryDevice {
  public:
   virtual ~MemoryDevice() = default;
@@ -26,16 +26,16 @@ class MemoryDevice {
   // its.
   virtual void* allocate(size_t bytes, std::string_view what) = 0;
   virtual void release(void* memory) = 0;
-  // From the host and to it; they block.
+  // They copy from the host and to it, and block.
   virtual void write(void* to, const void* from, size_t bytes) = 0;
   virtual void read(void* to, const void* from, size_t bytes) = 0;
 
-  // Which of CUDA's devices it is. -1: its memory is the host's, and NICs register it as such.
+  // The number of the device for CUDA. -1: its memory is the host's, and NICs register it as such.
   virtual int cuda_ordinal() const = 0;
-  // Of memory of allocate(), for NICs. kInvalid: its memory is the host's, or the GPU or its driver
-  // cannot.
+  // Exports memory of allocate() for NICs. Throws kInvalid if its memory is the host's, or if the
+  // GPU or its driver cannot do it.
   virtual DmaBuf dma_buf(const void* memory, size_t bytes) const = 0;
-  // What NICs have written until now is what later work of the device reads.
+  // Makes later work of the device see all bytes that NICs have written until now.
   virtual void flush_nic_writes() = 0;
 };
 

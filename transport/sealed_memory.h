@@ -9,7 +9,7 @@
 
 namespace phub {
 
-inline constexpr uint64_t kMaxSealedBytes = 1ull << 48;  // of one file
+inline constexpr uint64_t kMaxSealedBytes = 1ull << 48;  // the most bytes of one file
 
 enum class MemoryAccess { kRead, kReadWrite };
 

@@ -1,5 +1,5 @@
 // The formats of gradients, as far as the wire knows them: how many bytes the elements of a chunk
-// take. What the bytes mean is said in kernels/, which has the same names and sizes.
+// take. The folder kernels/, which has the same names and sizes, says what the bytes mean.
 #pragma once
 
 #include <algorithm>
@@ -10,24 +10,24 @@
 
 namespace phub {
 
-// In arrays of elements a chunk has the place of this many, or a multiple: 128 bytes of f32.
+// In arrays of elements a chunk takes a multiple of this many: 128 bytes of f32.
 inline constexpr uint64_t kChunkAlignment = 32;
 
 struct SlotFormat {
   std::string_view name;
-  uint32_t bits = 0;        // of an element, a code, or an element's share of what is sent
+  uint32_t bits = 0;        // per element: of its code, or its share of the wire's bytes
   uint32_t unit_bytes = 0;  // those of all elements together are rounded up to this
   uint32_t tail_bytes = 0;  // beside them: a scale, or how many factors or rows there are
-  // Of factors (factor_format()): so many pairs of vectors at most. What is sent of each are the
-  // elements of the left one for the chunk's rows, and those of the right one for all columns.
+  // In factors (factor_format()), the most pairs of vectors. Each pair is sent as the elements of
+  // the left vector for the chunk's rows, and those of the right one for all columns.
   uint32_t rank_limit = 0;
-  // Of rows (row_format()): so many at most, each with its index. As many are sent as there are.
+  // In rows (row_format()), the most rows, each with its index. As many rows are sent as there are.
   uint32_t rows_limit = 0;
   uint32_t columns = 0;
 
   constexpr bool is_factors() const { return rank_limit > 0; }
   constexpr bool is_rows() const { return rows_limit > 0; }
-  // What a slot has room for, and what is sent of it; of rows, at most.
+  // The size of a slot, and of what is sent of it; of rows, at most.
   constexpr uint64_t bytes(uint64_t elements) const {
     if (is_factors()) elements = rank_limit * (elements / columns + columns);
     if (is_rows()) elements = std::min<uint64_t>(rows_limit, elements / columns) * (1 + columns);
@@ -52,26 +52,27 @@ inline constexpr std::array<SlotFormat, 9> kSlotFormats = {{{"f32", 32, 4, 0},
                                                             {"int8", 8, 4, 4},
                                                             {"int4", 4, 4, 4},
                                                             {"topk", 1, 4, 0}}};
-// Of a key whose gradients are sent as what they are made of: the vectors whose outer products they
-// are the sum of (KeySpec::rank_limit). Its chunks are whole rows. A format of keys alone, and no
-// format of elements: it is not among those above.
+// The format of a key whose gradients are sent as the vectors whose outer products they are the sum
+// of (KeySpec::rank_limit). Its chunks are whole rows. A format of keys alone, and no format of
+// elements: it is not among those above.
 inline constexpr std::string_view kFactors = "factors";
 constexpr SlotFormat factor_format(uint32_t rank_limit, uint32_t columns) {
   return {kFactors, 32, 4, 4, rank_limit, 0, columns};
 }
-// The same of a key of whose gradient the rows are sent that are not zero (KeySpec::rows_limit).
+// The format of a key whose gradients are sent as their rows that are not zero
+// (KeySpec::rows_limit).
 inline constexpr std::string_view kRows = "rows";
 constexpr SlotFormat row_format(uint32_t rows_limit, uint32_t columns) {
   return {kRows, 32, 4, 4, 0, rows_limit, columns};
 }
 inline constexpr size_t kPlainFormats = 3;  // they come first
-// Of "int32", whose sums have to fit 32 bits.
+// Limits the ranks of "int32", whose sums have to fit 32 bits.
 inline constexpr std::string_view kInt32 = "int32";
 inline constexpr uint32_t kMostInt32Ranks = 512;
 // The largest chunk of "topk", whose indices have 16 bits.
 inline constexpr uint32_t kTopKElements = 65536;
 
-// Null: there is no such format.
+// Returns null if there is no such format.
 constexpr const SlotFormat* find_slot_format(std::string_view name) {
   const auto at = std::ranges::find(kSlotFormats, name, &SlotFormat::name);
   return at == kSlotFormats.end() ? nullptr : &*at;

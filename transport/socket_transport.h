@@ -38,8 +38,8 @@ class SocketTransport : public Transport {
   // Throws Error when the peer may not use this server.
   virtual void check_peer(int /*socket*/) const {}
   virtual std::string describe_peer(int socket) const = 0;  // "from 10.0.0.2:4711"
-  // How many bytes of the hello may be read after `so_far`; 0: it is whole, or too long. Throws
-  // Error when it is not a hello.
+  // The number of bytes of the hello that may be read after `so_far`; 0: it is whole, or too long.
+  // Throws Error when it is not a hello.
   virtual size_t missing(std::span<const std::byte> so_far) const = 0;
   // Answers a whole hello and hands the connection over to its incarnation. Throws Error when it is
   // refused: the socket is still the caller's then.
@@ -56,7 +56,7 @@ class SocketTransport : public Transport {
   // Calls finish_others() when the descriptor is readable. Throws Error.
   void watch_others(int fd);
   virtual void finish_others(std::vector<TransportEvent>& /*out*/) {}
-  // Before a socket on which the reason of a refusal was sent is closed.
+  // Called before a socket is closed on which the reason of a refusal was sent.
   static void end_gently(int socket);
 
   Admissions admissions_;
@@ -68,7 +68,7 @@ class SocketTransport : public Transport {
     Fd socket;
     Clock::time_point deadline;
     std::array<std::byte, 256> hello = {};
-    size_t bytes = 0;  // of it
+    size_t bytes = 0;  // bytes of `hello` that have come
     size_t most_descriptors = 0;
     std::vector<Fd> descriptors = {};
   };

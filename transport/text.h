@@ -8,11 +8,12 @@
 
 namespace phub {
 
-// Text from outside, for a terminal or a log. What could move the cursor, change the order of the
-// text or not be seen is shown as \u001b: control characters (C0 and C1), bidirectional and other
-// formatting characters, line and paragraph separators. A byte that is not UTF-8 is shown as \xff.
+// Text from outside, for a terminal or a log. Characters that could move the cursor, change the
+// order of the text or not be seen are shown as \u001b: control characters (C0 and C1),
+// bidirectional and other formatting characters, line and paragraph separators. A byte that is not
+// UTF-8 is shown as \xff.
 std::string escaped(std::string_view text);
-// The same, but for its line breaks.
+// Does the same, but keeps line breaks.
 std::string escaped_lines(std::string_view text);
 // The same in one line of a message: long text is cut.
 std::string printable(std::string_view text);

@@ -1,4 +1,5 @@
-// What threads did, and when, for viewing in Perfetto (ui.perfetto.dev) or chrome://tracing.
+// Records what threads did, and when, for viewing in Perfetto (ui.perfetto.dev) or
+// chrome://tracing.
 //
 // A TraceLog keeps the last events in memory of a fixed size; nothing is written before the end, by
 // a TraceWriter, as Chrome's trace event JSON. Times are the steady clock's: files of processes on
@@ -34,7 +35,7 @@ struct TraceEvent {
   uint64_t begin_ns = 0;
   uint64_t duration_ns = 0;
   uint64_t round = 0;
-  uint32_t subject = kNone;  // what it is about: a chunk's or a key's number
+  uint32_t subject = kNone;  // a chunk's or a key's number
   uint32_t rank = kNone;
   uint32_t job = 0;
   uint16_t thread = 0;
@@ -80,7 +81,7 @@ class TraceSpan {
   TraceEvent event_;
 };
 
-// What an event's numbers mean. Empty: the number says nothing.
+// Texts for an event's numbers. Empty: the number has no meaning.
 struct TraceNames {
   std::function<std::string(const TraceEvent&)> subject;
   std::function<std::string(const TraceEvent&)> job;

@@ -50,8 +50,8 @@ struct Arrival {
   uint32_t queue = 0, rank = 0;  // as in QueuePair
   uint32_t imm = 0;
   bool ok = true;              // false: the queue pair is broken
-  bool violation = false;      // then: by its peer, which sent what no peer sends
-  uint64_t bytes = kNotTold;   // of the payload
+  bool violation = false;      // then the peer broke it: it sent something that no peer sends
+  uint64_t bytes = kNotTold;   // size of the payload
   uint64_t offset = kNotTold;  // where it lies in the receiver's memory
 
   bool fits(uint64_t expected_bytes, uint64_t expected_offset) const {
@@ -69,14 +69,14 @@ struct Write {
   uint32_t imm = 0;
 };
 
-// What an endpoint did so far; a transport counts what it has.
+// Counts what an endpoint did so far; a transport counts what it has.
 struct EndpointCounters {
   uint64_t sends = 0, receives = 0;  // writes posted, arrivals
   uint64_t doorbells = 0;            // calls that hand over a batch of requests, either way
-  uint64_t polls = 0;                // of completion queues or sockets that found something
+  uint64_t polls = 0;                // polls of completion queues or sockets that found something
   uint64_t empty_polls = 0;
-  uint64_t system_calls = 0;  // of ours, sleeping left out
-  uint64_t wakeups = 0;       // of sleeping peers
+  uint64_t system_calls = 0;  // our own, without those that sleep
+  uint64_t wakeups = 0;       // wake-ups of sleeping peers
 
   EndpointCounters& operator+=(const EndpointCounters& other) {
     sends += other.sends, receives += other.receives, doorbells += other.doorbells;
@@ -88,8 +88,8 @@ struct EndpointCounters {
 };
 
 // Owned by one thread. Nothing here allocates or locks; only flush() and arm() may make system
-// calls (flush: at most one wake-up per sleeping peer). What a socket or a NIC's driver needs comes
-// on top of that.
+// calls (flush: at most one wake-up per sleeping peer). System calls that a socket or a NIC's
+// driver needs come on top of that.
 //
 // poll, post, flush and arm throw Error when the endpoint's device or driver failed: then it cannot
 // be used any more, and at the box its job ends. disarm never throws.
@@ -123,8 +123,8 @@ class Endpoint {
   // Whether what is posted there goes over a NIC: not where the other end maps this side's memory.
   virtual bool crosses_nic(QueuePair /*to*/) const { return true; }
 
-  // After a post was refused: for how long nothing but an arrival makes a try worth while. 0: not
-  // known.
+  // After a post was refused, another try is worth while only after this time, or after an arrival.
+  // 0 means that the time is not known.
   virtual uint64_t refused_for_ns() const { return 0; }
 
   virtual EndpointCounters counters() const { return {}; }
@@ -135,7 +135,7 @@ class BoxEndpoint : public virtual Endpoint {
  public:
   // Starts polling the queue pairs of an admitted incarnation. Throws Error like poll().
   virtual void attach(uint32_t rank, uint32_t incarnation) = 0;
-  // Stops. After this nothing that the incarnation writes can arrive any more. Never throws.
+  // Stops. After this nothing that the incarnation writes can arrive any more. It never throws.
   virtual void detach(uint32_t rank) = 0;
 };
 
@@ -160,7 +160,7 @@ struct LinkLayout {
   std::vector<uint32_t> queue_thread;
   std::vector<uint32_t> thread_cpu = {};  // and the CPU of each thread; empty: as counted here
   std::vector<std::string> queue_nic;  // Transport::ports() of each queue; empty: the NIC has none
-  // Of a box that has a part of the job's queues: how many there are in all, and the number that
+  // At a box that has a part of the job's queues: the number of all queues, and the number that
   // workers know its first one by. all_queues 0: those above are all.
   uint32_t all_queues = 0;
   uint32_t first_queue = 0;
@@ -175,8 +175,8 @@ struct LinkLayout {
   uint32_t result_bytes = 4;            // per element
   uint32_t difference_bytes = 0;        // the same, behind the results: of their differences
   // The box's memory, ascending; empty: one node.
-  std::vector<NodeRun> runs;       // of results, in elements
-  std::vector<NodeRun> slot_runs;  // of a rank's slots, in bytes
+  std::vector<NodeRun> runs;       // nodes of the results, in elements
+  std::vector<NodeRun> slot_runs;  // nodes of a rank's slots, in bytes
 
   uint32_t ranks_end() const { return end_rank == 0 ? max_ranks : end_rank; }
   size_t queues_in_all() const { return all_queues == 0 ? queue_chunks.size() : all_queues; }
@@ -201,19 +201,19 @@ struct LinkLayout {
 // `runs`.
 void place(std::span<const std::byte> array, size_t element_bytes, std::span<const NodeRun> runs);
 
-// The same for every copy of the results.
+// Does the same for every copy of the results.
 void place_results(std::span<const std::byte> results, const LinkLayout& layout);
 
 inline constexpr size_t kMaxOfferedAddresses = 256;  // in each list of a QueueOffer
 
-// What a worker needs to connect; travels in the control connection's answer.
+// The addresses that a worker needs to connect; they travel in the control connection's answer.
 struct QueueOffer {
   std::string address;  // "10.0.0.1:7718"
   uint64_t base = 0;    // verbs: where the rank's slots begin, and their remote key on this NIC
   uint32_t key = 0;
-  std::string provider = {};  // ofi: of libfabric, which both sides use
-  // Not shm: where a worker on the box's host may connect instead, to exchange over memory; empty:
-  // no.
+  std::string provider = {};  // ofi: libfabric's provider, which both sides use
+  // Transports other than shm: a second address for a worker on the box's host, to exchange over
+  // memory; empty: there is none.
   std::string near = {};
   // tcp: further addresses of the same NIC, and those of the box's other NICs, for workers that do
   // not reach the first.
@@ -244,8 +244,8 @@ class BoxLink {
   // The endpoint of a core.
   virtual BoxEndpoint& endpoint(uint32_t core) = 0;
 
-  // Before admit(), on any thread but the cores': what takes long of it (registering memory). Once
-  // for each admit(). Throws Error.
+  // Does the slow part of admit() (registering memory). REQUIRES: called once before each admit(),
+  // on any thread but the cores'. Throws Error.
   virtual void prepare(uint32_t /*rank*/) {}
   // Control thread. Makes the memory and queue pairs of a new incarnation of `rank` and a ticket
   // for it. Throws Error when memory or descriptors run out. The cores attach() it afterwards; the
@@ -256,17 +256,18 @@ class BoxLink {
   // job did.
   virtual void use_ticket(std::string ticket) = 0;
 
-  // The gradient slots of the rank's current incarnation. Valid from admit() to revoke(). Where
-  // slots do not belong to the worker they are the same memory for every incarnation of a rank: a
+  // The gradient slots of the rank's current incarnation. Valid from admit() to revoke(). If slots
+  // do not belong to the worker they are the same memory for every incarnation of a rank: a
   // contribution that was accepted outlives its sender.
   virtual std::span<const std::byte> slots(uint32_t rank) = 0;
 
-  // What a rank had, and takes long to give back: memory that is unmapped or deregistered when this
-  // goes. Any thread but the cores'; before the link goes, and before the next prepare() of the
-  // rank.
+  // Resources of a rank that take long to give back: memory that is unmapped or deregistered when
+  // this goes. Any thread but the cores'; before the link goes, and before the next prepare() of
+  // the rank.
   using Rest = std::shared_ptr<void>;
   // Control thread, after every core has detached it: closes the connection. Returns what is left
-  // of the rank; null: nothing. The worker sees the end of its connection no sooner than this.
+  // of the rank, null if there is nothing. The worker sees the end of its connection no sooner than
+  // this.
   virtual Rest revoke(uint32_t rank) = 0;
 
   // Control thread, after the last rank was revoked: the NIC knows the link no more, and any thread
@@ -309,17 +310,15 @@ class Transport {
 
   // The NICs that a plan gives queues to. Empty: one queue per core.
   virtual std::vector<NicPort> ports() const { return {}; }
-  virtual bool shares_memory() const { return false; }  // the slots are the worker's memory
-  virtual uint64_t nic_bytes_per_s() const {
-    return 0;
-  }  // that each NIC sends at most; 0: no limit
+  virtual bool shares_memory() const { return false; }    // the slots are the worker's memory
+  virtual uint64_t nic_bytes_per_s() const { return 0; }  // limit of each NIC; 0: none
   virtual std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) = 0;
   // The same, with the results and slots in memory that the job has over another transport, too.
   // Throws Error(kInvalid): this one cannot.
   virtual std::unique_ptr<BoxLink> open_job_in(std::shared_ptr<const BoxMemory> memory,
                                                const LinkLayout& layout);
   virtual int event_fd() const = 0;  // readable: call handle_events(); -1: none
-  // Never blocks. Also gives up on half-open connections.
+  // It never blocks. It also gives up on half-open connections.
   virtual void handle_events(std::vector<TransportEvent>& out) = 0;
 };
 
@@ -330,15 +329,15 @@ struct InPlace;  // in_place.h
 class WorkerLink {
  public:
   virtual ~WorkerLink() = default;
-  virtual std::span<std::byte> gradients() = 0;      // what push() sends from
+  virtual std::span<std::byte> gradients() = 0;      // push() sends these
   virtual std::span<const std::byte> results() = 0;  // where write-backs land
-  // The same memory, for differences to be added to it. Empty where it is the box's.
+  // The memory of results(), for differences to be added to it. Empty if that is the box's memory.
   virtual std::span<std::byte> writable_results() { return {}; }
   // Copies to gradients(), from byte `offset` on. Both arrays may be memory of a device, which the
   // host does not reach (link_arrays.h).
   virtual void write_gradients(uint64_t offset, std::span<const std::byte> bytes);
   // Ranges of the two arrays that lie in memory of the application's instead, which the transport
-  // reads and writes in place; null: this transport cannot. The same until the link goes.
+  // reads and writes in place; null: this transport cannot. All calls return the same.
   virtual InPlace* in_place() { return nullptr; }
   virtual Endpoint& endpoint() = 0;
   // That of a thread, where the layout says that there are several (queue_thread). Each names
@@ -355,13 +354,13 @@ class WorkerLink {
   // The NIC of this host that sends what is posted to the queue; the same text for all queues where
   // that is not known, and "" where it crosses none. May change with reconnect().
   virtual std::string nic_of(uint32_t /*queue*/) const { return ""; }
-  // New queue pairs onto the same memory, after one broke. Called by whoever polls the endpoint.
-  // What was posted and not answered is unknown and must be sent again. Throws Error when this
-  // transport cannot.
+  // New queue pairs onto the same memory, after one broke. REQUIRES: the thread that polls the
+  // endpoint calls it. Writes that were posted and not answered may be lost and must be sent again.
+  // Throws Error when this transport cannot.
   virtual void reconnect(const Offer& offer);
   virtual bool can_reconnect() const { return false; }
-  // Gives up the ports of this host that another link of this rank may need. Called by whoever
-  // polls the endpoint, and no more does so.
+  // Gives up the ports of this host that another link of this rank may need. REQUIRES: the thread
+  // that polls the endpoint calls it, and polls no more.
   virtual void give_up_ports() {}
 };
 

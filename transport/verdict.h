@@ -1,5 +1,5 @@
-// What the ranks of a job with gated rounds are told of a round: its norm, and whether it was
-// skipped. It travels in three immediates of the kind kControl without payload, on every queue.
+// The verdict that the ranks of a job with gated rounds get on a round: its norm, and whether it
+// was skipped. It travels in three immediates of the kind kControl without payload, on every queue.
 // Their `chunk` has 22 bits of it, their `round` the number of the part (2 bits) and the low 6 bits
 // of the round. They may come in any order, and before or after the results of the round: a result
 // counts when the verdict on its round is there. So the verdict on one round alone is under way on
@@ -16,7 +16,7 @@ namespace phub {
 
 struct RoundVerdict {
   uint64_t round = 0;
-  double norm = 0;       // of the gradient before it is clipped; not finite: nor are the gradients
+  double norm = 0;       // before the gradient is clipped; not finite: nor are the gradients
   bool skipped = false;  // nothing was applied
 
   friend bool operator==(const RoundVerdict&, const RoundVerdict&) = default;

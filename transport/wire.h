@@ -5,7 +5,8 @@
 
 namespace phub {
 
-// What an immediate announces. Every kind but kData has no payload of gradients behind it.
+// The kind of message that an immediate announces. Every kind but kData has no payload of gradients
+// behind it.
 enum class ImmKind : uint32_t {
   kData = 0,     // to the box: this rank's gradient; to the worker: the chunk's result
   kNull = 1,     // to the box: this rank's gradient is zero: it took part, nothing was written

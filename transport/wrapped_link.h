@@ -1,5 +1,5 @@
-// A worker's link that does what another does, but for its endpoint: what that sends is held back,
-// or takes another way. As the other's, of one thread.
+// A worker's link that does what another does, but for its endpoint, whose writes are held back, or
+// take another way. It belongs to one thread, as the other does.
 #pragma once
 
 #include <memory>
@@ -24,7 +24,7 @@ class WrappedLink : public WorkerLink {
   InPlace* in_place() override { return link_->in_place(); }
   bool connected() override { return link_->connected(); }
   bool zero_copy() const override { return link_->zero_copy(); }
-  // What is held back, or lost, goes only while somebody polls.
+  // Writes that are held back, or lost, go only while somebody polls.
   bool needs_polling() const override { return true; }
   std::string nic_of(uint32_t queue) const override { return link_->nic_of(queue); }
   void reconnect(const Offer& offer) override { link_->reconnect(offer); }

@@ -1,4 +1,4 @@
-// What a BranchReply says of a round (branch_messages.h).
+// Reads a BranchReply for a round (branch_messages.h).
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,8 @@
 
 namespace phub {
 
-// The latest up to the round, of `runs` or `batches`. Throws Error(kNotFound).
+// The entry of `runs` or `batches` that holds in the round: the latest up to it. Throws
+// Error(kNotFound).
 template <typename Run>
 const Run& run_in(const std::vector<Run>& runs, uint64_t round) {
   const auto after = std::ranges::upper_bound(runs, round, {}, &Run::round);
@@ -34,7 +35,7 @@ inline std::set<uint32_t> needed_after(uint64_t round, const BranchReply& all) {
   return needed;
 }
 
-// Of these, those that are forked by then, but for the one that runs in the round.
+// The branches among these that are forked by then, but for the one that runs in the round.
 inline std::set<uint32_t> waiting_in(uint64_t round, const BranchReply& all) {
   std::set<uint32_t> waiting = needed_after(round, all);
   for (const BranchFork& fork : all.forks) {

@@ -1,8 +1,8 @@
-// Which parts of a job's keys a rank writes and reads. It says so when it joins, in elements; what
-// travels is whole chunks, so a chunk is written if a range that is written has some of it.
+// The parts of a job's keys that a rank writes and reads. It names them when it joins, in elements;
+// whole chunks travel, so a chunk is written if a range that is written has some of it.
 //
 // Nobody waits for a rank at a chunk that it neither writes nor reads, and no result goes there. In
-// all that is computed it counts as if it had pushed null.
+// all computations it counts as if it had pushed null.
 #pragma once
 
 #include <cstdint>
@@ -22,26 +22,26 @@ struct ElementRange {  // [begin, end)
   friend bool operator==(const ElementRange&, const ElementRange&) = default;
 };
 
-// Of one key. A rank writes and reads all of those that it does not name.
+// A rank's interest in one key. A rank writes and reads all of those that it does not name.
 struct KeyInterest {
   std::string key;
   std::vector<ElementRange> writes = {};  // where its gradients may be other than zero
-  std::vector<ElementRange> reads = {};   // whose results it gets
+  std::vector<ElementRange> reads = {};   // the elements whose results it gets
 
   friend bool operator==(const KeyInterest&, const KeyInterest&) = default;
 };
 
-inline constexpr size_t kMaxInterestRanges = 1u << 16;  // of a key, to write and to read each
+inline constexpr size_t kMaxInterestRanges = 1u << 16;  // limit of a key, to write and to read each
 
 // Throws Error(kInvalid) that says what and where: a key that the job does not have, or twice, a
 // range that is empty or beyond its elements, nothing at all that the rank writes or reads, or what
-// check_rules() says. `also`: as there.
+// check_rules() says. `also` is as there.
 void check_interest(std::span<const KeyInterest> interest, const JobSpec& spec, Features also = {});
 
 // The part of it that is about one key.
 void check_ranges(const KeyInterest& interest, const KeySpec& key);
 
-// Of a chunk.
+// A rank's interest in a chunk.
 struct ChunkInterest {
   bool writes = true;
   bool reads = true;
@@ -49,7 +49,8 @@ struct ChunkInterest {
   bool any() const { return writes || reads; }
 };
 struct Layout;
-// By chunk. Empty: everything. REQUIRES: check_interest(); the layout is that of the keys.
+// The interest in each chunk, by chunk. Empty: everything. REQUIRES: check_interest(); the layout
+// is that of the keys.
 std::vector<ChunkInterest> interest_in_chunks(std::span<const KeyInterest> interest,
                                               std::span<const KeySpec> keys, const Layout& layout);
 

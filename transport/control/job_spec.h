@@ -1,5 +1,5 @@
-// What a job is: everything that its workers must agree on. Decided at creation, handed out at
-// join.
+// The options of a job: everything that its workers must agree on. Decided at creation, handed out
+// at join.
 #pragma once
 
 #include <cstddef>
@@ -37,43 +37,45 @@ struct KeySpec {
   // As the caller sees the elements, the last dimension varying fastest; what is saved has it.
   // Their product is `elements`. Empty: [elements].
   std::vector<uint64_t> shape = {};
-  uint32_t group = 0;       // of hyperparameters: values may be of one group (HyperName)
-  std::string format = "";  // of its gradients on the wire; "": the job's gradient_dtype
-  // Of a matrix, whose shape has two dimensions. A rank sends its gradient as at most so many pairs
-  // of vectors, whose outer products are added up at the server; all devices of a process together.
-  // Its format is "factors", and its chunks are whole rows. (Where the ranks are racks, it is
-  // "f32": they send whole sums, of the same chunks.) 0: the gradient is sent as it is.
+  uint32_t group = 0;       // hyperparameters may have values for one group (HyperName)
+  std::string format = "";  // the format of its gradients on the wire; "": the job's gradient_dtype
+  // For a matrix, whose shape has two dimensions. A rank sends its gradient as at most so many
+  // pairs of vectors, whose outer products are added up at the server; all devices of a process
+  // together. Its format is "factors", and its chunks are whole rows. (If the ranks are racks, it
+  // is "f32": they send whole sums, of the same chunks.) 0: the gradient is sent as it is.
   uint32_t rank_limit = 0;
   // Likewise: a rank sends the rows of its gradient that are not zero, at most so many in a round,
   // each with its index. Its format is "rows", and its chunks are whole rows. 0: all are sent.
   uint32_t rows_limit = 0;
-  // Of such a key: the optimizer's step of a round changes the rows that somebody sent, and leaves
-  // alone parameters and state of the others. False: their gradient is zero, and the step is made.
+  // For a key that sends rows: the optimizer's step of a round changes the rows that somebody sent,
+  // and leaves alone parameters and state of the others. False: their gradient is zero, and the
+  // step is made.
   bool lazy = false;
-  // Of a job with optimizer "fold", whose keys are arrays of values: what is done with those that
-  // ranks send, in rank order, and then with the state and the outcome: "add", "multiply", "min",
-  // "max" or "or". Who sends nothing leaves all as it is. The values' type is "f32", "f64", "i32"
-  // or "i64"; "": f32. Elements are words of 4 bytes: a value of 64 bits is two, a row has whole
-  // values.
+  // In a job with optimizer "fold", whose keys are arrays of values, the operation that joins the
+  // values of the ranks, in rank order, and then the state and the outcome: "add", "multiply",
+  // "min", "max" or "or". A rank that sends nothing leaves all as it is. The values' type is "f32",
+  // "f64", "i32" or "i64"; "": f32. Elements are words of 4 bytes: a value of 64 bits is two, a row
+  // has whole values.
   std::string operation = "";
   std::string value_type = "";
   uint32_t tile_rows = 0;  // rows of a chunk of either kind; 0: the server decides
-  // How many ranks write or read which of its elements (KeyInterest), if that is known when the job
-  // is created: ascending, the last one up to its elements. A chunk is exchanged by the most of
-  // those that have some of it; boxes, cores and NICs share chunks by what that makes them travel.
-  // Empty: all of it by all ranks.
+  // The number of ranks that write or read each range of its elements (KeyInterest), if that is
+  // known when the job is created: ascending, the last one up to its elements. A chunk is exchanged
+  // by the most of those that have some of it; boxes, cores and NICs share chunks by the bytes that
+  // travel. Empty: all of it by all ranks.
   std::vector<ExchangedRange> exchanged_by = {};
 
   friend bool operator==(const KeySpec&, const KeySpec&) = default;
 };
 
-// A hyperparameter's name in a map of values: "lr" is of all groups of keys, "lr@2" of group 2.
+// A hyperparameter's name in a map of values: "lr" is for all groups of keys, "lr@2" for group 2.
 // Where a map has both, the group's own counts.
 struct HyperName {
   std::string_view field;
   std::optional<uint32_t> group;
 };
-// Nothing: what is behind the '@' is not a number below kMaxHyperGroups as 12 is written.
+// Returns nullopt if the text behind the '@' is not a number below kMaxHyperGroups in plain digits:
+// "12".
 std::optional<HyperName> parse_hyper_name(std::string_view name);
 
 // From this round on, these hyperparameters have these values ("lr": 0.1, …).
@@ -88,14 +90,14 @@ struct JobSpec {
   std::string name;
   std::vector<KeySpec> keys;
   uint32_t world_size = 1;         // ranks 0 … world_size-1 are there from round 1 on
-  uint32_t min_ranks = 0;          // that it begins with if not all come in time; 0: world_size
+  uint32_t min_ranks = 0;          // with these it begins if not all come in time; 0: world_size
   uint32_t max_ranks = 0;          // 0: world_size. Memory is fixed for this many
   uint32_t chunk_elements = 8192;  // a multiple of 32
   std::string optimizer = "none";
-  std::map<std::string, double> hyper;            // what differs from the optimizer's defaults
+  std::map<std::string, double> hyper;            // other values than the optimizer's defaults
   std::vector<HyperChange> schedule;              // by ascending round
-  std::string gradient_dtype = "f32";             // of keys without a format of their own
-  std::string parameter_dtype = "f32";            // what is written back; coded: differences
+  std::string gradient_dtype = "f32";             // the format of keys without one of their own
+  std::string parameter_dtype = "f32";            // results; coded: they come as differences
   Choice<Reduction> reduction = Reduction::kSum;  // or "mean"
   // Order of additions: "4,4" adds within two groups of four ranks, then their sums (rank_tree.h).
   // All of max_ranks, in lock-step. "": ascending ranks.
@@ -113,8 +115,8 @@ struct JobSpec {
   Choice<OnLoss> on_loss = OnLoss::kShrink;   // "wait", "fail"
   Choice<OnNonFinite> on_nonfinite = OnNonFinite::kStop;  // "exclude", "pass", "skip"
   Choice<Unused> unused = Unused::kZero;  // "skip": what nobody has a gradient of stays as it is
-  // How many branches the box keeps beside the one that runs: states of the model, each with
-  // hyperparameters of its own, of which one runs in each round (branch_messages.h).
+  // The number of branches that the box keeps beside the one that runs: states of the model, each
+  // with hyperparameters of its own, of which one runs in each round (branch_messages.h).
   uint32_t branches = 0;
   Choice<RoundingMode> rounding =
       RoundingMode::kNearest;  // or "stochastic": of gradients in coded formats
@@ -126,24 +128,24 @@ struct JobSpec {
   friend bool operator==(const JobSpec&, const JobSpec&) = default;
 };
 
-// Whose keys have operations.
+// The optimizer of jobs whose keys have operations.
 inline constexpr std::string_view kFoldOptimizer = "fold";
 
 // Limits that hold before anything is allocated.
 inline constexpr size_t kMaxKeys = 1u << 20;
 inline constexpr size_t kMaxNameBytes = 255;
-inline constexpr uint64_t kMaxElements = 1ull << 40;  // of a job
+inline constexpr uint64_t kMaxElements = 1ull << 40;  // limit of a job
 inline constexpr size_t kMaxKeyDimensions = 8;
-inline constexpr size_t kMaxExchangedRanges = 1u << 16;  // of a key
+inline constexpr size_t kMaxExchangedRanges = 1u << 16;  // limit of a key
 inline constexpr uint32_t kMaxHyperGroups = 256;
 inline constexpr uint32_t kMaxBranches = 255;  // beside the one that runs
 inline constexpr uint32_t kMaxRankLimit = (1u << 20) - 1;
 inline constexpr uint32_t kMaxRowsLimit = kMaxRankLimit;
-inline constexpr uint32_t kMaxTileColumns = (1u << 20) - 1;  // of a key whose chunks are rows
+inline constexpr uint32_t kMaxTileColumns = (1u << 20) - 1;  // limit of a key whose chunks are rows
 inline constexpr uint32_t kMaxChunkElements = 1u << 24;
-inline constexpr size_t kMaxGroupEntries = 1u << 18;  // of a schedule, times the groups
+inline constexpr size_t kMaxGroupEntries = 1u << 18;  // the entries of a schedule, times the groups
 
-// The product of the dimensions; nothing: one is 0, or it is more than kMaxElements.
+// The product of the dimensions; nullopt if one is 0, or if it is more than kMaxElements.
 std::optional<uint64_t> elements_in(std::span<const uint64_t> shape);
 
 // The groups that its keys are of: from 0 to one below this.
@@ -161,7 +163,7 @@ inline const std::string& gradient_format(const JobSpec& spec, const KeySpec& ke
   return key.format.empty() ? spec.gradient_dtype : key.format;
 }
 
-// Of all keys whose gradients have a coded format.
+// The elements of all keys whose gradients have a coded format.
 uint64_t coded_elements(const JobSpec& spec);
 uint64_t elements_of(const JobSpec& spec);
 
@@ -191,12 +193,14 @@ inline bool is_rows(const KeySpec& key) { return key.format == kRows; }
 inline bool is_compact(const KeySpec& key) { return is_factors(key) || is_rows(key); }
 // Its chunks are whole rows: its gradient is compact, here or where the ranks of a rack send it.
 inline bool has_tiles(const KeySpec& key) { return key.rank_limit > 0 || key.rows_limit > 0; }
-// Of such a key: a chunk has a multiple of so many rows, so that it has a multiple of
-// kChunkAlignment elements, and at most so many; 0: not even one such multiple is possible.
+// A chunk of a key with tiles has a multiple of rows_together() rows, so that it has a multiple of
+// kChunkAlignment elements, and at most most_tile_rows(); 0: not even one such multiple is
+// possible.
 uint32_t rows_together(const KeySpec& key);
 uint32_t most_tile_rows(const KeySpec& key);
-// Of factors: as many chunks as `cores`, if they may be so large, as each gets the right vectors of
-// all. Of rows: chunks of about chunk_elements, as a result is a whole chunk.
+// Rows of a chunk. Keys with factors get as many chunks as `cores`, if they may be so large, since
+// each chunk gets the right vectors of all. Keys with rows get chunks of about chunk_elements, as a
+// result is a whole chunk.
 uint32_t tile_rows_for(const KeySpec& key, uint64_t cores, uint32_t chunk_elements);
 
 // The format of a key's gradients in the worker's memory: theirs if that is plain. Coded ones are

@@ -26,7 +26,7 @@ inline constexpr uint64_t kMaxWordBytes = 64;      // names of optimizers, forma
 inline constexpr uint64_t kMaxHyperValues = 4096;  // in one change
 inline constexpr uint64_t kMaxScheduleEntries = 1u << 16;
 inline constexpr json::Bounds kWord{0, kMaxWordBytes};
-inline constexpr json::Bounds kReason{0, uint64_t{64} << 10};  // why something ended: for people
+inline constexpr json::Bounds kReason{0, uint64_t{64} << 10};  // for people: why something ended
 inline constexpr json::Bounds kValues{0, kMaxHyperValues};
 inline constexpr uint64_t kAny = std::numeric_limits<uint64_t>::max();
 

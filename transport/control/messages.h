@@ -19,10 +19,10 @@
 namespace phub {
 
 inline constexpr uint32_t kProtocolVersion = 1;
-// Of what a rank's training saves in a checkpoint.
+// Limit of the state that a rank's training saves in a checkpoint.
 inline constexpr uint64_t kMaxStateBytes = uint64_t{64} << 20;
-// Of a rank's part of a checkpoint, which also has the residuals of its coded keys. (Which keys the
-// ranks of racks code is not known above: any may be.)
+// Limit of a rank's part of a checkpoint, which also has the residuals of its coded keys. (If the
+// ranks are racks, the box does not know which keys their ranks code: any may be.)
 inline uint64_t most_part_bytes(const JobSpec& spec) {
   const uint64_t coded = spec.rack_ranks.empty() ? coded_elements(spec) : elements_of(spec);
   return kMaxStateBytes + coded * sizeof(float);
@@ -30,10 +30,10 @@ inline uint64_t most_part_bytes(const JobSpec& spec) {
 inline constexpr uint64_t kPartPieceBytes = uint64_t{16} << 20;   // at most, of a part in pieces
 inline constexpr size_t kMostSaverStays = size_t{4} * kMaxRanks;  // in the news of a rack
 
-// Who sends a request, as the box found out from its token. Not on the wire.
+// The sender of a request, as the box found out from its token. It does not travel.
 struct Caller {
-  std::string name;          // of the token; "": the box asks for none
-  std::string id;            // of the token, and of no other
+  std::string name;          // the token's name; "": the box asks for none
+  std::string id;            // the token's id, which no other has
   bool may_replace = false;  // take a rank from an incarnation that is alive
   bool is_admin = false;
 };
@@ -48,24 +48,25 @@ struct JoinRequest {
   // Chosen at random by the worker, the same when it sends the join again because it got no answer:
   // then it gets the answer of the first. Empty: every join is another one.
   std::string id = {};
-  // That of the life of the job which this worker was in and lost; 0: it was in none. The job must
-  // go on, as this life or a later one.
+  // The epoch of the life of the job which this worker was in and lost; 0: it was in none. The job
+  // must go on, as this life or a later one.
   uint64_t epoch = 0;
   bool saves = false;  // this rank has state of its own, which belongs to the job's checkpoints; of
                        // a rack: one of its ranks has
-  std::vector<KeyInterest> interest = {};  // what it writes and reads; empty: everything
-  // Not on the wire.
+  std::vector<KeyInterest> interest = {};  // the ranges that it writes and reads; empty: everything
+  // It does not travel.
   Caller caller = {};
-  std::shared_ptr<void> held = {};  // what it takes of the box's memory, until this is released
+  std::shared_ptr<void> held = {};  // its memory of the box, until this is released
 };
 
-// Where every key and chunk is. Offsets and sizes are in elements, but for queue_slots.
+// The places of all keys and chunks. Offsets and sizes are in elements, but for queue_slots.
 struct JobLayout {
   std::vector<uint64_t> key_offset;                 // in the gradient memory and in the results
   std::vector<std::vector<uint32_t>> queue_chunks;  // [queue][index] = chunk, numbered key by key
   uint64_t total_elements = 0;                      // with the padding between keys
-  // Where each queue's chunks begin in the box's memory; there they lie one after another, each
-  // at a multiple of kChunkAlignment. Empty: the box's memory is laid out as the worker's.
+  // The place where each queue's chunks begin in the box's memory; there they lie one after
+  // another, each at a multiple of kChunkAlignment. Empty: the box's memory is laid out as the
+  // worker's.
   std::vector<uint64_t> queue_offset;
   std::vector<uint64_t> queue_slots;  // and their gradients, in bytes (Layout)
 
@@ -76,7 +77,7 @@ JobLayout routes_of(const Layout& layout);
 
 // A rank's part of a checkpoint.
 struct RankPart {
-  uint32_t rank = 0;  // of the training
+  uint32_t rank = 0;  // a rank of the training
   uint64_t bytes = 0;
 
   friend bool operator==(const RankPart&, const RankPart&) = default;
@@ -86,7 +87,7 @@ struct RankPart {
 // box has (transport/switch/stream.h).
 struct SwitchStream {
   std::string address;      // UDP, of that core: "10.0.0.1:7718"
-  uint32_t first_slot = 0;  // of the switch
+  uint32_t first_slot = 0;  // the first of its slots at the switch
   uint32_t slots = 1;
   std::vector<uint32_t> queues;
 
@@ -113,27 +114,28 @@ struct JoinReply {
   Offer offer;
   JobLayout layout;
   JobSpec spec;  // as the server keeps it
-  // To who created the job, where the box asks for tokens: joins and deletes this job.
+  // The worker that created the job gets a token that joins and deletes this job, if the box asks
+  // for tokens.
   std::string job_token = {};
   // Counts the lives of a job that outlives its server, in which a later one goes on from a
   // checkpoint; 0: this job ends with its server.
   uint64_t epoch = 0;
-  // To a rank that saves, and to racks: parts are sent after every round that is a multiple of
-  // this; 0: this job has no checkpoints.
+  // A rank that saves, and a rack, sends parts after every round that is a multiple of this; 0:
+  // this job has no checkpoints.
   uint64_t save_every = 0;
-  // In the checkpoint of the round before its first: this rank's part; of a rack, those of its
+  // This rank's part in the checkpoint of the round before its first; a rack gets those of its
   // ranks.
   std::vector<RankPart> parts;
   SwitchOffer through_switch;
-  std::vector<KeyInterest> interest = {};  // of this rank, as it said
+  std::vector<KeyInterest> interest = {};  // this rank's, as it said
 
   uint64_t part_bytes(uint32_t whose) const {  // 0: there is none
     const auto part = std::ranges::find(parts, whose, &RankPart::rank);
     return part == parts.end() ? 0 : part->bytes;
   }
 };
-// What the server's plan comes to. Throws Error(kInternal) when keys, chunks and queues of the
-// reply do not fit together.
+// The layout that the server's plan leads to. Throws Error(kInternal) when keys, chunks and queues
+// of the reply do not fit together.
 Layout layout_of(const JoinReply& reply);
 
 // Names one incarnation in one life of the job, and proves it. For heartbeat, leave, barrier,
@@ -151,26 +153,26 @@ struct Credential {
 
 // Rounds in which a rank of the training that saves its own state took part.
 struct SaverStay {
-  uint32_t rank = 0;  // of the training
+  uint32_t rank = 0;  // a rank of the training
   uint64_t first = 1;
   uint64_t last = 0;  // 0: it is still there
-  // It stands for all ranks of a rack that was lost before it had said who took part.
+  // It stands for all ranks of a rack that was lost before it had said which of them took part.
   bool unknown = false;
 
   bool covers(uint64_t round) const { return first <= round && (last == 0 || round <= last); }
   friend bool operator==(const SaverStay&, const SaverStay&) = default;
 };
 
-// POST …/rack: what a rank that is a rack says of itself; or why a rank has failed.
+// POST …/rack: the news that a rack tells of itself; or why a rank has failed.
 struct RackNews {
   uint32_t rank = 0;
   uint32_t incarnation = 0;
   uint64_t epoch = 0;
-  std::string name;            // of its box
-  std::vector<uint32_t> live;  // of its ranks, those that are there
-  std::string failure;         // why it cannot go on: then the rank is lost; "": it can
+  std::string name;            // the name of its box
+  std::vector<uint32_t> live;  // those of its ranks that are there
+  std::string failure;         // the reason why it cannot go on: then the rank is lost; "": it can
   bool saves = false;          // one of its ranks has state of its own, or had
-  // Of all rounds up to this one it is known who of these took part.
+  // For all rounds up to this one, `savers` has all ranks that took part.
   uint64_t known_round = 0;
   std::vector<SaverStay> savers;
 
@@ -249,7 +251,7 @@ struct LogPage {
 struct BranchStatus {
   uint32_t branch = 0;  // 0 is what the job began as
   uint32_t parent = 0;
-  uint64_t round = 0;    // that it was forked before; 0: it was not
+  uint64_t round = 0;    // it was forked before this round; 0: it was not
   uint64_t rounds = 0;   // those that it has run, its parent's up to there included
   bool runs = false;     // in the round that is in progress
   uint64_t killed = 0;   // before this round; 0: it is not
@@ -265,12 +267,12 @@ struct RankStatus {
   std::string state;  // "joining", "live", "lost", "left", "absent"
   uint64_t first_round = 0;
   std::string reason;               // lost
-  uint64_t contributions = 0;       // of chunks, ever
+  uint64_t contributions = 0;       // contributions to chunks, ever
   double lease_age_s = 0;           // since its last heartbeat, while it is live
-  double waited_s = 0;              // while others wait for it: since it sent anything
-  uint64_t waited_chunks = 0;       // that others have sent and it has not
-  uint64_t waited_round = 0;        // of the oldest of them; 0: the initial parameters
-  std::string waited_key;           // whose chunk that is
+  double waited_s = 0;              // while others wait for it: the time since it sent anything
+  uint64_t waited_chunks = 0;       // chunks that others have sent and it has not
+  uint64_t waited_round = 0;        // the round of the oldest of them; 0: the initial parameters
+  std::string waited_key;           // the key of that chunk
   std::string rack;                 // the name of its box, where the rank is a rack
   std::vector<uint32_t> rack_live;  // and those of the rack's own ranks that are there
 };
@@ -290,14 +292,14 @@ struct Flow {
   friend bool operator==(const Flow&, const Flow&) = default;
 };
 struct QueueStatus {
-  uint32_t queue = 0;  // of the job
+  uint32_t queue = 0;  // the job's queue
   std::string nic;
   Flow flow;
 
   friend bool operator==(const QueueStatus&, const QueueStatus&) = default;
 };
-struct JobCoreStatus {  // what one core does for a job
-  uint32_t core = 0;    // of the server; of another box: of the job
+struct JobCoreStatus {  // the work of one core for a job
+  uint32_t core = 0;    // the server's core; of another box: the job's
   uint32_t box = 0;     // 0: the server; then the boxes that serve under it
   EndpointCounters counters;
   std::vector<QueueStatus> queues;
@@ -312,23 +314,24 @@ struct JobStatus {
   uint64_t keys = 0, chunks = 0, elements = 0, memory_bytes = 0;
   uint64_t completed_round = 0;  // by every chunk
   uint64_t durable_round = 0;    // in the newest checkpoint; 0: there is none
-  // Where ranks save their own state: of the next checkpoint, which has their parts; 0: not known.
+  // If ranks save their own state: the round of the next checkpoint, which has their parts; 0: not
+  // known.
   uint64_t next_saved_round = 0;
-  uint64_t void_snapshots = 0;  // that a rank's part was missing in
+  uint64_t void_snapshots = 0;  // those in which a rank's part was missing
   uint64_t failed_saves = 0;    // checkpoints that could not be written
   double rounds_per_s = 0;      // over the last seconds
   uint64_t chunks_completed = 0;
-  uint64_t switch_chunks = 0;  // that came through a switch that adds
-  std::string switch_ended;    // why none comes that way any more; empty: it is not so
+  uint64_t switch_chunks = 0;  // chunks that came through a switch that adds
+  std::string switch_ended;    // the reason why none comes that way any more; empty: some do
   std::string transport;
-  EndpointCounters counters;  // of the box's endpoints
+  EndpointCounters counters;  // those of the box's endpoints
   Flow flow;
   std::vector<JobCoreStatus> cores;
   uint32_t max_ranks = 0;
   std::vector<RankStatus> ranks;       // but those that were never there
   std::vector<uint32_t> missing;       // expected ranks that are not live
   std::vector<uint32_t> waiting_for;   // ranks that others wait for
-  std::vector<BranchStatus> branches;  // of a job that may have several
+  std::vector<BranchStatus> branches;  // for a job that may have several
 };
 
 // The box itself: what all jobs together did, those that have ended included.
@@ -345,7 +348,7 @@ struct CoreStatus {
 struct NicStatus {
   std::string name;
   std::string transport;
-  uint64_t budget_bytes_per_s = 0;  // that it sends at most; 0: no limit
+  uint64_t budget_bytes_per_s = 0;  // its limit; 0: none
   Flow flow;
 
   friend bool operator==(const NicStatus&, const NicStatus&) = default;
@@ -368,14 +371,14 @@ struct ServerStatus {
   uint32_t version = kProtocolVersion;
   std::string topology;
   std::vector<std::string> transports;
-  std::vector<std::string> nics;  // of each transport, for people: what was chosen, and why
+  std::vector<std::string> nics;  // by transport, for people: the choice and its reason
   uint32_t cores = 0;
   uint64_t memory_bytes = 0, memory_limit_bytes = 0;
   double uptime_s = 0;
   std::vector<NodeStatus> nodes;
   std::vector<ShardStatus> shards;
   std::string parent;                      // the server whose rack this is; empty: it has none
-  uint64_t parent_budget_bytes_per_s = 0;  // that each NIC sends there at most; 0: no limit
+  uint64_t parent_budget_bytes_per_s = 0;  // limit of each NIC for the way there; 0: none
   std::vector<JobStatus> jobs;
 };
 

@@ -16,8 +16,8 @@
 
 namespace phub {
 
-// For the messages of messages.def. The job and the ticket of a rank that asks are in the path and
-// in the Authorization header.
+// These are for the messages of messages.def. The job and the ticket of a rank that asks are in the
+// path and in the Authorization header.
 template <class Message>
 std::string to_json(const Message& message);
 template <class Message>

@@ -1,5 +1,5 @@
-// Which options of a job go together: the features that a job may have, and one table of the pairs
-// that are refused. transport/README.md shows it ("Options that do not go together").
+// The options of a job that go together: the features that a job may have, and one table of the
+// pairs that are refused. transport/README.md shows it ("Options that do not go together").
 #pragma once
 
 #include <cstddef>
@@ -41,7 +41,7 @@ enum class Feature : uint8_t {
   kLazyKeys,
   kShortResults,
   kDifferences,
-  // What a spec does not say:
+  // Features that a spec does not have:
   kInterest,     // ranks write and read some chunks only (interest.h)
   kBelowParent,  // the box is a rack
   kSwitch,       // sums come through a switch
@@ -81,11 +81,11 @@ struct Rule {
 };
 std::span<const Rule> rules();
 
-// As the tables of documents name it: "consistency ssp".
+// Its name in the tables of documents: "consistency ssp".
 std::string_view name_of(Feature feature);
-// Those that the spec says. A word that validate() refuses is none.
+// The features that the spec has. A word that validate() refuses is none.
 Features features_of(const JobSpec& spec);
-// The first rule that refuses this pair, in either order; null: they go together.
+// The first rule that refuses this pair, in either order; null if they go together.
 const Rule* refused(Feature a, Feature b);
 
 // Throws Error(kInvalid) for the first pair that is refused; the sentence names both options as the

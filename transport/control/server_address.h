@@ -1,4 +1,4 @@
-// How users name a server: HOST:PORT, or https://HOST:PORT to ask it over TLS.
+// A server as users name it: HOST:PORT, or https://HOST:PORT to ask it over TLS.
 #pragma once
 
 #include <cstdint>

@@ -1,16 +1,16 @@
-// What a server and the boxes that serve under it say to each other. Such a box, a *shard*, has a
+// The messages between a server and the boxes that serve under it. Such a box, a *shard*, has a
 // part of the chunks of the server's jobs; the server alone has their members. JSON on the wire;
 // transport/README.md documents every field.
 //
 // The shard sends requests, the server's orders come with the answers: POST /v1/shards once, then
 // POST /v1/shards/{shard}/mail again and again, with what has happened (reports) or to wait for
-// orders. Orders and reports are numbered from 0. What was lost with a connection is sent again,
-// and counts once.
+// orders. Orders and reports are numbered from 0. Messages that were lost with a connection are
+// sent again, and count once.
 //
-// What a shard has of a job's checkpoint goes over …/copies/{job}/{round}/{offset}, in pieces: to
-// the server after each snapshot, from it if the job goes on from one. The state of keys that a
-// rank reads or sets goes over …/states/{job}/{state}/{offset} in the same way, and so does a
-// branch that comes from files.
+// A shard's part of a job's checkpoint goes over …/copies/{job}/{round}/{offset}, in pieces: to the
+// server after each snapshot, from it if the job goes on from one. The state of keys that a rank
+// reads or sets goes over …/states/{job}/{state}/{offset} in the same way, and so does a branch
+// that comes from files.
 #pragma once
 
 #include <cstdint>
@@ -36,13 +36,13 @@ enum class ShardDo : uint8_t {
   kDetach,
   kAttach,
   kRemove,
-  kDecide,  // what becomes of a round that is applied as a whole
+  kDecide,  // the decision on a round that is applied as a whole
   kState,   // memory for the state of keys, or a branch; what is set is fetched: kStateThere
   kDropState,
   kFreeDock,  // every chunk has copied what lay there
 };
 enum class ShardSays : uint8_t {
-  kMade,  // or, with a code, that it could not be made; so kOffered
+  kMade,  // it could be made; or, with a code, it could not; kOffered has the same
   kOffered,
   kHeld,  // from here on as a core's reports
   kCommitted,
@@ -60,12 +60,12 @@ enum class ShardSays : uint8_t {
   kActive,        // something has happened since the last probe
   kLeaves,        // the last report: the shard ends
   kClosed,        // all chunks of a round that is applied as a whole are summed there
-  kStateThere,    // what kState asks for; or, with a code, that it could not be
+  kStateThere,    // the memory for kState is there; or, with a code, it could not be taken
   kGotState,      // as a core's reports; and the server has what the core copied
   kSetState,
 };
 
-struct ShardNode {    // of NUMA
+struct ShardNode {    // a NUMA node
   uint32_t node = 0;  // as the operating system counts
   uint64_t memory_bytes = 0;
 
@@ -93,20 +93,20 @@ struct ShardHello {
   std::vector<ShardNic> nics;
 };
 struct ShardWelcome {
-  uint64_t shard = 0;     // by which it is known: chosen at random
+  uint64_t shard = 0;     // its number, chosen at random
   uint32_t lease_ms = 0;  // without mail for so long it is lost, and so are its jobs
 };
 
-// A part of a job: what the shard's plan comes to.
+// A part of a job, as the server plans it for the shard.
 struct ShardQueue {
   uint32_t core = 0;  // in the list of CPUs
   std::string nic;
 
   friend bool operator==(const ShardQueue&, const ShardQueue&) = default;
 };
-struct ShardRestored {  // of the checkpoint that a job goes on from
+struct ShardRestored {  // the checkpoint that a job goes on from
   uint64_t round = 0;   // its
-  uint32_t ranks = 0;   // that it knows: max_ranks or more
+  uint32_t ranks = 0;   // ranks that it knows: max_ranks or more
   std::vector<uint32_t> expected;
   std::vector<uint64_t> steps;  // as the manifest has them
   std::vector<HyperChange> hyper;
@@ -118,7 +118,7 @@ struct ShardRestored {  // of the checkpoint that a job goes on from
 struct ShardPart {
   JobSpec spec;
   std::string transport;
-  std::vector<uint32_t> cpus;  // of the cores of this part
+  std::vector<uint32_t> cpus;  // the CPUs of the cores of this part
   std::vector<ShardQueue> queues;
   std::vector<std::vector<uint32_t>> queue_chunks;  // as in JobLayout
   std::vector<uint64_t> queue_offset;
@@ -150,20 +150,20 @@ struct ShardBoundary {
   std::vector<uint32_t> forgotten;
   std::vector<HyperChange> hyper;
   std::vector<BranchMove> moves;  // before rounds after this one, ascending
-  uint64_t lowest_round = 0;      // that a chunk is in
+  uint64_t lowest_round = 0;      // the lowest round that a chunk is in
   bool snapshot = false;          // as Boundary has it
   uint64_t snapshot_round = 0;
-  uint64_t state = 0;   // of keys, by its number: is read or set; 0: none
-  uint64_t branch = 0;  // likewise: what one of the moves copies from files
+  uint64_t state = 0;   // the number of a state of keys that is read or set; 0: none
+  uint64_t branch = 0;  // likewise: the branch that one of the moves copies from files
 
   friend bool operator==(const ShardBoundary&, const ShardBoundary&) = default;
 };
 
-// What becomes of a round that is applied as a whole (RoundVerdict); floats by their bits.
+// The decision on a round that is applied as a whole (RoundVerdict); floats by their bits.
 struct ShardDecision {
   uint64_t round = 0;
-  uint64_t norm = 0;    // of a double
-  uint32_t factor = 0;  // of a float
+  uint64_t norm = 0;    // the bits of a double
+  uint32_t factor = 0;  // the bits of a float
   bool skipped = false;
 
   friend bool operator==(const ShardDecision&, const ShardDecision&) = default;
@@ -171,10 +171,10 @@ struct ShardDecision {
 
 // The state of keys that a rank reads or sets. Its bytes are f32, by chunk of the part in ascending
 // order: the parameters, then each of the optimizer's states. Behind them are 64-bit numbers by
-// chunk: the optimizer's steps. Or a branch that comes from files, which is set: arrays in the
-// layout of the box's memory, then the steps by chunk of the job.
+// chunk: the optimizer's steps. The state may also be a branch that comes from files, which is set:
+// arrays in the layout of the box's memory, then the steps by chunk of the job.
 struct ShardKeys {
-  uint64_t number = 0;  // of the job: from 1 on
+  uint64_t number = 0;  // its number in the job: from 1 on
   bool set = false;
   std::vector<uint32_t> keys;  // none: it is a branch
 
@@ -208,7 +208,7 @@ struct ShardLack {
 };
 struct ShardQueueCounters {
   uint64_t chunks = 0;
-  uint64_t bytes_in = 0, bytes_out = 0;  // of gradients; of results
+  uint64_t bytes_in = 0, bytes_out = 0;  // gradients; results
 
   friend bool operator==(const ShardQueueCounters&, const ShardQueueCounters&) = default;
 };
@@ -233,7 +233,7 @@ struct ShardReport {
 
   ShardSays kind = ShardSays::kMade;
   uint64_t job = 0;
-  uint32_t core = 0;  // of the part
+  uint32_t core = 0;  // the core of the part
   uint32_t rank = 0;
   uint32_t incarnation = 0;
   uint32_t violation = 0;
@@ -242,7 +242,7 @@ struct ShardReport {
   uint64_t lowest = 0;   // kHeld: as CoreReport has it
   bool refused = false;  // kMade, kOffered, kStateThere: could not be, and why
   ErrorCode code = ErrorCode::kInternal;
-  std::string text;                      // why
+  std::string text;                      // the reason
   std::vector<QueueOffer> queues;        // kOffered
   bool tls = false;                      // kOffered
   std::vector<ShardProbe> probe;         // kProbed: one
@@ -273,7 +273,7 @@ inline constexpr uint64_t kCopyPieceBytes = uint64_t{1} << 20;  // at most
 // Where a piece of a checkpoint belongs, or of the state of keys.
 struct CopyPlace {
   uint64_t job = 0;     // its number at the server
-  uint64_t round = 0;   // of the checkpoint
+  uint64_t round = 0;   // the checkpoint's round
   uint64_t offset = 0;  // in what the shard has of it
   uint64_t state = 0;   // the number of a state, and there is no round; 0: it is of a checkpoint
 };

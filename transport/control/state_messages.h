@@ -19,7 +19,7 @@ struct StateRequest {
   uint64_t epoch = 0;
   bool set = false;
   std::vector<uint32_t> keys;   // by their numbers; none: all
-  std::vector<uint64_t> steps;  // set: of the optimizer, that each of the keys has made
+  std::vector<uint64_t> steps;  // set: the optimizer's steps that each of the keys has made
 };
 
 // The state is read or sent as `bytes` of f32: key by key as they were named, of each its
@@ -27,7 +27,7 @@ struct StateRequest {
 struct StateReply {
   uint64_t round = 0;  // get: it is as it was after this round
   uint64_t bytes = 0;
-  std::vector<uint64_t> steps;  // get: that each of the keys had made then
+  std::vector<uint64_t> steps;  // get: the steps that each of the keys had made then
 };
 
 // POST …/checkpoint.
@@ -35,7 +35,7 @@ struct CheckpointRequest {
   uint32_t rank = 0;
   uint32_t incarnation = 0;
   uint64_t epoch = 0;
-  uint64_t round = 0;  // of an earlier answer: how that one is doing; 0: another one is asked for
+  uint64_t round = 0;  // asks about an earlier answer's; 0: asks for another checkpoint
 };
 struct CheckpointReply {
   uint64_t round = 0;    // after which the checkpoint is

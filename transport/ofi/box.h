@@ -19,7 +19,7 @@ namespace phub {
 
 class OfiBoxLink;
 
-// Where the transport listens, and over what.
+// The provider and the addresses at which the transport listens.
 struct OfiPlaces {
   std::string provider;
   std::vector<std::string> hosts;      // "10.0.0.1"
@@ -75,10 +75,10 @@ class OfiBoxLink final : public AdmissionLink {
   bool can_reconnect() const override { return true; }
   Offer reconnect(uint32_t rank) override { return open_again(rank); }
 
-  // For a core's endpoint, of an attached rank: what a queue pair works on once its connection is
+  // For a core's endpoint, of an attached rank: the parts of a queue pair once its connection is
   // there (no socket before).
   OfiConnected connected(uint32_t rank, uint32_t queue) const;
-  // The same: nothing arrives over the queue pair any more, connected or not.
+  // Afterwards nothing arrives over the queue pair any more, connected or not.
   void fence(uint32_t rank, uint32_t queue) const;
 
   // Answers a worker that said `hello` and hands its connection to the core. Throws Error when it

@@ -19,7 +19,7 @@
 
 namespace phub {
 
-// What a connected queue pair works on; outlives close().
+// The socket and the fabric's pair of a connected queue pair; they outlive close().
 struct OfiConnected {
   int socket = -1;
   OfiPair* pair = nullptr;
@@ -70,7 +70,7 @@ class OfiEndpoint : public virtual Endpoint {
     bool ending = false;  // the peer is gone: what it wrote last is still to be taken
     OfiConnected connected;
     std::vector<uint32_t> landed;  // taken from the provider, not from here yet
-    size_t taken = 0;              // of `landed`
+    size_t taken = 0;              // those of `landed` that were taken
   };
 
   uint32_t index_of(QueuePair pair) const { return pair.queue * ranks_ + pair.rank; }
@@ -87,7 +87,7 @@ class OfiEndpoint : public virtual Endpoint {
   std::vector<Pair> pairs_;      // by index_of()
   Turns live_;                   // all but the closed
   std::vector<uint32_t> dirty_;  // posted to since the last flush
-  InFlight in_flight_;           // what is posted and not completed
+  InFlight in_flight_;           // counts writes that are posted and not completed
   uint32_t polls_without_events_ = 0;
   bool armed_ = false;  // and may be asleep
   EndpointCounters counters_;

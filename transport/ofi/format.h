@@ -1,5 +1,5 @@
-// What goes over the TCP connection of a queue, byte for byte: a hello and its answer; after that
-// single bytes, which wake a peer whose provider cannot. Little endian.
+// The bytes on the TCP connection of a queue: a hello and its answer; after that single bytes,
+// which wake a peer whose provider cannot. Little endian.
 #pragma once
 
 #include <array>
@@ -33,7 +33,7 @@ struct OfiHeader {
 // Where the other side writes to: an endpoint, by the name that fi_getname() gives it, and memory
 // behind it.
 struct OfiTarget {
-  uint64_t base = 0;  // what a write to the first byte is addressed to
+  uint64_t base = 0;  // the address of the first byte for a write
   uint64_t key = 0;
   uint32_t name_bytes = 0;
   uint32_t reserved = 0;
@@ -47,9 +47,9 @@ struct OfiHello {
   std::array<char, kTicketDigits> ticket = {};
   uint32_t queue = 0;
   uint32_t queues = 0;
-  uint32_t queue_chunks = 0;  // of this queue
+  uint32_t queue_chunks = 0;  // the chunks of this queue
   uint32_t reserved = 0;
-  uint64_t gradient_bytes = 0;  // of the worker's memory, all queues together
+  uint64_t gradient_bytes = 0;  // size of the worker's memory, for all queues together
   uint64_t result_bytes = 0;
   OfiTarget results;
 };
@@ -72,7 +72,7 @@ OfiHeader parse_ofi_header(std::span<const std::byte> message, const char* name)
 OfiHello parse_ofi_hello(std::span<const std::byte> message);
 // Throws Error(kMismatch) when the worker's sizes are not those of `layout`.
 void check_ofi_hello(const OfiHello& hello, const LinkLayout& layout);
-// Also takes a refusal: throws the Error that it carries.
+// If the answer is a refusal, throws the Error that it carries.
 OfiWelcome parse_ofi_answer(std::span<const std::byte> message);
 std::vector<std::byte> make_ofi_refusal(ErrorCode code, std::string_view reason);
 

@@ -7,8 +7,8 @@
 
 namespace phub {
 
-// Why there is no libfabric in this process, and what to do; "": it is open. The first call opens
-// it. Any thread. Whoever calls into it asks first.
+// The reason why there is no libfabric in this process, and what to do; "": it is open. The first
+// call opens it. Any thread. REQUIRES: called before any other use of libfabric.
 const std::string& ofi_library_problem();
 
 }  // namespace phub

@@ -25,14 +25,14 @@ class OfiPair {
           std::span<std::byte> target, uint32_t chunks);
   ~OfiPair() { close(); }
 
-  // What the peer must know.
+  // The peer must know this to write.
   OfiTarget here() const { return here_; }
   // Throws Error: kInvalid, no endpoint has that name; kUnauthorized, it is closed.
   void connect(const OfiTarget& there);
-  // Nothing that the peer writes arrives any more. Closed and open are all that there is.
+  // Nothing that the peer writes arrives any more. A closed pair does not open again.
   void close() noexcept;
 
-  // The rest is the owner's, while it is connected and not closed.
+  // Only the owner calls the rest, while the pair is connected and not closed.
   bool push(const Write& write);  // false: no room
   void publish() { published_ = tail_; }
   // Hands over what was published, as far as the provider takes it.
@@ -43,7 +43,7 @@ class OfiPair {
 
   bool waiting() const { return head_ != published_; }  // for the provider to take more
   bool outstanding() const { return free_.size() < contexts_.size(); }
-  uint64_t held_bytes() const { return held_bytes_; }  // of writes that are not completed
+  uint64_t held_bytes() const { return held_bytes_; }  // bytes of writes that are not completed
   uint64_t sent() const { return head_count_; }
   uint64_t posted_batches() const { return batches_; }
   int wake_fd() const { return wake_fd_; }  // -1: the provider cannot wake anybody
@@ -70,11 +70,11 @@ class OfiPair {
 
   std::vector<Write> ring_;                       // a power of two
   uint32_t head_ = 0, published_ = 0, tail_ = 0;  // count writes, wrap at 2^32
-  std::vector<fi_context2> contexts_;             // of writes that the provider has
+  std::vector<fi_context2> contexts_;             // contexts for the writes that the provider has
   std::vector<fi_context2*> free_;
-  std::vector<uint32_t> context_bytes_;  // by context: of its write
+  std::vector<uint32_t> context_bytes_;  // by context: the bytes of its write
   uint64_t held_bytes_ = 0;
-  fi_context2 cut_ = {};  // of the write that cuts off the peer
+  fi_context2 cut_ = {};  // the context of the write that cuts off the peer
   uint64_t head_count_ = 0, batches_ = 0;
   bool broken_ = false;
 };

@@ -1,4 +1,4 @@
-// Which of libfabric's providers carry the ofi transport, and which one is used.
+// Finds the providers of libfabric that carry the ofi transport, and chooses one.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
-// What libfabric hands out, owned; and what the transport asks it for. Every error names the call,
-// the provider and the way out.
+// Owners of libfabric's objects, and the requests of the transport to libfabric. Every error names
+// the call, the provider and the way out.
 #pragma once
 
 #include <rdma/fabric.h>
@@ -36,16 +36,16 @@ using OfiOwned = std::unique_ptr<T, OfiDeleter<T>>;
 
 bool has_ip_addresses(const fi_info& info);
 
-// What the transport asks a provider for. `provider` "": any. `source`: an IP address that
-// endpoints are to have; "": any. `gpu_memory`: it must read and write memory of GPUs. Null: there
-// is no such provider, or not at that address.
+// Asks a provider for what the transport needs. `provider` "": any. `source`: an IP address that
+// endpoints are to have; "": any. `gpu_memory`: it must read and write memory of GPUs. Returns null
+// if there is no such provider, or not at that address.
 OfiInfo get_ofi_info(const std::string& provider, const std::string& source,
                      bool gpu_memory = false);
 
 // Memory that a provider reads or that peers write.
 struct OfiRegion {
   OfiOwned<fid_mr> mr;  // null: the provider needs none to read it
-  uint64_t base = 0;    // what a peer addresses the first byte with
+  uint64_t base = 0;    // the address of the first byte for a peer
   uint64_t key = 0;
 
   void* descriptor() const { return mr == nullptr ? nullptr : fi_mr_desc(mr.get()); }
@@ -71,10 +71,10 @@ class OfiDomain {
 
   // Memory of a GPU goes to the NIC itself, or not at all. Throws Error(kInvalid).
   void forbid_bounces(fid_ep* endpoint) const;
-  // For peers that write to `endpoint`. The key is random, unless the provider chooses it. Throws
-  // Error(kFull).
+  // Registers memory for peers that write to `endpoint`. The key is random, unless the provider
+  // chooses it. Throws Error(kFull).
   OfiRegion register_target(std::span<const std::byte> memory, fid_ep* endpoint) const;
-  // For writes from it.
+  // Registers memory for writes from the endpoint.
   OfiRegion register_source(std::span<const std::byte> memory, fid_ep* endpoint) const;
 
  private:

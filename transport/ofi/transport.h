@@ -1,8 +1,8 @@
 // libfabric: whatever network has a provider with reliable datagrams and remote writes (EFA,
 // Slingshot, Omni-Path, RDMA, TCP). A worker writes its gradients into its slots on the box with
-// fi_writedata(), and the box its results into the worker's memory. What the two need to know of
-// each other goes over a TCP connection for each queue, whose end also tells that a peer is gone.
-// transport/README.md ("libfabric") has its messages, and what providers do.
+// fi_writedata(), and the box its results into the worker's memory. Each queue has a TCP
+// connection, over which the two tell each other addresses and keys, and whose end tells that a
+// peer is gone. transport/README.md ("libfabric") has its messages, and describes the providers.
 #pragma once
 
 #include <cstdint>
@@ -17,10 +17,10 @@ namespace phub {
 
 struct OfiOptions {
   std::vector<std::string> addresses = {"127.0.0.1"};  // numbers: tcp_data_addresses()
-  uint16_t port = 0;                                   // of each address; 0: any that is free
+  uint16_t port = 0;                                   // on each address; 0: any that is free
   std::string provider;           // libfabric's name; "": the first of find_ofi_providers()
   uint32_t half_open_ms = 5000;   // a connection that has not said its hello by then is closed
-  uint32_t max_half_open = 1024;  // of these at once; the oldest makes room for the newest
+  uint32_t max_half_open = 1024;  // at most; the oldest makes room for the newest
 };
 
 // Listens on every address. Throws Error: kUnavailable without libfabric or the provider, else as

@@ -1,6 +1,6 @@
-// An endpoint whose writes keep to the budgets of the NICs that they cross: post() refuses what
-// there are no tokens for, before it is queued anywhere, so that who posts keeps it in an order of
-// its own.
+// An endpoint whose writes keep to the budgets of the NICs that they cross: post() refuses a write
+// that there are no tokens for, before it is queued anywhere, so that the poster keeps it in an
+// order of its own.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,13 @@
 
 namespace phub {
 
-// Owned by the endpoint's thread. REQUIRES: what it is made of outlives it.
+// Owned by the endpoint's thread. REQUIRES: its arguments outlive it.
 class PacedEndpoint : public virtual Endpoint {
  public:
   PacedEndpoint(Endpoint& endpoint, const NicBudget& budget)
       : endpoint_(endpoint), budget_(budget) {}
 
-  // Of each queue that the thread posts to.
+  // Sets the budgets of the queues that the thread posts to, by queue.
   void use(std::vector<BudgetShare*> of_queue) { of_queue_ = std::move(of_queue); }
 
   size_t poll(std::span<Arrival> out) final { return endpoint_.poll(out); }

@@ -1,7 +1,8 @@
-// What a NIC may send: bytes per second, as they are on the wire (Poseidon, section 4.3.3).
+// The budget of a NIC: the bytes per second that it may send, as they are on the wire (Poseidon,
+// section 4.3.3).
 //
-// A queue pair counts what it posts, with the headers that Ethernet, IP and TCP put before it. What
-// else goes over the NIC does not count: heartbeats, acknowledgements, what is sent again.
+// A queue pair counts what it posts, with the headers that Ethernet, IP and TCP put before it.
+// Other traffic of the NIC does not count: heartbeats, acknowledgements, retransmissions.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +20,8 @@ PacedClock steady_paced_clock();
 uint64_t parse_rate(std::string_view text);
 std::string describe_rate(uint64_t bytes_per_s);  // "250 Mbit/s"
 
-// What may go at once after a pause. Threads that sleep until there are tokens come late by a
-// millisecond or more: so much is saved up meanwhile.
+// The burst that may go at once after a pause. Threads that sleep until there are tokens come late
+// by a millisecond or more: so much is saved up meanwhile.
 uint64_t burst_of(uint64_t bytes_per_s);
 
 struct NicBudget {
@@ -31,11 +32,11 @@ struct NicBudget {
   uint64_t burst(uint64_t rate) const { return burst_bytes > 0 ? burst_bytes : burst_of(rate); }
 };
 
-// What a write of so many bytes is on the wire.
+// The bytes on the wire of a write with so many bytes of payload.
 constexpr uint64_t wire_bytes(uint64_t payload_bytes) {
-  constexpr uint64_t kHeaders = 66;    // of Ethernet, IPv4 and TCP with timestamps
-  constexpr uint64_t kSegment = 1448;  // what is behind them, of 1,500 bytes
-  constexpr uint64_t kFrame = 16;      // of our own
+  constexpr uint64_t kHeaders = 66;    // headers of Ethernet, IPv4, and TCP with timestamps
+  constexpr uint64_t kSegment = 1448;  // the payload behind them, in packets of 1,500 bytes
+  constexpr uint64_t kFrame = 16;      // our own header
   const uint64_t bytes = payload_bytes + kFrame;
   return bytes + (bytes + kSegment - 1) / kSegment * kHeaders;
 }

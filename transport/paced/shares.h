@@ -1,6 +1,6 @@
 // The parts that the cores of a box have of its NICs' budgets. Cores share nothing: each has a
 // bucket for each NIC that it sends over, with the part of the budget that its chunks are of those
-// of all open jobs on that NIC. What a core does not use of its part, no other does.
+// of all open jobs on that NIC. The part that a core does not use goes to no other core.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 
 namespace phub {
 
-// Of one core, on one NIC, for all jobs.
+// The share of one core, on one NIC, for all jobs.
 class BudgetShare {
  public:
   // The core's thread.
@@ -29,7 +29,7 @@ class BudgetShare {
     return *bucket_;
   }
 
-  // What follows is guarded by the mutex of all shares; bytes_per_s_ is read without it.
+  // The mutex of all shares guards the members below; bytes_per_s_ is read without it.
   void add(uint64_t chunks) { chunks_ += chunks; }
   void remove(uint64_t chunks) { chunks_ -= chunks; }
   uint64_t chunks() const { return chunks_; }
@@ -40,7 +40,7 @@ class BudgetShare {
  private:
   std::atomic<uint64_t> bytes_per_s_{1};
   std::optional<TokenBucket> bucket_;  // nothing: it was not used yet
-  uint64_t chunks_ = 0;                // of open jobs
+  uint64_t chunks_ = 0;                // the chunks of open jobs
 };
 
 class BudgetShares {
@@ -48,7 +48,7 @@ class BudgetShares {
   explicit BudgetShares(NicBudget budget) : budget_(std::move(budget)) {}
   const NicBudget& budget() const { return budget_; }
 
-  // What a job sends over a NIC from the core with this CPU.
+  // The traffic of a job over a NIC, from the core with this CPU.
   struct Use {
     std::string nic;
     uint32_t cpu = 0;

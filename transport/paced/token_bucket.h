@@ -10,7 +10,7 @@ namespace phub {
 class TokenBucket {
  public:
   static constexpr uint64_t kMostPerSecond = uint64_t{1} << 40;
-  static constexpr uint64_t kMostBytes = uint64_t{1} << 32;  // of a burst, and of a write
+  static constexpr uint64_t kMostBytes = uint64_t{1} << 32;  // limit of a burst, and of a write
   // Full at first. REQUIRES, here and of change(): both are at least 1.
   TokenBucket(uint64_t bytes_per_s, uint64_t burst_bytes);
 
@@ -20,12 +20,12 @@ class TokenBucket {
   // is full, and what comes after them waits until they are paid for: such a write counts as the
   // burst of the bound above.
   bool take(uint64_t bytes, uint64_t now_ns);
-  // In how many nanoseconds take() will succeed, rounded up; 0: now.
+  // The nanoseconds until take() will succeed, rounded up; 0 means now.
   uint64_t wait_ns(uint64_t bytes, uint64_t now_ns);
-  // How many bytes may go now. Less than 0: so many are not paid for yet.
+  // The number of bytes that may go now. If it is less than 0, so many are not paid for yet.
   int64_t available(uint64_t now_ns);
 
-  // From now on; what was saved up beyond the new burst is lost.
+  // Changes both from now on; tokens beyond the new burst are lost.
   void change(uint64_t bytes_per_s, uint64_t burst_bytes, uint64_t now_ns);
 
  private:

@@ -1,4 +1,5 @@
-// The client's side of TLS: whom it trusts, what it shows, and what to say when they do not agree.
+// The client's side of TLS: the authorities that it trusts, the certificate that it shows, and the
+// message when they do not agree.
 #pragma once
 
 #include <string>
@@ -24,8 +25,8 @@ struct TlsServer {
 // Asks for the server by its name, and accepts no certificate but one for that name or address.
 void expect_server(ssl_st* connection, const TlsServer& server);
 
-// What failed, of a handshake or later. `code`: OpenSSL's. kUnauthorized: one of the two does not
-// accept the other; kUnavailable: this is no TLS.
+// Returns the error of a failure, in a handshake or later. `code`: OpenSSL's. kUnauthorized: one of
+// the two does not accept the other; kUnavailable: this is no TLS.
 Error tls_error(ssl_st* connection, const TlsServer& server, unsigned long code);
 
 }  // namespace phub

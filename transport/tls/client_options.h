@@ -1,4 +1,4 @@
-// Whom a client trusts over TLS, and what it shows.
+// The authorities that a client trusts over TLS, and the certificate that it shows.
 #pragma once
 
 #include <string>
@@ -13,8 +13,8 @@ struct ClientTls {
   bool network_is_trusted = false;
 };
 
-// PHUB_CA, PHUB_CLIENT_CERT, PHUB_CLIENT_KEY, PHUB_INSECURE. Not while another thread changes the
-// environment.
+// PHUB_CA, PHUB_CLIENT_CERT, PHUB_CLIENT_KEY, PHUB_INSECURE. REQUIRES: no other thread changes the
+// environment meanwhile.
 ClientTls client_tls_from_environment();
 
 }  // namespace phub

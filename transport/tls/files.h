@@ -1,4 +1,4 @@
-// Keys, certificates and trusted authorities from PEM files, for both ends of TLS. What is wrong is
+// Keys, certificates and trusted authorities from PEM files, for both ends of TLS. A wrong file is
 // thrown as Error(kInvalid) that names the option, the file and the way out.
 #pragma once
 
@@ -22,7 +22,7 @@ TlsContext make_tls_context(bool for_server);
 void prepare_for_data(ssl_ctx_st* context);
 
 struct PemFile {
-  std::string_view option;  // who named it: "--tls-cert", "PHUB_CA"
+  std::string_view option;  // the option that named it: "--tls-cert", "PHUB_CA"
   std::string path;
 };
 
@@ -31,8 +31,8 @@ struct PemFile {
 // may read. Returns when the certificate expires, in seconds since the epoch.
 uint64_t load_certificate(ssl_ctx_st* context, const PemFile& certificate, const PemFile& key);
 
-// Whose signature is trusted. `ask`: their names are sent to clients that are asked for a
-// certificate.
+// Sets the authorities whose signature is trusted. `ask`: their names are sent to clients that are
+// asked for a certificate.
 void load_authorities(ssl_ctx_st* context, const PemFile& authorities, bool ask);
 
 // The latest error of OpenSSL in this thread, in words; clears it.

@@ -1,6 +1,6 @@
 // A client's connection until its TLS handshake is done, at the control port and for data. It takes
 // no memory for TLS before its first byte, and handshakes take turns. Used by the io_context of its
-// descriptor, which has one thread. Kept alive by its pending operations, and by those who wait.
+// descriptor, which has one thread. Its pending operations, and those who wait, keep it alive.
 #pragma once
 
 #include <boost/asio/io_context.hpp>
@@ -22,8 +22,8 @@ namespace phub {
 
 class TlsOpening;
 
-// Who may shake hands: of those who wait the newest, so that a flood of strangers holds up those
-// who come after it no longer than one turn takes. Handshake thread only.
+// Decides who may shake hands: among those who wait the newest, so that a flood of strangers holds
+// up later clients no longer than one turn takes. Handshake thread only.
 class TlsTurns {
  public:
   // At most `most` at once; one that has taken longer than `evict_after_ms` makes room for others.
@@ -53,7 +53,7 @@ class TlsTurns {
 class TlsOpening : public std::enable_shared_from_this<TlsOpening> {
  public:
   using Descriptor = boost::asio::posix::stream_descriptor;
-  // What the openings of a port have in common.
+  // The common state of a port's openings.
   struct Shared {
     TlsTurns& turns;
     TlsCounters& counters;

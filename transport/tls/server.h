@@ -27,7 +27,7 @@ class TlsServerContext {
   void reload();
 
   Ssl new_connection() const;  // null: no memory
-  uint64_t expires_s() const;  // of the certificate, since the epoch
+  uint64_t expires_s() const;  // when the certificate expires, since the epoch
 
  private:
   struct Loaded {

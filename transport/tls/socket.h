@@ -18,7 +18,7 @@ struct TlsSocket {
   int fd = -1;
   size_t allowance = ~size_t{0};  // bytes that may be read, until it is set again
   bool drained = false;           // the latest read found nothing, or the end
-  bool more = false;              // what is written next is not the last of its batch
+  bool more = false;              // the next write is not the last of its batch
   bool ended = false;             // by the peer
 };
 
