@@ -70,7 +70,7 @@ class ShmBoxLink final : public AdmissionLink {
   void send_welcome(const ShmIncarnation& incarnation, int socket) const;
   void watch_process(ShmIncarnation& incarnation, uint64_t id) const;
 
-  const std::string address_;  // of the Unix socket
+  const std::string address_;  // the path of the Unix socket
   const LinkLayout layout_;
   SealedMemory results_;
   std::vector<std::unique_ptr<ShmCoreEndpoint>> endpoints_;

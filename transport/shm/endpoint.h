@@ -12,8 +12,8 @@
 
 namespace phub {
 
-// Of either side; the box's endpoint of a core adds attach() and detach(). A poll costs one load of
-// a shared line for each open queue pair, and nothing more for an idle one.
+// Both sides use it; the box's endpoint of a core adds attach() and detach(). A poll costs one load
+// of a shared line for each open queue pair, and nothing more for an idle one.
 class ShmEndpoint : public virtual Endpoint {
  public:
   // A queue pair for each of `queues` and `ranks` (1 at the worker), none open. Throws Error(kFull)
@@ -28,7 +28,8 @@ class ShmEndpoint : public virtual Endpoint {
   int wake_fd() const final { return epoll_.get(); }
   EndpointCounters counters() const final { return {.wakeups = wakeups_sent_}; }
 
-  // Before the queue pair is used: rings on it wake this endpoint. Any thread. Throws Error(kFull).
+  // From now on rings on the doorbell wake this endpoint. REQUIRES: called before the queue pair is
+  // used. Any thread. Throws Error(kFull).
   void watch(int doorbell, uint32_t events);
   void unwatch(int doorbell);
   // The descriptor that wakes this endpoint and fills up if nobody reads it (a pipe); -1: none.

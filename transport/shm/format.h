@@ -1,4 +1,4 @@
-// What two processes share: the messages on the Unix socket and the rings in memory, byte for byte.
+// The bytes that two processes share: the messages on the Unix socket and the rings in memory.
 // transport/README.md describes the same; a test holds the two together. Little endian.
 #pragma once
 
@@ -79,7 +79,7 @@ static_assert(std::atomic<uint32_t>::is_always_lock_free &&
 
 constexpr uint64_t shm_ring_bytes(uint32_t entries) { return sizeof(ShmRing) + 4ull * entries; }
 
-// What may be in flight on a queue of `chunks`, rounded up to a power of two.
+// Room for the immediates in flight on a queue of `chunks`, rounded up to a power of two.
 constexpr uint32_t shm_ring_entries(uint32_t chunks) {
   return std::bit_ceil(chunks + kShmRingSlack);
 }
@@ -92,7 +92,7 @@ struct ShmGreeting {
   std::vector<ShmQueue> queues;
 };
 std::vector<std::byte> make_shm_refusal(ErrorCode code, std::string_view reason);
-// Also takes a refusal: throws the Error that it carries.
+// If the answer is a refusal, throws the Error that it carries.
 ShmGreeting parse_shm_greeting(std::span<const std::byte> message);
 // The number of descriptors that come with a message of type kMoreFds.
 uint32_t parse_shm_more(std::span<const std::byte> message);

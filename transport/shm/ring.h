@@ -1,5 +1,5 @@
 // The two ends of a ring of immediates. Each end is owned by one thread; the other end may be
-// another process, which is not trusted: what it can write is checked before it is used.
+// another process, which is not trusted: everything that it can write is checked before use.
 #pragma once
 
 #include <algorithm>
@@ -31,8 +31,9 @@ class ShmProducer {
     return true;
   }
 
-  // Shows the consumer what was pushed. True: it sleeps and has now got what it waits for, or says
-  // so; its doorbell is to be rung. Only one caller gets a true for each time it went to sleep.
+  // Shows the consumer the pushed entries. True: it sleeps and has now got the entries that it
+  // waits for, or says so; its doorbell is to be rung. Only one caller gets a true for each time it
+  // went to sleep.
   //
   // The store of the tail, the load of wake_at here and their mirror image in ShmConsumer::arm()
   // are one total order: either this sees wake_at, or the consumer sees the tail. The store is a
@@ -123,7 +124,7 @@ class ShmConsumer {
   ShmRing* ring_ = nullptr;
   std::atomic<uint32_t>* entries_ = nullptr;
   uint32_t mask_ = 0;
-  uint32_t position_ = 0;  // what was taken; the shared head only tells the producer
+  uint32_t position_ = 0;  // entries that were taken; the shared head only tells the producer
   uint32_t seen_ = 0;      // the last tail
   uint32_t wanted_ = 0;
   bool broken_ = false;

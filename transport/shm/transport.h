@@ -1,7 +1,7 @@
 // Shared memory, for workers on the box itself. No payload is ever copied: a worker's gradient
 // slots are the memory that the box sums from, and the box's results are mapped, read-only, into
-// every worker. What moves is a 32-bit immediate per chunk, through a ring, and a doorbell when the
-// other side sleeps. transport/README.md ("Shared memory") describes every byte of it.
+// every worker. A 32-bit immediate per chunk moves, through a ring, and a doorbell when the other
+// side sleeps. transport/README.md ("Shared memory") describes every byte of it.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct ShmOptions {
   // Where the Unix socket is made, mode 0700 and owned by this user. Empty: default_socket_dir().
   std::string socket_dir;
   uint32_t half_open_ms = 5000;  // a connection that has not shown its ticket by then is closed
-  uint32_t max_half_open = 64;   // of these at once; the oldest makes room for the newest
+  uint32_t max_half_open = 64;   // at most; the oldest makes room for the newest
 };
 
 // $XDG_RUNTIME_DIR/phub, else /tmp/phub-<uid>.

@@ -5,8 +5,8 @@
 // directions. A lost packet costs a retransmission and a duplicate is filtered; too many losses in
 // a row, or a fault that the test asks for, break the queue pair. Then every write in flight has
 // arrived, or has landed without its immediate (one of them perhaps by half), or never happened,
-// and nobody is told which: both ends only see ok == false, once. What the receiver has detached
-// can change nothing any more.
+// and nobody is told which: both ends only see ok == false, once. Writes to memory that the
+// receiver has detached change nothing any more.
 //
 // With `shared_memory` the same network behaves as the shm transport: the box reads the workers'
 // memory, workers read the box's, only immediates move, and queue pairs do not break.
@@ -20,8 +20,8 @@
 //          └─ connect(offer) ──▶ WorkerLink, one Endpoint, with queue pairs to all boxes of the
 //          offer
 //
-// Source memory is read when a write lands, not when it is posted, and what has no defined content
-// is filled with garbage: whoever writes too early or reads too early is found out.
+// Source memory is read when a write lands, not when it is posted, and memory without defined
+// content is filled with garbage: this exposes a side that writes or reads too early.
 #pragma once
 
 #include <cstddef>
@@ -57,12 +57,12 @@ struct SimOptions {
   bool shared_memory = false;
   uint64_t min_delay_ns = 1'000;
   uint64_t max_delay_ns = 20'000;
-  uint64_t retransmit_ns = 100'000;  // what a lost packet costs
-  double loss = 0;                   // of each transmission
-  double duplicate = 0;              // of each write that arrives
-  double early = 0.1;                // of each write: part of its payload lands before the rest
-  double break_chance = 0;           // of each write
-  double overtake = 0;               // of each write: it waits for none before it on its queue pair
+  uint64_t retransmit_ns = 100'000;  // the time that a lost packet costs
+  double loss = 0;                   // probability, per transmission
+  double duplicate = 0;              // probability, per write that arrives
+  double early = 0.1;                // per write: part of its payload lands before the rest
+  double break_chance = 0;           // probability, per write
+  double overtake = 0;               // per write: it overtakes those before it on its queue pair
   uint32_t retry_limit = 7;          // losses in a row that break a queue pair
   uint32_t send_depth = 64;          // writes of a queue pair that may be unacknowledged
 };
@@ -70,8 +70,8 @@ struct SimOptions {
 struct SimStats {
   uint64_t writes = 0, delivered = 0, lost = 0, duplicates = 0, breaks = 0, refused = 0;
   uint64_t overtakes = 0;    // writes that arrived before an earlier one of their queue pair
-  uint64_t near_writes = 0;  // that arrived, within a host
-  uint64_t near_links = 0, mixed_links = 0;  // of workers: within a host alone, or also
+  uint64_t near_writes = 0;  // those that arrived within a host
+  uint64_t near_links = 0, mixed_links = 0;  // workers that exchange within a host alone, or also
 };
 
 class SimTransport;
@@ -121,7 +121,7 @@ class SimNet {
   static bool awake(const Endpoint& endpoint);
   // Any endpoint of this core of a box.
   bool core_awake(uint32_t core, uint32_t box = 0) const;
-  bool has_events(uint32_t box) const;  // of its transport, that were not handled
+  bool has_events(uint32_t box) const;  // events of its transport that were not handled
 
   const SimOptions& options() const { return options_; }
   SimRandom& random() { return random_; }
@@ -134,13 +134,13 @@ class SimNet {
   void keep_text(bool keep) { keep_text_ = keep; }
   const std::vector<std::string>& text() const { return text_; }
 
-  // For the queue pairs of this network: how long a packet, or a whole write with its
-  // retransmissions (kLost: the retry limit was reached), is under way.
+  // The time that a packet, or a whole write with its retransmissions (kLost: the retry limit was
+  // reached), is under way, for the queue pairs of this network.
   static constexpr uint64_t kLost = ~uint64_t{0};
   uint64_t some_delay();
   uint64_t flight_ns();
 
-  // For its worker links. Throws Error(kUnauthorized) as connect() does.
+  // Its worker links call it. Throws Error(kUnauthorized) as connect() does.
   std::vector<SimIncarnation*> find(const Offer& offer) const;
   SimMemory garbage(uint64_t bytes);
   uint32_t next_pair_id() { return pairs_made_++; }

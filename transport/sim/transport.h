@@ -30,20 +30,20 @@ class SimPair : public std::enable_shared_from_this<SimPair> {
   };
   struct Arrived {
     Arrival arrival;
-    uint64_t source = 0;  // of the payload, at the end that sent it
+    uint64_t source = 0;  // place of the payload at the end that sent it
   };
 
-  // What one end has. A write posted at an end is read from its `source` and lands in the other
+  // The state of one end. A write posted at an end is read from its `source` and lands in the other
   // end's `target`; without a target only the immediate moves.
   struct End {
-    SimEndpoint* endpoint = nullptr;  // who polls here; null: nobody (not yet, or no more)
-    QueuePair name;                   // and what it calls this queue pair
+    SimEndpoint* endpoint = nullptr;  // null: nobody polls here (not yet, or no more)
+    QueuePair name;                   // its name for this queue pair
     SimMemory source;
     SimMemory target;
     std::deque<Write> posted;      // not flushed
     std::deque<Flying> in_flight;  // flushed, not landed
     uint64_t launched = 0;
-    uint64_t last_arrival = 0;  // of those that keep their order
+    uint64_t last_arrival = 0;  // the last arrival among those that keep their order
     uint32_t unacknowledged = 0;
     std::deque<Arrived> inbox;
     bool refused = false;   // a post found no room: the end wants to know when there is some
@@ -123,7 +123,7 @@ class SimEndpoint : public virtual Endpoint {
   uint32_t next_qp_ = 0;
   bool armed_ = false;
   bool woken_ = false;
-  std::string failure_;  // of its device; empty: none
+  std::string failure_;  // the failure of its device; empty: none
   std::vector<uint32_t> wake_after_;
 };
 
@@ -142,9 +142,9 @@ class SimCoreEndpoint final : public SimEndpoint, public BoxEndpoint {
 
 class SimWorkerLink : public WorkerLink {
  public:
-  // Of each box that has queues of the job, the incarnation: uses their tickets. Throws Error.
-  // `below`: the worker is this box, with the layout's threads. Null: it is a process. `near`: the
-  // box on its host; null: there is none.
+  // Uses the tickets of these incarnations, one of each box that has queues of the job. Throws
+  // Error. `below`: the worker is this box, with the layout's threads; null: it is a process.
+  // `near`: the box on its host; null: there is none.
   SimWorkerLink(SimNet& net, const std::vector<SimIncarnation*>& incarnations,
                 const LinkLayout& layout, SimTransport* below, const SimTransport* near);
   ~SimWorkerLink() override;
@@ -222,7 +222,7 @@ class SimBoxLink final : public AdmissionLink {
   void fail_device(uint32_t core, bool said);
   // A worker has used the incarnation's ticket.
   void welcome(SimIncarnation& incarnation, SimWorkerLink& worker);
-  // What the worker's memory is, or is as large as.
+  // The layout of the worker's memory, or of memory as large.
   const LinkLayout& layout() const { return layout_; }
   const SimMemory& slots_of(uint32_t rank) const { return slots_[rank]; }
   const SimMemory& results_of_box() const { return results_; }
@@ -253,17 +253,17 @@ class SimTransport : public Transport {
   int event_fd() const override { return -1; }
   void handle_events(std::vector<TransportEvent>& out) override;
 
-  // There are no half-open connections here: whoever connects shows a ticket at once.
+  // There are no half-open connections here: a worker that connects shows a ticket at once.
   SimIncarnation& find(std::string_view ticket) const;  // throws Error
   const std::string& address() const { return address_; }
 
-  // For its links.
+  // Its links use these.
   SimNet& net() { return net_; }
   Admissions& admissions() { return admissions_; }
   std::vector<TransportEvent>& raised() { return raised_; }
   void remember(const SimBoxLink* link) { links_.push_back(link); }
   void forget(const SimBoxLink* link);
-  // Of this box as a worker of boxes above it.
+  // The links of this box as a worker of boxes above it.
   std::vector<SimWorkerLink*>& links_above() { return links_above_; }
   bool core_awake(uint32_t core) const;
 

@@ -15,7 +15,7 @@ namespace phub {
 inline constexpr uint32_t kMostSwitchGenerations = 1u << 12;
 
 struct SwitchBeginning {
-  uint32_t index = 0;  // of the generation; 0: the job's first
+  uint32_t index = 0;  // the generation's index; 0: the job's first
   uint64_t round = 0;  // its first; only the low 16 bits travel
 
   friend bool operator==(const SwitchBeginning&, const SwitchBeginning&) = default;
@@ -37,8 +37,8 @@ constexpr SwitchBeginning switch_beginning(const Imm& imm, uint64_t near) {
   return {imm.chunk >> 10, near + static_cast<uint64_t>(int64_t{ahead})};
 }
 
-// What stands for it in packets (SwitchHeader::generation): from that of the job's first, and
-// others for each stream and index. Never 0.
+// Stands for a generation in packets (SwitchHeader::generation): computed from that of the job's
+// first, and different for each stream and index. It is never 0.
 constexpr uint64_t switch_generation(uint64_t first, uint32_t first_slot, uint32_t index) {
   if (index == 0) return first;
   uint64_t h = first + (uint64_t{first_slot} << 12 | index) * 0x9E3779B97F4A7C15;

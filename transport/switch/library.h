@@ -6,8 +6,9 @@
 
 namespace phub {
 
-// Why there is no libbpf in this process, or no program for it in this build, and what to do; "":
-// it is open. The first call opens it. Any thread. Whoever calls into it asks first.
+// The reason why there is no libbpf in this process, or no program for it in this build, and what
+// to do; "": it is open. The first call opens it. Any thread. REQUIRES: called before any other use
+// of libbpf.
 const std::string& bpf_library_problem();
 
 }  // namespace phub

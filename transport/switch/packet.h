@@ -1,4 +1,4 @@
-// What travels between workers, a switch that adds, and the box: the payload of UDP over IPv4,
+// The packets between workers, a switch that adds, and the box: the payload of UDP over IPv4,
 // little-endian, of one size. Plain C, as the program in the switch is compiled from it too.
 //
 // A chunk is sent in parts of 256 whole numbers. The switch adds the parts of all workers and lets
@@ -41,7 +41,7 @@ enum SwitchKind {
 enum {
   kSwitchNothing = -32768,  // all zeros: any will do
   kSwitchNoNumber = 32766,  // the chunk holds what is not a number: zeros are sent
-  kSwitchUnknown = 32767,   // a worker does not have the next chunk yet. Above all others
+  kSwitchUnknown = 32767,   // a worker does not have the next chunk yet. It is above all others
 };
 
 // In place of a chunk: the packet carries no part, only the next exponent.
@@ -50,26 +50,25 @@ static const uint32_t kSwitchNoChunk = 0xFFFFFFFFu;
 struct SwitchHeader {
   uint32_t magic;
   uint8_t kind;    // SwitchKind
-  uint8_t worker;  // who sent the part; of a sum: whose came last
-  uint16_t slot;   // of the switch
-  // A random number of the job, which its workers get with their rank: who does not know it can
-  // neither add to a sum nor acknowledge one. Never 0.
+  uint8_t worker;  // the sender of the part; of a sum: the last worker to come
+  uint16_t slot;   // the slot in the switch
+  // A random number of the job, which its workers get with their rank: a sender that does not know
+  // it can neither add to a sum nor acknowledge one. It is never 0.
   uint64_t generation;
-  uint32_t turn;     // how often the slot was used in this generation, from 1
-  uint32_t chunk;    // or kSwitchNoChunk
-  uint16_t part;     // of the chunk
-  uint16_t round;    // its low bits
-  int16_t exponent;  // of this packet
-  int16_t
-      next_exponent;  // of the next in this slot: as this worker asks for, or the largest of all
-  uint64_t workers;   // a bit for each: who must take part; of a sum: who has; waiting: who has
+  uint32_t turn;          // how often the slot was used in this generation, from 1
+  uint32_t chunk;         // or kSwitchNoChunk
+  uint16_t part;          // the part of the chunk
+  uint16_t round;         // its low bits
+  int16_t exponent;       // the exponent of this packet
+  int16_t next_exponent;  // for the next packet in this slot: this worker's, or the largest of all
+  uint64_t workers;       // a bit for each that must take part; sum, waiting: that has
 };
 
 struct SwitchPacket {
   struct SwitchHeader header;
   int32_t codes[kSwitchElements];  // behind the chunk's end: zeros
 };
-// What the box sends is a header alone.
+// A packet from the box is a header alone.
 
 #ifdef __cplusplus
 static_assert(kSwitchElements >= 1 && kSwitchElements <= 256, "a packet fits an Ethernet frame");

@@ -16,7 +16,7 @@ namespace phub {
 // One thread at a time.
 class SwitchProgram {
  public:
-  // With so many slots, in two sets. Throws Error: kUnavailable, this build or this host has no
+  // Has so many slots, in two sets. Throws Error: kUnavailable, this build or this host has no
   // libbpf, or the kernel refuses the program; kInvalid, the slots are not from 1 to
   // kMostSwitchSlots.
   explicit SwitchProgram(uint32_t slots);
@@ -25,14 +25,14 @@ class SwitchProgram {
   // From now on parts of worker i are taken from ports[i] alone. REQUIRES: at most kSwitchWorkers;
   // each the index of an interface.
   void set_ports(std::span<const uint32_t> ports);
-  // Adds what comes in on these interfaces of this network namespace, of worker 0, 1, and so on,
-  // until this object or the process ends. Throws Error: kInvalid, too many of them, or one twice;
-  // kNotFound, there is no such interface; kUnavailable, the kernel refuses.
+  // Adds the packets that come in on these interfaces of this network namespace, from worker 0, 1,
+  // and so on, until this object or the process ends. Throws Error: kInvalid, too many of them, or
+  // one twice; kNotFound, there is no such interface; kUnavailable, the kernel refuses.
   void attach(std::span<const std::string> interfaces);
 
-  // What became of the parts that came: by SwitchVerdict, and kSwitchForged.
+  // The number of parts by their outcome: by SwitchVerdict, and kSwitchForged.
   std::array<uint64_t, kSwitchCounters> counters() const;
-  // All slots as they were in the beginning.
+  // Makes all slots as they were in the beginning.
   void forget();
 
   // Runs the program on a frame as if it had come in on interface 1 (lo), which becomes what the

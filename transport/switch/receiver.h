@@ -1,12 +1,12 @@
 // The box's side of a switch that adds: takes sums, acknowledges them, and closes a chunk when all
 // its parts are there, each with all workers in it.
 //
-// It has no clock and repeats nothing: the workers do. What it has acknowledged it acknowledges
-// again, also when the switch has forgotten that all had sent it. A generation ends
-// with the first packet that the switch did not add or that disagrees with the plan, and when
-// its owner says so, as it does when a rank sends a chunk directly. Parts of chunks that are not
-// closed are dropped then, and their owner takes these from all workers directly. Closed ones stay:
-// what comes for them again is acknowledged and changes nothing. Another generation begins with
+// It has no clock and repeats nothing: the workers do. It acknowledges again whatever it has
+// acknowledged, also when the switch has forgotten that all had sent it. A generation ends with the
+// first packet that the switch did not add or that disagrees with the plan, and when its owner says
+// so, as it does when a rank sends a chunk directly. Parts of chunks that are not closed are
+// dropped then, and their owner takes these from all workers directly. Closed ones stay: packets
+// that come for them again are acknowledged and change nothing. Another generation begins with
 // begin(). One thread; nothing allocates after construction.
 #pragma once
 
@@ -24,48 +24,48 @@ struct SwitchReceiverOptions {
   uint64_t generation = 1;
   uint16_t first_slot = 0;
   uint16_t slots = 1;
-  uint32_t first_round = 1;        // of all chunks
-  std::vector<uint32_t> elements;  // of each chunk
+  uint32_t first_round = 1;        // the first round of all chunks
+  std::vector<uint32_t> elements;  // by chunk
 };
 
 class SwitchReceiver {
  public:
   explicit SwitchReceiver(const SwitchReceiverOptions& options);
-  // What one with so much holds.
+  // The memory of one with so many chunks and slots.
   static uint64_t bytes(std::span<const uint32_t> elements, uint32_t slots);
 
   enum class To : uint8_t { kNobody, kSender, kAll };
   struct Answer {
     To to = To::kNobody;
     SwitchHeader header{};
-    bool closed = false;  // with this packet, chunk header.chunk
+    bool closed = false;  // this packet closed chunk header.chunk
   };
-  // `bytes`: what came, of whatever size.
+  // `bytes` is a packet of whatever size.
   Answer receive(std::span<const std::byte> bytes);
 
-  // Of a closed chunk, until its next round begins.
+  // The sums of a closed chunk, until its next round begins.
   std::span<const int32_t> sums(uint32_t chunk) const;
   int exponent(uint32_t chunk) const { return chunks_[chunk].exponent; }
-  // The round that is being received; closed: which has been.
+  // The round that is being received, or, if the chunk is closed, that has been.
   uint32_t round(uint32_t chunk) const { return chunks_[chunk].round; }
   bool closed(uint32_t chunk) const { return chunks_[chunk].left == 0; }
-  // Of a closed chunk: its result is made, parts of the next round may come.
+  // Begins the next round of a closed chunk: its result is made, parts of the next round may come.
   // REQUIRES: closed(chunk).
   void begin_next(uint32_t chunk);
 
   // Some of the round's parts are there.
   bool begun(uint32_t chunk) const { return chunks_[chunk].left < chunks_[chunk].parts; }
-  // Of each chunk, the workers whose part others have sent, and sent again: a bit for each, as the
-  // switch said last of every slot whose sum has not come since.
+  // Finds for each chunk the workers whose part others have sent, and sent again: a bit for each,
+  // as the switch said last of every slot whose sum has not come since.
   void find_lacking(std::span<uint64_t> by_chunk) const;
-  // How many packets of this worker are known of, ever: as parts of sums, or as the switch said. It
-  // grows while the worker does its part, also where no chunk is complete for long.
+  // The number of packets of this worker that are known of, ever: as parts of sums, or as the
+  // switch said. It grows while the worker does its part, also where no chunk is complete for long.
   uint64_t heard(uint32_t worker) const { return heard_[worker]; }
 
   // Begins another generation, with this round of all chunks. REQUIRES: the one before has ended,
-  // and nothing of it is asked for any more.
+  // and no caller asks about it any more.
   void begin(uint64_t generation, uint32_t first_round);
-  // `why`: lives for ever.
+  // `why` lives for ever.
   void end(const char* why);
   bool ended() const { return why_ != nullptr; }
   const char* why() const { return why_; }  // REQUIRES: ended()

@@ -6,13 +6,12 @@
 // slot's next part is of yet, it asks for kSwitchUnknown, and all workers begin that part with a
 // packet that carries exponents only.
 //
-// A generation ends when the box says so, and when for give_up_ns nothing was
-// heard while something was out: the switch or the box is gone, or full. (A worker that is late
-// ends nothing: the box answers for it.) It ends with an acknowledgement that cannot be, too.
-// Whoever uses this then sends every chunk that has no result yet to the box directly. Another
-// begins with begin(); one that begins behind a switch that is still gone holds nobody up for long,
-// as until something of it was heard it ends after probe_ns. One thread; nothing allocates after
-// construction.
+// A generation ends when the box says so, and when nothing was heard for give_up_ns while something
+// was out: the switch or the box is gone, or full. (A worker that is late ends nothing: the box
+// answers for it.) It ends with an acknowledgement that cannot be, too. The sender's owner then
+// sends every chunk that has no result yet to the box directly. Another begins with begin(); one
+// that begins behind a switch that is still gone holds nobody up for long, as until something of it
+// was heard it ends after probe_ns. One thread; nothing allocates after construction.
 #pragma once
 
 #include <cstdint>
@@ -23,13 +22,13 @@
 
 namespace phub {
 
-// What the sender asks of its owner. The calls come from within its own.
+// The requests of the sender to its owner. The calls come from within its own.
 class SwitchUplink {
  public:
   virtual ~SwitchUplink() = default;
   // Elements [first, first + codes.size()) of the chunk, as multiples of 2^exponent, zeros behind
-  // its end. Not asked where the exponent is kSwitchNothing or kSwitchNoNumber. The same every
-  // time.
+  // its end. It is not called if the exponent is kSwitchNothing or kSwitchNoNumber. It gives the
+  // same every time.
   virtual void fill(uint64_t chunk, uint32_t first, int exponent, std::span<int32_t> codes) = 0;
   virtual void send(const SwitchPacket& packet) = 0;
 };
@@ -40,9 +39,9 @@ struct SwitchSenderOptions {
   uint64_t generation = 1;
   uint16_t first_slot = 0;
   uint16_t slots = 1;
-  // Pushed and not acknowledged. The result of a chunk may come before the last acknowledgement,
-  // and a slot that waits for its own lets others go on: in lock-step there are at most as many as
-  // a round has chunks, `slots`, and one.
+  // The most chunks that are pushed and not acknowledged. The result of a chunk may come before the
+  // last acknowledgement, and a slot that waits for its own lets others go on: in lock-step there
+  // are at most as many as a round has chunks, `slots`, and one.
   uint32_t max_chunks = 1;
   uint64_t retry_ns = 20'000'000;  // twice as long each time, up to 8 times
   uint64_t give_up_ns = 5'000'000'000;
@@ -67,13 +66,14 @@ class SwitchSender {
   // ended. (With the result, the box has every part of it, and takes none of them again.)
   // REQUIRES: !full(); chunk.elements > 0.
   void push(const Chunk& chunk, uint64_t now_ns);
-  // Something came from the box. What is not for this generation changes nothing.
+  // Something came from the box. A header that is not for this generation changes nothing.
   void receive(const SwitchHeader& header, uint64_t now_ns);
   // Repeats what is due.
   void poll(uint64_t now_ns);
-  // When poll() has something to do; ~0: never.
+  // The time when poll() has something to do; ~0 means never.
   uint64_t due_ns() const;
-  // The box says so in another way, or somebody sends directly: nothing is sent any more.
+  // Ends the generation, since the box says so in another way, or since somebody sends directly:
+  // nothing is sent any more.
   void end() { ended_ = true; }
   // Begins another generation, in which nothing has been pushed.
   void begin(uint64_t generation);
@@ -87,10 +87,10 @@ class SwitchSender {
  private:
   struct Slot {
     uint32_t turn = 0;
-    uint64_t part = 0;          // of the stream, the next
+    uint64_t part = 0;          // the next part, in the stream
     bool out = false;           // a packet of this turn is not acknowledged
     bool agreed = false;        // exponent is that of `part`
-    int16_t exponent = 0;       // of what is out, if it is a part
+    int16_t exponent = 0;       // the exponent of the part that is out, if one is
     int16_t next_exponent = 0;  // asked for
     uint64_t due_ns = 0;
     uint64_t retry_ns = 0;

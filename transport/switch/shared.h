@@ -1,4 +1,4 @@
-// What the program of the switch and its loader share. Plain C.
+// The program of the switch and its loader share this. Plain C.
 #pragma once
 
 #include "transport/switch/slot.h"
@@ -9,7 +9,7 @@ namespace phub {
 
 enum {
   kSwitchFrameHeader = 14 + 20 + 8,  // Ethernet, IPv4 without options, UDP
-  // What is counted: every SwitchVerdict, and
+  // The counters: one for every SwitchVerdict, and
   kSwitchForged = kSwitchVerdicts,  // a part that came in on another port than its worker's
   kSwitchCounters,
 };

@@ -1,6 +1,6 @@
-// A switch that adds, as a pure state machine: what becomes of one packet in one slot. Plain C
-// without calls: the program that the kernel's verifier checks is compiled from it
-// (program.bpf.c), and so is what the tests and the simulator run.
+// A switch that adds, as a pure state machine: one packet in one slot, and its outcome. Plain C
+// without calls: the program that the kernel's verifier checks is compiled from it (program.bpf.c),
+// and so are the tests and the simulator.
 //
 // A slot is used in turns, and there are two sets of slots: turn t lies in set t % 2. A worker
 // begins turn t + 1 of a slot when the box has acknowledged turn t. So when the first part of turn
@@ -22,7 +22,7 @@ namespace phub {
 
 struct SwitchSlot {
   uint64_t generation;
-  uint64_t workers;  // who must take part
+  uint64_t workers;  // those that must take part
   uint64_t arrived;
   uint32_t turn;  // 0: never
   uint32_t chunk;
@@ -37,7 +37,7 @@ struct SwitchSlot {
 
 enum SwitchVerdict {
   kSwitchAdded,     // it was taken, and goes nowhere
-  kSwitchLate,      // of an earlier turn: it goes nowhere
+  kSwitchLate,      // it is of an earlier turn: it goes nowhere
   kSwitchComplete,  // it has become the sum, and goes on
   kSwitchRepeated,  // it has become the sum once more, and goes on
   kSwitchStill,     // it came again, and others are missing: it goes on as kSwitchWaiting
@@ -45,7 +45,7 @@ enum SwitchVerdict {
   kSwitchVerdicts
 };
 
-// Where a turn of a slot lies among 2 * slots.
+// The place of a slot's turn among 2 * slots.
 static inline uint32_t switch_place(uint16_t slot, uint32_t turn) {
   return 2u * slot + (turn & 1u);
 }

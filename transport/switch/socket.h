@@ -19,36 +19,36 @@ namespace phub {
 sockaddr_in switch_address(const std::string& text);
 
 struct Datagram {
-  std::span<const std::byte> bytes;  // of one that is longer than a SwitchPacket, more than that
+  std::span<const std::byte> bytes;  // if it is longer than a SwitchPacket, more bytes than that
   sockaddr_in from{};
 };
 
 // Datagrams from one address, as the box and its workers send and take them: at most a SwitchPacket
-// each, in batches. What does not go out is lost; whoever sends repeats it. One thread.
+// each, in batches. A datagram that does not go out is lost; its sender repeats it. One thread.
 class Datagrams {
  public:
   virtual ~Datagrams() = default;
   // Copies the bytes. They go out with flush(), or before it. REQUIRES: at most a SwitchPacket.
   virtual void send(std::span<const std::byte> bytes, const sockaddr_in& to) = 0;
   virtual void flush() = 0;
-  // What came, until the next call; nothing: none came.
+  // Returns a datagram that came, valid until the next call; nullopt if none came.
   virtual std::optional<Datagram> receive() = 0;
-  // Readable when something has come; -1: whoever made this wakes its thread himself.
+  // Readable when something has come; -1: the creator of this wakes its thread.
   virtual int fd() const = 0;
 };
-// Those that come to this address; port 0: to any free one. Throws Error(kUnavailable).
+// Opens datagrams that come to this address; port 0: to any free one. Throws Error(kUnavailable).
 using OpenDatagrams = std::function<std::unique_ptr<Datagrams>(const sockaddr_in& own)>;
 
 // A system call sends or takes up to kBatch datagrams. Nothing allocates after construction.
 class SwitchSocket final : public Datagrams {
  public:
   static constexpr uint32_t kBatch = 64;
-  static uint64_t bytes();  // of memory that one holds
+  static uint64_t bytes();  // memory that one holds
 
-  // Takes what comes to this port on every address of the host; 0: to any free one. Throws
+  // Takes datagrams that come to this port on every address of the host; 0: to any free one. Throws
   // Error(kUnavailable), with the port and what the system said.
   explicit SwitchSocket(uint16_t port);
-  // The same of what comes to this address.
+  // Takes datagrams that come to this address.
   explicit SwitchSocket(const sockaddr_in& own);
   ~SwitchSocket() override;
   SwitchSocket(SwitchSocket&&) noexcept;
@@ -56,14 +56,14 @@ class SwitchSocket final : public Datagrams {
   void send(std::span<const std::byte> bytes, const sockaddr_in& to) override;
   void flush() override;
   std::optional<Datagram> receive() override;
-  // The same, and waits for it so long.
+  // Does the same, and waits for a datagram so long.
   std::optional<Datagram> receive(int timeout_ms);
   // receive() has something that fd() does not tell of.
   bool holds_some() const;
 
-  // From now on takes what comes over the interface by which this address is reached, and nothing
-  // else: answers are broadcast, which a socket with an address of its own does not hear. Where the
-  // kernel (before 5.7) keeps that from who is not root, all goes on as before.
+  // From now on takes only datagrams that come over the interface by which this address is reached:
+  // answers are broadcast, which a socket with an address of its own does not hear. If the kernel
+  // (before 5.7) allows that only to root, all goes on as before.
   void take_from_side_of(const sockaddr_in& peer);
 
   int fd() const override { return fd_.get(); }

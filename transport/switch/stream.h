@@ -1,5 +1,5 @@
-// What a job sends through a switch that adds, as workers and box derive it from the plan: the same
-// chunks, in the same order, with the same numbers.
+// The chunks that a job sends through a switch that adds, as workers and box derive them from the
+// plan: the same chunks, in the same order, with the same numbers.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// How a worker's connections begin: all at once, each with a hello, and over TLS or near where that
-// is asked for.
+// A worker's connections begin all at once, each with a hello, and over TLS or near where that is
+// asked for.
 #pragma once
 
 #include <chrono>
@@ -18,15 +18,15 @@ namespace phub {
 
 // A connection that a box has welcomed.
 struct TcpWelcomed {
-  Fd socket;                    // outlives what speaks over it
+  Fd socket;                    // outlives `tls`
   std::unique_ptr<TcpTls> tls;  // null: plain
 };
 
-// How: over TLS where there is a context, with the server of that name; near, where the offer has
-// that, if there is memory to show.
+// The options of dialing: over TLS if there is a context, with the server of that name; near, if
+// the offer has that and there is memory to show.
 struct TcpDialing {
   TlsContext context;           // null: plain
-  std::string server = {};      // of TLS
+  std::string server = {};      // its name for TLS
   std::span<const int> memory;  // descriptors of gradients and results; empty: not near
   std::chrono::steady_clock::time_point deadline;
   std::string reached = {};  // the number at which the control port was reached; empty: not known
@@ -37,7 +37,7 @@ struct TcpDialing {
 // The addresses of a queue in the order in which they are tried.
 std::vector<std::string> in_order(const QueueOffer& offer, const TcpDialing& how);
 
-// By queue. Throws Error as connect_tcp() does.
+// Returns the connections by queue. Throws Error as connect_tcp() does.
 std::vector<TcpWelcomed> dial_tcp(const Offer& offer, const LinkLayout& layout,
                                   const TcpDialing& how);
 

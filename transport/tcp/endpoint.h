@@ -18,11 +18,11 @@
 
 namespace phub {
 
-// What a connected queue pair works on; all of it outlives close().
+// The parts of a connected queue pair; all of them outlive close().
 struct TcpQueuePair {
   TcpStream stream;
   std::span<Write> ring;
-  std::span<const std::byte> source;  // what is sent from
+  std::span<const std::byte> source;  // writes are sent from here
   std::span<std::byte> target;        // where frames land
   const InPlace* in_place = nullptr;  // the worker's: parts of source and target that lie elsewhere
 };
@@ -105,7 +105,7 @@ class TcpEndpoint : public virtual Endpoint {
   uint32_t open_ = 0;                    // neither closed nor listed
   std::atomic<bool> announced_ = false;  // something, that the owner has not looked for yet
   std::vector<uint32_t> dirty_;          // posted to since the last flush
-  InFlight in_flight_;                   // what the senders hold
+  InFlight in_flight_;                   // counts the bytes that the senders hold
   const uint32_t queues_;
   std::optional<InStep> in_step_;
   uint64_t (*now_ns_)() = nullptr;

@@ -1,5 +1,5 @@
-// What goes over a TCP connection, byte for byte: a hello, its answer, then frames both ways.
-// Little endian. One connection is one queue pair.
+// The bytes on a TCP connection: a hello, its answer, then frames both ways. Little endian. One
+// connection is one queue pair.
 #pragma once
 
 #include <array>
@@ -37,9 +37,9 @@ struct TcpHello {
   std::array<char, kTicketDigits> ticket = {};
   uint32_t queue = 0;
   uint32_t queues = 0;
-  uint32_t queue_chunks = 0;  // of this queue
+  uint32_t queue_chunks = 0;  // the chunks of this queue
   uint32_t reserved = 0;
-  uint64_t gradient_bytes = 0;  // of the worker's memory, all queues together
+  uint64_t gradient_bytes = 0;  // size of the worker's memory, for all queues together
   uint64_t result_bytes = 0;
 };
 
@@ -69,7 +69,8 @@ static_assert(sizeof(TcpBatch) == 24);
 static_assert(sizeof(TcpHeader) == 16 && sizeof(TcpHello) == 80 && sizeof(TcpWelcome) == 24);
 static_assert(sizeof(TcpFrame) == 16 && std::endian::native == std::endian::little);
 
-// What may be posted to a queue of `chunks` and not sent yet, rounded up to a power of two.
+// The most writes of a queue of `chunks` that are posted and not sent yet, rounded up to a power of
+// two.
 constexpr uint32_t tcp_ring_entries(uint32_t chunks) {
   return std::bit_ceil(chunks + kTcpRingSlack);
 }
@@ -85,7 +86,7 @@ TcpHeader parse_tcp_header(std::span<const std::byte> message, const char* name)
 TcpHello parse_tcp_hello(std::span<const std::byte> message);
 // Throws Error(kMismatch) when the worker's sizes are not those of `layout`.
 void check_tcp_hello(const TcpHello& hello, const LinkLayout& layout);
-// Also takes a refusal: throws the Error that it carries.
+// If the answer is a refusal, throws the Error that it carries.
 TcpWelcome parse_tcp_answer(std::span<const std::byte> message);
 std::vector<std::byte> make_tcp_refusal(ErrorCode code, std::string_view reason);
 

@@ -1,15 +1,16 @@
-// Which ranks a core does not read from for a moment, so that none is far ahead of the others.
+// Chooses the ranks that a core does not read from for a moment, so that none is far ahead of the
+// others.
 //
 // The streams of all ranks share the way into a NIC, and TCP shares it unevenly. A chunk is summed
-// when the last rank's gradient of it is here: where one rank is far behind, results come as late
-// as its stream does, and what the others send meanwhile has taken its place on the way for
-// nothing. A rank that is not read from fills its socket's buffer, then its window closes, and its
-// share goes to those behind.
+// when the last rank's gradient of it is here: if one rank is far behind, results come as late as
+// its stream does, and the others' data has taken its place on the way for nothing. A rank that is
+// not read from fills its socket's buffer, then its window closes, and its share goes to those
+// behind.
 //
-// How far a rank is ahead is what it has sent that was not answered yet: the core answers every
-// gradient of a chunk once it has those of all ranks. What is held is only ever ahead of a rank
-// that is delivering: one that computes, is slow for another reason or is dead holds nobody up for
-// longer than some times its own usual pause.
+// A rank's lead is the chunks that it has sent and that were not answered yet: the core answers
+// every gradient of a chunk once it has those of all ranks. A rank is held only if it is ahead of
+// one that is delivering: one that computes, is slow for another reason or is dead holds nobody up
+// for longer than some times its own usual pause.
 #pragma once
 
 #include <algorithm>
@@ -18,22 +19,22 @@
 
 namespace phub {
 
-// Of one thread. Queue pairs are numbered queue by queue: those of a queue are compared.
+// It belongs to one thread. Queue pairs are numbered queue by queue: those of a queue are compared.
 class InStep {
  public:
-  // `lead_chunks`, at least 1: how far ahead of the last a rank is still read from.
+  // A rank is read from while it is at most `lead_chunks` (at least 1) ahead of the last.
   InStep(uint32_t queues, uint32_t ranks, uint32_t lead_chunks)
       : ranks_(ranks),
         lead_chunks_(lead_chunks),
         pairs_(uint64_t{queues} * ranks),
         most_(queues, kNoLimit) {}
 
-  // A new connection.
+  // Begins a new connection.
   void begin(uint32_t qp) { pairs_[qp] = {}; }
   void delivered(uint32_t qp) {
     Pair& pair = pairs_[qp];
-    // Pauses as others average round trips (RFC 6298); one in which it had nothing to send is
-    // soon forgotten.
+    // Averages pauses as others average round trips (RFC 6298); one in which it had nothing to send
+    // is soon forgotten.
     const uint64_t pause = std::min(now_ - pair.delivered_ns, kLongestNs);
     if (!pair.was_held) pair.pause_ns = pair.pause_ns - pair.pause_ns / 8 + pause / 8;
     pair.was_held = false;
@@ -59,7 +60,7 @@ class InStep {
     for (const uint32_t qp : live) pairs_[qp].was_held |= holds(qp);
   }
   bool holds(uint32_t qp) const { return pairs_[qp].unanswered > most_[qp / ranks_]; }
-  // For how long, if nothing comes. REQUIRES: it holds some.
+  // The time for which it holds some, if nothing comes. REQUIRES: it holds some.
   uint64_t holds_for_ns() const { return valid_until_ - now_; }
 
  private:

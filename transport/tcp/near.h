@@ -1,4 +1,4 @@
-// What a worker and a box of one host have instead of a TCP connection: a Unix socket for the
+// A worker and a box of one host have this instead of a TCP connection: a Unix socket for the
 // frames, and memory that both map for their payloads. transport/README.md ("Near") describes it.
 //
 // The box copies, both ways, as a NIC would: from the worker's gradients into its own slots when a
@@ -17,19 +17,20 @@
 
 namespace phub {
 
-// What one side of a near connection copies from and to. At the box: the peer's memory. At the
-// worker both are empty, and it has the memory that it shows: only what lies elsewhere (InPlace) is
-// copied there before its frame is sent, and from there when its frame is taken.
+// The memory that one side of a near connection copies from and to. At the box it is the peer's
+// memory. At the worker both are empty, and it has the memory that it shows: only payloads that lie
+// elsewhere (InPlace) are copied there before their frame is sent, and from there when their frame
+// is taken.
 struct TcpPeerMemory {
-  std::span<const std::byte> source;  // what the peer sends from
-  std::span<std::byte> target;        // where frames to the peer land
-  std::span<std::byte> shown;         // what this side sends from, and the peer reads
+  std::span<const std::byte> source;  // the peer sends from here
+  std::span<std::byte> target;        // frames to the peer land here
+  std::span<std::byte> shown;         // this side sends from here, and the peer reads it
 };
 
 // A worker's memory, mapped by the box.
 class TcpNearMemory {
  public:
-  static constexpr size_t kDescriptors = 2;  // of gradients and results
+  static constexpr size_t kDescriptors = 2;  // those of gradients and results
 
   // Throws Error: these are not files of that many bytes whose size is sealed, or there is no room.
   TcpNearMemory(std::span<const Fd> descriptors, uint64_t gradients_bytes, uint64_t results_bytes);
@@ -45,7 +46,7 @@ class TcpNearMemory {
 std::string new_near_name();
 // A listening, non-blocking stream socket. Throws Error.
 Fd listen_near(const std::string& name);
-// A connected, non-blocking socket; none where nobody listens: the name is of another host.
+// Returns a connected, non-blocking socket, or none if nobody listens: the name is of another host.
 Fd connect_near(const std::string& name);
 bool is_near(int socket);  // it is such a socket, not TCP's
 

@@ -1,5 +1,5 @@
-// One queue pair: what one connection receives and sends, straight between the socket and the
-// memory of gradients and results. Plain state machines, each owned by an endpoint's thread.
+// One queue pair: one connection receives and sends straight between the socket and the memory of
+// gradients and results. Plain state machines, each owned by an endpoint's thread.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@
 
 namespace phub {
 
-// What frames go through.
+// Frames go through these.
 struct TcpStream {
   int socket = -1;
   TcpTls* tls = nullptr;                // over the socket; null: plain
@@ -23,20 +23,20 @@ struct TcpStream {
   bool is_local = false;                // both ends are on this host
 };
 
-// Of one endpoint: what its thread has asked of the kernel, for how many chunks.
+// Counts what an endpoint's thread has asked of the kernel, and for how many chunks.
 struct TcpCounters {
   uint64_t receives = 0;
   uint64_t sends = 0;
   uint64_t waits = 0;  // epoll_wait()
-  uint64_t empty = 0;  // of receives and waits: nothing was there
+  uint64_t empty = 0;  // receives and waits that found nothing
   uint64_t posted = 0;
   uint64_t chunks_received = 0;
   uint64_t chunks_sent = 0;
 };
 
 // Reads batches of frames into `target`. A call asks for the payloads of a batch and the header
-// behind them, so that many chunks that have arrived cost one. What lies in memory of the peer's is
-// copied when its frame is taken.
+// behind them, so that many chunks that have arrived cost one. Payloads in memory of the peer's are
+// copied when their frame is taken.
 class TcpReceiver {
  public:
   enum class Result {
@@ -73,7 +73,7 @@ class TcpReceiver {
   const MovedRanges* moved_ = nullptr;
   const TcpPeerMemory* peer_ = nullptr;
   bool violated_ = false;
-  // Of the batch that is being read; all zero between two.
+  // These are about the batch that is being read; all zero between two.
   uint32_t frames_ = 0;  // 0: its header is awaited
   uint32_t known_ = 0;   // frames read and checked
   uint32_t filled_ = 0;  // frames whose payload is here
@@ -83,7 +83,7 @@ class TcpReceiver {
   uint32_t header_bytes_ = 0;   // here, of the next header
   TcpBatch header_;
   std::array<TcpFrame, kTcpMaxBatch> batch_ = {};
-  std::array<uint64_t, kTcpMaxBatch> sources_ = {};  // of each frame, in memory of the peer's
+  std::array<uint64_t, kTcpMaxBatch> sources_ = {};  // by frame: its source in memory of the peer's
 };
 
 // A ring of posted writes, sent from `source` as far as the socket takes them.
@@ -101,7 +101,7 @@ class TcpSender {
   bool push(const Write& write);  // false: no room
   void publish() { published_ = tail_; }
   bool pending() const { return head_ != published_; }
-  uint64_t held_bytes() const { return held_bytes_; }  // of the writes that are not sent
+  uint64_t held_bytes() const { return held_bytes_; }  // bytes of the writes that are not sent
   Result send(const TcpStream& stream, TcpCounters& counters);
 
  private:

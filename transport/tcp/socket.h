@@ -40,19 +40,19 @@ Fd listen_on(const TcpAddress& address);
 // A non-blocking socket that has begun to connect. `error`: 0 or an errno (EINPROGRESS is none).
 // Throws Error where there is no memory or descriptor for one.
 Fd begin_connect(const TcpAddress& address, int& error);
-// What every connection gets: small frames leave at once, a dead machine is noticed.
+// Sets up any connection: small frames leave at once, a dead machine is noticed.
 void tune(int socket);
-// Over a network: the kernel takes little ahead of what it can send, so that who sends decides
-// until late what goes next.
+// Sets up a connection over a network: the kernel takes little ahead of what it can send, so that
+// the sender decides late what goes next.
 void tune_for_a_network(int socket);
-// Where ranks are kept in step (in_step.h): the kernel takes little ahead of what is read, but
-// enough for 200 MB/s over the round trip as it is now, as far as net.core.rmem_max allows; else it
-// decides by itself.
+// Sets up a connection of ranks that are kept in step (in_step.h): the kernel takes little ahead of
+// the reader, but enough for 200 MB/s over the present round trip, as far as net.core.rmem_max
+// allows; else it decides by itself.
 void limit_window(int socket);
-// Within one machine: congestion control that does not pace, buffers that fit into the caches. Best
-// before it is connected.
+// Sets up a connection within one machine: congestion control that does not pace, buffers that fit
+// into the caches. It is best called before the socket is connected.
 void tune_for_this_machine(int socket);
-// What new connections use: "bbr", "cubic", …
+// The congestion control of new connections: "bbr", "cubic", …
 std::string default_congestion_control();
 
 // Sends all of a short message into an empty socket. Returns 0 or an errno.

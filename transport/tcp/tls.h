@@ -20,7 +20,7 @@ class TcpTls {
   // AES-GCM must not see more than 2^24.5 records of one key.
   static constexpr uint32_t kRecordsPerKey = 1u << 22;
 
-  // After its handshake.
+  // REQUIRES: its handshake is done.
   explicit TcpTls(Ssl connection, uint32_t records_per_key = kRecordsPerKey);
   ~TcpTls();  // tells the peer of the end; before the socket is closed
   TcpTls(const TcpTls&) = delete;
@@ -28,9 +28,9 @@ class TcpTls {
 
   struct Received {
     size_t bytes = 0;
-    // What it took, in bytes: records that hold little or nothing take time, too.
+    // The bytes of work: records that hold little or nothing take time, too.
     size_t work = 0;
-    // The socket holds nothing more now. What OpenSSL holds has been taken.
+    // The socket holds nothing more now. All that OpenSSL holds has been taken.
     bool drained = false;
     bool ended = false;  // by the peer or an error; bytes is 0
   };
@@ -45,7 +45,7 @@ class TcpTls {
     uint32_t records = 0;
     bool ended = false;
   };
-  // What was not sent must be the beginning of the next call's parts.
+  // Parts that were not sent must be the beginning of the next call's parts.
   Sent send(std::span<const iovec> parts);
 
  private:

@@ -1,4 +1,4 @@
-// Where workers come in over TLS: shakes hands and reads hellos, in a thread of its own, so that
+// Lets workers in over TLS: shakes hands and reads hellos, in a thread of its own, so that
 // strangers hold up neither the control thread nor a core.
 //
 // A connection has `half_open_ms` until its hello is there. It takes no memory for TLS before its
@@ -36,13 +36,13 @@ class TcpTlsDoor {
   TcpTlsDoor(const TlsServerContext& context, uint32_t half_open_ms, uint32_t max_half_open);
   ~TcpTlsDoor();
 
-  // Takes over a new connection; `from` is for messages. Where there are far too many it is closed.
+  // Takes over a new connection; `from` is for messages. If there are far too many it is closed.
   void open(Fd socket, std::string from);
 
   struct Guest {
     std::string from;
-    std::string refused;  // why it was not let in; "": it was, and the rest is set
-    Fd socket;            // outlives what speaks over it
+    std::string refused;  // the reason why it was not let in; "": it was, and the rest is set
+    Fd socket;            // outlives `tls`
     std::unique_ptr<TcpTls> tls;
     std::vector<std::byte> hello;  // shorter if its header is wrong
   };

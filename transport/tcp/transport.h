@@ -19,13 +19,13 @@ using TcpNic = std::vector<std::string>;  // its addresses, as numbers
 
 struct TcpOptions {
   std::vector<TcpNic> nics = {{"127.0.0.1"}};  // tcp_nics()
-  uint16_t port = 0;                           // of each address; 0: any that is free
-  // No addresses, and workers of this host only, which exchange over memory. Throws Error where
-  // nobody may listen for them.
+  uint16_t port = 0;                           // on each address; 0: any that is free
+  // No addresses, and workers of this host only, which exchange over memory. Throws Error if the
+  // process may not listen for them.
   bool only_near = false;
   uint32_t half_open_ms = 5000;   // a connection that has not said its hello by then is closed
-  uint32_t max_half_open = 1024;  // of these at once; the oldest makes room for the newest
-  // Not null: every connection over a network must speak TLS. Outlives the transport.
+  uint32_t max_half_open = 1024;  // at most; the oldest makes room for the newest
+  // If it is not null, every connection over a network must speak TLS. Outlives the transport.
   const TlsServerContext* tls = nullptr;
 };
 
@@ -42,9 +42,10 @@ bool is_every_address(const std::string& host);  // "*" and the others
 // that names the address and the reason. Must outlive its links.
 std::unique_ptr<Transport> make_tcp_transport(const TcpOptions& options = {});
 
-// Whom a worker trusts where its offer asks for TLS, and where it has reached the box.
+// The authorities that a worker trusts if its offer asks for TLS, and the place at which it has
+// reached the box.
 struct TcpTrust {
-  std::string host;  // what the server's certificate must be for: the name of its control port
+  std::string host;  // the server's certificate must be for this: the name of its control port
   ClientTls tls;
   std::string reached = {};  // the number of the control port's address; empty: not known
 };

@@ -31,15 +31,15 @@ struct VerbsListener {
   VerbsPort port;
   VerbsId id;
   std::string address;  // "10.0.0.1:18515"
-  // Why its device is not used any more; empty: it is. Written by the control thread.
+  // The reason why its device is not used any more; empty: it is. Written by the control thread.
   std::string failure;
 };
 
-// What the NIC and its links share. Control thread only.
+// The state that the NIC and its links share. Control thread only.
 struct VerbsRegistry {
   VerbsEventChannel events;
   std::vector<VerbsListener> listeners;
-  std::mutex failures;    // of the listeners, which links that are made look at on other threads
+  std::mutex failures;    // guards the listeners' failures, which new links read on other threads
   Admissions admissions;  // its links are VerbsBoxLinks
   uint32_t most_cqe = 0;  // 0: as the devices say
 };
@@ -98,13 +98,13 @@ class VerbsBoxLink final : public AdmissionLink {
   bool can_reconnect() const override { return true; }
   Offer reconnect(uint32_t rank) override { return open_again(rank); }
 
-  // For the transport. Accepts a request that showed the incarnation's ticket. Throws Error when it
-  // is refused. With `id->context` set the link has taken it over all the same: it is broken(), and
-  // not the caller's to destroy.
+  // The transport calls these. Accepts a request that showed the incarnation's ticket. Throws Error
+  // when it is refused. With `id->context` set the link has taken it over all the same: it is
+  // broken(), and not the caller's to destroy.
   void accept(VerbsIncarnation& incarnation, const VerbsHello& hello, rdma_cm_id* id);
   // The queue pair is at its end, or must be: its core is told, and once the control thread.
   void broken(VerbsConnection& connection, std::vector<TransportEvent>& out);
-  // A device, or a completion or receive queue: what ends the whole job when it fails.
+  // A device, or a completion or receive queue: its failure ends the whole job.
   bool uses(const ibv_context* device) const;
   bool owns(const ibv_cq* cq) const;
   bool owns(const ibv_srq* srq) const;

@@ -1,4 +1,4 @@
-// RDMA devices of this host, and which port and GID of each the transport listens on.
+// The RDMA devices of this host, and the port and GID of each that the transport listens on.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,8 @@ struct VerbsPort {
   uint32_t mtu_bytes = 0;
   uint32_t os_node = 0;
   std::string why;  // this port and this GID
-  // Why no memory of a GPU can be registered with the device, whatever the GPU; "": it can.
+  // The reason why no memory of a GPU can be registered with the device, whatever the GPU; "": it
+  // can.
   std::string no_dma_buf;
 
   // "mlx5_0", "mlx5_0:2" for any port but the first.
@@ -41,7 +42,7 @@ struct VerbsChoice {
 // Throws Error(kInvalid) that says what is wrong with the text.
 VerbsChoice parse_verbs_choice(std::string_view text);
 
-// What is there, usable or not: for `phub doctor` and for the messages below.
+// A device or port that is there, usable or not: for `phub doctor` and for the messages below.
 struct VerbsFinding {
   std::string device;
   uint8_t port = 0;  // 0: of the device
@@ -50,8 +51,8 @@ struct VerbsFinding {
 
 // The ports to use: those named in `choices`; otherwise every active port with a GID that has an IP
 // address, one each, preferring an address of `listen`, then RoCE v2 over IPv4. Throws
-// Error(kInvalid) when a choice names what is not there or not usable. What was passed over goes to
-// `passed_over`. Empty: there is no usable device (or no RDMA at all).
+// Error(kInvalid) when a choice names what is not there or not usable. Ports that were passed over
+// go to `passed_over`. Empty: there is no usable device (or no RDMA at all).
 std::vector<VerbsPort> choose_verbs_ports(std::span<const VerbsChoice> choices,
                                           std::span<const std::string> listen,
                                           std::vector<VerbsFinding>& passed_over);

@@ -1,9 +1,9 @@
 // The queue pairs of one thread over RDMA: the hot path of both sides.
 //
-// A lane is what the thread has on one NIC: a completion queue for everything, a shared receive
-// queue whose requests have no buffers (the payload of a write lands where the write says; the
-// receive only takes the immediate), and a completion channel to sleep on. Lanes belong to one job,
-// and so does everything in them.
+// A lane is the thread's part of one NIC: a completion queue for everything, a shared receive queue
+// whose requests have no buffers (the payload of a write lands where the write says; the receive
+// only takes the immediate), and a completion channel to sleep on. Lanes belong to one job, and so
+// does everything in them.
 #pragma once
 
 #include <atomic>
@@ -19,12 +19,12 @@
 
 namespace phub {
 
-// Limits of a lane. None of them can be exceeded by what peers do: the completion queue holds a
-// completion for every receive and every send, so it cannot overrun; senders who find no receive
-// are told to wait by the NIC (rnr_retry 7).
+// Limits of a lane. Peers cannot exceed any of them: the completion queue holds a completion for
+// every receive and every send, so it cannot overrun; senders who find no receive are told to wait
+// by the NIC (rnr_retry 7).
 struct VerbsDepth {
-  uint32_t receives = 0;  // of the lane's shared receive queue
-  uint32_t sends = 0;     // of each queue pair
+  uint32_t receives = 0;  // in the lane's shared receive queue
+  uint32_t sends = 0;     // of each of the queue pairs
   uint32_t completions = 0;
 };
 // For `pairs` queue pairs that carry `arrivals` at once in all and `chunks` each. `most_cqe`: 0: as
@@ -56,8 +56,8 @@ struct VerbsPair {
   std::atomic<bool> established{false};
 };
 
-// What librdmacm leaves too long or too wide, of a queue pair that is ready to receive. Throws
-// Error(kFull).
+// Restricts what librdmacm leaves too long or too wide in a queue pair that is ready to receive.
+// Throws Error(kFull).
 void restrict_pair(ibv_qp* qp);
 void set_ack_timeout(rdma_cm_id* id);  // before it connects or accepts
 
@@ -78,8 +78,8 @@ class VerbsEndpoint : public virtual Endpoint {
   void wake_for(int fd) final { watch(fd); }
 
   void open(QueuePair name, VerbsPair& pair);
-  // Nothing of the queue pair arrives any more: it is put into error and what it has completed is
-  // taken out of the completion queue.
+  // Nothing of the queue pair arrives any more: it is put into error and its completions are taken
+  // out of the completion queue.
   void close(QueuePair name);
   void watch(int fd);  // wakes this endpoint too, edge triggered
   // Any thread: the peer is gone, or the NIC says that the queue pair is; seen by the next poll().
@@ -114,7 +114,7 @@ class VerbsEndpoint : public virtual Endpoint {
     uint32_t unsignaled = 0;   // since the last signaled one
     uint64_t unsignaled_bytes = 0;
     uint64_t outstanding_bytes = 0;
-    std::vector<uint32_t> bytes;    // of the outstanding requests: a ring as long as the send queue
+    std::vector<uint32_t> bytes;    // by outstanding request: a ring as long as the send queue
     uint32_t oldest = 0;            // in it
     std::vector<Request> requests;  // prebuilt; the driver copies them at the doorbell
   };
@@ -137,7 +137,7 @@ class VerbsEndpoint : public virtual Endpoint {
   std::vector<VerbsLane*> lanes_;
   std::vector<State> states_;  // by index_of()
   std::vector<uint32_t> dirty_;
-  InFlight in_flight_;  // what is posted and not completed
+  InFlight in_flight_;  // counts writes that are posted and not completed
   // A device counts its queue pairs; on another one the same number is another queue pair.
   static uint64_t name_of(uint32_t lane, uint32_t qp_num) { return uint64_t{lane} << 32 | qp_num; }
   std::unordered_map<uint64_t, uint32_t> by_name_;  // changes only while opening and closing
@@ -145,7 +145,7 @@ class VerbsEndpoint : public virtual Endpoint {
   size_t pending_begin_ = 0;
   uint32_t next_lane_ = 0;
   EndpointCounters counters_;
-  std::string failure_;                       // of a device or its driver; empty: none
+  std::string failure_;                       // that of a device or its driver; empty: none
   std::vector<std::atomic<bool>> announced_;  // by index_of()
   std::atomic<bool> rung_{false};
   int epoll_fd_ = -1;

@@ -19,7 +19,7 @@ namespace phub {
 inline constexpr uint32_t kVerbsMagic = 0x56485550;  // "PUHV" in memory order
 inline constexpr uint16_t kVerbsVersion = 1;
 inline constexpr size_t kVerbsTicketBytes = 16;
-inline constexpr size_t kVerbsMaxRefusalBytes = 140;  // of refusal_text()
+inline constexpr size_t kVerbsMaxRefusalBytes = 140;  // the most for refusal_text()
 
 // Worker → box, with the request to connect one queue pair.
 struct VerbsHello {
@@ -41,7 +41,7 @@ VerbsHello parse_verbs_hello(std::span<const std::byte> private_data);
 std::array<uint8_t, kVerbsTicketBytes> ticket_bytes(std::string_view digits);
 std::string ticket_digits(std::span<const uint8_t, kVerbsTicketBytes> bytes);
 
-// What a job's memory at the box locks on each NIC: the slots of all ranks, every copy of the
+// The memory that a job at the box locks on each NIC: the slots of all ranks, every copy of the
 // results.
 uint64_t verbs_locked_bytes(const LinkLayout& layout);
 

@@ -7,8 +7,8 @@
 
 namespace phub {
 
-// Why there is no RDMA in this process, and what to do; "": both are open. The first call opens
-// them. Any thread. Whoever calls into them asks first.
+// The reason why there is no RDMA in this process, and what to do; "": both are open. The first
+// call opens them. Any thread. REQUIRES: called before any other use of them.
 const std::string& verbs_library_problem();
 
 }  // namespace phub

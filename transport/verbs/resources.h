@@ -1,5 +1,5 @@
-// What libibverbs and librdmacm hand out, owned. Every error names the call, the device and the way
-// out.
+// Owners of the objects of libibverbs and librdmacm. Every error names the call, the device and the
+// way out.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -54,8 +54,8 @@ VerbsMr register_memory(ibv_pd* pd, std::span<const std::byte> memory, int acces
 // Throws Error(kInvalid) if the NIC, its driver or the library cannot.
 VerbsMr register_dma_buf(ibv_pd* pd, const DmaBuf& buffer, std::span<const std::byte> memory,
                          int access);
-// Why no memory of a GPU can be registered with the NIC, whatever the GPU; empty: it can. Asks the
-// driver.
+// The reason why no memory of a GPU can be registered with the NIC, whatever the GPU; empty: it
+// can. Asks the driver.
 std::string dma_buf_problem(ibv_context* context);
 
 // Throws Error(kFull) with the way out when `bytes` more of locked memory exceed the limit of this
@@ -66,9 +66,9 @@ void make_nonblocking(int fd);
 
 // Before anything else of libibverbs and librdmacm, which it opens: throws Error(kUnavailable) if
 // they are not there (library.h). Then a process may fork() (a data loader does) without its
-// children taking registered pages away from the NIC. Where kernels copy such pages at the fork it
-// changes nothing; else children do not see registered memory at all. Any thread, any number of
-// times.
+// children taking registered pages away from the NIC. If a kernel copies such pages at the fork
+// this changes nothing; else children do not see registered memory at all. Any thread, any number
+// of times.
 void prepare_verbs();
 // For people, where that failed: "; fork() is not safe: …". Usually empty.
 std::string fork_problem();
