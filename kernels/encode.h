@@ -5,7 +5,7 @@
 // Scaled formats: fp8-e4m3, fp8-e5m2, int32, int8, int4
 //
 // A slot of n elements holds n codes, zeros up to a multiple of 4 bytes, and the scale, an f32.
-// An element decodes to code · scale, rounded once to f32. With M the largest |x| of the chunk:
+// An element decodes to code · scale, rounded once to f32. For a chunk whose largest |x| is M:
 //
 //             values of a code                                   scale
 //   fp8-e4m3  OCP 8-bit floating point: no infinity, S.1111.111  the smallest power of two with
@@ -36,11 +36,11 @@
 
 namespace phub::kernels {
 
-// To the nearest code, to the even one in a tie; or up or down at random, so that the mean of what
-// is sent is the element. What a code can hold is sent as it is in both.
+// Rounds to the nearest code, to the even one in a tie; or up or down at random, so that the mean
+// of the sent values is the element. Either way a value that a code can hold is sent as it is.
 //
 // The random number of an element is a pure function of job, rank, round and element (mod 2^32), so
-// that whoever knows these four can repeat it, in any order. It is 32 bits: with
+// that any program that knows these four can repeat it, in any order. It is 32 bits: with
 //   mix(h): h ^= h >> 16, h *= 0x7FEB352D, h ^= h >> 15, h *= 0x846CA68B, h ^= h >> 16
 //   mix64(h): h ^= h >> 30, h *= 0xBF58476D1CE4E5B9, h ^= h >> 27, h *= 0x94D049BB133111EB,
 //             h ^= h >> 31
@@ -56,14 +56,14 @@ struct Rounding {
   uint64_t element = 0;  // the chunk's first
 };
 
-// In place of the rank, of what a job sends back to all ranks.
+// Takes the place of the rank for results, which a job sends back to all ranks.
 inline constexpr uint64_t kRoundingOfResults = ~uint64_t{0};
 
 // With x = gradient + residual (f32; null: x = gradient): writes the slot of x, and x − decoded
 // into the residual. Returns whether all x are finite. If not, the slot says so (its scale is NaN;
 // topk sends what is not finite), and the residual stays as it was.
 //
-// What is sent and the new residual together are exactly gradient + residual wherever neither
+// The sent values and the new residual together are exactly gradient + residual wherever neither
 // gradient + residual nor x − decoded is rounded. That is so for integers below 2^24 whose M is the
 // largest code times a power of two, all of these times any power of two.
 //

@@ -6,8 +6,8 @@
 //   sum[i]   = align(slot 0)[i] + align(slot 1)[i] + …        in integers
 //   out[i]   = float(sum[i]) · 2^exponent · factor            three roundings to f32, in this order
 //
-// A code c that counts 2^e becomes floor(c / 2^(exponent - e) + 1/2). Of up to kMostSlots slots the
-// sum fits 32 bits.
+// A code c that counts 2^e becomes floor(c / 2^(exponent - e) + 1/2). The sum of up to kMostSlots
+// slots fits 32 bits.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,8 @@ inline constexpr size_t kMostSlots = 512;
 inline constexpr int kExponentOfZero = -32768;  // the scale is 0
 inline constexpr int kExponentOfNaN = 32766;    // it is no power of two, or none that is sent
 
-// Of a slot of kInt32, whose scale is 2^exponent: from -126 to 106, or one of the two above.
+// The exponent of a slot of kInt32, whose scale is 2^exponent: from -126 to 106, or one of the two
+// above.
 int exponent_of(const void* slot, size_t elements);
 
 // codes[i] = that of element first + i, as a multiple of 2^exponent; behind the slot's end 0. A
@@ -30,9 +31,8 @@ int exponent_of(const void* slot, size_t elements);
 // it is neither kExponentOfZero nor kExponentOfNaN.
 void align(const void* slot, size_t elements, int exponent, size_t first, std::span<int32_t> codes);
 
-// The last line above. Of kExponentOfZero +0, of kExponentOfNaN, and any other that is none of a
-// slot, NaN. Returns true if every result
-// is finite.
+// Computes the last line above. The result is +0 for kExponentOfZero, and NaN for kExponentOfNaN
+// and any other exponent that no slot has. Returns true if every result is finite.
 bool from_fixed_point(std::span<const int32_t> sums, int exponent, float factor, float* out);
 
 }  // namespace phub::kernels

@@ -28,7 +28,7 @@ enum class Operation : uint8_t { kNone, kAdd, kMultiply, kMin, kMax, kOr };
 
 struct Fold {
   ValueType type = ValueType::kF32;
-  Operation operation = Operation::kNone;  // what is added are gradients: no fold
+  Operation operation = Operation::kNone;  // kNone: contributions are gradients, which are added
 
   constexpr explicit operator bool() const { return operation != Operation::kNone; }
   friend bool operator==(const Fold&, const Fold&) = default;
@@ -38,8 +38,8 @@ constexpr size_t words_of(ValueType type) {
   return type == ValueType::kF64 || type == ValueType::kI64 ? 2 : 1;
 }
 
-// "f32", "f64", "i32" or "i64"; "add", "multiply", "min", "max" or "or". Nothing: there is no such
-// fold.
+// "f32", "f64", "i32" or "i64"; "add", "multiply", "min", "max" or "or". Returns nullopt if there
+// is no such fold.
 std::optional<Fold> parse_fold(std::string_view type, std::string_view operation);
 
 // to[i] = to[i] ⊕ from[i], of `words` words. REQUIRES: fold; words is a multiple of words_of(type).

@@ -17,7 +17,7 @@
 namespace phub::kernels {
 
 // Format of a gradient slot. Sums and state are always f32, and results are written in plain
-// formats only. What the bytes of the coded formats mean is said in encode.h.
+// formats only. The header encode.h explains the bytes of the coded formats.
 enum class DType : uint8_t { kF32, kBF16, kF16, kFp8E4M3, kFp8E5M2, kInt32, kInt8, kInt4, kTopK };
 enum class Coding : uint8_t {
   kPlain,   // an array of elements
@@ -27,7 +27,7 @@ enum class Coding : uint8_t {
 struct Format {
   std::string_view name;
   Coding coding;
-  size_t bits;  // of an element, a code, or an entry with its index
+  size_t bits;  // per element, per code, or per entry with its index
 };
 inline constexpr std::array<Format, 9> kFormats = {{{"f32", Coding::kPlain, 32},
                                                     {"bf16", Coding::kPlain, 16},
@@ -46,7 +46,7 @@ std::optional<DType> parse_format(std::string_view name);  // any of kFormats
 std::optional<DType> parse_dtype(std::string_view name);   // the plain ones
 constexpr bool is_plain(DType t) { return format_of(t).coding == Coding::kPlain; }
 
-// Of one element. REQUIRES: is_plain(t); stops the program otherwise.
+// The bytes of one element. REQUIRES: is_plain(t); stops the program otherwise.
 constexpr size_t bytes_of(DType t) {
   if (!is_plain(t)) std::abort();
   return format_of(t).bits / 8;
@@ -62,7 +62,7 @@ constexpr size_t scale_offset(DType t, size_t elements) {
   return (elements * format_of(t).bits + 31) / 32 * 4;
 }
 
-// Of a chunk's slot. A pure function of the plan: both sides compute it.
+// The bytes of a chunk's slot. A pure function of the plan: both sides compute it.
 constexpr size_t slot_bytes(DType t, size_t elements) {
   switch (format_of(t).coding) {
     case Coding::kScaled:
@@ -86,7 +86,7 @@ enum class Optimizer : uint8_t {
   kRmsprop,
   kSparseAdam,
   kAdadelta,
-  kFold,  // what a key's fold does with the contributions is done with them and the state (fold.h)
+  kFold,  // does a key's fold with the contributions and the state (fold.h)
 };
 std::optional<Optimizer> parse_optimizer(std::string_view name);  // "none", "sgd", "momentum", …
 std::string_view name_of(Optimizer o);
@@ -106,7 +106,7 @@ struct Hyper {
   double grad_scale = 1.0;  // gradients arrive multiplied by this (loss scaling); undone in the sum
   double rho = 0.9;         // adadelta
   double max_norm = 0.0;    // the norm that all gradients together are clipped to; 0: none
-  // What becomes of lr by the round: see learning_rate() in hyper.h.
+  // These change lr by the round: see learning_rate() in hyper.h.
   double lr_rounds_before = 0.0;
   double lr_warmup = 0.0;  // rounds; 0: none
   double lr_warmup_from = 0.0;
@@ -116,7 +116,7 @@ struct Hyper {
   double lr_polynomial = 0.0;  // rounds; 0: none
   double lr_polynomial_power = 1.0;
   double lr_cosine = 0.0;  // rounds; 0: none
-  double lr_end = 0.0;     // of lr_polynomial and lr_cosine
+  double lr_end = 0.0;     // the end of lr_polynomial and lr_cosine
   // Out of lock-step: rounds that a rank may be ahead of the slowest, if the job allows as many.
   double slack = 4294967295.0;
   double batch = 0.0;  // samples of a rank's gradient, which it asks for; 0: as the program has it
@@ -126,7 +126,7 @@ Hyper default_hyper(Optimizer o);  // PyTorch's defaults
 // f32 arrays of state per parameter: 0 to 2.
 size_t state_arrays(Optimizer o, const Hyper& h);
 
-// What one optimizer step needs, computed once per round (and per distinct lr/decay of a key).
+// The numbers of one optimizer step, computed once per round (and per distinct lr/decay of a key).
 struct Step {
   Optimizer optimizer = Optimizer::kNone;
   bool first = false;  // momentum buffers are assigned, not blended, in step 1
@@ -145,25 +145,27 @@ struct Step {
 // REQUIRES: hyperparameters that change during a job do not change state_arrays().
 Step make_step(Optimizer o, const Hyper& h, uint64_t t);
 
-// How results are written back. Streaming stores bypass the caches: they save reading the old
-// lines, a third of the time of a large all-reduce, and cost a worker that reads a small result at
-// once.
+// The way in which results are written back. Streaming stores bypass the caches: they save reading
+// the old lines, a third of the time of a large all-reduce, and cost a worker that reads a small
+// result at once.
 enum class Store : uint8_t { kCached, kStreaming };
 inline constexpr Store kDefaultStore = Store::kStreaming;
 
 // out[i] = (slots[0][i] + slots[1][i] + …, in this order) · factor, as f32.
 // The first slot is assigned, not added to zero; no slots give +0. The multiplication by `factor`
 // is one rounding after all additions; a factor of exactly 1 changes nothing.
-// Of a coded format, what is added is the decoded value (encode.h); the sum of "topk" begins at +0,
-// and what a slot lacks is not added. That of "int32" is of integers (fixed_point.h), of at most
-// kMostSlots slots. Returns true if every result is finite.
-// Slots and out need no alignment beyond their element's, 4 bytes for coded formats. Whatever bytes
-// a slot holds, nothing else is read or written. The first slot may be `out` itself, if it is f32.
+// In a coded format the decoded values are added (encode.h); the sum of "topk" begins at +0, and
+// elements that a slot lacks are not added. The sum of "int32" is one of integers (fixed_point.h),
+// of at most kMostSlots slots. Returns true if every result is finite.
+// Slots and out need no alignment beyond their element's, 4 bytes for coded formats. Whatever a
+// slot holds, sum() reads and writes nothing else. The first slot may be `out` itself, if it is
+// f32.
 bool sum(std::span<const void* const> slots, DType dtype, float factor, float* out,
          size_t elements);
 
 // The sum of the squares of all elements, in double. Element i is added to lane i % kSquareLanes,
-// in ascending order; then the lanes are added in theirs. Not finite if an element is not.
+// in ascending order; then the lanes are added in theirs. The sum is not finite if an element is
+// not.
 inline constexpr size_t kSquareLanes = 16;
 double sum_of_squares(const float* g, size_t elements);
 
@@ -178,12 +180,12 @@ void optimize(const Step& step, const float* g, float* params, float* state0, fl
               size_t elements, void* out, DType out_dtype, Store store);
 
 // Converts n elements between formats (round to nearest even); within a format, copies the bytes.
-// REQUIRES: both are plain. (For the others: encode.h.)
+// REQUIRES: both are plain. (encode.h has the others.)
 void convert(const void* from, DType from_dtype, void* to, DType to_dtype, size_t elements);
 
 // Instruction sets that this machine can run, best first ("AVX3", "AVX2", "SSE4", …), and a way for
 // tests and benchmarks to force one (empty: choose freely; std::invalid_argument if this machine
-// does not have it). Not for use while kernels run.
+// does not have it). It must not be called while kernels run.
 std::span<const std::string_view> targets();
 void force_target(std::string_view name);
 

@@ -1,4 +1,4 @@
-// What the number formats (formats/) are made of, once per instruction set.
+// The common parts of the number formats (formats/), once per instruction set.
 //
 // Every NaN that leaves the kernels is the same one (positive, quiet, no payload): which operand's
 // NaN an x86 addition returns depends on the order the compiler chose, so nothing else could be the
@@ -69,7 +69,7 @@ HWY_INLINE hn::Vec<I32<D>> widen(D /*d*/, hn::Vec<U16<D>> v) {
   return hn::PromoteTo(I32<D>(), v);
 }
 
-// The slot of a plain format, to be read. (Of a scaled one: formats/scaled-inl.h.)
+// The slot of a plain format, to be read. (formats/scaled-inl.h has that of a scaled one.)
 template <class Format>
 struct PlainSlot {
   PlainSlot() = default;
@@ -84,8 +84,8 @@ struct PlainSlot {
   const typename Format::T* from;
 };
 
-// What formats of 16 bits share; they differ in pack and unpack, and in the bits of their exponent.
-// pack rounds to nearest even; its input holds no NaN but the canonical one.
+// The common parts of formats of 16 bits; they differ in pack and unpack, and in the bits of their
+// exponent. pack rounds to nearest even; its input holds no NaN but the canonical one.
 template <class Format>
 struct Format16 {
   using T = uint16_t;

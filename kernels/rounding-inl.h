@@ -12,7 +12,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace phub::kernels::HWY_NAMESPACE {
 
-// Of numbers below 2^22. A zero is +0.
+// Numbers below 2^22, rounded. A zero is +0.
 template <class D>
 struct Whole {
   hn::Vec<I32<D>> integers;
@@ -42,7 +42,7 @@ struct Nearest {
     const auto sum = hn::Add(v, wholes);
     return {hn::Sub(hn::BitCast(di, sum), bits), hn::Sub(sum, wholes)};
   }
-  // What is added to a magnitude's bits before the lower 16 are cut off.
+  // This is added to a magnitude's bits before the lower 16 are cut off.
   uint32_t before_cut(uint32_t bits, size_t /*i*/) const { return 0x7FFF + (bits >> 16 & 1); }
 };
 

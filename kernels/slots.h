@@ -1,6 +1,6 @@
-// What the slots of a chunk hold, and what they add up to: an array of elements in some format
-// (kernels.h); or a compact form of a matrix's gradient: the factors whose outer products it is the
-// sum of (products.h), or those of its rows that are not zero.
+// The content of a chunk's slots, and their sum: an array of elements in some format (kernels.h);
+// or a compact form of a matrix's gradient: the factors whose outer products it is the sum of
+// (products.h), or those of its rows that are not zero.
 #pragma once
 
 #include <algorithm>
@@ -18,13 +18,13 @@ enum class SlotForm : uint8_t { kElements, kFactors, kRows };
 
 struct SlotShape {
   size_t elements = 0;
-  DType dtype = DType::kF32;  // of the elements; factors and rows are f32
+  DType dtype = DType::kF32;  // the format of the elements; factors and rows are f32
   SlotForm form = SlotForm::kElements;
-  // Of a matrix, whose rows have so many columns, and `elements` elements together: at most so many
-  // pairs of vectors, or rows.
+  // For a matrix, whose rows have so many columns, and `elements` elements together: at most so
+  // many pairs of vectors, or rows.
   size_t columns = 0;
   size_t limit = 0;
-  Fold fold = {};  // of elements and rows: what is done in place of an addition; elements are words
+  Fold fold = {};  // for elements and rows: folded in place of an addition; elements are words
 
   constexpr size_t rows() const { return elements / columns; }
   constexpr size_t most_rows() const { return std::min(limit, rows()); }  // in a slot
@@ -36,13 +36,13 @@ constexpr size_t right_offset(const SlotShape& s) { return s.limit * s.rows(); }
 constexpr size_t count_offset(const SlotShape& s) { return right_offset(s) + s.limit * s.columns; }
 
 // The rows in a slot: a uint32, how many; then of each a uint32, which one of the matrix's it is,
-// and its elements, f32. What lies behind them is neither sent nor read.
+// and its elements, f32. The bytes behind them are neither sent nor read.
 constexpr size_t row_bytes(size_t columns) { return sizeof(uint32_t) + columns * sizeof(float); }
 constexpr size_t bytes_of_rows(size_t columns, size_t rows) {
   return sizeof(uint32_t) + rows * row_bytes(columns);
 }
 
-// What a slot has room for.
+// The size of a slot.
 constexpr size_t slot_bytes(const SlotShape& s) {
   switch (s.form) {
     case SlotForm::kFactors:
@@ -55,8 +55,8 @@ constexpr size_t slot_bytes(const SlotShape& s) {
   return slot_bytes(s.dtype, s.elements);
 }
 
-// As sum() and find_nonfinite() of kernels.h. The sum of factors begins at +0; then each slot's
-// outer products are added in the order of their pairs, as add_products() does:
+// They do what sum() and find_nonfinite() of kernels.h do. The sum of factors begins at +0; then
+// each slot's outer products are added in the order of their pairs, as add_products() does:
 //
 //   out[i][j] = std::fma(left[pair][i], right[pair][j], out[i][j])
 //
@@ -67,13 +67,13 @@ constexpr size_t slot_bytes(const SlotShape& s) {
 // not have, holds a NaN. A sum of finite factors that is too large has no slot that is to blame:
 // find_nonfinite() returns -1.
 //
-// Of a fold, out begins with its identity, and each slot's elements, or rows, are folded into it,
-// in this order; there is no factor. What the values are is not looked at: it returns true, also
-// where a slot has rows that it cannot have, of which none counts.
+// With a fold, out begins with its identity, and each slot's elements, or rows, are folded into it,
+// in this order; there is no factor. It does not look at the values: it returns true, also if a
+// slot has rows that it cannot have, of which none counts.
 bool sum(std::span<const void* const> slots, const SlotShape& shape, float factor, float* out);
 int find_nonfinite(std::span<const void* const> slots, const SlotShape& shape);
 
-// How many pairs a slot says it has: perhaps more than there is room for.
+// The number of pairs that a slot says it has: perhaps more than there is room for.
 // REQUIRES: shape.form is kFactors.
 uint32_t factor_pairs(const void* slot, const SlotShape& shape);
 // Writes a slot: the first `pairs` left vectors, whose elements for these rows are at
@@ -83,7 +83,7 @@ uint32_t factor_pairs(const void* slot, const SlotShape& shape);
 void store_factors(const SlotShape& shape, const float* left, size_t stride, const float* right,
                    size_t first, size_t pairs, void* slot);
 
-// How many rows a slot says it has: perhaps more than there is room for.
+// The number of rows that a slot says it has: perhaps more than there is room for.
 inline uint32_t row_count(const void* slot) {
   uint32_t count = 0;
   std::memcpy(&count, slot, sizeof count);

@@ -26,7 +26,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace phub::kernels::HWY_NAMESPACE {
 
-// Where new parameters are written to besides `params`.
+// The place for new parameters besides `params`.
 struct NoOut {
   static constexpr bool kStreams = false;
   template <class D>
@@ -137,7 +137,7 @@ void update(const Step& step, const Arrays& a) {
   update_in<Rule>(PlainFormats(), step, a);
 }
 
-// What every rule starts from; see optimizers/.
+// The base of every rule; see optimizers/.
 template <class Self, size_t kStateArrays>
 struct Rule {
   static constexpr bool kHasParams = true;

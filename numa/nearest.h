@@ -1,5 +1,5 @@
-// Which NUMA nodes are nearest to a part of a machine, in hwloc's terms. Only topology.cc uses it,
-// while it converts a topology.
+// Finds the NUMA nodes that are nearest to a part of a machine, in hwloc's terms. Only topology.cc
+// uses it, while it converts a topology.
 #pragma once
 
 #include <hwloc.h>
@@ -38,7 +38,7 @@ class Nearest {
   std::vector<bool> has_memory_;
   std::map<uint32_t, uint32_t> by_os_node_;
   std::vector<uint64_t> distances_;  // from each node to each; empty: they are not known
-  std::map<hwloc_obj_t, std::vector<uint32_t>> within_;  // what within() has found
+  std::map<hwloc_obj_t, std::vector<uint32_t>> within_;  // the results of within()
 };
 
 }  // namespace phub::numa

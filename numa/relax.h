@@ -1,10 +1,10 @@
-// For a thread that spins.
+// A pause for a thread that spins.
 #pragma once
 
 namespace phub::numa {
 
 // Lets the other thread of the same CPU run and the memory that is looked at change: tens of
-// nanoseconds. Where the processor has nothing of the kind it does nothing.
+// nanoseconds. On a processor without such an instruction it does nothing.
 inline void relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();

@@ -22,7 +22,7 @@ struct NicInfo {
 struct Node {
   uint32_t os_node = 0;
   uint64_t memory_bytes = 0;
-  uint32_t box = 0;  // of several machines that serve together: which one
+  uint32_t box = 0;  // the machine, if several serve together
 };
 
 // Hardware that is not where one would look for it, or is left out.

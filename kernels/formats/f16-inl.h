@@ -28,7 +28,8 @@ struct F16 : Format16<F16> {
 
 #else
 
-// Without F16C. (Highway's own emulation truncates, and knows neither infinity nor NaN.)
+// This is for machines without F16C. (Highway's own emulation truncates, and knows neither infinity
+// nor NaN.)
 struct F16 : Format16<F16> {
   static constexpr DType kType = DType::kF16;
   static constexpr uint16_t kExponent = 0x7C00;

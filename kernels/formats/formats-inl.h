@@ -20,9 +20,10 @@
 HWY_BEFORE_NAMESPACE();
 namespace phub::kernels::HWY_NAMESPACE {
 
-// In the order of enum DType. Every format has kType. A plain one has a type T of its elements,
-// load() and store() of a vector of f32, stream_two() of two, and kExponent, the bits of T that are
-// all set in a NaN or infinity. What a scaled one has is said in scaled-inl.h.
+// The order is that of enum DType. Every format has kType. A plain one has a type T of its
+// elements, load() and store() of a vector of f32, stream_two() of two, and kExponent, the bits of
+// T that are all set in a NaN or infinity. A scaled one has
+// the members that scaled-inl.h lists.
 using PlainFormats = std::tuple<F32, Bf16, F16>;
 static_assert(std::tuple_size_v<PlainFormats> == kPlainFormats);
 using CodedFormats = std::tuple<Fp8E4M3, Fp8E5M2, Int32, Int8, Int4, TopK>;

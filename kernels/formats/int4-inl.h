@@ -22,7 +22,7 @@ struct Int4 : WholeMultiples<DType::kInt4, 7> {
   static constexpr int kMostExponent = 125;
 
 #if HWY_TARGET != HWY_SCALAR
-  // The codes from element i on are in the lower four bits. What is above does not count.
+  // The codes from element i on are in the lower four bits. The upper bits do not count.
   template <class D>
   static HWY_INLINE hn::Vec<U8<D>> load_codes(D d, const uint8_t* codes, size_t i) {
     constexpr size_t kLanes = hn::MaxLanes(d);
@@ -46,7 +46,7 @@ struct Int4 : WholeMultiples<DType::kInt4, 7> {
       return hn::Set(d, static_cast<float>((code ^ 8) - 8));
     } else {
 #if HWY_TARGET != HWY_SCALAR
-      // To the top of a lane, and down with their sign.
+      // Shifts the codes to the top of a lane, and down with their sign.
       const auto wide = hn::PromoteTo(U32<D>(), load_codes(d, codes, i));
       const auto top = hn::BitCast(I32<D>(), hn::ShiftLeft<28>(wide));
       return hn::ConvertTo(d, hn::ShiftRight<28>(top));

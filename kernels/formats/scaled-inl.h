@@ -1,4 +1,4 @@
-// What scaled formats share: codes, and behind them the f32 that they are multiples of.
+// The common parts of scaled formats: codes, and behind them the f32 that they are multiples of.
 //
 // Such a format has kType; Slot, how it is read; kLargest, the largest value of a code;
 // kMostExponent, of a scale; scale(), that of a chunk before it is limited;
@@ -23,7 +23,7 @@ namespace phub::kernels::HWY_NAMESPACE {
 template <class D>
 using U8 = hn::Rebind<uint8_t, D>;
 
-// Of each code. (Truncating is one instruction where saturating is several.)
+// Returns the low byte of each code. (Truncating is one instruction where saturating is several.)
 template <class D>
 HWY_INLINE hn::Vec<U8<D>> low_bytes(D /*d*/, hn::Vec<I32<D>> codes) {
   return hn::TruncateTo(U8<D>(), hn::BitCast(U32<D>(), codes));
@@ -53,7 +53,7 @@ struct ScaledSlot {
   float scale;
 };
 
-// What int32, int8 and int4 share: codes are whole multiples of the scale, up to ±kMost.
+// The common parts of int32, int8 and int4: codes are whole multiples of the scale, up to ±kMost.
 template <DType kTypeOf, int kMost>
 struct WholeMultiples {
   static constexpr DType kType = kTypeOf;
@@ -80,7 +80,7 @@ inline float smallest_power(float largest, float most) {
 
 constexpr float kSmallestNormal = 0x1p-126f;
 
-// Of a chunk whose largest magnitude is given.
+// The scale of a chunk whose largest magnitude is given.
 template <class Format>
 float scale_of(float largest) {
   constexpr float kMost =

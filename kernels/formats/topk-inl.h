@@ -52,8 +52,8 @@ struct TopK {
   }
 };
 
-// Which elements are sent: those of a larger magnitude than `threshold`, and of those as large the
-// ones before `ties_end`.
+// Chooses the elements that are sent: those of a larger magnitude than `threshold`, and among those
+// as large the ones before `ties_end`.
 struct TopKChoice {
   int32_t threshold;
   size_t ties_end;
@@ -61,8 +61,8 @@ struct TopKChoice {
 
 class TopKChooser {
  public:
-  // Of the magnitudes as whole numbers, which have the same order. Vectors are read to their end:
-  // what follows the last element up to there is -1.
+  // `magnitudes` are whole numbers, which have the same order. Vectors are read to their end: the
+  // numbers behind the last element up to there are -1.
   TopKChooser(const int32_t* magnitudes, size_t elements)
       : magnitudes_(magnitudes), elements_(elements) {}
 
@@ -94,7 +94,7 @@ class TopKChooser {
     return count;
   }
 
-  // Behind the first `count` of those that are exactly `magnitude`.
+  // The index behind the first `count` of those that are exactly `magnitude`.
   size_t end_of_ties(int32_t magnitude, size_t count) const {
     size_t i = 0;
     for (; count > 0; ++i) count -= magnitudes_[i] == magnitude ? 1 : 0;

@@ -1,4 +1,4 @@
-// No optimizer: the gradient itself is written back. And folds.
+// No optimizer: the gradient itself is written back. This is also the place of folds.
 #if defined(PHUB_KERNELS_OPTIMIZERS_NONE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef PHUB_KERNELS_OPTIMIZERS_NONE_INL_H_
 #undef PHUB_KERNELS_OPTIMIZERS_NONE_INL_H_

@@ -28,7 +28,7 @@ struct PlainRmsprop : Rule<PlainRmsprop, 1> {
   }
 };
 
-// With momentum: buf = μ·buf + g / (√v + ε); p −= lr·buf.
+// The rule with momentum: buf = μ·buf + g / (√v + ε); p −= lr·buf.
 struct MomentumRmsprop : Rule<MomentumRmsprop, 2> {
   template <class D, class V = hn::Vec<D>>
   static HWY_INLINE void update(D d, const Step& step, V g, V& p, V& squares, V& buffer) {

@@ -52,7 +52,7 @@ struct Momentum : Rule<Momentum, 1> {
   }
 };
 
-// The same buffer without dampening, then p −= lr·(g + μ·buf).
+// The buffer is the same, without dampening; then p −= lr·(g + μ·buf).
 struct Nesterov : Rule<Nesterov, 1> {
   static constexpr std::string_view kName = "nesterov";
   static Hyper defaults() { return {}; }
