@@ -12,7 +12,7 @@ namespace phub {
 
 struct Choices {
   kernels::Optimizer optimizer;
-  kernels::DType parameter_dtype;            // of results in memory
+  kernels::DType parameter_dtype;            // the format of results in memory
   std::optional<kernels::DType> difference;  // results come back as differences in this format
   Consistency consistency;
   Reduction reduction;
@@ -30,7 +30,7 @@ struct Choices {
 Choices choices_of(const JobSpec& spec);
 // The format of a key's gradients, or of their factors. Throws likewise.
 kernels::DType gradient_dtype(const JobSpec& spec, const KeySpec& key);
-// What is done with its contributions in place of an addition, if anything. Throws likewise.
+// The operation in place of an addition for its contributions, if there is one. Throws likewise.
 kernels::Fold fold_of(const KeySpec& key);
 
 }  // namespace phub

@@ -14,7 +14,7 @@ namespace phub::layers {
 
 struct Layer {
   std::string name;
-  std::vector<size_t> keys;      // of the table, in its order
+  std::vector<size_t> keys;      // indices into the table, in its order
   std::optional<size_t> matrix;  // the key of them that has two dimensions: a fully connected layer
   double connections = 0;        // multiplications of a sample, forward
 };

@@ -25,13 +25,13 @@ inline constexpr const char* kMeasuredCore =
 
 // 1 Gbit is 10^9 bits and 1 GB is 10^9 bytes. An unknown rate is left out and limits nothing.
 struct LimitInputs {
-  std::optional<double> link_gbit_s;         // of a NIC, each way
-  std::optional<double> pcie_gb_s;           // of a NIC, each way
-  std::optional<double> pcie_node_gb_s;      // of all NICs of a node, both ways together
-  std::optional<double> memory_gb_s;         // of a node, reads and writes together
-  std::optional<double> core_gb_s;           // of a core: memory it reads and writes
-  std::optional<double> worker_link_gbit_s;  // of a worker, each way
-  std::optional<double> images_per_s;        // of a worker that never waits
+  std::optional<double> link_gbit_s;         // one NIC, each way
+  std::optional<double> pcie_gb_s;           // one NIC, each way
+  std::optional<double> pcie_node_gb_s;      // all NICs of a node, both ways together
+  std::optional<double> memory_gb_s;         // one node, reads and writes together
+  std::optional<double> core_gb_s;           // one core: memory it reads and writes
+  std::optional<double> worker_link_gbit_s;  // one worker, each way
+  std::optional<double> images_per_s;        // a worker that never waits
   std::optional<double> batch;               // images of a worker per round
   bool nics = true;   // false: workers share the box's memory; links and PCIe carry nothing
   bool ddio = false;  // NICs reach gradients and results in the box's caches, not in its memory
@@ -47,13 +47,13 @@ struct Limit {
   std::string resource;  // "links", "PCIe", "PCIe of a node", "memory", "cores", "worker links"
   std::string where;     // the part with the most bytes: "nic3", "node 1", "CPU 5", "a worker"
   Traffic per_worker;    // for each worker
-  Traffic fixed;         // whatever the number of workers; below 0: a worker that is on the host
+  Traffic fixed;         // for any number of workers; below 0: a worker is on the host
   double bytes_per_s = 0;
   bool duplex = false;  // bytes_per_s holds for each direction; false: for the sum of both
 
   Traffic bytes(double workers) const;
   double seconds(double workers) const;
-  // The largest number of workers for which a round takes at most `seconds`; nothing: any number.
+  // The largest number of workers for which a round takes at most `seconds`; nullopt: any number.
   std::optional<uint64_t> workers_within(double seconds) const;
 };
 
@@ -63,10 +63,10 @@ struct Limits {
   std::vector<std::string> missing;  // options that were not given, and what they mean
   // The rest is set if `all` is not empty.
   size_t binding = 0;  // index of the slowest in `all`
-  double seconds = 0;  // of a round
-  // With images_per_s and batch:
-  std::optional<double> wanted_seconds;     // of a round in which no worker waits
-  std::optional<uint64_t> workers_fed;      // nothing: no known resource limits the number
+  double seconds = 0;  // the time of a round
+  // These are set with images_per_s and batch:
+  std::optional<double> wanted_seconds;     // time of a round in which no worker waits
+  std::optional<uint64_t> workers_fed;      // nullopt: no known resource limits the number
   std::optional<size_t> feeding_binds;      // index in `all` of the resource that limits it
   std::optional<double> images_per_worker;  // at most, images/s of each of `workers`
 };
@@ -81,20 +81,21 @@ struct ElementTraffic {
 ElementTraffic element_traffic(const JobSpec& spec);
 
 // Throws Error(kInvalid), which names the option, if an input is not a positive number or a word of
-// `spec` is unknown. Of a plan for several boxes: of each resource, the worst part of any box.
+// `spec` is unknown. In a plan for several boxes each resource counts with the worst part of any
+// box.
 Limits find_limits(const Plan& plan, const JobSpec& spec, const LimitInputs& inputs);
 
 // A host of those that exchange a job: it serves a part, or a worker runs on it, or both. The
 // worker reaches the part on its own host without NICs, and spreads everything else evenly over
 // them.
 struct Host {
-  std::optional<uint32_t> box;  // of the plan; nothing: it serves nothing
+  std::optional<uint32_t> box;  // its number in the plan; nullopt: it serves nothing
   bool worker = false;
-  uint32_t nics = 1;   // that the worker uses
-  uint32_t nodes = 1;  // that have these NICs
+  uint32_t nics = 1;   // those that the worker uses
+  uint32_t nodes = 1;  // those that have these NICs
 };
-// What that host allows: a resource has the bytes of the box and those of the worker.
-// inputs.worker_link_gbit_s is not used. REQUIRES: inputs.nics.
+// The limits of that host: a resource has the bytes of the box and those of the worker. It does not
+// use inputs.worker_link_gbit_s. REQUIRES: inputs.nics.
 Limits find_limits(const Plan& plan, const Host& host, const JobSpec& spec,
                    const LimitInputs& inputs);
 // The bytes that cross all of the host's NICs in a round.
@@ -102,7 +103,7 @@ Traffic nic_traffic(const Plan& plan, const Host& host, const JobSpec& spec);
 
 // As text: inputs, the table, the answer, and the assumptions.
 std::string describe(const Limits& limits, const LimitInputs& inputs);
-// As a JSON object.
+// Returns a JSON object.
 std::string to_json(const Limits& limits, const LimitInputs& inputs);
 
 }  // namespace phub

@@ -1,6 +1,6 @@
-// What computing hides of an exchange. In wait-free backpropagation (Zhang et al., Poseidon, 2015,
-// section 4.2 and Algorithm 2) a layer's gradient is sent when its backward is done, while the
-// layers below it compute, and its result is waited for before its next forward.
+// The part of an exchange that computing hides. In wait-free backpropagation (Zhang et al.,
+// Poseidon, 2015, section 4.2 and Algorithm 2) a layer's gradient is sent when its backward is
+// done, while the layers below it compute, and its result is waited for before its next forward.
 //
 // The layers' exchanges follow each other in the order in which their gradients are ready. Links
 // work both ways at once, and results travel while the same layer's gradients still do; the box's
@@ -19,10 +19,10 @@
 
 namespace phub {
 
-// In the order of forward.
+// The computing of a layer; layers are in the order of forward.
 struct LayerComputing {
   std::string name;
-  std::vector<uint32_t> keys;  // of the job
+  std::vector<uint32_t> keys;  // indices of keys in the job
   double forward_s = 0, backward_s = 0;
 };
 
@@ -31,18 +31,19 @@ struct LayerComputing {
 //
 //   {"layers": [{"name": "conv1", "forward_ms": 3, "backward_ms": 6.5}, …]}
 //
-// A key is of the layer whose name it has, or whose name it begins with before a '.'; of several
-// such layers the longest name counts. Throws Error(kInvalid), which names the argument or the
-// file: it is neither; the model's layers are not known; a time is not a number of at least 0, or
-// all are 0; a layer is there twice; a key is of no layer.
+// A key belongs to the layer whose name it has, or whose name it begins with before a '.'; among
+// several such layers the longest name counts. Throws Error(kInvalid), which names the argument or
+// the file: it is neither; the model's layers are not known; a time is not a number of at least 0,
+// or all are 0; a layer is there twice; a key is of no layer.
 std::vector<LayerComputing> computing_of(const JobSpec& spec, const std::string& argument);
 std::vector<LayerComputing> parse_computing(const JobSpec& spec, std::string_view json,
                                             std::string_view source);
 
 double computing_seconds(std::span<const LayerComputing> layers);
 
-// From the beginning of a backward to that of the next. `costs`: of each layer's keys. `overlaps`:
-// false: all layers are pushed when the last backward is done, and all are waited for.
+// The time from the beginning of a backward to that of the next. `costs` are those of each layer's
+// keys. Without `overlaps` all layers are pushed when the last backward is done, and all are waited
+// for.
 double iteration_seconds(std::span<const LayerComputing> layers, std::span<const WayCost> costs,
                          const WayInputs& inputs, bool overlaps);
 

@@ -1,5 +1,5 @@
-// Where a parameter server's parts may run, and what each choice allows on a cluster: the plan over
-// the hosts that serve (plan.h), and the limits of every host (limits.h).
+// Compares the places where a parameter server's parts may run on a cluster: the plan over the
+// hosts that serve (plan.h), and the limits of every host (limits.h).
 #pragma once
 
 #include <array>
@@ -25,25 +25,25 @@ inline constexpr std::array<std::string_view, 4> kPlacements = {
 struct PlacementOptions {
   std::string placement = "all";  // or one of kPlacements
   uint32_t ranks = 0;             // workers; 0: one on each host of a worker kind
-  uint32_t boxes = 0;             // of dedicated-sharded; 0: all
+  uint32_t boxes = 0;             // for dedicated-sharded; 0: all
 };
 
 struct HostLoad {
-  uint32_t kind = 0;  // of Cluster::kinds
+  uint32_t kind = 0;  // index into Cluster::kinds
   Host host;
-  Traffic bytes;       // of all NICs of the host
-  double seconds = 0;  // of a round
+  Traffic bytes;       // for all NICs of the host
+  double seconds = 0;  // the time of a round
   std::string resource, where;
 };
 
 struct Placement {
   std::string name;
   Plan plan;                     // over the boxes
-  uint32_t boxes = 0;            // that serve
-  uint32_t dedicated = 0;        // of these, hosts without a worker
+  uint32_t boxes = 0;            // those that serve
+  uint32_t dedicated = 0;        // those that are hosts without a worker
   std::vector<HostLoad> hosts;   // boxes in the order of the plan, then the others
-  size_t busiest = 0;            // of hosts: the slowest, of these the one with the most bytes
-  double seconds = 0;            // of a round
+  size_t busiest = 0;            // index of the slowest host, among equals that with the most bytes
+  double seconds = 0;            // the time of a round
   std::optional<double> images;  // images/s of all workers, if it is known how fast they are
 };
 
@@ -51,7 +51,7 @@ struct Placements {
   uint32_t ranks = 0;
   std::vector<Placement> all;
   std::vector<std::string> left_out;  // placements that the cluster does not allow, and why
-  size_t recommended = 0;             // of all
+  size_t recommended = 0;             // index into `all`
   std::string reason;                 // a sentence
 };
 

@@ -1,5 +1,5 @@
-// The plan: which core, queue and NIC handles each chunk. A pure function of topology, key table
-// and options; the same input gives the same plan everywhere.
+// The plan gives each chunk a core, a queue and a NIC. A pure function of topology, key table and
+// options; the same input gives the same plan everywhere.
 //
 // The core, queue and NIC of a chunk are on one NUMA node (PHub, section 3). Chunks are assigned by
 // bytes, largest first, each to the least loaded node and there to the least loaded core (longest
@@ -10,8 +10,8 @@
 // cores and NICs are spread alike, both are balanced; otherwise the largest load is as small as it
 // can be.
 //
-// Where it is known how many ranks exchange what (KeySpec::exchanged_by), bytes are those of the
-// mean rank: a chunk of half of the ranks counts half.
+// If it is known how many ranks exchange each part of a key (KeySpec::exchanged_by), bytes are
+// those of the mean rank: a chunk of half of the ranks counts half.
 //
 // Several boxes are planned for at once: their nodes follow each other in the topology. Queues of a
 // box follow each other, too.
@@ -33,7 +33,7 @@
 
 namespace phub {
 
-// What a queue already carries for other jobs.
+// The load that a queue already carries for other jobs.
 struct PlanLoad {
   uint32_t box = 0;
   uint32_t os_cpu = 0;
@@ -43,8 +43,8 @@ struct PlanLoad {
 
 struct PlanOptions {
   uint32_t cores = 0;  // cores to use; 0: all. Spread over nodes in proportion to their NICs
-  // Of these or of all, at most so many: those of `preferred_cpus` (of the first box) first, then
-  // the least loaded.
+  // Uses at most so many of these or of all: those of `preferred_cpus` (of the first box) first,
+  // then the least loaded.
   uint32_t most_cores = ~uint32_t{0};
   std::vector<uint32_t> preferred_cpus = {};
   uint32_t ranks = 1;  // the job's max_ranks; decides about queue pairs and memory
@@ -53,7 +53,7 @@ struct PlanOptions {
   // By chunk: the chunks of one unit go to one core. Empty: each goes where it likes.
   std::vector<uint32_t> units = {};
   uint32_t trailer_elements = 0;       // behind each chunk (Layout)
-  std::string gradient_dtype = "f32";  // of keys without a format of their own
+  std::string gradient_dtype = "f32";  // the format of keys without one of their own
   std::vector<PlanLoad> load = {};
 };
 
@@ -67,19 +67,19 @@ struct CorePlan {
   uint32_t os_node = 0;
   uint32_t os_cpu = 0;
   uint64_t elements = 0;
-  uint64_t gradient_bytes = 0;  // of the mean rank
+  uint64_t gradient_bytes = 0;  // those of the mean rank
   std::vector<uint32_t> queues;
 };
 struct NicPlan {
   uint32_t node = 0;
   std::string name;
   uint64_t elements = 0;
-  uint64_t gradient_bytes = 0;  // of the mean rank
+  uint64_t gradient_bytes = 0;  // those of the mean rank
 };
 
-// Where every chunk lies, and who handles it.
+// The place of every chunk, and the core that handles it.
 struct Plan : Layout {
-  std::vector<uint32_t> tile_rows;  // of each key, as KeySpec has them; 0: its chunks are no rows
+  std::vector<uint32_t> tile_rows;  // by key, as KeySpec has them; 0: its chunks are no rows
   std::vector<QueuePlan> queues;
   std::vector<CorePlan> cores;
   std::vector<NicPlan> nics;
@@ -91,22 +91,22 @@ struct Plan : Layout {
 Plan make_plan(const numa::Topology& topology, std::span<const KeySpec> keys,
                const PlanOptions& options);
 
-// What the mean rank sends of each chunk in a round.
+// The bytes of each chunk that the mean rank sends in a round.
 std::vector<uint64_t> exchanged_bytes(const Layout& layout, std::span<const KeySpec> keys,
                                       uint32_t ranks);
 
-// What one box has of it, as a plan of its own: that box's cores, NICs and queues, renumbered from
-// 0; all chunks, of which those of other boxes are in no queue (kElsewhere). REQUIRES: the box has
-// queues.
+// One box's part of the plan, as a plan of its own: that box's cores, NICs and queues, renumbered
+// from 0; all chunks, of which those of other boxes are in no queue (kElsewhere). REQUIRES: the box
+// has queues.
 inline constexpr uint32_t kElsewhere = ~uint32_t{0};
 Plan part_of(const Plan& plan, uint32_t box);
-uint32_t boxes_of(const Plan& plan);                      // how many have a part
+uint32_t boxes_of(const Plan& plan);                      // the number of boxes that have a part
 uint32_t first_queue_of(const Plan& plan, uint32_t box);  // in the numbers of the whole plan
 uint32_t first_core_of(const Plan& plan, uint32_t box);
 
 // The parts of the box's arrays and their nodes, ascending; empty if all cores are on one node.
 std::vector<NodeRun> node_runs(const Plan& plan);
-// The same of a rank's slots, in bytes.
+// The parts of a rank's slots, in bytes.
 std::vector<NodeRun> slot_runs(const Plan& plan);
 
 // The largest load in bytes over the mean, of cores and of NICs; 1.0 is perfect.
@@ -115,10 +115,10 @@ double nic_imbalance(const Plan& plan);
 
 // Bytes that a job holds per element.
 struct ElementBytes {
-  uint64_t parameter = 4;   // of results in memory
-  uint64_t difference = 0;  // of their differences, if that is what is sent
+  uint64_t parameter = 4;   // results in memory
+  uint64_t difference = 0;  // their differences, if these are sent
   uint64_t master = 0;      // f32 parameters, if results are not these
-  uint64_t state = 0;       // of the optimizer
+  uint64_t state = 0;       // the optimizer's
   bool optimized = false;   // false: the sum itself is written back
 };
 // Throws Error(kInvalid) if a word of `spec` is unknown.

@@ -1,11 +1,11 @@
-// How the gradients of matrices are best exchanged: whole, or as the sufficient factors that they
-// are made of (Poseidon, 2015, section 4.3 and Algorithm 3): to the box, which multiplies and sends
-// the parameters back (KeySpec::rank_limit), or through the box to all ranks, which multiply
-// (worker/factors.h).
+// Finds the best way to exchange the gradients of matrices: whole, or as the sufficient factors
+// that they are made of (Poseidon, 2015, section 4.3 and Algorithm 3): to the box, which multiplies
+// and sends the parameters back (KeySpec::rank_limit), or through the box to all ranks, which
+// multiply (worker/factors.h).
 //
-// The paper chooses by the bytes that all nodes send together. What a round waits for is the link
-// with the longest time, so that is what is compared here, with the products that are then made;
-// and of all matrices together, as they share the links. Links work both ways at once: factors to
+// The paper chooses by the bytes that all nodes send together. A round waits for the link with the
+// longest time, so that time is compared here, with the time of the products that are then made;
+// and for all matrices together, as they share the links. Links work both ways at once: factors to
 // the box shorten the way there alone, and so the round where results are smaller than gradients. A
 // pure function of its inputs.
 #pragma once
@@ -23,22 +23,23 @@ namespace phub {
 
 struct WayInputs {
   uint32_t ranks = 1;
-  uint64_t samples = 1;         // of a rank in a round: rows of a layer's input
-  double worker_gbit_s = 10;    // of a rank's link, each way
-  double box_gbit_s = 10;       // of all NICs of the box together, each way
-  double product_gflop_s = 50;  // of a rank's products (bench/products)
-  uint32_t box_cores = 0;       // that multiply, and a matrix has a chunk for each; 0: none does
-  double box_product_gflop_s = 50;  // of one of them
-  double gradient_bytes = 4;        // of an element that is sent whole (element_traffic())
-  double result_bytes = 4;          // of one that comes back, but for factors, which are f32
+  uint64_t samples = 1;             // samples of a rank in a round: rows of a layer's input
+  double worker_gbit_s = 10;        // a rank's link, each way
+  double box_gbit_s = 10;           // all NICs of the box together, each way
+  double product_gflop_s = 50;      // a rank's products (bench/products)
+  uint32_t box_cores = 0;           // cores that multiply, with a chunk of a matrix each; 0: none
+  double box_product_gflop_s = 50;  // one of these cores
+  double gradient_bytes = 4;        // an element that is sent whole (element_traffic())
+  double result_bytes = 4;          // an element that comes back, but for factors, which are f32
   bool to_ranks = true;  // the ranks may multiply: parameters are theirs (optimizer none)
 };
 
-// Of a round. In bytes: what a rank sends and receives, what the box receives and sends.
+// The cost of a round. In bytes: those that a rank sends and receives, and that the box receives
+// and sends.
 struct WayCost {
   double worker_out = 0, worker_in = 0, box_in = 0, box_out = 0;
-  double product_s = 0;      // of each rank
-  double box_product_s = 0;  // of the box
+  double product_s = 0;      // time of each rank
+  double box_product_s = 0;  // time of the box
 
   WayCost& operator+=(const WayCost& other);
   // Links work at the same time, both ways; the products do not, as they wait for factors, and
@@ -48,7 +49,8 @@ struct WayCost {
 enum class FactorWay : uint8_t { kWhole, kBox, kRanks };
 std::string_view name_of(FactorWay way);  // "whole", "box", "ranks"
 WayCost whole_way(uint64_t elements, const WayInputs& inputs);
-// Nothing: a job cannot have such a key (KeySpec::rank_limit), or the box does not multiply.
+// Returns nullopt if a job cannot have such a key (KeySpec::rank_limit), or if the box does not
+// multiply.
 std::optional<WayCost> box_way(uint64_t rows, uint64_t columns, const WayInputs& inputs);
 WayCost ranks_way(uint64_t rows, uint64_t columns, const WayInputs& inputs);
 
@@ -60,7 +62,7 @@ struct MatrixWays {
   uint64_t rows = 0, columns = 0;
   WayCost whole, ranks;
   std::optional<WayCost> box;
-  FactorWay way = FactorWay::kWhole;  // that is chosen
+  FactorWay way = FactorWay::kWhole;  // the chosen way
 
   const WayCost& cost() const {
     return way == FactorWay::kWhole ? whole : way == FactorWay::kBox ? *box : ranks;
@@ -69,20 +71,20 @@ struct MatrixWays {
 
 struct Ways {
   std::vector<MatrixWays> matrices;                      // in the order of the keys
-  WayCost all_whole, chosen;                             // of all keys
+  WayCost all_whole, chosen;                             // for all keys
   std::vector<WayCost> whole_of_layer, chosen_of_layer;  // the same of each, if there are layers
 };
 
 // No other choice for any of the matrices takes a shorter time, if at most kMostUndecided of them
-// are such that factors could be better; of more, the smaller ones are whole. (Where a way has less
-// of everything it is the better one whatever the others do.) Where it is known how long the layers
-// compute, the time is that of an iteration with wait-free backpropagation (iteration_seconds()).
-// Throws Error(kInvalid): an input is not positive.
+// are such that factors could be better; of more, the smaller ones are whole. (A way that has less
+// of everything is the better one whatever the others do.) If `layers` is not empty, the time is
+// that of an iteration with wait-free backpropagation (iteration_seconds()). Throws
+// Error(kInvalid): an input is not positive.
 inline constexpr size_t kMostUndecided = 12;
 Ways choose_ways(const JobSpec& spec, const WayInputs& inputs,
                  std::span<const LayerComputing> layers = {});
 
-// For people.
+// Describes the ways for people.
 std::string describe(const Ways& ways, const JobSpec& spec, const WayInputs& inputs,
                      std::span<const LayerComputing> layers = {});
 
