@@ -36,7 +36,7 @@ class CheckedOutput {
 
   std::unique_ptr<OutputFile> file_;
   CheckpointFile entry_;
-  // What is not written yet; most files are small: the rest of it is never touched.
+  // The bytes that are not written yet; most files are small: the rest of it is never touched.
   std::unique_ptr<DirectBlock> block_ = std::make_unique_for_overwrite<DirectBlock>();
   size_t gathered_ = 0;  // bytes of it
 };

@@ -11,11 +11,11 @@ namespace phub {
 // the CPU's instruction if there is one.
 uint32_t crc32c(uint32_t crc, std::span<const std::byte> bytes);
 
-// The same with tables alone, on any CPU.
+// Computes the same with tables alone, on any CPU.
 uint32_t crc32c_by_table(uint32_t crc, std::span<const std::byte> bytes);
 
-// Advances the register of the checksum, which is its complement. Null: the CPU has no instruction
-// for it.
+// Advances the register of the checksum, which is its complement. hardware_crc32c() returns null if
+// the CPU has no instruction for it.
 using Crc32cStep = uint32_t (*)(uint32_t state, const std::byte* bytes, size_t size);
 Crc32cStep hardware_crc32c();
 

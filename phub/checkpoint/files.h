@@ -21,14 +21,14 @@ namespace phub {
 // processors that rounds need.
 inline constexpr size_t kDirectAlignment = 4096;
 
-// A file that is being written, from its beginning to its end. Destroyed before close(): closed as
-// it is, and what it holds is worth nothing.
+// A file that is being written, from its beginning to its end. If it is destroyed before close(),
+// the file is closed as it is, and its content is worth nothing.
 class OutputFile {
  public:
   virtual ~OutputFile() = default;
   virtual void write(std::span<const std::byte> bytes) = 0;  // all of them
-  // What was written is on the disk when this returns. After a failure it must not be tried again:
-  // the kernel has dropped the data, and the second call would succeed.
+  // The written bytes are on the disk when this returns. After a failure it must not be tried
+  // again: the kernel has dropped the data, and the second call would succeed.
   virtual void sync() = 0;
   virtual void close() = 0;
 };
@@ -41,7 +41,7 @@ class InputFile {
   virtual void read(uint64_t offset, std::span<std::byte> into) = 0;
 };
 
-// Held as long as it lives.
+// The lock is held as long as this lives.
 class FileLock {
  public:
   virtual ~FileLock() = default;
@@ -79,7 +79,7 @@ class Files {
   virtual std::unique_ptr<FileLock> lock(const std::string& path) = 0;
 };
 
-// Those of the operating system.
+// The files of the operating system.
 Files& system_files();
 
 // Removes a folder and all that is in it; follows no link.

@@ -21,7 +21,7 @@ namespace phub {
 // 2: keys may have shapes and groups. 3: jobs may be out of lock-step, or without an optimizer.
 // 4: jobs may have branches. 5: branches may be killed. 6: forks that are still to come.
 inline constexpr uint32_t kManifestVersion = 6;
-inline constexpr uint64_t kChecksumBytes = uint64_t{1} << 20;  // of a file, per checksum
+inline constexpr uint64_t kChecksumBytes = uint64_t{1} << 20;  // bytes of a file per checksum
 inline constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;
 inline constexpr size_t kMaxOwnerBytes = 255;
 inline constexpr uint64_t kMaxRound = uint64_t{1} << 62;
@@ -41,31 +41,31 @@ struct CheckpointFile {
 // A rank at the checkpoint's round.
 struct SavedRank {
   uint32_t incarnation = 0;  // the latest; 0: none
-  uint64_t last_round = 0;   // that an incarnation which is lost took part in
+  uint64_t last_round = 0;   // the last round of a lost incarnation
   bool expected = false;     // live, or waited for
 
   friend bool operator==(const SavedRank&, const SavedRank&) = default;
 };
 
-// A branch, when all is done that was decided up to the checkpoint (phub/job/branches.h).
+// A branch, after all decisions up to the checkpoint (phub/job/branches.h).
 struct SavedBranch {
   uint32_t branch = 0;
   uint32_t parent = 0;
   uint64_t round = 0;   // forked before it
-  uint64_t rounds = 0;  // of its own before it began to run or stopped, whichever is later
+  uint64_t rounds = 0;  // its own rounds before it began to run or stopped, whichever is later
   uint32_t place = 0;   // 0: it runs, or is on disk; else its shelf
-  uint64_t killed = 0;  // before this round; 0: it is not. At most the checkpoint's next: on disk
+  uint64_t killed = 0;  // before this round; 0: it is not. Up to the checkpoint's next: on disk
   std::map<std::string, double> values;  // hyperparameters that are not the optimizer's defaults
 
   friend bool operator==(const SavedBranch&, const SavedBranch&) = default;
 };
 
 // A branch that does not run in the checkpoint's next round, in files of its own (branch_file()).
-// What lay on no shelf then, the checkpoint shares with the one before it.
+// If it lay on no shelf then, the checkpoint shares its files with the one before it.
 struct SavedShelf {
   uint32_t place = 0;   // its shelf; above the job's `branches`: a dock (BranchOrder); 0: neither
   uint32_t branch = 0;  // perhaps one that is discarded later, and runs until then
-  std::vector<uint64_t> steps;  // of the optimizer: by chunk, by key, or one for all
+  std::vector<uint64_t> steps;  // the optimizer's: by chunk, by key, or one for all
 
   friend bool operator==(const SavedShelf&, const SavedShelf&) = default;
 };
@@ -85,12 +85,12 @@ struct Manifest {
   JobSpec spec;
   uint64_t round = 0;  // completed by every chunk: of the slowest rank, out of lock-step
   uint64_t epoch = 1;  // rises with every restore
-  std::string owner;   // SHA-256 of the token that the job was created with; empty: of none
+  std::string owner;   // SHA-256 of the token that the job was created with; empty: none
   std::vector<uint32_t> live_ranks;
-  std::vector<SavedRank> ranks;  // max_ranks, or more: of those that it once had
+  std::vector<SavedRank> ranks;  // max_ranks, or more if it once had more
   uint64_t log_first = 0;        // number of the first record below; those before it were dropped
   std::vector<LogRecord> log;
-  // Of the optimizer in lock-step: by chunk, by key, or one for all; none: the round.
+  // The optimizer's steps in lock-step: by chunk, by key, or one for all; none: the round.
   std::vector<uint64_t> steps;
   std::vector<HyperChange> hyper;  // hyperparameters by ascending round
   SavedBranches branches;

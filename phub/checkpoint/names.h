@@ -8,7 +8,7 @@
 
 namespace phub {
 
-inline constexpr size_t kMaxEncodedBytes = 255;  // what file systems allow
+inline constexpr size_t kMaxEncodedBytes = 255;  // as file systems allow
 inline constexpr size_t kMaxFileNameBytes = 300;
 inline constexpr std::string_view kTensorsSuffix = ".safetensors";
 
@@ -16,7 +16,7 @@ inline constexpr std::string_view kTensorsSuffix = ".safetensors";
 // Error(kInvalid) if the name is empty or the result longer than 255 bytes.
 std::string encode_name(std::string_view name);
 
-// Nothing if encode_name() never returns this.
+// Returns nullopt if encode_name() never returns this.
 std::optional<std::string> decode_name(std::string_view encoded);
 
 // The folder of a checkpoint: "round-000000000123.epoch-4".

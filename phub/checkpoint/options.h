@@ -1,4 +1,4 @@
-// When and where a server writes checkpoints of its jobs.
+// The options of a server's checkpoints: the times and the place.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ class Files;
 struct CheckpointOptions {
   std::string folder;      // empty: none are written
   uint64_t every = 100;    // rounds
-  uint32_t keep = 3;       // of each job
+  uint32_t keep = 3;       // checkpoints of each job
   Files* files = nullptr;  // null: those of the operating system
 };
 

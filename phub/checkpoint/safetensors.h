@@ -55,7 +55,7 @@ uint64_t bytes_of(const TensorInfo& tensor);
 
 struct TensorTable {
   std::vector<TensorInfo> tensors;  // in the order of their bytes
-  std::vector<uint64_t> offsets;    // of each in the file; one more: the file's size
+  std::vector<uint64_t> offsets;    // by tensor: its offset in the file; one more: the file's size
   std::map<std::string, std::string> metadata;
 };
 
@@ -64,7 +64,7 @@ inline constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 inline constexpr uint64_t kHeaderLengthBytes = 8;
 inline constexpr size_t kMaxDimensions = 64;
 
-// What a file begins with: length and header, padded with spaces to a multiple of 8 bytes.
+// The beginning of a file: length and header, padded with spaces to a multiple of 8 bytes.
 // Throws if a name is not UTF-8, empty, there twice or "__metadata__"; kFull if the header is too
 // long.
 std::string make_tensor_header(const std::vector<TensorInfo>& tensors,

@@ -41,24 +41,25 @@ namespace phub {
 
 inline constexpr std::string_view kManifestFile = "manifest.json";
 inline constexpr std::string_view kNewManifestFile = "manifest.json.new";  // until it is committed
-// Of one that a job has passed over, to go on from an older one: nothing goes on from it any more.
+// The name of the manifest once a job has passed over the checkpoint, to go on from an older one:
+// nothing goes on from it any more.
 inline constexpr std::string_view kPassedOverFile = "manifest.json.passed-over";
 inline constexpr std::string_view kParametersFile = "parameters.safetensors";
-inline constexpr std::string_view kViewFile = "view.safetensors";  // what ranks have of them
-// Of a job that is not in lock-step: "steps" of the optimizer on each chunk, and "clocks", by chunk
-// and rank the round of the rank's last update that the chunk has.
+inline constexpr std::string_view kViewFile = "view.safetensors";  // the ranks' view of them
+// For a job that is not in lock-step: "steps" of the optimizer on each chunk, and "clocks", by
+// chunk and rank the round of the rank's last update that the chunk has.
 inline constexpr std::string_view kClocksFile = "clocks.safetensors";
-// Of a slot of the optimizer's state: "state-exp_avg.safetensors".
+// The name of the file for a slot of the optimizer's state: "state-exp_avg.safetensors".
 std::string state_file(std::string_view slot);
-// The same of a branch that does not run in the checkpoint's next round:
+// The name of the file for a branch that does not run in the checkpoint's next round:
 // "branch-2-parameters.safetensors".
 std::string branch_file(uint32_t branch, std::string_view file);
 
 // As long as one is there, the checkpoint is not removed by this process.
 class CheckpointPin {};
 
-// Reads one checkpoint. Every byte is compared with its checksum when it is read, so what is
-// returned is what was written. One thread at a time; it may outlive the store.
+// Reads one checkpoint. Every byte is compared with its checksum when it is read, so it returns the
+// bytes that were written. One thread at a time; it may outlive the store.
 class CheckpointReader {
  public:
   // Reads the manifest, and checks that it is that of this job and checkpoint.
@@ -69,7 +70,7 @@ class CheckpointReader {
   CheckpointId id() const { return {manifest_.epoch, manifest_.round}; }
   bool has(std::string_view file) const;
 
-  // What a file of tensors holds. Throws Error(kNotFound) if there is no such file.
+  // The tensors in a file. Throws Error(kNotFound) if there is no such file.
   const TensorTable& tensors(std::string_view file);
   // Bytes of a tensor, from `offset` in it on. REQUIRES: they are in the tensor.
   void read_tensor(std::string_view file, size_t tensor, uint64_t offset,
@@ -83,12 +84,12 @@ class CheckpointReader {
   void read_file(std::string_view file, uint64_t offset, std::span<std::byte> into) {
     input(file).read(offset, into);
   }
-  // Reads everything. What is wrong, a sentence per file; empty: the checkpoint is whole.
-  // kNeeded: nothing of branches that are killed, without which the job goes on.
+  // Reads everything. Returns a sentence for each damaged file; empty: the checkpoint is whole.
+  // kNeeded leaves out the files of killed branches, without which the job goes on.
   enum class What { kAll, kNeeded };
   std::vector<std::string> verify(What what = What::kAll);
 
-  // Of the manifest. Throws Error(kNotFound).
+  // The manifest's entry of a file. Throws Error(kNotFound).
   const CheckpointFile& entry(std::string_view file) const;
 
   void hold(std::shared_ptr<CheckpointPin> pin) { pin_ = std::move(pin); }
@@ -101,7 +102,7 @@ class CheckpointReader {
   Manifest manifest_;
   std::shared_ptr<CheckpointPin> pin_;
   std::map<std::string, TensorTable, std::less<>> tables_;
-  std::string open_name_;  // of the file that is open
+  std::string open_name_;  // the name of the open file
   std::unique_ptr<CheckedInput> open_;
 };
 
@@ -124,8 +125,8 @@ class Checkpoints {
   std::vector<std::string> jobs();
   // Newest first: the highest epoch, in it the highest round. Empty if there is no such job.
   std::vector<CheckpointId> list(const std::string& job);
-  // All that have the name of a checkpoint, newest first. `problem`: why list() does not have it:
-  // a link, a file, or a folder without a manifest; "": it has.
+  // All that have the name of a checkpoint, newest first. `problem` is the reason why list()
+  // does not have it: a link, a file, or a folder without a manifest; "": it has.
   struct Named {
     CheckpointId id;
     std::string problem;
@@ -133,8 +134,8 @@ class Checkpoints {
   std::vector<Named> named(const std::string& job);
   std::unique_ptr<CheckpointReader> open(const std::string& job, CheckpointId id);
   // The newest that has all that is needed, after reading that; null if there is none. Adds those
-  // that are newer and cannot be used to `refused`. What somebody can repair (permissions, open
-  // files) is no reason to go back to an older one: it is thrown.
+  // that are newer and cannot be used to `refused`. An error that somebody can repair (permissions,
+  // open files) is no reason to go back to an older one: it is thrown.
   std::unique_ptr<CheckpointReader> newest_whole(const std::string& job,
                                                  std::vector<Refusal>& refused);
 
@@ -153,7 +154,7 @@ class Checkpoints {
 
 class CheckpointWriter;
 
-// The same for the box that writes there. Belongs to one thread, with its writers.
+// The directory for the box that writes there. Belongs to one thread, with its writers.
 class CheckpointStore final : public Checkpoints {
  public:
   // Makes the directory if it is not there, locks it (kTaken: another box has it), and removes what
@@ -166,13 +167,13 @@ class CheckpointStore final : public Checkpoints {
   // Begins a checkpoint. Throws Error(kTaken) if there is one of this epoch and round.
   std::unique_ptr<CheckpointWriter> begin(const std::string& job, CheckpointId id);
 
-  // A job is to go on from it. The box that wrote it may have been killed before it had synced its
-  // name; from here on it stays, as far as the disk is concerned. The newer ones that were refused
-  // are not gone on from later, even if they can be read then: what the job does from here on would
-  // not be what led to them.
+  // Keeps a checkpoint that a job is to go on from. The box that wrote it may have been killed
+  // before it had synced its name; from here on it stays, as far as the disk is concerned. The
+  // newer ones that were refused are not gone on from later, even if they can be read then: the
+  // job's further rounds do not lead to them.
   void keep(const CheckpointReader& reader, const std::vector<Refusal>& refused);
 
-  // An epoch that is higher than any before, and durable when this returns. To be called
+  // Returns an epoch that is higher than any before, and durable when this returns. To be called
   // whenever a job starts or is restored, so that no two lives of a job share an epoch.
   uint64_t raise_epoch(const std::string& job);
   // The highest that any checkpoint or note of the job has; 0: it has none.
@@ -195,7 +196,7 @@ class CheckpointStore final : public Checkpoints {
   void remove_checkpoint(const std::string& folder);
   void remove_if_there(const std::string& folder);
   void remove_leftovers(const std::string& job_folder);
-  // Removes what is older than the last `keep`. Returns what failed; "": nothing.
+  // Removes checkpoints older than the last `keep`. Returns the failures; "": there were none.
   std::string prune(const std::string& job);
   void on_refused(const std::string& folder) override { refused_.insert(folder); }
   std::shared_ptr<CheckpointPin> pin(const std::string& folder) override;
@@ -208,7 +209,7 @@ class CheckpointStore final : public Checkpoints {
   std::map<std::string, std::weak_ptr<CheckpointPin>> pins_;
 };
 
-// Part of a rank, while it comes in.
+// Writes the part of a rank while it comes in.
 class PartWriter {
  public:
   void write(std::span<const std::byte> bytes) { output_.write(bytes); }
@@ -253,8 +254,8 @@ class CheckpointWriter {
 
   // Makes the checkpoint exist, and removes older ones. `manifest` needs no files, and has the
   // epoch and round of begin(). When this returns the checkpoint is durable; if it throws, the one
-  // before it stands. Returns what went wrong when older ones were removed, for the log; "":
-  // nothing did. Throws Error(kInvalid) if a part is not finished.
+  // before it stands. Returns the failures in removing older ones, for the log; "": there were
+  // none. Throws Error(kInvalid) if a part is not finished.
   std::string commit(Manifest manifest);
 
  private:
