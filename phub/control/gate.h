@@ -1,5 +1,6 @@
-// Who a request comes from, and whether they may do what it asks: before anything is done, and
-// before a body is read. Without a tokens file the gate is open: everybody may do everything.
+// Finds the sender of a request, and decides whether they may do what it asks: before anything is
+// done, and before a body is read. Without a tokens file the gate is open: everybody may do
+// everything.
 //
 // A request shows a token of the tokens file, or the job token that the creator of a job got with
 // the answer to its join: that one joins, deletes and shows this job, and nothing else. It is good
@@ -21,7 +22,7 @@
 
 namespace phub {
 
-// What a request needs.
+// The right that a request needs.
 enum class Need {
   kNothing,  // or a ticket, which the job checks
   kObserve,  // any token; for a job, one that covers it
@@ -37,7 +38,7 @@ class Gate {
 
   // Throws as load_tokens().
   explicit Gate(std::string path, Clock clock = system_clock());
-  // For tests.
+  // Tests use this.
   Gate(std::vector<Token> tokens, Clock clock);
 
   // Reads the file again. Throws as load_tokens(); then the tokens stay as they were.
@@ -45,17 +46,17 @@ class Gate {
   void replace(std::vector<Token> tokens);
   bool is_empty() const { return tokens_.empty(); }  // then everybody is refused
 
-  // Sets `caller`, or says why the request is refused. `authorization`: the header's value. `job`:
-  // of the path, "" if it has none.
+  // Sets `caller`, or returns the reason why the request is refused. `authorization` is the
+  // header's value, `job` the one in the path, "" if it has none.
   std::optional<HeadRefusal> check(Need need, std::string_view job, std::string_view authorization,
                                    const ControlHandler& handler, Caller& caller) const;
 
-  // Of all jobs that this caller creates; no limit for one without a token.
+  // The quota of all jobs that this caller creates; no limit for one without a token.
   Quota quota_of(const Caller& caller) const;
   // Whether the caller may see this job in a list.
   bool sees(const Caller& caller, std::string_view job) const;
 
-  // Why a rank that joined as `caller` may not stay in the job; "": it may.
+  // The reason why a rank that joined as `caller` may not stay in the job; "": it may.
   std::string why_not(const Caller& caller, std::string_view job) const;
   // Ends the ranks that may not stay.
   void sweep(ControlHandler& handler) const;

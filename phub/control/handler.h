@@ -14,10 +14,10 @@
 
 namespace phub {
 
-// Who created a job, where the box asks for tokens.
+// The creator of a job, where the box asks for tokens.
 struct JobOwner {
   Caller creator;
-  std::string join_id;       // of the join that created it
+  std::string join_id;       // the id of the join that created it
   std::string token_sha256;  // of the job's token, in hexadecimal digits; "": nobody has got it yet
 };
 
@@ -27,8 +27,8 @@ class ControlHandler {
  public:
   virtual ~ControlHandler() = default;
   virtual void join(JoinRequest /*request*/, Reply<JoinReply> /*reply*/) { elsewhere(); }
-  // Before such a text is decoded: becomes JoinRequest::held. Any thread. Throws Error: there is no
-  // memory for it.
+  // Takes memory for such a text before it is decoded; the result becomes JoinRequest::held. Any
+  // thread. Throws Error if there is no memory for it.
   virtual std::shared_ptr<void> hold_for_join(std::string_view /*text*/) { return nullptr; }
   // The calls of calls.def: a rank asks, or, where the table says so, an admin of the job.
 #define PHUB_CALL(name, Answer, ...) \
@@ -41,14 +41,40 @@ class ControlHandler {
 #include "transport/control/calls.def"
   // The connection over which this incarnation waits in a barrier has ended.
   virtual void leave_barrier(const Credential& /*who*/) {}
-  // The losses that ranks have reported, from round `from` on.
+  // `change.round` 0: from the first round that no chunk has completed.
+  virtual void set_hyper(const Credential& /*who*/, const HyperChange& /*change*/,
+                         Reply<HyperReply> /*reply*/) {
+    elsewhere();
+  }
+  virtual void set_hyper(const Admin& /*admin*/, const HyperChange& /*change*/,
+                         Reply<HyperReply> /*reply*/) {
+    elsewhere();
+  }
+  // Reads or changes a job's branches.
+  virtual void change_branches(const Credential& /*who*/, const BranchChange& /*change*/,
+                               Reply<BranchReply> /*reply*/) {
+    elsewhere();
+  }
+  virtual void change_branches(const Admin& /*admin*/, const BranchChange& /*change*/,
+                               Reply<BranchReply> /*reply*/) {
+    elsewhere();
+  }
+  // A rank's loss in a round; and those of a job, from round `from` on.
+  virtual void report_loss(const Credential& /*who*/, const LossRequest& /*report*/,
+                           Reply<Done> /*reply*/) {
+    elsewhere();
+  }
   virtual void losses(const std::string& /*job*/, uint64_t /*from*/, Reply<LossPage> /*reply*/) {
     elsewhere();
   }
   // The answer to the join of this incarnation could not be made: nobody will use it.
   virtual void join_unanswered(const Credential& /*who*/) {}
-  // A piece of a rank's part of a checkpoint. The first is asked before its bytes are read, and
-  // throws why they are not wanted. `charge` accounts for their memory, and is released with them.
+  // A new offer for an incarnation whose data connection broke. The offer's ticket is for that
+  // connection only; calls of this interface still need the ticket of the join.
+  virtual void reconnect(const Credential& /*who*/, Reply<Offer> /*reply*/) { elsewhere(); }
+  // A piece of a rank's part of a checkpoint. The first is called before the bytes are read, and
+  // throws the reason why they are not wanted. `charge` accounts for their memory, and is released
+  // with them.
   virtual void check_part(const Credential& /*who*/, const PartPiece& /*place*/,
                           uint64_t /*bytes*/) {
     elsewhere();
@@ -84,11 +110,11 @@ class ControlHandler {
   }
   // DELETE /v1/jobs/{job}: ends the job; all its workers get an error.
   virtual void remove(const std::string& /*job*/, Reply<Done> /*reply*/) { elsewhere(); }
-  // Throws why nobody should come with a new job, for now or for good.
+  // Throws the reason why nobody should come with a new job, for now or for good.
   virtual void check_ready(Reply<Done> reply) { reply(Done{}); }
   virtual ServerStatus status() { elsewhere(); }
   virtual JobStatus job_status(const std::string& /*job*/) { elsewhere(); }  // throws kNotFound
-  // Null: there is no such job, or nobody owns it.
+  // Returns null if there is no such job, or if nobody owns it.
   virtual const JobOwner* owner(const std::string& /*job*/) const { return nullptr; }
   // Ends the ranks for which `why_not` has a reason; "": the rank may stay.
   using WhyNot = std::function<std::string(const Caller& caller, const std::string& job)>;
@@ -98,7 +124,7 @@ class ControlHandler {
   virtual void take_mail(uint64_t /*shard*/, ShardMail /*mail*/, Reply<ShardOrders> /*reply*/) {
     elsewhere();
   }
-  // A piece of what a shard has of a job's checkpoint of that round: the job goes on from it, or it
+  // A piece of a shard's part of a job's checkpoint of that round: the job goes on from it, or it
   // is to be written; or of the state of keys that a rank sets, or reads. As with a rank's part,
   // one that comes is checked before its bytes are read.
   virtual void read_copy(uint64_t /*shard*/, const CopyPlace& /*place*/,
@@ -117,7 +143,7 @@ class ControlHandler {
   virtual void connection_ended(const Credential& /*who*/) {}
 
  protected:
-  // What is not overridden is not done here.
+  // A call that is not overridden is not done here.
   [[noreturn]] void elsewhere() const { fail(ErrorCode::kNotFound, "{}", why_not_here()); }
   virtual std::string why_not_here() const { return "this server does nothing of that kind"; }
 };

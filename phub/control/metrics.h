@@ -20,7 +20,7 @@ struct HttpCounters {
   uint64_t refused = 0;                            // there were too many
   uint64_t evicted = 0;                            // idle, closed to make room
   uint64_t timed_out = 0;                          // idle, or slow to send a request
-  uint64_t request_bytes = 0, response_bytes = 0;  // of bodies
+  uint64_t request_bytes = 0, response_bytes = 0;  // bytes of bodies
   const TlsCounters* tls = nullptr;                // null: plain HTTP
   // By the status of the answer and the pattern of the path; "" if it was refused before that.
   std::map<std::pair<std::string_view, unsigned>, uint64_t> answers;
@@ -35,7 +35,7 @@ struct ProcessUsage {
   uint64_t open_fds = 0, max_fds = 0;
 };
 
-// Reads /proc; what it does not tell is 0.
+// Reads /proc; numbers that it does not tell are 0.
 ProcessUsage process_usage(const std::string& proc = "/proc");
 
 inline constexpr std::string_view kMetricsType = "text/plain; version=0.0.4; charset=utf-8";
@@ -43,7 +43,7 @@ inline constexpr std::string_view kMetricsType = "text/plain; version=0.0.4; cha
 std::string metrics_text(const ServerStatus& status, const HttpCounters& http,
                          const ProcessUsage& process);
 
-// For documentation and its test.
+// Documentation and its test use these.
 struct MetricInfo {
   std::string_view name;
   std::string_view type;  // "counter", "gauge"

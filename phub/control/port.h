@@ -1,6 +1,6 @@
 // The control port: HTTP/1.1 over the io_context of the control thread.
 //
-// Whatever clients do, these are bounded: the number of connections, their idle time, bytes and
+// These are bounded, whatever clients do: the number of connections, their idle time, bytes and
 // time of a header, bytes of a body (by its route, before it is read), and the sums of all long
 // bodies and of all long answers. A request may be answered much later. Its connection waits; if
 // the client is gone by then, the answer is dropped.
@@ -39,8 +39,9 @@ struct HttpOptions {
   uint64_t max_long_body_bytes = uint64_t{128} << 20;
   // All answers of more than 64 KiB that are being sent; more become status 503.
   uint64_t max_unread_bytes = uint64_t{64} << 20;
-  // Is told of what was done and refused, a line each: who, from where, what, how it ended. Few
-  // lines a second, and how many were left out. They hold no token and no ticket. Null: nobody is.
+  // Gets a line for each request that was done or refused: its sender, their address, the request,
+  // its end. It gets few lines a second, and the number of those that were left out. They hold no
+  // token and no ticket. Null: nobody gets them.
   std::function<void(const std::string& line)> audit;
   std::function<void()> after_request;  // called after each call of the handler
   const Gate* gate = nullptr;           // null: everybody may do everything

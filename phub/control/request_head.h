@@ -1,11 +1,12 @@
-// What a request's header must have before its body is read. It keeps web pages away: a browser on
-// this machine, or on a machine that reaches this port, sends what any page asks it to send.
+// The requirements on a request's header before its body is read. It keeps web pages away: a
+// browser on this machine, or on a machine that reaches this port, sends what any page asks it to
+// send.
 //
-// - Host: who connects over loopback must name this machine. A page whose own name was made to mean
-//   127.0.0.1 (DNS rebinding) sends that name.
+// - Host: a client that connects over loopback must name this machine. A page whose own name was
+//   made to mean 127.0.0.1 (DNS rebinding) sends that name.
 // - Origin: a browser names the page that sends the request. This port's own page only reads, so
 //   nothing is changed for a page at all: one whose name was made to mean this machine looks like
-//   our own. What is read must be for the port's own.
+//   our own. Only the port's own page may read.
 // - Content-Type: a page may send any text to anybody, but application/json and
 //   application/octet-stream only after it asked whether it may, which this port refuses.
 #pragma once
@@ -22,7 +23,7 @@ namespace phub {
 struct RequestHead {
   std::string_view host, origin, content_type;  // "": not there
   size_t hosts = 0;                             // how many Host headers
-  bool http_1_0 = false;                        // which needs none
+  bool http_1_0 = false;                        // HTTP/1.0 needs no Host header
   bool has_body = false;
   bool of_bytes = false;       // the body is a rank's part of a checkpoint, not JSON
   bool reads = true;           // GET or HEAD
@@ -44,14 +45,14 @@ class HostNames {
   explicit HostNames(const std::vector<std::string>& listen = {},
                      const std::string& hosts_file = "/etc/hosts");
 
-  // `host`: of a Host header, with or without a port.
+  // `host` is that of a Host header, with or without a port.
   bool has(std::string_view host) const;
 
  private:
   std::vector<std::string> names_;  // lower case
 };
 
-// Nothing if the request may go on. Any thread.
+// Returns nullopt if the request may go on. Any thread.
 std::optional<HeadRefusal> refuse_head(const RequestHead& head, const HostNames& names);
 
 }  // namespace phub

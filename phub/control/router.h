@@ -1,5 +1,5 @@
 // Turns a complete HTTP request into a call of the ControlHandler, and its result into an answer.
-// Without sockets. Control thread only.
+// It has no sockets. Control thread only.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,14 @@ struct HttpResponse {
   std::string about;      // for the audit: "rank=3 incarnation=1", or why it was refused
 };
 
-// One row is all that a path is to the control port.
+inline constexpr uint64_t kMaxJoinBytes = uint64_t{64} << 20;  // key tables
+static_assert(kPartPieceBytes <= kMaxJoinBytes);               // no body is larger
+inline constexpr uint64_t kMaxStateRequestBytes = uint64_t{256} << 10;
+inline constexpr uint64_t kMaxNewsBytes = uint64_t{256} << 10;  // limit of a rack's news
+inline constexpr uint64_t kMaxShardBytes = uint64_t{1} << 20;   // cores and NICs of a box
+inline constexpr uint64_t kMaxBodyBytes = uint64_t{16} << 10;   // everything else
+
+// A path of the control port is one row.
 struct RouteInfo {
   std::string_view method;
   std::string_view pattern;  // "/v1/jobs/{job}/join"; other names in braces are numbers
@@ -43,8 +50,7 @@ struct RouteInfo {
   std::string_view body;    // the message's name; "": there is none
   std::string_view answer;  // the message's name, or a content type
   std::string_view summary;
-  uint64_t most_bytes = kMaxBodyBytes;  // of the body
-  bool admin_too = false;               // a ticket is needed, or a token of role admin
+  uint64_t most_bytes = kMaxBodyBytes;  // limit of the body
 };
 std::span<const RouteInfo> http_routes();
 
@@ -54,7 +60,8 @@ uint64_t body_limit(std::string_view method, std::string_view target);
 // The body is a piece of a rank's part of a checkpoint, or of a state: bytes, not JSON.
 bool takes_bytes(std::string_view method, std::string_view target);
 
-// Why the handler does not want such a body. Nothing: it does, or this is another request.
+// The reason why the handler does not want such a body. Returns nullopt if it does, or if this is
+// another request.
 std::optional<HeadRefusal> refuse_bytes(std::string_view method, std::string_view target,
                                         std::string_view authorization, uint64_t bytes,
                                         ControlHandler& handler);

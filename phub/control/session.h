@@ -45,20 +45,20 @@ struct HttpShared {
   ControlHandler* handler = nullptr;  // null once stopped
   std::unordered_set<HttpSession*> sessions;
   uint64_t long_body_bytes = 0;  // received and not decoded yet
-  uint64_t unread_bytes = 0;     // of long answers that are being sent
+  uint64_t unread_bytes = 0;     // bytes of long answers that are being sent
   HttpCounters counters;
   std::function<void()> large_message_is_over = [] {};
-  // Lines of the audit. What is refused takes no room from what is done.
+  // Lines of the audit. Refused requests take no room from those that are done.
   std::optional<Notes> done, refused;
 };
 
-// Who is at the other end.
+// The peer of a connection.
 struct HttpPeer {
   static HttpPeer of(const boost::asio::ip::tcp::socket& socket);
 
   std::string address;         // "-": it is gone
   bool over_loopback = false;  // the address that it asked for is a loopback address
-  std::shared_ptr<const std::atomic<bool>> broken = nullptr;  // of TlsFront::open()
+  std::shared_ptr<const std::atomic<bool>> broken = nullptr;  // from TlsFront::open()
 };
 
 class HttpSession : public std::enable_shared_from_this<HttpSession> {
@@ -101,7 +101,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   void discard();
   void discarded(const SystemError& error);
 
-  // Of one type for all operations: for each type Asio compiles them anew.
+  // All operations have this one type: for each type Asio compiles them anew.
   using Handler = std::function<void(const SystemError&, size_t)>;
   using Step = void (HttpSession::*)(const SystemError&);
   void receive(size_t most, Step then);  // appends to buffer_
@@ -126,9 +126,9 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   const HttpPeer peer_;
   boost::beast::flat_buffer buffer_;
   std::optional<boost::beast::http::request_parser<boost::beast::http::string_body>> parser_;
-  std::string answer_head_, answer_body_;        // that are being sent
-  std::shared_ptr<HttpBodyCharge> body_charge_;  // of the request that is being read
-  bool takes_part_ = false;                      // which brings a part or a piece: bytes
+  std::string answer_head_, answer_body_;        // those that are being sent
+  std::shared_ptr<HttpBodyCharge> body_charge_;  // that of the request that is being read
+  bool takes_part_ = false;                      // it brings a part or a piece: bytes
   bool was_large_ = false;                       // the request that is being answered
   uint64_t answer_charge_ = 0;                   // this connection's part of unread_bytes
   uint64_t discarded_bytes_ = 0;
@@ -138,7 +138,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   std::optional<Credential> beats_;    // the sender of heartbeats over this connection
   std::optional<Credential> waits_;    // the sender of a barrier call in progress
   std::string asked_;                  // method and path of that request, for the audit
-  Caller caller_;                      // of the request that is being read
+  Caller caller_;                      // that of the request that is being read
   bool head_ = false;                  // a HEAD request: the answer has no body
   bool fresh_ = true;                  // no request yet
   bool has_served_ = false;            // has completed a request

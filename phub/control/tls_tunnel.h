@@ -31,13 +31,13 @@ class TlsTunnel : public std::enable_shared_from_this<TlsTunnel> {
   void wait(Descriptor& descriptor, Descriptor::wait_type what, Step next);
   void again(Step next);
 
-  // To the session.
+  // These move bytes to the session.
   void read_client();
   void write_session();
   bool give_session(std::string_view bytes);
   void end_of_client();
 
-  // To the client.
+  // These move bytes to the client.
   void read_session();
   void write_client();
   bool give_client(std::string_view bytes);
@@ -52,8 +52,8 @@ class TlsTunnel : public std::enable_shared_from_this<TlsTunnel> {
   const std::shared_ptr<std::atomic<bool>> broken_;
   Scratch& scratch_;
   boost::asio::steady_timer last_words_;
-  std::string to_session_, to_client_;  // what could not be written at once
-  bool client_is_told_ = false;         // of the end
+  std::string to_session_, to_client_;  // bytes that could not be written at once
+  bool client_is_told_ = false;         // the client was told of the end
   bool session_gone_ = false;
 };
 

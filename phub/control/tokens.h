@@ -1,5 +1,5 @@
-// The tokens file: who may use this box, and for what. It holds the SHA-256 of each token, never
-// the token. `phub token new` makes an entry:
+// The tokens file says who may use this box, and for what. It holds the SHA-256 of each token,
+// never the token. `phub token new` makes an entry:
 //
 //   [[token]]
 //   name = "alice"                 # for people; in the log
@@ -22,7 +22,7 @@ namespace phub {
 
 using Digest = std::array<uint8_t, 32>;
 Digest sha256(std::string_view text);
-// In a time that does not depend on where the two differ.
+// Compares them in a time that does not depend on where they differ.
 bool same_digest(const Digest& a, const Digest& b);
 std::string hex_of(const Digest& digest);
 
@@ -41,7 +41,7 @@ struct Quota {
   uint64_t keys = kNone;
   uint64_t memory = kNone;       // bytes of the box, as `phub plan` counts them
   uint64_t checkpoints = kNone;  // bytes on the disk
-  uint64_t cores = kNone;        // which they share
+  uint64_t cores = kNone;        // the jobs share them
 
   friend bool operator==(const Quota&, const Quota&) = default;
 };
@@ -71,7 +71,7 @@ struct Token {
 };
 
 inline constexpr size_t kMaxTokens = 10'000;
-inline constexpr size_t kMaxTokenBytes = 256;  // of what a request shows
+inline constexpr size_t kMaxTokenBytes = 256;  // limit for the token in a request
 
 // Throws Error(kInvalid) that begins with `path` and, where it can, with line and column.
 std::vector<Token> parse_tokens(std::string_view text, std::string_view path);
