@@ -1,5 +1,5 @@
-// What the control groups of this process let it use of the machine's memory: the limit of a
-// container, a pod, a unit of systemd (MemoryMax, MemoryHigh) or a batch job.
+// The limits that the control groups of this process set on its use of the machine's memory: those
+// of a container, a pod, a unit of systemd (MemoryMax, MemoryHigh) or a batch job.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ struct ContainerMemory {
 
   uint64_t limit = kNoLimit;      // bytes that the group may use
   uint64_t available = kNoLimit;  // bytes of these that it does not use: the page cache is not used
-  std::string file;               // that has the limit; "": there is none
-  std::string unknown;            // why a limit may be there that is not seen; "": none is
+  std::string file;               // the file with the limit; "": there is none
+  std::string unknown;            // the reason why there may be an unseen limit; "": there is none
 };
 
 // The group with the least available, of this process's own and all around it, in both versions of

@@ -42,7 +42,7 @@ struct RdmaPortFacts {
   int gid_index = 0;
   uint32_t mtu_bytes = 0;
   bool software = false;   // soft-RoCE
-  std::string no_dma_buf;  // why it reads no memory of GPUs; "": it may
+  std::string no_dma_buf;  // the reason why it reads no memory of GPUs; "": it may
   std::optional<uint32_t> os_node;
 };
 
@@ -57,11 +57,11 @@ struct HostFacts {
   std::vector<RdmaPortFacts> rdma_ports;
   std::vector<VerbsFinding> rdma_problems;
   bool rdma_cm = false;                // /dev/infiniband/rdma_cm
-  std::vector<OfiProvider> providers;  // of libfabric
-  std::string no_libfabric;            // why there is none, and what to do; "": it is there
+  std::vector<OfiProvider> providers;  // libfabric's providers
+  std::string no_libfabric;            // the reason, and what to do; "": it is there
   std::vector<NodeFacts> nodes;
   std::vector<numa::Note> topology_notes;
-  std::vector<uint32_t> allowed_cpus;     // of this process
+  std::vector<uint32_t> allowed_cpus;     // the CPUs of this process
   std::optional<uint64_t> locked_memory;  // limit in bytes; nothing: none
   uint64_t open_files = 0;                // the hard limit; phub raises its soft limit to it
   bool may_lock = false;                  // CAP_IPC_LOCK: the limit does not apply
