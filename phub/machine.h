@@ -41,11 +41,12 @@ class Machine {
   // Throws Error(kInvalid) that names those that are there.
   Transport& transport_named(std::string_view name) const;
 
-  // With the cores in use only, and the NICs over which a plan may send with this transport.
+  // The topology with the cores in use only, and the NICs over which a plan may send with this
+  // transport.
   numa::Topology topology_for(const Transport& transport) const;
   const numa::Topology& topology() const { return topology_; }  // without NICs
 
-  std::vector<int> event_fds() const;  // of cores and transports; edge-triggered or eventfds
+  std::vector<int> event_fds() const;  // those of cores and transports; edge-triggered or eventfds
   std::string describe() const;
 
  private:

@@ -1,4 +1,4 @@
-// What the jobs of each creator have, held against the quota of the token that they were created
+// The needs of each creator's jobs, held against the quota of the token that they were created
 // with. One thread: the builder's, which makes and frees jobs.
 #pragma once
 
@@ -21,12 +21,12 @@ class Quotas {
   struct Needs {
     Quota amounts;
     std::set<uint32_t> cpus =
-        {};  // of the cores of its plan, which jobs share; amounts has how many
+        {};  // the CPUs of its plan's cores, which jobs share; amounts has their number
   };
 
   // Whether `creator` may create a job that needs this. `kept`: the bytes of checkpoints on the
-  // disk, by job, of jobs that run and that do not; asked for only if there is a limit. Of a job
-  // that runs counts what it needs, or what is there if that is more. A core counts once, however
+  // disk, by job, of jobs that run and that do not; asked for only if there is a limit. A running
+  // job counts with what it needs, or what is there if that is more. A core counts once, however
   // many jobs have it. Throws Error(kFull) that says what is free, and which jobs have the rest.
   void check(const Caller& creator, const Quota& quota, const std::string& job, const Needs& needed,
              const std::function<BytesOfJobs()>& kept) const;

@@ -22,10 +22,10 @@ class ParentClient final : public Parent {
   struct Options {
     std::string server;  // HOST:PORT, with https:// before it over TLS
     std::string token;
-    // Of gradients: tcp, verbs, ofi. "auto": that of the job where the parent has it, else verbs
-    // where both can, else tcp; and memory where the parent, or a box under it, is on this host.
+    // For gradients: tcp, verbs, ofi. "auto": the job's if the parent has it, else verbs if both
+    // can, else tcp; and memory if the parent, or a box under it, is on this host.
     std::string transport = "auto";
-    uint64_t nic_bytes_per_s = 0;  // that each NIC sends to the parent at most; 0: no limit
+    uint64_t nic_bytes_per_s = 0;  // limit of each NIC towards the parent; 0: none
     ClientTls tls;
     std::string rack_name = "a rack";  // this box's, for people
   };
@@ -68,7 +68,7 @@ class ParentClient final : public Parent {
   void call(const std::string& lane_name, Ask ask, Reply<T> reply);
 
   const Options options_;
-  std::optional<BudgetShares> shares_;  // of what goes to the parent; nothing: it has no limit
+  std::optional<BudgetShares> shares_;  // for traffic to the parent; nullopt: it has no limit
   const int event_fd_;
   uint64_t joins_ = 0;
   std::map<std::string, std::unique_ptr<Lane>> lanes_;
