@@ -22,17 +22,18 @@ struct Machine {
   double memory_bytes_per_second = 480e9;
   double copy_bytes_per_second = 12e9;  // per direction
   std::chrono::nanoseconds copy_latency{10'000};
-  // Of each worker's network link, per direction: what GeePS's machines reached of 40 Gbit/s.
+  // The network link of each worker, per direction: the rate that GeePS's machines reached of 40
+  // Gbit/s.
   double link_bytes_per_second = 12e9 / 8;
   // A GPU whose memory, streams and copies are used, which are as fast as they are; negative: host
-  // memory. What is computed takes the stated time on either.
+  // memory. Computations take the stated time on either.
   int cuda = -1;
 };
 // With the GPUs of GeePS's machines, by their data sheet: Tesla K20C, PCIe 2.0.
 Machine geeps_machine();
 
-// The same, slower by `factor` in everything. Ratios of times stay the same, and this machine's
-// processors have more time for their work.
+// The same machine, slower by `factor` in everything. Ratios of times stay the same, and this
+// machine's processors have more time for their work.
 Machine slower(const Machine& machine, double factor);
 std::unique_ptr<Device> make_device(const Machine& machine, uint64_t budget_bytes);
 
@@ -63,7 +64,7 @@ Net alexnet();
 // A part of the net: of the images and the weights. Layers take a part of the time.
 Net part_of(Net net, double parts);
 
-// How an iteration treats gradients and tables.
+// The treatment of gradients and tables in an iteration.
 struct Style {
   bool one_table = false;  // all parameters, clocked together at the end
   // Weights and gradients stay on the device, where an optimizer uses them at the end of the
@@ -82,14 +83,15 @@ class Training {
   Training(const Net& net, const Machine& machine, const Style& style = {});
 
   const std::vector<geeps::TableSpec>& tables() const { return tables_; }
-  std::chrono::nanoseconds compute_time() const;  // of an iteration
+  std::chrono::nanoseconds compute_time() const;  // that of an iteration
   double weights() const { return weights_; }
 
   // Enqueues the computations on `compute`. In a virtual iteration that is null.
   void iterate(geeps::Cache& cache, Stream* compute) const;
-  // The same without a cache. REQUIRES: a table per layer, and gradients that are not kept.
+  // Runs the iteration without a cache. REQUIRES: a table per layer, and gradients that are not
+  // kept.
   void iterate(HostParameters& parameters, Stream& compute) const;
-  geeps::Demand demand() const;  // of iterate(), on device memory
+  geeps::Demand demand() const;  // the demand of iterate() on device memory
 
   // All tables, their updates, and the double-buffered pool of accesses: GeePS's "everything in
   // device memory".

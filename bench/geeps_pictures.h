@@ -13,8 +13,8 @@ namespace phub::geeps_bench {
 
 struct Pictures {
   Machine machine;    // the stated one
-  double slower = 8;  // than that
-  double parts = 8;   // of the net that is trained
+  double slower = 8;  // by this factor
+  double parts = 8;   // parts of the net, one of which is trained
   uint32_t turns = 5, iterations = 5;
   std::string transport = "shm";
   bool tiny = false;
@@ -28,7 +28,7 @@ Points forms(const Pictures& pictures);
 
 // Figure 12: AdamLike by the budget, with mini-batches of 200 images, and of fewer, of which a
 // clock has several. `images` of a mini-batch, `budget_percent` of what holds everything of 200
-// images, `budget_bytes`, `moved_bytes` of a clock, `images_per_s`. Where a mini-batch does not fit
+// images, `budget_bytes`, `moved_bytes` of a clock, `images_per_s`. If a mini-batch does not fit
 // there is no row. Bytes are those of the whole net.
 Points batches(const Pictures& pictures);
 
@@ -44,7 +44,7 @@ Points sizes(const Pictures& pictures);
 // of the whole net.
 Points minibatches(const Pictures& pictures);
 
-// What several partitions of every table bring (4.2): AdamLike with 35% of the memory that holds
+// The gain of several partitions of every table (4.2): AdamLike with 35% of the memory that holds
 // everything. `partitions`, `images_per_s`, `never_waits`.
 Points partitions(const Pictures& pictures);
 

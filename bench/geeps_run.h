@@ -21,14 +21,14 @@ JobSpec job_of(std::span<const geeps::TableSpec> tables);
 
 geeps::CacheOptions cache_options(Stream& compute, uint32_t partitions = 1);
 
-// Of all tables and the log of updates.
+// The bytes of all tables and the log of updates.
 uint64_t data_bytes(std::span<const geeps::TableSpec> tables);
 
-// What is trained: its tables, and the calls and computations of an iteration.
+// A training: its tables, and the calls and computations of an iteration.
 struct Iteration {
   std::vector<geeps::TableSpec> tables;
   std::function<void(geeps::Cache& cache, Stream* compute)> run;  // without a stream: virtual
-  std::function<std::chrono::nanoseconds()> compute_time;         // of one that has run
+  std::function<std::chrono::nanoseconds()> compute_time;         // that of one that has run
 };
 
 class TrainingRun {

@@ -1,4 +1,4 @@
-// What the kernels are compared with in kernels_bench: loops written by hand with intrinsics.
+// The baseline of the kernels in kernels_bench: loops written by hand with intrinsics.
 #pragma once
 
 #include <cstddef>

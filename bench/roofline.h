@@ -1,5 +1,5 @@
-// How fast this machine's memory allows an exchange to be: the same mix of read and write streams,
-// with as many threads as the server has cores, and nothing else done.
+// The speed of an exchange that this machine's memory allows: the same mix of read and write
+// streams, with as many threads as the server has cores, and nothing else done.
 //
 // The gradients and results lie in shared memfd mappings and the optimizer's state in anonymous
 // memory, as in a server over shared memory. The gradients are written again before every timed
@@ -19,13 +19,14 @@ namespace phub {
 struct MemoryMix {
   uint64_t elements = 0;
   uint32_t gradients = 1;       // arrays read, one per worker
-  uint32_t gradient_bytes = 4;  // of an element: 2 or 4
+  uint32_t gradient_bytes = 4;  // bytes of an element: 2 or 4
   uint32_t updates = 0;         // f32 arrays read and written: parameters and optimizer state
-  uint32_t result_bytes = 0;    // of an element of the array that is only written; 0: none
+  uint32_t result_bytes = 0;    // bytes of an element of the array that is only written; 0: none
 };
 
-// What the server moves: parameters are updated in place when they come back as f32, and written
-// once more otherwise; without optimizer the sum is written. REQUIRES: both formats are plain.
+// The memory traffic of the server: parameters are updated in place when they come back as f32, and
+// written once more otherwise; without optimizer the sum is written. REQUIRES: both formats are
+// plain.
 MemoryMix mix_of_exchange(uint64_t elements, uint32_t workers, kernels::Optimizer optimizer,
                           const kernels::Hyper& hyper, kernels::DType gradients,
                           kernels::DType results);
@@ -43,7 +44,8 @@ class Roofline {
   // Runs `passes` more timed passes with each kind of store.
   void measure(uint32_t passes);
 
-  // Of all passes so far: the median time of one exchange's traffic, with the better kind of store.
+  // The median time of one exchange's traffic over all passes so far, with the better kind of
+  // store.
   double limit_us() const;
   double gigabytes_per_s() const;
 

@@ -1,4 +1,4 @@
-// A rank of time_to_loss: how it computes the gradients of its rounds, and exchanges them.
+// A rank of time_to_loss, which computes the gradients of its rounds, and exchanges them.
 #pragma once
 
 #include <chrono>
@@ -19,9 +19,9 @@ class Rank {
   virtual ~Rank() = default;
 
   virtual Worker& worker() = 0;
-  // Of rank 0: what the job begins with.
+  // The job's first parameters, for rank 0.
   virtual std::vector<float> initial() const = 0;
-  // After broadcast().
+  // Called after broadcast().
   virtual void begin() {}
   // Computes a gradient of the round, which takes at least so long, calls `computed`, and pushes
   // it. Returns the latest round of which it has the result.
@@ -29,11 +29,11 @@ class Rank {
                          const std::function<void()>& computed) = 0;
   // Those that the rank would use next, as a Network's keys have them. REQUIRES: it is rank 0.
   virtual std::vector<float> parameters() const = 0;
-  // Waits for what it has pushed.
+  // Waits for the results of its pushes.
   virtual void end() {}
 };
 
-// Over the plain client: it waits for all results of a round before the next one.
+// A rank over the plain client: it waits for all results of a round before the next one.
 std::unique_ptr<Rank> make_plain_rank(const Training& training, const Dataset& data,
                                       const WorkerOptions& options);
 

@@ -18,7 +18,7 @@ namespace phub::digits {
 struct Mode {
   std::string consistency;
   uint32_t slack = 0;
-  std::string order = "priority";  // of what waits for a budget
+  std::string order = "priority";  // the order of chunks that wait for a budget
   uint32_t carry_over = 0;         // rounds
 
   std::string name() const {
@@ -32,7 +32,7 @@ struct Mode {
 // The training and its goals.
 struct TimeToLoss {
   Training training = {.rounds = 300};
-  double compute_ms = 6;  // of a gradient
+  double compute_ms = 6;  // the time of a gradient
   double delay_ms = 12;   // so much more for a straggler
   bool random = false;    // true: each rank is a straggler at times; false: the last rank always
   double loss = 0.1;      // mean over the training images
@@ -42,13 +42,13 @@ struct TimeToLoss {
 
 inline constexpr double kNotReached = std::numeric_limits<double>::infinity();
 
-// When a goal was reached.
+// The point at which a goal was reached.
 struct Reached {
   double seconds = kNotReached;
   double rounds = kNotReached;
 };
 
-// Of the held-out images, after some time.
+// The accuracy on the held-out images, after some time.
 struct Accuracy {
   double seconds;
   double rounds;
@@ -60,7 +60,7 @@ struct Result {
   Reached loss, accuracy;
   double last_loss = 0;
   double largest_lead = 0;
-  double carried = 0;  // of the chunks that rank 0 pushed, the part that was carried over
+  double carried = 0;                // the fraction of rank 0's pushed chunks that was carried over
   std::vector<Accuracy> accuracies;  // after each of rank 0's rounds
 };
 

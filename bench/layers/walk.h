@@ -14,17 +14,17 @@
 namespace phub::layers {
 
 struct WalkOptions {
-  double compute_s = 1;  // of an iteration, a third of it forward; shared out by the connections
+  double compute_s = 1;  // an iteration, a third of it forward; shared out by the connections
   // True: a layer is pushed when its backward is done, and waited for before its next forward
   // (wait-free backpropagation, Alg. 2). False: all are pushed when the last backward is done, and
   // all are waited for.
   bool overlap = true;
-  bool first_layers_first = false;  // what is needed first goes first; false: what is ready first
+  bool first_layers_first = false;  // needed first, sent first; false: ready first, sent first
   std::vector<size_t> as_factors;   // layers whose matrices are exchanged as factors
-  uint32_t samples = 1;             // of a rank, in an iteration
-  // Of the products of factors. 0: they are made, on threads beside the computing ones, as on the
-  // host's processors. Otherwise they take the time of so many FLOP/s of what computes the layers,
-  // and are not made.
+  uint32_t samples = 1;             // of one rank, in an iteration
+  // The speed of making the products of factors. 0: they are made, on threads beside the computing
+  // ones, as on the host's processors. Otherwise they take the time of so many FLOP/s of the
+  // layers' processor, and are not made.
   double product_flops = 0;
   uint64_t warmup = 1, iterations = 3;
 };
@@ -32,8 +32,8 @@ struct WalkOptions {
 struct WalkResult {
   double iteration_s = 0;  // mean of the measured ones, each from the end of a backward to the next
   // Layers, of all measured iterations, whose push began before the backward of the layer below
-  // ended, and whose results were back before the iteration's backward ended. Of as many as had a
-  // layer below.
+  // ended, and whose results were back before the iteration's backward ended. `layers` counts those
+  // that had a layer below.
   uint64_t pushed_early = 0, back_early = 0, layers = 0;
   uint64_t wrong = 0;  // results that cannot be sums of what the ranks sent
 };
@@ -42,9 +42,9 @@ struct WalkResult {
 // add_factor_keys().
 JobSpec job_of(const Net& net, const WalkOptions& options, JobSpec spec);
 
-// Of the job's rank: all its iterations. Throws Error.
+// Runs all iterations of the job's rank. Throws Error.
 WalkResult walk(const Net& net, const WalkOptions& options, Worker& worker);
-// Without an exchange: what a single node does.
+// Runs without an exchange, as a single node does.
 WalkResult walk_alone(const Net& net, const WalkOptions& options);
 
 // FLOP of a rank for the matrix of a layer: it multiplies the factors of all ranks.

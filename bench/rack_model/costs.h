@@ -1,5 +1,5 @@
-// What software costs on a machine, as a calibration file says it: measured by bench/believe with
-// tools that are not the exchange, and never fitted to it.
+// The costs of software on a machine, as a calibration file says them: measured by bench/believe
+// with tools that are not the exchange, and never fitted to it.
 #pragma once
 
 #include <cstdint>
@@ -8,15 +8,15 @@
 
 namespace phub::rack_model {
 
-// A machine without any cost: what the limits (phub/plan/limits.h) assume.
+// The default is a machine without any cost, as the limits (phub/plan/limits.h) assume.
 struct Costs {
-  // Of a thread, per chunk and per byte: to send one and to receive one, and to sum one apart from
-  // the memory that this reads and writes.
+  // The time of a thread, per chunk and per byte: to send one and to receive one, and to sum one
+  // apart from the memory that this reads and writes.
   double send_chunk_ns = 0, send_byte_ns = 0;
   double receive_chunk_ns = 0, receive_byte_ns = 0;
   double sum_chunk_ns = 0;
-  double wakeup_us = 0;       // of a thread that sleeps: a core at the start, a worker at the end
-  double latency_us = 0;      // of the network, one way
+  double wakeup_us = 0;       // to wake a thread: a core at the start, a worker at the end
+  double latency_us = 0;      // the network's, one way
   double framing = 1;         // bytes on a wire per byte of a chunk, at least 1
   double window_bytes = 0;    // in flight on a connection and not yet received; 0: no limit
   uint32_t shared_cores = 0;  // all threads of all hosts share so many; 0: each has its own core

@@ -12,13 +12,13 @@ namespace phub::rack_model {
 
 struct Outcome {
   double seconds = 0;   // from the start to the last result at the last worker
-  uint64_t flows = 0;   // that were simulated
+  uint64_t flows = 0;   // flows that were simulated
   std::string busiest;  // the link that was used most of the time
-  double busy = 0;      // what part of it
+  double busy = 0;      // the fraction of the time for which it was used
 };
 
-// In a process of its own, as SimGrid has one simulation in a process. Throws Error(kInternal) if
-// that fails.
+// Simulates in a process of its own, as SimGrid has one simulation in a process. Throws
+// Error(kInternal) if that fails.
 Outcome simulate(const Scene& scene);
 
 }  // namespace phub::rack_model

@@ -25,7 +25,7 @@ class Fabric {
     PortId from = 0, to = 0;
   };
   MemoryPorts memory_ports(uint32_t host, uint32_t node);
-  // Of a thread.
+  // A CPU for a thread.
   CpuId new_cpu();
 
  private:

@@ -1,6 +1,5 @@
 // SimGrid (Casanova et al., JPDC 2014) as the model uses it: links that flows share, and CPUs that
-// work shares, both max-min fairly, in virtual time. What happens is callbacks: there are no
-// actors.
+// work shares, both max-min fairly, in virtual time. Events call back: there are no actors.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +17,7 @@ using CpuId = uint32_t;
 struct LinkUse {
   std::string name;
   double bytes_per_s = 0;
-  double bytes = 0;  // that crossed it
+  double bytes = 0;  // bytes that crossed it
 };
 
 // One per process, as SimGrid allows no more; used by one thread. Everything is added before run().
@@ -30,8 +29,8 @@ class Grid {
   ~Grid();
 
   LinkId add_link(std::string name, double bytes_per_s);
-  // Where flows begin and end: one from port A to port B crosses A's `out` and B's `in`. A link
-  // that is in both is crossed once.
+  // Makes a place where flows begin and end: one from port A to port B crosses A's `out` and B's
+  // `in`. A link that is in both is crossed once.
   PortId add_port(const std::vector<LinkId>& out, const std::vector<LinkId>& in);
   // One piece of work uses one core at most.
   CpuId add_cpu(uint32_t cores);
@@ -42,7 +41,7 @@ class Grid {
   void soon(Then then);  // at this time, after what is being done
 
   double now() const;
-  // Until nothing is going on.
+  // Runs until nothing is going on.
   void run();
 
   uint64_t flows() const { return flows_; }

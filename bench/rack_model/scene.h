@@ -1,5 +1,5 @@
-// What is simulated: hosts, the servers on them, and who sends to which. Plain data, made from a
-// cluster (phub/plan/cluster.h) with the real plan (phub/plan/plan.h).
+// The scene of a simulation: hosts, the servers on them, and the ranks that send to each. Plain
+// data, made from a cluster (phub/plan/cluster.h) with the real plan (phub/plan/plan.h).
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@
 namespace phub::rack_model {
 
 struct SceneHost {
-  uint32_t kind = 0;             // of Scene::kinds
-  std::optional<uint32_t> rack;  // nothing: beside the racks
+  uint32_t kind = 0;             // index into Scene::kinds
+  std::optional<uint32_t> rack;  // nullopt: beside the racks
 };
 
 // A parameter server of one or more boxes. Its ranks are workers, or servers below it.
@@ -39,7 +39,7 @@ struct Scene {
   std::vector<SceneServer> servers;  // the first is the top
   bool nics = true;                  // false: ranks and server share a host's memory
   bool ddio = false;
-  std::optional<double> uplink_gbit_s;  // of each rack, each way
+  std::optional<double> uplink_gbit_s;  // that of each rack, each way
   uint32_t bundle = 1;                  // chunks of a queue that travel as one
   Costs costs;
   uint32_t workers = 0;  // those that are left out, too

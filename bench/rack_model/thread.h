@@ -1,4 +1,4 @@
-// Who does one thing after another, and what one sends to another.
+// Threads that do one thing after another, and pipes between them.
 #pragma once
 
 #include <cstdint>
@@ -57,10 +57,10 @@ class Thread {
   Grid& grid_;
   const CpuId cpu_;
   std::deque<Task> tasks_;
-  uint32_t parts_ = 0;  // of the first task, that are not done
+  uint32_t parts_ = 0;  // parts of the first task that are not done
 };
 
-// What travels: some chunks of a queue that are handled as one.
+// Some chunks of a queue that travel and are handled as one.
 struct Unit {
   uint32_t id = 0;
   uint32_t chunks = 1;
@@ -75,7 +75,7 @@ class Pipe {
     PortId port = 0;
   };
 
-  // What a byte of a payload is for the threads (0: it does not move) and for the links.
+  // The weight of a payload's byte for the threads (0: it does not move) and for the links.
   struct Weight {
     double copied = 1, carried = 1;
   };

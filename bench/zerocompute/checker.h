@@ -22,17 +22,17 @@ struct CheckerOptions {
   kernels::DType result_dtype = kernels::DType::kF32;
   uint64_t pattern_first = 0;  // this job's first element in the pattern; each job has another
   bool computes = true;        // false: the job moves notifications only, its results stay zero
-  // The gradients' format, of all keys that are sent as elements. Where it is coded, or keys are
-  // sent as factors or rows, the sums are of what the ranks send.
+  // The gradients' format, of all keys that are sent as elements. If it is coded, or keys are sent
+  // as factors or rows, the sums are those of the sent values.
   kernels::DType format = kernels::DType::kF32;
   std::string groups = {};  // the order of their additions
-  // Where results come back as differences, theirs; result_dtype is f32 then.
+  // The format of differences, if results come back as these; result_dtype is f32 then.
   kernels::DType difference = kernels::DType::kF32;
   std::vector<KeySpec> keys;  // as the job has them: with their tiles
   uint32_t chunk_elements = 8192;
 };
 
-// Where a result first differed.
+// The elements of a result that differ, and the first of them.
 struct Mismatch {
   uint64_t count = 0;    // elements that differ
   uint64_t element = 0;  // the first of them
@@ -51,8 +51,8 @@ struct Mismatch {
 class Checker {
  public:
   // Bytes of reference memory: parameters and optimizer state in f32, nothing without optimizer;
-  // for the sums of what is sent what SentSums has; and where results come back as differences, one
-  // for what the ranks have. (The tiles of keys do not matter.)
+  // for the sums of sent values the memory of SentSums; and if results come back as differences,
+  // one for the ranks' view. (The tiles of keys do not matter.)
   static size_t reference_bytes(const CheckerOptions& options);
 
   // REQUIRES: `memory` is zeroed, aligned for floats, and as large as reference_bytes() says.
@@ -64,7 +64,7 @@ class Checker {
   Mismatch advance_and_check(uint64_t round, uint64_t first, size_t n, const void* results);
 
   // Advances the chunks that begin in [first, first + n), as far as these must be taken as a whole:
-  // the sums of what is sent, and differences.
+  // the sums of sent values, and differences.
   void advance_chunks(uint64_t round, uint64_t first, uint64_t n);
 
   // Compares again. REQUIRES: the elements stand at `round`.

@@ -1,5 +1,5 @@
-// What is sent of a matrix's gradient where that is factors or rows: made of the pattern of
-// gradients.h, so that their sums are exact in f32 in any order.
+// The factors or rows of a matrix's gradient that ranks send: made of the pattern of gradients.h,
+// so that their sums are exact in f32 in any order.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,8 @@ inline constexpr uint64_t kMostPairsOfAllRanks = uint64_t{1} << 18;
 // one after another from that of the key's first element on, then the right ones.
 class FactorsInPattern {
  public:
-  // `first`: of the key in the pattern. REQUIRES: the key is sent as factors; it outlives this.
+  // `first` is the key's first element in the pattern. REQUIRES: the key is sent as factors; it
+  // outlives this.
   FactorsInPattern(const KeySpec& key, uint64_t first) : key_(key), first_(first) {}
 
   // Elements of the left vector of a pair, from row `from` on.

@@ -34,8 +34,8 @@ std::vector<ThreadTimes> core_times(pid_t pid);
 // The processor time of this process.
 int64_t own_run_ns();
 
-// How busy all processors of this machine were, with whatever ran there: the kernel's own work,
-// too, which belongs to no process. The kernel counts in steps of 10 ms.
+// The load of all processors of this machine, from any process: the kernel's own work, too, which
+// belongs to no process. The kernel counts in steps of 10 ms.
 class MachineUse {
  public:
   void start() { started_ = now(); }

@@ -13,7 +13,7 @@
 namespace phub {
 
 struct ZerocomputeOptions {
-  std::vector<KeyTable> models;  // of --model or the sweep, in the order given
+  std::vector<KeyTable> models;  // those of --model or the sweep, in the order given
   std::vector<uint32_t> workers = {4};
   uint32_t jobs = 1;      // at the same time
   bool one_rank = false;  // run the rank of the launcher's environment; `workers` is its world
@@ -22,10 +22,10 @@ struct ZerocomputeOptions {
   std::string transport = "shm";
   std::string groups;  // the jobs' order of additions (transport/control/rank_tree.h)
   kernels::Optimizer optimizer = kernels::Optimizer::kNesterov;
-  kernels::DType dtype = kernels::DType::kF32;    // of the parameters that come back
-  kernels::DType format = kernels::DType::kF32;   // of the gradients, but for:
+  kernels::DType dtype = kernels::DType::kF32;    // the format of the parameters that come back
+  kernels::DType format = kernels::DType::kF32;   // the format of the gradients, but for:
   std::string factors, rows;                      // as they were given; the models' keys have them
-  kernels::DType results = kernels::DType::kF32;  // what is sent back: dtype, or coded differences
+  kernels::DType results = kernels::DType::kF32;  // sent back: dtype, or coded differences
   std::vector<uint32_t> chunk_elements = {8192};  // one, or a sweep
   bool sum = true;                                // --no-sum: notifications only
   bool optimize = true;                           // --no-optimize: sums come back
@@ -34,16 +34,16 @@ struct ZerocomputeOptions {
   uint64_t rounds = 0;  // 0: by seconds
   double seconds = 5;
   bool limit = true;   // measure the memory's limit
-  std::string budget;  // of each NIC, of workers and of its own server; empty: none
+  std::string budget;  // for each NIC of workers and of its own server; empty: none
   std::string send_order = "priority";
-  double link_gbps = 0;                      // of a worker's link, for the verdict; 0: not known
+  double link_gbps = 0;                      // a worker's link, for the verdict; 0: not known
   std::string server;                        // empty: start one
   std::vector<std::string> serve_arguments;  // for the one that is started
   std::string json;                          // file; empty: none
   bool quiet = false;                        // no progress lines
 };
 
-// Parses the arguments. Nothing: they ask for help, which was printed to stdout. Throws
+// Parses the arguments. Returns nullopt if they ask for help, which was printed to stdout. Throws
 // Error(kInvalid) with one line that names the argument and the problem.
 std::optional<ZerocomputeOptions> parse_zerocompute_options(int argc, const char* const* argv);
 

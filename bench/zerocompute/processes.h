@@ -24,7 +24,8 @@ class Child {
 
   // Readable (poll) when the child has ended.
   int fd() const { return fd_; }
-  // How it ended: "exit status 1", "killed by signal 9", or "" for success. Nothing: it still runs.
+  // Returns its end: "exit status 1", "killed by signal 9", or "" for success. Returns nullopt if
+  // it still runs.
   std::optional<std::string> ended();
   // Waits for the end, up to `limit_ms`. False if it still runs.
   bool wait(int limit_ms);

@@ -19,9 +19,9 @@ namespace phub {
 struct CaseSpec {
   KeyTable table;
   uint32_t workers = 1;
-  kernels::DType dtype = kernels::DType::kF32;    // of the parameters that come back
-  kernels::DType format = kernels::DType::kF32;   // of the gradients, on the wire
-  kernels::DType results = kernels::DType::kF32;  // of the parameters there: dtype, or differences
+  kernels::DType dtype = kernels::DType::kF32;    // the format of the parameters that come back
+  kernels::DType format = kernels::DType::kF32;   // the format of the gradients on the wire
+  kernels::DType results = kernels::DType::kF32;  // on the wire: dtype, or differences
   CheckerOptions checker;
   bool copy = false;
   WorkerOptions worker;  // server and job; the rank is set by each process
@@ -54,7 +54,7 @@ class Rank {
   struct Compact {
     std::vector<float> left, right;
     std::vector<int64_t> rows;
-    std::vector<float> elements;  // of these
+    std::vector<float> elements;  // the elements of these rows
   };
   void fill_compact(size_t key, uint64_t round);
   void push(size_t key);

@@ -16,26 +16,26 @@ namespace phub {
 // A row: a measurement and its result.
 struct ReportRow {
   std::string model, transport, optimizer, groups;
-  std::string dtype;          // of the parameters that come back
-  std::string format;         // of the gradients
-  std::string factors, rows;  // which keys are sent as these, as it was asked for
+  std::string dtype;          // the format of the parameters that come back
+  std::string format;         // the format of the gradients
+  std::string factors, rows;  // the keys that are sent as these, as it was asked for
   std::string work;           // "all", "sum" (not optimized) or "none" (neither)
   bool copy = false;
   uint32_t workers = 0;
-  uint32_t job = 0, jobs = 1;  // which of how many jobs at the same time
+  uint32_t job = 0, jobs = 1;  // one of so many jobs at the same time
   uint32_t chunk_elements = 0;
   uint64_t warmup = 0;
   CaseResult result;
 };
 
-// Gb/s in one direction at the median, of what is more: gradients, or the parameters that come
-// back. Of a worker, and of all.
+// Gb/s in one direction at the median, of gradients or of the parameters that come back, whichever
+// are more. One function is for a worker, one for all.
 double worker_gbps(const ReportRow& row);
 double server_gbps(const ReportRow& row);
 // The memory's limit over the median round, in percent; 0 if the limit was not measured.
 double percent_of_limit(const ReportRow& row);
 
-// The limit that bound this row's rounds. Nothing for rows with several jobs.
+// The limit that bound this row's rounds; nullopt for rows with several jobs.
 std::optional<Verdict> verdict_of(const ReportRow& row);
 
 std::string table_header();

@@ -23,8 +23,8 @@ struct Schedule {
   double seconds = 5;
   uint32_t limit_threads = 0;  // 0: do not measure the limit
   pid_t server_pid = 0;        // 0: on another machine
-  double wakeup_us = 0;        // of one; 0: not measured
-  double link_gbps = 0;        // of a worker; 0: not known
+  double wakeup_us = 0;        // the time of one; 0: not measured
+  double link_gbps = 0;        // a worker's; 0: not known
 };
 
 struct CaseResult : CaseSizes {
@@ -33,7 +33,7 @@ struct CaseResult : CaseSizes {
   double exchanges_per_s = 0;
   uint64_t wrong = 0, checked = 0;  // elements, warm-up included
   std::string wrong_text;           // the first wrong element
-  WorkerStats stats;                // of all workers, all rounds
+  WorkerStats stats;                // those of all workers, all rounds
   double limit_us = 0;              // 0: not measured
   double limit_gigabytes_per_s = 0;
   uint32_t limit_threads = 0;
@@ -62,10 +62,10 @@ class Progress {
   double begun_s_ = 0, last_s_ = 0;
 };
 
-// The case in numbers. `keys`: as the job has them. Of rows these are the most that they can be.
+// The case in numbers. `keys` are those of the job. For rows these are the most that they can be.
 CaseSizes sizes_of(const CaseSpec& spec, std::span<const KeySpec> keys);
 
-// How long a worker's link takes for a round at this rate: both directions at once.
+// The time of a round on a worker's link at this rate: both directions at once.
 double network_us(const CaseSizes& sizes, double link_gbps);
 
 // Runs the jobs at the same time, each at its own pace, and returns a result for each. The limit is

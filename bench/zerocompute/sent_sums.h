@@ -1,7 +1,7 @@
-// The sums of gradients that are not sent as plain elements: of what each rank sends, coded with
-// the residuals that it keeps, as factors, or as rows. Coded ones are encoded and decoded by
-// kernels/, whose own tests hold it to a scalar reference; outer products and rows are added up
-// here, in integers that are exact in f32.
+// The sums of gradients that are not sent as plain elements: each rank sends them coded with the
+// residuals that it keeps, as factors, or as rows. Coded ones are encoded and decoded by kernels/,
+// whose own tests hold it to a scalar reference; outer products and rows are added up here, in
+// integers that are exact in f32.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ class SentSums {
  public:
   struct Options {
     uint32_t ranks = 1;
-    kernels::DType format = kernels::DType::kF32;  // of keys that are sent neither way
+    kernels::DType format = kernels::DType::kF32;  // the format of keys that are sent neither way
     std::string groups;                            // the job's order of additions
     uint64_t pattern_first = 0;                    // in the pattern of gradients.h
     std::vector<KeySpec> keys;                     // as the job has them: with their tiles
@@ -61,7 +61,7 @@ class SentSums {
   float* sums_;
   float* residuals_;  // rank after rank
   std::vector<float> gradient_;
-  std::vector<std::byte> slots_;  // of a chunk, one of each rank
+  std::vector<std::byte> slots_;  // the slots of a chunk, one for each rank
   std::vector<const void*> slot_of_rank_;
   size_t slot_stride_ = 0;
   // The rows that each rank sends of a key in a round, which were drawn last.

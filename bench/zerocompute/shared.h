@@ -59,22 +59,22 @@ struct Order {
   int64_t deadline_ns = 0;    // monotonic
 };
 
-// What a worker sends and gets in a round.
+// The sizes of a worker's messages in a round.
 struct CaseSizes {
   uint64_t elements = 0, keys = 0, chunks = 0;
-  uint64_t bytes = 0;         // of one worker's gradient, as it is sent
-  uint64_t result_bytes = 0;  // of the parameters that come back
+  uint64_t bytes = 0;         // one worker's gradient, as it is sent
+  uint64_t result_bytes = 0;  // the parameters that come back
 };
 
 // One per worker, on cache lines of its own. Written by that worker.
 struct alignas(128) WorkerSlot {
-  int64_t start_ns = 0, pushed_ns = 0, end_ns = 0;  // of the present round
+  int64_t start_ns = 0, pushed_ns = 0, end_ns = 0;  // those of the present round
   int64_t run_ns = 0;                               // its processor time in the measured exchanges
   uint64_t wrong = 0;                               // elements, all rounds
   uint64_t checked = 0;                             // elements, all rounds
   WorkerStats stats;                                // at the end
   CaseSizes sizes;                                  // once it has joined
-  // Of the first measured rounds, from the round's start. Written by rank 0.
+  // The times of the first measured rounds, from the round's start. Written by rank 0.
   std::array<double, kLatenessRounds> pushed_us{}, done_us{};
   char wrong_text[384] = {};  // the first wrong element
   char error[1024] = {};      // the reason why the worker gave up
@@ -86,8 +86,8 @@ struct SharedHead {
   Signal orders;  // raised for every new order
   Order order;
   std::atomic<bool> stop{false};         // rank 0: this order is done
-  std::atomic<uint64_t> rounds_done{0};  // of all, rank 0
-  std::atomic<uint64_t> recorded{0};     // of them in round_us
+  std::atomic<uint64_t> rounds_done{0};  // counts all rounds of rank 0
+  std::atomic<uint64_t> recorded{0};     // counts those in round_us
 };
 
 // The mapping. Made by the coordinator; inherited by its children, never copied.

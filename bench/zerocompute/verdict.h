@@ -24,13 +24,13 @@ enum class Bound {
 struct Measured {
   uint32_t workers = 1;
   double round_us = 0;                 // median
-  std::optional<double> memory_us;     // of memory alone, for the same reads and writes
-  std::optional<double> network_us;    // of a worker's link alone, for one direction
+  std::optional<double> memory_us;     // memory alone, for the same reads and writes
+  std::optional<double> network_us;    // a worker's link alone, for one direction
   std::vector<double> core_busy;       // per core of the server: fraction of the rounds it ran
   std::vector<double> core_waited;     // per core: fraction in which it waited for a processor
   std::optional<double> machine_busy;  // all processors: fraction of the rounds they ran
   std::optional<double> wakeups;       // in a round, one after another
-  double wakeup_us = 0;                // of one
+  double wakeup_us = 0;                // the time of one
   std::vector<double> done_us;    // per rank, usual_mean(): from a round's start to its results
   std::vector<double> pushed_us;  // per rank, the same until it had pushed everything
 };
@@ -51,6 +51,6 @@ Verdict judge(const Measured& m);
 
 std::string_view name_of(Bound bound);  // "memory bandwidth", for people
 std::string_view word_of(Bound bound);  // "memory", for programs
-std::string_view advice(Bound bound);   // what to change, in a sentence or two
+std::string_view advice(Bound bound);   // the change that helps, in a sentence or two
 
 }  // namespace phub

@@ -1,6 +1,6 @@
-// What ranks have of the parameters where results come back as differences: each round's, in a
-// coded format, is added to it. Encoded and decoded by kernels/, whose own tests hold it to a
-// scalar reference.
+// The ranks' view of the parameters, if results come back as differences: each round's, in a coded
+// format, is added to it. The functions of kernels/, whose own tests hold them to a scalar
+// reference, encode and decode it.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ class View {
 
   const ModelChunks& chunks() const { return chunks_; }
   const float* values() const { return values_; }
-  // After a round. `parameters`: of the whole model.
+  // Called after a round. `parameters` are those of the whole model.
   void advance(uint64_t round, const ModelChunk& chunk, const float* parameters);
 
  private:
