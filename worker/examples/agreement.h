@@ -1,4 +1,4 @@
-// What the processes of a job must do alike, beside what the job itself compares.
+// The processes of a job agree here on things that the job itself does not compare.
 #pragma once
 
 #include <span>
@@ -8,7 +8,7 @@
 
 namespace phub::examples {
 
-// Waits for all ranks, each of which says the same: "seed 5". Throws Error: kMismatch, this one
+// Waits for all ranks, each of which says the same: "seed 5". Throws Error: kMismatch if this one
 // says something else than those that were here before, with both; otherwise as a worker does.
 void agree(const WorkerOptions& worker, std::span<const std::string> settings);
 

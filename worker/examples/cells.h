@@ -17,15 +17,16 @@ struct Cells {
   std::vector<Cell> cells;                 // by row, then column, each once
 };
 
-// Packages and their tags, of a file of what `apt-cache dumpavail` prints: 1 where a package has a
-// tag, and `zeros` cells with 0 for each of these, drawn among the others. Throws Error(kNotFound):
-// there is no such file; Error(kInvalid): it has no tags.
+// Packages and their tags, from a file with the output of `apt-cache dumpavail`: 1 where a package
+// has a tag, and `zeros` cells with 0 for each of these, drawn among the others. Throws
+// Error(kNotFound): there is no such file; Error(kInvalid): it has no tags.
 Cells read_tags(const std::string& path, uint32_t zeros, uint64_t seed);
 // Lines "row column value", with spaces, tabs, commas or "::" between them; the rest of a line is
 // not looked at, nor a first line whose value is no number (MovieLens' ratings.csv and u.data are
-// of this form). Of a cell that comes twice the last value counts. Errors as above, with the line.
+// of this form). If a cell comes twice the last value counts. Errors as above, with the line.
 Cells read_cells(const std::string& path);
-// Moves every cell whose hash says so, one in ten, to the second list. The same for the same seed.
+// Moves every cell whose hash says so, one in ten, to the second list. The same seed chooses the
+// same cells.
 std::vector<Cell> take_held_out(Cells& cells, uint64_t seed);
 
 }  // namespace phub::examples

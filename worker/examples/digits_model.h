@@ -32,7 +32,7 @@ class Network {
   static size_t bias_key(size_t layer) { return 2 * layer + 1; }
   // "w1", "b1", "w2", …; weights are column-major, outputs × inputs.
   const std::vector<KeySpec>& keys() const { return keys_; }
-  size_t parameters() const;  // of all keys
+  size_t parameters() const;  // the number in all keys
 
   // All keys one after another: weights uniform with variance 2/inputs (He et al. 2015, equation
   // 10), biases zero.
@@ -42,7 +42,7 @@ class Network {
   void forward(size_t layer, std::span<const float> weights, std::span<const float> bias);
   // Mean cross-entropy of the batch; begins the backward pass.
   float loss(const std::vector<int>& labels);
-  // Also leaves in place what the layer below needs, so `weights` may change afterwards.
+  // It also keeps everything that the layer below needs, so `weights` may change afterwards.
   void backward(size_t layer, std::span<const float> weights, std::span<float> weight_gradient,
                 std::span<float> bias_gradient);
 
@@ -56,7 +56,7 @@ class Network {
   Eigen::MatrixXf delta_;                     // loss by the output of the layer that is next
 };
 
-// Where each key begins when all keys lie one after another; the last entry is their total.
+// The beginning of each key when all keys lie one after another; the last entry is their total.
 std::vector<size_t> key_offsets(const std::vector<KeySpec>& keys);
 
 }  // namespace phub::digits

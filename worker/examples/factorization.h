@@ -1,7 +1,7 @@
 // The factorisation of a matrix of which some cells are known, with a store
 // (../iterstore/store.h): value ≈ mean + x·y, of a vector for each row and one for each column.
 //
-// What is made small is Σ over the cells of (value − mean − x·y)² + λ(|x|² + |y|²). Rows are
+// The sum that is minimised is Σ over the cells of (value − mean − x·y)² + λ(|x|² + |y|²). Rows are
 // divided among all threads, which keep their vectors; those of columns are a table.
 //   als  alternating least squares: a thread solves for its rows; what the columns' equations get
 //        from them is added up in a second table; each column is then solved by one thread.
@@ -22,15 +22,15 @@ namespace phub::examples {
 
 struct FactorizationOptions {
   bool als = true;
-  uint32_t width = 16;  // of the vectors
+  uint32_t width = 16;  // elements of a vector
   double lambda = 0.05;
   double rate = 0.1;         // sgd
   uint32_t clocks = 100;     // sgd, in an iteration
   uint32_t iterations = 20;  // at most
-  uint64_t seed = 0;         // of the first vectors and the order of cells
+  uint64_t seed = 0;         // for the first vectors and the order of cells
 };
 
-// What a thread has: one of `parts` parts of the rows, of about as many cells.
+// A thread's part: one of `parts` parts of the rows, of about as many cells.
 class Factorization {
  public:
   // The columns' vectors; the errors of each iteration, as below; als: equations.
@@ -44,8 +44,8 @@ class Factorization {
   // Once, before the first iteration: the columns' first vectors, which are small. Clocks.
   void begin(iterstore::StoreThread& store);
   // Clocks twice (als), or as often as the options say. In a virtual iteration it only accesses.
-  // What it finds of the known cells' squared errors, and their number, is added to row `iteration`
-  // of the table of errors: als, after the rows were solved; sgd, before each cell's step.
+  // The sum of the known cells' squared errors, and their number, are added to row `iteration` of
+  // the table of errors: als, after the rows were solved; sgd, before each cell's step.
   void iterate(iterstore::StoreThread& store, uint32_t iteration);
   // Adds those of cells of this part's rows to the table's last row. `columns`: all vectors.
   // Clocks.
@@ -63,13 +63,13 @@ class Factorization {
   }
 
   const FactorizationOptions options_;
-  std::span<const Cell> cells_;  // of this part
+  std::span<const Cell> cells_;  // the cells of this part
   uint32_t first_row_ = 0;
   double mean_ = 0;
   std::vector<uint32_t> columns_;  // ascending: those in cells_
   std::vector<uint32_t> owned_;    // ascending: that this part begins, and solves
-  std::vector<uint32_t> count_;    // of the cells of each column, in all parts
-  std::vector<uint32_t> order_;    // of cells_, for sgd
+  std::vector<uint32_t> count_;    // the number of cells in each column, in all parts
+  std::vector<uint32_t> order_;    // the order of cells_, for sgd
   std::vector<double> x_;
   std::vector<double> added_;  // als: what the table of equations has from this part, by columns_
 };

@@ -10,8 +10,8 @@ namespace phub::examples {
 // Throws Error: kNotFound, there is no such file, or it may not be read; kInvalid, it is a folder.
 std::ifstream open_to_read(const std::string& path);
 
-// Before the work whose outcome will be written to this file ("": to none): throws Error(kInvalid)
-// if it cannot be. Neither makes nor changes a file.
+// Called before the work whose outcome will be written to this file ("": to none): throws
+// Error(kInvalid) if it cannot be written. It neither makes nor changes a file.
 void check_can_write(const std::string& path);
 
 // Throws Error(kInternal) unless all of it is written. A path of "": writes nothing.

@@ -13,7 +13,7 @@ namespace phub::examples {
 
 struct RankedLink {
   uint32_t from = 0, to = 0;
-  double share = 0;      // of its source's rank, that it passes on
+  double share = 0;      // the fraction of its source's rank that it passes on
   double passed_on = 0;  // the source's rank, as far as it was passed on
 };
 
@@ -28,7 +28,7 @@ class PageRank {
   // Passes on over each link what its source's rank has changed by, and clocks. In a virtual
   // iteration it leaves the links as they are.
   void iterate(iterstore::StoreThread& store, std::span<RankedLink> links) const;
-  // What the table comes to: ranks, whose sum is 1. Vertices without links give theirs to all.
+  // Turns the table into ranks, whose sum is 1. Vertices without links give theirs to all.
   std::vector<double> ranks(std::span<const std::byte> table) const;
 
  private:

@@ -1,4 +1,4 @@
-// What programs with a store (../iterstore/store.h) have in common: their options and threads.
+// The common part of programs with a store (../iterstore/store.h): their options and threads.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -17,8 +17,9 @@ struct StoreProgram {
   std::string gather = "virtual";  // how the store learns what is accessed: "real", "never"
 };
 
-// --server, --job, --world, --rank, --threads, --iterations, --gather, --consistency, --slack. What
-// is not given comes from the environment and from `program`. A rank that is lost ends all.
+// --server, --job, --world, --rank, --threads, --iterations, --gather, --consistency, --slack.
+// Options that are not given come from the environment and from `program`. A rank that is lost ends
+// all.
 void add_store_options(CLI::App& app, StoreProgram& program);
 
 // That all ranks run this program, with these options and these settings of its own: "seed 5".
@@ -31,7 +32,8 @@ void run_threads(iterstore::Store& store, const StoreProgram& program,
                  const std::function<void(iterstore::StoreThread&, uint32_t part)>& run);
 uint32_t parts_of(const StoreProgram& program);
 
-// Of one thread: all iterations, and, as `gather` says, what goes before the first or comes after.
+// Runs all iterations of one thread, and, as `gather` says, the work before the first or after the
+// last.
 void run_iterations(iterstore::StoreThread& mine, const StoreProgram& program,
                     const std::function<void(uint32_t iteration)>& iterate);
 

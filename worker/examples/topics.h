@@ -2,9 +2,10 @@
 // collapsed Gibbs sampling (Griffiths and Steyvers 2004, equation 5; divided as in AD-LDA, Newman
 // et al. 2009).
 //
-// Every word of every document has a topic. How often each word has each topic is a table, how
-// often a document has it is its thread's own. In an iteration a thread draws a new topic for each
-// word of its documents, from the counts as they were at the last clock and its own changes since.
+// Every word of every document has a topic. A table counts how often each word has each topic; a
+// thread itself counts how often each of its documents has it. In an iteration a thread draws a new
+// topic for each word of its documents, from the counts as they were at the last clock and its own
+// changes since.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +19,8 @@ namespace phub::examples {
 
 struct TopicOptions {
   uint32_t topics = 20;
-  double alpha = 0.1;  // of Dirichlet's distribution of a document's topics
-  double beta = 0.01;  // of a topic's words
+  double alpha = 0.1;  // the parameter of Dirichlet's distribution of a document's topics
+  double beta = 0.01;  // the same for a topic's words
   uint64_t seed = 0;
 };
 
@@ -42,9 +43,10 @@ class Topics {
   const Texts& texts_;
   const TopicOptions options_;
   size_t first_ = 0, last_ = 0;                // documents
-  std::vector<std::vector<uint16_t>> topics_;  // of each of their words
-  std::vector<std::vector<int32_t>> counts_;   // of each document's topics
-  std::vector<int32_t> sums_;                  // of all words' topics, with what is changed since
+  std::vector<std::vector<uint16_t>> topics_;  // the topic of each of their words
+  std::vector<std::vector<int32_t>> counts_;   // the number of words with each topic, by document
+  std::vector<int32_t> sums_;                  // words with each topic, with this thread's changes
+                                               // since
   std::vector<double> weights_;
   std::mt19937_64 random_;
 };

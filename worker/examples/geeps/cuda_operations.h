@@ -5,11 +5,11 @@
 
 #include "worker/examples/geeps/operations.h"
 
-struct CUstream_st;  // of the CUDA runtime, whose headers not every machine has
+struct CUstream_st;  // a type of the CUDA runtime, whose headers not every machine has
 
 namespace phub::examples {
 
-// For every row and column, a thread each. Answers with a cudaError_t.
+// Runs the operation for every row and column, with a thread each. Returns a cudaError_t.
 int launch_on_cuda(size_t rows, size_t columns, const Operation& operation, CUstream_st* stream);
 
 }  // namespace phub::examples

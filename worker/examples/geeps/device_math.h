@@ -1,5 +1,5 @@
-// What layers compute with, on a device: matrix products, operations (operations.h), and copies
-// from and to the application. Calls are enqueued in order; only download() waits.
+// The arithmetic of layers on a device: matrix products, operations (operations.h), and copies from
+// and to the application. Calls are enqueued in order; only download() waits.
 #pragma once
 
 #include <cstddef>
@@ -26,9 +26,9 @@ class Math {
   virtual ~Math() = default;
 
   virtual void multiply(const Product& product, const float* a, const float* b, float* c) = 0;
-  // For every row and column.
+  // Runs the operation for every row and column.
   virtual void run(size_t rows, size_t columns, const Operation& operation) = 0;
-  // Between any memory of the application's and the device's.
+  // They copy between any memory of the application and that of the device.
   virtual void upload(const float* from, float* to, size_t count) = 0;
   virtual void download(const float* from, float* to, size_t count) = 0;
 };

@@ -22,8 +22,8 @@ struct ForwardMemory {
 struct BackwardMemory {
   size_t samples;
   const float *parameters = nullptr, *in = nullptr, *out = nullptr;
-  float* error = nullptr;     // of out: the gradient of the loss by it. May be overwritten
-  float* gradient = nullptr;  // of the parameters: all of them are written
+  float* error = nullptr;     // gradient of the loss by `out`; may be overwritten
+  float* gradient = nullptr;  // that of the parameters: all of them are written
   float* below = nullptr;     // error of in; null: not needed
   float* scratch = nullptr;   // holds nothing at first
 };

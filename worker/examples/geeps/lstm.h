@@ -38,12 +38,12 @@ void initialize_lstm_cell(digits::Random& random, size_t hidden, std::span<float
 struct LstmSizes {
   size_t symbols = 0, hidden = 128;
 
-  // Of the recurrent layer: symbols × 4 · hidden, hidden × 4 · hidden, then the bias.
+  // The elements of the recurrent layer: symbols × 4 · hidden, hidden × 4 · hidden, then the bias.
   size_t recurrent() const { return symbols * 4 * hidden + LstmCell::parameters(hidden); }
   size_t output() const { return (hidden + 1) * symbols; }  // hidden × symbols, then the bias
 };
 
-// What a time step of the language model is computed from, for so many streams (rows).
+// The inputs and outputs of a time step of the language model, for so many streams (rows).
 struct LstmStep {
   LstmSizes sizes;
   size_t streams;
@@ -73,7 +73,7 @@ class Lstm : public Model {
   std::vector<float> state() const override { return carried_; }
   void set_state(std::span<const float> state) override;
 
-  double held_out_loss(const Parameters& parameters) const;  // of a symbol, in nats
+  double held_out_loss(const Parameters& parameters) const;  // per symbol, in nats
 
  private:
   void train_window(geeps::Cache& cache, Math* math, const Window& window, bool last);
@@ -88,12 +88,12 @@ class Lstm : public Model {
   Share share_;
   Tables tables_;
   uint32_t recurrent_, output_;  // parameters
-  // Of every step: its symbols and labels, gates, error of the logits. Of every step and what was
-  // before the first: cells and outputs.
+  // Tables with a part for every step: its symbols and labels, gates, error of the logits. The
+  // states have one for every step and one before the first: cells and outputs.
   uint32_t symbols_, gates_, errors_, states_;
   uint32_t flowing_;            // error of the state, from a step to the one before
-  uint32_t losses_;             // of the streams, summed over the steps
-  double loss_ = 0;             // of the clock so far, summed
+  uint32_t losses_;             // of each of the streams, summed over the steps
+  double loss_ = 0;             // the sum of the clock so far
   std::vector<float> carried_;  // a copy of the last state
   bool restored_ = false;       // carried_ comes from a checkpoint
 };

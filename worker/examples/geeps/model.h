@@ -15,11 +15,11 @@ namespace phub::examples {
 // A worker's part of the training: of all mini-batches, the rank-th of `world` at a time.
 struct Share {
   uint32_t rank = 0, world = 1;
-  uint32_t samples = 32;      // of a mini-batch of this worker
+  uint32_t samples = 32;      // samples in a mini-batch of this worker
   uint32_t mini_batches = 1;  // per clock
   uint64_t seed = 1;
 
-  // What a sample's gradient is multiplied with: parameters move by the mean of a clock.
+  // A sample's gradient is multiplied with this: parameters move by the mean of a clock.
   float scale() const {
     return 1.0f / (static_cast<float>(samples) * static_cast<float>(mini_batches) *
                    static_cast<float>(world));
@@ -51,7 +51,7 @@ class Tables {
   uint32_t add(const std::string& name, size_t floats, size_t parts, bool local);
 
   std::vector<geeps::TableSpec> specs_;
-  std::vector<size_t> floats_, part_rows_;  // of a part
+  std::vector<size_t> floats_, part_rows_;  // those of a part
 };
 
 // Parameters, by table.
@@ -67,9 +67,9 @@ class Model {
   virtual std::vector<float> initial() const = 0;
   // The mini-batches of a clock (from 0 on): their mean loss. Without `math` it is virtual.
   virtual double train(geeps::Cache& cache, Math* math, uint64_t clock) = 0;
-  // How good the parameters are, for people; on held-out data.
+  // Describes the quality of the parameters on held-out data, for people.
   virtual std::string evaluate(const Parameters& parameters) const = 0;
-  // What the next clock begins with besides parameters and its number.
+  // The state that the next clock begins with, besides parameters and its number.
   virtual std::vector<float> state() const { return {}; }
   virtual void set_state(std::span<const float> state);
 };

@@ -1,7 +1,7 @@
-// What layers do besides matrix products, once for every device: an operation is a function of a
-// row and a column that writes its own part of the result. Sums inside of one are in a fixed order,
-// so that the same inputs give the same bits wherever they lie. Matrices are row-major, one row per
-// sample; labels are whole numbers in floats.
+// The operations of layers besides matrix products, once for every device: an operation is a
+// function of a row and a column that writes its own part of the result. Sums inside of one are in
+// a fixed order, so that the same inputs give the same bits wherever they lie. Matrices are
+// row-major, one row per sample; labels are whole numbers in floats.
 #pragma once
 
 #include <cmath>
@@ -95,7 +95,7 @@ struct ReluBackward {
 };
 
 // Softmax and cross-entropy of one sample: losses[row] += its loss; error = scale · the gradient of
-// it by the logits. In place if error == logits. Once per row.
+// it by the logits. It works in place if error == logits. Once per row.
 struct SoftmaxLoss {
   size_t classes;
   float scale;

@@ -15,7 +15,7 @@ namespace phub::examples {
 struct StackOptions {
   std::string name;  // its tables begin with it
   size_t samples;
-  size_t parts = 1;          // of activations, one for each time step
+  size_t parts = 1;          // parts of the activations, one for each time step
   bool input_error = false;  // is needed
 };
 
@@ -39,7 +39,7 @@ class Stack {
   void forward(geeps::Cache& cache, Math* math, size_t part = 0) const;
   // `last`: of the clock.
   void backward(geeps::Cache& cache, Math* math, bool last, size_t part = 0) const;
-  // What comes out for so many samples. On the host, without a cache.
+  // Computes the output for so many samples. It runs on the host, without a cache.
   std::vector<float> compute(const Parameters& parameters, std::vector<float> in,
                              size_t samples) const;
 
@@ -52,7 +52,7 @@ class Stack {
   Layers layers_;
   StackOptions options_;
   std::vector<uint32_t> parameters_;
-  // Of layer l: its input, the error of that, scratch. The last activation is the output.
+  // For layer l: its input, the error of that, scratch. The last activation is the output.
   std::vector<uint32_t> activations_, errors_, scratch_;
 };
 
@@ -73,9 +73,9 @@ class Loss {
   uint32_t labels_, losses_;
 };
 
-// How many rows of logits are highest at their label.
+// The number of rows of logits that are highest at their label.
 size_t count_correct(std::span<const float> logits, std::span<const int> labels);
-// For people.
+// Describes the accuracy for people.
 std::string held_out_accuracy(size_t correct, size_t samples);
 
 }  // namespace phub::examples

@@ -1,6 +1,6 @@
 // An exchange with a store of rows (../../iterstore/store.h): the tables of parameters are tables
-// of the store, whose rows every process reads, and adds −rate · gradient to. For plain SGD. In
-// lock-step the bits are those of a job of the box with that optimizer, where the rate is a power
+// of the store, whose rows every process reads, and adds −rate · gradient to. It is for plain SGD.
+// In lock-step the bits are those of a job of the box with that optimizer, if the rate is a power
 // of two: then no product is rounded.
 #pragma once
 
@@ -58,18 +58,18 @@ class StoreExchange final : public geeps::Exchange {
   void exchange(iterstore::StoreThread& mine, std::span<const Pushed> pushed);
 
   const WorkerOptions worker_;
-  const std::vector<geeps::TableSpec> tables_;  // of parameters
-  std::vector<std::vector<uint64_t>> rows_;     // of each: all
+  const std::vector<geeps::TableSpec> tables_;  // the tables of parameters
+  std::vector<std::vector<uint64_t>> rows_;     // by table: all of its rows
   std::atomic<float> rate_;
   KeyArrays gradients_, parameters_;
-  std::vector<float> change_;  // of a key
+  std::vector<float> change_;  // the change of one key
   iterstore::Store store_;
   geeps::KeyQueue done_;
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable_any changed_;
   std::vector<Pushed> pushed_;  // by key, in the clock to come
-  size_t missing_ = 0;          // of these
+  size_t missing_ = 0;          // the number of these that are missing
 
   std::jthread thread_;
 };

@@ -19,7 +19,7 @@ class Text {
   size_t symbols() const { return bytes_.size(); }  // that occur; numbered from 0 on
   std::span<const uint8_t> train() const { return std::span(text_).first(held_out_); }
   std::span<const uint8_t> test() const { return std::span(text_).subspan(held_out_); }
-  double entropy() const;  // of a symbol of the held-out text, by their frequencies, in nats
+  double entropy() const;  // per symbol of the held-out text, by their frequencies, in nats
 
  private:
   std::string bytes_;
@@ -31,7 +31,7 @@ class Text {
 // stream s, inputs[t · streams + s], and the symbol after it as its label.
 struct Window {
   std::vector<float> inputs, labels;
-  bool at_start = false;  // of the text
+  bool at_start = false;  // the text begins anew
 };
 // The number-th window. At the end of the text it starts again. `first` … first + streams − 1 of
 // `all` streams. Throws Error(kInvalid) if the text is too short for one window.

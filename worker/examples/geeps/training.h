@@ -1,4 +1,4 @@
-// What every application has: its options, and the loop of the training.
+// The common part of every application: its options, and the loop of the training.
 #pragma once
 
 #include <cstdint>
@@ -23,11 +23,11 @@ struct TrainingOptions {
   std::string consistency = "bsp";
   uint32_t slack = 0;
 
-  uint32_t devices = 1;  // of this process, a thread each
+  uint32_t devices = 1;  // those of this process, with a thread each
   std::string device = "host";
-  std::string budget = "100%";  // of device memory, of each device: see budget_bytes()
-  double bandwidth = 0;         // of the host device's copies, bytes per second
-  uint32_t latency_us = 0;      // of each copy
+  std::string budget = "100%";  // device memory of each device: see budget_bytes()
+  double bandwidth = 0;         // bytes per second of the host device's copies
+  uint32_t latency_us = 0;      // added to each copy
   std::string gather = "virtual";
   bool prefetch = true;
   bool peak_first = false;
@@ -35,7 +35,7 @@ struct TrainingOptions {
   bool poison = false;
   std::string trace;
 
-  Share share;  // of this process; its samples and mini-batches are those of a device
+  Share share;  // that of this process; its samples and mini-batches are those of a device
   std::string optimizer = "sgd";
   std::vector<std::string> hyper;  // NAME=VALUE, beside the learning rate
   double lr = 0.1, lr_decay = 1;

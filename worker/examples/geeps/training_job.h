@@ -1,4 +1,4 @@
-// What the options of a training come to: its job, its ranks and their files.
+// The job, the ranks and their files that the options of a training lead to.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ double learning_rate(const TrainingOptions& options, uint64_t clock);
 
 // `rank`: of the process.
 Share share_of(const TrainingOptions& options, uint32_t rank, uint32_t device);
-// What all ranks do alike: the model, the data, the optimizer with its rate; and with the rank's
-// share what is trained, where it can go on.
+// The settings that all ranks must share: the model, the data, the optimizer with its rate;
+// identity() adds the rank's share; a training goes on from a file of the same identity.
 std::vector<std::string> settings_of(const std::string& name, const TrainingOptions& options);
 std::string identity(const std::string& name, const TrainingOptions& options, const Share& share);
 

@@ -1,5 +1,5 @@
 // Generated videos: a small random shape moves over a noisy picture, whose edges are joined, by a
-// pixel per frame. Which way is the class. A shape starts anywhere, so that one frame, or the
+// pixel per frame. The direction is the class. A shape starts anywhere, so that one frame, or the
 // frames out of order, say nothing about the class.
 #pragma once
 
@@ -16,7 +16,7 @@ struct Clips {
   std::vector<int> labels;    // 0 right, 1 left, 2 down, 3 up
 
   size_t size() const { return labels.size(); }
-  std::span<const float> frame(size_t frame) const;  // of all clips
+  std::span<const float> frame(size_t frame) const;  // one frame of all clips
 };
 
 class Videos {
