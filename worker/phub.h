@@ -15,8 +15,8 @@
  *
  * Errors. Every function that can fail returns a phub_code: PHUB_OK (0) if it succeeded, otherwise
  * phub_last_error() has a message for people, and no output argument was written. Wrong handles,
- * keys, null pointers and orders of calls are errors, never an exception or a signal. What the
- * library cannot check is that a pointer that is not null points to what the function needs.
+ * keys, null pointers and orders of calls are errors, never an exception or a signal. The library
+ * cannot check that a pointer that is not null points to memory as the function needs it.
  *
  * Handles are numbers that look like pointers: never dereferenced, never used twice. A handle that
  * is null, was destroyed, or has another type is PHUB_BAD_HANDLE. Destroying a handle that other
@@ -69,8 +69,8 @@ typedef enum phub_code {
   PHUB_REWOUND = 15 /* the server of a job that it saves is gone: phub_rejoin */
 } phub_code;
 
-/* The message of this thread's latest failed call: the function, the problem, what to do. Never
- * null. Valid until this thread's next failed call. */
+/* The message of this thread's latest failed call: the function, the problem, what to do. It is
+ * never null, and valid until this thread's next failed call. */
 PHUB_API const char* phub_last_error(void);
 
 /* "timeout" for PHUB_TIMEOUT; "unknown" for a number that is not a code. */
@@ -166,13 +166,13 @@ PHUB_API phub_code phub_options_tune_key(phub_options* options, size_t key, int3
 /* Puts a key into a group, 0 to 255, with hyperparameters of its own; 0 is the default. */
 PHUB_API phub_code phub_options_set_group(phub_options* options, size_t key, uint32_t group);
 
-/* Of a key with a shape of two dimensions, rows and columns: this rank sends its gradient as what
- * it is the sum of, the outer products of at most so many pairs of vectors (phub_push_factors), and
- * the server adds them up. 0: the gradient is sent as it is. PHUB_INVALID: more than 1048575. */
+/* For a key with a shape of two dimensions, rows and columns: this rank sends its gradient as at
+ * most so many pairs of vectors (phub_push_factors), and the server adds up their outer products.
+ * 0: the gradient is sent as it is. PHUB_INVALID: more than 1048575. */
 PHUB_API phub_code phub_options_set_rank_limit(phub_options* options, size_t key,
                                                uint32_t rank_limit);
 
-/* Of a key with a shape of two dimensions, rows and columns, as an embedding has: this rank sends
+/* For a key with a shape of two dimensions, rows and columns, as an embedding has: this rank sends
  * the rows of its gradient that are not zero, at most so many different ones in a round
  * (phub_push_rows). `lazy` not 0: the optimizer's step of a round changes the rows that a rank
  * sent, and leaves alone parameters and state of the others, as torch.optim.SparseAdam does; 0: the
@@ -195,11 +195,12 @@ typedef struct phub_range {
   uint64_t end;
 } phub_range;
 
-/* What this rank writes and reads of a key that was added: the ranges outside which its gradient is
- * zero, and those whose results it wants. Other ranks may say other ranges, or nothing, which is
- * all of the key. Chunks of which it writes nothing are not sent, nor do those come back of which
- * it reads nothing; at one that it neither writes nor reads nobody waits for it. The last call for
- * a key counts. PHUB_INVALID, here: the key was not added, or a range is empty or beyond it. */
+/* Sets the ranges of an added key that this rank writes and reads: outside of the first its
+ * gradient is zero, and it wants the results of the second. Other ranks may say other ranges, or
+ * nothing, which is all of the key. Chunks of which it writes nothing are not sent, nor do those
+ * come back of which it reads nothing; at one that it neither writes nor reads nobody waits for it.
+ * The last call for a key counts. PHUB_INVALID, here: the key was not added, or a range is empty or
+ * beyond it. */
 PHUB_API phub_code phub_options_set_interest(phub_options* options, size_t key,
                                              const phub_range* writes, size_t write_ranges,
                                              const phub_range* reads, size_t read_ranges);
@@ -213,11 +214,12 @@ PHUB_API phub_code phub_options_set_interest(phub_options* options, size_t key,
  *   int32                 coded, as these: 32 bits, and sums of integers
  *   topk                  coded: the largest one in 32 of a chunk, as bf16, with its index; for
  *                         chunk_elements of at most 65536
- * Keys of coded formats have f32 memory (phub_gradient), and are coded when they are pushed. What
- * the format cannot hold stays in a residual of this rank, which is added to the next gradient of
- * the key; a null leaves it. It is zero when the rank begins, and again when a rank takes over from
- * a lost one; where a job goes on from a checkpoint, it is as it was: it is saved with the rank's
- * own state. PHUB_INVALID: there is no such format; PHUB_NOT_FOUND: no key matches. */
+ * Keys of coded formats have f32 memory (phub_gradient), and are coded when they are pushed. The
+ * part that the format cannot hold stays in a residual of this rank, which is added to the next
+ * gradient of the key; a null leaves it. It is zero when the rank begins, and again when a rank
+ * takes over from a lost one; where a job goes on from a checkpoint, it is as it was: it is saved
+ * with the rank's own state. PHUB_INVALID: there is no such format; PHUB_NOT_FOUND: no key matches.
+ */
 PHUB_API phub_code phub_options_set_format(phub_options* options, const char* pattern,
                                            const char* format);
 
@@ -261,17 +263,17 @@ PHUB_API phub_code phub_options_set_hyper(phub_options* options, const char* nam
 PHUB_API phub_code phub_options_schedule_hyper(phub_options* options, uint64_t round,
                                                const char* name, double value);
 
-/* What a rank must have beside the job's parameters to go on to the bit: the state of its random
- * numbers, its position in the data. The library calls `saver` after some rounds (the server's
- * --checkpoint-every), if the server saves the job: in the phub_wait, phub_wait_all, phub_pull or
- * phub_try_wait that returns the last key's result of `round`, before a completion that tells of
- * it, or in the first phub_push of the next round, if that comes before. It gives the state with
- * which the next round begins to phub_save, and returns PHUB_OK: then the checkpoint of this round
- * has it, and phub_restored gives it back. With another code there is no checkpoint of this round,
- * and the call that called it is PHUB_INVALID; a completion is not: stderr says it. It must neither
- * push nor wait. Before its first push of the next round the program must have pushed every key.
- * With a phub_geeps only phub_geeps_save_point calls it, in lock-step. Null: none. `user_data`
- * must be valid as long as a worker that was made with it. */
+/* A rank may have state that it needs beside the job's parameters to go on to the bit: that of its
+ * random numbers, its position in the data. The library calls `saver` after some rounds (the
+ * server's --checkpoint-every), if the server saves the job: in the phub_wait, phub_wait_all,
+ * phub_pull or phub_try_wait that returns the last key's result of `round`, before a completion
+ * that tells of it, or in the first phub_push of the next round, if that comes before. It gives the
+ * state with which the next round begins to phub_save, and returns PHUB_OK: then the checkpoint of
+ * this round has it, and phub_restored gives it back. With another code there is no checkpoint of
+ * this round, and the call that called it is PHUB_INVALID; a completion is not: stderr says it. It
+ * must neither push nor wait. Before its first push of the next round the program must have pushed
+ * every key. With a phub_geeps only phub_geeps_save_point calls it, in lock-step. Null: none.
+ * `user_data` must be valid as long as a worker that was made with it. */
 typedef struct phub_state phub_state;
 typedef phub_code (*phub_saver)(void* user_data, uint64_t round, phub_state* state);
 PHUB_API phub_code phub_options_set_saver(phub_options* options, phub_saver saver, void* user_data);
@@ -328,10 +330,11 @@ typedef struct phub_info {
 } phub_info;
 PHUB_API phub_code phub_worker_info(const phub_worker* worker, phub_info* info);
 
-/* What this rank's saver saved after the round before first_round, when the job goes on from a
- * checkpoint of that round. `bytes` belong to the worker, until it is destroyed or phub_rejoin
- * gives the handle another. PHUB_NOT_FOUND: there is nothing of this name; the job begins, the rank
- * is new, or it joined a job in progress: then the state follows from first_round. */
+/* Gives the state that this rank's saver saved after the round before first_round, when the job
+ * goes on from a checkpoint of that round. `bytes` belong to the worker, until it is destroyed or
+ * phub_rejoin gives the handle another. PHUB_NOT_FOUND: there is nothing of this name; the job
+ * begins, the rank is new, or it joined a job in progress: then the state follows from first_round.
+ */
 PHUB_API phub_code phub_restored(const phub_worker* worker, const char* name, const void** bytes,
                                  size_t* size);
 
@@ -340,13 +343,14 @@ PHUB_API phub_code phub_restored(const phub_worker* worker, const char* name, co
  * changes for the next one: with the round that this rank has done, in which it has pushed every
  * key. If the state after this round is to be saved, it waits for the round's results, and calls
  * the saver. PHUB_INVALID: the saver failed, or keys were not pushed; and so is a push beyond a
- * round that is to be saved and was not given. Within a phub_geeps use phub_geeps_save_point. */
+ * round that is to be saved and was not given. A program with a phub_geeps uses
+ * phub_geeps_save_point instead. */
 PHUB_API phub_code phub_save_point(phub_worker* worker, uint64_t round);
 
 /* The job's name. It belongs to the worker. */
 PHUB_API phub_code phub_job_name(const phub_worker* worker, const char** name);
 
-/* Of the worker that created the job, where the server asks for tokens: a token that joins, shows
+/* In the worker that created the job, where the server asks for tokens: a token that joins, shows
  * and deletes this job, and nothing else; else "". It belongs to the worker. */
 PHUB_API phub_code phub_job_token(const phub_worker* worker, const char** token);
 
@@ -401,8 +405,8 @@ typedef struct phub_key_memory {
  * unknown, or the scale is not finite. */
 PHUB_API phub_code phub_register_memory(phub_worker* worker, size_t key,
                                         const phub_key_memory* memory);
-/* The same with the formats of null, and without a scale. phub_push reads the memory, phub_wait
- * writes it, and phub_parameters has the result as well. */
+/* Does the same with the formats of null, and without a scale. phub_push reads the memory,
+ * phub_wait writes it, and phub_parameters has the result as well. */
 PHUB_API phub_code phub_use_memory(phub_worker* worker, size_t key, const void* gradient,
                                    void* parameters);
 
@@ -472,8 +476,8 @@ PHUB_API phub_code phub_pull(phub_worker* worker, size_t key, void* into, size_t
 /* The latest round whose result is here. */
 PHUB_API phub_code phub_round(const phub_worker* worker, size_t key, uint64_t* round);
 
-/* In a job with gated rounds (max_norm, or on_nonfinite skip): what became of the latest round of
- * which a result is here. The same on all ranks. */
+/* In a job with gated rounds (max_norm, or on_nonfinite skip): the verdict on the latest round of
+ * which a result is here. All ranks have the same. */
 typedef struct phub_round_verdict {
   size_t size;      /* set it to sizeof(phub_round_verdict) */
   uint64_t round;   /* 0: there is none yet, or the job is another */
@@ -493,9 +497,9 @@ PHUB_API phub_code phub_set_hyper(phub_worker* worker, const char* const* names,
 
 /* Branches, of a job with the option `branches`: states of the model with hyperparameters of their
  * own, of which one runs in each round, for all ranks. The job begins as branch 0. Any rank may
- * call these; usually one decides. What is decided about branches and hyperparameters holds from
- * rounds that do not descend. `round` NULL, or *round 0: as soon as possible; *round becomes the
- * round from which it holds. PHUB_NOT_FOUND: there is no such branch. PHUB_INVALID: the job has no
+ * call these; usually one decides. Decisions about branches and hyperparameters hold from rounds
+ * that do not descend. `round` NULL, or *round 0: as soon as possible; *round becomes the round
+ * from which it holds. PHUB_NOT_FOUND: there is no such branch. PHUB_INVALID: the job has no
  * branches. PHUB_FULL: too many changes are still to come.
  *
  * From *round on there is a branch *child, a copy of `parent` as that is before the round: its
@@ -504,8 +508,8 @@ PHUB_API phub_code phub_set_hyper(phub_worker* worker, const char* const* names,
 PHUB_API phub_code phub_fork(phub_worker* worker, uint32_t parent, const char* const* names,
                              const double* values, size_t count, uint64_t* round, uint32_t* child);
 /* From *round on branches[i] runs for rounds[i] rounds, one after the other; rounds[turns - 1] must
- * be 0: the last one runs until something else is scheduled. The result of the round before is
- * what the first of them has. At most 256 turns. */
+ * be 0: the last one runs until something else is scheduled. The parameters of the first of them
+ * become the result of the round before. There may be at most 256 turns. */
 PHUB_API phub_code phub_schedule(phub_worker* worker, const uint32_t* branches,
                                  const uint64_t* rounds, size_t turns, uint64_t* round);
 /* The branch is gone. PHUB_INVALID: it is the one that runs when all scheduled turns are over. */
@@ -518,10 +522,12 @@ PHUB_API phub_code phub_discard(phub_worker* worker, uint32_t branch, uint64_t* 
  * one that is revived. */
 PHUB_API phub_code phub_kill(phub_worker* worker, uint32_t branch, uint64_t* round);
 PHUB_API phub_code phub_revive(phub_worker* worker, uint32_t branch, uint64_t* round);
-/* Which branch runs in `round`: final for the round behind the latest result that this rank has. */
+/* The branch that runs in `round`: final for the round after the latest result that this rank has.
+ */
 PHUB_API phub_code phub_branch_in(phub_worker* worker, uint64_t round, uint32_t* branch);
 /* The hyperparameter `batch` of that branch in `round`: samples of a rank's gradient; 0: none is
- * set, and the program decides. As final as phub_branch_in. PHUB_NOT_FOUND: the round is over. */
+ * set, and the program decides. The answer is as final as that of phub_branch_in. PHUB_NOT_FOUND:
+ * the round is over. */
 PHUB_API phub_code phub_batch_in(phub_worker* worker, uint64_t round, uint64_t* samples);
 /* From which round on which branch runs, as far as it is decided: rounds ascend, the first is the
  * one in progress or before it. The first `room` of them; *count: how many there are, at most
@@ -530,7 +536,7 @@ PHUB_API phub_code phub_batch_in(phub_worker* worker, uint64_t round, uint64_t* 
 PHUB_API phub_code phub_branch_runs(phub_worker* worker, uint64_t* rounds, uint32_t* branches,
                                     size_t room, size_t* count);
 /* The branches that there are, ascending: the first `room` of them. *count: how many there are.
- * What they have run is as of the server's latest look at the job, which is a moment ago. */
+ * Their rounds are as of the server's latest look at the job, which is a moment ago. */
 typedef struct phub_branch {
   uint64_t round;  /* that it was forked before; 0: it is what the job began as */
   uint64_t rounds; /* that it has run, its parent's up to there included */
@@ -543,13 +549,13 @@ typedef struct phub_branch {
 PHUB_API phub_code phub_branches(phub_worker* worker, phub_branch* branches, size_t room,
                                  size_t* count);
 
-/* What a rank has for itself, of each branch: statistics of batch normalisation, random numbers,
- * where its data go on, and the like. `save` gives the state as it is, in memory that stays until
+/* A rank's own state for each branch: statistics of batch normalisation, random numbers, the
+ * position in the data, and the like. `save` gives the state as it is, in memory that stays until
  * it is called again; `load` makes it as `save` gave it. A code of theirs other than PHUB_OK is
- * PHUB_INVALID of the call that called them, which can be made again. A child has what its parent
- * had when it was forked. In memory, of each branch but the one that runs; branches that have the
- * same share it. One thread at a time. The two are called in the caller's thread, and must not use
- * the handle; `user_data` must be valid as long as the handle. */
+ * PHUB_INVALID of the call that called them, which can be made again. A child begins with its
+ * parent's state at the fork. The state of each branch but the one that runs is in memory; branches
+ * with the same state share it. One thread at a time. The two are called in the caller's thread,
+ * and must not use the handle; `user_data` must be valid as long as the handle. */
 typedef struct phub_by_branch phub_by_branch;
 typedef phub_code (*phub_state_saver)(void* user_data, const void** bytes, size_t* size);
 typedef phub_code (*phub_state_loader)(void* user_data, const void* bytes, size_t size);
@@ -634,9 +640,9 @@ typedef struct phub_stats {
 } phub_stats;
 PHUB_API phub_code phub_worker_stats(const phub_worker* worker, phub_stats* stats);
 
-/* ---- GeePS: parameters and local data in the memory of a device. What does not fit is in host
- * memory, and is copied ahead of time in the background. worker/geeps/cache.h is the same for C++,
- * and has more about every call.
+/* ---- GeePS: parameters and local data in the memory of a device. Data that does not fit is in
+ * host memory, and is copied ahead of time in the background. worker/geeps/cache.h is the same for
+ * C++, and has more about every call.
  *
  *   phub_geeps_options_create(&tables);
  *   phub_geeps_options_add_table(tables, "layer1", 128, NULL, 785);      // parameters
@@ -760,9 +766,9 @@ PHUB_API phub_code phub_options_add_tables(phub_options* options, const phub_gee
  * worker has a cache; PHUB_MISMATCH: a local table was saved with other rows. */
 PHUB_API phub_code phub_geeps_create(phub_device* device, phub_worker* worker,
                                      const phub_geeps_options* options, phub_geeps** geeps);
-/* The same without a server, for one process: a thread of the library applies the optimizer. Only
- * the job's keys, optimizer and options of its arithmetic count. `initial` has the parameters of
- * all tables one after another; null and 0: zeros. */
+/* Does the same without a server, for one process: a thread of the library applies the optimizer.
+ * Only the job's keys, optimizer and options of its arithmetic count. `initial` has the parameters
+ * of all tables one after another; null and 0: zeros. */
 PHUB_API phub_code phub_geeps_create_standalone(phub_device* device, const phub_options* job,
                                                 const phub_geeps_options* options,
                                                 const float* initial, size_t elements,
@@ -878,7 +884,7 @@ PHUB_API phub_code phub_geeps_placement(phub_geeps* geeps, phub_placement* place
 
 typedef struct phub_device_keys phub_device_keys;
 
-/* What a device must have left of its budget. */
+/* The part of its budget that a device must have left. */
 #define PHUB_DEVICE_KEYS_BYTES 16777216
 
 /* From now on only these functions exchange the worker's keys: phub_push, phub_use_memory and
@@ -911,9 +917,9 @@ PHUB_API phub_code phub_pull_device(phub_device_keys* keys, size_t key, void* re
 PHUB_API phub_code phub_wait_device(phub_device_keys* keys);
 
 /* ---- IterStore: a store of rows for iterative programs. Threads of several processes read rows of
- * tables, update them, and say where an iteration ends. What one iteration has accessed, once
- * recorded, says where rows should lie for the next. worker/iterstore/store.h is the same for C++;
- * README.md there says what is read when, and in which order updates are combined.
+ * tables, update them, and say where an iteration ends. The accesses of one iteration, once
+ * recorded, say where rows should lie for the next. worker/iterstore/store.h is the same for C++;
+ * README.md there says when updates are read, and in which order they are combined.
  *
  *   phub_options_from_environment(&options);            // server, rank and world size
  *   phub_options_set(options, "job", "ranks");          // the store's jobs are ranks.1-rows ...
@@ -970,28 +976,28 @@ PHUB_API phub_code phub_store_options_set_number(phub_store_options* options, co
  * `fixed` not 0: this process will access rows that it recorded, and update those that it recorded
  * as updated; only these travel. A call that strays from that is right, and takes as long as a
  * phub_store_finish: it waits until all other threads, of all processes, have come to a clock.
- * `spare`: places for rows that are added later, in lock-step, not of a table that is fixed. What
- * is wrong with a table phub_store_create says. */
+ * `spare`: places for rows that are added later, in lock-step, not of a table that is fixed.
+ * phub_store_create says what is wrong with a table. */
 PHUB_API phub_code phub_store_options_add_table(phub_store_options* options, const char* name,
                                                 uint64_t rows, uint32_t columns, const char* type,
                                                 const char* operation, int fixed, uint64_t spare);
 
-/* Of `worker` what is not about keys counts: the server, the job's name, rank (which must be given)
- * and world_size, consistency, slack, on_loss, limits. Joins nothing yet: the first access or
- * phub_store_finish does, and waits for all ranks. The options may be changed and destroyed
+/* The options of `worker` count but for its keys: the server, the job's name, rank (which must be
+ * given) and world_size, consistency, slack, on_loss, limits. Joins nothing yet: the first access
+ * or phub_store_finish does, and waits for all ranks. The options may be changed and destroyed
  * afterwards. */
 PHUB_API phub_code phub_store_create(const phub_options* worker, const phub_store_options* options,
                                      phub_store** store);
 /* Leaves the job, when the last phub_store_thread is destroyed, too. */
 PHUB_API phub_code phub_store_destroy(phub_store* store);
 
-/* Which of how many ranks this process is, by which an application divides its data. Either may be
- * null. */
+/* The rank of this process and the number of ranks, by which an application divides its data.
+ * Either may be null. */
 PHUB_API phub_code phub_store_rank(const phub_store* store, uint32_t* rank, uint32_t* world_size);
 
 /* Copies the whole state of a table, row after row, with all that was clocked. `bytes` are those of
- * its rows and spare rows. All ranks call it, after equally many clocks. Of a table with spare
- * rows: place after place, the identity where there is no row. */
+ * its rows and spare rows. All ranks call it, after equally many clocks. A table with spare rows is
+ * copied place after place, with the identity where there is no row. */
 PHUB_API phub_code phub_store_table(phub_store* store, uint32_t table, void* into, size_t bytes);
 /* The row in each of its `count` places, which are its rows and spare rows; PHUB_NO_ROW: none. */
 PHUB_API phub_code phub_store_rows(const phub_store* store, uint32_t table, uint64_t* rows,
@@ -1006,7 +1012,7 @@ typedef struct phub_store_counters {
   uint64_t clocks;
   uint64_t placed;  /* times that rows were placed */
   uint64_t widened; /* times that a table ceased to be fixed, until rows were placed anew */
-  /* Of the present job, as in phub_stats. */
+  /* These are for the present job, as in phub_stats. */
   uint64_t pushes, chunks_pushed, chunks_received, bytes_copied, sleeps, reconnections;
 } phub_store_counters;
 PHUB_API phub_code phub_store_stats(const phub_store* store, phub_store_counters* counters);
@@ -1038,12 +1044,12 @@ PHUB_API phub_code phub_store_read(phub_store_thread* thread, uint32_t table, co
 PHUB_API phub_code phub_store_update(phub_store_thread* thread, uint32_t table,
                                      const uint64_t* rows, size_t count, const char* type,
                                      const void* by, size_t bytes);
-/* All threads of the process call it. What they have updated goes out with the last of them; reads
- * after it have the updates of all ranks, in lock-step. */
+/* All threads of the process call it. Their updates go out with the last of them; reads after it
+ * have the updates of all ranks, in lock-step. */
 PHUB_API phub_code phub_store_clock(phub_store_thread* thread);
 
-/* Of a table with spare rows: asks for one more, of any number but PHUB_NO_ROW, or less. From the
- * second clock behind the call on, at the latest, all ranks have it, from the same clock on.
+/* Asks for one more or one less row in a table with spare rows, of any number but PHUB_NO_ROW. From
+ * the second clock behind the call on, at the latest, all ranks have it, from the same clock on.
  * PHUB_INVALID: the table has the row already, or has it not; no spare row is left. */
 PHUB_API phub_code phub_store_add_row(phub_store_thread* thread, uint32_t table, uint64_t row);
 PHUB_API phub_code phub_store_delete_row(phub_store_thread* thread, uint32_t table, uint64_t row);
