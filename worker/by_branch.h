@@ -1,7 +1,7 @@
 // A rank's own state for each branch of its job, which the server does not have: statistics of
 // batch normalisation, random numbers, the position in the data, and the like. It is saved when
 // another branch runs, and given back when it does (the proposal of IterStore, GeePS and MLtuner,
-// section 5.2, figure 17: local data). A child has what its parent had when it was forked.
+// section 5.2, figure 17: local data). A child begins with its parent's state at the fork.
 //
 //   options.saver = [&](uint64_t) {
 //     return phub::RankState{{"own", save()}, {"branches", own.saved()}};
@@ -51,8 +51,8 @@ class ByBranch {
 
   // For a checkpoint: all but the state that is in place, which is the program's to save.
   State saved() const;
-  // Goes back to the state of that call of saved(). Throws Error(kMismatch) if it is not what
-  // saved() returned.
+  // Goes back to the state of that call of saved(). Throws Error(kMismatch) if these are not bytes
+  // that saved() returned.
   void restore(std::span<const std::byte> saved);
 
  private:

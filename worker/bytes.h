@@ -1,4 +1,5 @@
-// Plain values one after another, as they lie in memory: what a rank saves in a checkpoint.
+// Plain values one after another, as they lie in memory: the state that a rank saves in a
+// checkpoint.
 #pragma once
 
 #include <cstddef>

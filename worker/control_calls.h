@@ -16,7 +16,7 @@ class ControlCalls {
   ControlCalls(std::string server, std::string token, ClientTls tls)
       : server_(std::move(server)), token_(std::move(token)), tls_(std::move(tls)) {}
 
-  // Returns body(client). Throws what it throws, and Error(kUnavailable) after cancel().
+  // Returns body(client). Throws its exceptions, and Error(kUnavailable) after cancel().
   template <typename Body>
   auto call(Body body) {
     const Running running(*this);

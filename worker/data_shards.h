@@ -17,10 +17,10 @@
 // of phub.Sampler in Python.
 //
 // Shared data. The n-th sample of the permutation goes to rank n % world_size, so the ranks' parts
-// of an epoch are disjoint. The position counts what all ranks together have taken. So a job may
-// go on with another world size, in the middle of an epoch: what is left of the epoch is dealt out
-// to the new ranks, and no sample comes twice or is left out. This needs that all ranks take
-// batches of the same size in the same round, and the cursor of any of them.
+// of an epoch are disjoint. The position counts the samples that all ranks together have taken. So
+// a job may go on with another world size, in the middle of an epoch: the rest of the epoch is
+// dealt out to the new ranks, and no sample comes twice or is left out. This needs that all ranks
+// take batches of the same size in the same round, and the cursor of any of them.
 //
 // Private data. Each rank has samples of its own, numbered from 0; how many may differ among ranks.
 // Its epochs are its own. One that has fewer samples begins its next epoch earlier.
@@ -57,8 +57,8 @@ class DataShards {
   // of the world, or drop_last with fewer samples than ranks.
   explicit DataShards(const DataOptions& options);
 
-  // The next samples of this rank: `batch` of them, or what is left of the epoch if that is less.
-  // No batch has samples of two epochs. Throws Error: batch is 0.
+  // The next samples of this rank: `batch` of them, or the rest of the epoch if that is less. No
+  // batch has samples of two epochs. Throws Error: batch is 0.
   std::vector<uint64_t> next(size_t batch);
   // The same into the caller's memory, as many as it has room for. Returns how many, at least 1.
   size_t next(std::span<uint64_t> batch);
@@ -77,10 +77,10 @@ class DataShards {
   // The present position and the data that it belongs to: kCursorBytes, for the rank's saved state.
   std::vector<std::byte> cursor() const;
   // Goes on where `cursor` was made: the same samples follow. Shared: the cursor may be of any
-  // rank, and of a job with another world size; if fewer samples than ranks are left and
-  // drop_last is set, the next epoch begins. Throws Error, and changes nothing, if it is no cursor,
-  // or one of other data: partition, samples, seed, shuffle or drop_last are others, or private
-  // data's rank. The message names what differs.
+  // rank, and of a job with another world size; if fewer samples than ranks are left and drop_last
+  // is set, the next epoch begins. Throws Error, and changes nothing, if it is no cursor, or one of
+  // other data: partition, samples, seed, shuffle or drop_last are others, or private data's rank.
+  // The message names the difference.
   void restore(std::span<const std::byte> cursor);
 
   static constexpr size_t kCursorBytes = 48;

@@ -1,6 +1,6 @@
 // Keys whose gradients and results are in the memory of a device, where they come and go on its
 // streams: no call waits, neither for the caller's stream nor for the box. (A driver may hold a
-// call up while what was enqueued before fills its queues.)
+// call up while earlier work fills its queues.)
 //
 //   DeviceKeys keys(worker, *device);
 //   keys.push(0, gradient, stream);      // taken when `stream` comes here
@@ -27,8 +27,8 @@
 //
 // Errors are phub::Error. kInvalid, a wrong call, which changes nothing: the message names the key.
 // If the worker or the device fails, results that are not here yet become bytes of 0xFF (NaN),
-// streams go on at once, and every later call throws what the worker or device threw. Memory that
-// is lent then stays lent until the destructor: copies may be under way still.
+// streams go on at once, and every later call throws the failure. Memory that is lent then stays
+// lent until the destructor: copies may be under way still.
 //
 // Streams of a GPU may share its hardware's queues, so that a stream that waits for a result holds
 // another one up. Ranks that push their keys in the same order cannot block each other by that.
@@ -70,7 +70,7 @@ class DeviceKeys {
   // lies on another device. REQUIRES: both outlive this; if the job needs initial parameters,
   // Worker::broadcast() was called.
   DeviceKeys(Worker& worker, Device& device);
-  // Waits until what was pushed is sent. Results that are not here yet become bytes of 0xFF.
+  // Waits until all pushes are sent. Results that are not here yet become bytes of 0xFF.
   ~DeviceKeys();
   DeviceKeys(const DeviceKeys&) = delete;
   DeviceKeys& operator=(const DeviceKeys&) = delete;
@@ -78,11 +78,11 @@ class DeviceKeys {
   // Takes part in the key's next round, with the key's elements at `gradient`, which is memory of
   // the device; null: with a gradient of zero. REQUIRES: `stream` is the device's.
   void push(size_t key, const void* gradient, Stream& stream, const DevicePush& how = {});
-  // The same of a matrix whose factors are sent (KeySpec::rank_limit), as Worker::push_factors():
-  // those of each part of a batch, for example, in memory of the device. They are copied to pinned
-  // memory of the host as they are, and no matrix is made on the device. No pair at all: a gradient
-  // of zero. kInvalid: all together are more than rank_limit; they have a dtype other than f32, or
-  // a scale.
+  // Does the same for a matrix whose factors are sent (KeySpec::rank_limit), as
+  // Worker::push_factors(): those of each part of a batch, for example, in memory of the device.
+  // They are copied to pinned memory of the host as they are, and no matrix is made on the device.
+  // No pair at all: a gradient of zero. kInvalid: all together are more than rank_limit; they have
+  // a dtype other than f32, or a scale.
   void push_factors(size_t key, std::span<const FactorPairs> factors, Stream& stream,
                     const DevicePush& how = {});
   // Leaves the result of the latest push (none: the present parameters) at `result`, in this format
@@ -90,7 +90,7 @@ class DeviceKeys {
   void pull(size_t key, void* result, Stream& stream, std::optional<kernels::DType> dtype = {});
   // Returns when the results of all pushes are here, and those that were pulled are in their place.
   void wait();
-  void check();  // throws what the worker or the device has failed with
+  void check();  // throws the failure of the worker or the device
 
  private:
   struct Key {
@@ -139,7 +139,7 @@ class DeviceKeys {
   DeviceMemory in_piece_, out_piece_;             // empty if on_device_
 
   std::mutex calls_;  // a call's work is enqueued together; taken before the next one
-  std::mutex mutex_;  // guards signals_ and what follows them
+  std::mutex mutex_;  // guards signals_ and the members below it
   std::condition_variable_any changed_;
   std::vector<Key> keys_;             // calls_, and of the receiver: Key::here
   std::unique_ptr<Event> ready_;      // calls_: the caller's stream is, in the call in progress
@@ -148,7 +148,7 @@ class DeviceKeys {
   std::vector<std::unique_ptr<Event>> spare_;  // events that the next pushes use
   uint64_t outstanding_ = 0;                   // pushes whose result is not here
   std::optional<Error> failure_;
-  std::unique_ptr<Stream> in_, out_;  // destroyed before what their work uses
+  std::unique_ptr<Stream> in_, out_;  // destroyed before the members that their work uses
 
   std::jthread sender_, receiver_;
 };

@@ -38,9 +38,9 @@ struct FactorMatrix {
 
 // Adds the keys to those of the job, "NAME/factors/RANK" for max_ranks ranks. Throws
 // Error(kInvalid): the job's optimizer is not none, its reduction not sum, its rounds not in
-// lock-step, its results not f32, it has a grad_scale, or excludes what is not finite; a matrix has
-// no rows, columns or samples. REQUIRES: the spec's ranks are set; set_hyper() does not set a
-// grad_scale.
+// lock-step, its results not f32, it has a grad_scale, or excludes values that are not finite; a
+// matrix has no rows, columns or samples. REQUIRES: the spec's ranks are set; set_hyper() does not
+// set a grad_scale.
 void add_factor_keys(JobSpec& spec, std::span<const FactorMatrix> matrices);
 
 // Calls for one matrix must be in the order push, wait; those for different ones may be on

@@ -1,6 +1,6 @@
 // Gradients of keys whose format is coded (fp8, int8, int4, topk): the library's f32 memory for
-// them, and what their formats could not hold so far, the residuals (kernels/encode.h), which are
-// state of this rank.
+// them, and the residuals, the parts that their formats could not hold so far (kernels/encode.h),
+// which are state of this rank.
 //
 // A residual is zero when a rank begins. It changes when the key is pushed with a gradient whose
 // sum with it is finite; a null leaves it alone. A rank that takes over from one that was lost
@@ -60,10 +60,12 @@ class GradientCoder {
               kernels::DType dtype, float scale);
 
   // Takes the chunk in the slot over into the residual. False: it must be sent, as it is coded and
-  // holds what is not a number. REQUIRES: carries(); the chunk's message of this round is a null.
+  // holds a value that is not a number. REQUIRES: carries(); the chunk's message of this round is a
+  // null.
   bool carry(size_t key, const ChunkLayout& chunk, const std::byte* slot);
-  // Adds what was carried over of a key that is not coded to its gradient in the slots; encode()
-  // does so for the others. REQUIRES: carries() && !codes(key); nobody else pushes it.
+  // Adds the values that were carried over to the gradient in the slots, for a key that is not
+  // coded; encode() does so for the others. REQUIRES: carries() && !codes(key); nobody else pushes
+  // it.
   void add_carried(size_t key, std::span<std::byte> slots);
 
   uint64_t residual_bytes() const { return residual_elements_ * sizeof(float); }

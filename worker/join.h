@@ -17,8 +17,8 @@ struct Joined {
   std::string reached = {};  // the number of the server's address
 };
 
-// Whether the rank has state of its own, which belongs to the job's checkpoints: what its saver
-// returns, or residuals.
+// Whether the rank has state of its own, which belongs to the job's checkpoints: its saver's, or
+// residuals.
 bool has_state(const WorkerOptions& options);
 
 // Throws Error: of the last server that was asked, if none answers within connect_timeout_ms.

@@ -70,7 +70,7 @@ class LinkKeeper {
       throw;
     }
   }
-  // The same for a call to a server that may just have died: where the worker may rejoin,
+  // Does the same for a call to a server that may just have died: if the worker may rejoin,
   // kUnavailable is thrown only if the server answers heartbeats.
   template <typename Body>
   auto ask_server(Body body) {

@@ -9,7 +9,7 @@
 
 namespace phub {
 
-// Throws Error(kInvalid): what the options ask for, the host computes from gradients or parameters.
+// Throws Error(kInvalid) if the options need the host to compute from gradients or parameters.
 void check_memory_device(const WorkerOptions& options);
 // Throws Error(kInvalid): this transport reads and writes memory of the host.
 void check_reaches(std::string_view transport, const MemoryDevice& device);

@@ -16,7 +16,7 @@ namespace phub {
 // Throws Error(kInvalid) if a name has not 1 to 255 bytes, or all is more than so many.
 std::string pack(const RankState& state, uint64_t most_bytes);
 
-// Throws Error(kInvalid) if `part` is not what pack() returned.
+// Throws Error(kInvalid) if pack() did not make `part`.
 RankState unpack(std::string_view part);
 
 }  // namespace phub

@@ -38,9 +38,10 @@ class RegisteredMemory {
   // whether bytes were copied. REQUIRES: the key is ready. (Another thread may have pushed it when
   // this returns.)
   bool copy_in(size_t key, Lock& lock);
-  // The same of a key whose factors are sent: parts follow each other in the slots of all chunks.
+  // Does the same for a key whose factors are sent: parts follow each other in the slots of all
+  // chunks.
   bool copy_factors_in(size_t key, std::span<const FactorPairs> factors, Lock& lock);
-  // The same of a key of whose gradient rows are sent, which are in this order ascending.
+  // Does the same for a key whose rows are sent; `order` makes them ascend.
   bool copy_rows_in(size_t key, const GradientRows& rows, std::span<const uint32_t> order,
                     Lock& lock);
   // The magnitudes of the key's chunks (magnitude.h), after copy_in(). Without an optimizer in

@@ -72,7 +72,7 @@ class SavedRounds {
   const uint64_t every_;  // 0: nothing is saved
   std::atomic<uint64_t> due_;
   std::vector<uint64_t> received_;  // by key
-  size_t keys_ = 0;                 // that have results
+  size_t keys_ = 0;                 // those that have results
   size_t missing_ = 0;
 };
 

@@ -1,5 +1,5 @@
-// A rank's own state in the checkpoints of its job: when the caller's saver is called, the part on
-// its way to the box, and what came back of it at the join.
+// A rank's own state in the checkpoints of its job: the calls of the caller's saver, the part on
+// its way to the box, and the part that came back at the join.
 //
 // The rounds that are saved. The reply to the join has a number that stays for the life of the job
 // on this box. A checkpoint that needs parts of ranks is one of a round that is a multiple of it.
@@ -71,8 +71,8 @@ class Saver {
   bool is_due_before(uint64_t round) const { return rounds_.is_due_before(round); }
   uint64_t due() const { return rounds_.due(); }
 
-  // Waits until what was taken is sent; after the limit all calls to the control port are
-  // cancelled. Afterwards nothing is sent.
+  // Waits until all parts are sent; after the limit all calls to the control port are cancelled.
+  // Afterwards nothing is sent.
   void finish(std::chrono::milliseconds limit) noexcept;
 
  private:
@@ -94,7 +94,7 @@ class Saver {
   std::atomic<std::thread::id> within_ = {};
   SavedRounds rounds_;  // guarded by mutex_, but for due()
 
-  std::mutex sending_mutex_;  // guards what follows
+  std::mutex sending_mutex_;  // guards the members below
   std::condition_variable_any sent_;
   bool finished_ = false;
   struct Delivery {

@@ -17,7 +17,7 @@ enum class SendOrder : uint8_t {
 // "priority", "fifo", "random", "magnitude". Throws Error(kInvalid).
 SendOrder parse_send_order(std::string_view word);
 
-// SplitMix64: what one number becomes among all orders of a job.
+// SplitMix64: the value of a number in the shuffled order of a job.
 constexpr uint64_t shuffled(uint64_t number) {
   number += 0x9e3779b97f4a7c15;
   number = (number ^ (number >> 30)) * 0xbf58476d1ce4e5b9;

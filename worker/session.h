@@ -44,7 +44,7 @@ class Session {
   uint64_t pushed_round(size_t key) const;
   // The rank writes or reads some of it.
   bool takes_part(size_t key) const { return keys_[key].exchanged > 0; }
-  // Whether what is in the chunk's slot is sent, if the push is no null.
+  // Whether the content of the chunk's slot is sent, if the push is no null.
   bool writes(const ChunkLayout& chunk) const {
     return chunks_[queues_[chunk.queue].chunks[chunk.index]].interest.writes;
   }
@@ -101,7 +101,7 @@ class Session {
   // The server violated the protocol. broken() is true as well, and reconnecting does not help.
   bool protocol_violation() const { return protocol_violation_; }
   const std::string& problem() const { return problem_; }
-  // Sends again what the server may not have received.
+  // Sends again everything that the server may not have received.
   void resend();
   // Stops posting until resend(), while the queues are made anew.
   void suspend() { broken_ = true; }

@@ -88,7 +88,7 @@ class Sleeper {
   Fd interruption_;  // an eventfd that wakes the thread that sleeps on epoll_
 
   std::mutex mutex_;
-  Session* session_ = nullptr;  // guarded by mutex_, as what follows
+  Session* session_ = nullptr;  // guarded by mutex_, as the members below
   CompletionQueue* queue_ = nullptr;
   RegisteredMemory* memory_ = nullptr;
   WorkerTrace* trace_ = nullptr;

@@ -63,7 +63,7 @@ class StallWatch {
   const std::chrono::milliseconds stall_after_;
   std::atomic<bool> any_{false};  // `stalls_` is not empty
   mutable std::mutex mutex_;
-  std::vector<Stall> stalls_;  // guarded by mutex_, as what follows
+  std::vector<Stall> stalls_;  // guarded by mutex_, as the members below
   SteadyTime asked_at_;
   std::vector<Stall> warned_;
 };

@@ -20,7 +20,7 @@ class SwitchPort {
   // is there already.
   virtual bool arm(uint64_t due_ns) = 0;
   virtual int wake_fd() const = 0;  // -1: the thread is woken in another way
-  // Whether what comes from now on wakes the thread.
+  // Whether datagrams that come from now on wake the thread.
   virtual void listen(bool listens) = 0;
   // Nothing comes any more: another may be opened in its place. (The descriptor stays.)
   virtual void give_up() = 0;

@@ -1,4 +1,4 @@
-// The client: what a training process links.
+// The client, which a training process links.
 //
 //   phub::WorkerOptions options = phub::options_from_environment();
 //   options.spec.name = "mnist";
@@ -17,7 +17,7 @@
 // Errors are exceptions of one type, phub::Error; after kFenced, kRankLost or kRewound every call
 // throws it. After kRewound the job goes on without this worker's latest rounds:
 //   worker = worker->rejoin();  round = worker->first_round();
-// and the caller's own state is what WorkerOptions::saver saved: worker->restored(name).
+// and the caller's own state is the one that WorkerOptions::saver saved: worker->restored(name).
 #pragma once
 
 #include <chrono>
@@ -96,7 +96,7 @@ struct WorkerOptions {
   // restored(). Called after some rounds (the server's --checkpoint-every), if the server saves the
   // job: by the wait, test or wait_any that returns the last key's result of the round, on its
   // thread; or by the first push of the next round, if that comes before. It must neither push nor
-  // wait; what it throws, that call throws (wait_any() returns it in the completion), and then
+  // wait; that call throws its exceptions (wait_any() returns them in the completion), and then
   // there is no checkpoint of this round.
   // REQUIRES: before its first push of the next round the program has pushed every key in this one.
   // With a geeps::Cache it is called by Cache::save_point() only, in lock-step.
@@ -104,11 +104,11 @@ struct WorkerOptions {
   // If it is not null, gradients and parameters of all keys lie in memory of this device, which the
   // NIC reads and writes itself, by DMA: verbs or ofi, and a device whose memory the NIC reaches.
   // Then gradient() and parameters() are addresses of the device, which it has poisoned at first
-  // (NaN), register_memory() takes no memory, and what the host would have to compute is refused:
-  // coded formats, carry_over, the send_order "magnitude". The device has budget for both, and for
-  // a second time both while rejoin() makes the next worker, which has other addresses. It outlives
-  // the worker. With DeviceKeys (device_keys.h) on the same device, keys are pushed and pulled in
-  // its streams.
+  // (NaN), register_memory() takes no memory, and options that need the host to compute are
+  // refused: coded formats, carry_over, the send_order "magnitude". The device has budget for both,
+  // and once more for both while rejoin() makes the next worker, which has other addresses. It
+  // outlives the worker. With DeviceKeys (device_keys.h) on the same device, keys are pushed and
+  // pulled in its streams.
   MemoryDevice* memory_device = nullptr;
 };
 
@@ -201,7 +201,7 @@ class Worker {
 
   // After kRewound (the server of a job that it saves died, or answers no more): waits for a server
   // that goes on with the job, and joins as the same rank. The new worker's first_round() may be
-  // earlier than what this one has seen, and all parameters are those of the round before: call
+  // earlier than this one's latest round, and all parameters are those of the round before: call
   // broadcast(), and go on from there. Memory that was registered is registered there, and this
   // worker does not use it any more. Throws Error, and may be called again: kUnavailable or
   // kTimeout after rejoin_limit_ms; kRankLost, the other ranks did not come until then; kNotFound,
@@ -221,13 +221,13 @@ class Worker {
   // progress the state follows from first_round().
   std::optional<std::span<const std::byte>> restored(std::string_view name) const;
   bool saves() const;  // it has a saver, and the server saves the job
-  // For what waits for results on threads of its own (geeps::WorkerExchange): while it is set, only
-  // save() calls the saver, and a push beyond next_saved() throws kInvalid.
+  // For a user that waits for results on threads of its own (geeps::WorkerExchange): while it is
+  // set, only save() calls the saver, and a push beyond next_saved() throws kInvalid.
   void save_by_call(bool by_call);
   uint64_t next_saved() const;  // the round after which the state is saved next; 0: not saves()
-  // Calls the saver for next_saved(), and sends what it returns together with `more`. Throws
+  // Calls the saver for next_saved(), and sends its state together with `more`. Throws
   // Error(kInvalid): not save_by_call(), a result of that round is not here, or both have an entry
-  // of the same name; and what the saver throws.
+  // of the same name; and the saver's exceptions.
   void save(RankState more);
   const JobSpec& spec() const;
   // In the worker that created the job, where the server asks for tokens: a token that joins and
@@ -238,8 +238,8 @@ class Worker {
   size_t key(std::string_view name) const;  // index; throws kNotFound
 
   // The gradient memory of a key: elements × its gradient_memory_format(), f32 where its gradients
-  // are coded. (kInvalid for keys that send factors or rows: they have none.) Writable unless
-  // lent. Library memory: a push from here copies nothing over shared memory, but for what it
+  // are coded. (kInvalid for keys that send factors or rows: they have none.) Writable unless lent.
+  // Library memory: a push from here copies nothing over shared memory, but for gradients that it
   // encodes.
   std::span<std::byte> gradient_bytes(size_t key);
   std::span<float> gradient(size_t key);  // REQUIRES: that format is f32
@@ -310,18 +310,17 @@ class Worker {
   void pull(size_t key, std::span<std::byte> into);
 
   uint64_t round(size_t key) const;  // the latest round whose result is here
-  // In a job with gated rounds (max_norm, on_nonfinite skip), what became of the latest round of
-  // which a result is here: the norm of its gradient, before it was clipped, and whether it was
-  // skipped. All ranks have the same verdict. Returns nullopt in other jobs, and before the first
-  // round of this worker.
+  // The verdict on the latest round of which a result is here, in a job with gated rounds
+  // (max_norm, on_nonfinite skip): the norm of its gradient, before it was clipped, and whether it
+  // was skipped. All ranks have the same verdict. Returns nullopt in other jobs, and before the
+  // first round of this worker.
   std::optional<RoundVerdict> verdict() const;
 
   // Changes hyperparameters (training.md has their names) from `round` on, for all ranks; 0: from
   // the first round in which this rank has pushed no key. Returns the round from which they hold:
-  // later than `round` if chunks of it are complete already (with a `batch`
-  // among the values, not before the round after the one in progress), or a later change exists.
-  // Any rank may call it, one or all of them: what several set for one round must be the same
-  // (kMismatch).
+  // later than `round` if chunks of it are complete already (with a `batch` among the values, not
+  // before the round after the one in progress), or a later change exists. Any rank may call it,
+  // one or all of them: several must set the same for one round (kMismatch).
   uint64_t set_hyper(const std::map<std::string, double>& values, uint64_t round = 0);
   // Branches, of a job whose spec has some: states of the model with hyperparameters of their own,
   // of which one runs in each round, for all ranks. The job begins as branch 0. Any rank may call
@@ -378,7 +377,7 @@ class Worker {
   // or sets it: try again; kFull, the server has no memory for it: ask for fewer keys.
   uint64_t get_state(std::span<KeyState> states);
   // Sets the state of these keys, of all ranks, from the same call. Returns R: the optimizer works
-  // on what was set from round R on, so the results of R are the new parameters after one more
+  // on the new state from round R on, so the results of R are the new parameters after one more
   // step. A rank that is to compute its gradients of round R with the new parameters loads them
   // itself, or waits for the others with barrier() and calls get_state(). Until R is complete a
   // second set throws kTaken. A job that goes on from a checkpoint of a round before R goes on

@@ -63,7 +63,7 @@ void need_struct(const T* out, const char* name, size_t least = sizeof(size_t)) 
   }
 }
 
-// Copies what the caller's struct has room for. REQUIRES: need_struct(out).
+// Copies the members that the caller's struct has room for. REQUIRES: need_struct(out).
 template <typename T>
 void copy_struct(T* out, const T& value) {
   const size_t known = out->size < sizeof(T) ? out->size : sizeof(T);

@@ -20,7 +20,7 @@ struct DeviceObject : Object {
 
 struct GeepsOptionsObject : Object {
   static constexpr Type kType = Type::kGeepsOptions;
-  std::mutex mutex;  // guards what follows
+  std::mutex mutex;  // guards the members below
   geeps::CacheOptions options;
   std::vector<geeps::TableSpec> tables;
 };

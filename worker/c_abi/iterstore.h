@@ -14,7 +14,7 @@ namespace phub::c_abi {
 
 struct StoreOptionsObject : Object {
   static constexpr Type kType = Type::kStoreOptions;
-  std::mutex mutex;                 // guards what follows
+  std::mutex mutex;                 // guards the members below
   iterstore::StoreOptions options;  // all but the worker's options
 };
 

@@ -14,7 +14,7 @@ namespace phub::c_abi {
 
 struct OptionsObject : Object {
   static constexpr Type kType = Type::kOptions;
-  std::mutex mutex;  // guards what follows
+  std::mutex mutex;  // guards the members below
   WorkerOptions options;
   std::shared_ptr<Object> memory_device;  // that of the options; null: there is none
 };

@@ -49,11 +49,11 @@ class HostPages {
     uint32_t users = 0;
   };
 
-  // REQUIRES: whole pages. Throws Error(kFull) with the driver's message and what to do.
+  // REQUIRES: whole pages. Throws Error(kFull) with the driver's message and the way out.
   virtual void do_register(void* begin, size_t bytes, HostUse use, std::string_view what) = 0;
   virtual void do_unregister(void* begin) noexcept = 0;
 
-  std::mutex mutex_;                         // guards what follows, and calls of the driver
+  std::mutex mutex_;                         // guards the members below, and calls of the driver
   std::map<uintptr_t, Registration> pages_;  // by start address
 };
 

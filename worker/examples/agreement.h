@@ -12,8 +12,8 @@ namespace phub::examples {
 // says something else than those that were here before, with both; otherwise as a worker does.
 void agree(const WorkerOptions& worker, std::span<const std::string> settings);
 
-// A process that is alone is rank 0, if nothing says which it is; but not if its environment has
-// half of what a launcher sets: there may be others.
+// A process that is alone is rank 0, if nothing names its rank; but not if its environment has half
+// of a launcher's variables: there may be others.
 void take_rank_if_alone(WorkerOptions& worker);
 
 }  // namespace phub::examples

@@ -1,4 +1,4 @@
-// The UCI handwritten digits: 1,797 grey images of 8×8 pixels and what digit each one shows.
+// The UCI handwritten digits: 1,797 grey images of 8×8 pixels and the digit that each one shows.
 #pragma once
 
 #include <Eigen/Core>

@@ -8,7 +8,7 @@
 //   for l = L-1 … 0:  network.backward(l, weights, weight_gradient, bias_gradient)   (push layer l)
 //
 // Gradients are those of the mean loss over the batch. The same inputs give the same bits wherever
-// the arrays lie: matrix products (single-threaded Eigen) pack what they read, and the other sums
+// the arrays lie: matrix products (single-threaded Eigen) pack their operands, and the other sums
 // are plain loops.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Checks of an option's number, for CLI11: what is not finite passes none of them.
+// Checks of an option's number, for CLI11: a value that is not finite passes none of them.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -17,9 +17,9 @@ struct PackageGraph {
   std::vector<Link> links;         // ascending, each once; nothing depends on itself
 };
 
-// A file of what `apt-cache dumpavail` prints. A link is a package's Depends or Pre-Depends on
-// another that is in the file, each of several alternatives. Throws Error(kNotFound): there is no
-// such file; Error(kInvalid): it has no packages.
+// Reads a file with the output of `apt-cache dumpavail`. A link is a package's Depends or
+// Pre-Depends on another that is in the file, each of several alternatives. Throws
+// Error(kNotFound): there is no such file; Error(kInvalid): it has no packages.
 PackageGraph read_packages(const std::string& path);
 
 }  // namespace phub::examples

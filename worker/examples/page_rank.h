@@ -21,12 +21,12 @@ class PageRank {
  public:
   explicit PageRank(const PackageGraph& graph, double damping = 0.85);
 
-  // The table of a store: what each vertex has more than 1 − damping. It begins with zeros.
+  // The table of a store: the part of each vertex's rank above 1 − damping. It begins with zeros.
   static iterstore::TableSpec table(const PackageGraph& graph);
   // The links of one of `parts` parts of about equal size, those of a source next to each other.
   std::vector<RankedLink> links(uint32_t part, uint32_t parts) const;
-  // Passes on over each link what its source's rank has changed by, and clocks. In a virtual
-  // iteration it leaves the links as they are.
+  // Passes on over each link the change of its source's rank, and clocks. In a virtual iteration it
+  // leaves the links as they are.
   void iterate(iterstore::StoreThread& store, std::span<RankedLink> links) const;
   // Turns the table into ranks, whose sum is 1. Vertices without links give theirs to all.
   std::vector<double> ranks(std::span<const std::byte> table) const;

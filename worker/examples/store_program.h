@@ -14,7 +14,7 @@ namespace phub::examples {
 struct StoreProgram {
   iterstore::StoreOptions store;
   uint32_t iterations = 1;
-  std::string gather = "virtual";  // how the store learns what is accessed: "real", "never"
+  std::string gather = "virtual";  // so the store learns the accesses: "real", "never"
 };
 
 // --server, --job, --world, --rank, --threads, --iterations, --gather, --consistency, --slack.
@@ -23,11 +23,11 @@ struct StoreProgram {
 void add_store_options(CLI::App& app, StoreProgram& program);
 
 // That all ranks run this program, with these options and these settings of its own: "seed 5".
-// Waits for all. Throws Error(kMismatch) that says what differs; as a worker does.
+// Waits for all. Throws Error(kMismatch) that names the difference; else as a worker does.
 void agree(const StoreProgram& program, const std::string& name, std::vector<std::string> settings);
 
 // Runs `run` on each thread of this process, with the number of its part of the data: of rank and
-// thread, from 0. Throws what the first of them threw.
+// thread, from 0. Rethrows the exception of the first of them.
 void run_threads(iterstore::Store& store, const StoreProgram& program,
                  const std::function<void(iterstore::StoreThread&, uint32_t part)>& run);
 uint32_t parts_of(const StoreProgram& program);

@@ -19,7 +19,7 @@ struct TextOptions {
 };
 
 // A file with a document in each line. A word is a run of letters of ASCII, whose case does not
-// count; what is not kept leaves nothing behind, and a document may be empty. Throws
+// count; a word that is not kept leaves nothing behind, and a document may be empty. Throws
 // Error(kNotFound): there is no such file; Error(kInvalid): no word of it is kept.
 Texts read_texts(const std::string& path, const TextOptions& options = {});
 

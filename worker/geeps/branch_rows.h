@@ -1,4 +1,4 @@
-// The rows of a local table, of each branch of a job. Those of the branch that runs are in the
+// The rows of a local table, of each branch of a job. The rows of the branch that runs are in the
 // table's memory, the *home*. A row that another branch has as the home has it takes no memory. The
 // first write after a fork keeps the old row for the branches that share it (copy on write).
 #pragma once
@@ -55,7 +55,7 @@ class BranchRows {
   std::span<float> home_;
   uint32_t row_floats_;
   uint32_t rows_;
-  mutable std::mutex mutex_;                      // guards what follows
+  mutable std::mutex mutex_;                      // guards the members below
   std::map<uint32_t, Places> branches_;           // those that do not run
   std::vector<std::unique_ptr<float[]>> copies_;  // a row each; null: free
   std::vector<uint32_t> free_;

@@ -187,8 +187,8 @@ class Cache::Impl::Reading {
   Table& table_;
 };
 
-// Waits until done(). Throws the cache's failure, or after the timeout kTimeout, which says what()
-// it waited for.
+// Waits until done(). Throws the cache's failure, or after the timeout kTimeout, with what() as the
+// thing that it waited for.
 template <class Done, class What>
 void Cache::Impl::wait_until(Lock& lock, uint32_t table, Done done, What what) {
   mover_.throw_if_failed();

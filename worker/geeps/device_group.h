@@ -21,7 +21,7 @@ struct DeviceGroupOptions {
   // Multiplies sums by float(1 / members), counting members that push null. For jobs that take the
   // mean, so that it is the mean over all devices.
   bool mean = false;
-  uint32_t threads = 0;  // that sum; 0: two, or one if there is one CPU
+  uint32_t threads = 0;  // threads that sum; 0: two, or one if there is one CPU
 };
 
 // Factors (TableSpec::samples) are not multiplied here: those of the devices, in their order, are

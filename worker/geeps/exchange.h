@@ -72,7 +72,7 @@ class Exchange {
   // next after so many pushes of the key since the start of this exchange; kNever: it is not saved.
   static constexpr uint64_t kNever = ~uint64_t{0};
   virtual uint64_t saved_after(size_t /*key*/) const { return kNever; }
-  // Calls the saver, and saves `tables` beside what it returns. REQUIRES: every key was pushed
+  // Calls the saver, and saves `tables` beside the saver's state. REQUIRES: every key was pushed
   // saved_after() times, and is here.
   virtual void save(RankState /*tables*/) {}
   // See Worker::restored().

@@ -41,7 +41,7 @@ class HostRows {
   // Whether fetch() uses staging memory, so that it has read the rows when it returns.
   static bool staged(std::span<const Run> runs, uint32_t row_floats);
   uint64_t moved_bytes() const { return moved_; }    // bytes of all rows
-  uint64_t staged_bytes() const { return staged_; }  // through staging memory, and what is between
+  uint64_t staged_bytes() const { return staged_; }  // through staging memory, with gaps
 
  private:
   float* staging(size_t floats);  // waits until no copy uses it

@@ -23,7 +23,7 @@ std::vector<Run> runs_of(std::span<const uint32_t> sources, uint32_t first_posit
 // The runs of sources[i] at positions[i].
 std::vector<Run> runs_of(std::span<const uint32_t> positions, std::span<const uint32_t> sources);
 
-// Rows of a buffer from one of a list to another, and what lies between them.
+// Rows of a buffer from one of a list to another, and the rows between them.
 struct Stretch {
   uint32_t first = 0, rows = 0;
   bool operator==(const Stretch&) const = default;

@@ -1,6 +1,5 @@
-// Buffers on the device, copied to pinned host memory for all parts of a task: where rows of
-// several partitions lie among each other, what is between the first and the last of them is copied
-// once.
+// Buffers on the device, copied to pinned host memory for all parts of a task: if rows of several
+// partitions lie among each other, the stretch from the first to the last of them is copied once.
 #pragma once
 
 #include <cstddef>

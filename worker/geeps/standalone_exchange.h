@@ -18,7 +18,7 @@ class StandaloneExchange final : public Exchange {
   // `spec` count on which the arithmetic depends: keys, optimizer, hyper, schedule, consistency,
   // on_nonfinite, and chunk_elements, the unit that on_nonfinite excludes. Throws Error(kInvalid)
   // if the job is for several workers, or not f32, or the server would refuse it; or if it excludes
-  // what is not finite and has factors, whose chunks the server cuts.
+  // values that are not finite and has factors, whose chunks the server cuts.
   explicit StandaloneExchange(const JobSpec& spec, std::span<const float> initial = {});
   ~StandaloneExchange() override;  // drops pushes in progress
 

@@ -72,7 +72,7 @@ class WorkerExchange final : public Exchange {
   std::vector<uint64_t> begun_;         // by key: the round before the first push
   std::unique_ptr<KeyArrays> factors_;  // empty where the gradient is sent as it is
 
-  std::mutex mutex_;        // guards what follows
+  std::mutex mutex_;        // guards the members below
   std::vector<bool> away_;  // by key: pushed and not yet returned by next()
   Failure failure_;
   bool stopped_ = false;

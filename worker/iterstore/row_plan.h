@@ -1,5 +1,5 @@
 // The places of the rows of all tables: the rows of each key of the job, and their order. A pure
-// function of what all ranks access, so that all ranks have the same.
+// function of the accesses of all ranks, so that all ranks have the same.
 //
 // Rows that are first read in the same part of the iteration lie together (a batch, which is a key:
 // it comes as a whole), and within a batch those that the same ranks access: so the chunks of a key

@@ -22,8 +22,8 @@
 //   }
 //
 // The state of a table: state ← state ⊕ updates, for the table's operation ⊕; it begins with the
-// operation's identity (zeros for add and or). A read returns the state after the last clock ⊕ what
-// the same thread has updated since. It does not have the other threads' updates since then.
+// operation's identity (zeros for add and or). A read returns the state after the last clock ⊕ the
+// same thread's updates since. It does not have the other threads' updates since then.
 //
 // min and max of f32 and f64 are not defined where a value is NaN.
 //
@@ -35,7 +35,7 @@
 //
 // Errors are phub::Error: kInvalid, a wrong call, which has no effect; those of the worker
 // (worker.h), after which no call succeeds. A store does not outlive its server: kRewound ends it.
-// When a rank is lost, spec.on_loss decides what becomes of clocks ("fail": an error for all);
+// When a rank is lost, spec.on_loss decides whether clocks go on ("fail": an error for all);
 // finish(), changes of rows, table() of a `fixed` one, and calls that stray from it, need all
 // ranks.
 #pragma once
@@ -61,10 +61,10 @@ struct TableSpec {
   std::string operation = "add";  // "multiply", "min", "max"; "or", of whole numbers
   // The threads of a process will read rows that they accessed in the recorded iteration, and
   // update rows that they updated there: only those travel, in lock-step and with `placement`. A
-  // call that strays from that gets what it would get otherwise; but it returns only when all other
-  // threads, of all ranks, have come to their next clock(), finish() or table(), or stray, too (so
-  // hold no lock that they need), and it takes as long as a finish(). From then on, until rows are
-  // placed anew, the table is as if this were false: all of it travels to all.
+  // call that strays from that has its usual result; but it returns only when all other threads, of
+  // all ranks, have come to their next clock(), finish() or table(), or stray, too (so hold no lock
+  // that they need), and it takes as long as a finish(). From then on, until rows are placed anew,
+  // the table is as if this were false: all of it travels to all.
   bool fixed = false;
   // Places for rows that are added later (add_row), which take memory from the beginning. Only in
   // lock-step, and only for a table that is not fixed.
@@ -138,7 +138,7 @@ class Store {
   // while no thread makes a call: nothing may be updated and not clocked. A table with spare rows
   // is returned place after place, with the identity where there is no row.
   std::vector<std::byte> table(uint32_t table);
-  uint64_t table_bytes(uint32_t table) const;  // the size of what table() returns
+  uint64_t table_bytes(uint32_t table) const;  // the size of table()'s result
   // The row in each of its places; kNoRow: none. REQUIRES: no thread makes a call meanwhile.
   std::vector<uint64_t> rows(uint32_t table) const;
   StoreStats stats() const;  // REQUIRES: no thread makes a call

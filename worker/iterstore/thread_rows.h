@@ -79,7 +79,7 @@ class ThreadRows {
   uint64_t in_sequence_ = 0, by_index_ = 0, cached_ = 0;
 };
 
-// One number for a row of a table. REQUIRES: what checked_tables() allows.
+// One number for a row of a table. REQUIRES: checked_tables() allows them.
 constexpr uint64_t row_id(uint32_t table, uint64_t row) { return uint64_t{table} << 48 | row; }
 
 }  // namespace phub::iterstore

@@ -1,4 +1,4 @@
-// Operations as CUDA kernels: what cuda_math.cc calls of the part that nvcc compiles.
+// Operations as CUDA kernels: the functions that cuda_math.cc calls of the part that nvcc compiles.
 #pragma once
 
 #include <cstddef>

@@ -18,7 +18,7 @@ namespace phub::examples {
 struct Product {
   size_t rows, columns, depth;
   bool transpose_a = false, transpose_b = false;
-  bool add = false;  // to what c holds
+  bool add = false;  // adds to the content of c
 };
 
 class Math {

@@ -18,13 +18,13 @@ struct ComputeDevice {
   std::unique_ptr<Math> math;
 };
 
-// Where a cache with these options, on a device of its budget, would have what, once an iteration
-// has been recorded as `gather` says (TrainingOptions); "none": nowhere. Nothing is computed.
+// The placement of a cache with these options, on a device of its budget, once an iteration has
+// been recorded as `gather` says (TrainingOptions); "none": nothing is placed. Nothing is computed.
 // Throws Error(kFull): the budget is too small.
 geeps::Placement plan(Model& model, const geeps::CacheOptions& options, const std::string& gather);
 
-// "64M", "35%" of what everything takes (nothing is moved, buffers are double), or "least" of those
-// with which an iteration can be gathered as the options say.
+// "64M", "35%" of the memory for everything (nothing is moved, buffers are double), or "least" of
+// those with which an iteration can be gathered as the options say.
 uint64_t budget_bytes(const TrainingOptions& options, const MakeModel& make);
 // The number-th of this process.
 ComputeDevice make_device(const TrainingOptions& options, uint32_t number, uint64_t budget_bytes);

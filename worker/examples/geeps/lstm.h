@@ -1,5 +1,5 @@
-// A language model: an LSTM that reads a text symbol by symbol and says what comes next. Trained by
-// backpropagation through so many time steps; what the LSTM remembers is carried to the next ones.
+// A language model: an LSTM that reads a text symbol by symbol and predicts the next one. Trained
+// by backpropagation through so many time steps; the state of the LSTM is carried to the next ones.
 // The local data of a time step are rows of their own, so that a sequence may be longer than fits
 // in device memory; the parameters are read, and updated, at every step.
 #pragma once
@@ -22,14 +22,14 @@ struct LstmCell {
   const float* weights;                      // hidden × 4 · hidden, then the bias
   const float *cell_before, *output_before;  // streams × hidden
   float *cell, *output;                      // the same, after the step
-  float* gates;  // streams × 4 · hidden: what the step's inputs add, then the gates
+  float* gates;  // streams × 4 · hidden: the contributions of the step's inputs, then the gates
 
   static size_t parameters(size_t hidden) { return (hidden + 1) * 4 * hidden; }
 };
 void lstm_cell_forward(Math& math, const LstmCell& cell);
-// hidden_error and cell_error: of what the step gave to the next one (and to the layer above),
-// replaced by that of what it got. Writes the gradient of the weights, and the error of what the
-// inputs add over the gates.
+// hidden_error and cell_error are the errors of the step's outputs to the next one (and to the
+// layer above), replaced by those of its inputs. Writes the gradient of the weights, and the error
+// of the inputs' contributions over the gates.
 void lstm_cell_backward(Math& math, const LstmCell& cell, float* hidden_error, float* cell_error,
                         float* gradient);
 // Weights uniform with variance 1/hidden; biases zero, but one for the forget gates.
@@ -56,8 +56,8 @@ struct LstmStep {
 };
 // Adds each stream's loss to `losses`; `error` is scaled.
 void lstm_forward(Math& math, const LstmStep& step, float scale, float* losses);
-// hidden_error and cell_error: of what the step gave to the next one, replaced by that of what it
-// got. Writes the gradients of the step. Overwrites the gates.
+// hidden_error and cell_error are the errors of the step's outputs to the next one, replaced by
+// those of its inputs. Writes the gradients of the step. Overwrites the gates.
 void lstm_backward(Math& math, const LstmStep& step, float* hidden_error, float* cell_error,
                    float* recurrent_gradient, float* output_gradient);
 

@@ -44,7 +44,7 @@ class Tables {
     return std::span(specs_[table].keys).subspan(part * part_rows_[table], part_rows_[table]);
   }
   size_t part_floats(uint32_t table) const { return part_rows_[table] * kRowFloats; }
-  // Zeroes what a part has behind its floats.
+  // Zeroes the padding of a part behind its floats.
   void clear_padding(Math& math, uint32_t table, float* part) const;
 
  private:

@@ -186,8 +186,8 @@ struct LstmForward {
   }
 };
 
-// Replaces the gates by the error of what they were before their activation functions, and the
-// error of the cell by that of the cell before.
+// Replaces the gates by the error of their values before the activation functions, and the error of
+// the cell by that of the cell before.
 struct LstmBackward {
   size_t hidden;
   const float *cell_before, *cell, *output_error;

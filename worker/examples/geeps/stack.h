@@ -56,7 +56,7 @@ class Stack {
   std::vector<uint32_t> activations_, errors_, scratch_;
 };
 
-// Softmax and cross-entropy of what a stack of one part gives.
+// Softmax and cross-entropy of the output of a stack of one part.
 class Loss {
  public:
   // `tables` and `stack`, whose local tables are there, outlive it.

@@ -66,7 +66,7 @@ class StoreExchange final : public geeps::Exchange {
   iterstore::Store store_;
   geeps::KeyQueue done_;
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::condition_variable_any changed_;
   std::vector<Pushed> pushed_;  // by key, in the clock to come
   size_t missing_ = 0;          // the number of these that are missing

@@ -16,7 +16,7 @@ class Text {
   static Text load(const std::string& path);
   explicit Text(const std::string& bytes);
 
-  size_t symbols() const { return bytes_.size(); }  // that occur; numbered from 0 on
+  size_t symbols() const { return bytes_.size(); }  // those that occur; numbered from 0 on
   std::span<const uint8_t> train() const { return std::span(text_).first(held_out_); }
   std::span<const uint8_t> test() const { return std::span(text_).subspan(held_out_); }
   double entropy() const;  // per symbol of the held-out text, by their frequencies, in nats

@@ -56,7 +56,7 @@ void parse(CLI::App& app, TrainingOptions& options, int argc, char** argv);
 using MakeModel = std::function<std::unique_ptr<Model>(const Share& share)>;
 
 // Trains on all devices, prints reports, and at the end the digest of the parameters' bits. `name`
-// says what is trained, for the checkpoint.
+// is the name of the model, for the checkpoint.
 void train(const TrainingOptions& options, const std::string& name, const MakeModel& make);
 
 }  // namespace phub::examples

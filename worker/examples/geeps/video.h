@@ -16,8 +16,8 @@
 
 namespace phub::examples {
 
-// Two convolutions of so many filters, and twice as many; then what the frame adds to the LSTM's
-// gates.
+// Two convolutions of so many filters, and twice as many; then the frame's contribution to the
+// LSTM's gates.
 Layers video_frame_layers(size_t filters, size_t hidden);
 Layers video_class_layers(size_t hidden);
 
