@@ -74,7 +74,8 @@ class AdmissionLink : public BoxLink {
   void use_ticket(std::string ticket) final { next_ticket_ = std::move(ticket); }
   void close() override;
 
-  // A core's endpoint, on its thread: what it attaches, until it detaches.
+  // A core's endpoint calls these on its thread, for the incarnation that it attaches, until it
+  // detaches.
   Incarnation& attach(uint32_t rank, uint32_t incarnation);
   Incarnation& attached(uint32_t rank) const;
   void detach(uint32_t rank);

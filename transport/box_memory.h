@@ -1,6 +1,6 @@
 // The box's memory of a job whose workers have their own (tcp, verbs): the results, and the slots
-// of every rank. All of it is allocated at the beginning and stays: what a rank contributed
-// outlives its incarnation.
+// of every rank. All of it is allocated at the beginning and stays: a rank's contribution outlives
+// its incarnation.
 #pragma once
 
 #include <cstddef>

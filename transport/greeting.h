@@ -70,7 +70,7 @@ Header read_header(const char* name, std::span<const std::byte> message) {
 // Throws Error(kMismatch) unless the worker and the server derive the same `what` from the plan.
 void check_same(std::string_view what, uint64_t at_worker, uint64_t at_server);
 
-// A header and what comes after it.
+// A header and the bytes after it.
 template <typename Header>
 std::vector<std::byte> make_message(const Header& header, std::span<const std::byte> rest) {
   std::vector<std::byte> message(sizeof(header) + rest.size());

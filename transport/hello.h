@@ -1,6 +1,6 @@
 // A worker and a box greet each other on the socket of one queue: a hello, then a welcome or a
 // refusal. The transports over sockets (tcp, ofi) have structures of their own for them, each with
-// a header first whose `type` and `bytes` say what it is; the checks are the same.
+// a header first whose `type` and `bytes` tell its kind; the checks are the same.
 //
 // All parsers throw Error that names the field; nothing is used before it is checked.
 #pragma once

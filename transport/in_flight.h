@@ -10,11 +10,11 @@
 //   least that keeps such a path full: kPathBytes.
 // - Under TCP the kernel holds what is on the path, in a window that grows as far as it needs, and
 //   kKernelBytes in each connection that are still to be sent. When half of these are left it asks
-//   for more. An endpoint holds what 10 Gbit/s take in 200 us, within which its owner looks
-//   again: kRingBytes. All connections to a peer share them, which keeps the connections in step:
-//   one that gets less of the link than the others soon holds all, and the others wait for it.
-//   Within one host there is no link, only processors, which large writes spare: kLocalTimes as
-//   much is 1 ms of what a core copies.
+//   for more. An endpoint holds the bytes that 10 Gbit/s take in 200 us, within which its owner
+//   looks again: kRingBytes. All connections to a peer share them, which keeps the connections in
+//   step: one that gets less of the link than the others soon holds all, and the others wait for
+//   it. Within one host there is no link, only processors, which large writes spare: kLocalTimes as
+//   much is 1 ms of a core's copying.
 //
 // At 200 Mbit/s these are 52 ms of the link's time, and 10 ms and 5 ms for each connection.
 #pragma once

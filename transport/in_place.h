@@ -9,7 +9,7 @@
 
 namespace phub {
 
-// Where the bytes of an array lie: in the array, except for ranges that were moved. Owned by the
+// The places of an array's bytes: in the array, except for ranges that were moved. Owned by the
 // thread that polls the link.
 class MovedRanges {
   struct Range {

@@ -1,7 +1,8 @@
-// Where every chunk of a job lies: at the worker, whose memory is laid out by keys, and at the box,
-// where the chunks of a queue lie one after another. Box and worker compute it with the functions
-// below from the same things: the keys, the size of a chunk, and which queue has which chunks. The
-// plan, the session, the transports and their checks read it; nobody else computes an offset.
+// The place of every chunk of a job: at the worker, whose memory is laid out by keys, and at the
+// box, where the chunks of a queue lie one after another. Box and worker compute it with the
+// functions below from the same things: the keys, the size of a chunk, and which queue has which
+// chunks. The plan, the session, the transports and their checks read it; nobody else computes an
+// offset.
 #pragma once
 
 #include <cstdint>
@@ -46,7 +47,7 @@ struct ChunkLayout {
   uint64_t slot_offset = 0;      // in a rank's slots at the box, bytes
   uint32_t slot_bytes = 0;       // bytes of its gradient on the wire
   uint32_t queue = 0;
-  uint32_t index = 0;  // within its queue: what the immediate carries
+  uint32_t index = 0;  // within its queue: the number in the immediate
 };
 
 struct Layout {
@@ -56,8 +57,8 @@ struct Layout {
   uint64_t total_elements = 0;         // the worker's results: with the padding between keys
   uint64_t gradients_bytes = 0;        // the worker's gradients, the same
   std::vector<std::vector<uint32_t>> queue_chunks;  // [queue][index] = chunk
-  // Where each queue's chunks begin at the box, in elements. Empty: the box's memory is laid out as
-  // the worker's.
+  // The beginning of each queue's chunks at the box, in elements. Empty: the box's memory is laid
+  // out as the worker's.
   std::vector<uint64_t> queue_offset;
   // The beginning of each queue's slots, in bytes. Empty: they begin as the arrays do, since all
   // keys have one plain format.
@@ -85,8 +86,8 @@ uint32_t element_bytes_of_all(const Layout& layout);
 // The worker's side: keys one after another, each in whole slots, and cut into chunks. The
 // gradients of a key in a plain format are one piece; in a coded one each chunk has its own room.
 // `gradient_dtype`: of keys without a format of their own. Throws Error(kInvalid): there is no such
-// format, or as chunk_elements_of(). REQUIRES: at most 2^32 - 1 chunks. (Where the ranks are racks,
-// set trailer_elements before what follows.)
+// format, or as chunk_elements_of(). REQUIRES: at most 2^32 - 1 chunks. (If the ranks are racks,
+// set trailer_elements before calling other functions.)
 Layout lay_out_keys(std::span<const KeySpec> keys, uint32_t chunk_elements,
                     std::string_view gradient_dtype = "f32");
 
@@ -101,16 +102,17 @@ struct QueueOffsets {
 void lay_out_queues(Layout& layout, std::vector<std::vector<uint32_t>> queue_chunks,
                     QueueOffsets offsets);
 
-// The chunks of a queue, one after another from its offsets on: what lay_out_queues() does for
-// each. REQUIRES: layout.queue_offset[queue], and queue_slots[queue] unless that is empty; the
+// Lays out the chunks of a queue, one after another from its offsets on; lay_out_queues() does so
+// for each. REQUIRES: layout.queue_offset[queue], and queue_slots[queue] unless that is empty; the
 // chunks exist. Throws Error(kInvalid): the offsets are out of range.
 void lay_out_queue(Layout& layout, uint32_t queue, std::span<const uint32_t> chunks);
 
-// Where a rack has its sums: chunk after chunk, each with its trailer, whatever boxes they go to.
-// In bytes, by chunk, and at last where they end.
+// The places of a rack's sums: chunk after chunk, each with its trailer, for all boxes that they go
+// to. In bytes, by chunk, and at last where they end.
 std::vector<uint64_t> offsets_of_sums(const Layout& layout);
 
-// Where queues of these nodes begin at the box: one after another, each node on pages of its own.
+// The beginnings of these nodes' queues at the box: one after another, each node on pages of its
+// own.
 QueueOffsets offsets_of_queues(const Layout& layout,
                                std::span<const std::vector<uint32_t>> queue_chunks,
                                std::span<const uint32_t> queue_node);
@@ -143,8 +145,8 @@ struct ResultFormat {
 // Throws Error(kInvalid): there is no such format.
 ResultFormat result_format(const JobSpec& spec);
 
-// Where a chunk's result, or its difference, lies in memory for `all` elements, and what is sent of
-// it. The chunk's elements begin at `offset`.
+// The place of a chunk's result, or of its difference, in memory for `all` elements, and the bytes
+// that are sent. The chunk's elements begin at `offset`.
 struct ResultPlace {
   uint64_t byte = 0;
   uint32_t bytes = 0;

@@ -27,7 +27,7 @@ struct SlotFormat {
 
   constexpr bool is_factors() const { return rank_limit > 0; }
   constexpr bool is_rows() const { return rows_limit > 0; }
-  // The size of a slot, and of what is sent of it; of rows, at most.
+  // The size of a slot, and of the bytes that are sent; of rows, at most.
   constexpr uint64_t bytes(uint64_t elements) const {
     if (is_factors()) elements = rank_limit * (elements / columns + columns);
     if (is_rows()) elements = std::min<uint64_t>(rows_limit, elements / columns) * (1 + columns);

@@ -44,7 +44,7 @@ class SocketTransport : public Transport {
   // Answers a whole hello and hands the connection over to its incarnation. Throws Error when it is
   // refused: the socket is still the caller's then.
   virtual void welcome(std::span<const std::byte> hello, Fd& socket) = 0;
-  // The same for one that may have descriptors with it.
+  // Does the same for one that may have descriptors with it.
   virtual void welcome_with(std::span<const std::byte> hello, Fd& socket,
                             std::span<const Fd> /*descriptors*/) {
     welcome(hello, socket);

@@ -1,4 +1,4 @@
-// Records what threads did, and when, for viewing in Perfetto (ui.perfetto.dev) or
+// Records the work of threads, and its times, for viewing in Perfetto (ui.perfetto.dev) or
 // chrome://tracing.
 //
 // A TraceLog keeps the last events in memory of a fixed size; nothing is written before the end, by

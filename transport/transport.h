@@ -6,8 +6,8 @@
 //                               ├─ slots(rank)          └─ endpoint(): Endpoint
 //                               └─ endpoint(core): BoxEndpoint
 //
-// An Endpoint is what one thread owns of a job: a completion queue and its queue pairs. A write
-// that is posted arrives once, and its payload has landed before its immediate is seen; writes may
+// An Endpoint is one thread's part of a job: a completion queue and its queue pairs. A write that
+// is posted arrives once, and its payload has landed before its immediate is seen; writes may
 // overtake each other. A queue pair that breaks says so once; then nothing of it lands any more.
 //
 // An incarnation of a rank, from its admission to its end, in this order:
@@ -69,7 +69,7 @@ struct Write {
   uint32_t imm = 0;
 };
 
-// Counts what an endpoint did so far; a transport counts what it has.
+// Counts the work of an endpoint so far; a transport counts the parts that it has.
 struct EndpointCounters {
   uint64_t sends = 0, receives = 0;  // writes posted, arrivals
   uint64_t doorbells = 0;            // calls that hand over a batch of requests, either way
@@ -120,7 +120,8 @@ class Endpoint {
   // the thread. Throws Error: kInvalid, this transport cannot; kFull.
   virtual void wake_for(int fd);
 
-  // Whether what is posted there goes over a NIC: not where the other end maps this side's memory.
+  // Whether a write to this queue pair goes over a NIC: not if the other end maps this side's
+  // memory.
   virtual bool crosses_nic(QueuePair /*to*/) const { return true; }
 
   // After a post was refused, another try is worth while only after this time, or after an arrival.
@@ -265,9 +266,8 @@ class BoxLink {
   // this goes. Any thread but the cores'; before the link goes, and before the next prepare() of
   // the rank.
   using Rest = std::shared_ptr<void>;
-  // Control thread, after every core has detached it: closes the connection. Returns what is left
-  // of the rank, null if there is nothing. The worker sees the end of its connection no sooner than
-  // this.
+  // Control thread, after every core has detached it: closes the connection. Returns the rest of
+  // the rank, null if there is none. The worker sees the end of its connection no sooner than this.
   virtual Rest revoke(uint32_t rank) = 0;
 
   // Control thread, after the last rank was revoked: the NIC knows the link no more, and any thread
@@ -340,7 +340,7 @@ class WorkerLink {
   // reads and writes in place; null: this transport cannot. All calls return the same.
   virtual InPlace* in_place() { return nullptr; }
   virtual Endpoint& endpoint() = 0;
-  // That of a thread, where the layout says that there are several (queue_thread). Each names
+  // The endpoint of a thread, if the layout says that there are several (queue_thread). Each names
   // queues as the plan does, and has its own.
   virtual Endpoint& endpoint_of(uint32_t thread);
   // False once the box closed the connection or died. Any thread, never blocks.
@@ -350,9 +350,9 @@ class WorkerLink {
   // Whether bytes move only while somebody polls (tcp): then computation overlaps with the exchange
   // only if a thread does nothing else.
   virtual bool needs_polling() const { return false; }
-  virtual std::string describe() const { return ""; }  // for people: over what, from which memory
-  // The NIC of this host that sends what is posted to the queue; the same text for all queues where
-  // that is not known, and "" where it crosses none. May change with reconnect().
+  virtual std::string describe() const { return ""; }  // for people: the network and the memory
+  // The NIC of this host that sends writes to the queue; the same text for all queues if that is
+  // not known, and "" if it crosses none. May change with reconnect().
   virtual std::string nic_of(uint32_t /*queue*/) const { return ""; }
   // New queue pairs onto the same memory, after one broke. REQUIRES: the thread that polls the
   // endpoint calls it. Writes that were posted and not answered may be lost and must be sent again.

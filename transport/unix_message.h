@@ -20,8 +20,8 @@ struct UnixMessage {
   std::vector<std::byte> bytes;  // empty with error 0: the peer has closed the connection
   std::vector<Fd> fds;
 };
-// Receives without blocking, up to `max_bytes`: one message (a longer one is EMSGSIZE), or what a
-// stream has of them. More than `max_fds` descriptors are EMFILE.
+// Receives without blocking, up to `max_bytes`: one message (a longer one is EMSGSIZE), or the
+// bytes that a stream has. More than `max_fds` descriptors are EMFILE.
 UnixMessage receive_message(int socket, size_t max_bytes, size_t max_fds = kMostMessageFds);
 
 }  // namespace phub

@@ -34,9 +34,9 @@ void make_inaccessible(std::span<const std::byte> memory) noexcept;
 void keep(std::shared_ptr<const void> mapping);
 }  // namespace internal
 
-// Gives the pages of a mapping back, and keeps its addresses: whoever still has a pointer there
-// gets a SIGSEGV, not what comes to lie there next. After a thousand more of them the addresses are
-// given back too. `Memory` unmaps itself when it goes.
+// Gives the pages of a mapping back, and keeps its addresses: a thread that still has a pointer
+// there gets a SIGSEGV, and not other memory. After a thousand more of them the addresses are given
+// back too. `Memory` unmaps itself when it goes.
 template <typename Memory>
 void bury(Memory memory) noexcept {
   internal::make_inaccessible(memory.bytes());

@@ -9,7 +9,7 @@
 namespace phub {
 
 // Owned by its thread, as both. A queue pair is connected at one of them at most; the other refuses
-// what is posted to it.
+// posts to it.
 class BesideEndpoint : public virtual Endpoint {
  public:
   // Throws Error as wake_for(). REQUIRES: both outlive this.

@@ -32,15 +32,16 @@ struct BranchTurn {
   friend bool operator==(const BranchTurn&, const BranchTurn&) = default;
 };
 
-// A decision about branches. It changes what rounds begin with from `round` on: the first that no
-// chunk can have begun with something else, if that is later, or the round of the latest decision.
+// A decision about branches. It changes the state with which rounds begin from `round` on: the
+// first that no chunk can have begun with something else, if that is later, or the round of the
+// latest decision.
 struct BranchChange {
   BranchAction action = BranchAction::kList;
   uint64_t round = 0;
   uint32_t branch = 0;                        // fork: the parent; discard, kill, revive: which
   std::map<std::string, double> values = {};  // fork: hyperparameters that differ from the parent's
   std::vector<BranchTurn> turns = {};         // schedule: one after the other
-  bool is_loaded = false;  // revive: what its files have is in memory; no part of a request
+  bool is_loaded = false;  // revive: the content of its files is in memory; no part of a request
 
   friend bool operator==(const BranchChange&, const BranchChange&) = default;
 };

@@ -33,9 +33,9 @@ struct KeyInterest {
 
 inline constexpr size_t kMaxInterestRanges = 1u << 16;  // limit of a key, to write and to read each
 
-// Throws Error(kInvalid) that says what and where: a key that the job does not have, or twice, a
-// range that is empty or beyond its elements, nothing at all that the rank writes or reads, or what
-// check_rules() says. `also` is as there.
+// Throws Error(kInvalid) that names the problem and its place: a key that the job does not have, or
+// twice, a range that is empty or beyond its elements, nothing at all that the rank writes or
+// reads, or a problem of check_rules(). `also` is as there.
 void check_interest(std::span<const KeyInterest> interest, const JobSpec& spec, Features also = {});
 
 // The part of it that is about one key.

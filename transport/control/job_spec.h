@@ -34,8 +34,8 @@ struct KeySpec {
   int32_t priority = 0;      // higher goes first where something has to wait
   double lr_scale = 1.0;     // the job's learning rate times this
   double decay_scale = 1.0;  // the job's weight decay times this
-  // As the caller sees the elements, the last dimension varying fastest; what is saved has it.
-  // Their product is `elements`. Empty: [elements].
+  // The shape as the caller sees the elements, the last dimension varying fastest; saved tensors
+  // have it. Their product is `elements`. Empty: [elements].
   std::vector<uint64_t> shape = {};
   uint32_t group = 0;       // hyperparameters may have values for one group (HyperName)
   std::string format = "";  // the format of its gradients on the wire; "": the job's gradient_dtype
@@ -114,7 +114,7 @@ struct JobSpec {
   Choice<Initial> initial = Initial::kZeros;  // or "broadcast": rank 0 sends them before round 1
   Choice<OnLoss> on_loss = OnLoss::kShrink;   // "wait", "fail"
   Choice<OnNonFinite> on_nonfinite = OnNonFinite::kStop;  // "exclude", "pass", "skip"
-  Choice<Unused> unused = Unused::kZero;  // "skip": what nobody has a gradient of stays as it is
+  Choice<Unused> unused = Unused::kZero;  // "skip": elements without a gradient stay as they are
   // The number of branches that the box keeps beside the one that runs: states of the model, each
   // with hyperparameters of its own, of which one runs in each round (branch_messages.h).
   uint32_t branches = 0;
@@ -207,13 +207,13 @@ uint32_t tile_rows_for(const KeySpec& key, uint64_t cores, uint32_t chunk_elemen
 // f32 there, and coded when they are pushed; so are factors and rows.
 const std::string& gradient_memory_format(const JobSpec& spec, const KeySpec& key);
 
-// Results come back as differences if the format of parameters is coded: what the worker has of
-// them, the view, is f32. Null: they come back as they are.
+// Results come back as differences if the format of parameters is coded: the worker's view of them
+// is f32. Null: they come back as they are.
 const SlotFormat* difference_format(const JobSpec& spec);
 // The format of results in memory.
 const std::string& parameter_memory_format(const JobSpec& spec);
 
-// FNV-1a, 64 bits: what stands for the job in the random numbers of its rounding.
+// FNV-1a, 64 bits: it stands for the job in the random numbers of its rounding.
 uint64_t rounding_seed(std::string_view job);
 
 bool clips(const JobSpec& spec);  // a norm may be clipped: max_norm is given

@@ -6,9 +6,10 @@
 //   }
 //
 // Decoding is strict and goes straight from the text into the struct, without a tree in between: an
-// unknown, repeated or missing field, a wrong type or a list that is too long ends it where it
-// stands, so what a text can make us allocate is bounded by what the struct may hold. Errors are
-// Error(kInvalid) with the path of the value: "join request: spec.keys[3].elements: must be …".
+// unknown, repeated or missing field, a wrong type or a list that is too long ends it at that
+// place, so the memory that a text can make us allocate is bounded by the room of the struct.
+// Errors are Error(kInvalid) with the path of the value: "join request: spec.keys[3].elements: must
+// be …".
 #pragma once
 
 #include <concepts>
@@ -129,7 +130,7 @@ constexpr Bounds default_bounds() {
 template <class T>
 const Type* type_of();
 
-// A Choice is what it is one of.
+// The enum in a Choice; other types as they are.
 template <class T>
 struct Plain {
   using Type = T;

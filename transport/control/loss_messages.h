@@ -1,7 +1,7 @@
 // The messages of the calls about a job's losses. transport/README.md documents them.
 //
 // Ranks report the loss of each of their rounds, and a program beside the training asks for them:
-// of each round the mean of those who reported it, and the branch that ran.
+// for each round it gets the mean over the ranks that reported it, and the branch that ran.
 #pragma once
 
 #include <cmath>
@@ -33,8 +33,8 @@ inline LossRequest loss_of(uint64_t round, double loss) {
 
 struct RoundLoss {
   uint64_t round = 0;
-  uint32_t branch = 0;     // that ran
-  uint32_t ranks = 0;      // that have reported it
+  uint32_t branch = 0;     // the branch that ran
+  uint32_t ranks = 0;      // the number of ranks that have reported it
   double loss = 0;         // their mean; 0 if that is not finite
   bool nonfinite = false;  // it is not
 

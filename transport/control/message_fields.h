@@ -1,5 +1,5 @@
-// The fields of every control message, by name: what is required, what may be left out, and the
-// bounds that hold before anything is allocated. transport/README.md documents them.
+// The fields of every control message, by name: whether they are required or may be left out, and
+// the bounds that hold before anything is allocated. transport/README.md documents them.
 #pragma once
 
 #include "transport/control/branch_messages.h"

@@ -190,7 +190,7 @@ struct Pulse {
   bool assembling = false;        // the first ranks have not been there all at one time yet
 };
 
-// POST …/hyper: what was asked for, from this round on.
+// POST …/hyper: the values that were asked for hold from this round on.
 struct HyperReply {
   uint64_t round = 0;
 };
@@ -249,7 +249,7 @@ struct LogPage {
 
 // A branch of a job that may have some (branch_messages.h).
 struct BranchStatus {
-  uint32_t branch = 0;  // 0 is what the job began as
+  uint32_t branch = 0;  // 0 is the branch as which the job began
   uint32_t parent = 0;
   uint64_t round = 0;    // it was forked before this round; 0: it was not
   uint64_t rounds = 0;   // those that it has run, its parent's up to there included
@@ -334,7 +334,7 @@ struct JobStatus {
   std::vector<BranchStatus> branches;  // for a job that may have several
 };
 
-// The box itself: what all jobs together did, those that have ended included.
+// The box itself: the work of all jobs together, those that have ended included.
 struct CoreStatus {
   uint32_t core = 0;
   uint32_t cpu = 0;  // as the operating system counts
@@ -394,12 +394,13 @@ struct Result {
   explicit operator bool() const { return value.has_value(); }
 };
 struct Done {};
-// POST …/part/…: a piece of what a rank saves after `round`, from byte `offset` on, of `all` bytes.
+// POST …/part/…: a piece of the state that a rank saves after `round`, from byte `offset` on, of
+// `all` bytes.
 struct PartPiece {
   uint32_t whose = 0;  // the sender's own, or that of a rank of the training that the rack has
   uint64_t round = 0, offset = 0, all = 0;
 };
-struct PartBytes {  // GET …/part/…: a piece of what the rank sent
+struct PartBytes {  // GET …/part/…: a piece of the part that the rank sent
   std::string bytes;
 };
 // Takes the answer to a call. Called exactly once, possibly later, on the control thread. It may

@@ -1,8 +1,8 @@
-// The control messages as JSON text. Decoding throws Error(kInvalid) with the path of what is
-// wrong: unknown, repeated and missing fields, wrong types, numbers out of range, lists that are
-// too long; a spec that does not pass validate(). Encoding throws Error(kInvalid) on text that is
-// not UTF-8 and on numbers that are not finite. Fields that have their default value are left out.
-// Pure functions, any thread.
+// The control messages as JSON text. Decoding throws Error(kInvalid) with the path of the problem:
+// unknown, repeated and missing fields, wrong types, numbers out of range, lists that are too long;
+// a spec that does not pass validate(). Encoding throws Error(kInvalid) on text that is not UTF-8
+// and on numbers that are not finite. Fields that have their default value are left out. Pure
+// functions, any thread.
 #pragma once
 
 #include <string>

@@ -36,7 +36,7 @@ class RankTree {
   static constexpr size_t kMaxTextBytes = size_t{kMaxRanks} * 6;  // "((1)),"
 
   RankTree() = default;  // no groups: one level
-  // Throws Error(kInvalid) that says what is wrong and where: `groups` is not as above, has too
+  // Throws Error(kInvalid) that names the problem and its place: `groups` is not as above, has too
   // many levels, or does not add up to `ranks`.
   RankTree(std::string_view groups, uint32_t ranks);
   static constexpr uint64_t bytes(uint64_t levels, uint64_t ranks) {

@@ -3,9 +3,9 @@
 // transport/README.md documents every field.
 //
 // The shard sends requests, the server's orders come with the answers: POST /v1/shards once, then
-// POST /v1/shards/{shard}/mail again and again, with what has happened (reports) or to wait for
-// orders. Orders and reports are numbered from 0. Messages that were lost with a connection are
-// sent again, and count once.
+// POST /v1/shards/{shard}/mail again and again, with reports of events or to wait for orders.
+// Orders and reports are numbered from 0. Messages that were lost with a connection are sent again,
+// and count once.
 //
 // A shard's part of a job's checkpoint goes over …/copies/{job}/{round}/{offset}, in pieces: to the
 // server after each snapshot, from it if the job goes on from one. The state of keys that a rank
@@ -23,7 +23,7 @@
 
 namespace phub {
 
-// A word for each of what follows (ShardOrder::kind, ShardReport::kind).
+// A word for each kind of order and report (ShardOrder::kind, ShardReport::kind).
 enum class ShardDo : uint8_t {
   kMake,       // a part of a job: report kMade
   kAdmit,      // memory and queue pairs of a rank: kOffered
@@ -37,9 +37,9 @@ enum class ShardDo : uint8_t {
   kAttach,
   kRemove,
   kDecide,  // the decision on a round that is applied as a whole
-  kState,   // memory for the state of keys, or a branch; what is set is fetched: kStateThere
+  kState,   // memory for the state of keys, or a branch; a state to be set is fetched: kStateThere
   kDropState,
-  kFreeDock,  // every chunk has copied what lay there
+  kFreeDock,  // every chunk has copied its state from there
 };
 enum class ShardSays : uint8_t {
   kMade,  // it could be made; or, with a code, it could not; kOffered has the same
@@ -50,7 +50,7 @@ enum class ShardSays : uint8_t {
   kDetached,
   kAttached,
   kRemoved,
-  kSnapped,  // and the server has what the core copied
+  kSnapped,  // and the server has the core's copy
   kBroken,
   kViolation,
   kNonFinite,
@@ -61,7 +61,7 @@ enum class ShardSays : uint8_t {
   kLeaves,        // the last report: the shard ends
   kClosed,        // all chunks of a round that is applied as a whole are summed there
   kStateThere,    // the memory for kState is there; or, with a code, it could not be taken
-  kGotState,      // as a core's reports; and the server has what the core copied
+  kGotState,      // as a core's reports; and the server has the core's copy
   kSetState,
 };
 
@@ -110,7 +110,7 @@ struct ShardRestored {  // the checkpoint that a job goes on from
   std::vector<uint32_t> expected;
   std::vector<uint64_t> steps;  // as the manifest has them
   std::vector<HyperChange> hyper;
-  std::vector<BranchMove> moves;  // that are still to come
+  std::vector<BranchMove> moves;  // those that are still to come
   std::vector<uint32_t> docks;    // shelves to which some of them copy from files
 
   friend bool operator==(const ShardRestored&, const ShardRestored&) = default;
@@ -270,11 +270,11 @@ struct ShardOrders {
 
 inline constexpr uint64_t kCopyPieceBytes = uint64_t{1} << 20;  // at most
 
-// Where a piece of a checkpoint belongs, or of the state of keys.
+// The place of a piece of a checkpoint, or of the state of keys.
 struct CopyPlace {
   uint64_t job = 0;     // its number at the server
   uint64_t round = 0;   // the checkpoint's round
-  uint64_t offset = 0;  // in what the shard has of it
+  uint64_t offset = 0;  // within the shard's part of it
   uint64_t state = 0;   // the number of a state, and there is no round; 0: it is of a checkpoint
 };
 

@@ -43,7 +43,7 @@ class OfiEndpoint : public virtual Endpoint {
 
   // Any thread: puts the socket into the epoll, silent until announce(). Throws Error(kFull).
   void watch(int socket, QueuePair pair);
-  // Any thread: from now on what happens at the socket, first that it is writable, wakes the owner.
+  // Any thread: from now on events at the socket, first that it is writable, wake the owner.
   void announce(int socket, QueuePair pair);
 
   void list(QueuePair pair);
@@ -67,7 +67,7 @@ class OfiEndpoint : public virtual Endpoint {
     QueuePair name;
     Status status = Status::kClosed;
     bool dirty = false;   // in dirty_
-    bool ending = false;  // the peer is gone: what it wrote last is still to be taken
+    bool ending = false;  // the peer is gone: its last writes are still to be taken
     OfiConnected connected;
     std::vector<uint32_t> landed;  // taken from the provider, not from here yet
     size_t taken = 0;              // those of `landed` that were taken

@@ -27,11 +27,11 @@ struct OfiHeader {
   uint32_t magic = kOfiMagic;
   uint32_t version = kOfiVersion;
   OfiMessage type = OfiMessage::kHello;
-  uint32_t bytes = 0;  // that follow this header
+  uint32_t bytes = 0;  // those that follow this header
 };
 
-// Where the other side writes to: an endpoint, by the name that fi_getname() gives it, and memory
-// behind it.
+// The place that the other side writes to: an endpoint, by the name that fi_getname() gives it, and
+// memory behind it.
 struct OfiTarget {
   uint64_t base = 0;  // the address of the first byte for a write
   uint64_t key = 0;
@@ -40,8 +40,8 @@ struct OfiTarget {
   std::array<std::byte, kOfiMaxNameBytes> name = {};
 };
 
-// Worker to box, first: which queue pair this is to be, what the worker derived from the plan, and
-// where it wants its results.
+// Worker to box, first: the queue pair that this is to be, the sizes that the worker derived from
+// the plan, and the place for its results.
 struct OfiHello {
   OfiHeader header = {.bytes = 216};
   std::array<char, kTicketDigits> ticket = {};

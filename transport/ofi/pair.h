@@ -1,6 +1,6 @@
 // One queue pair over libfabric: an endpoint of its own at either end, with a completion queue, and
-// the ring of writes that are waiting. A completion does not say who wrote, but that an endpoint of
-// this incarnation and queue was written to does. Closing it is the fence.
+// the ring of writes that are waiting. A completion does not name the writer; the endpoint
+// does, since it belongs to one incarnation and queue. Closing it is the fence.
 #pragma once
 
 #include <array>
@@ -16,8 +16,8 @@
 
 namespace phub {
 
-// Made and connected by whoever sets up (the control thread of a box), then used by the thread that
-// polls it. close() is any thread's, connect() may come at the same time.
+// Made and connected by the thread that sets up (the control thread of a box), then used by the
+// thread that polls it. close() is any thread's, connect() may come at the same time.
 class OfiPair {
  public:
   // `target`: where the peer writes. `chunks`: of the queue. Throws Error(kFull).
@@ -35,10 +35,10 @@ class OfiPair {
   // Only the owner calls the rest, while the pair is connected and not closed.
   bool push(const Write& write);  // false: no room
   void publish() { published_ = tail_; }
-  // Hands over what was published, as far as the provider takes it.
+  // Hands over the published writes, as far as the provider takes them.
   void send();
-  // Takes arrivals from the completion queue, as many as fit, and what has been sent. False: the
-  // pair is broken.
+  // Takes arrivals from the completion queue, as many as fit, and the completions of writes. False:
+  // the pair is broken.
   bool receive(std::span<uint32_t> imms, size_t& count);
 
   bool waiting() const { return head_ != published_; }  // for the provider to take more

@@ -7,11 +7,11 @@
 
 namespace phub {
 
-// A provider of this host that has what the transport needs: reliable datagrams, writes with
-// remote data, and an address of its own on at least one network.
+// A provider of this host that has everything that the transport needs: reliable datagrams, writes
+// with remote data, and an address of its own on at least one network.
 struct OfiProvider {
   std::string name;        // "tcp;ofi_rxm", "verbs;ofi_rxm", "efa"
-  std::string domain;      // "rdmap0s6": what is used; "": whatever has the box's IP address
+  std::string domain;      // "rdmap0s6"; "": any that has the box's IP address
   bool this_host = false;  // no other host can reach it
 };
 

@@ -36,9 +36,9 @@ using OfiOwned = std::unique_ptr<T, OfiDeleter<T>>;
 
 bool has_ip_addresses(const fi_info& info);
 
-// Asks a provider for what the transport needs. `provider` "": any. `source`: an IP address that
-// endpoints are to have; "": any. `gpu_memory`: it must read and write memory of GPUs. Returns null
-// if there is no such provider, or not at that address.
+// Asks a provider for the features that the transport needs. `provider` "": any. `source`: an IP
+// address that endpoints are to have; "": any. `gpu_memory`: it must read and write memory of GPUs.
+// Returns null if there is no such provider, or not at that address.
 OfiInfo get_ofi_info(const std::string& provider, const std::string& source,
                      bool gpu_memory = false);
 

@@ -30,9 +30,9 @@ std::unique_ptr<Transport> make_ofi_transport(const OfiOptions& options = {});
 // Connects the worker that `offer` was made for, at the queues that it has an address for, over the
 // provider that it names. Throws Error: kUnavailable (no server there; this host has no libfabric,
 // or not that provider), kTimeout, kUnauthorized (the ticket), kFull (endpoints, memory that may be
-// registered), or what the box answers. Blocks up to `timeout_ms`. `arrays`: the worker's gradients
-// and results (kInvalid: they are a device's, and the provider cannot reach that); null: memory of
-// the link's own.
+// registered), or the box's answer. Blocks up to `timeout_ms`. `arrays`: the worker's gradients and
+// results (kInvalid: they are a device's, and the provider cannot reach that); null: memory of the
+// link's own.
 std::unique_ptr<WorkerLink> connect_ofi(const Offer& offer, const LinkLayout& layout,
                                         uint32_t timeout_ms,
                                         std::unique_ptr<LinkArrays> arrays = nullptr);

@@ -1,8 +1,9 @@
 // The budget of a NIC: the bytes per second that it may send, as they are on the wire (Poseidon,
 // section 4.3.3).
 //
-// A queue pair counts what it posts, with the headers that Ethernet, IP and TCP put before it.
-// Other traffic of the NIC does not count: heartbeats, acknowledgements, retransmissions.
+// A queue pair counts the bytes that it posts, with the headers that Ethernet, IP and TCP put
+// before them. Other traffic of the NIC does not count: heartbeats, acknowledgements,
+// retransmissions.
 #pragma once
 
 #include <cstdint>

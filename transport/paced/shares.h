@@ -65,7 +65,7 @@ class BudgetShares {
   void deal_out();
 
   const NicBudget budget_;
-  std::mutex mutex_;                     // guards what follows
+  std::mutex mutex_;                     // guards the members below
   std::map<Place, BudgetShare> shares_;  // stay where they are: cores use them
 };
 

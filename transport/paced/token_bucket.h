@@ -17,8 +17,8 @@ class TokenBucket {
   uint64_t bytes_per_s() const { return bytes_per_s_; }
 
   // Whether so many bytes may go now; then they are taken. More than the burst go when the bucket
-  // is full, and what comes after them waits until they are paid for: such a write counts as the
-  // burst of the bound above.
+  // is full, and later bytes wait until they are paid for: such a write counts as the burst of the
+  // bound above.
   bool take(uint64_t bytes, uint64_t now_ns);
   // The nanoseconds until take() will succeed, rounded up; 0 means now.
   uint64_t wait_ns(uint64_t bytes, uint64_t now_ns);

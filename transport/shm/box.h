@@ -17,8 +17,8 @@ namespace phub {
 
 class ShmBoxLink;
 
-// Everything that one incarnation of a rank has: all of it is new with the incarnation, so that
-// what an older one still holds leads nowhere.
+// Everything that one incarnation of a rank has: all of it is new with the incarnation, so that the
+// handles of an older one lead nowhere.
 struct ShmIncarnation final : Incarnation {
   uint64_t gradients_offset = 0;
   SealedMemory gradients;  // read-only here

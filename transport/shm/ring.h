@@ -56,7 +56,7 @@ class ShmProducer {
     if (broken_) return false;
     const uint32_t head = ring_->head.load(std::memory_order_acquire);
     const uint32_t used = tail_ - head;
-    if (used > tail_ - head_) broken_ = true;  // backwards, or beyond what was pushed
+    if (used > tail_ - head_) broken_ = true;  // backwards, or beyond the pushed entries
     if (broken_ || used > mask_) return false;
     head_ = head;
     return true;

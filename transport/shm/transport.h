@@ -13,7 +13,7 @@
 namespace phub {
 
 struct ShmOptions {
-  // Where the Unix socket is made, mode 0700 and owned by this user. Empty: default_socket_dir().
+  // The folder for the Unix socket, mode 0700 and owned by this user. Empty: default_socket_dir().
   std::string socket_dir;
   uint32_t half_open_ms = 5000;  // a connection that has not shown its ticket by then is closed
   uint32_t max_half_open = 64;   // at most; the oldest makes room for the newest
@@ -28,10 +28,10 @@ std::string default_socket_dir();
 // admit(): numa::prefer_node() on them decides where they will lie.
 std::unique_ptr<Transport> make_shm_transport(const ShmOptions& options = {});
 
-// Connects the worker that `offer` was made for. `layout` is what the worker derived from the plan
-// (max_ranks and core_node are not looked at): a box that answers with other sizes is a kMismatch.
-// Throws Error: kUnavailable (no server there), kTimeout, kUnauthorized (the ticket), kFull (out of
-// descriptors or memory). Blocks up to `timeout_ms`.
+// Connects the worker that `offer` was made for. `layout` is the one that the worker derived from
+// the plan (max_ranks and core_node are not looked at): a box that answers with other sizes is a
+// kMismatch. Throws Error: kUnavailable (no server there), kTimeout, kUnauthorized (the ticket),
+// kFull (out of descriptors or memory). Blocks up to `timeout_ms`.
 std::unique_ptr<WorkerLink> connect_shm(const Offer& offer, const LinkLayout& layout,
                                         uint32_t timeout_ms);
 

@@ -103,8 +103,8 @@ class SimNet {
   std::vector<WorkerLink*> links_from(uint32_t box) const;
 
   // Faults. `worker` is a link made by connect().
-  // The process of a worker ends: what it posted arrives up to some point. With `silent` its host
-  // died too, and the box hears nothing.
+  // The process of a worker ends: its posts arrive up to some point. With `silent` its host died
+  // too, and the box hears nothing.
   void crash(WorkerLink& worker, bool silent);
   // Breaks one of its queue pairs. False: it has none that is whole, or this is shared memory.
   bool break_queue_pair(WorkerLink& worker);

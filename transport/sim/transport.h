@@ -53,7 +53,7 @@ class SimPair : public std::enable_shared_from_this<SimPair> {
   };
   End& end(SimSide side) { return ends_[side]; }
   uint32_t id() const { return id_; }
-  // Both ends are of one host: what is sent goes through a socket of it, and memory.
+  // Both ends are of one host: writes go through a socket of it, and memory.
   void make_near() { near_ = true; }
   bool near() const { return near_; }
   bool whole() const { return established_ && !dead_; }

@@ -28,7 +28,7 @@ enum {
 };
 
 enum SwitchKind {
-  kSwitchPart = 1,     // worker to switch: its numbers. At the box: what the switch did not take
+  kSwitchPart = 1,     // worker to switch: its numbers. At the box: the switch did not take it
   kSwitchSum = 2,      // switch to box: the sum of all workers
   kSwitchWaiting = 3,  // switch to box: a part came again, and others have not come yet; and the
                        // box's answer, that all are alive
@@ -40,7 +40,7 @@ enum SwitchKind {
 // the largest that one of them has asked for, in the packet before in this slot.
 enum {
   kSwitchNothing = -32768,  // all zeros: any will do
-  kSwitchNoNumber = 32766,  // the chunk holds what is not a number: zeros are sent
+  kSwitchNoNumber = 32766,  // the chunk holds a value that is not a number: zeros are sent
   kSwitchUnknown = 32767,   // a worker does not have the next chunk yet. It is above all others
 };
 

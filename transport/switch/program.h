@@ -35,8 +35,8 @@ class SwitchProgram {
   // Makes all slots as they were in the beginning.
   void forget();
 
-  // Runs the program on a frame as if it had come in on interface 1 (lo), which becomes what the
-  // program makes of it: BPF_PROG_TEST_RUN. Returns XDP_PASS or XDP_DROP. Throws Error(kInternal).
+  // Runs the program on a frame as if it had come in on interface 1 (lo), and changes the frame as
+  // the program does: BPF_PROG_TEST_RUN. Returns XDP_PASS or XDP_DROP. Throws Error(kInternal).
   uint32_t run(std::span<std::byte> frame);
 
  private:

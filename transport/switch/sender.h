@@ -68,7 +68,7 @@ class SwitchSender {
   void push(const Chunk& chunk, uint64_t now_ns);
   // Something came from the box. A header that is not for this generation changes nothing.
   void receive(const SwitchHeader& header, uint64_t now_ns);
-  // Repeats what is due.
+  // Repeats the packets that are due.
   void poll(uint64_t now_ns);
   // The time when poll() has something to do; ~0 means never.
   uint64_t due_ns() const;

@@ -5,13 +5,14 @@
 // A slot is used in turns, and there are two sets of slots: turn t lies in set t % 2. A worker
 // begins turn t + 1 of a slot when the box has acknowledged turn t. So when the first part of turn
 // t + 2 comes, every worker has sent one of turn t + 1, and has the acknowledgement of turn t:
-// nobody needs what the set holds any more. Until then a part of turn t that comes again makes the
-// switch send the sum again: workers repeat what is not acknowledged, and no one else has a clock.
+// nobody needs the content of the set any more. Until then a part of turn t that comes again makes
+// the switch send the sum again: workers repeat parts that are not acknowledged, and no one else
+// has a clock.
 //
 // Nothing counts twice: in a turn each worker's bit is set once, and a turn that was left never
-// begins again. A switch that has lost its memory adds what is sent again from the beginning; a sum
+// begins again. A switch that has lost its memory adds repeated parts from the beginning; a sum
 // leaves only when all workers are in it. So it is with a slot that a packet of another generation
-// has taken over: of two generations one has ended, and what is late of it comes to an end.
+// has taken over: of two generations one has ended, and its late packets come to an end.
 #pragma once
 
 #include "transport/switch/packet.h"

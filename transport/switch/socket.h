@@ -46,7 +46,7 @@ class SwitchSocket final : public Datagrams {
   static uint64_t bytes();  // memory that one holds
 
   // Takes datagrams that come to this port on every address of the host; 0: to any free one. Throws
-  // Error(kUnavailable), with the port and what the system said.
+  // Error(kUnavailable), with the port and the system's reason.
   explicit SwitchSocket(uint16_t port);
   // Takes datagrams that come to this address.
   explicit SwitchSocket(const sockaddr_in& own);

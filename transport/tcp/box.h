@@ -22,7 +22,7 @@ class TcpBoxLink;
 // The connection of one queue. Made with the ticket, handed over to its core once the worker has
 // shown it. The core borrows it from attach() to detach().
 struct TcpConnection {
-  Fd socket;                    // outlives what speaks over it
+  Fd socket;                    // outlives `tls`
   std::unique_ptr<TcpTls> tls;  // null: plain
   bool near = false;            // payloads are in the incarnation's memory
   bool local = false;           // not near, and the worker is on this host
@@ -73,8 +73,8 @@ class TcpBoxLink final : public AdmissionLink {
   bool can_reconnect() const override { return true; }
   Offer reconnect(uint32_t rank) override { return open_again(rank); }
 
-  // For a core's endpoint: what a queue pair of an attached rank works on once its connection is
-  // there (no socket before).
+  // For a core's endpoint: the parts of an attached rank's queue pair once its connection is there
+  // (no socket before).
   TcpQueuePair queue_pair(uint32_t rank, uint32_t queue) const;
 
   // Answers a worker that said `hello` and hands its connection to the core. Throws Error when it

@@ -50,7 +50,7 @@ class TcpEndpoint : public virtual Endpoint {
 
   // Any thread: puts the socket into the epoll, silent until announce(). Throws Error(kFull).
   void watch(int socket, QueuePair pair);
-  // Any thread: from now on what happens at the socket, first that it is writable, wakes the owner.
+  // Any thread: from now on events at the socket, first that it is writable, wake the owner.
   void announce(int socket, QueuePair pair);
 
   void list(QueuePair pair);
@@ -77,7 +77,7 @@ class TcpEndpoint : public virtual Endpoint {
     Status status = Status::kClosed;
     bool readable = false;  // not known to be drained
     bool writable = false;  // not known to be full
-    bool ending = false;    // the peer is gone: what it sent last is still to be read
+    bool ending = false;    // the peer is gone: its last bytes are still to be read
     bool dirty = false;     // in dirty_
     TcpStream stream;
     TcpReceiver receiver;

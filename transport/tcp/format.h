@@ -27,11 +27,11 @@ struct TcpHeader {
   uint32_t magic = kTcpMagic;
   uint32_t version = kTcpVersion;
   TcpMessage type = TcpMessage::kHello;
-  uint32_t bytes = 0;  // that follow this header
+  uint32_t bytes = 0;  // those that follow this header
 };
 
-// Worker to box, first: which queue pair this connection is to be, and what the worker derived from
-// the plan.
+// Worker to box, first: the queue pair that this connection is to be, and the sizes that the worker
+// derived from the plan.
 struct TcpHello {
   TcpHeader header = {.bytes = 64};
   std::array<char, kTicketDigits> ticket = {};

@@ -23,7 +23,7 @@ struct TcpStream {
   bool is_local = false;                // both ends are on this host
 };
 
-// Counts what an endpoint's thread has asked of the kernel, and for how many chunks.
+// Counts the calls of an endpoint's thread to the kernel, and their chunks.
 struct TcpCounters {
   uint64_t receives = 0;
   uint64_t sends = 0;
@@ -47,8 +47,9 @@ class TcpReceiver {
 
   // `moved` may be null, as `peer`: the stream's; both outlive this.
   void start(std::span<std::byte> target, const MovedRanges* moved, const TcpPeerMemory* peer);
-  // One system call; over TLS, one for each record of what is asked for. Adds what came to `bytes`,
-  // and over TLS more for records that hold little. REQUIRES: neither landed() nor violated().
+  // Makes one system call; over TLS, one for each record that is asked for. Adds the received bytes
+  // to `bytes`, and over TLS more for records that hold little. REQUIRES: neither landed() nor
+  // violated().
   Result receive(const TcpStream& stream, uint64_t& bytes);
 
   bool landed() const { return taken_ < filled_; }

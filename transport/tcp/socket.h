@@ -35,7 +35,7 @@ TcpAddress source_towards(const TcpAddress& address);
 // Whether packets to `address` stay on this machine.
 bool is_own(const TcpAddress& address);
 
-// A listening, non-blocking socket. Throws Error that names the address and what to do.
+// A listening, non-blocking socket. Throws Error that names the address and the way out.
 Fd listen_on(const TcpAddress& address);
 // A non-blocking socket that has begun to connect. `error`: 0 or an errno (EINPROGRESS is none).
 // Throws Error where there is no memory or descriptor for one.

@@ -57,7 +57,7 @@ class TcpTls {
   uint32_t records_ = 0;   // sent with the present key
   bool retrying_ = false;  // a record is encrypted and not sent
   uint64_t received_ = 0;
-  uint64_t new_keys_ = 0;  // that the peer took: messages other than data
+  uint64_t new_keys_ = 0;  // those that the peer took: messages other than data
   bool waits_for_room_ = false;
   bool broken_ = false;
   std::array<std::byte, kRecordBytes> gathered_;  // parts that are shorter than a record

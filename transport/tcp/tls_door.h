@@ -52,7 +52,7 @@ class TcpTlsDoor {
 
  private:
   friend class TcpTlsOpening;
-  void admit(Fd socket, std::string from);  // door's thread, as what follows
+  void admit(Fd socket, std::string from);  // the door's thread calls this and the functions below
   void deliver(Guest guest);
 
   const TlsServerContext& context_;

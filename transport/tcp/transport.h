@@ -50,12 +50,12 @@ struct TcpTrust {
   std::string reached = {};  // the number of the control port's address; empty: not known
 };
 
-// Connects the worker that `offer` was made for. `layout` is what the worker derived from the plan;
-// a box with other sizes refuses with kMismatch. Throws Error: kUnavailable (no server there),
-// kTimeout, kUnauthorized (the ticket; over TLS: one of the two does not trust the other), kFull
-// (out of descriptors or memory), or what the box answers. Blocks up to `timeout_ms`. `near`: with
-// a box on this host it exchanges over memory, not over TCP, where the box offers that. Queues that
-// the offer has no place for, neither an address nor near, stay unconnected: their posts are
+// Connects the worker that `offer` was made for. `layout` is the one that the worker derived from
+// the plan; a box with other sizes refuses with kMismatch. Throws Error: kUnavailable (no server
+// there), kTimeout, kUnauthorized (the ticket; over TLS: one of the two does not trust the other),
+// kFull (out of descriptors or memory), or the box's answer. Blocks up to `timeout_ms`. `near`:
+// with a box on this host it exchanges over memory, not over TCP, where the box offers that. Queues
+// that the offer has no place for, neither an address nor near, stay unconnected: their posts are
 // refused.
 std::unique_ptr<WorkerLink> connect_tcp(const Offer& offer, const LinkLayout& layout,
                                         uint32_t timeout_ms, TcpTrust trust = {},

@@ -58,7 +58,7 @@ class TlsOpening : public std::enable_shared_from_this<TlsOpening> {
     TlsTurns& turns;
     TlsCounters& counters;
     std::function<Ssl()> new_connection;
-    // Is told of each client that was refused: who, and why. May be null.
+    // Is told of each client that was refused: its address, and the reason. May be null.
     std::function<void(const std::string& from, const std::string& why)> note;
   };
 

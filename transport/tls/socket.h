@@ -1,5 +1,5 @@
-// A non-blocking socket under a connection of OpenSSL. Writes raise no SIGPIPE, and what one call
-// may read is bounded: OpenSSL reads on by itself where records hold nothing for its caller.
+// A non-blocking socket under a connection of OpenSSL. Writes raise no SIGPIPE, and a call reads a
+// bounded number of bytes: OpenSSL reads on by itself where records hold nothing for its caller.
 #pragma once
 
 #include <cstddef>

@@ -156,7 +156,7 @@ std::vector<VerbsBoxLink*> links_of(const VerbsRegistry& registry);
 void device_failed(ibv_context* context, const char* what, VerbsRegistry& registry,
                    std::vector<TransportEvent>& out);
 
-// Takes the events of a device that are waiting: marks last receives, reports what broke.
+// Takes the events of a device that are waiting: marks last receives, reports failures.
 void handle_async_events(ibv_context* context, VerbsRegistry& registry,
                          std::vector<TransportEvent>& out);
 

@@ -39,7 +39,7 @@ struct VerbsChoice {
   std::optional<uint8_t> port;
   std::optional<int> gid_index;
 };
-// Throws Error(kInvalid) that says what is wrong with the text.
+// Throws Error(kInvalid) that names the problem of the text.
 VerbsChoice parse_verbs_choice(std::string_view text);
 
 // A device or port that is there, usable or not: for `phub doctor` and for the messages below.
@@ -51,8 +51,8 @@ struct VerbsFinding {
 
 // The ports to use: those named in `choices`; otherwise every active port with a GID that has an IP
 // address, one each, preferring an address of `listen`, then RoCE v2 over IPv4. Throws
-// Error(kInvalid) when a choice names what is not there or not usable. Ports that were passed over
-// go to `passed_over`. Empty: there is no usable device (or no RDMA at all).
+// Error(kInvalid) when a choice names a device or port that is not there or not usable. Ports that
+// were passed over go to `passed_over`. Empty: there is no usable device (or no RDMA at all).
 std::vector<VerbsPort> choose_verbs_ports(std::span<const VerbsChoice> choices,
                                           std::span<const std::string> listen,
                                           std::vector<VerbsFinding>& passed_over);

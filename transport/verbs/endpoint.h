@@ -20,8 +20,8 @@
 namespace phub {
 
 // Limits of a lane. Peers cannot exceed any of them: the completion queue holds a completion for
-// every receive and every send, so it cannot overrun; senders who find no receive are told to wait
-// by the NIC (rnr_retry 7).
+// every receive and every send, so it cannot overrun; the NIC tells senders that find no receive to
+// wait (rnr_retry 7).
 struct VerbsDepth {
   uint32_t receives = 0;  // in the lane's shared receive queue
   uint32_t sends = 0;     // of each of the queue pairs
@@ -36,13 +36,13 @@ struct VerbsLane {
   VerbsLane(ibv_context* context, ibv_pd* pd, const VerbsDepth& depth);
 
   VerbsDepth depth;
-  VerbsCompChannel channel;  // declared before what refers to it
+  VerbsCompChannel channel;  // declared before the members that refer to it
   VerbsCq cq;
   VerbsSrq srq;
   uint32_t to_repost = 0;
 };
 
-// One end of a connection, made by whoever connects and used by the owner of the endpoint.
+// One end of a connection, made by the side that connects and used by the owner of the endpoint.
 struct VerbsPair {
   ibv_qp* qp = nullptr;
   uint32_t lane = 0;
@@ -52,12 +52,12 @@ struct VerbsPair {
   uint64_t remote_base = 0;
   uint64_t remote_bytes = ~uint64_t{0};
   uint32_t send_depth = 0;
-  rdma_cm_id* id = nullptr;  // the box's: what is disconnected when it breaks
+  rdma_cm_id* id = nullptr;  // the box's: it is disconnected when the pair breaks
   std::atomic<bool> established{false};
 };
 
-// Restricts what librdmacm leaves too long or too wide in a queue pair that is ready to receive.
-// Throws Error(kFull).
+// Shortens the limits that librdmacm leaves too long or too wide in a queue pair that is ready to
+// receive. Throws Error(kFull).
 void restrict_pair(ibv_qp* qp);
 void set_ack_timeout(rdma_cm_id* id);  // before it connects or accepts
 

@@ -1,4 +1,4 @@
-// The worker's side over RDMA: connecting its queue pairs, and what it holds while connected.
+// The worker's side over RDMA: connecting its queue pairs, and its objects while it is connected.
 #pragma once
 
 #include <atomic>
@@ -26,7 +26,7 @@ class VerbsDialer {
   // Until every address is resolved to a device and a route. Throws Error.
   void resolve();
   size_t queues() const { return calls_.size(); }
-  // The offer has an address for it; what follows is of such queues only.
+  // The offer has an address for it; the members below are for such queues only.
   bool dials(size_t queue) const { return !calls_[queue].address.empty(); }
   ibv_context* context(size_t queue) const { return calls_[queue].id->verbs; }
   rdma_cm_id* id(size_t queue) const { return calls_[queue].id.get(); }

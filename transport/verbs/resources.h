@@ -59,7 +59,7 @@ VerbsMr register_dma_buf(ibv_pd* pd, const DmaBuf& buffer, std::span<const std::
 std::string dma_buf_problem(ibv_context* context);
 
 // Throws Error(kFull) with the way out when `bytes` more of locked memory exceed the limit of this
-// process. `what` says who needs them.
+// process. `what` names their user.
 void check_locked_memory(uint64_t bytes, const std::string& what);
 
 void make_nonblocking(int fd);
