@@ -1,6 +1,6 @@
-// Gradients into slots of a coded format, with error feedback: what a format cannot hold is kept in
-// a residual and added to the next round's gradient (Seide et al., 1-bit SGD, Interspeech 2014;
-// Karimireddy et al., Error Feedback Fixes SignSGD, ICML 2019).
+// Gradients into slots of a coded format, with error feedback: the part that a format cannot hold
+// is kept in a residual and added to the next round's gradient (Seide et al., 1-bit SGD,
+// Interspeech 2014; Karimireddy et al., Error Feedback Fixes SignSGD, ICML 2019).
 //
 // Scaled formats: fp8-e4m3, fp8-e5m2, int32, int8, int4
 //
@@ -61,7 +61,7 @@ inline constexpr uint64_t kRoundingOfResults = ~uint64_t{0};
 
 // With x = gradient + residual (f32; null: x = gradient): writes the slot of x, and x − decoded
 // into the residual. Returns whether all x are finite. If not, the slot says so (its scale is NaN;
-// topk sends what is not finite), and the residual stays as it was.
+// topk sends the values that are not finite), and the residual stays as it was.
 //
 // The sent values and the new residual together are exactly gradient + residual wherever neither
 // gradient + residual nor x − decoded is rounded. That is so for integers below 2^24 whose M is the
@@ -72,10 +72,10 @@ inline constexpr uint64_t kRoundingOfResults = ~uint64_t{0};
 bool encode(const float* gradient, float* residual, DType format, const Rounding& rounding,
             void* slot, size_t elements);
 
-// out[i] = what the slot holds, in any format. It is sum() of one slot.
+// out[i] = the value in the slot, in any format. It is sum() of one slot.
 void decode(const void* slot, DType format, float* out, size_t elements);
 
-// to[i] += what the slot holds, which `decoded` has afterwards. It is sum() of both.
+// to[i] += the value in the slot; `decoded` has these values afterwards. It is sum() of both.
 void add_decoded(const void* slot, DType format, float* decoded, float* to, size_t elements);
 
 }  // namespace phub::kernels

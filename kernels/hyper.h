@@ -70,13 +70,13 @@ constexpr bool uses(Optimizer optimizer, const HyperField& field) {
   return (field.used_by & optimizers({optimizer})) != 0;
 }
 
-// "", or a sentence about a value that is not 0 (which is as if there were none) and that the
-// optimizer does not use: who does. `name` may be of a group.
+// "", or a sentence that names the optimizers which use the field, if its value is not 0 (which is
+// as if there were none) and this optimizer does not use it. `name` may be of a group.
 std::string unused(Optimizer optimizer, const HyperField& field, const std::string& name,
                    double value);
 
-// Sets one value. Returns "", or a sentence that lists the known names or says what values are
-// allowed; then nothing is set.
+// Sets one value. Returns "", or a sentence that lists the known names or the allowed values; then
+// nothing is set.
 std::string set(Hyper& hyper, const std::string& name, double value);
 
 // The learning rate of a round, from 1: `lr` times the factors of its schedules, a pure function in

@@ -57,7 +57,7 @@ inline constexpr size_t kTopKShare = 32;
 inline constexpr size_t kTopKElements = 65536;
 constexpr size_t top_k(size_t elements) { return (elements + kTopKShare - 1) / kTopKShare; }
 
-// Where the scale of a scaled format lies in a slot: behind the codes, at a multiple of 4 bytes.
+// The place of a scaled format's scale in a slot: behind the codes, at a multiple of 4 bytes.
 constexpr size_t scale_offset(DType t, size_t elements) {
   return (elements * format_of(t).bits + 31) / 32 * 4;
 }

@@ -28,7 +28,7 @@ template <class D>
 using U16 = hn::Rebind<uint16_t, D>;
 
 // Hardware prefetchers stop at the end of a page and start late, and a chunk is eight pages: asking
-// for what lies a little ahead keeps the memory busy. At a chunk's end it is the next chunk that is
+// for data a little ahead keeps the memory busy. At a chunk's end it is the next chunk that is
 // asked for, which usually comes next. (A prefetch never faults.) For a loop that takes `bytes` at
 // `from` in one iteration. kLocality 3 is the L1 cache, 2 the L2.
 template <int kLocality>

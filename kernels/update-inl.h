@@ -1,5 +1,5 @@
 // The loop that every optimizer runs in: loads, one rule, stores, and the write-back in the same
-// pass. A rule (optimizers/*-inl.h) says how many state arrays it has and what happens to one
+// pass. A rule (optimizers/*-inl.h) says how many state arrays it has and how it changes one
 // vector.
 //
 // A rule also holds its scalar part: its name, PyTorch's defaults, and the floats of a Step, which
@@ -55,7 +55,7 @@ struct Out {
   T* to;
 };
 
-// One vector at element i: returns what is written back.
+// Updates one vector at element i, and returns the values that are written back.
 template <class Rule, class D>
 HWY_INLINE hn::Vec<D> update_one(D d, const Step& step, const Arrays& a, size_t i) {
   const auto g = hn::LoadU(d, a.g + i);

@@ -11,7 +11,7 @@
 namespace phub::numa {
 
 // Some cores and NICs have no memory of their own: the slots of their processor are empty, this
-// process may not use what is there, or a description leaves it out. Nodes are indices, as hwloc
+// process may not use the memory there, or a description leaves it out. Nodes are indices, as hwloc
 // counts them. The topology outlives this.
 class Nearest {
  public:

@@ -40,7 +40,7 @@ struct Topology {
   std::vector<Note> notes;    // may be empty
 };
 
-// All throw std::runtime_error that names the source and what is wrong with it.
+// All throw std::runtime_error that names the source and the problem.
 Topology this_machine();
 Topology from_xml(const std::string& path);
 // hwloc's syntax: "pack:2 core:8 pu:1". One NUMA node per package where it speaks of no nodes.
