@@ -3,9 +3,9 @@
 // memory, one writes checkpoints. All may take seconds.
 //
 // Tasks run in the order of run(). The work of each is followed by its end, which finish() calls on
-// the control thread with what the work threw. Beside the work the thread allocates nothing, so an
-// end comes however little memory there is. Without start() finish() does the work as well, so that
-// a simulated run is deterministic.
+// the control thread with the exception of the work, if it threw one. Beside the work the thread
+// allocates nothing, so an end comes however little memory there is. Without start() finish() does
+// the work as well, so that a simulated run is deterministic.
 #pragma once
 
 #include <condition_variable>
@@ -24,7 +24,7 @@ namespace phub {
 // kFull. Made when the program begins: a copy takes no memory.
 const Error& out_of_memory();
 
-// Calls `work`. Returns what it threw as an Error, or nothing if it returned.
+// Calls `work`. Returns its exception as an Error, or nothing if it returned.
 template <typename Work>
 std::optional<Error> error_of(Work work) {
   try {
@@ -72,7 +72,7 @@ class Background {
   const char* const name_;
   const int nice_;
   int event_fd_ = -1;
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::condition_variable_any given_;
   std::list<Task> tasks_;
   std::list<Task> ended_;

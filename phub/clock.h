@@ -22,7 +22,7 @@ class SteadyClock final : public Clock {
   }
 };
 
-inline const SteadyClock kSteadyClock;  // for who is given no other
+inline const SteadyClock kSteadyClock;  // for users that get no other
 
 // The time by which leases, progress and join limits are measured. While the control thread does
 // not run (it is busy, or the process was stopped) no heartbeat is read. So a gap between two

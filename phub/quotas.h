@@ -26,8 +26,9 @@ class Quotas {
 
   // Whether `creator` may create a job that needs this. `kept`: the bytes of checkpoints on the
   // disk, by job, of jobs that run and that do not; asked for only if there is a limit. A running
-  // job counts with what it needs, or what is there if that is more. A core counts once, however
-  // many jobs have it. Throws Error(kFull) that says what is free, and which jobs have the rest.
+  // job counts with its needs, or with the bytes that are there if these are more. A core counts
+  // once, however many jobs have it. Throws Error(kFull) that names the free rest, and the jobs
+  // that have the others.
   void check(const Caller& creator, const Quota& quota, const std::string& job, const Needs& needed,
              const std::function<BytesOfJobs()>& kept) const;
   // `creator`: its token's id.

@@ -26,7 +26,7 @@ class CheckedOutput {
   CheckedOutput(Files& files, const std::string& path, std::string name);
 
   void write(std::span<const std::byte> bytes);
-  // Writes what was gathered. After it, only sync_and_close() may be called.
+  // Writes the gathered bytes. After it, only sync_and_close() may be called.
   void finish();
   void sync_and_close();
   const CheckpointFile& entry() const { return entry_; }  // complete after finish()

@@ -1,5 +1,6 @@
 // The file layer of checkpoints. Everything that a checkpoint does to a disk goes through Files, so
-// that a test can put a disk in its place whose calls fail, or that forgets what was not synced.
+// that a test can put a disk in its place whose calls fail, or that forgets everything that was not
+// synced.
 //
 // Errors are Error with the call, the path and the reason: kFull (disk or quota is full),
 // kNotFound, kTaken (create: it exists; lock: another process has it), kUnauthorized (permissions),

@@ -1,10 +1,10 @@
-// The manifest of a checkpoint: what the job was at its round, and a checksum of every byte of its
-// files. It is written last: a checkpoint without a manifest does not exist.
+// The manifest of a checkpoint: the state of the job at its round, and a checksum of every byte of
+// its files. It is written last: a checkpoint without a manifest does not exist.
 //
 //   {"checksum":"0a1b2c3d","version":1,"manifest":{…}}
 //
 // The checksum is the CRC-32C of everything behind its comma. Later versions keep this form, so
-// that every version can refuse what it does not know.
+// that every version can refuse one that it does not know.
 #pragma once
 
 #include <cstdint>
@@ -110,7 +110,7 @@ bool is_copied(const SavedShelf& shelf, const JobSpec& spec);
 // The text of the file. Throws Error(kInvalid) if text is not UTF-8 or a number not finite.
 std::string manifest_text(const Manifest& manifest);
 
-// Throws Error(kInvalid) that says what is wrong: the checksum, a version that is newer, a field,
+// Throws Error(kInvalid) that names the problem: the checksum, a version that is newer, a field,
 // the job's spec, a file's name, size or number of checksums.
 Manifest parse_manifest(std::string_view text);
 

@@ -5,7 +5,7 @@
 //   "data_offsets": [0, 2560]}}
 //
 // Offsets count from the end of the header. Tensors lie one after another, without holes. Errors
-// are Error(kInvalid) that names what is wrong. Pure functions, any thread.
+// are Error(kInvalid) that names the problem. Pure functions, any thread.
 #pragma once
 
 #include <cstddef>

@@ -15,7 +15,7 @@
 // has lost its manifest was damaged by somebody else, and is never taken for nothing. Files are
 // 0600, in folders of 0700. No symbolic link is followed.
 //
-// Errors are those of files.h, and kInvalid for what was damaged.
+// Errors are those of files.h, and kInvalid for damaged files.
 #pragma once
 
 #include <cstddef>
@@ -157,8 +157,9 @@ class CheckpointWriter;
 // The directory for the box that writes there. Belongs to one thread, with its writers.
 class CheckpointStore final : public Checkpoints {
  public:
-  // Makes the directory if it is not there, locks it (kTaken: another box has it), and removes what
-  // a crash has left. The last `keep` whole checkpoints of every job are kept. REQUIRES: keep > 0.
+  // Makes the directory if it is not there, locks it (kTaken: another box has it), and removes the
+  // leftovers of a crash. The last `keep` whole checkpoints of every job are kept. REQUIRES: keep >
+  // 0.
   CheckpointStore(std::string directory, uint32_t keep, Files& files = system_files());
 
   // Throws Error(kUnavailable) if the directory is not the one that was locked. Any thread.

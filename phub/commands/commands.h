@@ -20,14 +20,14 @@ void add_serve_command(CLI::App& app);
 // model, topology or an option is unknown or cannot be met.
 void add_plan_command(CLI::App& app);
 
-// Prints what this host lacks for phub. Throws Error if a finding has severity error.
+// Prints the things that this host lacks for phub. Throws Error if a finding has severity error.
 void add_doctor_command(CLI::App& app);
 
 // `phub token new`: prints a new token, and its entry for the tokens file.
 void add_token_command(CLI::App& app);
 
-// `phub switch`: adds in the kernel what workers send through this host's interfaces, until SIGTERM
-// or SIGINT. Throws Error if the kernel or this build cannot.
+// `phub switch`: adds the packets that workers send through this host's interfaces, in the kernel,
+// until SIGTERM or SIGINT. Throws Error if the kernel or this build cannot.
 void add_switch_command(CLI::App& app);
 
 // Prints the status of a running server. Throws Error if none answers.

@@ -1,5 +1,5 @@
-// Checks what a host lacks for phub. Facts are gathered as plain data; judge() is a pure function
-// of them, so that every finding can be tested on any machine.
+// Checks whether a host lacks anything for phub. Facts are gathered as plain data; judge() is a
+// pure function of them, so that every finding can be tested on any machine.
 #pragma once
 
 #include <cstdint>

@@ -30,8 +30,8 @@ std::vector<std::unique_ptr<Transport>> make_transports(const ServeConfig& confi
                                                         const TlsServerContext* tls);
 // The soft limit of descriptors, which connections and ranks need, becomes the hard limit.
 void raise_descriptor_limit();
-// Logs what the control groups of this process allow, and warns of a --memory-limit above that, or
-// above the machine's available memory.
+// Logs the memory that the control groups of this process allow, and warns of a --memory-limit
+// above that, or above the machine's available memory.
 void log_memory_limit(const ServeConfig& config);
 TlsServerFiles tls_files(const ServeConfig& config);
 void check_tls_options(const ServeConfig& config);

@@ -3,10 +3,10 @@
 // limits hold for both: when it closes its end, because a client sends nothing or too slowly, the
 // client's connection is closed.
 //
-// Two threads of its own: one for handshakes, one for what follows, so that strangers who begin
-// handshakes hold up neither the control thread nor those who are in. A connection takes no memory
-// for TLS before its first byte, and at most `max_handshakes` are under way: more wait for their
-// turn, and one that has taken longer than `evict_after_ms` makes room for them.
+// Two threads of its own: one for handshakes, one for the connections after them, so that strangers
+// who begin handshakes hold up neither the control thread nor those who are in. A connection takes
+// no memory for TLS before its first byte, and at most `max_handshakes` are under way: more wait
+// for their turn, and one that has taken longer than `evict_after_ms` makes room for them.
 #pragma once
 
 #include <atomic>

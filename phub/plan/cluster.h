@@ -25,7 +25,7 @@ struct Cluster {
   std::vector<HostKind> kinds;
 };
 
-// Throws Error(kInvalid), which names the place ("cluster.toml:3:9") and what is wrong.
+// Throws Error(kInvalid), which names the place ("cluster.toml:3:9") and the problem.
 Cluster parse_cluster(std::string_view text, std::string_view path);
 Cluster load_cluster(const std::string& path);
 

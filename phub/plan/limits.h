@@ -60,7 +60,7 @@ struct Limit {
 struct Limits {
   uint64_t workers = 0;
   std::vector<Limit> all;            // the resources whose rate is known
-  std::vector<std::string> missing;  // options that were not given, and what they mean
+  std::vector<std::string> missing;  // options that were not given, and their meaning
   // The rest is set if `all` is not empty.
   size_t binding = 0;  // index of the slowest in `all`
   double seconds = 0;  // the time of a round
@@ -71,8 +71,8 @@ struct Limits {
   std::optional<double> images_per_worker;  // at most, images/s of each of `workers`
 };
 
-// Bytes of a round per element of the model: of a gradient and of a result, and what a core reads
-// and writes besides, whatever the number of workers: parameters and state.
+// Bytes of a round per element of the model: those of a gradient and of a result, and those that a
+// core reads and writes besides, for any number of workers: parameters and state.
 struct ElementTraffic {
   double gradient = 4, parameter = 4;
   double read = 0, written = 0;

@@ -74,7 +74,7 @@ class ParentClient final : public Parent {
   std::map<std::string, std::unique_ptr<Lane>> lanes_;
   std::vector<std::unique_ptr<Lane>> over_;  // until their thread has ended
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::vector<Call> answers_;
 };
 
