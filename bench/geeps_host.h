@@ -29,7 +29,7 @@ class HostParameters {
   // Adds it: device → staging → server's memory. REQUIRES: read() since clock().
   void update(uint32_t table);
   void clock(uint32_t table);  // those read first have priority
-  void wait_all();             // for what is pushed
+  void wait_all();             // for the results of all pushes
 
   // Device memory for the parameters and the updates of one table.
   static size_t device_bytes(std::span<const geeps::TableSpec> tables);

@@ -74,7 +74,7 @@ class LinkedExchange final : public geeps::Exchange {
   const double bytes_per_second_;
   geeps::KeyQueue here_;
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::condition_variable_any sending_changed_, results_changed_;
   std::priority_queue<Sending> sending_;
   std::deque<Result> results_;

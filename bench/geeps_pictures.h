@@ -27,9 +27,9 @@ using Points = std::vector<nlohmann::json>;
 Points forms(const Pictures& pictures);
 
 // Figure 12: AdamLike by the budget, with mini-batches of 200 images, and of fewer, of which a
-// clock has several. `images` of a mini-batch, `budget_percent` of what holds everything of 200
-// images, `budget_bytes`, `moved_bytes` of a clock, `images_per_s`. If a mini-batch does not fit
-// there is no row. Bytes are those of the whole net.
+// clock has several. `images` of a mini-batch, `budget_percent` of the memory that holds everything
+// of 200 images, `budget_bytes`, `moved_bytes` of a clock, `images_per_s`. If a mini-batch does not
+// fit there is no row. Bytes are those of the whole net.
 Points batches(const Pictures& pictures);
 
 // Figure 13: fully connected layers of 373 MB on one budget. `layers`, `model_bytes`, `data_bytes`

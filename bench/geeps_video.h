@@ -15,7 +15,7 @@
 namespace phub::geeps_bench {
 
 // Products take the time of their operations or of their memory traffic, as layers do
-// (geeps_net.h); what is computed between them takes that of its traffic, with the next product.
+// (geeps_net.h); computations between them take that of their traffic, with the next product.
 // Uploads take the time of a copy; downloads wait, and give zeros.
 class TimedMath final : public examples::Math {
  public:
@@ -35,7 +35,7 @@ class TimedMath final : public examples::Math {
 
   Stream& compute_;
   const Machine& machine_;
-  double pending_ = 0;  // seconds, of what goes with the next product
+  double pending_ = 0;  // seconds that go with the next product
   std::chrono::nanoseconds computed_{0};
 };
 

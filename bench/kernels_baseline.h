@@ -18,7 +18,7 @@ bool sum8_avx2(const float* const* slots, float factor, float* out, size_t n);
 // per read. At most 8 reads and 3 updates.
 void mix_streams(std::span<const float* const> reads, std::span<float* const> updates, size_t n);
 
-// The same for streams of different widths, with AVX2: a stream has its bytes for every
+// Does the same for streams of different widths, with AVX2: a stream has its bytes for every
 // kMixElements elements, a multiple of 32. Reads all of `reads`, updates all of `updates` in place,
 // and writes all of `writes`, for `elements` of them (a multiple of kMixElements).
 inline constexpr size_t kMixElements = 512;

@@ -27,7 +27,8 @@ class Rank {
   // it. Returns the latest round of which it has the result.
   virtual uint64_t train(uint64_t round, std::chrono::nanoseconds time,
                          const std::function<void()>& computed) = 0;
-  // Those that the rank would use next, as a Network's keys have them. REQUIRES: it is rank 0.
+  // The parameters that the rank would use next, as a Network's keys have them. REQUIRES: it is
+  // rank 0.
   virtual std::vector<float> parameters() const = 0;
   // Waits for the results of its pushes.
   virtual void end() {}

@@ -65,7 +65,7 @@ struct Result {
 };
 
 // Runs a job named `worker.spec.name` with a thread per rank, until the ranks together have
-// computed the gradients of `training.rounds` rounds. Throws what a rank threw, and
+// computed the gradients of `training.rounds` rounds. Rethrows an exception of a rank, and throws
 // Error(kInternal) if a rank is further ahead than the slack.
 Result train(const TimeToLoss& options, const Dataset& data, const Mode& mode,
              const WorkerOptions& worker);

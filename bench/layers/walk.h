@@ -1,6 +1,6 @@
 // A rank's training of a network in which computing takes a stated time and nothing is computed:
-// forward through the layers, backward, and the exchange of what the layers' gradients would be
-// (Zhang et al., Poseidon, 2015, section 4.2).
+// forward through the layers, backward, and an exchange of the size of the layers' gradients (Zhang
+// et al., Poseidon, 2015, section 4.2).
 #pragma once
 
 #include <cstddef>
@@ -35,7 +35,7 @@ struct WalkResult {
   // ended, and whose results were back before the iteration's backward ended. `layers` counts those
   // that had a layer below.
   uint64_t pushed_early = 0, back_early = 0, layers = 0;
-  uint64_t wrong = 0;  // results that cannot be sums of what the ranks sent
+  uint64_t wrong = 0;  // results that cannot be sums of the ranks' gradients
 };
 
 // The job: sums of the gradients, and keys for the factors. Throws Error(kInvalid): as

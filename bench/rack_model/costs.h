@@ -23,7 +23,7 @@ struct Costs {
 };
 
 // TOML: `name = value` of the above. Throws Error(kInvalid), which names the place
-// ("costs.toml:3:9") and what is wrong.
+// ("costs.toml:3:9") and the problem.
 Costs parse_costs(std::string_view text, std::string_view path);
 Costs load_costs(const std::string& path);
 

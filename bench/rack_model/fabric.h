@@ -20,7 +20,7 @@ class Fabric {
 
   // For flows that cross this NIC; to or from another rack if `far`.
   PortId nic_port(uint32_t host, uint32_t nic, bool far);
-  // For what a node's memory alone carries: a flow is from one of a node's two ports to the other.
+  // For traffic of a node's memory alone: a flow is from one of a node's two ports to the other.
   struct MemoryPorts {
     PortId from = 0, to = 0;
   };

@@ -38,7 +38,7 @@ class Grid {
   // Calls `then` when so many bytes have crossed all links between the ports; without links soon().
   void flow(PortId from, PortId to, double bytes, Then then);
   void work(CpuId cpu, double seconds, Then then);
-  void soon(Then then);  // at this time, after what is being done
+  void soon(Then then);  // at this time, after the present callback
 
   double now() const;
   // Runs until nothing is going on.

@@ -40,7 +40,7 @@ class ModelChunks {
   uint64_t elements() const { return elements_; }
   size_t largest() const { return largest_; }
 
-  // Those that begin in [first, first + n).
+  // Visits the chunks that begin in [first, first + n).
   template <typename Visit>
   void visit(uint64_t first, uint64_t n, Visit visit) const {
     auto at = std::ranges::lower_bound(chunks_, first, {}, &ModelChunk::first);

@@ -1,5 +1,5 @@
-// Finds the limit that bound a measured exchange, and what to change. A pure function of measured
-// figures.
+// Finds the limit that bound a measured exchange, and the change that would help. A pure function
+// of measured figures.
 #pragma once
 
 #include <cstdint>
