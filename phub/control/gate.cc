@@ -141,7 +141,7 @@ std::string Gate::why_not(const Caller& caller, std::string_view job) const {
   if (token == nullptr) return fmt::format("the token '{}' was revoked", caller.name);
   if (token->expired(clock_())) return fmt::format("the token '{}' has expired", caller.name);
   if (token->role < Role::kTrain || !token->covers(job)) {
-    return fmt::format("the token '{}' is for this job no more", caller.name);
+    return fmt::format("the token '{}' no longer covers this job", caller.name);
   }
   return "";
 }

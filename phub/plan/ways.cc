@@ -264,8 +264,8 @@ std::string describe_iterations(const Ways& ways, const WayInputs& inputs,
 
 std::string describe(const Ways& ways, const JobSpec& spec, const WayInputs& inputs,
                      std::span<const LayerComputing> layers) {
-  TextTable table({"matrix", "rows", "columns", "whole ms", "box ms", "of it products", "ranks ms",
-                   "of it products", "way", "key"},
+  TextTable table({"matrix", "rows", "columns", "whole ms", "box ms", "of which products",
+                   "ranks ms", "of which products", "way", "key"},
                   true);
   size_t as_factors = 0;
   for (const MatrixWays& matrix : ways.matrices) {

@@ -360,7 +360,7 @@ TEST(Access, ARevokedTokenEndsItsRanks) {
       }
       EXPECT_THAT(error, HasSubstr(how == "removed"   ? "was revoked"
                                    : how == "expired" ? "has expired"
-                                                      : "is for this job no more"))
+                                                      : "no longer covers this job"))
           << how;
     }
     EXPECT_THROW(box.join("alice-2", first.job_token, "x"), Error);
