@@ -48,8 +48,8 @@ void check_carries(const JobSpec& spec) {
   for (const KeySpec& key : spec.keys) {
     if (is_compact(key)) {
       fail(ErrorCode::kInvalid,
-           "carry_over adds gradients of several rounds, and of key '{}' {} are sent, whose "
-           "number is limited: leave carry_over out, or send its gradient as it is",
+           "carry_over adds gradients of several rounds, but key '{}' sends a limited number of "
+           "{}: leave carry_over out, or send its gradient as it is",
            key.name, key.format);
     }
     const DType format = format_of(spec, key);
@@ -70,8 +70,8 @@ GradientCoder::GradientCoder(const JoinReply& reply, bool carries)
   if (carries && reply.epoch > 0) {
     // A round that is made once more would carry over other chunks than the box has of it.
     fail(ErrorCode::kInvalid,
-         "carry_over: the server saves job '{}', and what is carried over would be lost or count "
-         "twice when it goes on from a checkpoint; leave carry_over or --checkpoints out",
+         "carry_over: the server saves job '{}', and gradients that are carried over would be lost "
+         "or count twice when it goes on from a checkpoint; leave carry_over or --checkpoints out",
          reply.spec.name);
   }
   std::vector<size_t> coded, all;

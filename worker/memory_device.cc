@@ -27,11 +27,10 @@ void check_memory_device(const WorkerOptions& options) {
            "send its gradient as it is");
   }
   if (difference_format(options.spec) != nullptr) {
-    refuse("what comes back in a coded parameter_dtype is added by the host",
-           "use f32, bf16 or f16");
+    refuse("results in a coded parameter_dtype are added by the host", "use f32, bf16 or f16");
   }
   if (options.carry_over > 0) {
-    refuse("what is carried over is added by the host", "set carry_over to 0");
+    refuse("gradients that are carried over are added by the host", "set carry_over to 0");
   }
   if (parse_send_order(options.send_order) == SendOrder::kMagnitude) {
     refuse("the magnitudes of gradients are computed by the host", "use another send_order");

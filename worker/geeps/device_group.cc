@@ -151,8 +151,8 @@ DeviceGroup::Impl::Impl(Exchange& downstream, const DeviceGroupOptions& options)
   for (size_t key = 0; options.mean && options.members > 1 && key < downstream_.keys(); ++key) {
     if (downstream_.samples(key) == 0) continue;
     fail(ErrorCode::kInvalid,
-         "a group that takes the mean, and table '{}' whose factors are sent as they are: divide "
-         "the errors by the number of devices, and leave mean out",
+         "a group that takes the mean cannot divide the factors of table '{}': divide the errors "
+         "by the number of devices, and leave mean out",
          downstream_.name(key));
   }
   for (uint32_t i = 0; i < options.members; ++i) {

@@ -52,8 +52,8 @@ JobSpec checked(JobSpec spec) {
   }
   const bool has_factors = std::ranges::any_of(spec.keys, is_factors);
   if (has_factors && spec.on_nonfinite == "exclude") {
-    fail(ErrorCode::kInvalid,
-         "job '{}': factors of which what is not finite is excluded need a server", spec.name);
+    fail(ErrorCode::kInvalid, "job '{}': factors with on_nonfinite 'exclude' need a server",
+         spec.name);
   }
   return spec;
 }
