@@ -57,7 +57,7 @@ class TrainingRun {
   std::unique_ptr<Stream> compute_;
   std::unique_ptr<geeps::Exchange> exchange_;
   std::unique_ptr<geeps::Cache> cache_;
-  uint64_t copied_before_ = 0;  // when the sequence was placed
+  uint64_t copied_before_ = 0;  // the value when the sequence was placed
 };
 
 // Runs iterations of all runs in turn, `turns` times. Returns the median seconds of each.

@@ -19,7 +19,7 @@ namespace phub {
 constexpr uint64_t slot_elements(uint64_t elements) {
   return (elements + kChunkAlignment - 1) / kChunkAlignment * kChunkAlignment;
 }
-// Bytes. Where gradients lie, the same: whole cache lines for whole multiples of 32 elements.
+// Bytes. Gradients are aligned as well: whole cache lines for whole multiples of 32 elements.
 inline constexpr uint64_t kSlotAlignment = 64;
 constexpr uint64_t slot_room(const SlotFormat& format, uint64_t elements) {
   const uint64_t bytes = format.bytes(slot_elements(elements));
@@ -40,7 +40,7 @@ inline uint32_t trailer_of(const JobSpec& spec) {
 struct ChunkLayout {
   uint32_t key = 0;
   uint32_t elements = 0;
-  uint64_t key_element = 0;      // where the chunk begins within its key
+  uint64_t key_element = 0;      // the beginning of the chunk within its key
   uint64_t offset = 0;           // in the worker's results, elements
   uint64_t box_offset = 0;       // in the box's arrays, elements
   uint64_t gradient_offset = 0;  // in the worker's gradients, bytes

@@ -41,7 +41,7 @@ namespace phub {
 // A queue pair of an endpoint.
 struct QueuePair {
   uint32_t queue = 0;  // at the box, among the queues of its core; at the worker, of the plan
-  uint32_t rank = 0;   // at the box, whose; at the worker 0
+  uint32_t rank = 0;   // at the box the queue pair's rank; at the worker 0
 };
 
 struct Arrival {
@@ -52,7 +52,7 @@ struct Arrival {
   bool ok = true;              // false: the queue pair is broken
   bool violation = false;      // then the peer broke it: it sent something that no peer sends
   uint64_t bytes = kNotTold;   // size of the payload
-  uint64_t offset = kNotTold;  // where it lies in the receiver's memory
+  uint64_t offset = kNotTold;  // the place in the receiver's memory
 
   bool fits(uint64_t expected_bytes, uint64_t expected_offset) const {
     return (bytes == kNotTold || bytes == expected_bytes) &&
@@ -226,7 +226,7 @@ struct Offer {
   std::string transport;           // "shm", "tcp", "verbs", "ofi", "sim"
   std::string address;             // shm: path of the Unix socket
   std::string ticket;              // 32 hex digits, for this rank and incarnation only
-  std::vector<QueueOffer> queues;  // not shm: where to connect each queue pair
+  std::vector<QueueOffer> queues;  // not shm: the places to connect each queue pair
   bool tls = false;                // tcp: its connections speak TLS
 };
 
@@ -330,7 +330,7 @@ class WorkerLink {
  public:
   virtual ~WorkerLink() = default;
   virtual std::span<std::byte> gradients() = 0;      // push() sends these
-  virtual std::span<const std::byte> results() = 0;  // where write-backs land
+  virtual std::span<const std::byte> results() = 0;  // write-backs land here
   // The memory of results(), for differences to be added to it. Empty if that is the box's memory.
   virtual std::span<std::byte> writable_results() { return {}; }
   // Copies to gradients(), from byte `offset` on. Both arrays may be memory of a device, which the

@@ -95,8 +95,8 @@ class DeviceKeys {
  private:
   struct Key {
     kernels::DType gradient_dtype = {};
-    std::span<std::byte> gradient;      // where phub's streams copy the gradient or its factors to
-    std::span<const std::byte> result;  // where phub's streams copy the result from
+    std::span<std::byte> gradient;      // phub's streams copy the gradient or its factors here
+    std::span<const std::byte> result;  // phub's streams copy the result from here
     std::unique_ptr<Event> pulled;      // recorded by the latest pull
     uint32_t pushes = 0, here = 0;      // counted modulo 2^32
   };

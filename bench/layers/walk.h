@@ -21,7 +21,7 @@ struct WalkOptions {
   bool overlap = true;
   bool first_layers_first = false;  // needed first, sent first; false: ready first, sent first
   std::vector<size_t> as_factors;   // layers whose matrices are exchanged as factors
-  uint32_t samples = 1;             // of one rank, in an iteration
+  uint32_t samples = 1;             // one rank's, in an iteration
   // The speed of making the products of factors. 0: they are made, on threads beside the computing
   // ones, as on the host's processors. Otherwise they take the time of so many FLOP/s of the
   // layers' processor, and are not made.

@@ -70,7 +70,7 @@ class Rank {
   Checker checker_;
   const ModelChunks chunks_;
   std::vector<uint64_t> key_first_;  // elements, as the chunks count them
-  std::vector<Compact> compact_;     // of each key
+  std::vector<Compact> compact_;     // by key
   std::vector<std::byte> copy_;
   uint64_t checked_ = 0, wrong_ = 0;
   std::string wrong_text_;

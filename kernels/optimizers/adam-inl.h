@@ -74,8 +74,8 @@ struct AdamW : Rule<AdamW, 2> {
   }
 };
 
-// What torch.optim.SparseAdam does with a row: it rounds in other places, and adds ε before the
-// correction. m += (1−β1)·(g − m); v += (1−β2)·(g·g − v); p −= lr·√bc2/bc1 · (m / (√v + ε)).
+// Does what torch.optim.SparseAdam does with a row: it rounds in other places, and adds ε before
+// the correction. m += (1−β1)·(g − m); v += (1−β2)·(g·g − v); p −= lr·√bc2/bc1 · (m / (√v + ε)).
 struct SparseAdam : Rule<SparseAdam, 2> {
   static constexpr std::string_view kName = "sparse-adam";
   static Hyper defaults() { return Adam::defaults(); }

@@ -18,7 +18,7 @@ namespace phub {
 struct JobOwner {
   Caller creator;
   std::string join_id;       // the id of the join that created it
-  std::string token_sha256;  // of the job's token, in hexadecimal digits; "": nobody has got it yet
+  std::string token_sha256;  // the job token's, in hexadecimal digits; "": nobody has got it yet
 };
 
 // Control thread only. A call may reply before it returns, or later. An Error that it throws

@@ -22,7 +22,7 @@ namespace phub {
 
 struct RequestHead {
   std::string_view host, origin, content_type;  // "": not there
-  size_t hosts = 0;                             // how many Host headers
+  size_t hosts = 0;                             // the number of Host headers
   bool http_1_0 = false;                        // HTTP/1.0 needs no Host header
   bool has_body = false;
   bool of_bytes = false;       // the body is a rank's part of a checkpoint, not JSON

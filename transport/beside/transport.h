@@ -15,7 +15,7 @@
 
 namespace phub {
 
-// The box. Where it may not listen for workers of this host, that is `network` alone. Throws
+// The box. Returns `network` alone if it may not listen for workers of this host. Throws
 // Error(kInvalid) for a transport that takes no memory of another one's when a job is opened.
 std::unique_ptr<Transport> make_beside(std::unique_ptr<Transport> network);
 

@@ -25,7 +25,7 @@ struct ElementRange {  // [begin, end)
 // A rank's interest in one key. A rank writes and reads all of those that it does not name.
 struct KeyInterest {
   std::string key;
-  std::vector<ElementRange> writes = {};  // where its gradients may be other than zero
+  std::vector<ElementRange> writes = {};  // the elements whose gradients may be other than zero
   std::vector<ElementRange> reads = {};   // the elements whose results it gets
 
   friend bool operator==(const KeyInterest&, const KeyInterest&) = default;

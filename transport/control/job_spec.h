@@ -123,7 +123,7 @@ struct JobSpec {
   uint32_t lease_ms = 3000;
   uint32_t progress_limit_ms = 60000;  // a rank that the others wait for longer than this is lost
   uint32_t wait_limit_ms = 60000;      // on_loss wait: how long the job pauses for a lost rank
-  uint32_t join_limit_ms = 60000;      // how long the first ranks wait for the last
+  uint32_t join_limit_ms = 60000;      // the time that the first ranks wait for the last
 
   friend bool operator==(const JobSpec&, const JobSpec&) = default;
 };

@@ -35,7 +35,7 @@ struct Bounds {
   uint64_t min = 0;
   uint64_t max = std::numeric_limits<uint64_t>::max();
 };
-inline constexpr uint64_t kMaxStringBytes = 4096;  // where the table says nothing else
+inline constexpr uint64_t kMaxStringBytes = 4096;  // used if the table says nothing else
 inline constexpr uint64_t kMaxListEntries = 1u << 24;
 
 using Scalar = std::variant<std::nullptr_t, bool, int64_t, uint64_t, double, std::string_view>;

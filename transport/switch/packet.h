@@ -55,7 +55,7 @@ struct SwitchHeader {
   // A random number of the job, which its workers get with their rank: a sender that does not know
   // it can neither add to a sum nor acknowledge one. It is never 0.
   uint64_t generation;
-  uint32_t turn;          // how often the slot was used in this generation, from 1
+  uint32_t turn;          // the number of uses of the slot in this generation, from 1
   uint32_t chunk;         // or kSwitchNoChunk
   uint16_t part;          // the part of the chunk
   uint16_t round;         // its low bits

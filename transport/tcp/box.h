@@ -25,7 +25,7 @@ struct TcpConnection {
   Fd socket;                    // outlives `tls`
   std::unique_ptr<TcpTls> tls;  // null: plain
   bool near = false;            // payloads are in the incarnation's memory
-  bool local = false;           // not near, and the worker is on this host
+  bool local = false;           // the worker is on this host, but not near
   std::vector<Write> ring;
   std::atomic<bool> handed_over = false;
 };

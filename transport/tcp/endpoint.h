@@ -23,7 +23,7 @@ struct TcpQueuePair {
   TcpStream stream;
   std::span<Write> ring;
   std::span<const std::byte> source;  // writes are sent from here
-  std::span<std::byte> target;        // where frames land
+  std::span<std::byte> target;        // frames land here
   const InPlace* in_place = nullptr;  // the worker's: parts of source and target that lie elsewhere
 };
 

@@ -70,7 +70,7 @@ class InStep {
   struct Pair {
     uint32_t unanswered = 0;
     bool was_held = false;      // since it last delivered
-    uint64_t delivered_ns = 0;  // when it last did
+    uint64_t delivered_ns = 0;  // the time when it last did
     uint64_t pause_ns = 0;      // between two deliveries, smoothed
   };
 

@@ -19,7 +19,7 @@ namespace phub {
 struct TcpStream {
   int socket = -1;
   TcpTls* tls = nullptr;                // over the socket; null: plain
-  const TcpPeerMemory* peer = nullptr;  // where payloads do not go through it; null: they do
+  const TcpPeerMemory* peer = nullptr;  // payloads go through it; null: through the socket
   bool is_local = false;                // both ends are on this host
 };
 

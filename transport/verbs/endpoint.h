@@ -24,7 +24,7 @@ namespace phub {
 // wait (rnr_retry 7).
 struct VerbsDepth {
   uint32_t receives = 0;  // in the lane's shared receive queue
-  uint32_t sends = 0;     // of each of the queue pairs
+  uint32_t sends = 0;     // each queue pair's
   uint32_t completions = 0;
 };
 // For `pairs` queue pairs that carry `arrivals` at once in all and `chunks` each. `most_cqe`: 0: as
@@ -115,7 +115,7 @@ class VerbsEndpoint : public virtual Endpoint {
     uint64_t unsignaled_bytes = 0;
     uint64_t outstanding_bytes = 0;
     std::vector<uint32_t> bytes;    // by outstanding request: a ring as long as the send queue
-    uint32_t oldest = 0;            // in it
+    uint32_t oldest = 0;            // index of the oldest in it
     std::vector<Request> requests;  // prebuilt; the driver copies them at the doorbell
   };
   void build_requests(State& state);

@@ -27,7 +27,7 @@ struct VerbsHello {
   uint16_t version = kVerbsVersion;
   uint16_t queue = 0;
   std::array<uint8_t, kVerbsTicketBytes> ticket = {};
-  uint64_t results_base = 0;  // where write-backs go
+  uint64_t results_base = 0;  // write-backs go here
   uint64_t results_bytes = 0;
   uint32_t results_key = 0;
   uint32_t reserved = 0;

@@ -21,7 +21,7 @@ namespace phub::geeps {
 // writes rows or, for enter(), reads them.
 class BranchRows {
  public:
-  BranchRows(std::span<float> home, uint32_t row_floats);  // of one branch, which runs
+  BranchRows(std::span<float> home, uint32_t row_floats);  // the rows of one branch, which runs
   BranchRows(const BranchRows&) = delete;
   BranchRows& operator=(const BranchRows&) = delete;
 

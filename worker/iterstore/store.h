@@ -116,7 +116,7 @@ struct StoreStats {          // accesses are those since rows were placed last
   uint64_t clocks = 0;
   uint64_t placed = 0;   // times that rows were placed, by finish() or by the store itself
   uint64_t widened = 0;  // times that a table ceased to be `fixed`, until rows were placed anew
-  WorkerStats worker;    // of the worker in the present job
+  WorkerStats worker;    // the worker's in the present job
 };
 
 template <typename T>

@@ -92,7 +92,7 @@ class Lstm : public Model {
   // states have one for every step and one before the first: cells and outputs.
   uint32_t symbols_, gates_, errors_, states_;
   uint32_t flowing_;            // error of the state, from a step to the one before
-  uint32_t losses_;             // of each of the streams, summed over the steps
+  uint32_t losses_;             // each stream's, summed over the steps
   double loss_ = 0;             // the sum of the clock so far
   std::vector<float> carried_;  // a copy of the last state
   bool restored_ = false;       // carried_ comes from a checkpoint
