@@ -22,19 +22,28 @@ class io_context;
 
 namespace phub {
 
-// Start-up information goes to stdout, later messages to stderr.
-void start_log(const std::string& level);
-void print_lines(const std::string& text);
-// Throws Error if one that was asked for cannot be had.
-std::vector<std::unique_ptr<Transport>> make_transports(const ServeConfig& config,
-                                                        const TlsServerContext* tls);
-// The soft limit of descriptors, which connections and ranks need, becomes the hard limit.
-void raise_descriptor_limit();
-// Logs the memory that the control groups of this process allow, and warns of a --memory-limit
-// above that, or above the machine's available memory.
-void log_memory_limit(const ServeConfig& config);
-TlsServerFiles tls_files(const ServeConfig& config);
-void check_tls_options(const ServeConfig& config);
+// The log, the limits of this process, and its transports.
+struct ServeStart {
+  // Throws Error: the options do not go together, or a transport that was asked for cannot be had.
+  explicit ServeStart(const ServeConfig& config);
+
+  std::optional<TlsServerContext> tls_of_data;
+  std::vector<std::unique_ptr<Transport>> nics;
+};
+
+// What the options of both kinds of server have.
+template <typename Options>
+Options server_options(const ServeConfig& config) {
+  Options options;
+  options.topology = numa::find_topology(config.topology);
+  options.cores = config.cores;
+  options.pin = config.pin;
+  options.spin_us = config.spin_us;
+  options.memory_limit_bytes = config.memory_limit_bytes;
+  options.note = [](const std::string& line) { spdlog::warn("{}", escaped(line)); };
+  return options;
+}
+
 std::string host_name();  // as people know this box
 // Makes TLS for the control port. Returns null if it is plain HTTP.
 std::unique_ptr<TlsFront> make_tls(const ServeConfig& config, boost::asio::io_context& io);

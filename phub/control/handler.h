@@ -41,40 +41,14 @@ class ControlHandler {
 #include "transport/control/calls.def"
   // The connection over which this incarnation waits in a barrier has ended.
   virtual void leave_barrier(const Credential& /*who*/) {}
-  // `change.round` 0: from the first round that no chunk has completed.
-  virtual void set_hyper(const Credential& /*who*/, const HyperChange& /*change*/,
-                         Reply<HyperReply> /*reply*/) {
-    elsewhere();
-  }
-  virtual void set_hyper(const Admin& /*admin*/, const HyperChange& /*change*/,
-                         Reply<HyperReply> /*reply*/) {
-    elsewhere();
-  }
-  // Reads or changes a job's branches.
-  virtual void change_branches(const Credential& /*who*/, const BranchChange& /*change*/,
-                               Reply<BranchReply> /*reply*/) {
-    elsewhere();
-  }
-  virtual void change_branches(const Admin& /*admin*/, const BranchChange& /*change*/,
-                               Reply<BranchReply> /*reply*/) {
-    elsewhere();
-  }
-  // A rank's loss in a round; and those of a job, from round `from` on.
-  virtual void report_loss(const Credential& /*who*/, const LossRequest& /*report*/,
-                           Reply<Done> /*reply*/) {
-    elsewhere();
-  }
+  // The losses that ranks have reported, from round `from` on.
   virtual void losses(const std::string& /*job*/, uint64_t /*from*/, Reply<LossPage> /*reply*/) {
     elsewhere();
   }
   // The answer to the join of this incarnation could not be made: nobody will use it.
   virtual void join_unanswered(const Credential& /*who*/) {}
-  // A new offer for an incarnation whose data connection broke. The offer's ticket is for that
-  // connection only; calls of this interface still need the ticket of the join.
-  virtual void reconnect(const Credential& /*who*/, Reply<Offer> /*reply*/) { elsewhere(); }
-  // A piece of a rank's part of a checkpoint. The first is called before the bytes are read, and
-  // throws the reason why they are not wanted. `charge` accounts for their memory, and is released
-  // with them.
+  // A piece of a rank's part of a checkpoint. The first is asked before its bytes are read, and
+  // throws why they are not wanted. `charge` accounts for their memory, and is released with them.
   virtual void check_part(const Credential& /*who*/, const PartPiece& /*place*/,
                           uint64_t /*bytes*/) {
     elsewhere();

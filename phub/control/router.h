@@ -35,14 +35,7 @@ struct HttpResponse {
   std::string about;      // for the audit: "rank=3 incarnation=1", or why it was refused
 };
 
-inline constexpr uint64_t kMaxJoinBytes = uint64_t{64} << 20;  // key tables
-static_assert(kPartPieceBytes <= kMaxJoinBytes);               // no body is larger
-inline constexpr uint64_t kMaxStateRequestBytes = uint64_t{256} << 10;
-inline constexpr uint64_t kMaxNewsBytes = uint64_t{256} << 10;  // limit of a rack's news
-inline constexpr uint64_t kMaxShardBytes = uint64_t{1} << 20;   // cores and NICs of a box
-inline constexpr uint64_t kMaxBodyBytes = uint64_t{16} << 10;   // everything else
-
-// A path of the control port is one row.
+// One row is all that a path is to the control port.
 struct RouteInfo {
   std::string_view method;
   std::string_view pattern;  // "/v1/jobs/{job}/join"; other names in braces are numbers
@@ -50,7 +43,8 @@ struct RouteInfo {
   std::string_view body;    // the message's name; "": there is none
   std::string_view answer;  // the message's name, or a content type
   std::string_view summary;
-  uint64_t most_bytes = kMaxBodyBytes;  // limit of the body
+  uint64_t most_bytes = kMaxBodyBytes;  // of the body
+  bool admin_too = false;               // a ticket is needed, or a token of role admin
 };
 std::span<const RouteInfo> http_routes();
 

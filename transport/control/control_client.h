@@ -29,37 +29,20 @@ class ControlClient {
   Answer name(const Credential& who, Request request, uint32_t timeout_ms = calls::name.timeout_ms);
 #include "transport/control/calls.def"
 
-  Pulse heartbeat(const Credential& who, uint32_t timeout_ms = kTimeoutMs);
-  // For a rank that is a rack; `who` replaces the rank of `news`.
-  void tell(const Credential& who, RackNews news, uint32_t timeout_ms = kTimeoutMs);
-  void leave(const Credential& who, uint32_t timeout_ms = kTimeoutMs);
-  BranchReply change_branches(const Credential& who, const BranchChange& change,
-                              uint32_t timeout_ms = kTimeoutMs);
-  // Returns the round that the values hold from; `change.round` 0: the next one that no chunk has
-  // completed yet.
-  uint64_t set_hyper(const Credential& who, const HyperChange& change,
-                     uint32_t timeout_ms = kTimeoutMs);
-  // A loss that is not finite is told as such. kInvalid: the job cannot be in this round.
-  void report_loss(const Credential& who, uint64_t round, double loss,
-                   uint32_t timeout_ms = kTimeoutMs);
-  LossPage losses(const std::string& job, uint64_t from, uint32_t timeout_ms = kTimeoutMs);
-  Offer reconnect(const Credential& who, uint32_t timeout_ms = kTimeoutMs);
+  // Waits for other ranks: the limit should be above the job's. 0: no limit.
+  JoinReply join(const JoinRequest& request, uint32_t timeout_ms);
+  LossPage losses(const std::string& job, uint64_t from, uint32_t timeout_ms = kCallMs);
   // A piece of the rank's part of a checkpoint, 1 to kPartPieceBytes; pieces go in their order.
   // Returns when it is in its file. kNotFound: no checkpoint of that round is being taken; kTaken:
   // it was sent already.
   void send_part(const Credential& who, const PartPiece& place, std::string_view piece,
-                 uint32_t timeout_ms = kPartTimeoutMs);
-  // Returns a piece of the part in the checkpoint that the rank goes on from; a rack asks for the
-  // part of one of its ranks. kNotFound: there is none.
+                 uint32_t timeout_ms = kLongCallMs);
+  // A piece of that of the checkpoint that the rank goes on from; to a rack, of one of its ranks.
+  // kNotFound: there is none.
   std::string restored_part(const Credential& who, uint32_t whose, uint64_t offset,
-                            uint32_t timeout_ms = kPartTimeoutMs);
-  // Begins to read or to set the state of keys; `who` replaces the request's. Then its bytes, a
-  // piece at a time: those from `offset` on. apply_state() applies a set when all bytes are there,
-  // and returns the round before whose end it counts.
-  StateReply begin_state(const Credential& who, StateRequest request,
-                         uint32_t timeout_ms = kPartTimeoutMs);
-  std::string read_state(const Credential& who, uint64_t offset,
-                         uint32_t timeout_ms = kPartTimeoutMs);
+                            uint32_t timeout_ms = kLongCallMs);
+  // The bytes of a state that was begun, a piece at a time: those from `offset` on.
+  std::string read_state(const Credential& who, uint64_t offset, uint32_t timeout_ms = kLongCallMs);
   void write_state(const Credential& who, uint64_t offset, std::string_view piece,
                    uint32_t timeout_ms = kLongCallMs);
   // All pages. Throws Error(kFull) when the server has dropped the first ones.
@@ -70,12 +53,11 @@ class ControlClient {
   void ping(uint32_t timeout_ms);  // returns when the server answers
   JobStatus job_status(const std::string& job, uint32_t timeout_ms = kCallMs);
 
-  // These calls are for a box that serves under the server.
-  ShardWelcome join_shard(const ShardHello& hello, uint32_t timeout_ms = kTimeoutMs);
-  ShardOrders mail(uint64_t shard, const ShardMail& mail, uint32_t timeout_ms = kTimeoutMs);
-  // They move a piece of the shard's part of a checkpoint, or of the state of keys: up to
-  // kCopyPieceBytes.
-  std::string read_copy(uint64_t shard, const CopyPlace& place, uint32_t timeout_ms = kTimeoutMs);
+  // Of a box that serves under the server.
+  ShardWelcome join_shard(const ShardHello& hello, uint32_t timeout_ms = kCallMs);
+  ShardOrders mail(uint64_t shard, const ShardMail& mail, uint32_t timeout_ms = kCallMs);
+  // A piece of what the shard has of a checkpoint, or of the state of keys: up to kCopyPieceBytes.
+  std::string read_copy(uint64_t shard, const CopyPlace& place, uint32_t timeout_ms = kCallMs);
   void write_copy(uint64_t shard, const CopyPlace& place, std::string_view piece,
                   uint32_t timeout_ms = kCallMs);
 

@@ -64,13 +64,11 @@ class SharedRows {
   void read(uint32_t thread, uint32_t table, uint64_t row, std::byte* into);
   void update(uint32_t thread, uint32_t table, uint64_t row, const std::byte* by);
 
-  // Combines and pushes the updates, batch after batch, and `mine`, this rank's tally of this
-  // clock. If `wait` is set, it also waits for all results. Returns the tally of all ranks for the
-  // clock before, zeros if this is the job's first; out of lock-step, the tally of some clocks
-  // before.
-  Tally clock(const Tally& mine, bool wait);
-  // Returns the tally of all ranks for the last clock, unless that was returned already. Waits for
-  // all.
+  // Combines and pushes what was updated, batch after batch, and `mine`, what this rank says with
+  // this clock. Returns what all ranks said with the clock before, zeros if this is the job's
+  // first; out of lock-step, with some clocks before.
+  Tally clock(const Tally& mine);
+  // What all ranks said with the last clock, unless that was returned already. Waits for all.
   Tally told();
   bool is_clocked() const;  // nothing was updated since
   // Whether a rank strays: a thread of it waits for a row of a narrow table that it may not access.

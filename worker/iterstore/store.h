@@ -84,20 +84,16 @@ struct StoreOptions {
 
   // The uses of a recorded iteration (section 3.2.2). Each can be switched off, and changes no
   // bits.
-  bool placement = true;      // rows that the same processes access lie together, so that tables
-                              // which are `fixed` travel only to these
-  bool balance = true;        // boxes, cores and NICs share rows of tables that are `fixed` by how
-                              // many ranks access them; false: by bytes
-  bool numa = true;           // each thread is pinned to a core, and its memory is on that node; on
-                              // machines with several nodes. With several ranks only if
-                              // local_world_size says how many of them are on this host
-  bool thread_caches = true;  // rows that threads contend for are copied for each thread
-  bool static_index = true;   // each access of the sequence knows where its row is, without a lock
-  bool prefetch = true;       // rows come in batches in the order of their use, while the
-                              // application computes with the first; false: clock() waits for all
-  // A row is cached if its share of the process's accesses, times its threads, is at least this.
-  double cache_threshold = 0.1;
-  uint32_t batches = 8;  // the most batches of a table, 1 to 64
+  bool placement = true;     // rows that the same processes access lie together, so that tables
+                             // which are `fixed` travel only to these
+  bool numa = true;          // each thread is pinned to a core, and its memory is on that node; on
+                             // machines with several nodes. With several ranks only if
+                             // local_world_size says how many of them are on this host
+  bool static_index = true;  // where each access of the sequence finds its row is known, without
+                             // a lock
+  // In how many batches, at most, the rows of a table come, 1 to 64: in the order of their use,
+  // while the application computes with the first.
+  uint32_t batches = 8;
 
   // If at least this share of an iteration's accesses, of all ranks, does not come as recorded, the
   // store records the next iteration again by itself, and places the rows anew; 0 means never. An

@@ -27,7 +27,10 @@ struct Table {
   uint64_t bytes() const { return rows * row_bytes(); }
 };
 
-// Throws Error(kInvalid) that names the table and the problem.
+// Throws Error(kInvalid) that names the store and the option. Looks at no table.
+void check_options(const StoreOptions& options);
+
+// Throws Error(kInvalid) that names the table and what is wrong with it.
 std::vector<Table> checked_tables(std::span<const TableSpec> specs);
 
 // All rows of each table, one after another.
