@@ -13,8 +13,6 @@ namespace phub {
 namespace {
 
 constexpr uint64_t kLeastLateMs = 20;  // a poll may be so late without stopping the jobs' time
-// Longer looks at a folder are of a slow disk: /readyz says what was seen before.
-constexpr uint64_t kLongestLookMs = 300;
 
 }  // namespace
 
@@ -24,6 +22,12 @@ Server::Server(ServerOptions options, std::vector<std::unique_ptr<Transport>> tr
       clock_(clock),
       started_ms_(clock.now_ms()),
       machine_(options_, std::move(transports), clock),
+      maker_({.store = options_.store,
+              .kept_checkpoints = options_.checkpoints.keep,
+              .has_parent = options_.parent != nullptr,
+              .through_switch = options_.through_switch},
+             machine_, host_, trace_),
+      folder_(clock, host_.writer, host_.checkpoints),
       host_{.clock = clock,
             .mail = CoreMail(machine_.all_cores()),
             .budget = MemoryBudget(options_.memory_limit_bytes),
@@ -75,38 +79,10 @@ std::vector<int> Server::event_fds() const {
   return fds;
 }
 
-// An answer is about the folder as it was after the question.
 void Server::check_ready(Reply<Done> reply) {
   if (draining_) fail(ErrorCode::kUnavailable, "this server is about to end: it saves its jobs");
   if (!host_.checkpoints) return reply(Done{});
-  asked_later_.push_back({std::move(reply), clock_.now_ms() + kLongestLookMs});
-  if (!looking_) look_at_folder();
-}
-
-void Server::look_at_folder() {
-  looking_ = true;
-  std::ranges::move(std::exchange(asked_later_, {}), std::back_inserter(asked_ready_));
-  host_.writer.run([this] { host_.checkpoints->look(); },
-                   [this](const std::optional<Error>&) {
-                     looking_ = false;
-                     answer_ready(asked_ready_, ~uint64_t{0});
-                     if (!asked_later_.empty()) look_at_folder();
-                   });
-}
-
-// Those who have waited long enough.
-void Server::answer_ready(std::vector<AskedReady>& asked, uint64_t now) {
-  std::vector<AskedReady> waiting;
-  for (AskedReady& of : std::exchange(asked, {})) {
-    if (of.until_ms > now) {
-      waiting.push_back(std::move(of));
-    } else if (const auto gone = error_of([&] { host_.checkpoints->check_there(); })) {
-      of.reply({gone->code(), gone->what()});
-    } else {
-      of.reply(Done{});
-    }
-  }
-  std::ranges::move(waiting, std::back_inserter(asked));
+  folder_.ask(std::move(reply));
 }
 
 void Server::save_all() {
@@ -164,8 +140,7 @@ void Server::poll() {
     next_tick_ms_ = now + tick_ms_;
     for (auto& [name, job] : jobs_) job->tick(now);
     host_.ended.tick(clock_.now_ms());
-    answer_ready(asked_ready_, clock_.now_ms());
-    answer_ready(asked_later_, clock_.now_ms());
+    folder_.tick();
     for (const ShardBox& lost : host_.shards.tick(now)) {
       lose_shard(lost, fmt::format("no mail came for {} ms", host_.shards.lease_ms()));
     }

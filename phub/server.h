@@ -20,9 +20,10 @@
 #include "phub/background.h"
 #include "phub/clock.h"
 #include "phub/control/handler.h"
+#include "phub/folder_watch.h"
 #include "phub/job/parent.h"
 #include "phub/job/running_job.h"
-#include "phub/job/switched.h"
+#include "phub/job_maker.h"
 #include "phub/machine.h"
 #include "phub/notes.h"
 #include "phub/quotas.h"
@@ -119,12 +120,6 @@ class Server final : public ControlHandler {
   };
   using Join = std::shared_ptr<PendingJoin>;
 
-  // Who asks whether the folder of checkpoints is there, and until when they wait: a disk may hang.
-  struct AskedReady {
-    Reply<Done> reply;
-    uint64_t until_ms = 0;
-  };
-
   // server_jobs.cc
   void place(const Join& join);
   void create(const Join& join);
@@ -134,20 +129,6 @@ class Server final : public ControlHandler {
                const std::optional<Error>& refused);
   void compare(RunningJob& job, const Join& join);
   Reply<JoinReply> with_job_token(const Join& join);
-  std::shared_ptr<RunningJob> make(const PendingJoin& join,
-                                   const std::shared_ptr<JobSpec>& shared_spec,
-                                   const numa::Topology& topology, std::vector<ShardBox> shards,
-                                   std::vector<std::string>& passed_over,
-                                   const std::shared_ptr<Uplink>& uplink);
-  Plan plan_for(const PendingJoin& join, const JobSpec& spec, const Transport& transport,
-                const numa::Topology& topology, std::vector<ShardBox>& shards,
-                const Rack* rack) const;
-  std::optional<Manifest> newest_checkpoint(const JoinRequest& request, const JobSpec& spec,
-                                            std::vector<std::string>& passed_over);
-  std::optional<SwitchedJob> switched(const JobSpec& spec, const Plan& plan,
-                                      const Transport& transport, const Manifest* saved,
-                                      std::vector<std::string>& passed_over);
-  Quotas::Needs needs_of(const JobSpec& spec, const Plan& plan, const NodeMemory& memory) const;
   void add(const std::shared_ptr<RunningJob>& job);
   void retire(RunningJob& gone);
   RunningJob* find(const std::string& job);
@@ -161,8 +142,6 @@ class Server final : public ControlHandler {
   void lose_late_shards(uint64_t now);
   void shard_moved(uint64_t shard, const CopyPlace& place);
   void await_no_longer();
-  void look_at_folder();
-  void answer_ready(std::vector<AskedReady>& asked, uint64_t now);
   void discard(std::shared_ptr<RunningJob> job);
   void find_tick();
   void sample_cores(uint64_t now);
@@ -189,21 +168,13 @@ class Server final : public ControlHandler {
     uint64_t until_ms = 0;
   };
   std::map<std::string, AwaitedShards> awaited_;
-  bool draining_ = false;                // save_all() was called
-  std::vector<AskedReady> asked_ready_;  // who had asked when the look began that is under way
-  std::vector<AskedReady> asked_later_;
-  bool looking_ = false;
+  bool draining_ = false;  // save_all() was called
   uint64_t next_tick_ms_ = 0;
   uint64_t sampled_ms_ = 0;
   std::vector<TransportEvent> events_;
-  // What each job that has memory puts on cores and NICs per round. Owned by the builder's thread.
-  struct Load {
-    std::vector<uint64_t> shards;  // the second box of the plan, and further ones
-    std::vector<PlanLoad> of_plan;
-  };
-  std::map<const Job*, Load> loads_;
-  Quotas quotas_;  // what the jobs of each creator have; the builder's, too
-  JobHost host_;   // last: its threads use the members above
+  JobMaker maker_;      // the builder's thread uses it
+  FolderWatch folder_;  // of checkpoints
+  JobHost host_;        // last: its threads use the members above
 };
 
 }  // namespace phub

@@ -1,0 +1,49 @@
+#include "phub/folder_watch.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+namespace phub {
+namespace {
+
+constexpr uint64_t kLongestLookMs = 300;  // a slower disk: the answer is what was seen before
+
+}  // namespace
+
+void FolderWatch::ask(Reply<Done> reply) {
+  later_.push_back({std::move(reply), clock_.now_ms() + kLongestLookMs});
+  if (!looking_) look();
+}
+
+void FolderWatch::look() {
+  looking_ = true;
+  std::ranges::move(std::exchange(later_, {}), std::back_inserter(asked_));
+  writer_.run([this] { checkpoints_->look(); },
+              [this](const std::optional<Error>&) {
+                looking_ = false;
+                answer(asked_, ~uint64_t{0});
+                if (!later_.empty()) look();
+              });
+}
+
+void FolderWatch::tick() {
+  answer(asked_, clock_.now_ms());
+  answer(later_, clock_.now_ms());
+}
+
+void FolderWatch::answer(std::vector<Asked>& asked, uint64_t now) {
+  std::vector<Asked> waiting;
+  for (Asked& of : std::exchange(asked, {})) {
+    if (of.until_ms > now) {
+      waiting.push_back(std::move(of));
+    } else if (const auto gone = error_of([this] { checkpoints_->check_there(); })) {
+      of.reply({gone->code(), gone->what()});
+    } else {
+      of.reply(Done{});
+    }
+  }
+  std::ranges::move(waiting, std::back_inserter(asked));
+}
+
+}  // namespace phub

@@ -1,0 +1,43 @@
+// Whether the folder of checkpoints is there, for /readyz. A look at it may hang with the disk, so
+// the writer's thread looks, and nobody waits for it longer than 300 ms. Control thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "phub/background.h"
+#include "phub/clock.h"
+#include "phub/job/saved_jobs.h"
+#include "transport/error.h"
+
+namespace phub {
+
+class FolderWatch {
+ public:
+  // All of these outlive this.
+  FolderWatch(const Clock& clock, Background& writer, const std::unique_ptr<SavedJobs>& checkpoints)
+      : clock_(clock), writer_(writer), checkpoints_(checkpoints) {}
+
+  // The answer is of a look that began after the question, or of the one before if that takes long.
+  // REQUIRES: checkpoints are kept.
+  void ask(Reply<Done> reply);
+  void tick();  // answers those who have waited long enough
+
+ private:
+  struct Asked {
+    Reply<Done> reply;
+    uint64_t until_ms = 0;
+  };
+  void look();
+  void answer(std::vector<Asked>& asked, uint64_t now);
+
+  const Clock& clock_;
+  Background& writer_;
+  const std::unique_ptr<SavedJobs>& checkpoints_;
+  std::vector<Asked> asked_;  // before the look began that is under way
+  std::vector<Asked> later_;
+  bool looking_ = false;
+};
+
+}  // namespace phub
