@@ -12,24 +12,24 @@ constexpr uint64_t kLongestLookMs = 300;  // a slower disk: the answer is what w
 }  // namespace
 
 void FolderWatch::ask(Reply<Done> reply) {
-  later_.push_back({std::move(reply), clock_.now_ms() + kLongestLookMs});
+  later_.push_back({std::move(reply), host_.clock.now_ms() + kLongestLookMs});
   if (!looking_) look();
 }
 
 void FolderWatch::look() {
   looking_ = true;
   std::ranges::move(std::exchange(later_, {}), std::back_inserter(asked_));
-  writer_.run([this] { checkpoints_->look(); },
-              [this](const std::optional<Error>&) {
-                looking_ = false;
-                answer(asked_, ~uint64_t{0});
-                if (!later_.empty()) look();
-              });
+  host_.writer.run([this] { host_.checkpoints->look(); },
+                   [this](const std::optional<Error>&) {
+                     looking_ = false;
+                     answer(asked_, ~uint64_t{0});
+                     if (!later_.empty()) look();
+                   });
 }
 
 void FolderWatch::tick() {
-  answer(asked_, clock_.now_ms());
-  answer(later_, clock_.now_ms());
+  answer(asked_, host_.clock.now_ms());
+  answer(later_, host_.clock.now_ms());
 }
 
 void FolderWatch::answer(std::vector<Asked>& asked, uint64_t now) {
@@ -37,7 +37,7 @@ void FolderWatch::answer(std::vector<Asked>& asked, uint64_t now) {
   for (Asked& of : std::exchange(asked, {})) {
     if (of.until_ms > now) {
       waiting.push_back(std::move(of));
-    } else if (const auto gone = error_of([this] { checkpoints_->check_there(); })) {
+    } else if (const auto gone = error_of([this] { host_.checkpoints->check_there(); })) {
       of.reply({gone->code(), gone->what()});
     } else {
       of.reply(Done{});

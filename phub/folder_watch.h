@@ -3,21 +3,16 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <vector>
 
-#include "phub/background.h"
-#include "phub/clock.h"
-#include "phub/job/saved_jobs.h"
+#include "phub/job/job_context.h"
 #include "transport/error.h"
 
 namespace phub {
 
 class FolderWatch {
  public:
-  // All of these outlive this.
-  FolderWatch(const Clock& clock, Background& writer, const std::unique_ptr<SavedJobs>& checkpoints)
-      : clock_(clock), writer_(writer), checkpoints_(checkpoints) {}
+  explicit FolderWatch(JobHost& host) : host_(host) {}  // which outlives this
 
   // The answer is of a look that began after the question, or of the one before if that takes long.
   // REQUIRES: checkpoints are kept.
@@ -32,9 +27,7 @@ class FolderWatch {
   void look();
   void answer(std::vector<Asked>& asked, uint64_t now);
 
-  const Clock& clock_;
-  Background& writer_;
-  const std::unique_ptr<SavedJobs>& checkpoints_;
+  JobHost& host_;
   std::vector<Asked> asked_;  // before the look began that is under way
   std::vector<Asked> later_;
   bool looking_ = false;

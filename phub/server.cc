@@ -27,7 +27,7 @@ Server::Server(ServerOptions options, std::vector<std::unique_ptr<Transport>> tr
               .has_parent = options_.parent != nullptr,
               .through_switch = options_.through_switch},
              machine_, host_, trace_),
-      folder_(clock, host_.writer, host_.checkpoints),
+      folder_(host_),
       host_{.clock = clock,
             .mail = CoreMail(machine_.all_cores()),
             .budget = MemoryBudget(options_.memory_limit_bytes),

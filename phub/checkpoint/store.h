@@ -158,8 +158,8 @@ class CheckpointWriter;
 class CheckpointStore final : public Checkpoints {
  public:
   // Makes the directory if it is not there, locks it (kTaken: another box has it), and removes the
-  // leftovers of a crash. The last `keep` whole checkpoints of every job are kept. REQUIRES: keep >
-  // 0.
+  // leftovers of a crash. The last `keep` whole checkpoints of every job are kept.
+  // REQUIRES: keep > 0.
   CheckpointStore(std::string directory, uint32_t keep, Files& files = system_files());
 
   // Throws Error(kUnavailable) if the directory is not the one that was locked. Any thread.

@@ -86,7 +86,7 @@ void LocalPart::admit(uint32_t rank, uint32_t incarnation, std::span<const KeyIn
 
 void LocalPart::open(uint32_t rank, uint32_t incarnation, Chunks chunks, Offer& offer) {
   const uint64_t bytes = bytes_of(chunks);
-  if (!budget_.has_room(bytes)) {
+  if (bytes > 0 && !budget_.has_room(bytes)) {
     fail(ErrorCode::kFull,
          "which chunks rank {} touches takes {} bytes, for which the box has no room now: "
          "raise --memory-limit",

@@ -29,7 +29,7 @@ struct Commit {
 
 class Part {
  public:
-  // Called once, with what it failed with; never after remove().
+  // Called once at most, with what it failed with. After remove() nobody heeds it.
   using Done = std::function<void(const std::optional<Error>& failed)>;
 
   virtual ~Part() = default;

@@ -46,7 +46,7 @@ phub_code decide(const char* function, phub_worker* handle, uint64_t* round, Bod
   });
 }
 
-// With the element sizes of the job.
+// Returns the key. Throws Error(kInvalid): there is no such key.
 inline size_t key_in_range(const Worker& worker, size_t key) {
   if (key >= worker.keys()) {
     fail(ErrorCode::kInvalid, "key {} is out of range: job '{}' has {} keys", key,
