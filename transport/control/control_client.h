@@ -37,8 +37,8 @@ class ControlClient {
   // it was sent already.
   void send_part(const Credential& who, const PartPiece& place, std::string_view piece,
                  uint32_t timeout_ms = kLongCallMs);
-  // A piece of the rank's part of the checkpoint that it goes on from; for a rack, of the part of one
-  // of its ranks. kNotFound: there is none.
+  // A piece of the rank's part of the checkpoint that it goes on from; for a rack, of the part of
+  // one of its ranks. kNotFound: there is none.
   std::string restored_part(const Credential& who, uint32_t whose, uint64_t offset,
                             uint32_t timeout_ms = kLongCallMs);
   // The bytes of a state that was begun, a piece at a time: those from `offset` on.
