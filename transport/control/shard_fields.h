@@ -1,7 +1,7 @@
 // The fields of the messages between a server and its shards (message_fields.h).
 #pragma once
 
-#include "transport/control/message_fields.h"
+#include "transport/control/status_fields.h"
 #include "transport/control/shard_messages.h"
 
 namespace phub {
