@@ -1,8 +1,8 @@
 // The fields of the messages between a server and its shards (message_fields.h).
 #pragma once
 
-#include "transport/control/status_fields.h"
 #include "transport/control/shard_messages.h"
+#include "transport/control/status_fields.h"
 
 namespace phub {
 
