@@ -45,10 +45,6 @@ std::string difference(const void* here, const void* there, const json::Type& ty
   return "";
 }
 
-uint32_t max_ranks(const JobSpec& spec) {
-  return spec.max_ranks == 0 ? spec.world_size : spec.max_ranks;
-}
-
 std::string key_difference(const KeySpec& here, const KeySpec& there, size_t i) {
   if (here.name != there.name) {
     return fmt::format("key {} is '{}' here and '{}' in the job", i, printable(here.name),
@@ -245,9 +241,9 @@ void JobOption::set(JobSpec& spec, uint32_t number) const {
 std::string difference(const JobSpec& here, const JobSpec& in_the_job) {
   std::string sentence = difference(&here, &in_the_job, *json::type_of<JobSpec>());
   if (!sentence.empty()) return sentence;
-  if (max_ranks(here) != max_ranks(in_the_job)) {
-    return fmt::format("max_ranks is {} here and {} in the job", max_ranks(here),
-                       max_ranks(in_the_job));
+  if (most_ranks(here) != most_ranks(in_the_job)) {
+    return fmt::format("max_ranks is {} here and {} in the job", most_ranks(here),
+                       most_ranks(in_the_job));
   }
   const auto& keys = in_the_job.keys;
   for (size_t i = 0; i < std::min(here.keys.size(), keys.size()); ++i) {

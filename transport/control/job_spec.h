@@ -150,6 +150,10 @@ std::optional<uint64_t> elements_in(std::span<const uint64_t> shape);
 
 // The groups that its keys are of: from 0 to one below this.
 uint32_t hyper_groups(const JobSpec& spec);
+// How many ranks it may have at a time: max_ranks, or world_size if that is 0.
+inline uint32_t most_ranks(const JobSpec& spec) {
+  return spec.max_ranks == 0 ? spec.world_size : spec.max_ranks;
+}
 
 // Throws Error(kInvalid) that names the field and the value: empty or duplicate names, zero or too
 // many elements, a shape that has another number of them, unknown words, ranks, limits or groups

@@ -282,10 +282,6 @@ void check_racks(const JobSpec& spec, uint32_t ranks) {
   check_number("rack_ranks: ranks of all racks", total, 1, kMaxRanks);
 }
 
-uint32_t max_ranks(const JobSpec& spec) {
-  return spec.max_ranks == 0 ? spec.world_size : spec.max_ranks;
-}
-
 }  // namespace
 
 void check_job_name(std::string_view name) {
@@ -323,12 +319,12 @@ void validate(const JobSpec& spec) {
   check_format("parameter_dtype", spec.parameter_dtype, spec.chunk_elements, true);
   for (size_t i = 0; i < spec.keys.size(); ++i) {
     check_compact(spec.keys[i], i, !spec.rack_ranks.empty());
-    check_exchanged(spec.keys[i], i, max_ranks(spec));
+    check_exchanged(spec.keys[i], i, most_ranks(spec));
   }
-  check_int32(spec, max_ranks(spec));
+  check_int32(spec, most_ranks(spec));
   check_folds(spec);
-  static_cast<void>(RankTree(spec.groups, max_ranks(spec)));
-  check_racks(spec, max_ranks(spec));
+  static_cast<void>(RankTree(spec.groups, most_ranks(spec)));
+  check_racks(spec, most_ranks(spec));
   check_number("branches", spec.branches, 0, kMaxBranches);
   check_number("lease_ms", spec.lease_ms, kMinLeaseMs, kMaxLeaseMs);
   check_number("progress_limit_ms", spec.progress_limit_ms, 1, kMaxLimitMs);
