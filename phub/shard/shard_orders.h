@@ -6,6 +6,7 @@
 #include <span>
 #include <string_view>
 
+#include "phub/job/job_part.h"
 #include "phub/machine.h"
 #include "phub/plan/plan.h"
 #include "transport/control/shard_messages.h"
