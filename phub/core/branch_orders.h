@@ -1,10 +1,11 @@
-// What the cores do about a job's branches between two rounds.
+// The orders by which cores move a job's branches between two rounds.
 //
-// A branch has the parameters and the optimizer's states of every chunk, and how many steps that
-// has made. The branch that runs is at place 0, each of the others on a shelf, place 1 or higher.
-// An order moves them, chunk by chunk; places.h knows whose memory a place uses. Above the shelves
-// each has a *dock*: shelf S of a job with B shelves has place B + S. What is to be copied to the
-// shelf from files waits there, in memory that is there only meanwhile.
+// A branch has, for every chunk, the parameters, the optimizer's states and the number of steps
+// that the optimizer has made. The branch that runs is at place 0; each of the others is on a
+// shelf, place 1 or higher. An order moves branches, chunk by chunk; places.h knows whose memory a
+// place uses. Each shelf has a *dock*: that of shelf S in a job with B shelves is place B + S. A
+// state that is to be copied from files to the shelf waits in the dock, whose memory exists only
+// meanwhile.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +20,8 @@ namespace phub {
 
 struct BranchOrder {
   enum Kind : uint8_t {
-    kCopy,  // `to` becomes as `from` is: a fork; from the dock of `to`: a branch is revived
-    kSwap,  // what runs and what is on shelf `to` change places: another branch runs
+    kCopy,  // `to` becomes a copy of `from`: a fork; from the dock of `to`: a branch is revived
+    kSwap,  // the running branch and that on shelf `to` change places
   };
   uint64_t round = 0;  // before this round
   Kind kind = kCopy;
@@ -31,7 +32,7 @@ struct BranchOrder {
   friend bool operator==(const BranchOrder&, const BranchOrder&) = default;
 };
 
-// As they are written down, and back.
+// Convert orders to messages (transport/control/branch_messages.h), and back.
 inline std::vector<BranchMove> moves_of(std::span<const BranchOrder> orders) {
   std::vector<BranchMove> moves;
   for (const BranchOrder& order : orders) {
@@ -58,9 +59,10 @@ inline std::vector<BranchOrder> orders_of(std::span<const BranchMove> moves) {
 // The orders that some chunk has still to carry out. Control thread.
 class BranchOrders {
  public:
-  // Those of a boundary, each for a round that is no lower than that of the one before. `lowest` is
-  // the lowest round that a chunk is in. Returns all that are needed, ascending, for the cores.
-  // What the call before last returned may go: the cores have the last one by then.
+  // Adds the orders of a boundary, ascending by round and none before an order that is here.
+  // `lowest` is the lowest round that a chunk is in. Returns all orders that are still needed,
+  // ascending, for the cores. The result lives until the second call after this one: by then the
+  // cores have taken the result of the first.
   std::span<const BranchOrder> add(std::span<const BranchOrder> orders, uint64_t lowest) {
     std::vector<BranchOrder> needed;
     for (const BranchOrder& order : orders_) {
@@ -76,7 +78,7 @@ class BranchOrders {
 
  private:
   std::vector<BranchOrder> orders_;
-  std::vector<BranchOrder> retired_;  // cores may have them until they take the next ones
+  std::vector<BranchOrder> retired_;  // cores may read these until they take the next ones
 };
 
 }  // namespace phub

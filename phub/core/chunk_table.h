@@ -1,14 +1,16 @@
-// Who is expected at a chunk and who has arrived: the table of a core's chunks, and of the ranks.
+// The table of a core's chunks, and of the ranks: which are expected at a chunk, and which have
+// arrived.
 //
 // It knows nothing of transports or sums. Nothing allocates after construction.
 //
-// Hot are a chunk and the words of those that have arrived. The words of those that are expected
-// are used by boundaries and probes, and in the rounds until the latest comer's first.
+// A chunk and the words of arrived ranks are hot. The words of expected ranks are used by
+// boundaries and probes, and in the rounds before the first round of the rank that joined last.
 //
 // A rank may be *idle* at a chunk: it neither writes nor reads it (transport/control/interest.h).
-// It is in the chunk's rounds all the same, as with a null, and is not waited for. A chunk at which
-// all ranks of a round are idle *follows*: nothing makes it go on but a boundary, which says up to
-// which round. Then it makes those rounds' steps, one after another, with a gradient of zero.
+// It takes part in the chunk's rounds all the same, as if it had sent a null, but nobody waits for
+// it. A chunk at which all ranks of a round are idle *follows*: only a boundary makes it go on, and
+// says up to which round. The chunk then makes the steps of those rounds, one after another, with a
+// gradient of zero.
 #pragma once
 
 #include <cstddef>
@@ -28,41 +30,41 @@ namespace phub {
 inline constexpr uint32_t kNoChunk = ~0u;
 
 struct CoreChunk {
-  uint64_t round = 0;  // in progress; 0: initial parameters are awaited
-  // In the box's arrays and in the worker's results, elements; and the compact form of a matrix's
-  // gradient, in what these leave free (SlotShape).
+  uint64_t round = 0;  // in progress; 0: it awaits initial parameters
+  // The offsets are in the box's arrays and in the worker's results, in elements. The bits that
+  // they leave free describe the compact form of a matrix's gradient (SlotShape).
   uint64_t offset : 44 = 0;
   uint64_t columns : 20 = 0;
   uint64_t worker_offset : 44 = 0;
   uint64_t limit : 20 = 0;
   int64_t step_offset = 0;        // its optimizer's step in a round is the round plus this
   uint64_t slot_offset : 48 = 0;  // in the slots of a rank, bytes
-  kernels::DType dtype = kernels::DType::kF32;  // of its gradients
+  kernels::DType dtype = kernels::DType::kF32;  // the type of its gradients
   uint8_t initial_parts = 0;                    // parts of the initial parameters that have arrived
   uint32_t elements = 0;
   uint32_t id = 0;  // in the plan
   int32_t priority = 0;
-  uint16_t expected = 0;  // ranks in this round but idle ones (lock-step only)
-  uint16_t missing = 0;   // of those, ranks that have not arrived
+  uint16_t expected = 0;  // ranks in this round, idle ones excluded (lock-step only)
+  uint16_t missing = 0;   // expected ranks that have not arrived
   uint16_t arrived = 0;   // contributions that have arrived, null ones included
   uint16_t hyper_class = 0;
-  uint16_t queue = 0;       // of the core's
+  uint16_t queue = 0;       // index among the core's queues
   bool closed : 1 = false;  // this round: its result is pending
-  bool unused : 1 = false;  // this round: nobody has sent a gradient, nothing is applied
-  bool vacant : 1 = false;  // this round: nobody is in it, and it is completed all the same
-  bool lazy : 1 = false;    // the optimizer's steps are those of rows that somebody has sent
-  bool skips : 1 = true;    // rounds without a gradient may be no steps (JobSpec::unused)
+  bool unused : 1 = false;  // this round: no rank has sent a gradient, so none is applied
+  bool vacant : 1 = false;  // this round: no rank takes part, but it completes all the same
+  bool lazy : 1 = false;    // the optimizer steps only the rows that some rank has sent
+  bool skips : 1 = true;    // a round without a gradient may make no step (JobSpec::unused)
   bool summed : 1 = false;  // this round: its sum has come through a switch (switch_intake.h)
-  bool same : 1 = false;    // the latest result is that of the round before (KeySpec::lazy)
+  bool same : 1 = false;    // the latest result equals that of the round before (KeySpec::lazy)
   kernels::SlotForm form : 2 = kernels::SlotForm::kElements;
-  kernels::ValueType value : 2 = kernels::ValueType::kF32;  // of a fold
+  kernels::ValueType value : 2 = kernels::ValueType::kF32;  // the type of a fold's values
   kernels::Operation operation : 3 = kernels::Operation::kNone;
 
-  // Of a gradient.
+  // The shape of a gradient.
   kernels::SlotShape slot() const { return {elements, dtype, form, columns, limit, fold()}; }
   kernels::Fold fold() const { return {value, operation}; }
   uint64_t slot_bytes() const { return kernels::slot_bytes(slot()); }
-  // Of what is in the slot: on the wire.
+  // The bytes of the slot's present content on the wire.
   uint64_t sent_bytes(const std::byte* slots) const {
     if (form != kernels::SlotForm::kRows) return slot_bytes();
     return kernels::bytes_of_rows(columns, kernels::row_count(slots + slot_offset));
@@ -79,21 +81,21 @@ struct CoreRank {
   uint64_t arrivals = 0;           // ever
   const std::byte* slots = nullptr;
   uint32_t incarnation = 0;
-  uint32_t open = 0;     // its contributions in chunks that are not complete
-  uint32_t unheard = 0;  // chunks on which nothing of it has come since it reconnected
+  uint32_t open = 0;     // its contributions to chunks that are not complete
+  uint32_t unheard = 0;  // chunks that have heard nothing from it since it reconnected
   bool attached = false;
-  bool broken = false;     // its connection; ignored until a boundary or a reconnection
+  bool broken = false;     // its connection is; ignored until a boundary or a reconnection
   bool selective = false;  // there are chunks that it does not write, or not read
 };
 
 class ChunkTable {
  public:
-  // `chunks` queue after queue, each in the order of their index in it. The ranks in `expected`
-  // take part from round 1 on.
+  // `chunks` come queue after queue, those of a queue in the order of their index in it. The ranks
+  // in `expected` take part from round 1 on.
   ChunkTable(std::vector<CoreChunk> chunks, uint32_t queues, uint32_t max_ranks,
              std::span<const uint32_t> expected);
 
-  // What a table holds, beside itself. Chunks and their words of ranks are most.
+  // The bytes that a table holds beside itself, mostly chunks and their words of ranks.
   static constexpr uint64_t bytes(uint64_t chunks, uint64_t queues, uint64_t max_ranks) {
     return chunks * (sizeof(CoreChunk) + (6 * bit_words(max_ranks) + 1) * sizeof(uint64_t)) +
            max_ranks * sizeof(CoreRank) + queues * (sizeof(QueueCounters) + sizeof(uint32_t));
@@ -105,13 +107,13 @@ class ChunkTable {
   std::span<const CoreChunk> chunks() const { return chunks_; }
   CoreRank& rank(uint32_t rank) { return ranks_[rank]; }
   const CoreRank& rank(uint32_t rank) const { return ranks_[rank]; }
-  uint32_t index_of(const CoreChunk& chunk) const {  // REQUIRES: it is of this table
+  uint32_t index_of(const CoreChunk& chunk) const {  // REQUIRES: it is in this table
     return static_cast<uint32_t>(&chunk - chunks_.data());
   }
   uint32_t max_ranks() const { return static_cast<uint32_t>(ranks_.size()); }
-  uint32_t words() const { return words_; }  // of 64 ranks each
+  uint32_t words() const { return words_; }  // each for 64 ranks
 
-  // kNoChunk: the queue has no such chunk.
+  // Returns kNoChunk if the queue has no such chunk.
   uint32_t find(uint32_t queue, uint32_t chunk_of_queue) const {
     const uint32_t index = queue_first_[queue] + chunk_of_queue;
     return index < queue_first_[queue + 1] ? index : kNoChunk;
@@ -131,7 +133,7 @@ class ChunkTable {
   void for_each_arrived(uint32_t index, const Visit& visit) const {
     for (uint32_t w = 0; w < words_; ++w) for_each_bit(arrived_[at(index, w)], w, visit);
   }
-  // The same, without null contributions.
+  // Does the same without null contributions.
   template <typename Visit>
   void for_each_gradient(uint32_t index, const Visit& visit) const {
     for (uint32_t w = 0; w < words_; ++w) {
@@ -139,10 +141,11 @@ class ChunkTable {
     }
   }
 
-  // After a reconnection a rank sends again what was not answered. Until that of a chunk is here,
-  // no result of the chunk goes to the rank: what it sends next could overtake what it sent again.
+  // After a reconnection a rank sends its unanswered contributions again. Until that to a chunk is
+  // here, no result of the chunk goes to the rank: its next contribution could overtake the
+  // repeated one.
   void reconnected(uint32_t rank);
-  void joined(uint32_t rank);  // nothing of it is under way
+  void joined(uint32_t rank);  // none of its messages is under way
   bool is_heard(uint32_t rank, uint32_t index) const {
     return ranks_[rank].unheard == 0 || !bit(unheard_, rank, index);
   }
@@ -151,8 +154,8 @@ class ChunkTable {
     unheard_[at(index, rank / 64)] &= ~(uint64_t{1} << (rank % 64));
     --ranks_[rank].unheard;
   }
-  // How many ranks of the training took part in what has arrived. Those of racks are counted once
-  // count_rack_ranks() was called; else every rank is one.
+  // The number of the training's ranks that took part in the arrived contributions. A rack counts
+  // as many ranks as it says after count_rack_ranks(); without that call every rank counts as one.
   void count_rack_ranks() { participants_.resize(chunks_.size()); }
   static constexpr uint64_t rack_bytes(uint64_t chunks) { return chunks * sizeof(uint32_t); }
   void add_participants(uint32_t index, uint32_t rack, uint32_t count) {
@@ -162,9 +165,9 @@ class ChunkTable {
   uint32_t participants(uint32_t index) const {
     if (!participants_.empty()) return participants_[index] & kCounted;
     const uint32_t ranks = chunks_[index].arrived + (selective_ > 0 ? idle_in_round(index) : 0);
-    return ranks == 0 && follows(index) ? 1 : ranks;  // who was idle may be gone since
+    return ranks == 0 && follows(index) ? 1 : ranks;  // the idle ranks may have left since
   }
-  // A rack that says that it had to leave out all of its ranks. Nothing: there is none.
+  // The rack that said that it had to leave out all of its ranks; nullopt if there is none.
   std::optional<uint32_t> left_out_rack(uint32_t index) const {
     if (participants_.empty() || participants_[index] >> 16 == 0) return {};
     return (participants_[index] >> 16) - 1;
@@ -172,25 +175,25 @@ class ChunkTable {
 
   // Rounds.
   void begin_round(uint32_t index, uint64_t round);
-  // The first round after `round` that somebody is expected in at the chunk. Where everybody who
-  // knew a round is gone and the others begin later, nobody will ever take part in it: such
-  // rounds are skipped, and change nothing.
+  // The first round after `round` in which some rank is expected at the chunk. If all ranks of a
+  // round are gone and the others begin later, no rank will ever take part in it: such rounds are
+  // skipped, and change nothing.
   uint64_t next_round(uint32_t index, uint64_t round) const;
   void count_completed(uint32_t index, uint64_t rounds = 1) {
     chunks_completed_ += rounds;
     counters_[chunks_[index].queue].chunks += rounds;
   }
 
-  // Who is expected. At a boundary; kNever: not at all. `interest`: by chunk of the job; empty:
-  // everything.
+  // Sets from which round on the rank is expected; kNever means not at all. `interest` is by chunk
+  // of the job; empty means everything. Called at a boundary.
   void expect(uint32_t rank, uint64_t first_round, std::span<const ChunkInterest> interest = {});
   uint32_t expected_count() const { return expected_count_; }  // in any round
-  // Of 64 ranks, those that are expected in the chunk's round and have not arrived.
+  // A bit for each of 64 ranks: it is expected in the chunk's round and has not arrived.
   uint64_t lacking(uint32_t index, uint32_t word) const {
     return in_round_[at(index, word)] & ~idle_[at(index, word)] & ~arrived_[at(index, word)];
   }
   uint64_t arrived_word(uint32_t index, uint32_t word) const { return arrived_[at(index, word)]; }
-  // Whether every chunk is past the latest change of who is expected.
+  // Whether every chunk is past the latest change of the expected ranks.
   bool settled();
 
   bool any_selective() const { return selective_ > 0; }
@@ -200,16 +203,16 @@ class ChunkTable {
   bool reads(uint32_t rank, uint32_t index) const {
     return !ranks_[rank].selective || !bit(unread_, rank, index);
   }
-  // Nobody is waited for in the chunk's round, and nothing has come.
+  // The chunk's round waits for no rank, and nothing has arrived.
   bool is_left_alone(uint32_t index) const {
     const CoreChunk& chunk = chunks_[index];
     return chunk.expected == 0 && chunk.arrived == 0 &&
            (follows(index) || (selective_ > 0 && idle_in_round(index) > 0));
   }
-  // At a boundary: a chunk that is left alone goes on to this round, or to the next one that
-  // somebody is expected in. Who is idle in its round is in all of these, also if he is lost next.
-  // `after`: the ranks of the boundary are lost and admitted; before, it goes no further than
-  // `round`.
+  // At a boundary: makes a chunk that is left alone go on to this round, or to the next one in
+  // which some rank is expected. A rank that is idle in its round takes part in all of these
+  // rounds, even if it is lost next. `after` means that the boundary's ranks are lost and admitted
+  // already; before, the chunk goes no further than `round`.
   void follow(uint32_t index, uint64_t round, bool after);
   // The chunk completes its round without any contribution.
   bool follows(uint32_t index) const {
@@ -217,7 +220,7 @@ class ChunkTable {
     return chunk.expected == 0 && chunk.arrived == 0 && chunk.round > 0 &&
            chunk.round < follows_to_[index];
   }
-  // Who is in the rounds before this one is settled.
+  // The ranks of the rounds before this one are final.
   uint64_t open_round(uint32_t index) const {
     return std::max(chunks_[index].round, follows_to_[index]);
   }
@@ -246,21 +249,21 @@ class ChunkTable {
   const uint32_t words_;
   std::vector<uint64_t> arrived_;     // [chunk][words_]
   std::vector<uint64_t> null_;        // [chunk][words_]
-  std::vector<uint64_t> in_round_;    // [chunk][words_], the chunk's; idle ones as well
+  std::vector<uint64_t> in_round_;    // [chunk][words_], in the chunk's round, idle ones included
   std::vector<uint64_t> idle_;        // [chunk][words_]
   std::vector<uint64_t> unread_;      // [chunk][words_]
   std::vector<uint64_t> unheard_;     // [chunk][words_]
   std::vector<uint64_t> follows_to_;  // [chunk]
   static constexpr uint32_t kCounted = 0xffff;
-  // [chunk]: their number, and above it 1 + a rack that left out all of its own. Empty: ranks are
-  // not racks.
+  // [chunk]: the number of participants, and in the bits above it 1 + a rack that left out all of
+  // its ranks. Empty if ranks are not racks.
   std::vector<uint32_t> participants_;
   std::vector<uint32_t> queue_first_;    // where each queue's chunks begin in chunks_, and the end
   std::vector<QueueCounters> counters_;  // per queue
   uint64_t chunks_completed_ = 0;
   uint32_t expected_count_ = 0;
   uint32_t selective_ = 0;  // ranks
-  uint64_t all_from_ = 0;   // from this round on, all of them are
+  uint64_t all_from_ = 0;   // from this round on all expected ranks take part
   bool settled_ = false;
 };
 

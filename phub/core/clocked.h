@@ -1,17 +1,18 @@
-// Not in lock-step (SSP, async): every contribution is applied when it arrives, as an update of its
-// own, and a rank gets the parameters back as soon as the slowest is within the slack.
+// Jobs that are not in lock-step (SSP, async): every contribution is applied when it arrives, as an
+// update of its own, and a rank gets the parameters back as soon as the slowest is within the
+// slack.
 //
-// Others may change a chunk while its parameters are on their way: each rank has results of its
-// own, copied at one instant. The round in progress of a chunk is the slowest rank's next one.
+// Other ranks may change a chunk while its parameters are on their way, so each rank has results of
+// its own, copied at one instant. The round in progress of a chunk is the slowest rank's next one.
 //
-// The slack is of one branch: how many of its rounds the slowest rank may be behind. Who waits for
-// nobody in the next round's branch goes on with that, however many rounds of others the slowest
-// has not made ("free slack"). An update changes the branch of its round, wherever that lies until
-// the slowest rank has come as far.
+// The slack is the number of rounds of one branch that the slowest rank may be behind. A rank that
+// waits for nobody in the next round's branch goes on with that round, however many rounds of other
+// branches the slowest has not made ("free slack"). An update changes the branch of its round, at
+// whatever place the branch lies until the slowest rank has come as far.
 //
-// A copy that is ordered before round R is a wall in the two branches that it is about: nobody gets
-// what one of them has in R or later before the slowest rank has come to R. So the copy has all
-// updates of the rounds before, and no later one.
+// A copy that is ordered before round R is a wall in its two branches: no rank gets the state of
+// either in R or later before the slowest rank has come to R. So the copy has all updates of the
+// rounds before R, and no later one.
 #pragma once
 
 #include "phub/core/clocks.h"
@@ -21,12 +22,12 @@ namespace phub {
 
 class Clocked final : public Way {
  public:
-  // Everybody who is expected begins with clock 0; in a job that goes on, with the round before its
+  // Every expected rank begins with clock 0; in a job that goes on, with the round before the job's
   // first.
   explicit Clocked(const Stages& stages);
 
   Verdict accept(uint32_t rank, uint32_t index, const Imm& imm) override;
-  // During a boundary nobody's clock moves.
+  // No clock moves during a boundary.
   bool ready(uint32_t index) const override {
     const CoreChunk& chunk = stages_.table[index];
     return chunk.arrived > 0 && chunk.round > 0 && stages_.table.hold_from == kNever;

@@ -1,6 +1,6 @@
-// Jobs that are not in lock-step (SSP, async): for every chunk, the clock of every rank, which is
-// how many of its updates have been applied, and whose results are withheld until the slowest rank
-// has come closer. (GeePS, section 4.2: vector clocks, slack.)
+// The clocks of jobs that are not in lock-step (SSP, async). A chunk has a clock for every rank,
+// the number of the rank's updates that have been applied, and knows whose results are withheld
+// until the slowest rank has come closer. (GeePS, section 4.2: vector clocks, slack.)
 #pragma once
 
 #include <algorithm>
@@ -29,12 +29,12 @@ class CoreClocks {
   uint64_t of(uint32_t chunk, uint32_t rank) const { return clocks_[at(chunk, rank)]; }
   void set(uint32_t chunk, uint32_t rank, uint64_t clock) { clocks_[at(chunk, rank)] = clock; }
   void tick(uint32_t chunk, uint32_t rank) { ++clocks_[at(chunk, rank)]; }
-  // Of all ranks that take part; kNever: there are none.
+  // The lowest clock of the ranks that take part; kNever if there are none.
   uint64_t slowest(uint32_t chunk) const {
     const auto first = clocks_.begin() + static_cast<ptrdiff_t>(at(chunk, 0));
     return *std::min_element(first, first + ranks_);
   }
-  // The fastest, too.
+  // The highest clock of them; 0 if there are none.
   uint64_t fastest(uint32_t chunk) const {
     uint64_t most = 0;
     for (uint32_t r = 0; r < ranks_; ++r) {
@@ -43,8 +43,8 @@ class CoreClocks {
     return most;
   }
 
-  // Of the rank's updates that the chunk has, the round of the last; 0: it has none. In a job that
-  // went on from a checkpoint a rank may be behind it.
+  // The round of the rank's last update that the chunk has; 0 means none. In a job that went on
+  // from a checkpoint a rank may be behind that round.
   uint64_t latest(uint32_t chunk, uint32_t rank) const { return latest_[at(chunk, rank)]; }
   void set_latest(uint32_t chunk, uint32_t rank, uint64_t round) {
     latest_[at(chunk, rank)] = round;
@@ -53,7 +53,7 @@ class CoreClocks {
   bool withheld(uint32_t chunk, uint32_t rank) const { return withheld_[at(chunk, rank)] != 0; }
   void withhold(uint32_t chunk, uint32_t rank, bool yes) { withheld_[at(chunk, rank)] = yes; }
 
-  // Of the optimizer, taken on the chunk for anybody.
+  // The optimizer's steps on the chunk, for all ranks together.
   uint64_t& steps(uint32_t chunk) { return steps_[chunk]; }
   uint64_t steps(uint32_t chunk) const { return steps_[chunk]; }
 

@@ -3,11 +3,11 @@
 // step() is one pass and never blocks: production calls it in run(), the simulator calls it
 // directly.
 //
-// A pass serves the jobs that are awake. One that has found nothing for a while beside others that
-// did is armed and put aside, and costs nothing until its endpoint's descriptor, in the core's
-// epoll, says that there is something, or until it is to try again what it owes. Jobs share a core
-// by bytes: one that has taken more than its part of a pass waits until the others have had as
-// much, as long as they have work.
+// A pass serves the jobs that are awake. A job that has found nothing for a while, beside others
+// that did, is armed and put aside. It costs nothing until its endpoint's descriptor in the core's
+// epoll is readable, or until it is time to retry results that it owes. Jobs share a core by bytes:
+// a job that has taken more than its part of a pass waits until the others have had as much, as
+// long as they have work.
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,7 @@
 
 namespace phub {
 
-// How a core's thread spent its time so far.
+// Passes and sleep of a core's thread so far.
 struct CoreUsage {
   uint64_t busy_passes = 0, idle_passes = 0;
   uint64_t sleeps = 0;
@@ -32,13 +32,13 @@ class Core {
  public:
   static constexpr size_t kMaxJobs = 1024;
 
-  // `clock`: what it owes is tried again by; it must outlive the core.
+  // `clock` times the retries of owed results; it must outlive the core.
   explicit Core(uint32_t index, const Clock& clock = kSteadyClock);
   ~Core();
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
 
-  // From here on the core's sleep is written to `log`. Before run().
+  // Writes the core's sleep to `log` from here on. REQUIRES: run() has not begun.
   void trace(TraceLog& log) { trace_ = &log; }
 
   // Control thread. False when the mailbox is full: try again later.
@@ -53,12 +53,12 @@ class Core {
   void run(const std::stop_token& stop, int spin_us);
   void wake();  // any thread: makes run() look at its stop token
 
-  // What run() does around its sleep: asks every job, and send(), to wake this core. False:
-  // something is there already. `timeout_ms` is how long it may sleep at most (-1: until it is
+  // run() calls these around its sleep. arm() asks every job, and send(), to wake this core; it
+  // returns false if there is work already. `timeout_ms` becomes the longest sleep (-1: until it is
   // woken).
   bool arm(int& timeout_ms);
   void disarm();
-  // Whether another thread has something for it: mail, or what a job waits for.
+  // Whether another thread has mail for it, or something that a job waits for.
   bool is_called() const;
 
   CoreUsage usage() const;  // any thread
@@ -74,7 +74,7 @@ class Core {
   void wake_up(CoreJob& job);
   void handle(const CoreMessage& message);
   void carry_out(const CoreMessage& message, CoreReport& report);
-  // What is done for a job. An exception ends that job, by a report, and no other.
+  // Does `action` for a job. An exception ends that job alone, by a report.
   template <typename Action>
   static bool for_job(CoreJob& job, const Action& action);
   bool forward_reports();
@@ -87,20 +87,20 @@ class Core {
   int mailbox_fd_ = -1;
   int report_fd_ = -1;
   std::vector<CoreJob*> jobs_;
-  std::vector<CoreJob*> awake_;  // of jobs_, those that are not put aside
-  size_t armed_ = 0;             // of awake_, from the first
-  uint64_t next_retry_ms_ = 0;  // the first time for a job put aside to try again; 0: there is none
-  uint32_t passes_ = 0;         // since events were looked for
-  TraceLog* trace_ = nullptr;   // null: nobody asked
-  bool reported_ = false;       // since the last wake-up of the control thread
+  std::vector<CoreJob*> awake_;  // jobs that are not put aside
+  size_t armed_ = 0;             // so many of awake_, from the first, are armed
+  uint64_t next_retry_ms_ = 0;   // the earliest retry of a job put aside; 0: there is none
+  uint32_t passes_ = 0;          // passes since the core looked for events
+  TraceLog* trace_ = nullptr;    // null: nobody asked
+  bool reported_ = false;        // since the last wake-up of the control thread
   Mailbox<CoreMessage, 4096> mailbox_;
   Mailbox<CoreReport, 8192> reports_;
   alignas(64) std::atomic<bool> asleep_{false};
   // Written by the core's thread alone, read by others now and then.
   struct alignas(64) {
     std::atomic<uint64_t> busy_passes{0}, idle_passes{0}, sleeps{0};
-    // Twice the nanoseconds asleep; while asleep, twice those minus now, plus 1. In one word, so
-    // that a reader never sees it go back.
+    // Twice the nanoseconds asleep; while asleep, twice those minus now, plus 1. One word has both,
+    // so that a reader never sees the time go back.
     std::atomic<int64_t> asleep{0};
   } usage_;
 };

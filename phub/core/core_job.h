@@ -1,11 +1,11 @@
-// What one core does for one job: the chunks that it owns, from arrival to write-back.
+// One core's part of one job: the way of the core's chunks from arrival to write-back.
 //
 //   Endpoint ─▶ receive() ─▶ ChunkTable ─▶ ReadyChunks ─▶ Way ─▶ Outbox ─▶ Endpoint
-//               what it is    who arrived   which next     │      results to their readers
+//               checks it     who arrived   which next     │      results to their readers
 //                                                          └─ Reducer: sum, optimizer
 //
-// Made by the control thread, then owned by the core's thread until it reports kRemoved. Nothing
-// here allocates after construction; no system calls but the endpoint's.
+// The control thread makes it; then the core's thread owns it until it reports kRemoved. Nothing
+// here allocates after construction, or makes system calls but the endpoint's.
 #pragma once
 
 #include <atomic>
@@ -40,24 +40,25 @@ class LockStep;
 
 class CoreJob {
  public:
-  // Of a job in lock-step: its way, if that is another than LockStep itself (gated.h).
+  // Makes the way of a job in lock-step, if that is another than LockStep itself (gated.h).
   using MakeLockStep = std::function<std::unique_ptr<LockStep>(const Stages&)>;
 
-  // `chunks` queue after queue, each in the order of their index in it. What `hyper` refers to
-  // outlives the core job or is replaced by a boundary. The ranks in `expected` take part from
-  // round 1 on.
+  // `chunks` come queue after queue, those of a queue in the order of their index in it. The arrays
+  // behind `hyper` outlive the core job, or a boundary replaces them. The ranks in `expected` take
+  // part from round 1 on.
   CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays& arrays,
           std::vector<CoreChunk> chunks, BoxEndpoint& endpoint, const HyperView& hyper,
           std::span<const uint32_t> expected, uint32_t queues = 1,
           const MakeLockStep& make_lock_step = {});
 
-  // What a core job holds, itself and its scratch included: known before it is made.
+  // bytes() computes, before a core job is made, the memory that it holds, itself and its scratch
+  // included.
   struct Size {
     uint64_t chunks = 0, queues = 1, max_ranks = 1;
-    uint64_t classes = 1;        // of keys
+    uint64_t classes = 1;        // classes of keys
     uint64_t largest_chunk = 0;  // elements
-    uint64_t levels = 1;         // of the tree of ranks
-    uint64_t places = 1;         // of branches, docks included
+    uint64_t levels = 1;         // levels of the tree of ranks
+    uint64_t places = 1;         // places of branches, docks included
     bool lock_step = true;
     bool gated = false;
     bool differences = false;
@@ -67,19 +68,20 @@ class CoreJob {
   };
   static uint64_t bytes(const Size& size);
 
-  // Of a job that goes on from a checkpoint, with the orders about branches that are still to be
-  // carried out; they live until those of a boundary come. Before the core gets the job.
+  // Restores the clocks of a job that goes on from a checkpoint, and the orders about branches that
+  // are still to be carried out; they live until a boundary brings others. REQUIRES: no core has
+  // the job yet.
   void restore(const SavedClocks& clocks, std::span<const BranchOrder> orders) {
     way_->restore(clocks);
     shelves_.take(orders);
   }
 
-  // From here on chunks may come through a switch that adds, too. Before the core gets the job,
-  // which is in lock-step and has no parent.
+  // From here on chunks may come through a switch that adds, too. REQUIRES: no core has the job
+  // yet; it is in lock-step and has no parent.
   void take_sums_of(std::unique_ptr<SwitchIntake> intake);
 
-  // From here on what happens is written to `log`, with `job` as this job's number in it. Before
-  // the core gets the job.
+  // Writes a trace to `log` from here on, with `job` as this job's number in it. REQUIRES: no core
+  // has the job yet.
   void trace(TraceLog& log, uint32_t core, uint32_t job) {
     trace_.start(log, core, job, table_.size());
   }
@@ -93,19 +95,19 @@ class CoreJob {
     return step(bytes);
   }
 
-  // Of a chunk, by its index: what a place (branch_orders.h) has now. For the core's thread.
+  // The elements of chunk `index` that a place (branch_orders.h) has now. Core's thread.
   const float* elements_of(uint32_t place, Places::Array array, uint32_t index) const {
     return places_.at(place, array, table_[index]);
   }
 
-  // Grows whenever something happened that a probe would tell. Any thread.
+  // Grows with every event that changes the answer to a probe. Any thread.
   uint64_t activity() const { return activity_.load(std::memory_order_acquire); }
 
-  // For the core that has the job.
+  // The core that has the job keeps these.
   struct Turn {
     uint64_t bytes = 0;  // read and written, and not paid for with passes yet
     uint32_t idle_passes = 0;
-    uint64_t retry_ms = 0;  // put aside: when to try again what it owes; 0: it owes nothing
+    uint64_t retry_ms = 0;  // put aside: when to retry owed results; 0: it owes none
     bool moved = false;
     bool awake = false;
   };
@@ -119,38 +121,40 @@ class CoreJob {
   void detach_all();
   void reattach(uint32_t rank, uint32_t incarnation);  // after a reconnection
 
-  // What the core has to forward to the control thread.
+  // Takes the next report that the core has to forward to the control thread.
   bool next_report(CoreReport& out);
 
   // The job cannot go on here. From now on steps do nothing, and the last report says so; the first
   // reason counts.
   void fail(const std::string& why);
-  const std::string& failure() const { return failure_; }  // others: once kFailed was reported
+  const std::string& failure() const {
+    return failure_;
+  }  // other threads: after kFailed was reported
 
-  // Before sleeping: arms the endpoint so that it wakes when a chunk may become complete; when
-  // nothing has arrived since it was armed before, for whatever arrives. False: there is work.
+  // Before sleeping: arms the endpoint to wake the core when a chunk may become complete or, if
+  // nothing has arrived since it was last armed, at any arrival. Returns false if there is work.
   bool arm();
-  // Armed for one rank alone: somebody has to look now and then whether others wait for it.
+  // The endpoint is armed for one rank alone: probes have to look whether others wait for it.
   bool waits_for_one() const { return waits_for_one_; }
   void disarm() {
     endpoint_.disarm();
     way_->disarm();
   }
   int wake_fd() const { return endpoint_.wake_fd(); }
-  // By which other cores wake it; -1: they do not. Whether they have called.
+  // The descriptor by which other cores wake this one; -1: they do not.
   int way_fd() const { return way_->wake_fd(); }
   // Edge triggered; -1: nothing comes through a switch.
   int switch_fd() const { return intake_ ? intake_->fd() : -1; }
   bool is_called() const { return failure_.empty() && way_->is_called(); }
 
   uint32_t core() const { return core_; }
-  // Results wait for their rank to connect, for room in a queue, or for the budget of a NIC, or
-  // sums for the same on their way to the parent: it may be that nobody rings when there is.
+  // Results wait for their rank to connect, for room in a queue or for the budget of a NIC, or sums
+  // wait like this on their way to the parent. It may be that nothing rings when the wait is over.
   bool owes() const {
     return (outbox_.owes() || way_->waits_for_room_ns() > 0) && failure_.empty();
   }
-  // In how long to try again: where that is not known, every time in twice as long, until something
-  // goes out or the endpoint has rung. REQUIRES: owes().
+  // The time until the next try. If the wait is unknown, each time is twice the one before, until
+  // something goes out or the endpoint has rung. REQUIRES: owes().
   uint64_t retry_ms();
   void rung() { retries_in_vain_ = 0; }
 
@@ -204,7 +208,7 @@ class CoreJob {
   CoreTrace trace_;
   ChunkTable table_;
   ReadyChunks ready_;
-  ReadyChunks following_;  // that are left alone: when no other chunk is ready
+  ReadyChunks following_;  // chunks left alone; they close when no other is ready
   Places places_;
   Reports reports_;
   Reducer reducer_;
@@ -217,7 +221,7 @@ class CoreJob {
 
   const uint32_t core_;
   uint64_t arrivals_ = 0;                  // ever
-  bool pass_was_full_ = false;             // it ended before all that could be done was
+  bool pass_was_full_ = false;             // the pass ended with work left
   uint64_t arrivals_when_armed_ = kNever;  // kNever: it was not armed yet
   bool waits_for_one_ = false;
   std::vector<uint32_t> wake_after_;

@@ -1,8 +1,8 @@
-// The chunks of a core that something is still to be done with between two rounds.
+// The chunks of a core on which a task between two rounds, such as a copy, is still to be done.
 //
-// Before round R every chunk is after the rounds before R and before R itself. A chunk that is
-// still in an earlier round is awaited; one that has come to R is due. What is to be done happens
-// at the latest before the core closes R. Nothing allocates after construction.
+// The task belongs after all rounds before R and before R itself. A chunk that is still in an
+// earlier round is awaited; a chunk that has come to R is due. The core does the task at the latest
+// before it closes R. Nothing allocates after construction.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@ class DueChunks {
     return 2 * (IndexSet::bytes(chunks) - sizeof(IndexSet));
   }
 
-  // At a boundary, of the chunks for which concerns(chunk). `as_they_are`: all are due, also those
-  // of an earlier round. REQUIRES: what began before is complete, or dropped.
+  // At a boundary: begins the task for the chunks for which concerns(chunk). With `as_they_are` all
+  // are due, also those of an earlier round. REQUIRES: the task before is complete, or dropped.
   template <typename Concerns>
   void begin(uint64_t round, const Concerns& concerns, bool as_they_are = false) {
     PHUB_CHECK(!under_way_);
@@ -50,7 +50,8 @@ class DueChunks {
 
   bool any_due() const { return !due_.empty(); }
   bool is_due(uint32_t index) const { return any_due() && due_.contains(index); }
-  // Whether it is to be done with the chunk before what comes before a later round than round().
+  // Whether the task is still to be done with the chunk, and belongs before an earlier round than
+  // `round`.
   bool is_before(uint32_t index, uint64_t round) const {
     return under_way_ && round_ < round && (due_.contains(index) || awaited_.contains(index));
   }
@@ -60,7 +61,7 @@ class DueChunks {
     awaited_.erase(index);  // it has skipped rounds
   }
 
-  // Nothing is left to do, and nobody has taken that yet.
+  // Every chunk is done, and take_complete() has not said so yet.
   bool is_complete() const { return under_way_ && due_.empty() && awaited_.empty(); }
   bool take_complete() { return is_complete() && std::exchange(under_way_, false); }
   bool under_way() const { return under_way_; }

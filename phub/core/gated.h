@@ -2,15 +2,15 @@
 // gradient is clipped to a norm of the whole model, or the round is skipped because its gradient is
 // not finite: by all cores, or by none.
 //
-// A chunk closes when its sum is in the job's arena, and is pending until the verdict. In the order
-// of a round:
+// A chunk closes when its sum is in the job's arena, and is pending until the verdict. A round goes
+// through these stages:
 //
 //   closing    chunks close; the last one of this core closes the gate for it
 //   waiting    for the other cores
 //   finishing  chunks are applied, in the order of ready chunks; then the next round is closed
 //
-// So all chunks of a core are in the round that is being closed, or in later ones, where nobody
-// took part in it.
+// So all chunks of a core are in the round that is being closed, or, if no rank took part in it, in
+// later ones.
 #pragma once
 
 #include <utility>
@@ -23,7 +23,7 @@ namespace phub {
 
 class Gated final : public LockStep {
  public:
-  // The gate outlives this. `core`: of the job.
+  // The gate outlives this. `core` is the core's index in the job.
   Gated(const Stages& stages, RoundGate& gate, uint32_t core);
   static constexpr uint64_t bytes(uint64_t chunks) {
     return sizeof(Gated) + ReadyChunks::bytes(chunks);
@@ -53,10 +53,10 @@ class Gated final : public LockStep {
   RoundGate& gate_;
   const uint32_t core_;
   Stage stage_ = Stage::kClosing;
-  uint32_t open_ = 0;     // chunks that are to close the round still
+  uint32_t open_ = 0;     // chunks that have still to close the round
   bool recount_ = false;  // open_: a boundary may have changed it
   bool moved_on_ = false;
-  Decision decision_;  // the latest, by which it goes on
+  Decision decision_;  // the latest
   ReadyChunks pending_;
 };
 

@@ -23,7 +23,7 @@ class IndexSet {
  public:
   explicit IndexSet(size_t end) : words_(bit_words(end)), summary_(bit_words(words_.size())) {}
 
-  // What a set holds, itself included.
+  // The bytes that a set holds, itself included.
   static constexpr uint64_t bytes(uint64_t end) {
     const uint64_t words = bit_words(end);
     return sizeof(IndexSet) + (words + bit_words(words)) * sizeof(uint64_t);

@@ -1,4 +1,4 @@
-// What a job is, as its cores need to know it.
+// A job's parameters and arrays, as its cores need to know them.
 #pragma once
 
 #include <cstddef>
@@ -15,23 +15,23 @@
 
 namespace phub {
 
-// Results that come back as differences: of the parameters from the view that all ranks have of
-// them, in a coded format. They are added to the view, so that what the format cannot hold is in
-// the next one.
+// Results that come back as differences of the parameters from the view that all ranks have of
+// them, in a coded format. Each is added to the view, so a part that the format cannot hold is in
+// the next difference.
 struct Differences {
   kernels::DType format = kernels::DType::kInt8;
   bool stochastic = false;
   uint64_t job = 0;              // rounding_seed()
-  uint64_t box_elements = 0;     // of all results: at the box,
-  uint64_t worker_elements = 0;  // and at a worker
+  uint64_t box_elements = 0;     // all results' at the box,
+  uint64_t worker_elements = 0;  // and those at a worker
 };
 
-// The same on every core of a job.
+// Every core of a job has the same parameters.
 struct JobParameters {
   uint32_t max_ranks = 1;
   std::vector<uint32_t> rack_ranks = {};  // the ranks are racks with so many ranks each; else empty
-  kernels::DType parameter_dtype = kernels::DType::kF32;  // of results in memory
-  std::optional<Differences> differences = {};            // nothing: results are sent as they are
+  kernels::DType parameter_dtype = kernels::DType::kF32;  // the type of results in memory
+  std::optional<Differences> differences = {};            // nullopt: results are sent as they are
   kernels::Optimizer optimizer = kernels::Optimizer::kNone;
   RankTree tree = {};  // the order of additions
   bool mean = false;
@@ -42,11 +42,11 @@ struct JobParameters {
   bool slots_belong_to_worker = false;
   bool gated = false;       // rounds are applied as a whole, or not at all (gated.h)
   bool lock_step = true;    // BSP; else every contribution is an update of its own (clocked.h)
-  uint64_t slack = kNever;  // then: how far a rank may be ahead of the slowest
+  uint64_t slack = kNever;  // not in lock-step: how far a rank may be ahead of the slowest
   kernels::Store store = kernels::kDefaultStore;
-  uint64_t first_round = 0;  // with what the arrays hold; 0: the job's beginning
+  uint64_t first_round = 0;  // begins with the arrays' values; 0: the job's beginning
   bool has_parent =
-      false;  // results come from above; what was before first_round, too (uplinked.h)
+      false;  // results come from the parent, also that before first_round (uplinked.h)
 };
 
 inline ResultFormat result_format(const JobParameters& parameters) {
@@ -56,11 +56,11 @@ inline ResultFormat result_format(const JobParameters& parameters) {
               differences ? find_slot_format(kernels::name_of(differences->format)) : nullptr};
 }
 
-// What a checkpoint keeps of where a job is, by chunk of the job.
+// A job's progress by chunk, as a checkpoint keeps it.
 struct SavedClocks {
-  uint64_t* steps = nullptr;   // [chunk]: that the optimizer has made
-  uint64_t* latest = nullptr;  // [chunk][ranks]: round of a rank's last update that it has; 0: none
-  uint32_t ranks = 0;          // the job's, and those that it had when it had more; lock-step: 0
+  uint64_t* steps = nullptr;   // [chunk]: steps that the optimizer has made
+  uint64_t* latest = nullptr;  // [chunk][ranks]: round of the rank's last update there; 0: none
+  uint32_t ranks = 0;          // the most ranks that the job ever had; lock-step: 0
 
   uint64_t* of(uint32_t chunk) const { return latest + size_t{chunk} * ranks; }
   static constexpr uint64_t bytes(uint64_t chunks, uint64_t ranks) {
@@ -68,16 +68,16 @@ struct SavedClocks {
   }
 };
 
-// The memory of shelves (branch_orders.h), and what each place has before any order; each array is
-// laid out as those of the branch that runs.
+// The memory of shelves (branch_orders.h), with the content of each place before any order. Each
+// array is laid out as those of the branch that runs.
 struct ShelfArrays {
   std::span<float* const> arrays = {};    // [shelf][each]: parameters, and the optimizer's states
-  std::span<uint64_t* const> steps = {};  // [shelf][chunk]: that the optimizer has made
+  std::span<uint64_t* const> steps = {};  // [shelf][chunk]: that the optimizer made
   size_t each = 0;
 };
 
-// Where snapshots go: f32 arrays, laid out as those that they are copies of. Null: none are taken
-// of that array. Of shelves all are copied, or none.
+// The memory of snapshots: f32 arrays, laid out as the arrays of which they are copies. Null means
+// that no copy is taken of that array. Either all shelves are copied or none.
 struct SnapshotArrays {
   float* parameters = nullptr;
   float* state0 = nullptr;
@@ -90,13 +90,13 @@ struct SnapshotArrays {
 // Arrays of the whole job, laid out as the box's memory (offsets in elements); a core touches only
 // its chunks.
 struct JobArrays {
-  std::byte* results = nullptr;  // parameter_dtype; what is written back
+  std::byte* results = nullptr;  // parameter_dtype; the values that are written back
   uint64_t result_stride = 0;    // bytes; not in lock-step every rank has results of its own
-  float* parameters = nullptr;   // f32; results' memory if those are f32; null: nobody needs them
+  float* parameters = nullptr;   // f32; results' memory if those are f32; null: not needed
   float* state0 = nullptr;
   float* state1 = nullptr;
   float* view = nullptr;  // f32: the results, if they come back as differences; else null
-  float* sums = nullptr;  // f32; of a gated job's round; null: it is not gated
+  float* sums = nullptr;  // f32; a gated round's; null: the job is not gated
   SnapshotArrays copy = {};
   ShelfArrays shelves = {};
 };

@@ -2,10 +2,10 @@
 // and the optimizer's states, as they are between two rounds.
 //
 // Get: a chunk that is due is copied as a snapshot copies it. Set: a chunk gets its state when the
-// core is about to close the round. By then every rank has pushed, so nobody reads the parameters
-// that are replaced, also where they lie in shared memory. Until then the state that was set is the
-// chunk's for a get that comes later. A snapshot of the same round is of before it. Nothing
-// allocates after construction.
+// core is about to close the round. By then every rank has pushed, so no rank reads the parameters
+// that are replaced, not even in shared memory. A get that comes before then already sees the state
+// that was set. A snapshot of the same round has the state before the set. Nothing allocates after
+// construction.
 #pragma once
 
 #include <cstdint>
@@ -18,14 +18,14 @@
 
 namespace phub {
 
-// The chunks' state in memory of its own. The control thread owns it; while cores have it, it does
-// not change but for what a get writes.
+// The chunks' state in memory of its own. The control thread owns it; while cores have it, only a
+// get changes it.
 struct KeyStateMemory {
   static constexpr uint64_t kNowhere = ~uint64_t{0};
-  struct Place {                // of a chunk; in floats
+  struct Place {                // a chunk's; in floats
     uint64_t first = kNowhere;  // where its parameters begin
     uint64_t stride = 0;        // from there to its first state, and on to the next
-    uint64_t steps = 0;         // that the optimizer has made before the round
+    uint64_t steps = 0;         // steps of the optimizer before the round
   };
   std::vector<Place> places;  // by chunk of the job
   float* floats = nullptr;
@@ -36,8 +36,8 @@ class KeyStates {
   KeyStates(const Places& places, ChunkTable& table, const CoreTrace& trace);
   static constexpr uint64_t bytes(uint64_t chunks) { return 2 * DueChunks::bytes(chunks); }
 
-  // At a boundary. REQUIRES: the get or set before it is complete; no get is under way. The memory
-  // lives until it is complete.
+  // Called at a boundary. REQUIRES: the last get or set is complete; no get is under way. The
+  // memory lives until this one is complete.
   void begin_get(KeyStateMemory& to, uint64_t round) { begin(get, to_ = &to, round); }
   void begin_set(const KeyStateMemory& from, uint64_t round) { begin(set, from_ = &from, round); }
   void reached(uint32_t index) {

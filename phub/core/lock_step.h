@@ -1,9 +1,9 @@
-// Lock-step (BSP): a chunk completes a round when everybody who is expected has arrived. The sum in
-// the order of ranks and groups is its result, and the same for all.
+// Lock-step (BSP): a chunk completes a round when all expected ranks have arrived. The sum in the
+// order of ranks and groups is its result, and the same for all.
 //
-// A way whose chunks close like this, but whose results depend on more, derives from it (gated.h).
-// It has its own close(), which may answer kPending, and its own next_done(); arrivals, boundaries
-// and losses are the same.
+// A way whose chunks close like this, but whose results depend on more, derives from it (gated.h)
+// with a close() of its own, which may answer kPending, and its own next_done(). Arrivals,
+// boundaries and losses are the same.
 #pragma once
 
 #include "phub/core/way.h"
@@ -33,8 +33,8 @@ class LockStep : public Way {
   }
 
   void begin(uint32_t index) override { begin_round(index, stages_.table.next_round(index, 0)); }
-  // Of a round that is complete here, ranks may have sent other chunks that have not arrived: they
-  // are on their way through a switch.
+  // Counts a round that is complete here: ranks may have sent other chunks of it, which are still
+  // on their way through a switch.
   uint64_t started(uint32_t index) const final {
     const CoreChunk& chunk = stages_.table[index];
     return chunk.round - (chunk.arrived == 0 && chunk.round > 0 ? 1 : 0);
@@ -69,12 +69,12 @@ class LockStep : public Way {
   uint32_t indispensable_rank() const final;
 
  protected:
-  // Of the step of the round in progress: what an order reads behind it stays in the cache.
+  // The store of the step in the round in progress: kCached if an order reads the result next.
   kernels::Store store_of(uint32_t index) const {
     const bool is_last = stages_.shelves.next_order(index) == stages_.table[index].round + 1;
     return is_last ? kernels::Store::kCached : stages_.parameters.store;
   }
-  // The rounds before are complete: their result, or what another branch has, goes to everybody.
+  // The rounds before are complete: their result, or another branch's parameters, go to all ranks.
   void begin_round(uint32_t index, uint64_t round) {
     if (stages_.shelves.before_round(index, round, *this)) {
       stages_.table[index].same = false;

@@ -1,5 +1,5 @@
-// Messages to the cores. One that finds a full mailbox waits here, and so do those behind it: every
-// core gets its messages in order. Control thread only.
+// Messages to the cores. A message that finds a full mailbox waits here with all messages behind
+// it, so every core gets its messages in order. Control thread only.
 #pragma once
 
 #include <cstdint>

@@ -1,13 +1,13 @@
-// What the control thread and the cores say to each other, and the mailboxes it goes through.
+// Messages between the control thread and the cores, and the mailboxes that they go through.
 //
-// Everything that changes who takes part in a job goes through one mechanism, the *boundary*:
+// Every change of the ranks that take part in a job goes through one mechanism, the *boundary*:
 //   control → cores   kHold:   complete no round that you have not closed a chunk of yet
 //   cores → control   kHeld:   the highest round that is not closed
 //   control           R = the highest of all: the first round that no chunk anywhere has closed
 //   control → cores   kCommit: ranks lost, ranks admitted from R on, hyperparameters from R on,
 //                              other branches from rounds after R on
-//   cores → control   kCommitted; later kSnapped, kGotState or kSetState, if that was asked for
-// Between hold and commit a core still completes chunks of earlier rounds, so nothing waits for
+//   cores → control   kCommitted; later kSnapped, kGotState or kSetState, if asked for
+// Between hold and commit a core still completes chunks of earlier rounds, so no rank waits for
 // long.
 #pragma once
 
@@ -42,7 +42,7 @@ struct Boundary {
   struct Admitted {
     uint32_t rank = 0;
     uint32_t incarnation = 0;
-    uint64_t first_round = 0;  // R, or later when its predecessor still took part in R
+    uint64_t first_round = 0;  // R, or later if its predecessor took part in R
     std::span<const std::byte> slots;
     std::span<const ChunkInterest> interest = {};  // by chunk of the job; empty: everything
   };
@@ -50,29 +50,30 @@ struct Boundary {
   std::vector<Lost> lost;
   std::vector<Admitted> admitted;
   std::vector<uint32_t> forgotten;  // no longer expected (a pause that is over)
-  std::optional<HyperView> hyper;   // nothing: unchanged
-  // Of branches, all that are needed, the new ones for rounds after R; nothing: unchanged.
+  std::optional<HyperView> hyper;   // nullopt: unchanged
+  // All orders about branches that are still needed, new ones for rounds after R; nullopt:
+  // unchanged.
   std::optional<std::span<const BranchOrder>> orders;
-  bool snapshot = false;         // copy every chunk as it is before R, or a later round:
-  uint64_t snapshot_round = 0;   // that one; up to R: before R
-  bool snapshot_at_end = false;  // nobody comes any more: each chunk is copied as it is
+  bool snapshot = false;         // copy every chunk as it is before R or a later round,
+  uint64_t snapshot_round = 0;   // this round; up to R: before R
+  bool snapshot_at_end = false;  // no rank comes any more: each chunk is copied as it is
   bool moves_state = false;      // gets or sets the state of some keys, before R:
   KeyStateMemory* get_state = nullptr;
   const KeyStateMemory* set_state = nullptr;
 };
 
-// What went through one queue of a core, ever.
+// The traffic of one queue of a core, ever.
 struct QueueCounters {
   uint64_t chunks = 0;                   // completed
-  uint64_t bytes_in = 0, bytes_out = 0;  // of gradients; of results
+  uint64_t bytes_in = 0, bytes_out = 0;  // gradients'; results'
 
   friend bool operator==(const QueueCounters&, const QueueCounters&) = default;
 };
 
-// What others have sent and a rank has not.
+// The chunks that other ranks have sent and one rank has not.
 struct Lack {
   uint32_t chunks = 0;
-  uint32_t chunk = 0;  // of the job: the first of the lowest round
+  uint32_t chunk = 0;  // index in the job: the first of the lowest round
   uint64_t round = kNever;
 
   void add(const Lack& other) {
@@ -90,10 +91,10 @@ struct Probe {
   uint64_t switch_chunks = 0;         // ever: through a switch that adds
   EndpointCounters endpoint;          // ever
   std::vector<uint64_t> arrivals;     // per rank, ever: chunks
-  std::vector<uint64_t> parts;        // the same: parts in a switch; empty: nobody asks
+  std::vector<uint64_t> parts;        // parts in a switch, likewise; empty: not asked for
   std::vector<uint64_t> waited_for;   // bit per rank: missing where others have arrived
-  std::vector<Lack> lacks;            // per rank; empty: nobody asks
-  std::vector<QueueCounters> queues;  // of this core; empty: nobody asks
+  std::vector<Lack> lacks;            // per rank; empty: not asked for
+  std::vector<QueueCounters> queues;  // this core's; empty: not asked for
 };
 
 struct CoreMessage {
@@ -124,10 +125,10 @@ struct CoreReport {
     kGotState,     // so is the state of the keys that was asked for
     kSetState,     // the keys have the state that was set
     kParentBroke,  // the connection to the parent broke; once
-    kClosed,       // all cores have closed a round; another box decides what becomes of it
-    kDecided,      // what becomes of a round is known; to be told to other boxes
-    kSwitchEnded,  // chunks come through the switch no more: `why`; rank == kNoRank: of none
-    kSwitchBegun,  // they come through it again, from `round` on
+    kClosed,       // all cores have closed a round; another box decides on it
+    kDecided,      // the decision on a round is here; other boxes are to be told
+    kSwitchEnded,  // the switch takes no more chunks: `why`; rank == kNoRank: no rank's fault
+    kSwitchBegun,  // it takes chunks again, from `round` on
   };
   enum Violation : uint8_t {
     kStream,        // a malformed frame
@@ -146,14 +147,14 @@ struct CoreReport {
   CoreJob* job = nullptr;
   uint32_t rank = 0;
   uint32_t incarnation = 0;
-  uint32_t chunk = 0;      // of the job
+  uint32_t chunk = 0;      // index in the job
   uint64_t said = 0;       // kViolation: the number that the rank sent; kSwitchEnded: 1 where a
                            // boundary ended it, which is in the log
   uint64_t round = 0;      // kHeld: highest in progress; kNonFinite, kExcluded, kSnapped, kClosed,
                            // kDecided: that one
   uint64_t started = 0;    // kHeld: highest round that any contribution has arrived for
-  uint64_t min_round = 0;  // kHeld, kCommitted: lowest round in progress at chunks that somebody is
-                           // waited for at; kNever: there are none
+  uint64_t min_round = 0;  // kHeld, kCommitted: lowest round in progress at chunks that wait for
+                           // some rank; kNever: there are none
   uint64_t lowest = 0;     // kHeld: the same of all chunks
   const char* why = nullptr;  // kSwitchEnded; lives for ever
 };

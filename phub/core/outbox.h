@@ -1,6 +1,5 @@
-// Results on their way to the ranks: posted in batches, and owed where a queue has no room, or its
-// NIC no more budget. What is owed goes out by the keys' priority, on each queue by itself; ranks
-// take turns.
+// Results on their way to the ranks: posted in batches, and owed where a queue has no room or its
+// NIC no more budget. Each queue sends its owed results by the keys' priority; ranks take turns.
 #pragma once
 
 #include <cstddef>
@@ -40,24 +39,24 @@ class Outbox {
   void send(uint32_t rank, uint32_t index, uint64_t completed);
   void send_to_all(uint32_t index, uint64_t completed);
 
-  // Posts what is owed, as far as there is room now. completed(rank, index) is the round of the
-  // result. False: nothing went out.
+  // Posts owed results, as far as there is room now. completed(rank, index) is the round of the
+  // result. Returns false if none went out.
   template <typename Completed>
   bool pay(const Completed& completed);
   bool owes() const { return owed_total_ > 0; }
-  void forget(uint32_t rank);  // what is owed to it
+  void forget(uint32_t rank);  // drops the results owed to it
 
-  // Of a gated job: from here on goes out with the first result of its round, on every queue and to
-  // every rank that was to take part in it.
+  // In a gated job: the verdict goes out with the first result of its round, on every queue and to
+  // every rank that was to take part in the round.
   void announce(const RoundVerdict& verdict) { verdict_ = verdict; }
-  // Of a job behind a switch, whose first ranks, so many, are told of a generation's beginning
-  // (transport/switch/generation.h), with the next result on every queue. Before the core gets the
-  // job.
+  // In a job behind a switch: the first `ranks` ranks are told of a generation's beginning
+  // (transport/switch/generation.h), with the next result on every queue. REQUIRES: no core has the
+  // job yet.
   void tell_of_switch(uint32_t ranks);
   static constexpr uint64_t bytes_to_tell(uint64_t queues, uint64_t ranks) {
     return queues * ranks * sizeof(uint32_t);
   }
-  // From here on; index 0: they are told nothing.
+  // Tells this one from here on; index 0: none.
   void announce(const SwitchBeginning& beginning) { beginning_ = beginning; }
   // The rank has new queues: nothing went through them, and nothing is owed.
   void attached(uint32_t rank);
@@ -76,7 +75,7 @@ class Outbox {
   struct Lane {  // a queue
     uint32_t first_chunk = 0;
     size_t owed = 0;         // to all ranks
-    uint32_t next_rank = 0;  // whose turn it is
+    uint32_t next_rank = 0;  // the rank that is next
   };
   template <typename Completed>
   bool pay(uint32_t queue, uint32_t rank, const Completed& completed);
@@ -88,7 +87,7 @@ class Outbox {
     owed_total_ += after - before;
   }
 
-  struct Told {  // of a verdict, on a queue to a rank
+  struct Told {  // how far a rank was told a verdict on a queue
     uint64_t round = kNever;
     uint32_t parts = 0;
   };
@@ -97,7 +96,7 @@ class Outbox {
   ChunkTable& table_;
   const CoreTrace& trace_;
   const ResultFormat result_format_;
-  const uint64_t box_elements_, worker_elements_;  // of all results, where differences are sent
+  const uint64_t box_elements_, worker_elements_;  // all results', where differences are sent
   const uint64_t result_stride_;                   // between the results of two ranks
   uint32_t unflushed_ = 0;                         // chunks completed since the last flush
   std::vector<Lane> lanes_;                        // by queue
@@ -106,7 +105,7 @@ class Outbox {
   std::vector<IndexSet> owed_;   // [queue][rank]: places
   size_t owed_total_ = 0;
   std::optional<RoundVerdict>
-      verdict_;             // the latest; nothing: the job is not gated, or none is there
+      verdict_;             // the latest; nullopt: the job is not gated, or none is there yet
   std::vector<Told> told_;  // [queue][rank] of a gated job
   SwitchBeginning beginning_;
   uint32_t switch_ranks_ = 0;
@@ -119,7 +118,7 @@ bool Outbox::pay(const Completed& completed) {
   bool tried = false, paid = false;
   for (uint32_t queue = 0; queue < lanes_.size(); ++queue) {
     Lane& lane = lanes_[queue];
-    // A result for each in turn, until nobody gets one: then it is the turn of the first of these.
+    // Each rank gets a result in turn, until no rank gets one; the first of these is next.
     for (uint32_t in_vain = 0; lane.owed > 0 && in_vain < table_.attached_end;) {
       const uint32_t rank = lane.next_rank % table_.attached_end;
       const bool owes = !table_.rank(rank).broken && !owed(queue, rank).empty();
@@ -134,7 +133,7 @@ bool Outbox::pay(const Completed& completed) {
   return paid;
 }
 
-// The first of what is owed to a rank on a queue. False: no room.
+// Posts the first result that is owed to a rank on a queue. Returns false if there is no room.
 template <typename Completed>
 bool Outbox::pay(uint32_t queue, uint32_t rank, const Completed& completed) {
   IndexSet& places = owed(queue, rank);

@@ -1,9 +1,9 @@
-// Where the f32 arrays of a core's chunks lie, of each branch (branch_orders.h).
+// The places in memory of each branch's f32 arrays, for a core's chunks (branch_orders.h).
 //
-// Every place has memory of its own for all arrays. Two places exchange what they have of a chunk
-// by exchanging that memory, so nothing is copied: each chunk knows whose memory its places use.
-// But parameters that ranks read, or are sent, from where they lie stay there: of place 0 they are
-// always in its own memory, and are exchanged as values.
+// Every place has memory of its own for all arrays. Two places exchange their arrays of a chunk by
+// exchanging that memory, so nothing is copied: each chunk knows whose memory its places use. But
+// ranks may get the parameters directly from the memory of place 0. Then the parameters of place 0
+// always stay in its own memory, and are exchanged as values.
 //
 // The core's thread. Nothing allocates after construction.
 #pragma once
@@ -25,12 +25,12 @@ class Places {
   static constexpr std::array kArrays = {kParameters, kState0, kState1};
 
   Places(const JobArrays& arrays, const ChunkTable& table);
-  // What it holds beside itself; `places` with docks.
+  // The bytes that it holds beside itself; `places` includes docks.
   static constexpr uint64_t bytes(uint64_t chunks, uint64_t places) {
     return chunks * places * sizeof(uint16_t);
   }
 
-  // The chunk's elements, of the branch that runs, and of any place. Null: there is no such array.
+  // The chunk's elements in the branch that runs, and at any place; null if there is no such array.
   float* running(Array array, const CoreChunk& chunk) const { return at(0, array, chunk); }
   float* at(uint32_t place, Array array, const CoreChunk& chunk) const {
     const bool own = homes_.empty() || (array == kParameters && parameters_are_results_);
@@ -43,7 +43,8 @@ class Places {
   // Ranks get the parameters from where they lie.
   bool parameters_are_results() const { return parameters_are_results_; }
 
-  // What runs and what is at the place change places. How many bytes that reads and writes.
+  // Exchanges the chunk of the running branch with that at the place. Returns how many bytes it
+  // read and wrote.
   uint64_t exchange(uint32_t place, const CoreChunk& chunk);
 
  private:

@@ -1,7 +1,7 @@
-// Chunks that can be closed now: higher priority first, then in the order of the keys, which is
-// that of their addresses. So a run of chunks that lie side by side is summed in one sweep, and the
-// kernels' prefetch beyond the end of a chunk fetches the next one. (Prefetching a next one that
-// lies elsewhere changes nothing that can be measured: the plan deals out runs of chunks.)
+// Chunks that can be closed now: higher priority first, then in the order of the keys, which is the
+// order of their addresses. So adjacent chunks are summed in one sweep, and the kernels' prefetch
+// beyond the end of a chunk fetches the next one. (Prefetching a next one that lies elsewhere
+// changes nothing that can be measured: the plan deals out runs of chunks.)
 #pragma once
 
 #include <algorithm>

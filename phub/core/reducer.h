@@ -1,5 +1,5 @@
-// From the slots of a chunk to its result: the sum in the order of the job, then the optimizer, one
-// pass over memory. Nothing allocates after construction.
+// Makes a chunk's result from its slots: the sum in the order of the job, then the optimizer, in
+// one pass over memory. Nothing allocates after construction.
 #pragma once
 
 #include <cstddef>
@@ -31,12 +31,12 @@ class Reducer {
            TreeSum::bytes(levels, largest_chunk);  // held
   }
 
-  // Of chunks that are summed already, the sums are there.
+  // Takes the sums of chunks that a switch has summed already from `intake`.
   void take_sums_of(const SwitchIntake& intake) { intake_ = &intake; }
 
   // Sums the contributions that have arrived, and writes the round's result. False: it cannot be
-  // done now, because reports are waiting to be read or the job has stopped. `store`: how the
-  // optimizer does.
+  // done now, because reports are waiting to be read or the job has stopped. `store` is how the
+  // optimizer stores.
   bool reduce(uint32_t index, kernels::Store store);
 
   // The two halves of reduce() in a gated job. The sum goes to the job's arena; its squares are
@@ -44,8 +44,9 @@ class Reducer {
   bool sum_for_gate(uint32_t index, double& square);
   // Applies the sum times `factor`, and writes the round's result.
   void apply(uint32_t index, float factor, kernels::Store store);
-  // Below a parent: the sum as it is, of so many ranks; null: nobody sent a gradient. What is not
-  // finite goes up, where it stops the job; of whom it comes is reported. Nothing: as above.
+  // Below a parent: writes the plain sum of so many ranks' gradients; null means that no rank sent
+  // one. A NaN or Inf goes up to the parent, where it stops the job; a report names its rank here.
+  // Returns nullopt where reduce() returns false.
   struct PartialSum {
     uint32_t participants = 0;  // or kNoneLeft
     bool null = false;
@@ -56,8 +57,8 @@ class Reducer {
   uint64_t slack(uint64_t round) const { return hyper_.slack(round); }
   double max_norm(uint64_t round) const { return hyper_.of(round, 0).max_norm; }
 
-  // Applies one rank's contribution of `round` alone to what is at `place` (branch_orders.h): a
-  // step of the optimizer, or plain addition. `steps` counts the optimizer's steps on this chunk
+  // Applies one rank's contribution of `round` alone to the chunk at `place` (branch_orders.h): a
+  // step of the optimizer, or plain addition. `steps` counts the optimizer's steps on the chunk
   // there. False: as above.
   bool update(uint32_t rank, uint32_t index, uint64_t round, uint32_t place, uint64_t& steps);
   // Copies the parameters at `place` into the results of one rank.
@@ -69,7 +70,7 @@ class Reducer {
   // A NaN under the policy `stop`: nothing completes any more.
   bool stopped() const { return stopped_; }
 
-  // What `hyper` refers to lives until the next call.
+  // The arrays behind `hyper` live until the next call.
   void set_hyper(const HyperView& hyper);
 
  private:
@@ -88,7 +89,7 @@ class Reducer {
   void publish_to(void* result, const CoreChunk& chunk) const;  // null: nowhere
   void* separate_result(const CoreChunk& chunk) const;
   void make_difference(const CoreChunk& chunk);
-  // Ranks are left out where their gradients are; what comes from a rack is a sum.
+  // A rank is left out by the box that has its gradient; from a rack only a sum comes.
   bool excludes() const {
     return parameters_.on_nonfinite == OnNonFinite::kExclude && parameters_.rack_ranks.empty();
   }
@@ -118,11 +119,11 @@ class Reducer {
   const CoreTrace& trace_;
   HyperView hyper_;
   std::vector<CachedStep> steps_;   // per key class
-  std::vector<const void*> slots_;  // of the chunk being summed, in rank order
+  std::vector<const void*> slots_;  // the slots of the chunk being summed, in rank order
   std::vector<uint32_t> slot_ranks_;
   std::vector<float> scratch_;
   const ResultFormat result_format_;
-  std::vector<float> decoded_;     // of a difference
+  std::vector<float> decoded_;     // a difference's
   std::vector<uint64_t> stepped_;  // rows of a lazy chunk; a bit each
   TreeSum tree_sum_;
   const SwitchIntake* intake_ = nullptr;  // null: nothing comes through a switch

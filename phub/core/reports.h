@@ -1,6 +1,6 @@
-// What a job on a core has to tell the control thread, until the core forwards it: at most one
-// report of each rank whose connection is lost, one of the sum, one of the parent's connection, one
-// of the gate, two of the switch, and exclusions, which delay their chunk when there are too many.
+// A job's reports to the control thread, until its core forwards them: at most one about each rank
+// whose connection is lost, one about the sum, one about the parent's connection, one about the
+// gate, two about the switch, and exclusions, which delay their chunk when there are too many.
 // Nothing allocates after construction.
 #pragma once
 
@@ -29,7 +29,7 @@ class Reports {
 
   bool room_for_exclusions(size_t count) const { return exclusions_ + count <= most_exclusions_; }
   size_t size() const { return reports_.size(); }
-  // Withdraws what was added since size() was `size`. REQUIRES: only exclusions were.
+  // Withdraws the reports that were added since size() was `size`. REQUIRES: they are exclusions.
   void withdraw(size_t size);
 
  private:

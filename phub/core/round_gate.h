@@ -1,13 +1,14 @@
-// The gate of a job whose rounds are applied as a whole (gated.h): what its cores tell each other.
+// The gate of a job whose rounds are applied as a whole (gated.h): the squares and the decision
+// that its cores share.
 //
 // Every core writes the squares of its chunks' gradients, and says when it has closed a round. The
 // last one adds the squares in the order of the chunks, decides, and wakes the others. It is made
-// with the job by the control thread; each function is for a core that has the job, unless it says
+// with the job by the control thread; a core that has the job calls each function, unless it says
 // otherwise.
 //
-// Where other boxes have parts of the job, one decides for all. At that one the control thread
-// closes the round for each other box, with the squares that came from there; so the sum has the
-// order, and the bits, of one box. At the others the last core only says that the round is closed:
+// If other boxes have parts of the job, one box decides for all. There the control thread closes
+// the round for each other box, with the squares that came from that box; so the sum has the order,
+// and the bits, of one box. In the other boxes the last core only says that the round is closed:
 // the control thread takes the squares, and gives the decision to the cores when it comes.
 #pragma once
 
@@ -28,10 +29,10 @@ struct Decision : RoundVerdict {
   float factor = 1;
 };
 
-// What PyTorch's clip_grad_norm_ multiplies by. max_norm 0: no clipping.
+// The factor by which PyTorch's clip_grad_norm_ multiplies; max_norm 0 means no clipping.
 float clip_factor(double max_norm, double norm);
 
-// How other boxes take part in a gate.
+// The part of other boxes in a gate.
 struct GateShare {
   uint32_t others = 0;   // boxes that this one decides for
   bool is_told = false;  // another box decides
@@ -50,12 +51,13 @@ class RoundGate {
 
   // The chunk's gradient, in the round that is being closed. A chunk without one counts as 0.
   void set_square(uint32_t chunk, double square) { squares_[chunk] = square; }
-  // Some chunk of the round is closed: all others are waited for.
+  // Some chunk of the round is closed, so it waits for all others.
   void begin(uint64_t round) { begun_.store(round, std::memory_order_relaxed); }
   bool has_begun(uint64_t round) const { return begun_.load(std::memory_order_relaxed) >= round; }
 
   // The core has closed all its chunks of the round; the last one decides. True: this box has
-  // closed the round, and another one decides. REQUIRES: it knows the verdict on the round before.
+  // closed the round, and another one decides. REQUIRES: the core knows the verdict on the round
+  // before.
   bool close(uint32_t core, uint64_t round, double max_norm);
   bool has_decided(uint64_t round) const {
     return decided_.load(std::memory_order_acquire) >= round;
@@ -63,20 +65,22 @@ class RoundGate {
   // REQUIRES: has_decided(round), and the core has not closed the next one.
   const Decision& decision() const { return decision_; }
 
-  // Control thread, of the box that decides: another box has closed the round; the squares of its
-  // chunks, in their order. REQUIRES: once for each other box and round, after has_decided() of the
-  // round before; as many squares as chunks.
+  // Control thread of the box that decides: another box has closed the round, with these squares of
+  // its chunks, in their order. REQUIRES: once for each other box and round, after has_decided() of
+  // the round before; as many squares as chunks.
   void close_for(std::span<const uint32_t> chunks, std::span<const double> squares, uint64_t round);
   bool decides_for_others() const { return share_.others > 0; }
-  // Control thread, of a box that is told: the squares of its chunks, after close() was true; then
-  // the decision. REQUIRES: it has closed that round.
+  // Control thread of a box that is told the decision: take_squares() gets the squares of its
+  // chunks, after close() was true; tell() gives the decision. REQUIRES: the box has closed that
+  // round.
   std::vector<double> take_squares(std::span<const uint32_t> chunks);
   void tell(const Decision& decision);
   // Control thread: some chunk of the round is closed, here or at another box.
   uint64_t begun() const { return begun_.load(std::memory_order_relaxed); }
   void begin_elsewhere(uint64_t round);
 
-  // Before the core sleeps: the decision on the round will wake it. False: it is there already.
+  // Before the core sleeps: the decision on the round will wake it. Returns false if the decision
+  // is there already.
   bool arm(uint32_t core, uint64_t round);
   int wake_fd(uint32_t core) const { return bells_[core].fd; }  // eventfd: edge triggered
 
@@ -97,7 +101,7 @@ class RoundGate {
   Decision decision_;              // guarded by decided_
   std::unique_ptr<Bell[]> bells_;  // by core of the job
   std::atomic<uint64_t> begun_{0};
-  std::atomic<double> max_norm_{0};         // of the round, as a core has closed it
+  std::atomic<double> max_norm_{0};         // the round's, as a core has closed it
   alignas(64) std::atomic<uint32_t> open_;  // cores and other boxes that have not closed the round
   alignas(64) std::atomic<uint64_t> decided_{0};
 };

@@ -18,18 +18,18 @@ namespace phub {
 
 class Snapshot {
  public:
-  // Copies what `arrays` has, and what the places have, to arrays.copy, where that is not null.
+  // Copies `arrays` and the content of the places to those arrays of arrays.copy that are not null.
   Snapshot(const JobArrays& arrays, const Places& places, const ChunkTable& table,
            const CoreTrace& trace);
 
-  // At a boundary. `as_they_are`: no chunk comes to `round` any more, and a snapshot before it that
-  // is not complete is dropped. REQUIRES otherwise: that is complete.
+  // Begins a snapshot at a boundary. `as_they_are` means that no chunk comes to `round` any more,
+  // and drops an incomplete snapshot. REQUIRES otherwise: the snapshot before is complete.
   void begin(uint64_t round, bool as_they_are = false) {
     if (as_they_are) chunks.drop();
     chunks.begin(
         round, [](const CoreChunk&) { return true; }, as_they_are);
   }
-  // With what the way has of it. REQUIRES: chunks.is_due(index)
+  // Copies the chunk, and the way's data about it. REQUIRES: chunks.is_due(index)
   void copy(uint32_t index, const Way& way);
   uint64_t cost(const CoreChunk& chunk) const {
     return chunk.elements * bytes_per_element_ + bytes_per_chunk_;

@@ -1,4 +1,4 @@
-// What a core writes down of one job's chunks, where somebody asked for a trace.
+// The trace of one job's chunks on a core, if a trace was asked for.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace phub {
 
 class CoreTrace {
  public:
-  // From here on what happens is written to `log`, with `job` as the job's number in it.
+  // Writes events to `log` from here on, with `job` as the job's number in it.
   void start(TraceLog& log, uint32_t core, uint32_t job, size_t chunks) {
     log_ = &log;
     core_ = static_cast<uint16_t>(core);
@@ -59,7 +59,7 @@ class CoreTrace {
     log_->add(wait);
   }
 
-  TraceLog* log_ = nullptr;  // null: nobody asked
+  TraceLog* log_ = nullptr;  // null: no trace
   uint16_t core_ = 0;
   uint32_t job_ = 0;
   std::vector<uint64_t> first_arrival_;  // by the chunk's index on the core

@@ -2,8 +2,8 @@
 // group. A group's sum begins with its first part that has a gradient; a group without any is left
 // out.
 //
-// Of a core's thread. Nothing allocates after construction: every level of the tree but the last
-// has room for the sum of a part, which stays in cache.
+// Core's thread. Nothing allocates after construction: every level of the tree but the last has
+// room for the sum of a part, which stays in cache.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ class TreeSum {
     return (levels - 1) * largest_chunk * sizeof(float);
   }
 
-  // As kernels::sum(). `ranks`: whose the slots are, ascending.
+  // Does what kernels::sum() does. `ranks` are those of the slots, ascending.
   bool add(std::span<const void* const> slots, std::span<const uint32_t> ranks,
            const kernels::SlotShape& shape, float factor, float* out);
 

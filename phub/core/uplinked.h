@@ -1,18 +1,19 @@
 // Lock-step below a parent: this box is a rack, one rank of the parent's job. A chunk closes when
-// its sum is in the slot that the parent has of this rack, and is pending until the parent's result
-// is there. The parent has the optimizer; here are neither parameters nor state.
+// its sum is in the parent's slot for this rack, and is pending until the parent's result is there.
+// The parent has the optimizer; a rack has neither parameters nor state.
 //
-// The rounds are the parent's. Every chunk begins in the round before the first, closed: its result
-// is what the parent has of the chunk, which it sends to who joins. A round that no rank of this
-// rack is in any more, while others come later, is completed all the same: with a null of nobody.
+// The rounds are the parent's. Every chunk begins closed, in the round before the first: its result
+// is the parent's state of the chunk, which the parent sends to a rank that joins. A round in which
+// this rack has no rank any more, while others come later, completes all the same: with a null of
+// no rank.
 //
 // Where rounds are gated, the gate is the root's: its verdict is passed on with the results.
 //
-// What finds no room in a queue, or no budget of its NIC, waits: on each queue by itself, by the
-// keys' priority.
+// A sum that finds no room in its queue, or no budget of its NIC, waits: on each queue by itself,
+// by the keys' priority.
 //
-// The connection may break. Then this says so once, and goes on when it is made again: what was
-// not answered is sent again, byte for byte.
+// The connection may break. Then this says so once, and goes on when there is a new one: unanswered
+// sums are sent again, byte for byte.
 #pragma once
 
 #include <algorithm>
@@ -30,18 +31,18 @@
 
 namespace phub {
 
-// What a core has of the connection to the parent. All of it outlives the core job.
+// A core's part of the connection to the parent. All of it outlives the core job.
 struct CoreUplink {
   struct Place {
     uint64_t sum = 0;     // bytes, in `sums`
     uint64_t slot = 0;    // bytes, at the parent
     uint64_t result = 0;  // bytes, in `results`
-    uint32_t queue = 0;   // of the parent's plan
+    uint32_t queue = 0;   // by the parent's plan
     uint32_t index = 0;   // in the queue
   };
   Endpoint* endpoint = nullptr;
   std::span<std::byte> sums;           // this rack's, with their trailers
-  std::span<const std::byte> results;  // where the parent's results land
+  std::span<const std::byte> results;  // the parent's results land here
   std::vector<Place> places;           // by chunk of the core
   std::byte* rack_results = nullptr;   // those of this rack's job (JobArrays)
 };
@@ -76,7 +77,7 @@ class Uplinked final : public LockStep {
  private:
   static constexpr size_t kArrivals = 64;
   static constexpr uint64_t kTryAgainNs = 1'000'000;      // where the endpoint does not ring
-  static constexpr ImmKind kNothing = ImmKind::kControl;  // sent of this chunk
+  static constexpr ImmKind kNothing = ImmKind::kControl;  // nothing is sent of this chunk
 
   void post(uint32_t index, ImmKind kind);
   bool post_again(uint32_t index);
@@ -90,24 +91,24 @@ class Uplinked final : public LockStep {
 
   const CoreUplink uplink_;
   const uint32_t result_bytes_;    // per element
-  struct Queue {                   // of the parent's plan
+  struct Queue {                   // by the parent's plan
     std::vector<uint32_t> chunks;  // [index] = chunk of the core
-    std::vector<uint32_t> order;   // of them, by priority
-    IndexSet unposted{0};          // places in `order`: what found no room, or no budget
-    VerdictReader verdict;         // of a gated job
-    std::vector<uint32_t> early;   // whose results came before the verdict on their round
+    std::vector<uint32_t> order;   // `chunks` by priority
+    IndexSet unposted{0};          // places in `order` that found no room, or no budget
+    VerdictReader verdict;         // a gated job's
+    std::vector<uint32_t> early;   // results that came before the verdict on their round
   };
   std::vector<Queue> queues_;
-  std::vector<ImmKind> sent_;        // by chunk: what the parent has not answered
+  std::vector<ImmKind> sent_;        // by chunk: the kind that the parent has not answered
   std::vector<uint32_t> done_;       // results whose verdict has come
-  uint64_t verdict_round_ = kNever;  // of the latest that ranks are told
+  uint64_t verdict_round_ = kNever;  // the round of the latest that ranks are told
   std::vector<uint32_t> place_;      // by chunk: in its queue's order
-  size_t unposted_ = 0;              // of all queues
+  size_t unposted_ = 0;              // in all queues
   std::array<Arrival, kArrivals> arrivals_;
-  size_t taken_ = 0, arrived_ = 0;  // of them
+  size_t taken_ = 0, arrived_ = 0;  // in arrivals_
   bool unflushed_ = false;
   bool moved_on_ = false;
-  bool broken_ = false;  // the connection
+  bool broken_ = false;  // the connection is
 };
 
 }  // namespace phub

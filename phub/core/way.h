@@ -2,10 +2,10 @@
 // (gated.h) or a parent (uplinked.h), or by clocks (clocked.h).
 //
 // A chunk is *ready* when it can be closed. It *closes* when its participants are fixed and their
-// slots are read; from then on boundaries and lost ranks change nothing of this round. It is *done*
+// slots are read; from then on boundaries and lost ranks do not change this round. It is *done*
 // when its result is there; then it is *finished*: the next round begins, and the result goes to
-// its readers. Between closed and done its result is *pending*, if it depends on others than the
-// chunk's own ranks: on the other chunks of the round, behind a gate, or on other racks.
+// its readers. Between closed and done its result is *pending*, if it depends on more than the
+// chunk's own ranks: behind a gate on the other chunks of the round, or on other racks.
 //
 // The functions that are called for every arrival are called on the class of the way, not through
 // this one: CoreJob::step() chooses once per pass.
@@ -41,7 +41,7 @@ class Way {
   enum class Verdict : uint8_t {
     kAccepted,    // and marked in the table
     kDuplicate,   // it has arrived already
-    kComplete,    // of a round whose result may have been lost: that is to be sent again
+    kComplete,    // its round is complete, but the result may be lost: send it again
     kWrongRound,  // a protocol violation
   };
 
@@ -58,20 +58,21 @@ class Way {
   virtual Verdict accept(uint32_t rank, uint32_t index, const Imm& imm) = 0;
   virtual bool ready(uint32_t index) const = 0;
   virtual Closed close(uint32_t index) = 0;  // REQUIRES: ready(index)
-  // Of the chunks that are pending, one that is done now; kNoChunk: none. Asked in every pass.
+  // A pending chunk that is done now; kNoChunk: none. Asked in every pass.
   virtual uint32_t next_done() { return kNoChunk; }
-  // Whether chunks may have become ready, since this was asked, by what is neither an arrival nor a
+  // Whether chunks may have become ready since the last call other than by an arrival or a
   // boundary. Asked in every pass, after next_done().
   virtual bool moved_on() { return false; }
-  // Whether what next_done() waited for is there. Any time, by the core's thread.
+  // Whether the event that next_done() waits for has come. The core's thread may ask at any time.
   virtual bool is_called() const { return false; }
-  // Before the core sleeps: what next_done() waits for will wake it, by this descriptor (eventfd,
-  // edge triggered; -1: there is none). False: it is there already.
+  // Before the core sleeps: the event that next_done() waits for will wake it, by wake_fd()
+  // (eventfd, edge triggered; -1: there is none). Returns false if the event has come already.
   virtual bool arm() { return true; }
   virtual void disarm() {}
   virtual int wake_fd() const { return -1; }
-  // What it sends waits for the budget of a NIC, or for room: it may be that nobody rings when
-  // there is. For how long nothing but an arrival makes a try worth while; 0: nothing waits.
+  // Messages may wait for the budget of a NIC, or for room, and possibly nothing rings when the
+  // wait is over. Returns for how long only an arrival makes another try worth while; 0: nothing
+  // waits.
   virtual uint64_t waits_for_room_ns() const { return 0; }
   virtual void finish(uint32_t index) = 0;  // REQUIRES: it is done
 
@@ -87,32 +88,32 @@ class Way {
   virtual uint64_t started(uint32_t index) const = 0;
   // The last round of the chunk that the rank takes part in, as it stands; 0: none.
   virtual uint64_t last_round(uint32_t rank, uint32_t index) const = 0;
-  // The rank is expected in its old rounds still. What it sent and can be relied on counts;
-  // notes the last round that it took part in. REQUIRES: it is detached.
+  // The rank is still expected in its old rounds. Counts its reliable contributions, and notes the
+  // last round that it took part in. REQUIRES: it is detached.
   virtual void lose(const Boundary::Lost& lost) = 0;
   // The rank is attached and expected from its first round on: sends it the round before.
   virtual void admit(const Boundary::Admitted& admitted) = 0;
-  // After all that changed.
+  // Called for each chunk after all these changes.
   virtual void settle(uint32_t /*index*/) {}
 
-  // The rank, which has reconnected, lacks the result that it may have: sends it.
+  // The rank has reconnected and lacks the result that it may have: sends it.
   virtual void resend(uint32_t rank, uint32_t index);
 
-  // What a checkpoint of before `round` keeps of the chunk beside its arrays; and of all chunks,
-  // before the job begins with its first round.
+  // save() writes the chunk's data, beside its arrays, for a checkpoint before `round`; restore()
+  // reads those of all chunks, before the job begins with its first round.
   virtual void save(uint32_t index, uint64_t round, const SavedClocks& to) const = 0;
   virtual void restore(const SavedClocks& from) = 0;
-  // Of the optimizer, on the chunk, before `round` begins.
+  // The optimizer's steps on the chunk before `round` begins.
   virtual uint64_t steps_before(uint32_t index, uint64_t round) const = 0;
   virtual void set_steps_before(uint32_t index, uint64_t round, uint64_t steps) = 0;
 
-  // Of the connection to a parent: what another thread does to it now, this one does not see. Then
-  // it is a new one, and what was not answered is sent again.
+  // Between these calls the core does not touch the connection to a parent, which another thread
+  // makes anew. Then unanswered sums are sent again.
   virtual void suspend_parent() {}
   virtual void resume_parent() {}
 
   virtual bool anyone_waits(uint32_t index) const = 0;
-  // Of 64 ranks, those that have to contribute before the chunk goes on.
+  // A bit for each of 64 ranks: it has to contribute before the chunk goes on.
   virtual uint64_t lacking(uint32_t index, uint32_t word) const = 0;
   // A rank without whose next arrival no chunk can complete; kNoRank: there is none.
   virtual uint32_t indispensable_rank() const { return CoreReport::kNoRank; }
@@ -138,7 +139,7 @@ inline void Way::store_initial(uint32_t index, uint32_t part) {
 }
 
 inline void Way::resend(uint32_t rank, uint32_t index) {
-  if (stages_.table[index].round == 0) return;  // comes to all
+  if (stages_.table[index].round == 0) return;  // all ranks get it later
   send(rank, index);
 }
 
