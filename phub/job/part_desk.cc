@@ -25,8 +25,8 @@ void PartDesk::check(const Credential& who, const PartPiece& place, uint64_t byt
          who.job);
   }
   if (!ranks_of_training(spec, who.rank).contains(place.whose)) {
-    fail(ErrorCode::kInvalid, "rank {} of job '{}' sends a part of rank {}, which is another",
-         who.rank, who.job, place.whose);
+    fail(ErrorCode::kInvalid, "rank {} may not upload the saved state of rank {}", who.rank,
+         place.whose);
   }
   if (const uint64_t most = most_part_bytes(spec); place.all == 0 || place.all > most) {
     fail(ErrorCode::kInvalid, "a rank's part of a checkpoint has 1 to {} bytes, not {}", most,

@@ -228,7 +228,7 @@ TEST_F(SaverRacks, ARackSpeaksForItsOwnRanksOnly) {
   ASSERT_EQ(who.rank, 0u);
   ASSERT_TRUE(
       becomes_status("racks", [](const JobStatus& job) { return job.next_saved_round == 10; }));
-  expect_error(ErrorCode::kInvalid, "sends a part of rank 2, which is another",
+  expect_error(ErrorCode::kInvalid, "rank 0 may not upload the saved state of rank 2",
                [&] { root.send_part(who, {.whose = 2, .round = 10, .all = 1}, "x"); });
   expect_error(ErrorCode::kInvalid, "did not say at its join",
                [&] { root.send_part(third, {.whose = 2, .round = 10, .all = 1}, "x"); });
