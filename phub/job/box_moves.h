@@ -1,7 +1,7 @@
-// What moves, piece by piece, between this box and the other boxes that have parts of its jobs:
+// Moves of state, piece by piece, between this box and the other boxes that have parts of its jobs:
 // their parts of a checkpoint, of the state of keys, or of a branch that comes from files
 // (transport/control/shard_messages.h). A desk of the job begins a move and ends it. The other box
-// asks for one piece after the other, and asks again where it has heard no answer.
+// asks for one piece after the other, and asks again if it has heard no answer.
 //
 // Control thread.
 #pragma once
@@ -21,17 +21,17 @@ class BoxMoves {
     kThere,  // the box reads the image
     kHere,   // the box writes it
   };
-  // `box`: of the plan, from 1 on. `what`: a round, or the number of a state; its offset and job do
-  // not count. The image's memory lives until end().
+  // `box` is its index in the plan, from 1 on. `what` has a round, or the number of a state; its
+  // offset and job do not count. The image's memory lives until end().
   void begin(uint32_t box, Way way, const CopyPlace& what, SavedImage image);
-  void end(const CopyPlace& what);  // of all boxes
+  void end(const CopyPlace& what);  // ends the moves of all boxes
   // The box has written all of it.
   bool is_here(uint32_t box, const CopyPlace& what) const;
 
-  // Throw Error(kInvalid): that piece does not move now.
+  // These throw Error(kInvalid) if that piece does not move now.
   PartBytes read(uint32_t box, const CopyPlace& place) const;
   void check(uint32_t box, const CopyPlace& place, uint64_t bytes) const;
-  // A piece that came before counts once: what it was copied into may be being read.
+  // A piece that comes twice is copied once: a reader may be at work on the copy.
   void write(uint32_t box, const CopyPlace& place, std::string_view piece);
 
  private:

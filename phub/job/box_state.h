@@ -1,11 +1,12 @@
 // The state of keys that ranks read from, and set at, the box that has their job.
 //
-// One rank at a time reads or sets, so the memory for it is bounded: as much as the keys have. A
-// set is over for its rank when its round is known; every core takes the state before it closes
-// that round (core/key_states.h), and until then nobody sets another one.
+// One rank at a time reads or sets, so the memory for it is bounded by the size of the keys. A set
+// is over for its rank when its round is known; every core takes the state before it closes that
+// round (core/key_states.h), and until then no rank sets another one.
 //
-// Other boxes that have parts of the job make memory for theirs before the boundary, and fetch what
-// is set: a core has it when it closes the round. They send here what their cores have copied.
+// Other boxes that have parts of the job make memory for theirs before the boundary, and fetch the
+// state that is set, so that a core has it when it closes the round. They send the copies of their
+// cores here.
 //
 // Control thread; the running job owns it.
 #pragma once
@@ -35,11 +36,12 @@ class BoxState final : public StateDesk {
   void end(uint32_t rank, Reply<Done> done = nullptr) override;
   void refuse(ErrorCode code, const std::string& why) override;
 
-  // Adds to the boundary what the cores copy. Returns the number of that state; 0: there is none.
+  // Adds the state that the cores copy to the boundary. Returns the number of that state; 0: there
+  // is none.
   uint64_t at_boundary(Boundary& boundary);
-  // A core has copied, of a get, or has taken what was set.
+  // A core has copied its chunks for a get, or has taken the state that was set.
   void copied(const CoreReport& report);
-  uint64_t bytes() const;  // of memory, in the budget
+  uint64_t bytes() const;  // memory, in the budget
 
  private:
   void made(const std::shared_ptr<StateTransfer>& transfer, const std::optional<Error>& failed);
@@ -55,8 +57,8 @@ class BoxState final : public StateDesk {
   Membership& membership_;
   RemoteParts& remote_;
   JobDriver& driver_;
-  std::shared_ptr<StateTransfer> state_;      // that a rank reads or sets; null: nobody does
-  std::shared_ptr<StateTransfer> set_state_;  // that was set and that some core has not taken yet
+  std::shared_ptr<StateTransfer> state_;      // a rank reads or sets it; null: none does
+  std::shared_ptr<StateTransfer> set_state_;  // was set, and some core has not taken it yet
 };
 
 }  // namespace phub

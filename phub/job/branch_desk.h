@@ -1,10 +1,10 @@
-// The branches of a running job (branches.h): calls about them, those that are killed and revived,
-// and the losses that ranks report of them.
+// The branches of a running job (branches.h): the calls about them, killed and revived branches,
+// and the losses that ranks report.
 //
 // The writer's thread reads the files of a branch that is revived, into memory of their own. Other
-// boxes that have parts of the job make memory for theirs, and fetch what the branch has. Then the
-// boundary chooses a shelf, in whose dock that memory waits for every chunk, in each box. The
-// budget counts the memory as long as it is there.
+// boxes that have parts of the job make memory for theirs, and fetch their part of the branch. Then
+// the boundary chooses a shelf, in whose dock that memory waits for every chunk, in each box. The
+// budget counts the memory until it is freed.
 //
 // Control thread; the running job owns it.
 #pragma once
@@ -26,30 +26,30 @@ class BranchDesk {
   // `hyper` outlives this.
   BranchDesk(const JobContext& context, const HyperDesk& hyper);
 
-  // Throw Error: the job has no branches, or the change cannot be; as Losses::add().
+  // These throw Error: the job has no branches, or the change is impossible; or as Losses::add().
   void change(const BranchChange& change, Reply<BranchReply> reply);
   void report_loss(const LossRequest& report);
   LossPage losses(uint64_t from) const;
 
-  // Docks that no chunk needs any more are given back.
+  // Frees docks that no chunk needs any more.
   void tick();
-  // A branch that is revived goes into the dock that an order of the boundary copies from. Returns
-  // the number by which other boxes know that branch; 0: no order copies from a dock.
+  // Puts a revived branch into the dock from which an order of the boundary copies. Returns the
+  // number by which other boxes know that branch; 0: no order copies from a dock.
   uint64_t at_boundary(std::span<const BranchOrder> orders);
   void refuse(ErrorCode code, const std::string& why);  // the job has ended
   uint64_t bytes() const;                               // in the budget
 
-  // The builder's thread gives the memory back.
+  // Frees the memory on the builder's thread.
   void free_beside(std::vector<Job::Shelf> shelves);
 
  private:
   struct Revived {
     BranchChange change;
     uint64_t number;  // by which other boxes know the branch
-    uint64_t bytes;   // of memory
+    uint64_t bytes;   // memory
     Job::Branch files = {};
-    bool is_shared = false;              // other boxes may have it, and no boundary
-    Reply<BranchReply> reply = nullptr;  // until it is decided
+    bool is_shared = false;              // other boxes may have it; no boundary has it yet
+    Reply<BranchReply> reply = nullptr;  // null once it is decided
   };
   BranchReply list() const;
   void check_may_kill() const;
@@ -69,7 +69,7 @@ class BranchDesk {
   Requests& requests_;
   JobDriver& driver_;
   const HyperDesk& hyper_;
-  // The branch that waits for its files, for other boxes or its boundary; null: there is none.
+  // The branch that waits for its files, for other boxes or for its boundary; null: none.
   std::shared_ptr<Revived> revived_;
   Losses losses_;
 };

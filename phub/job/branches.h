@@ -1,16 +1,15 @@
-// What there is of a job's branches, and what was decided about them: a pure state machine, of
-// which the membership makes the boundaries (transport/control/branch_messages.h).
+// A job's branches, and the decisions about them: a pure state machine, for which the membership
+// makes the boundaries (transport/control/branch_messages.h).
 //
-// A branch counts its own rounds: its learning rate in the n-th of them is what it would be in
-// round n of a job of its own. The job's hyperparameter `lr_rounds_before` is what says so to
-// everybody, as all that a branch has of its own is set when it begins to run, like any change of
-// hyperparameters.
+// A branch counts its own rounds: its learning rate in the n-th of them is that of round n of a job
+// of its own. The job's hyperparameter `lr_rounds_before` tells everybody the offset: the values of
+// a branch are set when it begins to run, like any change of hyperparameters.
 //
 // A branch that is killed from round R on lies on its shelf until a checkpoint after round R − 1,
-// or a later one, is durable. The branch is in its files then, and in those of every checkpoint
-// that follows; its shelf is free, and nothing of it is in memory but what is here. To revive it
-// somebody reads the files first (BranchChange::is_loaded). So a decision to kill needs no order,
-// and nothing that is undone if the checkpoint fails: the next one has the branch as well.
+// or a later one, is durable. Then the branch is in the files of that checkpoint and of every later
+// one; its shelf is free, and only the record here stays in memory. To revive it, its files are
+// read first (BranchChange::is_loaded). So a decision to kill needs no order, and nothing to undo
+// if the checkpoint fails: the next one has the branch as well.
 #pragma once
 
 #include <cstdint>
@@ -32,39 +31,43 @@ class Branches {
  public:
   explicit Branches(const JobSpec& spec);
 
-  // What a checkpoint after `round` keeps, but for the steps of its shelves: what was decided, also
-  // for later rounds. REQUIRES: no call of decide() was told of a `lowest` above round + 1.
+  // Returns the branches for a checkpoint after `round`, without the steps of its shelves: all
+  // decisions, also those for later rounds. REQUIRES: no call of decide() was told of a `lowest`
+  // above round + 1.
   SavedBranches saved(uint64_t round) const;
-  // The job goes on from a checkpoint: before anything else is called. Throws Error(kInvalid).
+  // Restores the branches of a job that goes on from a checkpoint. REQUIRES: no other call came
+  // before. Throws Error(kInvalid).
   void restore(const Manifest& saved);
 
-  // A decision that is made: what the cores do, and what the log says.
+  // A decision: the orders and changes for the cores, and the records for the log.
   struct Decision {
     std::vector<BranchOrder> orders;
     std::vector<HyperChange> hyper;
     std::vector<LogRecord> records;
-    uint64_t last = 0;  // the highest round that it is about
+    uint64_t last = 0;  // its highest round
   };
-  // `change.round` is the round from which it holds: no lower than that of any decision before, and
-  // no chunk has begun it. `lowest`: no chunk is in a lower one. `child`: of a fork, from next().
-  // Throws Error, and nothing has changed: kNotFound, there is no such branch; kFull, no shelf is
-  // free, or too much is still to come; kInvalid. REQUIRES: it is no kList.
+  // `change` holds from `change.round` on, which is no lower than that of any decision before; no
+  // chunk has begun it. No chunk is in a round below `lowest`. A fork makes the branch `child`,
+  // from next(). Throws Error, and changes nothing: kNotFound, there is no such branch; kFull, no
+  // shelf is free, or too many decisions are still to come; kInvalid. REQUIRES: the change is no
+  // kList.
   Decision decide(const BranchChange& change, uint32_t child, uint64_t lowest);
   uint32_t next() { return next_++; }  // the number of the next child
 
-  // Hyperparameters of the branch that runs, from `change.round` on, as for decide(); but
-  // grad_scale is of all branches: it tells what the ranks multiply by.
+  // Sets hyperparameters of the branch that runs, from `change.round` on, as for decide(). But
+  // grad_scale is for all branches: it is the factor by which the ranks multiply.
   void set(const HyperChange& change);
 
-  // A checkpoint after `round` is durable: what was killed before is on disk.
+  // A checkpoint after `round` is durable: branches that were killed before are on disk.
   void saved_durably(uint64_t round);
-  // Somebody waits for one after a round from `first` to `last`.
+  // Whether a killed branch waits for a checkpoint after a round from `first` to `last`.
   bool wants_checkpoint(uint64_t first, uint64_t last) const;
   // The branch is killed, and its shelf is free. Throws Error(kNotFound).
   bool is_on_disk(uint32_t branch) const;
-  // Some chunk may not have copied what is in the dock of `shelf`, if none is in a lower round.
+  // Whether some chunk may not have copied from the dock of `shelf` yet, if none is in a lower
+  // round.
   bool needs_dock(uint32_t shelf, uint64_t in_progress) const;
-  uint64_t killed_bytes() const;  // held of branches that are killed
+  uint64_t killed_bytes() const;  // memory of the records of killed branches
   // Throws Error(kFull) if there is no shelf for another branch that comes from files, where no
   // chunk is in a lower round than this.
   void check_room_for_one(uint64_t in_progress) const { shelf_for_one(in_progress); }
@@ -80,13 +83,13 @@ class Branches {
     uint64_t forked = 0;  // before this round
     uint32_t place = 0;   // BranchOrder; kOnDisk: none
     uint64_t killed = 0;  // before this round; 0: it is not
-    uint64_t rounds = 0;  // of its own before the one in which it began to run, or stopped
+    uint64_t rounds = 0;  // its own before the round in which it began to run, or stopped
     Values values;        // lr_rounds_before as of its own rounds
   };
 
   static constexpr uint32_t kNobody = ~uint32_t{0};
   static constexpr uint32_t kOnDisk = ~uint32_t{0};
-  using Places = std::vector<uint32_t>;  // which branch lies there; kNobody: none
+  using Places = std::vector<uint32_t>;  // by place: its branch; kNobody: none
   static void carry_out(const BranchOrder& order, Places& places);
   void check_restored(uint64_t round, std::map<uint32_t, uint32_t> docks) const;
 
@@ -112,9 +115,9 @@ class Branches {
   uint32_t shelves_;
   std::map<uint32_t, Branch> branches_;
   uint32_t next_ = 1;
-  uint32_t running_ = 0;           // when all that was decided is done
-  std::vector<BranchRun> runs_;    // the last is of running_; those before as long as somebody asks
-  std::vector<BranchFork> forks_;  // of rounds that some chunk is before, or in
+  uint32_t running_ = 0;         // once all decisions are carried out
+  std::vector<BranchRun> runs_;  // the last is running_'s; earlier ones stay while they are needed
+  std::vector<BranchFork> forks_;    // for rounds that some chunk has not completed
   std::vector<BranchOrder> orders_;  // those that some chunk may not have carried out
   Places places_;                    // as all chunks have them, before orders_; without docks
 };

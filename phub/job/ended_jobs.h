@@ -1,5 +1,5 @@
-// What is still asked about jobs that are gone: their logs, how they ended, and why ranks of theirs
-// were out before. Control thread only.
+// Records of jobs that have ended, for later questions: their logs, how they ended, and why ranks
+// were lost before. Control thread only.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,11 @@ namespace phub {
 struct EndedJob {
   struct Member {  // the last incarnation of a rank
     uint32_t incarnation = 0;
-    std::string ticket;  // empty: nobody has joined as this rank
-    std::string lost;    // why it was out before the job ended; empty: it was not lost
+    std::string ticket;  // empty: no process has joined as this rank
+    std::string lost;    // the reason of its loss before the end; empty: it was not lost
   };
   std::string name;
-  std::optional<MembershipLog> log;  // nothing: it made room for others
+  std::optional<MembershipLog> log;  // nullopt: it made room for others
   std::vector<Member> members;       // by rank; none: they made room, or were kept for kKeptMs
   ErrorCode error_code = ErrorCode::kInternal;
   std::string error;  // empty: it ended well
@@ -35,9 +35,9 @@ class EndedJobs {
   static constexpr uint64_t kKeptMs = uint64_t{24} * 3600 * 1000;  // members
 
   void add(EndedJob job);
-  // Throws what became of this member, and of its job, if it was one.
+  // If this was a member of an ended job, throws the fate of the member and its job.
   void refuse_if_member(const Credential& who) const;
-  // Throws Error(kNotFound): no job of this name runs. Says how the last one ended.
+  // Throws Error(kNotFound), as no job of this name runs; the message says how the last one ended.
   [[noreturn]] void refuse(const std::string& job);
   std::string not_found(const std::string& job);       // the same, as a message
   LogPage log(const std::string& job, uint64_t from);  // throws Error(kNotFound)

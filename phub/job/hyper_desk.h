@@ -1,4 +1,4 @@
-// The hyperparameters of a running job that ranks, and people, change. Control thread; the running
+// Changes of a running job's hyperparameters, by ranks and by people. Control thread; the running
 // job owns it.
 #pragma once
 
@@ -19,10 +19,10 @@ class HyperDesk {
   // Below a parent the change is for the parent's job. Throws Error.
   void set(uint32_t rank, const HyperChange& change, Reply<HyperReply> reply);
 
-  // Throw Error: these values cannot change; there is no room for further changes.
+  // These throw Error: the values cannot change; there is no room for further changes.
   void check(const std::map<std::string, double>& values) const;
   void check_room() const;
-  // Of the rounds for which changes were decided, the first that somebody may still ask for.
+  // The first round for which changes were decided and may still be asked for.
   uint64_t lowest_needed() const;
 
  private:

@@ -19,51 +19,53 @@ namespace phub {
 
 class Job : public JobPart {
  public:
-  // As JobPart; `plan` is for all boxes, of which this is the first.
+  // Parameters are those of JobPart, but `plan` is for all boxes, of which this is the first.
   Job(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& transport, kernels::Store store,
       bool snapshots = false, const Manifest* restored = nullptr, const Rack* rack = nullptr,
       const SwitchedJob* switched = nullptr);
 
-  // What it will take here: as JobPart, and what other boxes have of its checkpoints.
+  // The memory that it will take here: that of JobPart, and copies of other boxes' parts of its
+  // checkpoints.
   static NodeMemory memory_for(const Plan& plan, const JobSpec& spec, bool snapshots,
                                uint64_t saved_ranks, const Rack* rack = nullptr,
                                const SwitchedJob* switched = nullptr);
   NodeMemory memory() const;
-  // And of branches that a checkpoint has and that are still to be copied, in all boxes: those of
-  // this one until they are, those of others until they have fetched them.
+  // The memory, beside that, of a checkpoint's branches that are still to be copied, for all boxes:
+  // this box holds its own part until it is copied, and others' parts until they have fetched them.
   static uint64_t docked_bytes_for(const Plan& plan, const JobSpec& spec,
                                    const SavedBranches& saved);
 
-  // Of all boxes; plan() is this box's part of it.
+  // The plan of all boxes; plan() is this box's part of it.
   const Plan& whole_plan() const { return whole_ ? *whole_ : plan(); }
   uint32_t boxes() const { return boxes_of(whole_plan()); }
   uint32_t all_cores() const { return static_cast<uint32_t>(whole_plan().cores.size()); }
-  uint32_t box_of(const ChunkLayout& chunk) const;  // of the whole plan
+  uint32_t box_of(const ChunkLayout& chunk) const;  // by the whole plan
   Membership& membership() { return membership_; }
 
-  // Of one array and key, wherever its chunks are: calls visit(elements) for its parts in order, of
-  // the snapshot's copies, or of what the job goes on from. `shelf`: as for own_array().
+  // Call visit(elements) for the parts of one array and key in order, in whichever box its chunks
+  // are: for the snapshot's copies, or for the values that the job goes on from. `shelf`: as for
+  // own_array().
   using VisitPart = std::function<void(std::span<float> elements)>;
   void for_each_part_of_copy(uint32_t shelf, size_t array, size_t key,
                              const VisitPart& visit) const;
   void for_each_part(uint32_t shelf, size_t array, size_t key, const VisitPart& visit);
-  // A branch that lies nowhere yet: what each box has of it, by box. Takes long; any thread. Throws
-  // Error(kFull).
+  // A branch that has no place yet, as each box's part, by box. make_branch() takes long; any
+  // thread. Throws Error(kFull).
   using Branch = std::vector<Shelf>;
   Branch make_branch() const;
   static uint64_t branch_bytes(const Plan& whole, const JobSpec& spec);
   void for_each_part(const Branch& branch, size_t array, size_t key, const VisitPart& visit) const;
-  // What the job's arrays and clocks have is what it goes on from. Before a core or another box
-  // has the job.
+  // Does what JobPart::publish_restored() does, restores the membership, and fills the docks and
+  // copies of other boxes. REQUIRES: no core and no other box has the job yet.
   void publish_restored(const Manifest& saved);
-  // Of another box, from 1 on; empty: there is nothing to save.
+  // The image of another box's part, from 1 on; empty if there is nothing to save.
   SavedImage image_of(uint32_t box) const;
-  // The same of what the job goes on from, with what lies in that box's docks.
+  // The image of the values that the job goes on from in that box, its docks included.
   SavedImage restored_image_of(uint32_t box);
-  std::vector<Shelf> take_docks_of_others();  // they have fetched them
+  std::vector<Shelf> take_docks_of_others();  // REQUIRES: the boxes have fetched them
   void take_clocks_of_others();               // from their copies, which are complete
-  // What has grown since it was made: the log, changes of hyperparameters, orders about branches,
-  // and those that are killed or come back.
+  // The bytes that have grown since it was made: the log, changes of hyperparameters, orders about
+  // branches, and branches that are killed or come back.
   uint64_t grown_bytes() {
     return membership_.log().bytes() + hyper().bytes() + branch_orders().bytes() +
            membership_.branches().killed_bytes() + docked_bytes();
@@ -86,8 +88,8 @@ class Job : public JobPart {
   void make_docks_of_others(const SavedBranches& saved);
 
   const std::unique_ptr<const Plan> whole_;  // null: this box has all of it
-  std::vector<RemoteCopy> copies_;           // of the second box and further ones
-  std::vector<Docks> docks_of_others_;       // likewise, until they have them
+  std::vector<RemoteCopy> copies_;           // for the second box and further ones
+  std::vector<Docks> docks_of_others_;       // likewise, until the boxes have them
   Membership membership_;
 };
 

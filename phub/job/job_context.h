@@ -1,5 +1,5 @@
-// What the desks of a running job share: a desk is a class that owns one concern of the job (the
-// state of keys, its snapshots, …), and the driver is the class that has the desks
+// The context that the desks of a running job share. A desk is a class that owns one concern of the
+// job (the state of keys, its snapshots, …), and the driver is the class that has the desks
 // (running_job.h). Control thread.
 #pragma once
 
@@ -27,53 +27,55 @@
 
 namespace phub {
 
-// What the jobs of a server use of it.
+// The parts of a server that its jobs use.
 struct JobHost {
   const Clock& clock;
   CoreMail mail;
   MemoryBudget budget;
   Notes notes;
-  ServedTime time{clock};  // as the limits of jobs see it
+  ServedTime time{clock};  // by which the limits of jobs are measured
   EndedJobs ended = {};
   BoxMeters meters = {};
-  uint32_t ending = 0;                          // jobs that have ended and that a core still has
+  uint32_t ending = 0;                          // jobs that have ended but that a core still has
   Background coder{"phub-background"};          // decodes and encodes
   Background builder{"phub-builder"};           // plans, makes and frees
   std::unique_ptr<SavedJobs> checkpoints = {};  // null: none are written
-  Background writer{"phub-writer", 10};         // writes them; rounds go first
+  Background writer{"phub-writer", 10};         // writes checkpoints; the cores' threads go first
   Shards shards{};                              // boxes that serve under this server
-  uint64_t next_job = 1;                        // by which they know it
+  uint64_t next_job = 1;                        // the number by which they know it
 };
 
-// How a job begins.
+// The beginning of a job: new, or from a checkpoint.
 struct SavedLife {
   uint64_t durable_round = 0;  // the job goes on after this round; 0: from its beginning
   uint64_t docked_bytes = 0;   // in the budget: Job::docked_bytes_for()
   uint64_t epoch = 0;          // higher than that of any life before; 0: the job is not saved
-  uint64_t ended = 0;          // lives up to this one were another job's
-  std::string owner = {};      // the creator's token, by its hash; "": nobody's
+  uint64_t ended = 0;          // epochs up to this one were another job's
+  std::string owner = {};      // the hash of the creator's token; "": none
   CheckpointId from = {};      // the checkpoint that the job goes on from
-  std::map<uint32_t, uint64_t> part_bytes = {};  // in that checkpoint, by rank
-  std::vector<ShardRestored> elsewhere = {};     // what other boxes hear of it; none: it begins
+  std::map<uint32_t, uint64_t> part_bytes = {};  // size of each rank's part of that checkpoint
+  std::vector<ShardRestored> elsewhere =
+      {};  // the message to other boxes about it; none: the job is new
 };
 
-// What a desk asks of the driver.
+// The driver, as desks see it.
 class JobDriver {
  public:
   virtual ~JobDriver() = default;
   // The job is over for its ranks, and the cores let go of it.
   virtual bool has_ended() const = 0;
-  // REQUIRES: has_ended(). What it ended with; "": it ended well.
+  // The error that the job ended with; "": it ended well. REQUIRES: has_ended().
   virtual ErrorCode end_code() const = 0;
   virtual const std::string& end_error() const = 0;
-  // Carries out what the membership has decided.
+  // Carries out the membership's actions.
   virtual void carry_out() = 0;
-  // Counts in the budget what the job has grown by.
+  // Counts the job's growth in the budget.
   virtual void count_growth() = 0;
-  // By which other boxes know the state of keys, or the branch, that moves between them.
+  // A new number, by which other boxes know the state of keys, or the branch, that moves between
+  // boxes.
   virtual uint64_t new_number() = 0;
-  // Runs `work` on that thread, then `end` on this one with what `work` failed with. The job stays
-  // until then.
+  // Runs `work` on that thread, then `end` on this one with the error of `work`, if it threw one.
+  // The job lives until then.
   virtual void run_beside(Background& thread, Background::Work work, Background::End end) = 0;
 };
 
@@ -82,13 +84,13 @@ struct JobContext {
   JobHost& host;
   Job& job;
   Membership& membership;
-  Part& local;                        // of the job, in this box
-  RemoteParts& remote;                // those of other boxes
+  Part& local;                        // the job's part in this box
+  RemoteParts& remote;                // the parts in other boxes
   std::span<Part* const> everywhere;  // both
   Seats& seats;
   Requests& requests;
   const SavedLife& life;
-  Uplink* uplink;  // of a rack; null: there is no parent
+  Uplink* uplink;  // a rack's; null: there is no parent
   JobDriver& driver;
 };
 

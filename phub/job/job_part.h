@@ -1,7 +1,7 @@
-// What a box has of a job, which is all of it unless several boxes serve together: its plan, memory
-// and link, and the cores' parts of it. Control thread, but for what the cores were handed; it is
-// made and freed beside that thread, which takes long. All memory is there when the constructor
-// returns.
+// A box's part of a job, which is all of it unless several boxes serve together: its plan, memory
+// and link, and the cores' parts of it. The control thread owns it, but for the objects that the
+// cores were handed. Another thread makes and frees it, as that takes long. All memory is there
+// when the constructor returns.
 #pragma once
 
 #include <array>
@@ -33,24 +33,24 @@
 
 namespace phub {
 
-// Fills in what follows from the rest (max_ranks) and checks the words that validate() cannot know:
-// optimizer, formats, hyperparameters. Throws Error(kInvalid).
+// Fills in max_ranks, which follows from the rest, and checks the words that validate() cannot
+// know: optimizer, formats, hyperparameters. Throws Error(kInvalid).
 void complete_spec(JobSpec& spec);
 
-// Where a box's part begins among all boxes' queues, as workers count.
+// The place of a box's queues among those of all boxes, as workers count them.
 struct QueueNumbers {
   uint32_t first = 0;
   uint32_t all = 0;          // 0: this box has all
-  uint32_t other_boxes = 0;  // at the server: that have parts
+  uint32_t other_boxes = 0;  // at the server: the other boxes with parts
 };
 
 class JobPart {
  public:
-  // `snapshots`: takes them, with memory for what the box has. A job that goes on from a checkpoint
-  // (`restored`; null: it begins) gets its values before a core has it: SavedJobs::load().
-  // REQUIRES: complete_spec(spec), at least as many restored.ranks as max_ranks. Throws Error.
-  // `rack`: what a box with a parent needs; null: it has none. Then the plan's units are the
-  // parent's queues. `switched`: how its int32 chunks come through a switch; null: they do not.
+  // With `snapshots` it takes snapshots, and has memory for its part of them. A job that goes on
+  // from a checkpoint (`restored`; null: it is new) gets its values from SavedJobs::load() before a
+  // core has it. REQUIRES: complete_spec(spec), at least as many restored.ranks as max_ranks.
+  // Throws Error. `rack` is for a box with a parent (null: it has none); then the plan's units are
+  // the parent's queues. `switched` is the switch through which its int32 chunks come; null: none.
   JobPart(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& transport,
           kernels::Store store, bool snapshots = false, const Manifest* restored = nullptr,
           QueueNumbers queues = {}, const Rack* rack = nullptr,
@@ -61,12 +61,14 @@ class JobPart {
   const Plan& plan() const { return plan_; }
   const NodeMemory& memory() const { return memory_; }
   BoxLink& link() { return *link_; }
-  const RankRange& ranks() const { return ranks_; }                  // that the box serves
-  const SwitchOffer& switch_offer() const { return switch_offer_; }  // no streams: there is none
-  // To the parent. Makes its connections anew; the cores must not use it meanwhile. Any thread.
-  // REQUIRES: there is a parent. Throws Error.
+  const RankRange& ranks() const { return ranks_; }  // those that the box serves
+  const SwitchOffer& switch_offer() const {
+    return switch_offer_;
+  }  // without streams there is no offer
+  // Makes the connections to the parent anew. Any thread. REQUIRES: there is a parent; the cores do
+  // not use the link meanwhile. Throws Error.
   void reconnect(const Offer& offer) { uplink_->reconnect(offer); }
-  // By core of the plan, which may leave cores of the server out.
+  // By core of the plan, which may leave out cores of the server.
   CoreJob& core_job(uint32_t core) { return *core_jobs_[core]; }
   uint32_t cores() const { return static_cast<uint32_t>(core_jobs_.size()); }
 
@@ -75,21 +77,22 @@ class JobPart {
   RoundGate* gate() { return gate_.get(); }  // null: rounds are not gated
 
   bool takes_snapshots() const { return takes_snapshots_; }
-  // What a checkpoint keeps of every element, f32: the parameters, the optimizer's states, and the
-  // view.
+  // The f32 arrays of which a checkpoint keeps every element: the parameters, the optimizer's
+  // states, and the view.
   static constexpr size_t kMostArrays = 4;
   size_t saved_arrays() const;  // up to kMostArrays; 0: the box has no state
-  // And what it keeps of every element of a shelf: the first of these.
+  // The arrays that a checkpoint keeps of a shelf: the first of these.
   size_t arrays_of_shelf() const { return arrays_.shelves.each; }
-  // Of the latest snapshot, or of the checkpoint that it goes on from; latest is null in lock-step.
+  // The clocks of the latest snapshot, or of the checkpoint that the job goes on from;
+  // SavedClocks::latest is null in lock-step.
   const SavedClocks& saved_clocks() const { return arrays_.copy.clocks; }
-  std::vector<uint64_t> saved_steps(uint64_t round) const;  // as its manifest has them
+  std::vector<uint64_t> saved_steps(uint64_t round) const;  // in the manifest's form
   std::vector<uint64_t> saved_steps_of_shelf(uint32_t shelf) const;
-  // The snapshot's copy; the values that the job goes on from, with what lies in docks. Both have
-  // the clocks behind the arrays, and the steps of shelves.
+  // The images of the snapshot's copy, and of the values that the job goes on from, docks included.
+  // Both have the clocks and the steps of shelves behind the arrays.
   SavedImage image_of_copy() const { return image_of(arrays_.copy); }
   SavedImage image_of_values();
-  // Of saved_arrays(), or of those of a shelf (from 1 on; or of a dock), in the layout of the box's
+  // One of saved_arrays(), or one of a shelf (from 1 on) or dock, in the layout of the box's
   // memory: the job's own, and the snapshot's copy.
   float* own_array(uint32_t shelf, size_t array) { return array_of(arrays_, shelf, array); }
   float* copied_array(uint32_t shelf, size_t array) const {
@@ -107,16 +110,18 @@ class JobPart {
     uint64_t bytes() const;
     SavedImage image();  // the arrays, then the steps
   };
-  Shelf make_shelf() const;  // all of it is there. Takes long; any thread. Throws Error(kFull).
+  Shelf make_shelf()
+      const;  // All its memory is there. Takes long; any thread. Throws Error(kFull).
   uint64_t shelf_bytes() const;
-  // What lies in the dock of `shelf` (branch_orders.h), where nobody copies from it now; empty:
-  // nothing. Returns what lay there.
+  // Puts `with` into the dock of `shelf` (branch_orders.h) and returns the former content; an empty
+  // Shelf means that the dock is empty. REQUIRES: no core copies from the dock now.
   Shelf exchange_dock(uint32_t shelf, Shelf with);
   uint64_t docked_bytes() const;
   bool has_dock(uint32_t shelf) const { return !docks_[shelf - 1].arrays.empty(); }
-  // By chunk, from steps as a checkpoint has them. Throws Error(kInvalid).
+  // Converts steps from a checkpoint's form to one number per chunk. Throws Error(kInvalid).
   void take_steps(const std::vector<uint64_t>& from, uint64_t round, uint64_t* to) const;
-  // After the arrays and clocks got their values, and before a core has the job.
+  // Gives the cores the saved clocks and orders, and makes the results from the arrays. REQUIRES:
+  // the arrays and clocks have their values; no core has the job yet.
   void publish_restored(const Manifest& saved);
   // "key 'conv1.weight', elements 0 to 8191": for error messages.
   std::string where(uint32_t chunk) const;
@@ -133,10 +138,10 @@ class JobPart {
   template <typename Arrays>
   SavedImage image_of(const Arrays& arrays) const;
   void make_arrays(uint32_t saved_ranks);
-  // Shelves of one set: the job's own, with docks, or copies of them.
+  // One set of shelves: the job's own, with docks, or the copies of them.
   struct ShelfMemory {
     std::vector<Shelf> shelves;
-    std::vector<float*> arrays;  // what JobArrays refers to
+    std::vector<float*> arrays;  // JobArrays refers to these two
     std::vector<uint64_t*> steps;
   };
   void make_docks(const SavedBranches& saved);
@@ -146,9 +151,9 @@ class JobPart {
   std::vector<uint64_t> gathered(const uint64_t* steps) const;
   std::vector<CoreChunk> chunks_of(uint32_t core) const;
 
-  const std::shared_ptr<const JobSpec> spec_;  // of a million keys it has 300 MB
+  const std::shared_ptr<const JobSpec> spec_;  // with a million keys it has 300 MB
   const Plan plan_;
-  const Choices choices_;  // of what is done here
+  const Choices choices_;  // those for this box
   const RankRange ranks_;
   const bool has_parent_;
   const NodeMemory memory_;

@@ -1,5 +1,5 @@
-// The part of a job in this box, at its server and at a box that serves under one: what its cores
-// are told, and the memory and connections of its ranks. Control thread only.
+// The part of a job in this box, which is a server or serves under one: the messages to its cores,
+// and the memory and connections of its ranks. Control thread only.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +19,11 @@ namespace phub {
 
 class LocalPart : public Part {
  public:
-  // Where a core of the part writes its answer to a probe.
+  // The memory into which a core of the part writes its answer to a probe.
   using ProbeOf = std::function<Probe&(uint32_t core)>;
 
-  // `cores`: of the machine, by core of the part. The budget counts what ranks say that they touch.
-  // All of these outlive this.
+  // `cores` are those of the machine, by core of the part. The budget counts the interest that
+  // ranks declare. All of these outlive this.
   LocalPart(JobPart& job, std::vector<uint32_t> cores, ProbeOf probe_of, CoreMail& mail,
             Background& builder, MemoryBudget& budget)
       : job_(job),
@@ -51,11 +51,11 @@ class LocalPart : public Part {
   bool gone() const override { return (!started_ || cores_left_ == 0) && tasks_ == 0; }
 
   bool has(uint32_t rank) const { return seats_.contains(rank); }  // admitted, and not revoked
-  uint64_t interest_bytes() const { return interest_bytes_; }      // of all ranks, in the budget
-  void core_has_let_go() { --cores_left_; }                        // it said kRemoved
+  uint64_t interest_bytes() const { return interest_bytes_; }      // all ranks', in the budget
+  void core_has_let_go() { --cores_left_; }                        // a core said kRemoved
   // Revokes all ranks, and closes the link. REQUIRES: gone().
   void close();
-  // The server ends: in the stead of the cores, whose threads have ended.
+  // The server ends: detaches all ranks in place of the cores, whose threads have ended.
   void detach_all();
 
  private:
@@ -70,11 +70,11 @@ class LocalPart : public Part {
   CoreMail& mail_;
   Background& builder_;
   MemoryBudget& budget_;
-  std::map<uint32_t, Chunks> seats_;  // by rank: those that the link has
+  std::map<uint32_t, Chunks> seats_;  // by rank that the link has
   uint64_t interest_bytes_ = 0;
-  uint64_t activity_ = 0;  // of all cores, when it was looked at last
-  uint32_t cores_left_;    // that have the job
-  uint32_t tasks_ = 0;     // beside the control thread
+  uint64_t activity_ = 0;  // sum over all cores, at the last look
+  uint32_t cores_left_;    // cores that have the job
+  uint32_t tasks_ = 0;     // under way on other threads
   bool started_ = false, ending_ = false;
 };
 

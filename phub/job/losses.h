@@ -1,5 +1,5 @@
-// The losses of a job's latest rounds, as its ranks report them, with the branch that ran. Not a
-// part of checkpoints: it begins anew in each life of the job. Control thread only.
+// The losses of a job's latest rounds, as its ranks report them, with the branch that ran.
+// Checkpoints do not have them: they begin anew in each life of the job. Control thread only.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,14 @@ namespace phub {
 
 class Losses {
  public:
-  // What ran, and is to run, from the round of the first on. Ascending; not empty. Before add(),
-  // and before runs that it has are forgotten.
+  // Learns the branches that ran, and are to run, from the round of the first on. `runs` is
+  // ascending and not empty. Called before add(), and before the sender forgets such runs.
   void learn(std::span<const BranchRun> runs);
-  bool empty() const { return entries_.empty(); }  // nobody has reported anything
+  bool empty() const { return entries_.empty(); }  // no rank has reported a loss
 
-  // A rank's rounds ascend: one that it has reported already, or a later one, counts once. So does
-  // nothing of a round that is not kept any more. Throws Error(kInvalid): the round is above
-  // `most`, or 0. REQUIRES: learn() was told of it.
+  // Adds a loss. A rank's rounds ascend: if it has reported this round or a later one already, or
+  // the round is no longer kept, the loss does not count. Throws Error(kInvalid) if the round is 0
+  // or above `most`. REQUIRES: learn() was told of the round.
   void add(uint32_t rank, uint64_t round, double loss, uint64_t most);
 
   LossPage page(uint64_t from) const;  // without the epoch

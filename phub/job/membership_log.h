@@ -1,9 +1,9 @@
-// The log of a job: what a reference needs to recompute the run, in bounded memory.
+// The log of a job: with it a reference can recompute the run. Its memory is bounded.
 //
-// Records are kept as the text of pages, so that reading one costs what is on it, however long the
-// log is. Exclusions are gathered: the chunks that a rank was left out of in a round make one
-// record, and so do rounds in a row that lack the same chunks. When the log is full, its oldest
-// page goes: the numbers of the records, which never change, tell readers so.
+// Records are kept as the text of pages, so the cost of reading a page does not grow with the log.
+// Exclusions are gathered: the chunks that a rank was left out of in a round make one record, and
+// so do rounds in a row that lack the same chunks. When the log is full, its oldest page goes: the
+// numbers of the records, which never change, tell readers so.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ class MembershipLog {
  public:
   static constexpr uint64_t kMostBytes = uint64_t{128} << 20;
   static constexpr uint64_t kPageBytes = uint64_t{64} << 10;  // and one record
-  static constexpr size_t kMostRanges = 1024;  // of a record; more are told in several, in order
+  static constexpr size_t kMostRanges = 1024;  // in a record; more make several records, in order
 
   explicit MembershipLog(uint32_t chunks) : chunks_(chunks) {}
 
@@ -28,14 +28,14 @@ class MembershipLog {
   // The rank was left out of the chunk in this round.
   void exclude(uint32_t rank, uint32_t incarnation, uint32_t chunk, uint64_t round);
 
-  // From record `from` on, or from the oldest that is left. What was gathered is there too.
+  // Returns records from `from` on, or from the oldest that is left, gathered exclusions included.
   LogPage page(uint64_t from);
 
-  // Drops the oldest pages until the log holds no more, or has one page left.
+  // Drops the oldest pages until the log holds no more than `bytes`, or has one page left.
   void limit(uint64_t bytes);
   uint64_t bytes() const { return bytes_; }
 
-  // What exclusions may hold while they are gathered, in bytes.
+  // The most bytes that exclusions hold while they are gathered.
   static uint64_t gathering_bytes(uint64_t chunks, uint64_t ranks);
 
  private:
@@ -44,11 +44,11 @@ class MembershipLog {
     uint64_t records = 0;
     std::string text;  // JSON objects, with commas between them
   };
-  // Of one incarnation of a rank.
+  // The exclusions of one incarnation of a rank.
   struct Gathering {
     uint32_t incarnation = 0;
     std::map<uint64_t, std::vector<uint64_t>> rounds;  // a bit per chunk; at most two rounds
-    LogRecord record;                                  // of rounds before them; no chunks: none
+    LogRecord record;                                  // rounds before these; no chunks: none
   };
 
   void write(const LogRecord& record);

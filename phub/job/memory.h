@@ -1,4 +1,4 @@
-// What a job needs of the box's memory, counted before anything is allocated.
+// The memory that a job needs in the box, counted before any is allocated.
 #pragma once
 
 #include <atomic>
@@ -13,45 +13,47 @@
 
 namespace phub {
 
-// What a job needs on one node, in bytes, every holder added up.
+// The bytes that a job needs on one node, every holder added up.
 struct NodeMemory {
   uint32_t os_node = 0;
   uint64_t slots = 0;        // gradients of max_ranks ranks; over shared memory, the workers' own
-  uint64_t parameters = 0;   // what is written back; the view, and differences from it
-  uint64_t master = 0;       // f32 parameters, where what is written back is not these
-  uint64_t state = 0;        // of the optimizer
-  uint64_t sums = 0;         // of a round that is gated, f32; to a parent, with the results from it
-  uint64_t shelves = 0;      // of the branches that do not run: f32 arrays, and their steps
-  uint64_t snapshot = 0;     // a copy of what is saved (f32 arrays and clocks), for snapshots
+  uint64_t parameters = 0;   // the written-back values; the view, and differences from it
+  uint64_t master = 0;       // f32 parameters, if they are not the written-back values
+  uint64_t state = 0;        // the optimizer's
+  uint64_t sums = 0;         // a gated round's, f32; those to a parent, with its results
+  uint64_t shelves = 0;      // f32 arrays and steps of branches that do not run
+  uint64_t snapshot = 0;     // a copy of the saved f32 arrays and clocks
   uint64_t bookkeeping = 0;  // the plan, the state of every chunk, rings, scratch
   uint64_t total() const {
     return slots + parameters + master + state + sums + shelves + snapshot + bookkeeping;
   }
 };
 
-// Whether the box has anything of the job to save: without an optimizer, sums in lock-step are the
-// workers' own, and so is the model.
+// Whether the box has any state of the job to save: without an optimizer, in lock-step, the workers
+// have the model.
 bool box_has_state(const JobSpec& spec);
-// The f32 arrays of it that the optimizer works on: the parameters and its states; 0: it has none.
+// The number of f32 arrays that the optimizer works on: the parameters and its states; 0: the box
+// has none.
 size_t optimized_arrays_of(const JobSpec& spec);
-// And those that a checkpoint keeps: at last the view, where results come back as differences.
+// The number of arrays that a checkpoint keeps: these, and the view if results come back as
+// differences.
 size_t saved_arrays_of(const JobSpec& spec);
 
 // One entry per node in use, ascending. `snapshots`: whether the server takes them.
-// `saved_ranks`: of the checkpoint that the job goes on from, which may be more than it has now.
-// `rack`: of a box with a parent, null: it has none.
-// Throws Error(kInvalid) on words of `spec` that are unknown.
+// `saved_ranks`: the ranks of the checkpoint that the job goes on from, perhaps more than it has
+// now. `rack`: for a box with a parent; null: it has none.
+// Throws Error(kInvalid) on unknown words of `spec`.
 std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, bool snapshots = false,
                                       uint64_t saved_ranks = 0, const Rack* rack = nullptr);
 // The sum of all nodes.
 NodeMemory total_memory(const Plan& plan, const JobSpec& spec, bool snapshots = false,
                         uint64_t saved_ranks = 0, const Rack* rack = nullptr);
 
-// For people: a table, with a line per node.
+// Returns a table for people, with a line per node.
 std::string describe_memory(const Plan& plan, const JobSpec& spec, bool snapshots = false);
 
-// What all jobs hold, and what they may hold. The builder reserves and releases; the control thread
-// adds what running jobs grow by.
+// The memory that all jobs hold, and its limit. The builder reserves and releases; the control
+// thread adds the growth of running jobs.
 class MemoryBudget {
  public:
   explicit MemoryBudget(uint64_t limit) : limit_(limit) {}
@@ -63,19 +65,19 @@ class MemoryBudget {
     return used <= limit_ && bytes <= limit_ - used;
   }
   uint64_t excess() const { return used_ > limit_ ? used_ - limit_ : 0; }
-  // Throws Error(kFull) that adds up what the job needs.
+  // Throws Error(kFull) that adds up the job's needs.
   void reserve(const JobSpec& spec, const NodeMemory& memory);
   void release(uint64_t bytes) { used_ -= bytes; }
   void grow(uint64_t before, uint64_t now) { used_ += now - before; }
-  // What a join with this text takes once it is decoded, until the result is gone; null: next to
-  // nothing. Any thread. Throws Error, kUnavailable where there is room when other joins are done,
-  // or kFull.
+  // Holds the memory of a join with this text, once it is decoded, until the result is destroyed;
+  // null: it needs next to none. Any thread. Throws Error: kUnavailable if there is room when other
+  // joins are done, else kFull.
   std::shared_ptr<void> hold_for_join(std::string_view text);
 
  private:
   const uint64_t limit_;
   std::atomic<uint64_t> used_{0};
-  // Beside it, by joins: what they hold may outlive this.
+  // Memory of joins, beside used_. Its holders may outlive this.
   const std::shared_ptr<std::atomic<uint64_t>> held_ = std::make_shared<std::atomic<uint64_t>>(0);
 };
 

@@ -17,11 +17,10 @@ namespace phub {
 class Parent {
  public:
   virtual ~Parent() = default;
-  virtual std::string name() const = 0;  // its address, for messages
-  virtual std::string transport()
-      const = 0;  // over which gradients go there; auto: join() finds out
+  virtual std::string name() const = 0;       // its address, for messages
+  virtual std::string transport() const = 0;  // for gradients to the parent; auto: join() finds out
   virtual std::string rack_name() const = 0;  // this box's, for people
-  // What each NIC sends there at most; 0: no limit.
+  // The most that each NIC sends to the parent; 0: no limit.
   virtual uint64_t nic_bytes_per_s() const { return 0; }
 
   virtual void join(JoinRequest request, Reply<JoinReply> reply) = 0;
@@ -40,7 +39,7 @@ class Parent {
   virtual void read_state(const Credential& who, uint64_t offset, Reply<PartBytes> reply) = 0;
   virtual void write_state(const Credential& who, uint64_t offset, std::string piece,
                            Reply<Done> reply) = 0;
-  // Closes its connections. What it has asked for is not answered any more.
+  // Closes the rack's connections. Its open calls get no answer any more.
   virtual void forget(const Credential& who) = 0;
 
   // Any thread; blocks. Throws Error.

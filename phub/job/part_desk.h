@@ -1,7 +1,7 @@
-// The parts of a running job's checkpoints that its ranks save of their own state: pieces that come
-// for the snapshot under way, and pieces of what a rank goes on from. Below a parent all of them
-// pass through, each under the number of its rank in the training; so a checkpoint of the root has
-// the files of one box's.
+// The parts of a running job's checkpoints in which ranks save their own state: pieces that come
+// for the snapshot under way, and pieces of the part that a rank goes on from. Below a parent all
+// of them pass through, each under the number of its rank in the training; so a checkpoint of the
+// root has the files of one box's.
 //
 // Control thread; the running job owns it.
 #pragma once
@@ -34,10 +34,10 @@ class PartDesk {
   // rank, or a rank below it. Throws Error: there is none.
   void read(uint32_t rank, uint32_t whose, uint64_t offset, Reply<PartBytes> reply);
 
-  // What the rank goes on from: nothing, if its first round is not the job's.
+  // The parts that the rank goes on from; none if its first round is not the job's.
   std::vector<RankPart> parts_for(uint32_t rank) const;
   RankParts& of_snapshot() { return parts_; }  // the one under way
-  // There will be no checkpoint of the snapshot under way: what has come is removed.
+  // The snapshot under way will not become a checkpoint: removes the pieces that have come.
   void drop();
 
  private:

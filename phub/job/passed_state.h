@@ -45,19 +45,19 @@ class PassedState final : public StateDesk {
     kFree,
     kBeginning,
     kOpen,
-    kEnding,  // until the parent has dropped it: what comes next must not be dropped instead
+    kEnding,  // until the parent has dropped it, so that it cannot drop the next one instead
   } stage_ = Stage::kFree;
-  bool is_over_ = false;  // its rank has ended it, while it was begun
-  bool asks_ = false;     // the parent to drop it
-  uint32_t rank_ = 0;     // whose it is
+  bool is_over_ = false;  // its rank has ended it before the parent's answer to begin
+  bool asks_ = false;     // has asked the parent to drop it
+  uint32_t rank_ = 0;     // the rank that reads or sets
   bool sets_ = false;
   uint64_t bytes_ = 0;
-  struct Next {  // waits until the one before is dropped
+  struct Next {  // waits until the state before is dropped
     StateRequest request;
     Reply<StateReply> reply;
   };
   std::unique_ptr<Next> next_;
-  std::vector<Reply<Done>> ended_;  // who waits for the end
+  std::vector<Reply<Done>> ended_;  // replies that wait for the end
 };
 
 }  // namespace phub

@@ -19,27 +19,28 @@
 
 namespace phub {
 
-// What a rack's job is made from, beside its spec and plan, once the parent has admitted it.
+// The data from which a rack's job is made, beside its spec and plan, once the parent has admitted
+// it.
 struct Rack {
-  RankRange ranks;           // of the job, which it serves
-  Layout above;              // of the parent's job
+  RankRange ranks;           // the job's ranks that it serves
+  Layout above;              // the layout of the parent's job
   uint64_t first_round = 1;  // the parent's, in which the rack begins
   uint32_t incarnation = 1;  // the rack's at the parent
   // The connection to the parent, over the sizes and threads of this layout. Builder's thread.
   std::function<std::unique_ptr<WorkerLink>(const LinkLayout& layout)> connect;
 };
 
-// The rank at the parent with which a rank of the job is served; -1: whichever is free.
+// The rank at the parent under which a rank of the job is served; -1: any that is free.
 int32_t rank_above(const JobSpec& spec, int32_t rank);
-// The ranks of the job that are the parent's rank together. Throws Error(kInternal): there is no
-// such rank.
+// The ranks of the job that together are this rank of the parent's. Throws Error(kInternal) if
+// there is no such rank.
 RankRange ranks_below(const JobSpec& spec, uint32_t rank_above);
-// Of the training, those that a rank of the job stands for: itself, or those of the rack.
+// The training's ranks for which a rank of the job stands: itself, or those of the rack.
 RankRange ranks_of_training(const JobSpec& spec, uint32_t rank);
-// What the parent's job is. REQUIRES: check_rules(spec, Feature::kBelowParent).
+// Returns the spec of the parent's job. REQUIRES: check_rules(spec, Feature::kBelowParent).
 JobSpec spec_above(const JobSpec& spec);
 
-// What is left to do for a rack itself: sums. (Whether rounds are gated can still be seen in it.)
+// Returns the spec of a rack's own work, which is to sum. (It still says whether rounds are gated.)
 JobSpec spec_of_sums(JobSpec spec);
 
 }  // namespace phub

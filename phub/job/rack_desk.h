@@ -1,4 +1,4 @@
-// A rack's running job at its parent: what the rack tells the parent, and what comes from there;
+// A rack's running job at its parent: the rack's messages to the parent, the parent's answers, and
 // the connection to the parent, which is made again when it broke.
 //
 // Control thread; the running job owns it.
@@ -21,16 +21,17 @@ class RackDesk {
   RackDesk(const JobContext& context, Savers& savers);
 
   void begin();  // from now on the job ends when the parent's does
-  void tick();   // tells the parent the news, and what else is to be done there from time to time
-  // `error`: what the job ends with; "": all ranks have left.
+  void tick();   // tells the parent the news, and does other periodic work there
+  // `error` is the job's; "": all ranks have left.
   void end(const std::string& error);
 
   StateDesk& states() { return states_; }
-  // What a rank of this rack sent, for which the parent will end the job.
+  // Says which rank of this rack sent a NaN or Inf, for which the parent will end the job.
   void explain_nonfinite(std::string what) { nonfinite_ = std::move(what); }
-  // The join of a rank that saves, until the parent knows that there is one.
+  // Delays the join of a rank that saves, until the parent knows that ranks save here.
   void delay_join(uint64_t token, int32_t rank, bool replace);
-  // `reply` is answered behind the parent's barrier, which follows the one of this rack.
+  // Returns a reply that answers `reply` after the parent's barrier, which follows that of this
+  // rack.
   Reply<Done> above(Reply<Done> reply);
 
   void link_broke();
@@ -51,7 +52,7 @@ class RackDesk {
   Savers& savers_;
   PassedState states_;
   enum class Link { kFine, kStopping, kMissing, kResuming } link_ = Link::kFine;
-  uint32_t answers_ = 0;  // of cores, which stop using the link or go on
+  uint32_t answers_ = 0;  // from cores that stop using the link or go on
   std::string nonfinite_;
   RackNews news_;
   struct Delayed {

@@ -1,6 +1,5 @@
-// Connections of a running job's ranks that broke and are made again: every core stops using the
-// broken one; then there is a new offer, every core uses the new connection, and the worker gets
-// the offer.
+// Makes broken connections of a running job's ranks anew: every core stops using the broken one;
+// then there is a new offer, every core uses the new connection, and the worker gets the offer.
 //
 // Control thread; the running job owns it.
 #pragma once
@@ -29,7 +28,7 @@ class Reconnections {
  private:
   struct Reconnection {
     uint32_t incarnation = 0;
-    uint32_t answers = 0;  // of cores
+    uint32_t answers = 0;  // from cores
     bool attaching = false;
     Offer offer;
     Reply<Offer> reply;

@@ -1,5 +1,6 @@
-// What another box has of a job's checkpoint, here: a copy of its part of the snapshot, which it
-// sends before it is written, or of what the job goes on from, until the box has fetched it.
+// A copy here of another box's part of a job's checkpoint: of its part of the snapshot, which it
+// sends before the checkpoint is written, or of the state that the job goes on from, until the box
+// has fetched it.
 #pragma once
 
 #include <cstddef>
@@ -15,11 +16,11 @@ namespace phub {
 
 class RemoteCopy {
  public:
-  // How much there is of it.
+  // The sizes of the part.
   struct Size {
-    uint64_t elements = 0;  // of an array
+    uint64_t elements = 0;  // in each array
     size_t arrays = 0;
-    uint64_t chunks = 0;  // of the job
+    uint64_t chunks = 0;  // the job's
     uint32_t clock_ranks = 0;
     uint32_t shelves = 0;
     size_t arrays_of_shelf = 0;
@@ -33,13 +34,14 @@ class RemoteCopy {
              shelves * chunks * sizeof(uint64_t);
     }
   };
-  // Of `box` in the plan of all boxes. `saved_ranks`: of the checkpoint that the job goes on from.
+  // The size for `box` in the plan of all boxes. `saved_ranks` are those of the checkpoint that the
+  // job goes on from.
   static Size size_of(const Plan& plan, uint32_t box, const JobSpec& spec, uint64_t saved_ranks);
 
   // Throws Error(kFull) that names `what`.
   RemoteCopy(const Size& size, uint32_t os_node, std::string_view what);
 
-  // As JobPart::own_array() counts them.
+  // Counts shelves and arrays as JobPart::own_array().
   float* array(uint32_t shelf, size_t array) const {
     const size_t at =
         shelf == 0 ? array : size_.arrays + (shelf - 1) * size_.arrays_of_shelf + array;
@@ -47,7 +49,7 @@ class RemoteCopy {
   }
   SavedClocks clocks() const;
   uint64_t* steps_of_shelf(uint32_t shelf) const;  // by chunk of the job
-  SavedImage image() const;                        // as its part has it
+  SavedImage image() const;                        // in the form of its part's image
 
  private:
   Size size_;

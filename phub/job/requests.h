@@ -1,5 +1,5 @@
-// The calls to a running job that wait for a boundary, by the token that the membership knows each
-// of them by. Control thread only.
+// The calls to a running job that wait for a boundary, by the token under which the membership
+// knows each call. Control thread only.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ class Requests {
     waiting_[token] = std::move(reply);
     return token;
   }
-  // `reply` gets what `make` makes of that round.
+  // `reply` gets make(round).
   template <typename T, typename Make>
   uint64_t expect(Reply<T> reply, Make make) {
     return expect([reply = std::move(reply), make](Result<uint64_t> result) {

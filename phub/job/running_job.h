@@ -1,8 +1,8 @@
 // A job on the box, from its first join until every core has let go of it: the driver of its cores,
 // its boundaries and its end, and the desks that answer the calls to it (job_context.h).
 //
-// Control thread only; the builder makes it. What takes long runs beside that thread, and the job
-// stays until it is done.
+// Control thread only; the builder makes it. Long work runs on other threads, and the job lives
+// until it is done.
 #pragma once
 
 #include <array>
@@ -36,8 +36,8 @@ namespace phub {
 
 class RunningJob final : private JobDriver {
  public:
-  // `cores`: of the server, by core of its part of the plan; `shards`: who has the other parts;
-  // `uplink`: of a rack, null: there is no parent. The host outlives this.
+  // `cores` are the server's, by core of its part of the plan; `shards` have the other parts;
+  // `uplink` is a rack's (null: there is no parent). The host outlives this.
   RunningJob(std::shared_ptr<Job> job, std::string transport, std::vector<uint32_t> cores,
              JobHost& host, SavedLife life = {}, std::vector<ShardBox> shards = {},
              std::shared_ptr<Uplink> uplink = nullptr);
@@ -49,28 +49,29 @@ class RunningJob final : private JobDriver {
   }
   JobStatus status() const;
 
-  // The shards make their parts; then `done` is called, at once if there are none. Before start().
+  // Makes the shards make their parts, then calls `done`, at once if there are none. REQUIRES:
+  // start() was not called yet.
   void make_remote_parts(RemoteParts::Done done);
   bool has_remote_parts() const { return !remote_.empty(); }
-  void drop_remote_parts() { remote_.remove(); }  // in its stead
+  void drop_remote_parts() { remote_.remove(); }  // in place of finish()
   void start();
   void tick(uint64_t now);
   uint64_t tick_ms() const;  // the shortest interval in which tick() has something to do
-  // Nobody joins it any more.
+  // No rank may join any more.
   bool ending() const { return ending_ || saves_.is_saving_end(); }
-  // Only what they leave is still saved.
+  // All ranks have left, and the job is still being saved.
   bool all_have_left() const { return saves_.is_saving_end(); }
-  // Nothing uses it any more: no core, and nothing beside the control thread.
+  // No core uses it any more, and no other thread.
   bool gone() const { return ending_ && local_.gone() && remote_.gone() && tasks_ == 0; }
-  // The end of a job that is gone: those who wait get their answers, but for those who deleted it:
-  // they are answered when its memory is free.
+  // Ends a job that is gone: answers all calls that wait, but those that deleted it, which are
+  // answered when its memory is free.
   struct Remains {
     std::shared_ptr<Job> job;
-    bool over = false;  // all have left, or it was deleted: nobody goes on from its checkpoints
+    bool over = false;  // all have left, or it was deleted: no job goes on from its checkpoints
     std::vector<Reply<Done>> removals;
   };
   Remains finish();
-  // The server ends; in the cores' stead, whose threads have ended.
+  // The server ends: detaches all ranks in place of the cores, whose threads have ended.
   void detach_all();
 
   void run_beside(Background& thread, Background::Work work, Background::End end) override;
@@ -80,21 +81,21 @@ class RunningJob final : private JobDriver {
 
   void handle(const CoreReport& report);
   void handle(const TransportEvent& event);
-  // Of the job's remote part there (running_job_shards.cc).
+  // About the job's parts in other boxes (running_job_shards.cc).
   uint64_t number() const { return remote_.job(); }
   void handle(uint64_t shard, const ShardReport& report);
-  // A box that has not answered in time; a piece of it has moved, of whichever job.
+  // A box that has not answered in time. shard_moved(): a piece of any job moved to or from the
+  // box.
   std::optional<RemoteParts::Late> late_shard(uint64_t now_ms) {
     return remote_.late(now_ms, membership_.completed_round());
   }
   void shard_moved(uint64_t shard) { remote_.moved(shard); }
-  // Returns how many other boxes are to be there again before the job goes on from its checkpoint;
-  // 0: it does not wait for them, or has no part there.
+  // Returns how many other boxes must be there again before the job goes on from its checkpoint; 0:
+  // it does not wait for them, or has no part there.
   size_t lose_shard(uint64_t shard);
   RemoteParts& remote() { return remote_; }
 
-  // The desks, which answer calls of ranks. REQUIRES, but for those of members(): the rank is a
-  // member.
+  // The desks, which answer calls of ranks. REQUIRES, except for members(): the rank is a member.
   MemberDesk& members() { return members_; }
   Reconnections& reconnections() { return reconnections_; }
   HyperDesk& hyper() { return hyper_; }
@@ -146,14 +147,14 @@ class RunningJob final : private JobDriver {
   Seats seats_;
   Requests requests_;
 
-  // What the cores are asked about.
+  // Probes of the cores.
   uint32_t probes_out_ = 0;
   uint64_t next_tick_ms_ = 0;
   uint64_t next_probe_ms_ = 0;
-  uint64_t active_ms_ = 0;  // when something was seen to happen last
+  uint64_t active_ms_ = 0;  // the latest time at which the job was seen active
 
   const SavedLife life_;
-  std::map<uint32_t, std::string> switch_ended_;  // by core that takes no sums now: why
+  std::map<uint32_t, std::string> switch_ended_;  // by core that takes no sums now: the reason
 
   Savers savers_;
   PartDesk parts_;
@@ -164,10 +165,10 @@ class RunningJob final : private JobDriver {
   BoxState state_;
   const std::unique_ptr<RackDesk> rack_;  // null: there is no parent
   MemberDesk members_;
-  uint64_t numbers_ = 0;  // that were given: see new_number()
+  uint64_t numbers_ = 0;  // the latest of new_number()
 
   uint64_t grown_bytes_;  // as counted in the budget
-  uint32_t tasks_ = 0;    // beside the control thread
+  uint32_t tasks_ = 0;    // under way on other threads
   bool ending_ = false;
   ErrorCode error_code_ = ErrorCode::kInternal;
   std::string error_;  // empty: it ends well

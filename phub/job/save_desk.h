@@ -1,10 +1,10 @@
-// The snapshots of a running job: when one is taken, of which round, and how it becomes a
+// The snapshots of a running job: when and of which round one is taken, and how it becomes a
 // checkpoint.
 //
 // Without ranks that save their own state, a snapshot is of the round before its boundary. With
 // them it is of the first round, from its boundary on, that is a multiple of --checkpoint-every:
 // ranks know these rounds from the reply to their join (worker/saver.h). No chunk has closed that
-// round when the cores learn of it, so nobody has its results yet: no part can have come before the
+// round when the cores learn of it, so no rank has its results yet, and no part can come before the
 // box knows that it wants the part. The boundary is made as soon as the snapshot before is written,
 // long before it is needed. Out of lock-step some ranks are further than others: the round is one
 // that none has begun.
@@ -31,37 +31,40 @@ class SaveDesk {
   // `savers` and `parts` outlive this.
   SaveDesk(const JobContext& context, Savers& savers, PartDesk& parts);
 
-  // A rank asks for a checkpoint of what is complete now, or with the round of such an answer, how
-  // that checkpoint is doing. Throws Error: the job is not saved; or why that one was not written.
+  // A rank asks for a checkpoint of the rounds that are complete now; or, with the round of such an
+  // answer, for the state of that checkpoint. Throws Error: the job is not saved; or why that
+  // checkpoint was not written.
   void checkpoint(uint64_t round, Reply<CheckpointReply> reply);
 
   // Saves the job once more, before the server ends: as it is now, by a boundary that is made for
-  // it; or, if ranks save their own state, in the next round that they know to be saved. Nothing
-  // happens to a job that has nothing to save, has not begun or has ended.
+  // it; or, if ranks save their own state, after the next round that they know to be saved. Does
+  // nothing if the job has no state to save, has not begun or has ended.
   void save();
-  // With ranks that save: not if nothing has happened since the newest checkpoint.
+  // With ranks that save: false if no round has completed since the newest checkpoint.
   bool is_saving() const;
 
-  // All ranks have left: saves what they leave, then tells the membership.
+  // All ranks have left: saves the job, then tells the membership.
   void save_end();
   bool is_saving_end() const { return saving_end_; }
 
   void tick(uint64_t now);
   void at_boundary(Boundary& boundary);  // REQUIRES: boundary.snapshot
-  void core_snapped(uint64_t round);     // its chunks as they were after the round
+  void core_snapped(uint64_t round);     // a core has copied its chunks as of after the round
   // A boundary is over, or a core has copied: the copy may be complete.
   void finish_copy();
-  // More is known of the parts that the snapshot needs.
+  // Something new is known about the parts that the snapshot needs.
   void check_parts();
-  void end();  // of the job
-  // Answers those who wait for a snapshot to have its round.
+  void end();  // the job ends
+  // Answers the calls that wait for a snapshot's round.
   void answer(const Result<CheckpointReply>& answer);
 
-  // The last round of the newest checkpoint, below a parent of the parent's; 0: there is none.
+  // The last round of the newest checkpoint (below a parent, of the parent's); 0: there is none.
   uint64_t durable_round() const {
     return uplink_ ? uplink_->pulse().durable_round : durable_round_;
   }
-  uint64_t copying_round() const { return copying_round_; }  // that cores still copy; 0: none
+  uint64_t copying_round() const {
+    return copying_round_;
+  }  // the snapshot that cores still copy; 0: none
   void add_to(JobStatus& status) const;
 
  private:
@@ -84,27 +87,27 @@ class SaveDesk {
   JobDriver& driver_;
   Savers& savers_;
   PartDesk& part_desk_;
-  RankParts& parts_;  // of the snapshot under way
+  RankParts& parts_;  // those of the snapshot under way
 
   // A snapshot is asked for, copied by every core, and written.
   bool saving_ = false;
   bool save_again_ = false;
-  bool last_save_ = false;      // the server ends
+  bool last_save_ = false;      // this save is the last, as the server ends
   bool saving_end_ = false;     // the job is about to end: all have left
-  bool end_tried_ = false;      // to save that
-  uint64_t next_save_;          // when this round is complete
-  uint64_t durable_round_;      // the last of the newest checkpoint; 0: there is none
-  uint64_t copying_round_ = 0;  // of the snapshot that cores still copy; 0: none
+  bool end_tried_ = false;      // the save at the end was tried
+  uint64_t next_save_;          // a snapshot begins when this round is complete
+  uint64_t durable_round_;      // last round of the newest checkpoint; 0: none
+  uint64_t copying_round_ = 0;  // the snapshot that cores still copy; 0: none
   uint32_t cores_snapped_ = 0;
-  std::shared_ptr<Manifest> snapped_;  // of the snapshot that waits for parts; null: none does
+  std::shared_ptr<Manifest> snapped_;  // the snapshot that waits for parts; null: none does
   uint64_t parts_until_ms_ = 0;
-  uint64_t writing_round_ = 0;  // of the snapshot that is being written; 0: none
+  uint64_t writing_round_ = 0;  // the snapshot that is being written; 0: none
   uint64_t write_began_ms_ = 0, write_is_long_ms_ = 0;
   uint64_t void_snapshots_ = 0;
   uint64_t failed_saves_ = 0;
-  std::vector<Reply<CheckpointReply>> asked_;  // until a snapshot has its round
-  uint64_t failed_round_ = 0;                  // the latest that was not written
-  std::optional<Error> failed_save_;           // and why
+  std::vector<Reply<CheckpointReply>> asked_;  // answered once a snapshot has its round
+  uint64_t failed_round_ = 0;                  // the latest whose checkpoint was not written
+  std::optional<Error> failed_save_;           // the reason
 };
 
 }  // namespace phub

@@ -1,7 +1,7 @@
-// What moves between two boxes in pieces, as bytes one after another that both count alike: what a
-// checkpoint has of one box's part of a job, the f32 arrays in the box's layout, those of shelves
-// too, then the clocks, and the steps of shelves; or its part of the state of keys, or
-// of a branch that comes from files (transport/control/shard_messages.h).
+// An image of state that moves between two boxes in pieces, a sequence of bytes that both boxes
+// count alike: a checkpoint of one box's part of a job (the f32 arrays in the box's layout, with
+// those of shelves, then the clocks, and the steps of shelves), or the box's part of the state of
+// keys, or of a branch that comes from files (transport/control/shard_messages.h).
 #pragma once
 
 #include <algorithm>
@@ -16,8 +16,8 @@ namespace phub {
 class SavedImage {
  public:
   SavedImage() = default;
-  // Where its bytes lie; the memory outlives this. `in_one`: its pieces do not end where an array
-  // does, as the arrays lie behind each other in the other box.
+  // `memory` has its bytes, and outlives this. `in_one`: its pieces do not end where an array does,
+  // as the arrays are contiguous in the other box.
   explicit SavedImage(std::vector<std::span<std::byte>> memory, bool in_one = false)
       : memory_(std::move(memory)), in_one_(in_one) {}
 
@@ -29,8 +29,8 @@ class SavedImage {
     for (const auto& one : memory_) bytes += one.size();
     return bytes;
   }
-  // The bytes from `offset` on, `most` of them at most; fewer where another array begins, none
-  // behind the last.
+  // The bytes from `offset` on, at most `most`; fewer if another array begins before, none behind
+  // the last.
   std::span<std::byte> piece(uint64_t offset, uint64_t most) const {
     for (const auto& one : memory_) {
       if (offset < one.size()) {
@@ -40,7 +40,7 @@ class SavedImage {
     }
     return {};
   }
-  // How many bytes the piece from `offset` on has, for both boxes; 0: there is none.
+  // The number of bytes in the piece from `offset` on, for both boxes; 0: there is none.
   uint64_t piece_bytes(uint64_t offset, uint64_t most) const {
     if (!in_one_) return piece(offset, most).size();
     return std::min(most, bytes() - std::min(bytes(), offset));

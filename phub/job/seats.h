@@ -1,5 +1,5 @@
-// What the present incarnation of each rank of a running job was given when it joined, and what is
-// known of it since. Plain data: control thread only.
+// The seats of a running job's ranks: the offer that the present incarnation of each rank got when
+// it joined, and its state since then. Plain data: control thread only.
 #pragma once
 
 #include <cstddef>
@@ -15,11 +15,12 @@ namespace phub {
 struct Seat {
   uint32_t incarnation = 0;
   Offer offer;
-  // What its process has closed, and not opened again. With both, it has ended.
+  // Connections that its process has closed, and not opened again. If both are closed, it has
+  // ended.
   bool data_ended = false;
   bool control_ended = false;
-  std::string id;      // of its join
-  Caller caller;       // who joined
+  std::string id;      // its join's
+  Caller caller;       // the caller of the join
   bool noted = false;  // its loss is in the server's log
   uint64_t first_round = 0;
   bool send_initial = false;
@@ -41,7 +42,7 @@ class Seats {
   void take_saves(uint32_t rank);  // the rank is a rack, in which a rank saves
   // Ranks whose seat says that they save. The rank itself may be lost.
   const std::set<uint32_t>& saving() const { return saving_; }
-  uint64_t interest_bytes() const { return interest_bytes_; }  // of memory, of all seats
+  uint64_t interest_bytes() const { return interest_bytes_; }  // memory of all seats
 
  private:
   std::vector<Seat> seats_;

@@ -1,4 +1,5 @@
-// What a shard calls the report of a core (transport/control/shard_messages.h), and back.
+// Convert the type of a core's report to the word for it between boxes
+// (transport/control/shard_messages.h), and back.
 #pragma once
 
 #include <optional>
@@ -8,9 +9,9 @@
 
 namespace phub {
 
-// Nothing: no other box needs to know.
+// Returns nullopt if no other box needs the report.
 std::optional<ShardSays> word_of(CoreReport::Type report);
-// Nothing: it is about the part, not of a core.
+// Returns nullopt if the word is about the part, not from a core.
 std::optional<CoreReport::Type> report_of(ShardSays word);
 
 }  // namespace phub

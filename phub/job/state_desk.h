@@ -1,5 +1,5 @@
 // The calls by which ranks of a running job read and set the state of keys: their parameters and
-// what the optimizer has of them. Control thread.
+// optimizer states. Control thread.
 #pragma once
 
 #include <cstdint>

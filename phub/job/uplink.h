@@ -18,25 +18,26 @@
 
 namespace phub {
 
-// What failed may succeed, or has: its answer was lost.
+// Whether a call that failed with this code may succeed later, or has succeeded and lost its
+// answer.
 constexpr bool may_pass(ErrorCode code) {
   return code == ErrorCode::kUnavailable || code == ErrorCode::kTimeout;
 }
 
 class Uplink : public std::enable_shared_from_this<Uplink> {
  public:
-  // The parent and the time outlive this. `request`: as the parent gets it.
+  // The parent and the time outlive this. `request` goes to the parent as it is.
   Uplink(Parent& parent, const ServedTime& time, JoinRequest request);
   ~Uplink();
   Uplink(const Uplink&) = delete;
   Uplink& operator=(const Uplink&) = delete;
 
-  // Asks again while the rank is taken: by an incarnation of this rack that the parent still has.
-  // `done` is called once.
+  // Asks again while the rank is taken by an earlier incarnation of this rack that the parent still
+  // has. `done` is called once.
   void join(Reply<Done> done);
   void tick();
 
-  // Once it has joined.
+  // REQUIRES: it has joined.
   const JoinReply& admission() const { return admission_; }
   std::unique_ptr<WorkerLink> connect(const LinkLayout& layout) const {  // any thread
     return parent_.connect(admission_.offer, layout);
@@ -48,35 +49,34 @@ class Uplink : public std::enable_shared_from_this<Uplink> {
   void on_end(std::function<void(const Error& why)> call) { on_end_ = std::move(call); }
   const std::optional<Error>& ended() const { return end_; }
 
-  // A heartbeat at once; then `done`, unless this has ended by it.
+  // Sends a heartbeat at once, then calls `done`, unless the answer ended this.
   void check(std::function<void()> done);
-  // Answered when the ranks of all racks are there. Those that ask before the answer are one.
+  // Answered when the ranks of all racks are there. All calls before the answer are one at the
+  // parent.
   void barrier(Reply<Done> reply);
   void set_hyper(const HyperChange& change, Reply<HyperReply> reply);
   void checkpoint(uint64_t round, Reply<CheckpointReply> reply);
   // Pieces of parts of its ranks.
   void send_part(const PartPiece& place, std::string piece, Reply<Done> reply);
   void restored_part(uint32_t whose, uint64_t offset, Reply<PartBytes> reply);
-  // The state of keys, of which the rack reads or sets one at a time.
+  // The state of keys; the rack reads or sets one at a time.
   void begin_state(const StateRequest& request, Reply<StateReply> reply);
   void read_state(uint64_t offset, Reply<PartBytes> reply);
   void write_state(uint64_t offset, std::string piece, Reply<Done> reply);
   void apply_state(Reply<HyperReply> reply);
   void end_state(Reply<Done> reply);
-  // (What these have not answered when this ends or leaves is refused then.)
+  // (Calls of these that are open when this ends or leaves are refused.)
   void reconnect(Reply<Offer> reply);
-  // All ranks have left, with this to be said of those that save. Nothing is asked of the parent
-  // after this.
+  // All ranks have left; `last` is about those that save. After this no call goes to the parent.
   void leave(const RackNews& last = {});
-  // It cannot go on: the parent loses it.
+  // The rack cannot go on: the parent loses it.
   void abandon(const std::string& why);
   // The server ends, as if its process had died.
   void drop();
 
-  // What the parent knows of this rack: the latest of it, when the parent has answered what it was
-  // told before.
+  // Tells the parent news of this rack: the latest, once the parent has answered those before.
   void tell(RackNews news);
-  // It knows that there is state of ranks to be saved, and counts on it.
+  // The parent knows that ranks save their state here, and counts on it.
   bool has_told_of_savers() const { return request_.saves || news_.saves; }
 
  private:
@@ -89,15 +89,15 @@ class Uplink : public std::enable_shared_from_this<Uplink> {
   // A reply that does nothing when this is gone, or has ended.
   template <typename T>
   Reply<T> guarded(std::function<void(Result<T>)> reply);
-  // One that is refused when this ends, or has left.
+  // A reply that is refused when this ends, or has left.
   template <typename T>
   Reply<T> or_refused(Reply<T> reply);
-  // False: the parent's job has ended, and so is `reply`.
+  // Returns false if the parent's job has ended; then it has refused `reply`.
   template <typename T>
   bool is_there(const Reply<T>& reply) const;
 
   Parent& parent_;
-  // In which this box stands still no answer is missed.
+  // Measures time only while this box runs, so a pause does not count against an answer.
   const ServedTime& time_;
   JoinRequest request_;
   const uint32_t lease_ms_;
@@ -105,17 +105,17 @@ class Uplink : public std::enable_shared_from_this<Uplink> {
   uint64_t join_at_ms_ = 0, join_until_ms_ = 0;  // 0: a join is under way
   JoinReply admission_;
   bool in_ = false, ended_ = false;
-  std::optional<Error> end_;  // why, if it was the parent's
+  std::optional<Error> end_;  // the reason, if the parent ended it
   bool beating_ = false;
   uint64_t beat_at_ms_ = 0, answered_ms_ = 0;
-  std::vector<std::function<void()>> checks_;  // behind the next answer
+  std::vector<std::function<void()>> checks_;  // called after the next answer
   Pulse pulse_;
   RackNews news_;  // the latest that the parent was told
   bool is_telling_ = false;
   std::vector<Reply<Done>> barrier_;
   using Refuse = std::function<void(ErrorCode code, const std::string& why)>;
   uint64_t next_call_ = 0;
-  std::map<uint64_t, Refuse> calls_;  // that the parent has not answered
+  std::map<uint64_t, Refuse> calls_;  // calls that the parent has not answered
   std::function<void(const Error& why)> on_end_;
 };
 
