@@ -21,7 +21,7 @@
 
 namespace phub {
 
-// kFull. Made when the program begins: a copy takes no memory.
+// The Error for kFull. It is made when the program begins, so that a copy takes no memory.
 const Error& out_of_memory();
 
 // Calls `work`. Returns its exception as an Error, or nothing if it returned.
@@ -44,7 +44,7 @@ class Background {
   using Work = std::function<void()>;
   using End = std::function<void(const std::optional<Error>& failed)>;
 
-  // `name`: the thread's. `nice`: how far it steps back for other threads, as nice(1) has it.
+  // `name` is the thread's. `nice` is its niceness, as in nice(1).
   explicit Background(const char* name = "phub-background", int nice = 0);
   // Tasks and ends that have not run are dropped.
   ~Background();

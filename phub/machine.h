@@ -36,9 +36,9 @@ class Machine {
   const Core& core(uint32_t i) const { return *cores_[i]; }
   const std::vector<std::unique_ptr<Core>>& all_cores() const { return cores_; }
   uint32_t cpu(uint32_t core) const { return cpus_[core]; }
-  uint32_t core_at(uint32_t os_cpu) const;  // REQUIRES: it is one's
+  uint32_t core_at(uint32_t os_cpu) const;  // REQUIRES: a core runs on it
   const std::vector<std::unique_ptr<Transport>>& transports() const { return transports_; }
-  // Throws Error(kInvalid) that names those that are there.
+  // Throws Error(kInvalid) that names the transports that are there.
   Transport& transport_named(std::string_view name) const;
 
   // The topology with the cores in use only, and the NICs over which a plan may send with this

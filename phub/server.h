@@ -1,5 +1,5 @@
 // The server: a registry of jobs. It routes each call, report of a core and event of a transport to
-// the job that it is about (job/running_job.h).
+// its job (job/running_job.h).
 //
 // One control thread calls everything here. The cores' threads are reached through their mailboxes
 // only. Long work goes to more threads (background.h): one decodes and encodes messages, one plans,
@@ -36,13 +36,13 @@ namespace phub {
 struct ServerOptions : MachineOptions {
   uint64_t memory_limit_bytes = ~0ull;
   kernels::Store store = kernels::kDefaultStore;
-  size_t trace_events = 0;  // so many of the latest are kept per core, for write_trace(); 0: none
-  Notes::Print note;        // is told of closed and refused connections; null: nobody is
+  size_t trace_events = 0;  // the number of latest events kept per core, for write_trace(); 0: none
+  Notes::Print note;        // is told of closed and refused connections; null: not wanted
   CheckpointOptions checkpoints;
   uint32_t shard_lease_ms = Shards::kLeaseMs;
-  Parent* parent = nullptr;  // this box is a rack of it; outlives the server. Null: there is none
-  std::optional<SwitchOptions> through_switch;  // of its rack, that adds; nothing: there is none
-  // What the jobs of who creates one may have. Control thread. Null: there are no limits.
+  Parent* parent = nullptr;  // this box is its rack; it outlives the server; null: there is none
+  std::optional<SwitchOptions> through_switch;  // the adding switch of its rack; nullopt: none
+  // The quota of the jobs of a creator. Control thread. Null: there are no limits.
   std::function<Quota(const Caller& creator)> quota_of;
 };
 
@@ -104,7 +104,7 @@ class Server final : public ControlHandler {
   // Handles everything that is due: reports of the cores, events of the transports, timers.
   void poll();
   uint32_t poll_interval_ms() const;   // until the next poll(), when no descriptor fires
-  std::vector<int> event_fds() const;  // of cores and transports; edge-triggered or eventfds
+  std::vector<int> event_fds() const;  // those of cores and transports; edge-triggered or eventfds
 
   Background& background() { return host_.coder; }  // decodes and encodes long messages
   bool has_job(const std::string& name) const { return jobs_.contains(name); }
@@ -116,7 +116,7 @@ class Server final : public ControlHandler {
   struct PendingJoin {
     JoinRequest request;
     Reply<JoinReply> reply;
-    Quota quota = {};  // of its caller, who may create a job with it
+    Quota quota = {};  // the caller's, which may create a job with it
   };
   using Join = std::shared_ptr<PendingJoin>;
 
@@ -154,15 +154,16 @@ class Server final : public ControlHandler {
   Machine machine_;
   std::map<std::string, std::shared_ptr<RunningJob>> jobs_;
   std::unordered_map<const CoreJob*, RunningJob*> by_core_job_;
-  std::map<uint64_t, std::shared_ptr<RunningJob>> by_number_;  // that have parts elsewhere
-  std::map<std::string, JobOwner> owners_;  // of those of jobs_ that were made with a token
+  std::map<uint64_t, std::shared_ptr<RunningJob>> by_number_;  // those with parts elsewhere
+  std::map<std::string, JobOwner> owners_;  // for those of jobs_ that were made with a token
   std::map<std::string, std::vector<Join>> creating_;  // more joins of a job that is being made
-  std::vector<std::weak_ptr<Uplink>> uplinks_;         // of jobs, and of those that are being made
-  // Until a job has ended, as they need its name or its memory; or until boxes are there again.
+  std::vector<std::weak_ptr<Uplink>> uplinks_;  // those of jobs, and of jobs that are being made
+  // These wait until a job has ended whose name or memory they need, or until boxes are there
+  // again.
   std::vector<Join> waiting_;
   uint32_t freeing_ = 0;        // jobs that have ended but still hold memory
   uint64_t tick_ms_ = kIdleMs;  // the shortest of the jobs' intervals
-  // Jobs that have lost a box, and go on when so many others are there, or at that time.
+  // Jobs that have lost a box, and go on when there are so many other boxes, or at that time.
   struct AwaitedShards {
     size_t shards = 0;
     uint64_t until_ms = 0;

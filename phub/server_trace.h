@@ -13,7 +13,7 @@ namespace phub {
 
 class ServerTrace {
  public:
-  static constexpr size_t kJobs = 64;  // names of so many of the latest jobs are kept
+  static constexpr size_t kJobs = 64;  // the number of latest jobs whose names are kept
 
   ServerTrace(uint32_t cores, size_t events_per_core);
 
@@ -27,7 +27,7 @@ class ServerTrace {
     uint32_t number = 0;
     std::string job;
     std::vector<std::string> keys;
-    std::vector<uint32_t> first_chunk;  // of each key, ascending
+    std::vector<uint32_t> first_chunk;  // each key's, ascending
   };
   const Names* names_of(uint32_t job) const;
   static std::string chunk_name(const Names& names, uint32_t chunk);
