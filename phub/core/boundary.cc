@@ -1,4 +1,4 @@
-// CoreJob at a boundary (messages.h): who takes part changes, and the connections with it.
+// CoreJob at a boundary (messages.h): its ranks change, and their connections.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,7 +12,7 @@ CoreReport CoreJob::hold() {
   CoreReport held{.type = CoreReport::kHeld};
   held.min_round = held.lowest = kNever;
   for (uint32_t i = 0; i < table_.size(); ++i) {
-    // Who comes cannot take part in a round that is closed, or of which the switch has the sum.
+    // A new rank cannot take part in a round that is closed, or whose sum the switch has made.
     const bool settled = table_[i].closed || table_[i].summed;
     held.round = std::max({held.round, table_[i].round + (settled ? 1 : 0), table_.open_round(i)});
     held.lowest = std::min(held.lowest, table_[i].round);
@@ -32,7 +32,8 @@ uint64_t CoreJob::commit(const Boundary& boundary) {
   note_activity();
   if (intake_) check_switch(boundary);
   for (uint32_t i = 0; i < table_.size(); ++i) table_.follow(i, boundary.round, false);
-  // Whatever fails afterwards: what the lost ranks took part in is known, and they are detached.
+  // First of all notes the last rounds of the lost ranks, and detaches them, whatever fails
+  // afterwards.
   for (const Boundary::Lost& lost : boundary.lost) {
     for (uint32_t i = 0; i < table_.size(); ++i) way_->note_last_round(lost, i);
   }
@@ -43,13 +44,12 @@ uint64_t CoreJob::commit(const Boundary& boundary) {
   if (boundary.hyper) reducer_.set_hyper(*boundary.hyper);
   if (boundary.orders) shelves_.take(*boundary.orders);
   table_.hold_from = kNever;
-  // A state that is set is there when its round is complete. What an earlier boundary began goes
-  // on.
+  // A state that is set is in place when its round is complete. Tasks of an earlier boundary go on.
   const DueChunks &copied = snapshot_.chunks, &set = states_.set;
   const uint64_t follow_to = std::max(
       {boundary.round, boundary.snapshot_round, boundary.set_state ? boundary.round + 1 : 0,
        copied.under_way() ? copied.round() : 0, set.under_way() ? set.round() + 1 : 0});
-  // Before rounds that nobody is in are passed over: there may be another branch behind them.
+  // These begin before rounds without ranks are passed over: another branch may run after those.
   if (boundary.snapshot) begin_snapshot(boundary);
   if (boundary.get_state) states_.begin_get(*boundary.get_state, boundary.round);
   if (boundary.set_state) states_.begin_set(*boundary.set_state, boundary.round);
@@ -86,14 +86,14 @@ void CoreJob::check_switch(const Boundary& boundary) {
   if (!switch_end_reported_) note_switch_end().said = 1;
 }
 
-// The rank's contributions that can still be relied on stay; it is not waited for any more, unless
-// the job pauses for it. REQUIRES: it is not attached.
+// The rank's reliable contributions stay; chunks no longer wait for it, unless the job pauses for
+// it. REQUIRES: it is not attached.
 void CoreJob::lose(const Boundary::Lost& lost) {
   for (uint32_t i = 0; i < table_.size() && lost.rank == 0; ++i) {
     if (table_[i].round == 0) table_[i].initial_parts = 0;
   }
   way_->lose(lost);
-  table_.expect(lost.rank, lost.expected_again);  // as long as he is not there: everywhere
+  table_.expect(lost.rank, lost.expected_again);  // an absent rank is expected at all chunks
   outbox_.forget(lost.rank);
   table_.rank(lost.rank).results_from = kNever;
   table_.rank(lost.rank).broken = false;

@@ -109,13 +109,13 @@ uint32_t ChunkTable::idle_in_round(uint32_t index) const {
 void ChunkTable::follow(uint32_t index, uint64_t round, bool after) {
   const CoreChunk& chunk = chunks_[index];
   if (chunk.expected > 0 || (chunk.arrived > 0 && !after)) return;
-  // In round 0 nobody is counted; round 1 may be left alone all the same.
+  // In round 0 no rank is counted, but round 1 may still be left alone.
   const bool some_are_idle = selective_ > 0 && (chunk.round == 0 || idle_in_round(index) > 0);
-  if (!some_are_idle) {  // of those who were, nobody is in the round of who has sent something
+  if (!some_are_idle) {  // no idle rank is in the chunk's round
     if (chunk.arrived > 0) follows_to_[index] = 0;
     return;
   }
-  uint64_t next = kNever;  // that somebody is expected in
+  uint64_t next = kNever;  // the next round in which a rank is expected
   for (uint32_t r = 0; r < max_ranks(); ++r) {
     const uint64_t first = ranks_[r].first_round;
     if (first > chunk.round && !is_idle(r, index)) next = std::min(next, first);

@@ -35,8 +35,8 @@ Way::Closed Clocked::close(uint32_t index) {
   return all ? Closed::kDone : Closed::kNotNow;
 }
 
-// Of a job that went on from a checkpoint, the chunk may have the update since before that: then it
-// counts as done. False: it cannot be done now.
+// In a job that went on from a checkpoint the chunk may have the update already: then it counts as
+// done. Returns false if it cannot be done now.
 bool Clocked::apply(uint32_t rank, uint32_t index) {
   const uint64_t round = clocks_.of(index, rank) + 1;
   if (round > clocks_.latest(index, rank)) {
@@ -56,8 +56,8 @@ bool Clocked::update(uint32_t rank, uint32_t index, uint64_t round) {
   return stages_.reducer.update(rank, index, round, place, steps);
 }
 
-// The slowest rank may have moved: carries out what is ordered before the round in progress, notes
-// that, and sends the results that are no longer withheld.
+// The slowest rank may have moved: carries out the orders before the round in progress, notes that
+// round, and sends the results that are no longer withheld.
 void Clocked::release(uint32_t index) {
   CoreChunk& chunk = stages_.table[index];
   const uint64_t slowest = clocks_.slowest(index);
@@ -94,8 +94,8 @@ void Clocked::begin(uint32_t index) {
   release(index);
 }
 
-// What the rank sent and can be relied on is applied now. The others go on in settle(): whoever is
-// admitted by the same boundary may be slower than they are.
+// The rank's reliable contributions are applied now. The other ranks go on in settle(), as a rank
+// that the same boundary admits may be slower than they are.
 void Clocked::lose(const Boundary::Lost& lost) {
   const ChunkTable& table = stages_.table;
   for (uint32_t i = 0; i < table.size(); ++i) {
@@ -133,9 +133,10 @@ void Clocked::restore(const SavedClocks& from) {
   }
 }
 
-// A result is withheld from a rank that is there. Who has not joined yet waits for nothing.
+// Whether a result is withheld from an attached rank. A rank that has not joined yet does not wait.
 bool Clocked::anyone_waits(uint32_t index) const {
-  if (stages_.table[index].round == 0) return false;  // for initial parameters: nobody can push
+  if (stages_.table[index].round == 0)
+    return false;  // before the initial parameters no rank can push
   for (uint32_t rank = 0; rank < stages_.table.attached_end; ++rank) {
     if (clocks_.withheld(index, rank) && stages_.table.rank(rank).attached) return true;
   }

@@ -27,7 +27,7 @@ void ring(int fd) {
   [[maybe_unused]] ssize_t n = write(fd, &one, sizeof one);
 }
 
-// `job`: whom it is for; null: the mailbox.
+// `job` is woken by it; null: the mailbox is.
 void watch(int epoll_fd, int fd, CoreJob* job) {
   epoll_event event{.events = EPOLLIN | EPOLLET, .data = {.ptr = job}};
   if (fd >= 0 && epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0 && errno != EEXIST) {
@@ -115,7 +115,7 @@ bool Core::serve_jobs() {
     moved |= turn.moved;
   }
   if (!moved) {
-    // Nobody else has work: nobody waits for them.
+    // No other job has work, so none waits for them.
     for (CoreJob* job : awake_) job->turn.bytes = 0;
     return waiting;
   }
@@ -134,7 +134,7 @@ bool Core::serve_jobs() {
   return true;
 }
 
-// It has been armed, and nobody looks at it until it is woken, or until it is to try again.
+// The job is armed; the core leaves it alone until it is woken, or until its next retry.
 void Core::put_aside(size_t index) {
   CoreJob& job = *awake_[index];
   job.turn.awake = false;
@@ -143,7 +143,8 @@ void Core::put_aside(size_t index) {
   awake_.pop_back();
 }
 
-// When the job is to try again what it owes; in how many milliseconds, -1: it owes nothing.
+// Sets the time at which the job retries owed results. Returns the milliseconds until then; -1: it
+// owes none.
 int Core::find_retry(CoreJob& job) const {
   uint64_t& at = job.turn.retry_ms;
   at = 0;
@@ -224,13 +225,13 @@ void Core::handle(const CoreMessage& message) {
   reported_ = true;
 }
 
-// The report says what is answered before anything is tried.
+// The report names the message that it answers before the message is carried out.
 void Core::carry_out(const CoreMessage& message, CoreReport& report) {
   CoreJob& job = *message.job;
-  // A probe changes nothing, but may find what nobody was to be woken for.
+  // A probe changes nothing, but may find arrivals for which the core was not woken.
   const bool probes = message.type == CoreMessage::kProbe;
   if (message.type != CoreMessage::kAddJob && (!probes || job.waits_for_one())) wake_up(job);
-  if (!probes) job.rung();  // whoever it owes something may have new queues
+  if (!probes) job.rung();  // ranks with owed results may have new queues
   report.rank = message.rank;
   switch (message.type) {
     case CoreMessage::kAddJob:
@@ -324,7 +325,7 @@ bool Core::arm(int& timeout_ms) {
     if (ms >= 0) timeout_ms = timeout_ms < 0 ? ms : std::min(timeout_ms, ms);
   };
   for (CoreJob* job : awake_) within(find_retry(*job));
-  if (next_retry_ms_ != 0) {  // of a job that was put aside before
+  if (next_retry_ms_ != 0) {  // for a job that was put aside before
     const uint64_t now = clock_.now_ms();
     within(static_cast<int>(std::max(next_retry_ms_, now) - now));
   }
@@ -344,7 +345,7 @@ void Core::sleep() {
   int timeout_ms = -1;
   if (arm(timeout_ms)) {
     const TraceSpan span(trace_, {.name = "sleep", .thread = static_cast<uint16_t>(index_)});
-    // Those that stay armed are put aside: what comes for one of them wakes that one alone.
+    // Jobs that stay armed are put aside: an arrival for one of them wakes that one alone.
     for (size_t i = awake_.size(); i-- > 0;) {
       if (awake_[i]->wake_fd() >= 0) put_aside(i);
     }

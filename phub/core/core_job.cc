@@ -18,7 +18,7 @@ namespace phub {
 namespace {
 
 constexpr size_t kPollBatch = 256;    // arrivals received in one pass
-constexpr uint64_t kHandling = 4096;  // what handling a chunk or a packet costs beside its bytes
+constexpr uint64_t kHandling = 4096;  // the cost of a chunk or a packet beside its bytes
 
 uint64_t multiplications_of(const CoreChunk& chunk) {
   return chunk.form == kernels::SlotForm::kFactors ? chunk.limit * chunk.elements : 0;
@@ -52,7 +52,7 @@ CoreJob::CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays
       core_(core),
       wake_after_(parameters.max_ranks) {
   if (!parameters_.rack_ranks.empty()) table_.count_rack_ranks();
-  // Of the round before the first the result is to come, where it comes from a parent.
+  // Below a parent the result of the round before the first is still to come.
   const uint64_t beginning = parameters_.initial_broadcast ? 0 : 1;
   const uint64_t first = parameters_.first_round > 0 ? parameters_.first_round : beginning;
   for (uint32_t i = 0; i < table_.size(); ++i) {
@@ -103,7 +103,7 @@ bool CoreJob::pass(TheWay& way, uint64_t& bytes) {
   const size_t n = endpoint_.poll(arrivals);
   for (size_t i = 0; i < n; ++i) receive(way, arrivals[i]);
   arrivals_ += n;
-  // Who takes part in a round is not settled while a boundary holds it.
+  // The ranks of a round are not final while a boundary holds it.
   const bool sums = intake_ && table_.hold_from == kNever && receive_sums(way, bytes);
 
   size_t handled = 0;  // chunks
@@ -174,7 +174,7 @@ void CoreJob::receive(TheWay& way, const Arrival& arrival) {
   }
 }
 
-// After the arrivals: what came directly ends the generation before a sum that came later counts.
+// Called after the arrivals: a direct contribution ends the generation before a later sum counts.
 template <typename TheWay>
 bool CoreJob::receive_sums(TheWay& way, uint64_t& bytes) {
   const uint32_t packets = intake_->poll();
@@ -197,7 +197,7 @@ uint64_t CoreJob::highest_of_stream() const {
 
 CoreReport& CoreJob::note_switch_end() {
   switch_end_reported_ = true;
-  outbox_.announce(SwitchBeginning());  // who does not know of it yet need not
+  outbox_.announce(SwitchBeginning());  // ranks need no longer learn of it
   intake_->wait_from(highest_of_stream());
   CoreReport& report = reports_.add(CoreReport::kSwitchEnded, intake_->why_rank());
   report.why = intake_->why();
@@ -236,8 +236,8 @@ bool CoreJob::may_begin_switch(uint64_t round) const {
   return true;
 }
 
-// The sum has a contribution of every rank: one as if it had come from the first, and the others'
-// are null. Connections that are broken just now do not matter: what they sent has come.
+// The sum has a contribution of every rank: the first rank's counts as the sum, the others' as
+// null. Connections that are broken just now do not matter: their ranks' contributions have come.
 template <typename TheWay>
 void CoreJob::accept_sum(TheWay& way, uint32_t index) {
   CoreChunk& chunk = table_[index];
@@ -254,8 +254,8 @@ void CoreJob::accept_sum(TheWay& way, uint32_t index) {
   if (way.ready(index)) make_ready(index);
 }
 
-// Whether the payload has the chunk's size, of rows that of as many as it says it has, and place:
-// bytes that it did not overwrite would be summed as if they had arrived.
+// Whether the payload has the chunk's place and size (for rows: that of as many as it says): bytes
+// that it did not overwrite would be summed as if they had arrived.
 bool CoreJob::fits(const Arrival& arrival, uint32_t rank, uint32_t index, const Imm& imm) {
   const CoreChunk& chunk = table_[index];
   const std::byte* const slots = table_.rank(rank).slots;
@@ -278,7 +278,7 @@ bool CoreJob::fits(const Arrival& arrival, uint32_t rank, uint32_t index, const 
   return false;
 }
 
-// Of a rank that is a rack: how many of its ranks it says took part.
+// The number of ranks that took part, as a rank that is a rack says.
 uint32_t CoreJob::participants_of(uint32_t rank, uint32_t index) const {
   const CoreChunk& chunk = table_[index];
   uint32_t participants = 0;
@@ -287,7 +287,7 @@ uint32_t CoreJob::participants_of(uint32_t rank, uint32_t index) const {
   return participants;
 }
 
-// Nobody may have taken part: the rack waits for the ranks of a later round.
+// It is allowed that none took part: the rack waits for the ranks of a later round.
 bool CoreJob::may_take_part(uint32_t rank, uint32_t participants, const Imm& imm) const {
   const bool null = imm.kind == ImmKind::kNull;
   if (null && participants == kNoneLeft) return true;
@@ -317,12 +317,12 @@ void CoreJob::receive_initial(uint32_t rank, uint32_t index, uint32_t part, bool
     }
     return outbox_.send(rank, index, kNever);  // the part was taken
   }
-  // Who has come after another that sent them got the result when it was admitted: not twice.
+  // A rank that came after another had sent them got the result at its admission: not twice.
   if (!heard_before) way_->resend(rank, index);
 }
 
-// Of a chunk of which `ranks` gradients are read: those, the result, and as much as handling it
-// costs. A multiplication of factors takes about as long as a byte.
+// The cost of a chunk of which `ranks` gradients are read: their bytes, the result's, and a
+// constant. A multiplication of factors takes about as long as a byte.
 uint64_t CoreJob::cost_of(const CoreChunk& chunk, uint32_t ranks) const {
   return kHandling + ranks * (chunk.slot_bytes() + multiplications_of(chunk)) +
          kernels::slot_bytes(parameters_.parameter_dtype, chunk.elements);
@@ -350,7 +350,7 @@ bool CoreJob::close_ready(TheWay& way, uint64_t& bytes) {
     intake_->begin_next(index);
     table_[index].summed = false;
   }
-  // What a rank has set is not what the round before had.
+  // A state that a rank has set differs from the result of the round before.
   if (states_.set.round() == table_[index].round) table_[index].same = false;
   if (closed == Way::Closed::kDone) cost += finish(way, index);
   if (closed == Way::Closed::kPending) table_[index].closed = true;
@@ -358,7 +358,7 @@ bool CoreJob::close_ready(TheWay& way, uint64_t& bytes) {
   return true;
 }
 
-// False: nothing that was pending is done now.
+// Returns false if no pending chunk is done now.
 template <typename TheWay>
 bool CoreJob::finish_pending(TheWay& way, uint64_t& bytes) {
   const uint32_t index = way.next_done();
@@ -368,7 +368,7 @@ bool CoreJob::finish_pending(TheWay& way, uint64_t& bytes) {
   return true;
 }
 
-// How many bytes were read and written for what comes before the next round: of branches.
+// Returns how many bytes were read and written for orders about branches before the next round.
 template <typename TheWay>
 uint64_t CoreJob::finish(TheWay& way, uint32_t index) {
   way.finish(index);
@@ -392,8 +392,8 @@ bool CoreJob::copy_when_idle(uint64_t& bytes) {
   return true;
 }
 
-// What is due before the chunk's round is closed; how many bytes that reads and writes. A snapshot
-// is of before the state that is set, a get of after it.
+// Does the copies and sets that are due before the chunk's round is closed. Returns how many bytes
+// that reads and writes. A snapshot has the state before a set, a get the state after it.
 uint64_t CoreJob::copy_before_close(uint32_t index) {
   uint64_t cost = 0;
   if (snapshot_.chunks.is_due(index)) {
@@ -435,7 +435,7 @@ bool CoreJob::next_report(CoreReport& out) {
     out = {.type = type, .core = core_, .job = this, .round = chunks.round()};
     return true;
   };
-  // In this order: what was copied is reported before what was set after it.
+  // The order matters: copies are reported before the set that came after them.
   if (completed(snapshot_.chunks, CoreReport::kSnapped)) return true;
   if (completed(states_.get, CoreReport::kGotState)) return true;
   if (completed(states_.set, CoreReport::kSetState)) return true;
@@ -476,7 +476,7 @@ bool CoreJob::arm() {
   const uint32_t only =
       quiet || reducer_.stopped() ? CoreReport::kNoRank : way_->indispensable_rank();
   waits_for_one_ = only != CoreReport::kNoRank;
-  if (waits_for_one_) note_activity();  // the next probe looks what others have sent
+  if (waits_for_one_) note_activity();  // the next probe looks for others' contributions
   for (uint32_t rank = 0; rank < wake_after_.size(); ++rank) {
     wake_after_[rank] = !waits_for_one_ || only == rank;
   }

@@ -89,7 +89,7 @@ void Gated::settle(uint32_t index) {
   recount_ = true;
 }
 
-// No chunk is done before all are closed: what others have sent of one waits for the rest.
+// No chunk is done before all are closed: ranks that have sent one wait for the rest.
 bool Gated::anyone_waits(uint32_t index) const {
   const CoreChunk& chunk = stages_.table[index];
   if (LockStep::anyone_waits(index)) return true;

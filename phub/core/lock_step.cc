@@ -5,7 +5,7 @@ namespace phub {
 void LockStep::lose(const Boundary::Lost& lost) {
   ChunkTable& table = stages_.table;
   for (uint32_t i = 0; i < table.size(); ++i) {
-    // Of a chunk that is not closed, its slot is still to be read, and may change until then.
+    // The core has not read the slot yet, so the worker may still change it.
     if (table.has(lost.rank, i) && stages_.parameters.slots_belong_to_worker && !table[i].closed &&
         !table.is_null(lost.rank, i)) {
       table.unmark(lost.rank, i);
@@ -20,7 +20,7 @@ void LockStep::admit(const Boundary::Admitted& admitted) {
   }
 }
 
-// Skips rounds that nobody takes part in any more.
+// Skips rounds in which no rank takes part any more.
 void LockStep::settle(uint32_t index) {
   const CoreChunk& chunk = stages_.table[index];
   if (chunk.round == 0 || chunk.arrived > 0 || chunk.missing > 0) return;

@@ -28,7 +28,7 @@ Outbox::Outbox(const JobParameters& parameters, const JobArrays& arrays, Endpoin
     const bool same_queue = table[a].queue == table[b].queue;
     return same_queue ? table[a].priority > table[b].priority : table[a].queue < table[b].queue;
   });
-  std::vector<uint32_t> chunks(lanes_.size());  // of each queue
+  std::vector<uint32_t> chunks(lanes_.size());  // by queue: the chunks so far
   for (const uint32_t index : chunk_) place_[index] = chunks[table[index].queue]++;
   uint32_t first = 0;
   for (size_t queue = 0; queue < lanes_.size(); ++queue) {
@@ -48,7 +48,8 @@ bool Outbox::write_of(uint32_t rank, uint32_t index, uint64_t completed, Write& 
   }
   const uint64_t from = table_.rank(rank).results_from;
   if (completed == kNever || completed < from || from == kNever) return false;
-  // Who does not read it is told that his contribution was taken; who is idle, that he is in.
+  // A rank that does not read the chunk is told that its contribution was taken; an idle rank, that
+  // it takes part.
   const bool idle = table_.is_idle(rank, index);
   if (idle || !table_.reads(rank, index)) {
     write.imm = encode({in_queue, low8(idle ? from : completed), ImmKind::kNull});
@@ -81,8 +82,8 @@ bool Outbox::post(uint32_t rank, uint32_t index, uint64_t completed, const Write
   return true;
 }
 
-// What the rank does not know yet of the verdict on this round, if it was to take part in it.
-// False: the queue has no room.
+// Tells the rank the rest of the verdict on this round, if the rank was to take part in it. Returns
+// false if the queue has no room.
 bool Outbox::tell(QueuePair to, uint64_t completed) {
   if (!verdict_ || verdict_->round != completed) return true;
   if (completed < table_.rank(to.rank).first_round) return true;

@@ -80,8 +80,8 @@ void Reducer::gather(uint32_t index) {
   });
 }
 
-// A rack whose ranks all sent what is not finite, where the others do not go on without it: nobody
-// else took part, or ranks are not to be left out. Nothing: there is none.
+// A rack whose ranks all sent a NaN or Inf, if the others do not go on without it: no other rank
+// took part, or ranks are not to be left out. Returns nullopt if there is none.
 std::optional<uint32_t> Reducer::stopping_rack(uint32_t index) const {
   const bool go_on =
       parameters_.on_nonfinite == OnNonFinite::kExclude && table_.participants(index) > 0;
@@ -125,7 +125,7 @@ bool Reducer::reduce(uint32_t index, kernels::Store store) {
   CoreChunk& chunk = table_[index];
   chunk.same = false;
   if (table_.participants(index) == 0 && !table_.left_out_rack(index)) {
-    // Nobody is in this round of any rack: what there is stays, as where it is skipped.
+    // No rack has a rank in this round: the parameters stay, as in a skipped round.
     if (parameters_.optimizer != kernels::Optimizer::kNone) leave_out(index);
     return true;
   }
@@ -199,7 +199,7 @@ void Reducer::apply(uint32_t index, float factor, kernels::Store store) {
 void Reducer::publish(uint32_t index) {
   const CoreChunk& chunk = table_[index];
   if (parameters_.differences) {
-    // A round of nobody has a result for nobody.
+    // A round without ranks needs no result.
     return table_.participants(index) > 0 ? make_difference(chunk) : void();
   }
   publish_to(separate_result(chunk), chunk);
@@ -211,8 +211,8 @@ void Reducer::publish_to(void* result, const CoreChunk& chunk) const {
                    chunk.elements);
 }
 
-// The round is none of the optimizer's steps on this chunk. One that nobody is in counts as one, as
-// those that are passed over do.
+// The round is not a step of the optimizer on this chunk. But a round without ranks counts as a
+// step, as rounds that are passed over do.
 void Reducer::leave_out(uint32_t index) {
   if (table_.participants(index) > 0) --table_[index].step_offset;
   publish(index);
@@ -260,7 +260,7 @@ bool Reducer::optimize_rows(const kernels::Step& step, const CoreChunk& chunk, u
   return any;
 }
 
-// The view becomes what the ranks make of it: with what they decode of the difference added.
+// The view becomes what the ranks have: they add the decoded difference.
 void Reducer::make_difference(const CoreChunk& chunk) {
   const Differences& differences = *parameters_.differences;
   const float* parameters = parameters_at(chunk);
@@ -288,7 +288,7 @@ bool Reducer::resolve_nonfinite(uint32_t index, float* sum) {
   if (!reports_.room_for_exclusions(participants)) return false;  // they are read soon: again
   const size_t reports_before = reports_.size();
   for (;;) {
-    // Whose it is, a sum that has come through a switch does not tell.
+    // A sum that has come through a switch does not tell whose it is.
     const int at = chunk.summed ? -1 : kernels::find_nonfinite(slots_, chunk.slot());
     if (at < 0 || !excludes() || participants == 1) {
       reports_.withdraw(reports_before);

@@ -15,7 +15,7 @@ namespace phub {
 float clip_factor(double max_norm, double norm) {
   if (max_norm <= 0) return 1;
   const double factor = max_norm / (norm + 1e-6);
-  return factor > 1 ? 1 : static_cast<float>(factor);  // of a NaN, NaN
+  return factor > 1 ? 1 : static_cast<float>(factor);  // a NaN gives a NaN
 }
 
 RoundGate::RoundGate(uint32_t cores, uint32_t chunks, bool skips, GateShare share)
@@ -39,8 +39,8 @@ RoundGate::~RoundGate() {
   for (uint32_t core = 0; core < cores_; ++core) ::close(bells_[core].fd);
 }
 
-// Whether it was the last. Then the next round is open, although nobody closes it before this one
-// is decided.
+// Returns whether it was the last. Then the next round is open, although no core closes that before
+// this one is decided.
 bool RoundGate::close_one() {
   if (open_.fetch_sub(1, std::memory_order_acq_rel) > 1) return false;
   open_.store(cores_ + share_.others, std::memory_order_relaxed);

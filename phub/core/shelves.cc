@@ -54,8 +54,8 @@ Shelves::Ahead Shelves::ahead(uint32_t index, uint64_t round) const {
   return ahead;
 }
 
-// What is still to be copied or set before an earlier round is of the branch that ran then, and of
-// the shelves as they were. Of one round a snapshot is before a set, and that before a get.
+// Copies and sets that are due before an earlier round concern the branch that ran then, and the
+// shelves of that time. Within a round a snapshot comes before a set, and a set before a get.
 void Shelves::do_what_is_due(uint32_t index, uint64_t round, const Way& way) {
   const CoreChunk& chunk = table_[index];
   for (;;) {

@@ -33,8 +33,8 @@ size_t TreeSum::add_group(Chunk& chunk, uint32_t level, size_t first, float* to)
   return next;
 }
 
-// The last addition into the result is the one behind which there are no slots: it has the factor,
-// and what is not finite in a part is not finite in the end.
+// The last addition into the result is the one after which no slots are left. It applies the
+// factor, and its check for NaN and Inf covers all parts, as these stay in the sum.
 void TreeSum::add_slots(Chunk& chunk, std::span<const void* const> slots,
                         const kernels::SlotShape& shape, float* to, size_t next) {
   const bool is_last = to == chunk.out && next == chunk.slots.size();
