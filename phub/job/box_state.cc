@@ -75,8 +75,8 @@ void BoxState::check_set_is_taken_up() const {
        set_state_->round, job_.spec().name);
 }
 
-// A box answers behind the reports of what its cores did before. So a rank that has the results of
-// a round may set the state again that was set for that round, however long the mail takes.
+// A box answers after the earlier reports of its cores. So a rank that has the results of a round
+// may set the state again that was set for that round, however long the mail takes.
 void BoxState::share() {
   if (remote_.empty()) return decide();
   state_->stage = Stage::kSharing;
@@ -248,7 +248,7 @@ uint64_t BoxState::bytes() const {
   return bytes;
 }
 
-// Every other box moves what it has of the state.
+// Every other box moves its part of the state.
 void BoxState::move(BoxMoves::Way way) {
   for (uint32_t box = 1; box < state_->shares.size(); ++box) {
     remote_.moves().begin(box, way, {.state = state_->number}, state_->shares[box]);

@@ -19,7 +19,7 @@ using kernels::Hyper;
 constexpr const char* kGradScale = "grad_scale";
 constexpr size_t kOrdersOfRound = 16;  // for each branch that there may be
 
-// What lies between a branch's own rounds and the job's, where it begins to run in `round`.
+// The difference between a branch's own rounds and the job's, if it begins to run in `round`.
 double offset_of(uint64_t rounds_before, uint64_t round) {
   return static_cast<double>(rounds_before) - static_cast<double>(round - 1);
 }
@@ -64,7 +64,8 @@ uint32_t Branches::free_shelf(uint64_t in_progress) const {
   return 0;
 }
 
-// How many of its own come before the job's `round`. REQUIRES: nothing is decided for later ones.
+// The number of its own rounds before the job's `round`. REQUIRES: no decision is for a later
+// round.
 uint64_t Branches::rounds_before(uint32_t number, const Branch& branch, uint64_t round) const {
   return branch.rounds + (number == running_ ? round - runs_.back().round : 0);
 }
@@ -150,7 +151,7 @@ Branches::Decision Branches::fork(const BranchChange& change, uint32_t child) {
 }
 
 Branches::Decision Branches::schedule(const BranchChange& change) {
-  constexpr uint64_t kMostRounds = uint64_t{1} << 20;  // of all turns but the last
+  constexpr uint64_t kMostRounds = uint64_t{1} << 20;  // the most in all turns but the last
   if (change.turns.empty()) fail(ErrorCode::kInvalid, "turns: there are none");
   uint64_t rounds_left = kMostRounds;
   for (size_t i = 0; i < change.turns.size(); ++i) {
@@ -226,7 +227,7 @@ void Branches::set(const HyperChange& change) {
   shift(branch.values, -offset);
 }
 
-// What was decided for later rounds is not counted.
+// Rounds by decisions for later rounds are not counted.
 std::vector<BranchStatus> Branches::list(uint64_t in_progress) const {
   std::vector<BranchStatus> all;
   for (const auto& [number, branch] : branches_) {

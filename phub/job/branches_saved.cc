@@ -1,7 +1,7 @@
-// What a checkpoint keeps of a job's branches, and a job that goes on from one.
+// A job's branches in a checkpoint, and in a job that goes on from one.
 //
-// All that was decided stays, as hyperparameters do: the turns that are still to come, too. A shelf
-// is of the checkpoint's round, so it may hold what is discarded later, and runs before that.
+// All decisions stay, as those on hyperparameters do, future turns included. The shelves are as of
+// the checkpoint's round, so one may hold a branch that is discarded later, and runs before that.
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -57,7 +57,7 @@ SavedBranches Branches::saved(uint64_t round) const {
   saved.forks = forks(round + 1);
   Places places = places_;
   std::vector<BranchOrder> later;
-  std::set<uint32_t> needed, replaced;  // shelves, by what comes later
+  std::set<uint32_t> needed, replaced;  // shelves, by the later orders
   std::set<uint32_t> in_files;          // branches that lie nowhere else
   for (const BranchOrder& order : orders_) {
     if (order.round <= round + 1) {
@@ -150,7 +150,7 @@ void Branches::restore(const Manifest& from) {
   check_restored(from.round, std::move(docks));
 }
 
-// What is carried out must be there, and lead to what was decided.
+// Each order must find its branch, and all orders together must lead to the decided state.
 void Branches::check_restored(uint64_t round, std::map<uint32_t, uint32_t> docks) const {
   Places places = places_;
   std::set<uint32_t> numbers;

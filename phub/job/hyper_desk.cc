@@ -31,7 +31,7 @@ void HyperDesk::check(const std::map<std::string, double>& values) const {
   if (values.contains("rmsprop_momentum")) {
     fail(ErrorCode::kInvalid, "rmsprop_momentum cannot change: it decides how much state there is");
   }
-  if (uplink_) return;  // the parent knows what its job is
+  if (uplink_) return;  // the parent checks that for its own job
   if (values.contains("max_norm") && !job_.choices().gated) {
     fail(ErrorCode::kInvalid,
          "max_norm can be set in a job that began with one (0: none, at first): job '{}' did not",

@@ -274,8 +274,8 @@ SavedImage JobPart::image_of_values() {
   return image;
 }
 
-// What is sent in 16 bits is made of the parameters as the optimizer makes it; results of their own
-// are made for ranks when they come.
+// Converts parameters to 16-bit results as the optimizer does. Out of lock-step the results of each
+// rank are made when it joins.
 void JobPart::publish_restored(const Manifest& saved) {
   uint64_t* const steps = saved_clocks().steps;
   if (choices_.lock_step() && steps) take_steps(saved.steps, saved.round, steps);
@@ -363,7 +363,7 @@ std::vector<CoreChunk> JobPart::chunks_of(uint32_t core) const {
       const kernels::Fold fold = fold_of(spec_->keys[chunk.key]);
       c.value = fold.type;
       c.operation = fold.operation;
-      // Who has no rows of this chunk has some of another, and has sent a gradient of both.
+      // A rank without rows of this chunk has rows of another one, and has sent a gradient of both.
       c.skips = spec_->keys[chunk.key].rows_limit == 0;
       c.id = id;
       c.priority = spec_->keys[chunk.key].priority;

@@ -54,7 +54,7 @@ ShelfArrays JobPart::make_shelves(ShelfMemory& made, bool with_docks) const {
   return {.arrays = made.arrays, .steps = made.steps, .each = each};
 }
 
-// Of the branches that are still to be copied from there.
+// Makes docks for the branches that are still to be copied from them.
 void JobPart::make_docks(const SavedBranches& saved) {
   for (const SavedShelf& shelf : saved.shelves) {
     if (shelf.place > spec_->branches) exchange_dock(shelf.place - spec_->branches, make_shelf());

@@ -9,8 +9,8 @@
 namespace phub {
 namespace {
 
-// A quarter of the descriptors stays free of ranks, so that others can still be told what is wrong,
-// and jobs that run keep their connections. A new descriptor is the lowest free one.
+// Ranks leave a quarter of the descriptors free, so that others can still be told what is wrong,
+// and running jobs keep their connections. A new descriptor is the lowest free one.
 void check_descriptors(int any) {
   rlimit limit{};
   const int lowest = fcntl(any, F_DUPFD_CLOEXEC, 0);
@@ -57,7 +57,7 @@ void LocalPart::detach_all() {
 
 // --- ranks ---------------------------------------------------------------------------------------
 
-// What takes long of it runs beside this thread.
+// The long part of it runs on the builder's thread.
 void LocalPart::admit(uint32_t rank, uint32_t incarnation, std::span<const KeyInterest> interest,
                       Offer& offer, Done done) {
   struct Work {
@@ -112,7 +112,7 @@ void LocalPart::reconnect(uint32_t rank, uint32_t /*incarnation*/, Offer& offer,
   }));
 }
 
-// What the rank had is given back beside this thread, before its successor's memory is prepared.
+// The builder's thread frees the rank's memory, before it prepares that of its successor.
 void LocalPart::revoke(uint32_t rank) {
   const auto seat = seats_.find(rank);
   if (seat == seats_.end()) return;
@@ -149,7 +149,7 @@ bool LocalPart::wants_probe(uint64_t /*begun*/) {
 
 void LocalPart::probe(uint64_t begun) {
   if (RoundGate* const gate = job_.gate(); gate && begun > 0) gate->begin_elsewhere(begun);
-  wants_probe(begun);  // what happened until now is in the answer
+  wants_probe(begun);  // the answer has all events until now
   tell({.type = CoreMessage::kProbe});
 }
 

@@ -46,7 +46,7 @@ LossPage Losses::page(uint64_t from) const {
   LossPage page{.latest = latest_};
   for (const Entry& entry : entries_) {
     if (entry.round == 0 || entry.round < from || entry.round >= latest_) continue;
-    if (entry.round + kKeptLosses <= latest_) continue;  // nobody reported the round in its place
+    if (entry.round + kKeptLosses <= latest_) continue;  // no rank reported the round in its place
     const double mean = entry.sum / entry.ranks;
     const bool is_finite = std::isfinite(mean);
     page.losses.push_back({.round = entry.round,

@@ -127,7 +127,7 @@ bool Membership::is_joining(uint32_t rank) const {
                      [rank](const Join& j) { return j.rank == rank; });
 }
 
-// Those that are waited for first; then who never joined, those who were lost, those who left, and
+// First come ranks that the job waits for; then those that never joined, were lost, have left, and
 // those that the next boundary takes out.
 int32_t Membership::choose_rank() const {
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
@@ -173,7 +173,7 @@ void Membership::leave_barrier(uint32_t rank) {
   barrier_.erase(waiting);
 }
 
-// Whoever waits when the job is about to fail hears why, also after the last round.
+// A rank that waits when the job is about to fail gets the reason, also after the last round.
 void Membership::check_barrier() {
   if (barrier_.empty() || fail_after_ != kNever) return;
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
@@ -281,7 +281,8 @@ void Membership::remove() { fail_job(ErrorCode::kNotFound, "the job was deleted"
 void Membership::fail_job(ErrorCode code, const std::string& message) {
   if (finished_) return;
   if (phase_ == Phase::kCommitting) {
-    // What the cores are carrying out counts, and belongs in the log: the end waits for it.
+    // The boundary that the cores are carrying out counts, and belongs in the log: the end waits
+    // for it.
     if (!failing_) failing_.emplace(code, message);
     return;
   }
@@ -291,7 +292,7 @@ void Membership::fail_job(ErrorCode code, const std::string& message) {
   actions_.push_back({.type = MembershipAction::kFail, .code = code, .message = message});
 }
 
-// Nothing is answered any more after this, so everybody who waits is answered now.
+// No call is answered after this, so all that wait are answered now.
 void Membership::finish(ErrorCode code, const std::string& message) {
   finished_ = true;
   for (auto* joins : {&joins_, &current_joins_}) {
@@ -320,8 +321,8 @@ void Membership::probed(uint64_t min_round, const std::vector<uint64_t>& sent,
   now_ = now;
   if (min_round != kNever) min_round_ = std::max(min_round_, min_round);
   waited_for_ = waited_for;
-  // Before the initial parameters are here nobody can send anything, so the cores see nobody
-  // waiting.
+  // Before the initial parameters are here no rank can send gradients, so the cores see no rank
+  // that waits.
   if (min_round == 0 && assembled_ && live() > 1) waited_for_[0] |= 1;
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
     Rank& rank = ranks_[r];
@@ -370,7 +371,7 @@ void Membership::tick(Ms now) {
   }
 }
 
-// All first ranks have had their time to come. Those who are on their way get it.
+// The time for all first ranks to come is over. Ranks on their way still get it.
 void Membership::check_join_limit(Ms now) {
   if (assembled_ || assemble_until_ == 0 || now <= assemble_until_) return;
   if (phase_ != Phase::kIdle || !losses_.empty() || !joins_.empty()) return;

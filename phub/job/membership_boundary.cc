@@ -1,4 +1,5 @@
-// The boundaries of a job, from what waits for one to what follows from it (core/messages.h).
+// The boundaries of a job, from the requests that wait for one to its consequences
+// (core/messages.h).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,7 +19,7 @@ constexpr uint32_t kSeveral = ~uint32_t{0};
 }  // namespace
 
 // A successor is admitted only after its predecessor is gone from every core. It takes part in a
-// boundary once all that it needs is there: nobody is held up by its admission.
+// boundary once its memory and queue pairs are there, so its admission holds up no rank.
 void Membership::admit_waiting() {
   for (Join& join : joins_) {
     Rank& r = ranks_[join.rank];
@@ -104,7 +105,7 @@ void Membership::build_boundary() {
   last_rounds_.assign(current_losses_.size(), std::vector<uint64_t>(chunks_, 0));
   for (size_t i = 0; i < current_losses_.size(); ++i) {
     Loss& loss = current_losses_[i];
-    // Whoever leaves before the job has begun leaves the others without what they wait for.
+    // A rank that leaves before the job has begun counts as lost, as the others wait for it.
     const bool begun = assembled_ && held_min_round_ > 0;
     loss.lost = !loss.left || !begun;
     if (loss.left && !begun) loss.reason = "left before the job had begun";
@@ -122,8 +123,7 @@ void Membership::build_boundary() {
   }
 }
 
-// The round that each change gets: what is complete stays as it was, and so does what was decided
-// before.
+// Gives each change its round: complete rounds stay as they were, and so do earlier decisions.
 void Membership::place_changes() {
   std::erase_if(current_hypers_, [this](const Hyper& hyper) {
     if (hyper.change.round <= boundary_.round + kFarthestChange) return false;
@@ -316,9 +316,9 @@ void Membership::end_saved() {
   if (std::exchange(saving_end_, false)) check_abandoned();
 }
 
-// What the job's policy says about the ranks that the boundary has just taken out. Those who are
-// lost before all have come may still be replaced, within the time that all of them have: no policy
-// applies to them.
+// Applies the job's policy to the ranks that the boundary has just taken out. A rank that is lost
+// before all first ranks have come may still be replaced, within the time that all of them have: no
+// policy applies to it.
 void Membership::after_losses(Ms now) {
   for (const Loss& loss : current_losses_) {
     const Rank& r = ranks_[loss.rank];
@@ -339,8 +339,8 @@ void Membership::after_losses(Ms now) {
   }
 }
 
-// Nobody is there and nobody comes: the job ends, unless its policy is to wait. What joins later
-// under its name is a job of its own, whose ranks assemble and whose initial parameters count.
+// No rank is there and none comes: the job ends, unless its policy is to wait. A later join under
+// its name makes a job of its own, whose ranks assemble and whose initial parameters count.
 void Membership::check_abandoned() {
   if (finished_ || phase_ != Phase::kIdle || live() > 0 || !joins_.empty()) return;
   if (assembled_ && !missing().empty()) return;  // the pause has its limit

@@ -1,9 +1,9 @@
-// What a checkpoint keeps of a job's members, and a job that goes on from one.
+// A job's members in a checkpoint, and in a job that goes on from one.
 //
 // In lock-step all of the checkpoint is as of its round. Otherwise a chunk may have updates of
-// later rounds, and says which (SavedClocks): these are not void. A rank that comes back begins
-// with the round after the checkpoint's all the same, or after the last one of its predecessors;
-// what its chunks have already of the rounds from there on is acknowledged and changes nothing.
+// later rounds, and says which (SavedClocks): these are not void. A rank that comes back still
+// begins with the round after the checkpoint's, or after the last one of its predecessors; updates
+// from there on that its chunks have already are acknowledged and change nothing.
 #include <algorithm>
 #include <map>
 #include <utility>
@@ -13,7 +13,7 @@
 namespace phub {
 namespace {
 
-// Of the chunks in `before`, the last rounds of the rank that the checkpoint has.
+// The rank's last rounds in the checkpoint, for the chunks in `before`.
 std::vector<ChunkRange> clipped(std::vector<ChunkRange> before, uint32_t rank, uint64_t last,
                                 const SavedClocks& clocks, uint32_t chunks) {
   std::vector<ChunkRange> ranges;
@@ -33,14 +33,14 @@ std::vector<ChunkRange> clipped(std::vector<ChunkRange> before, uint32_t rank, u
   return ranges;
 }
 
-// Of hyperparameters or branches: it may hold from a round that is still to come.
+// Whether it is a decision on hyperparameters or branches, which may hold from a future round.
 bool is_decision(LogRecord::Kind kind) {
   using Kind = LogRecord::Kind;
   return kind == Kind::kHyper || kind == Kind::kForked || kind == Kind::kScheduled ||
          kind == Kind::kDiscarded || kind == Kind::kKilled || kind == Kind::kRevived;
 }
 
-// Of each rank, the last round that any chunk has.
+// By rank, the last round that any chunk has.
 std::vector<uint64_t> latest_of_all(const SavedClocks& clocks, uint32_t chunks) {
   std::vector<uint64_t> latest(clocks.ranks);
   for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
@@ -106,7 +106,7 @@ void Membership::restore(const Manifest& saved, const SavedClocks& clocks) {
   }
 }
 
-// What was said of rounds that the checkpoint does not have is void.
+// Records of rounds that the checkpoint does not have are void.
 void Membership::restore_log(const Manifest& saved, const SavedClocks& clocks) {
   for (LogRecord record : saved.log) {
     if (record.kind == LogRecord::Kind::kExcluded && clocks.latest) {
@@ -133,7 +133,7 @@ void Membership::restore_log(const Manifest& saved, const SavedClocks& clocks) {
   }
 }
 
-// Of each chunk, the rounds that it has.
+// Restores an exclusion, for each chunk in the rounds that it has.
 void Membership::restore_excluded(LogRecord record, const SavedClocks& clocks) {
   std::map<uint64_t, std::vector<ChunkSpan>> chunks;  // by the last of them
   for (const ChunkSpan& span : record.chunks) {

@@ -18,7 +18,7 @@
 namespace phub {
 namespace {
 
-constexpr uint64_t kPlanBytes = sizeof(ChunkLayout) + sizeof(uint32_t);  // of a chunk
+constexpr uint64_t kPlanBytes = sizeof(ChunkLayout) + sizeof(uint32_t);  // a chunk's
 
 }  // namespace
 
@@ -106,7 +106,7 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
     nodes[plan.cores.front().node].snapshot +=
         SavedClocks::bytes(plan.chunks.size(), lock_step ? 0 : std::max(ranks, saved_ranks));
   }
-  // What the control thread keeps: the spec, hyperparameters, and exclusions for the log.
+  // The control thread keeps the spec, hyperparameters, and exclusions for the log.
   uint64_t& control = nodes.begin()->second.bookkeeping;
   control += spec_memory(spec, classes);
   control += 2 * uint64_t{spec.branches} * hyper_groups(spec) * sizeof(kernels::Hyper);
@@ -149,7 +149,7 @@ std::string describe_memory(const Plan& plan, const JobSpec& spec, bool snapshot
   return "\nMemory (over shared memory, the gradient slots are the workers' own)\n" + table.text();
 }
 
-// Jobs are made and freed by the builder only: nobody else reserves at the same time.
+// Only the builder makes and frees jobs, so no other thread reserves at the same time.
 void MemoryBudget::reserve(const JobSpec& spec, const NodeMemory& memory) {
   if (memory.total() > limit_ - std::min<uint64_t>(used_, limit_)) {
     constexpr double kMiB = 1 << 20;
@@ -174,13 +174,13 @@ void MemoryBudget::reserve(const JobSpec& spec, const NodeMemory& memory) {
 std::shared_ptr<void> MemoryBudget::hold_for_join(std::string_view text) {
   constexpr size_t kSmallBytes = size_t{64} << 10;
   if (text.size() <= kSmallBytes) return nullptr;
-  // Strings twice, as they grow; what is in braces may be a key, with its place among the names;
-  // behind a comma may be a number of a list.
+  // Strings count twice, as they grow; an object in braces may be a key, with its place among the
+  // names; a comma may precede a number of a list.
   constexpr uint64_t kOfKey = sizeof(KeySpec) + 64;
   const auto count = [text](char c) { return static_cast<uint64_t>(std::ranges::count(text, c)); };
   const uint64_t keys = std::min<uint64_t>(count('{'), kMaxKeys);
   const uint64_t bytes = 2 * text.size() + keys * kOfKey + count(',') * sizeof(uint64_t);
-  // Jobs go first: what they reserve is not refused because of joins that are being read.
+  // Jobs go first: their reservations are not refused because of joins that are being read.
   if (!has_room(*held_ + bytes)) {
     constexpr uint64_t kMiB = 1 << 20;
     if (*held_ > 0 && has_room(bytes)) {

@@ -16,8 +16,8 @@ Flow rates_of(Flow flow) {
   return flow;
 }
 
-// Who lacks in a later round only may wait for its results of an earlier one, as everybody does:
-// for those that lack there.
+// Keeps only ranks that lack in the oldest round: a rank that lacks in a later one may wait, like
+// all others, for the results of the oldest round.
 void keep_oldest(Probe& probe) {
   uint64_t oldest = kNever;
   for (const Lack& lack : probe.lacks) oldest = std::min(oldest, lack.round);

@@ -33,7 +33,7 @@ void PassedState::begin(const StateRequest& request, Reply<StateReply> reply) {
       });
 }
 
-// What was refused while another was open has left that, perhaps.
+// If another state was open, a refusal may have left that one open at the parent.
 void PassedState::begun(const Result<StateReply>& result, bool was_open) {
   if (result) bytes_ = result.value->bytes;
   const bool is_unknown = !result && may_pass(result.code);

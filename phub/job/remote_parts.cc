@@ -19,7 +19,7 @@ constexpr std::string_view kServesNoMore = "it serves no more";
   fail(ErrorCode::kInvalid, "mail: a report does not fit its job: {}", what);
 }
 
-// What a core says only when it is asked.
+// Whether a core sends the report only when it is asked.
 bool is_answer(CoreReport::Type type) {
   switch (type) {
     case CoreReport::kRemoved:
@@ -98,7 +98,7 @@ void RemoteParts::ask(Asked& asked, Offer* offer, Done done, uint64_t limit_ms) 
 
 uint64_t RemoteParts::make_ms(uint64_t copies) const {
   constexpr uint64_t kBytesPerMs = 256 * 1024;
-  uint64_t elements = 0;  // of all boxes: which of them has most is all one
+  uint64_t elements = 0;  // those of all boxes, an upper bound for each of them
   for (const ChunkLayout& chunk : plan_.chunks) elements += chunk.elements;
   return kMakeMs + elements * sizeof(float) * copies / kBytesPerMs;
 }
@@ -338,8 +338,8 @@ void RemoteParts::answered(Asked& asked, const Remote& part, const ShardReport& 
   done(failed);
 }
 
-// Every rank once, and every chunk once, ascending: else the work would be the product of what is
-// said, not its sum.
+// Each rank may come once, and each chunk once, ascending: otherwise the work could be the product
+// of the two lists' lengths, not their sum.
 void RemoteParts::check_last_rounds(Remote& part, std::span<const ShardRounds> all,
                                     const Boundary& boundary) {
   if (std::exchange(part.told_rounds, true)) nonsense("last rounds that are known");

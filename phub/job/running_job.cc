@@ -1,4 +1,4 @@
-// A running job: its begin, what its membership decides, and its end.
+// A running job: its beginning, its membership's actions, and its end.
 #include "phub/job/running_job.h"
 
 #include <fmt/format.h>
@@ -11,10 +11,10 @@ namespace phub {
 namespace {
 
 constexpr uint32_t kMostProbeMs = 250;
-constexpr uint32_t kMostIdleProbeMs = 1000;  // of a job in which nothing has happened for long
+constexpr uint32_t kMostIdleProbeMs = 1000;  // for a job that has been idle for long
 
-// Of a job whose ranks were all lost, and which had not begun, or it would have an error; "": one
-// has left it, or nobody was lost.
+// Why a job without an error ended before it could begin: all its ranks were lost; "": some rank
+// has left it, or none was lost.
 std::string why_abandoned(const std::vector<EndedJob::Member>& members) {
   std::string why;
   for (uint32_t rank = 0; rank < members.size(); ++rank) {
@@ -108,7 +108,7 @@ void RunningJob::run_beside(Background& thread, Background::Work work, Backgroun
 
 // --- boundaries ----------------------------------------------------------------------------------
 
-// What the membership decided, in order. An action may lead to further ones.
+// Carries out the membership's actions, in order. An action may lead to further ones.
 void RunningJob::carry_out() {
   auto& actions = membership_.actions();
   while (!actions.empty()) {
@@ -119,8 +119,8 @@ void RunningJob::carry_out() {
   count_growth();
 }
 
-// What jobs that run grow by counts as what they began with does. Where there is no room, logs lose
-// their oldest pages: those of jobs that have ended first.
+// The growth of running jobs counts like their first memory. If there is no room, logs lose their
+// oldest pages: those of jobs that have ended first.
 void RunningJob::count_growth() {
   const auto count = [&] {
     const uint64_t now =
@@ -207,8 +207,8 @@ void RunningJob::revoke(uint32_t rank) {
 
 // --- the end -------------------------------------------------------------------------------------
 
-// The job stops on every core; its memory goes when all of them have let go of it, and with it the
-// connections, which is what wakes its workers.
+// The job stops on every core. When all of them have let go of it, its memory is freed and its
+// connections close, which wakes its workers.
 void RunningJob::end(ErrorCode code, const std::string& error) {
   if (ending_) return;
   ending_ = true;

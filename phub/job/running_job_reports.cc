@@ -1,4 +1,4 @@
-// A running job: what its cores and connections report, and what the driver asks the cores about.
+// A running job: the reports of its cores and connections, and the driver's probes.
 #include <fmt/format.h>
 
 #include <string_view>
@@ -18,7 +18,7 @@ uint64_t walk_ms(const Job& job) {
   return job.plan().chunks.size() * words / (kChunksPerMs * job.cores());
 }
 
-// How a rank violated the protocol: for the log, and for the rank.
+// Says how a rank violated the protocol: for the log, and for the rank.
 std::string violation_text(const Job& job, const CoreReport& report) {
   const auto sent = [&](std::string_view what) {
     return fmt::format("it sent {} for {}", what, job.where(report.chunk));
@@ -70,7 +70,7 @@ void RunningJob::handle(const CoreReport& report) {
       break;
     case CoreReport::kCommitted:
       membership_.committed(report, now);
-      carry_out();  // who is lost in it counts as such
+      carry_out();  // its lost ranks count as lost first
       if (!ending_) saves_.finish_copy();
       break;
     case CoreReport::kProbed:
@@ -114,7 +114,7 @@ void RunningJob::handle(const CoreReport& report) {
     case CoreReport::kDecided:
       remote_.decide(job_->gate()->decision());
       break;
-    case CoreReport::kClosed:  // of other boxes: close_gate()
+    case CoreReport::kClosed:  // comes from other boxes only: close_gate()
       break;
     case CoreReport::kNonFinite:
       if (rack_) {
@@ -172,7 +172,7 @@ void RunningJob::probe(uint64_t now) {
   for (Part* const part : everywhere_) {
     if (part->wants_probe(begun)) active_ms_ = now;
   }
-  if (active_ms_ != now) {                                  // what they said last still holds
+  if (active_ms_ != now) {                                  // the last answers still hold
     if (now - active_ms_ < kRatesFadeMs) collect_probes();  // the rates fade
     return;
   }

@@ -80,7 +80,7 @@ size_t RunningJob::lose_shard(uint64_t shard) {
   if (ending_) return 0;
   membership_.failed(fmt::format("the box '{}' had a part of it, and is lost", lost->name),
                      life_.epoch > 0 ? ErrorCode::kRewound : ErrorCode::kInternal);
-  for (uint32_t i = 0; i < lost->committing; ++i) {  // what they did is not known
+  for (uint32_t i = 0; i < lost->committing; ++i) {  // for its cores, whose answers will not come
     membership_.committed({.type = CoreReport::kCommitted,
                            .round = membership_.boundary().round,
                            .min_round = membership_.boundary().round},

@@ -27,9 +27,9 @@ SaveDesk::SaveDesk(const JobContext& context, Savers& savers, PartDesk& parts)
       next_save_(life_.durable_round + (host_.checkpoints ? host_.checkpoints->every() : 0)),
       durable_round_(life_.durable_round) {}
 
-// The snapshot that some core still copies has what is complete now, as no round is complete
-// without all cores. A snapshot that is being written may be older: then the rank waits for the
-// next one.
+// A snapshot that some core still copies has all rounds that are complete now, as no round is
+// complete without all cores. A snapshot that is being written may be older: then the rank waits
+// for the next one.
 void SaveDesk::checkpoint(uint64_t round, Reply<CheckpointReply> reply) {
   const std::string& name = job_.spec().name;
   if (uplink_) return uplink_->checkpoint(round, std::move(reply));
@@ -106,9 +106,9 @@ void SaveDesk::check_late_parts() {
   check_parts();
 }
 
-// Saves what the ranks leave, for those who want the model. Nobody goes on from this checkpoint, so
-// it has no parts of ranks that save their own state. A snapshot of a round that nobody will
-// complete is dropped; one that is being copied or written comes first.
+// Saves the job's last state, for users of the model. No job goes on from this checkpoint, so it
+// has no parts of ranks that save their own state. A snapshot of a round that will never complete
+// is dropped; one that is being copied or written comes first.
 void SaveDesk::save_end() {
   saving_end_ = true;
   const bool is_void = saving_ && copying_round_ > membership_.completed_round();
@@ -174,7 +174,7 @@ void SaveDesk::at_boundary(Boundary& boundary) {
                       job_.spec().name)});
 }
 
-// Other boxes send what their cores copy.
+// Other boxes send the copies of their cores.
 void SaveDesk::await_copies() {
   for (uint32_t box = 1; box < job_.boxes(); ++box) {
     remote_.moves().begin(box, BoxMoves::Way::kHere, {.round = copying_round_}, job_.image_of(box));
@@ -182,8 +182,8 @@ void SaveDesk::await_copies() {
 }
 
 // The copy is free for the next snapshot when it is written. While a boundary is under way, some
-// cores have closed the round with what the boundary decided (a rank is lost, values are set): the
-// membership knows of that, for the manifest, only when the boundary is over.
+// cores have closed the round with the boundary's changes (a rank is lost, values are set). The
+// membership knows these, for the manifest, only when the boundary is over.
 void SaveDesk::finish_copy() {
   if (cores_snapped_ < job_.all_cores() || membership_.is_committing()) return;
   const uint64_t round = copying_round_;
@@ -211,7 +211,7 @@ void SaveDesk::finish_copy() {
 }
 
 void SaveDesk::core_snapped(uint64_t round) {
-  if (round != copying_round_) return;  // of a snapshot that was dropped
+  if (round != copying_round_) return;  // the snapshot was dropped
   ++cores_snapped_;
   finish_copy();
 }
@@ -238,7 +238,7 @@ void SaveDesk::check_parts() {
 
 void SaveDesk::write() {
   const std::shared_ptr<Manifest> saved = std::exchange(snapped_, nullptr);
-  const auto also = std::make_shared<std::string>();  // what went wrong beside it
+  const auto also = std::make_shared<std::string>();  // problems beside it
   parts_.end();
   writing_round_ = saved->round;
   write_began_ms_ = host_.time.now_ms();

@@ -75,7 +75,7 @@ std::map<std::string, uint64_t> SavedJobs::kept_bytes(const std::string& owner) 
   const std::scoped_lock lock(mutex_);
   std::map<std::string, uint64_t> bytes;
   for (const std::string& job : store_.jobs()) {
-    // Somebody may remove them meanwhile: that is no reason to refuse another job.
+    // Another process may remove them meanwhile: that is no reason to refuse another job.
     static_cast<void>(error_of([&] {
       Shared shared;
       for (const CheckpointId id : store_.list(job)) {
@@ -168,7 +168,7 @@ void SavedJobs::add_part(const std::string& job, CheckpointId id, uint32_t rank,
   lock.lock();
   if (failed) {
     begun.parts.clear();
-    begun.writer.reset();  // removes what it has written
+    begun.writer.reset();  // removes its files
     throw Error(failed->code(), failed->what());
   }
   begun_.emplace(job, std::move(begun));
@@ -216,11 +216,11 @@ std::string SavedJobs::write(const Job& job, const Manifest& saved, bool is_end)
     before.reset();  // it may be removed now
     write_tensors(job, saved, *writer);
   } catch (...) {
-    lock.lock();  // the writer removes what it has written
+    lock.lock();  // the writer removes its files
     throw;
   }
   lock.lock();
-  // First: nobody may go on from this one, which has no state of ranks.
+  // This comes first: no job may go on from this checkpoint, which has no state of ranks.
   if (is_end) store_.end(saved.spec.name);
   const std::string others = writer->commit(std::move(whole));
   latest_[saved.spec.name] = id_of(saved);

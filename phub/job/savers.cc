@@ -124,7 +124,7 @@ bool Savers::must_tell_parent() {
   return !uplink_->has_told_of_savers();
 }
 
-// While a boundary is committed, who takes part may change: what the news said before holds.
+// While a boundary is committed, the ranks that take part may change: the last news still hold.
 void Savers::add_to_news(RackNews& news) {
   news.saves = tells_parent_;
   const uint64_t every = this->every();

@@ -13,7 +13,7 @@ namespace {
 constexpr size_t kMostOrders = 4096;
 constexpr uint64_t kMostInterestBytes = 8 << 20;
 
-// About what the interest takes as JSON; all else of an order is small beside it.
+// About the size of the interest as JSON; the rest of an order is small beside it.
 uint64_t interest_bytes(const ShardOrder& order) {
   constexpr uint64_t kBytesOfKey = 64, kBytesOfRange = 48;
   uint64_t bytes = 0;

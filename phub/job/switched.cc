@@ -38,7 +38,7 @@ uint32_t chunks_of(const Plan& plan, const SwitchStream& stream) {
   return chunks;
 }
 
-// With the port that many further.
+// The address with its port raised by `by`.
 sockaddr_in further(sockaddr_in address, uint32_t by) {
   const uint32_t port = ntohs(address.sin_port) + by;
   if (port > std::numeric_limits<uint16_t>::max()) {
