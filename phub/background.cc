@@ -63,7 +63,7 @@ void Background::run(Work work, End end) {
 
 void Background::carry_out(Task& task) {
   task.failed = error_of([&task] { task.work(); });
-  task.work = nullptr;  // with what it holds, which may be large
+  task.work = nullptr;  // frees the captures, which may be large
 }
 
 void Background::work(const std::stop_token& stop) {

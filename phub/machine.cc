@@ -14,8 +14,8 @@
 
 namespace phub {
 
-// Which cores a plan uses depends on topology and options only, so any key table shows them. Few
-// cores go to nodes with NICs first; a job over one transport may leave some out.
+// The cores of a plan depend on topology and options only, so any key table shows them. Few cores
+// go to nodes with NICs first; a job over one transport may leave some out.
 Machine::Machine(const MachineOptions& options, std::vector<std::unique_ptr<Transport>> transports,
                  const Clock& clock)
     : pin_(options.pin),

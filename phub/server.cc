@@ -191,7 +191,7 @@ RunningJob& Server::authenticate(const Credential& who) {
     host_.ended.refuse(who.job);
   }
   if (const auto refused = error_of([&] { job->members().authenticate(who); })) {
-    host_.ended.refuse_if_member(who);  // of an earlier job of this name
+    host_.ended.refuse_if_member(who);  // perhaps it was a member of an earlier job of this name
     throw Error(*refused);
   }
   return *job;
@@ -335,7 +335,7 @@ void Server::join_shard(ShardHello hello, Reply<ShardWelcome> reply) {
                                                name, cores_there));
 }
 
-// A job may end, and go, by what it is told.
+// A report may end a job and destroy it.
 void Server::take_mail(uint64_t shard, ShardMail mail, Reply<ShardOrders> reply) {
   const std::vector<ShardReport> reports =
       host_.shards.mail(shard, std::move(mail), std::move(reply), host_.time.now_ms());

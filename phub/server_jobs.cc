@@ -25,7 +25,7 @@ void Server::join(JoinRequest request, Reply<JoinReply> reply) {
   place(std::make_shared<PendingJoin>(PendingJoin{std::move(request), std::move(reply)}));
 }
 
-// What makes jobs at this server differ from those at others.
+// The features that a job has from this server: below a parent, or behind a switch.
 Features Server::features_here(const JobSpec& spec) const {
   if (options_.parent) return Feature::kBelowParent;
   if (options_.through_switch && may_switch(spec)) return Feature::kSwitch;
