@@ -6,9 +6,9 @@
 // its own, copied at one instant. The round in progress of a chunk is the slowest rank's next one.
 //
 // The slack is the number of rounds of one branch that the slowest rank may be behind. A rank that
-// waits for nobody in the next round's branch goes on with that round, however many rounds of other
-// branches the slowest has not made ("free slack"). An update changes the branch of its round, at
-// whatever place the branch lies until the slowest rank has come as far.
+// waits for no other in the next round's branch goes on with that round, however many rounds of
+// other branches the slowest has not made ("free slack"). An update changes the branch of its
+// round, at whatever place the branch lies until the slowest rank has come as far.
 //
 // A copy that is ordered before round R is a wall in its two branches: no rank gets the state of
 // either in R or later before the slowest rank has come to R. So the copy has all updates of the

@@ -91,7 +91,7 @@ class Core {
   size_t armed_ = 0;             // so many of awake_, from the first, are armed
   uint64_t next_retry_ms_ = 0;   // the earliest retry of a job put aside; 0: there is none
   uint32_t passes_ = 0;          // passes since the core looked for events
-  TraceLog* trace_ = nullptr;    // null: nobody asked
+  TraceLog* trace_ = nullptr;    // null: no trace
   bool reported_ = false;        // since the last wake-up of the control thread
   Mailbox<CoreMessage, 4096> mailbox_;
   Mailbox<CoreReport, 8192> reports_;

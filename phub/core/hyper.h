@@ -24,8 +24,8 @@ void check_hyper(const std::map<std::string, double>& values, uint32_t groups);
 
 // Checks that the job may have these values: its optimizer uses them (0 is always accepted: it
 // means that there is none), and it has keys of their groups; slack and batch are whole numbers,
-// and in SSP a slack is no more than the job's. Throws Error(kInvalid) that says who uses the
-// value.
+// and in SSP a slack is no more than the job's. Throws Error(kInvalid) that names the optimizers
+// that use the value.
 void check_for_job(const std::map<std::string, double>& values, const JobSpec& spec);
 
 // Sets the values of each group; values for all groups go first. Throws likewise.

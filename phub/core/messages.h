@@ -155,7 +155,7 @@ struct CoreReport {
   uint64_t started = 0;    // kHeld: highest round that any contribution has arrived for
   uint64_t min_round = 0;  // kHeld, kCommitted: lowest round in progress at chunks that wait for
                            // some rank; kNever: there are none
-  uint64_t lowest = 0;     // kHeld: the same of all chunks
+  uint64_t lowest = 0;     // kHeld: the lowest at any chunk
   const char* why = nullptr;  // kSwitchEnded; lives for ever
 };
 

@@ -2,7 +2,7 @@
 // makes the boundaries (transport/control/branch_messages.h).
 //
 // A branch counts its own rounds: its learning rate in the n-th of them is that of round n of a job
-// of its own. The job's hyperparameter `lr_rounds_before` tells everybody the offset: the values of
+// of its own. The job's hyperparameter `lr_rounds_before` tells all ranks the offset: the values of
 // a branch are set when it begins to run, like any change of hyperparameters.
 //
 // A branch that is killed from round R on lies on its shelf until a checkpoint after round R − 1,

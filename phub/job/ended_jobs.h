@@ -41,8 +41,8 @@ class EndedJobs {
   [[noreturn]] void refuse(const std::string& job);
   std::string not_found(const std::string& job);       // the same, as a message
   LogPage log(const std::string& job, uint64_t from);  // throws Error(kNotFound)
-  // Drops logs and members, those of the oldest job first, until they and what running jobs hold
-  // fit the budget.
+  // Drops logs and members, those of the oldest job first, until the rest and the memory of running
+  // jobs fit the budget.
   void make_room(const MemoryBudget& budget);
   void tick(uint64_t now);  // drops members after kKeptMs
 

@@ -1,7 +1,7 @@
-// The members of a running job: who joins, whether a credential is that of a member, what members
-// do for the membership, and how they are lost.
+// The members of a running job: joins, the check of credentials, the members' calls to the
+// membership, and losses.
 //
-// Control thread, but for what says otherwise; the running job owns it.
+// Control thread, unless a function says otherwise; the running job owns it.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ class MemberDesk {
   void join_unanswered(uint32_t rank, uint32_t incarnation);
 
   // Throws unless the credential is that of a live incarnation: kNotFound, kUnauthorized, kFenced,
-  // or what the job ended with.
+  // or the error of the job's end.
   void authenticate(const Credential& who);
   // REQUIRES: authenticate(who), for `rank` and `who`.
   Pulse heartbeat(uint32_t rank);

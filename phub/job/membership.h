@@ -133,7 +133,7 @@ class Membership {
   void probed(uint64_t min_round, const std::vector<uint64_t>& sent,
               const std::vector<uint64_t>& waited_for, Ms now);
   void tick(Ms now);
-  void remove();  // somebody deleted the job
+  void remove();  // the job was deleted
   // The parent's job has ended, or this rack is no longer in it.
   void parent_ended(ErrorCode code, const std::string& reason) { fail_job(code, reason); }
 
