@@ -7,7 +7,8 @@
 namespace phub {
 namespace {
 
-constexpr uint64_t kLongestLookMs = 300;  // a slower disk: the answer is what was seen before
+// A longer look means a slow disk: /readyz gets the result of the look before.
+constexpr uint64_t kLongestLookMs = 300;
 
 }  // namespace
 

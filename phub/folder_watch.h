@@ -1,5 +1,5 @@
-// Whether the folder of checkpoints is there, for /readyz. A look at it may hang with the disk, so
-// the writer's thread looks, and nobody waits for it longer than 300 ms. Control thread.
+// Watches whether the folder of checkpoints is there, for /readyz. A look at it may hang with the
+// disk, so the writer's thread looks, and no question waits longer than 300 ms. Control thread.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,12 @@ namespace phub {
 
 class FolderWatch {
  public:
-  explicit FolderWatch(JobHost& host) : host_(host) {}  // which outlives this
+  explicit FolderWatch(JobHost& host) : host_(host) {}  // `host` outlives this
 
-  // The answer is of a look that began after the question, or of the one before if that takes long.
+  // Answers from a look that began after the question, or from the one before if that takes long.
   // REQUIRES: checkpoints are kept.
   void ask(Reply<Done> reply);
-  void tick();  // answers those who have waited long enough
+  void tick();  // answers questions that have waited long enough
 
  private:
   struct Asked {
@@ -28,7 +28,7 @@ class FolderWatch {
   void answer(std::vector<Asked>& asked, uint64_t now);
 
   JobHost& host_;
-  std::vector<Asked> asked_;  // before the look began that is under way
+  std::vector<Asked> asked_;  // from before the look under way began
   std::vector<Asked> later_;
   bool looking_ = false;
 };

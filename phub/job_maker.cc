@@ -27,7 +27,7 @@ std::vector<PlanLoad> load_of(const Plan& plan, const JobSpec& spec) {
   return load;
 }
 
-// Of a switch: a number that nobody guesses.
+// A generation of a switch: a number that cannot be guessed.
 uint64_t new_generation() {
   const std::string ticket = make_ticket();
   uint64_t number = 0;
@@ -71,7 +71,7 @@ void take_tiles(std::span<const KeySpec> from, JobSpec& spec) {
   }
 }
 
-// As set_hyper() checks them: what is in a file may have been changed.
+// Checks values as set_hyper() does: the file may have been changed.
 void check_hyper_of(const Manifest& saved) {
   for (const HyperChange& change : saved.hyper) {
     check_hyper(change.values, hyper_groups(saved.spec));
@@ -82,7 +82,7 @@ void check_hyper_of(const Manifest& saved) {
   }
 }
 
-// What other boxes need to know of it.
+// The part of the checkpoint's manifest that other boxes need.
 ShardRestored restored_elsewhere(const Manifest& saved) {
   ShardRestored restored{.round = saved.round,
                          .ranks = static_cast<uint32_t>(saved.ranks.size()),
@@ -120,8 +120,8 @@ Quotas::Needs JobMaker::needs_of(const JobSpec& spec, const Plan& plan,
   return needs;
 }
 
-// What the job goes on from; nothing: it begins. Workers may ask for other numbers of ranks than it
-// had, and for other limits; all else is as it was.
+// The checkpoint that the job goes on from; nullopt: it begins anew. Workers may ask for other
+// numbers of ranks and other limits than it had; all else is as it was.
 std::optional<Manifest> JobMaker::newest_checkpoint(const JoinRequest& request, const JobSpec& spec,
                                                     std::vector<std::string>& passed_over) {
   const Caller& caller = request.caller;
@@ -219,7 +219,7 @@ Plan JobMaker::plan_for(const Order& order, const Transport& transport,
   return plan_for(order, transport, shards, rack);
 }
 
-// Nothing: the job does not use the switch.
+// Returns nullopt if the job does not use the switch.
 std::optional<SwitchedJob> JobMaker::switched(const JobSpec& spec, const Plan& plan,
                                               const Transport& transport, const Manifest* saved,
                                               std::vector<std::string>& passed_over) {
@@ -265,7 +265,7 @@ std::shared_ptr<RunningJob> JobMaker::make(const Order& order,
   }
   Plan plan = plan_for(order, link_transport, shards, rack);
   for (size_t k = 0; k < spec.keys.size(); ++k) spec.keys[k].tile_rows = plan.tile_rows[k];
-  // What the box has nothing of is saved if its ranks save.
+  // A job without state in the box is saved if its ranks save.
   const bool snapshots =
       host_.checkpoints != nullptr && (box_has_state(spec) || request.saves || saved);
   const std::optional<SwitchedJob> through =
@@ -273,7 +273,7 @@ std::shared_ptr<RunningJob> JobMaker::make(const Order& order,
   const NodeMemory memory = Job::memory_for(plan, spec, snapshots, saved ? saved->ranks.size() : 0,
                                             rack, through ? &*through : nullptr);
   const Quotas::Needs needed = needs_of(spec, plan, memory);
-  if (!saved) {  // what went on before may go on
+  if (!saved) {  // a job with a checkpoint was allowed before
     quotas_.check(request.caller, order.quota, spec.name, needed, [&] {
       return host_.checkpoints ? host_.checkpoints->kept_bytes(request.caller.id)
                                : Quotas::BytesOfJobs();

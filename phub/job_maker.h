@@ -20,12 +20,12 @@
 
 namespace phub {
 
-// What a server is told of how to make its jobs.
+// The options of a server about making its jobs.
 struct JobMakerOptions {
   kernels::Store store = kernels::kDefaultStore;
-  uint32_t kept_checkpoints = 0;                // of each job
+  uint32_t kept_checkpoints = 0;                // checkpoints kept of each job
   bool has_parent = false;                      // this box is a rack
-  std::optional<SwitchOptions> through_switch;  // of this rack, that adds; nullopt: there is none
+  std::optional<SwitchOptions> through_switch;  // the adding switch of this rack; nullopt: none
 };
 
 class JobMaker {
@@ -37,14 +37,14 @@ class JobMaker {
 
   struct Order {
     const JoinRequest& join;        // the first
-    const Quota& quota;             // of its caller, who creates the job
+    const Quota& quota;             // its caller's, which creates the job
     std::shared_ptr<JobSpec> spec;  // complete; the rows of matrices' chunks are added
     const numa::Topology& topology;
-    const std::vector<ShardBox>& shards;  // that are there
-    std::shared_ptr<Uplink> uplink;       // of a rack, which has joined; null: there is no parent
+    const std::vector<ShardBox>& shards;  // those that are there
+    std::shared_ptr<Uplink> uplink;       // a rack's, which has joined; null: there is no parent
   };
   // `passed_over`: lines for the log, about checkpoints or a switch that cannot be used. Throws
-  // Error: the job cannot be made, and nothing of it is left.
+  // Error if the job cannot be made; then none of its memory is left.
   std::shared_ptr<RunningJob> make(const Order& order, std::vector<std::string>& passed_over);
   // The job is about to be freed: its share of cores, NICs and quotas is free.
   void forget(const Job& job);
@@ -63,13 +63,13 @@ class JobMaker {
   Machine& machine_;
   JobHost& host_;
   const std::unique_ptr<ServerTrace>& trace_;
-  // What each job that has memory puts on cores and NICs per round.
+  // The load of each job that has memory on cores and NICs per round.
   struct Load {
     std::vector<uint64_t> shards;  // the second box of the plan, and further ones
     std::vector<PlanLoad> of_plan;
   };
   std::map<const Job*, Load> loads_;
-  Quotas quotas_;  // what the jobs of each creator have
+  Quotas quotas_;  // the needs of each creator's jobs
 };
 
 }  // namespace phub

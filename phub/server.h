@@ -174,7 +174,7 @@ class Server final : public ControlHandler {
   uint64_t sampled_ms_ = 0;
   std::vector<TransportEvent> events_;
   JobMaker maker_;      // the builder's thread uses it
-  FolderWatch folder_;  // of checkpoints
+  FolderWatch folder_;  // watches the folder of checkpoints
   JobHost host_;        // last: its threads use the members above
 };
 

@@ -1,4 +1,4 @@
-// The files of a job's checkpoint: which there are, and what of the job each of them has.
+// The files of a job's checkpoint, and the part of the job that each of them has.
 #pragma once
 
 #include <cstddef>
@@ -45,7 +45,7 @@ std::vector<SavedFile> files_of(const Job& job, const Manifest& saved, const Con
   return files;
 }
 
-// Throws Error(kNotFound): the checkpoint has no files of that branch.
+// Throws Error(kNotFound) if the checkpoint has no files of that branch.
 const SavedShelf& shelf_of(const Manifest& saved, uint32_t branch);
 
 // The tensors of a file that has one array of all keys.
@@ -69,15 +69,15 @@ void read_tensors(CheckpointReader& reader, const std::string& file,
   }
 }
 
-// What the chunks have of each rank, out of lock-step.
+// Reads, out of lock-step, the round of each rank's last update to each chunk.
 void read_clocks(CheckpointReader& reader, uint64_t chunks, const SavedClocks& clocks);
 
-// A file is gone or damaged; other errors are of the disk.
+// Whether the error says that a file is gone or damaged; other errors come from the disk.
 bool is_damage(const Error& error);
 
 // Takes the files of branches that the snapshot does not have from the checkpoint before. Returns
-// what is wrong; "": nothing. A file that is gone or damaged is still to be missed, and is no
-// reason not to save the rest.
+// the problems; "": none. A gone or damaged file shows when its branch is revived, and is no reason
+// not to save the rest.
 std::string share_branches(const Job& job, CheckpointReader& from, Manifest& saved,
                            CheckpointWriter& writer);
 
