@@ -226,7 +226,7 @@ void Uplink::leave(const RackNews& last) {
   if (last.saves) {
     RackNews news = last;
     news.name = parent_.rack_name();
-    parent_.tell(who(), std::move(news), [](const Result<Done>&) {});
+    parent_.tell(who(), news, [](const Result<Done>&) {});
   }
   parent_.leave(who(),
                 [&parent = parent_, who = who()](const Result<Done>&) { parent.forget(who); });
