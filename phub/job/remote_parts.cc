@@ -11,59 +11,6 @@
 #include "transport/control/shard_fields.h"
 
 namespace phub {
-namespace {
-
-constexpr std::string_view kServesNoMore = "it serves no more";
-
-[[noreturn]] void nonsense(std::string_view what) {
-  fail(ErrorCode::kInvalid, "mail: a report does not fit its job: {}", what);
-}
-
-// Whether a core sends the report only when it is asked.
-bool is_answer(CoreReport::Type type) {
-  switch (type) {
-    case CoreReport::kRemoved:
-    case CoreReport::kHeld:
-    case CoreReport::kCommitted:
-    case CoreReport::kProbed:
-    case CoreReport::kDetached:
-    case CoreReport::kAttached:
-    case CoreReport::kSnapped:
-    case CoreReport::kGotState:
-    case CoreReport::kSetState:
-      return true;
-    default:
-      return false;
-  }
-}
-
-bool is_about_rank(CoreReport::Type type) {
-  return type == CoreReport::kDetached || type == CoreReport::kAttached;
-}
-
-void take_probe(const ShardProbe& said, Probe& probe) {
-  if (said.arrivals.size() != probe.arrivals.size() ||
-      said.waited_for.size() != probe.waited_for.size() ||
-      said.queues.size() != probe.queues.size()) {
-    nonsense("the sizes of a probe");
-  }
-  probe.chunks_completed = said.chunks_completed;
-  probe.endpoint = said.endpoint;
-  probe.arrivals = said.arrivals;
-  probe.waited_for = said.waited_for;
-  std::ranges::fill(probe.lacks, Lack());
-  for (const ShardLack& lack : said.lacks) {
-    if (lack.rank >= probe.lacks.size()) nonsense("a rank");
-    probe.lacks[lack.rank] = {.chunks = lack.chunks, .chunk = lack.chunk, .round = lack.round};
-  }
-  for (size_t q = 0; q < said.queues.size(); ++q) {
-    const ShardQueueCounters& queue = said.queues[q];
-    probe.queues[q] = {queue.chunks, queue.bytes_in, queue.bytes_out};
-  }
-}
-
-}  // namespace
-
 RemoteParts::RemoteParts(Shards& shards, uint64_t job, const Plan& plan,
                          std::vector<ShardBox> boxes)
     : shards_(shards), job_(job), plan_(plan) {
@@ -101,57 +48,6 @@ uint64_t RemoteParts::make_ms(uint64_t copies) const {
   uint64_t elements = 0;  // those of all boxes, an upper bound for each of them
   for (const ChunkLayout& chunk : plan_.chunks) elements += chunk.elements;
   return kMakeMs + elements * sizeof(float) * copies / kBytesPerMs;
-}
-
-template <typename Visit>
-void RemoteParts::for_each_asked(Visit visit) {
-  visit(making_, "to make its part");
-  for (auto& [of, asked] : offers_) visit(asked, "for connections of a rank");
-  visit(keys_.asked, "for the state of keys");
-  visit(branch_.asked, "for a branch");
-}
-
-std::optional<RemoteParts::Late> RemoteParts::late(uint64_t now_ms, uint64_t completed_round) {
-  std::optional<Late> found;
-  const auto late_by = [&](uint64_t shard, uint64_t& since, uint64_t limit_ms) -> uint64_t {
-    if (since == 0) since = now_ms;
-    const uint64_t waited = now_ms - since;
-    return waited > limit_ms && shards_.has(shard) ? waited : 0;
-  };
-  const auto text = [](uint64_t waited, std::string_view what) {
-    return fmt::format("it sends mail, but has not answered for {} ms: it was asked {}", waited,
-                       what);
-  };
-  for_each_asked([&](Asked& asked, std::string_view what) {
-    for (auto& [shard, since] : asked.awaited) {
-      const uint64_t waited = late_by(shard, since, asked.limit_ms);
-      if (waited > 0) found = {shard, text(waited, what)};
-    }
-  });
-  for (Remote& part : parts_) {
-    for (auto& [report, owed] : part.owed) {
-      if (owed.from_round > completed_round) continue;
-      const uint64_t waited = late_by(part.shard, owed.since_ms, kAnswerMs);
-      if (waited == 0) continue;
-      const std::string_view word = word_of(*word_of(std::get<CoreReport::Type>(report)));
-      const uint32_t core = std::get<2>(report);
-      found = {part.shard, text(waited, fmt::format("for '{}' of its core {}", word, core))};
-    }
-  }
-  return found;
-}
-
-void RemoteParts::moved(uint64_t shard) {
-  for_each_asked([shard](Asked& asked, std::string_view) {
-    if (const auto at = asked.awaited.find(shard); at != asked.awaited.end()) at->second = 0;
-  });
-  for (Remote& part : parts_) {
-    if (part.shard != shard) continue;
-    for (auto& [report, owed] : part.owed) {
-      const auto type = std::get<CoreReport::Type>(report);
-      if (type == CoreReport::kSnapped || type == CoreReport::kGotState) owed.since_ms = 0;
-    }
-  }
 }
 
 void RemoteParts::order(ShardOrder order) {
@@ -299,17 +195,6 @@ void RemoteParts::probe(uint64_t begun) {
   order({.kind = ShardDo::kProbe, .round = begun});
 }
 
-std::span<const uint32_t> RemoteParts::close_round(uint64_t shard, uint64_t round) {
-  Remote& part = part_of_shard(shard);
-  if (round <= decided_ || round <= part.closed_round) nonsense("a round that is closed");
-  part.closed_round = round;
-  if (!part.chunks.empty()) return part.chunks;
-  for (uint32_t id = 0; id < plan_.chunks.size(); ++id) {
-    if (plan_.chunks[id].queue - part.first_queue < part.queues) part.chunks.push_back(id);
-  }
-  return part.chunks;
-}
-
 void RemoteParts::decide(const Decision& decision) {
   decided_ = decision.round;
   ShardOrder decide{.kind = ShardDo::kDecide};
@@ -318,113 +203,6 @@ void RemoteParts::decide(const Decision& decision) {
                              .factor = std::bit_cast<uint32_t>(decision.factor),
                              .skipped = decision.skipped});
   order(std::move(decide));
-}
-
-void RemoteParts::answered(Asked& asked, const Remote& part, const ShardReport& report) {
-  if (!asked.awaited.contains(part.shard)) return;
-  if (report.refused && !asked.failed) {
-    asked.failed.emplace(report.code, fmt::format("{}: {}", part.name, report.text));
-  }
-  if (!report.refused && asked.offer != nullptr) {
-    if (report.queues.size() != part.queues || report.tls != asked.offer->tls) {
-      nonsense("an offer");
-    }
-    std::ranges::copy(report.queues, asked.offer->queues.begin() + part.first_queue);
-  }
-  asked.awaited.erase(part.shard);
-  if (!asked.awaited.empty()) return;
-  const Done done = std::exchange(asked.done, nullptr);
-  const std::optional<Error> failed = asked.failed;
-  done(failed);
-}
-
-// Each rank may come once, and each chunk once, ascending: otherwise the work could be the product
-// of the two lists' lengths, not their sum.
-void RemoteParts::check_last_rounds(Remote& part, std::span<const ShardRounds> all,
-                                    const Boundary& boundary) {
-  if (std::exchange(part.told_rounds, true)) nonsense("last rounds that are known");
-  std::set<uint32_t> ranks;
-  for (const ShardRounds& rounds : all) {
-    if (!ranks.insert(rounds.rank).second) nonsense("the last rounds of a rank come twice");
-    const auto lost = std::ranges::find(boundary.lost, rounds.rank, &Boundary::Lost::rank);
-    if (lost == boundary.lost.end()) nonsense("a rank that is not lost");
-    uint64_t next = 0;
-    for (const ChunkRange& range : rounds.rounds) {
-      const bool is_behind = range.first >= next && range.last >= range.first;
-      if (!is_behind || range.last >= plan_.chunks.size()) nonsense("a range of chunks");
-      next = uint64_t{range.last} + 1;
-    }
-  }
-}
-
-// REQUIRES: check_last_rounds().
-void RemoteParts::take_last_rounds(const Remote& part, std::span<const ShardRounds> all,
-                                   Boundary& boundary) const {
-  for (const ShardRounds& rounds : all) {
-    const auto lost = std::ranges::find(boundary.lost, rounds.rank, &Boundary::Lost::rank);
-    for (const ChunkRange& range : rounds.rounds) {
-      for (uint32_t c = range.first; c <= range.last; ++c) {
-        const uint32_t queue = plan_.chunks[c].queue - part.first_queue;
-        if (queue < part.queues) lost->last_rounds[c] = range.round;
-      }
-    }
-  }
-}
-
-std::optional<CoreReport> RemoteParts::take(uint64_t shard, const ShardReport& report,
-                                            const ProbeOf& probe_of, Boundary& boundary) {
-  const auto part = std::ranges::find(parts_, shard, &Remote::shard);
-  if (part == parts_.end()) return std::nullopt;
-  if (being_made() && report.kind != ShardSays::kMade) nonsense("it is being made");
-  if (report.kind == ShardSays::kActive) active_ = true;
-  if (report.kind == ShardSays::kMade) answered(making_, *part, report);
-  if (report.kind == ShardSays::kOffered) {
-    const auto offer = offers_.find({report.rank, report.incarnation});
-    if (offer != offers_.end()) answered(offer->second, *part, report);
-  }
-  for (Shared* shared : {&keys_, &branch_}) {
-    if (report.kind != ShardSays::kStateThere || report.state != shared->what.number) continue;
-    answered(shared->asked, *part, report);
-  }
-  const std::optional<CoreReport::Type> type = report_of(report.kind);
-  if (!type || type == CoreReport::kFailed) return std::nullopt;
-  if (report.core >= part->cores) nonsense("a core");
-  if (report.chunk >= plan_.chunks.size()) nonsense("a chunk");
-  if (report.violation > CoreReport::kParticipants) nonsense("a violation");
-  const uint32_t core = part->first_core + report.core;
-  const uint32_t whose = is_about_rank(*type) ? report.rank : 0;
-  if (is_answer(*type) && part->owed.erase({*type, whose, report.core}) == 0) {
-    nonsense("nobody asked this core, or it has answered already");
-  }
-  const bool is_snapped = type == CoreReport::kSnapped;
-  if (is_snapped || type == CoreReport::kGotState) {
-    const CopyPlace what{.round = is_snapped ? report.round - 1 : 0,
-                         .state = is_snapped ? 0 : keys_.what.number};
-    if (!moves_.is_here(part->box, what)) nonsense("what its cores copied has not come");
-  }
-  if (type == CoreReport::kProbed) {
-    if (report.probe.empty()) nonsense("a probe without an answer");
-    take_probe(report.probe.front(), probe_of(core));
-    probe_of(core).min_round = report.min_round;
-  }
-  if (!report.last_rounds.empty()) {
-    if (type != CoreReport::kCommitted) nonsense("last rounds without a boundary");
-    check_last_rounds(*part, report.last_rounds, boundary);
-    take_last_rounds(*part, report.last_rounds, boundary);
-  }
-  CoreReport out;
-  out.type = *type;
-  out.violation = static_cast<CoreReport::Violation>(report.violation);
-  out.core = core;
-  out.rank = report.rank;
-  out.incarnation = report.incarnation;
-  out.chunk = report.chunk;
-  out.said = report.said;
-  out.round = report.round;
-  out.started = report.started;
-  out.min_round = report.min_round;
-  out.lowest = report.lowest;
-  return out;
 }
 
 const RemoteParts::Remote& RemoteParts::part_of_shard(uint64_t shard) const {
@@ -437,20 +215,6 @@ void RemoteParts::forget() {
   making_ = {};
   offers_.clear();
   keys_ = branch_ = {};
-}
-
-std::optional<RemoteParts::Lost> RemoteParts::lose(uint64_t shard) {
-  const auto part = std::ranges::find(parts_, shard, &Remote::shard);
-  if (part == parts_.end()) return std::nullopt;
-  const Lost lost{part->name, part->owing(CoreReport::kCommitted)};
-  part->owed.clear();
-  ShardReport gone{
-      .refused = true, .code = ErrorCode::kUnavailable, .text = std::string(kServesNoMore)};
-  answered(making_, *part, gone);
-  for (auto& [of, asked] : offers_) answered(asked, *part, gone);
-  answered(keys_.asked, *part, gone);
-  answered(branch_.asked, *part, gone);
-  return lost;
 }
 
 }  // namespace phub

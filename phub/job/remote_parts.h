@@ -9,6 +9,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -98,6 +99,7 @@ class RemoteParts : public Part {
   void forget();  // drops the callers that wait: the server ends
 
  private:
+  static constexpr std::string_view kServesNoMore = "it serves no more";
   struct Remote {
     uint64_t shard = 0;
     std::string name;
