@@ -39,6 +39,7 @@ BOUNDARY = "phub/core/boundary.cc"
 UPLINKED = "phub/core/uplinked.cc"
 RACK = "phub/job/rack.cc"
 HYPER = "phub/core/hyper.cc"
+MEMBERS_LIMITS = "phub/job/membership_limits.cc"
 MEMBERS = "phub/job/membership.cc"
 MEMBERS_BOUNDARY = "phub/job/membership_boundary.cc"
 MEMBERS_SAVED = "phub/job/membership_saved.cc"
@@ -278,10 +279,10 @@ MUTANTS = [
     Mutant("failing: a job ends in the middle of a boundary", MEMBERS,
            "if (phase_ == Phase::kCommitting) {",
            "if (false) {", ("phub/membership_test", "racks")),
-    Mutant("progress: who hangs with a heartbeat is waited for", MEMBERS,
+    Mutant("progress: who hangs with a heartbeat is waited for", MEMBERS_LIMITS,
            "} else if (now > progress_until) {",
            "} else if (false) {", ("phub/membership_test", "racks")),
-    Mutant("lease: nobody looks at the leases", MEMBERS,
+    Mutant("lease: nobody looks at the leases", MEMBERS_LIMITS,
            "now > rank.lease_until) {",
            "now > rank.lease_until + 100000000) {", ("phub/membership_test", "racks")),
     Mutant("excluded: the log does not say who was left out", MEMBERS,
@@ -377,7 +378,7 @@ MUTANTS = [
     Mutant("fewer: a job begins without those who were lost before all were there", MEMBERS_BOUNDARY,
            "  if (!assembled_ && ranks_[loss.rank].first) return boundary_.round;\n",
            "", ("phub/membership_test",)),
-    Mutant("enough: a job begins with anybody when the time is over", MEMBERS,
+    Mutant("enough: a job begins with anybody when the time is over", MEMBERS_LIMITS,
            "  if (live() < enough) {",
            "  if (live() == 0) {", ("phub/membership_test", "worker/joins_test")),
     Mutant("ghost: a join that is sent again while it waits is another one", MEMBER_DESK,
@@ -386,7 +387,7 @@ MUTANTS = [
     Mutant("echo: a join that is sent again after its answer is another one", MEMBER_DESK,
            "    if (id.empty() || seat.id != id || !membership_.is_secure(rank, seat.incarnation)) continue;",
            "    continue;", ("worker/joins_test",)),
-    Mutant("patience: a job waits for a lost rank without end", MEMBERS,
+    Mutant("patience: a job waits for a lost rank without end", MEMBERS_LIMITS,
            "if (pause_until_ != 0 && now > pause_until_ && phase_ == Phase::kIdle) {",
            "if (false) {", ("phub/membership_test",)),
     Mutant("barrier: it opens when the first rank is there", MEMBERS,
