@@ -142,6 +142,7 @@ void LocalPart::commit(const Commit& commit) {
 }
 
 bool LocalPart::wants_probe(uint64_t /*begun*/) {
+  if (!started_) return false;  // its server knows nothing of it yet
   uint64_t activity = 0;
   for (uint32_t i = 0; i < job_.cores(); ++i) activity += job_.core_job(i).activity();
   return std::exchange(activity_, activity) != activity;

@@ -1517,6 +1517,8 @@ MUTANTS = [
            "offers_.find({report.rank, report.incarnation});", "offers_.lower_bound({report.rank, 0});", ("phub/shards_test",)),
     Mutant("shard-misfit: a boundary that does not fit is carried out by nobody", "phub/shard/served_part.cc",
            "  local_->commit({.boundary = boundary_});\n", "", ("phub/shard_server_test",)),
+    Mutant("shard-quiet: a part says that something has happened before it has begun", "phub/job/local_part.cc",
+           "if (!started_) return false;", "", ("sim/rack_test",)),
     Mutant("shard-lost: who waits for ever is never lost", "phub/job/shards.cc",
            "if (shard.waits || now_ms <= shard.heard_ms + lease_ms_) return false;", "return false;", ("phub/shards_test",)),
     Mutant("shard-memory: the boxes' memory is laid out as that of one", "phub/plan/plan.cc",
