@@ -79,7 +79,7 @@ void check_slack(const std::map<std::string, double>& values, const JobSpec& spe
   if (found == values.end()) return;
   const double slack = found->second;
   if (spec.consistency == "bsp") {
-    fail(ErrorCode::kInvalid, "slack needs consistency ssp; this job is bsp");
+    fail(ErrorCode::kInvalid, "slack needs consistency ssp or async; this job is bsp");
   }
   if (slack != std::floor(slack)) {
     fail(ErrorCode::kInvalid, "slack: must be a whole number of rounds, got {}", slack);

@@ -397,7 +397,7 @@ TEST(Branches, JobsThatCannotHaveThemAreRefused) {
     change(spec);
     expect_error(ErrorCode::kInvalid, words, [&] { Worker worker(box.options(spec)); });
   };
-  refused("slack needs consistency ssp; this job is bsp",
+  refused("slack needs consistency ssp or async; this job is bsp",
           [](JobSpec& spec) { spec.hyper["slack"] = 1; });
   refused("batch: must be a whole number", [](JobSpec& spec) { spec.hyper["batch"] = 1.5; });
   refused("batch: it is what the ranks are told of a branch", [](JobSpec& spec) {
