@@ -26,10 +26,22 @@ class Group(distributed.ProcessGroup):
         options = distributed.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [distributed.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         backend = distributed.ProcessGroupGloo(HashStore(), 0, 1, options)
+        self.backend: Any = backend
         gloo = distributed.ProcessGroup.BackendType.GLOO
         self._set_default_backend(gloo)
         for kind in ("cpu", "cuda"):  # where parameters may be
             self._register_backend(torch.device(kind), gloo, backend)
+
+    # DDP calls these from C++. If a subclass of ProcessGroup leaves one out, ProcessGroup's own
+    # runs with the GIL held (PyTorch 2.13). It may wait for a lock that gloo's thread has, which
+    # may wait for the GIL: then neither goes on. The backend's methods let go of the GIL.
+    def broadcast(self, tensors: Any, *options: Any) -> Any:
+        """As the backend's."""
+        return self.backend.broadcast(tensors, *options)
+
+    def allgather(self, outputs: Any, inputs: Any, *options: Any) -> Any:
+        """As the backend's."""
+        return self.backend.allgather(outputs, inputs, *options)
 
     def allreduce(self, tensors: Any, *options: Any) -> Any:
         """Of all that DDP adds up, the hook leaves one thing here: who used which parameters."""
@@ -39,7 +51,7 @@ class Group(distributed.ProcessGroup):
             self.used.push(USED)
             self.used.wait(USED)
             used.copy_(tensor_over(self.used.parameters(USED)))
-        return super().allreduce(tensors, *options)
+        return self.backend.allreduce(tensors, *options)
 
 
 class Wrapped(DistributedDataParallel):

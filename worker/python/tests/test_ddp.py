@@ -152,6 +152,11 @@ def accumulates(rank):
     return gradients, parameters_of(model)
 
 
+def test_what_ddp_calls_of_a_group_lets_go_of_the_gil():
+    """Which a call of ProcessGroup's own methods from C++ does not: see _alone.Group."""
+    assert {"allgather", "allreduce", "broadcast"} <= set(vars(_alone.Group))
+
+
 def test_no_sync_accumulates(box, start):
     assert_replayed(start(accumulates, 2).results())
 
