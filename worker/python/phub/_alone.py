@@ -6,6 +6,7 @@ from typing import Any, NoReturn, Optional
 
 import torch
 from torch import distributed, nn
+from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree
@@ -26,24 +27,26 @@ class Group(distributed.ProcessGroup):
         options = distributed.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [distributed.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         backend = distributed.ProcessGroupGloo(HashStore(), 0, 1, options)
-        self.backend: Any = backend
         gloo = distributed.ProcessGroup.BackendType.GLOO
         self._set_default_backend(gloo)
         for kind in ("cpu", "cuda"):  # where parameters may be
             self._register_backend(torch.device(kind), gloo, backend)
 
-    # DDP calls these from C++. If a subclass of ProcessGroup leaves one out, ProcessGroup's own
-    # runs with the GIL held (PyTorch 2.13). It may wait for a lock that gloo's thread has, which
-    # may wait for the GIL: then neither goes on. The backend's methods let go of the GIL.
-    def broadcast(self, tensors: Any, *options: Any) -> Any:
-        """As the backend's."""
-        return self.backend.broadcast(tensors, *options)
+    # DDP calls these from C++, and none of them reaches gloo: a rank alone has nothing to send. In
+    # PyTorch 2.13 gloo's thread drops the last reference to a tensor under a lock, and needs the
+    # GIL for that. The program's thread may wait for that lock with the GIL held: then neither goes
+    # on.
+    def broadcast(self, tensors: Any, *_: Any) -> Any:
+        """What this rank has is what it gets."""
+        return done(tensors)
 
-    def allgather(self, outputs: Any, inputs: Any, *options: Any) -> Any:
-        """As the backend's."""
-        return self.backend.allgather(outputs, inputs, *options)
+    def allgather(self, outputs: Any, inputs: Any, *_: Any) -> Any:
+        """The same, copied."""
+        for (output,), given in zip(outputs, inputs, strict=True):
+            output.copy_(given)
+        return done(inputs)
 
-    def allreduce(self, tensors: Any, *options: Any) -> Any:
+    def allreduce(self, tensors: Any, *_: Any) -> Any:
         """Of all that DDP adds up, the hook leaves one thing here: who used which parameters."""
         if self.used:
             (used,) = tensors
@@ -51,7 +54,14 @@ class Group(distributed.ProcessGroup):
             self.used.push(USED)
             self.used.wait(USED)
             used.copy_(tensor_over(self.used.parameters(USED)))
-        return self.backend.allreduce(tensors, *options)
+        return done(tensors)
+
+
+def done(tensors: Any) -> Any:
+    """A collective that is over."""
+    future: Any = torch.futures.Future()
+    future.set_result(tensors)
+    return _create_work_from_future(future)
 
 
 class Wrapped(DistributedDataParallel):

@@ -152,8 +152,8 @@ def accumulates(rank):
     return gradients, parameters_of(model)
 
 
-def test_what_ddp_calls_of_a_group_lets_go_of_the_gil():
-    """Which a call of ProcessGroup's own methods from C++ does not: see _alone.Group."""
+def test_what_ddp_calls_of_a_group_does_not_reach_gloo():
+    """Its thread and the program's could wait for each other for ever: see _alone.Group."""
     assert {"allgather", "allreduce", "broadcast"} <= set(vars(_alone.Group))
 
 
