@@ -147,7 +147,7 @@ def test_residuals_are_saved_without_a_saver_at_save_points_too(memory_path):
 # ---- PyTorch.
 
 CODES = {"int8": int8, "topk": topk}
-STEPS = 60
+STEPS = 100
 
 
 def sent_of(gradients_of_ranks, code):
@@ -178,7 +178,7 @@ def learns(rank, options):
         gradients.append(gradients_of(net))
         optimizer.step()
         parameters.append(parameters_of(net))
-    assert rank > 0 or np.mean(losses[-4:]) < 0.85 * np.mean(losses[:4])
+    assert rank > 0 or np.mean(losses[-4:]) < 0.7 * np.mean(losses[:4])
     return gradients, parameters
 
 
