@@ -12,25 +12,22 @@ CoreReport CoreJob::hold() {
   CoreReport held{.type = CoreReport::kHeld};
   held.min_round = held.lowest = kNever;
   for (uint32_t i = 0; i < table_.size(); ++i) {
-    // A new rank cannot take part in a round that is closed, or whose sum the switch has made.
-    const bool settled = table_[i].closed || table_[i].summed;
-    held.round = std::max({held.round, table_[i].round + (settled ? 1 : 0), table_.open_round(i)});
+    // A new rank cannot take part in a round whose participants are fixed.
+    const uint64_t open = table_[i].round + (way_->is_fixed(i) ? 1 : 0);
+    held.round = std::max({held.round, open, table_.open_round(i)});
     held.lowest = std::min(held.lowest, table_[i].round);
     if (table_.is_left_alone(i)) continue;  // it may be far ahead
     held.min_round = std::min(held.min_round, table_[i].round);
     held.started = std::max(held.started, way_->started(i));
   }
-  if (intake_) {
-    intake_->for_each_begun(
-        [&](uint32_t index) { held.started = std::max(held.started, table_[index].round); });
-  }
+  if (intake_) intake_->hold(held);
   table_.hold_from = held.round;
   return held;
 }
 
 uint64_t CoreJob::commit(const Boundary& boundary) {
   note_activity();
-  if (intake_) check_switch(boundary);
+  if (intake_) intake_->begin_boundary(boundary);
   for (uint32_t i = 0; i < table_.size(); ++i) table_.follow(i, boundary.round, false);
   // First of all notes the last rounds of the lost ranks, and detaches them, whatever fails
   // afterwards.
@@ -44,46 +41,21 @@ uint64_t CoreJob::commit(const Boundary& boundary) {
   if (boundary.hyper) reducer_.set_hyper(*boundary.hyper);
   if (boundary.orders) shelves_.take(*boundary.orders);
   table_.hold_from = kNever;
-  // A state that is set is in place when its round is complete. Tasks of an earlier boundary go on.
-  const DueChunks &copied = snapshot_.chunks, &set = states_.set;
-  const uint64_t follow_to = std::max(
-      {boundary.round, boundary.snapshot_round, boundary.set_state ? boundary.round + 1 : 0,
-       copied.under_way() ? copied.round() : 0, set.under_way() ? set.round() + 1 : 0});
-  // These begin before rounds without ranks are passed over: another branch may run after those.
-  if (boundary.snapshot) begin_snapshot(boundary);
-  if (boundary.get_state) states_.begin_get(*boundary.get_state, boundary.round);
-  if (boundary.set_state) states_.begin_set(*boundary.set_state, boundary.round);
+  // Moves begin before rounds without ranks are passed over: another branch may run after those.
+  // Moves of an earlier boundary go on.
+  moves_.begin(boundary);
+  const uint64_t follow_to =
+      std::max({boundary.round, boundary.snapshot_round, moves_.needs_round()});
   uint64_t min_round = kNever;
   for (uint32_t i = 0; i < table_.size(); ++i) {
     table_.follow(i, follow_to, true);
     way_->settle(i);
     if (way_->ready(i)) make_ready(i);
     if (!table_.is_left_alone(i)) min_round = std::min(min_round, table_[i].round);
-    reached(i);
+    moves_.reached(i);
   }
   endpoint_.flush();
   return min_round;
-}
-
-void CoreJob::begin_snapshot(const Boundary& boundary) {
-  const bool at_end = boundary.snapshot_at_end;
-  snapshot_.begin(
-      at_end ? boundary.snapshot_round : std::max(boundary.round, boundary.snapshot_round), at_end);
-}
-
-// All whose gradients the switch adds are there from the beginning of a generation to its end: at
-// that of the first they come one after another.
-void CoreJob::check_switch(const Boundary& boundary) {
-  const auto changes = [this](const Boundary::Admitted& admitted) {
-    return admitted.rank >= intake_->ranks() || intake_->generation() > 0 ||
-           admitted.first_round != intake_->first_round();
-  };
-  if (boundary.lost.empty() && boundary.forgotten.empty() &&
-      std::ranges::none_of(boundary.admitted, changes)) {
-    return;
-  }
-  intake_->end("the job's ranks have changed");
-  if (!switch_end_reported_) note_switch_end().said = 1;
 }
 
 // The rank's reliable contributions stay; chunks no longer wait for it, unless the job pauses for
@@ -131,7 +103,7 @@ void CoreJob::detach(uint32_t rank) {
   if (!table_.rank(rank).attached) return;  // a reconnection that was given up
   endpoint_.detach(rank);
   table_.rank(rank).attached = false;
-  if (intake_) intake_->end("the connection of a rank is made anew", rank);
+  if (intake_) intake_->detached(rank);
 }
 
 void CoreJob::detach_all() {
@@ -141,7 +113,7 @@ void CoreJob::detach_all() {
 void CoreJob::probe(Probe& out) const {
   out.min_round = kNever;
   out.chunks_completed = table_.chunks_completed();
-  out.switch_chunks = intake_ ? intake_->chunks() : 0;
+  out.switch_chunks = 0;
   out.endpoint = endpoint_.counters();
   std::fill(out.waited_for.begin(), out.waited_for.end(), 0);
   std::fill(out.lacks.begin(), out.lacks.end(), Lack());
@@ -150,26 +122,10 @@ void CoreJob::probe(Probe& out) const {
     if (!table_.is_left_alone(i)) out.min_round = std::min(out.min_round, chunk.round);
     if (!way_->anyone_waits(i)) continue;
     for (uint32_t w = 0; w < table_.words(); ++w) {
-      const uint64_t lacking = way_->lacking(i, w);
-      out.waited_for[w] |= lacking;
-      if (out.lacks.empty()) continue;
-      for_each_bit(lacking, w, [&](uint32_t rank) {
-        out.lacks[rank].add({.chunks = 1, .chunk = chunk.id, .round = chunk.round});
-      });
+      out.add(chunk.id, chunk.round, w, way_->lacking(i, w));
     }
   }
-  if (intake_) {
-    const size_t ranks = std::min<size_t>(out.parts.size(), intake_->ranks());
-    for (uint32_t r = 0; r < ranks; ++r) out.parts[r] = intake_->heard(r);
-    intake_->for_each_lacking([&](uint32_t index, uint64_t lacking) {
-      out.waited_for[0] |= lacking;
-      if (out.lacks.empty()) return;
-      const CoreChunk& chunk = table_[index];
-      for_each_bit(lacking, 0, [&](uint32_t rank) {
-        out.lacks[rank].add({.chunks = 1, .chunk = chunk.id, .round = chunk.round});
-      });
-    });
-  }
+  if (intake_) intake_->probe(out);
   for (uint32_t r = 0; r < table_.max_ranks(); ++r) out.arrivals[r] = table_.rank(r).arrivals;
   const std::span counters = table_.counters();
   std::copy_n(counters.begin(), std::min(counters.size(), out.queues.size()), out.queues.begin());

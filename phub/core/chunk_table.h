@@ -54,7 +54,6 @@ struct CoreChunk {
   bool vacant : 1 = false;  // this round: no rank takes part, but it completes all the same
   bool lazy : 1 = false;    // the optimizer steps only the rows that some rank has sent
   bool skips : 1 = true;    // a round without a gradient may make no step (JobSpec::unused)
-  bool summed : 1 = false;  // this round: its sum has come through a switch (switch_intake.h)
   bool same : 1 = false;    // the latest result equals that of the round before (KeySpec::lazy)
   kernels::SlotForm form : 2 = kernels::SlotForm::kElements;
   kernels::ValueType value : 2 = kernels::ValueType::kF32;  // the type of a fold's values

@@ -242,14 +242,14 @@ void Core::carry_out(const CoreMessage& message, CoreReport& report) {
       job.turn.awake = true;
       watch(epoll_fd_, job.wake_fd(), &job);
       watch(epoll_fd_, job.way_fd(), &job);
-      watch(epoll_fd_, job.switch_fd(), &job);
+      watch(epoll_fd_, job.input_fd(), &job);
       break;
     case CoreMessage::kRemoveJob:
       report.type = CoreReport::kRemoved;
       forward_reports();
       std::erase(jobs_, &job);
       std::erase(awake_, &job);
-      for (const int fd : {job.wake_fd(), job.way_fd(), job.switch_fd()}) {
+      for (const int fd : {job.wake_fd(), job.way_fd(), job.input_fd()}) {
         if (fd >= 0) epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, fd, nullptr);
       }
       job.detach_all();

@@ -17,18 +17,18 @@
 #include <string>
 #include <vector>
 
+#include "phub/core/arrival_check.h"
 #include "phub/core/chunk_table.h"
+#include "phub/core/intake.h"
 #include "phub/core/job_parameters.h"
-#include "phub/core/key_states.h"
 #include "phub/core/messages.h"
+#include "phub/core/moves.h"
 #include "phub/core/outbox.h"
 #include "phub/core/places.h"
 #include "phub/core/ready_chunks.h"
 #include "phub/core/reducer.h"
 #include "phub/core/reports.h"
 #include "phub/core/shelves.h"
-#include "phub/core/snapshot.h"
-#include "phub/core/switch_intake.h"
 #include "phub/core/trace.h"
 #include "phub/core/way.h"
 #include "transport/transport.h"
@@ -40,7 +40,7 @@ class LockStep;
 
 class CoreJob {
  public:
-  // Makes the way of a job in lock-step, if that is another than LockStep itself (gated.h).
+  // Makes the way of a job in lock-step, if that is more than LockStep itself (gated.h).
   using MakeLockStep = std::function<std::unique_ptr<LockStep>(const Stages&)>;
 
   // `chunks` come queue after queue, those of a queue in the order of their index in it. The arrays
@@ -75,10 +75,6 @@ class CoreJob {
     way_->restore(clocks);
     shelves_.take(orders);
   }
-
-  // From here on chunks may come through a switch that adds, too. REQUIRES: no core has the job
-  // yet; it is in lock-step and has no parent.
-  void take_sums_of(std::unique_ptr<SwitchIntake> intake);
 
   // Writes a trace to `log` from here on, with `job` as this job's number in it. REQUIRES: no core
   // has the job yet.
@@ -143,8 +139,8 @@ class CoreJob {
   int wake_fd() const { return endpoint_.wake_fd(); }
   // The descriptor by which other cores wake this one; -1: they do not.
   int way_fd() const { return way_->wake_fd(); }
-  // Edge triggered; -1: nothing comes through a switch.
-  int switch_fd() const { return intake_ ? intake_->fd() : -1; }
+  // Edge triggered; -1: nothing comes otherwise than through the endpoint.
+  int input_fd() const { return intake_ ? intake_->fd() : -1; }
   bool is_called() const { return failure_.empty() && way_->is_called(); }
 
   uint32_t core() const { return core_; }
@@ -165,16 +161,8 @@ class CoreJob {
   template <typename TheWay>
   void receive(TheWay& way, const Arrival& arrival);
   template <typename TheWay>
-  bool receive_sums(TheWay& way, uint64_t& bytes);
-  template <typename TheWay>
-  void accept_sum(TheWay& way, uint32_t index);
-  void begin_snapshot(const Boundary& boundary);
-  void check_switch(const Boundary& boundary);
-  uint64_t highest_of_stream() const;
-  CoreReport& note_switch_end();
-  void begin_switch_again();
-  bool may_begin_switch(uint64_t round) const;
-  void make_ready(uint32_t index) { (table_.follows(index) ? following_ : ready_).insert(index); }
+  bool take_in(TheWay& way, uint64_t& bytes);
+  void make_ready(uint32_t index) { ready_.insert(index, table_.follows(index)); }
   template <typename TheWay>
   bool finish_pending(TheWay& way, uint64_t& bytes);
   template <typename TheWay>
@@ -182,18 +170,10 @@ class CoreJob {
   template <typename TheWay>
   uint64_t finish(TheWay& way, uint32_t index);
   void insert_ready();
-  bool copy_when_idle(uint64_t& bytes);
-  uint64_t copy_before_close(uint32_t index);
-  void reached(uint32_t index) {  // the chunk has begun another round
-    snapshot_.chunks.reached(index);
-    states_.reached(index);
-  }
-  bool fits(const Arrival& arrival, uint32_t rank, uint32_t index, const Imm& imm);
-  uint32_t participants_of(uint32_t rank, uint32_t index) const;
-  bool may_take_part(uint32_t rank, uint32_t participants, const Imm& imm) const;
   uint64_t cost_of(const CoreChunk& chunk, uint32_t ranks) const;
 
   void receive_initial(uint32_t rank, uint32_t index, uint32_t part, bool heard_before);
+  void receive_request(uint32_t rank, uint32_t index, const Imm& imm, bool heard_before);
   void lose_connection(uint32_t rank, bool by_violation);
   void violation(uint32_t rank, uint32_t index, CoreReport::Violation what, uint64_t said);
   void lose(const Boundary::Lost& lost);
@@ -207,17 +187,16 @@ class CoreJob {
   const JobParameters parameters_;
   CoreTrace trace_;
   ChunkTable table_;
+  const ArrivalCheck check_;
   ReadyChunks ready_;
-  ReadyChunks following_;  // chunks left alone; they close when no other is ready
   Places places_;
   Reports reports_;
   Reducer reducer_;
   Outbox outbox_;
-  Snapshot snapshot_;
-  KeyStates states_;
+  Moves moves_;
   Shelves shelves_;
   const std::unique_ptr<Way> way_;
-  std::unique_ptr<SwitchIntake> intake_;  // null: nothing comes through a switch
+  Intake* const intake_;  // the way's; null: it has none
 
   const uint32_t core_;
   uint64_t arrivals_ = 0;                  // ever
@@ -226,7 +205,6 @@ class CoreJob {
   bool waits_for_one_ = false;
   std::vector<uint32_t> wake_after_;
   uint32_t retries_in_vain_ = 0;
-  bool switch_end_reported_ = false;
   std::string failure_;  // empty: none
   bool failure_reported_ = false;
   std::atomic<uint64_t> activity_{1};  // written by the core's thread alone

@@ -21,7 +21,7 @@
 
 namespace phub {
 
-class Gated final : public LockStep {
+class Gated : public LockStep {
  public:
   // The gate outlives this. `core` is the core's index in the job.
   Gated(const Stages& stages, RoundGate& gate, uint32_t core);

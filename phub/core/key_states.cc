@@ -3,48 +3,62 @@
 #include <cstring>
 
 namespace phub {
+namespace {
 
-KeyStates::KeyStates(const Places& places, ChunkTable& table, const CoreTrace& trace)
-    : get(table), set(table), places_(places), table_(table), trace_(trace) {
-  for (const Places::Array array : Places::kArrays) {
-    if (places.has(array)) bytes_per_element_ += 2 * sizeof(float);
-  }
+void begin_with(DueChunks& chunks, const KeyStateMemory& memory, uint64_t round) {
+  chunks.begin(round, [&memory](const CoreChunk& chunk) {
+    return memory.places[chunk.id].first != KeyStateMemory::kNowhere;
+  });
 }
 
-void KeyStates::copy_out(uint32_t index) {
+// Calls visit(array, nth) for each array that keys have. Returns the bytes that a chunk's copies
+// read and write.
+template <typename Visit>
+uint64_t for_each_array(const Places& places, const CoreChunk& chunk, const Visit& visit) {
+  uint64_t nth = 0;
+  for (const Places::Array array : Places::kArrays) {
+    if (places.has(array)) visit(array, nth++);
+  }
+  return nth * chunk.elements * 2 * sizeof(float);
+}
+
+}  // namespace
+
+void SetKeyStates::begin(const KeyStateMemory& from, uint64_t round) {
+  from_ = &from;
+  begin_with(chunks, from, round);
+}
+
+uint64_t SetKeyStates::make(uint32_t index, const Way& /*way*/) {
+  CoreChunk& chunk = table_[index];
+  const TraceSpan span = trace_.span("set state", chunk);
+  const uint64_t bytes = for_each_array(places_, chunk, [&](Places::Array array, uint64_t nth) {
+    std::memcpy(places_.running(array, chunk), state_of(chunk, nth),
+                chunk.elements * sizeof(float));
+  });
+  chunk.set_steps_before(chunks.round(), place_of(chunk).steps);
+  chunks.done(index);
+  return bytes;
+}
+
+void GetKeyStates::begin(KeyStateMemory& to, uint64_t round) {
+  to_ = &to;
+  begin_with(chunks, to, round);
+}
+
+uint64_t GetKeyStates::make(uint32_t index, const Way& /*way*/) {
   const CoreChunk& chunk = table_[index];
   const TraceSpan span = trace_.span("get state", chunk);
   KeyStateMemory::Place& to = to_->places[chunk.id];
-  const bool was_set = set.is_due(index);
-  to.steps = was_set ? from_->places[chunk.id].steps + get.round() - set.round()
-                     : chunk.steps_before(get.round());
-  uint64_t nth = 0;
-  for (const Places::Array array : Places::kArrays) {
-    if (!places_.has(array)) continue;
-    const float* from = places_.running(array, chunk);
-    if (was_set) {
-      const KeyStateMemory::Place& place = from_->places[chunk.id];
-      from = from_->floats + place.first + nth * place.stride;
-    }
+  const bool is_set = set_.chunks.is_due(index);
+  to.steps = is_set ? set_.place_of(chunk).steps + chunks.round() - set_.chunks.round()
+                    : chunk.steps_before(chunks.round());
+  const uint64_t bytes = for_each_array(places_, chunk, [&](Places::Array array, uint64_t nth) {
+    const float* from = is_set ? set_.state_of(chunk, nth) : places_.running(array, chunk);
     std::memcpy(to_->floats + to.first + nth * to.stride, from, chunk.elements * sizeof(float));
-    ++nth;
-  }
-  get.done(index);
-}
-
-void KeyStates::copy_in(uint32_t index) {
-  CoreChunk& chunk = table_[index];
-  const TraceSpan span = trace_.span("set state", chunk);
-  const KeyStateMemory::Place& place = from_->places[chunk.id];
-  uint64_t nth = 0;
-  for (const Places::Array array : Places::kArrays) {
-    if (!places_.has(array)) continue;
-    std::memcpy(places_.running(array, chunk), from_->floats + place.first + nth * place.stride,
-                chunk.elements * sizeof(float));
-    ++nth;
-  }
-  chunk.set_steps_before(set.round(), place.steps);
-  set.done(index);
+  });
+  chunks.done(index);
+  return bytes;
 }
 
 }  // namespace phub

@@ -11,8 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "phub/core/chunk_table.h"
-#include "phub/core/due_chunks.h"
+#include "phub/core/move.h"
 #include "phub/core/places.h"
 #include "phub/core/trace.h"
 
@@ -31,39 +30,50 @@ struct KeyStateMemory {
   float* floats = nullptr;
 };
 
-class KeyStates {
+class SetKeyStates final : public Move {
  public:
-  KeyStates(const Places& places, ChunkTable& table, const CoreTrace& trace);
-  static constexpr uint64_t bytes(uint64_t chunks) { return 2 * DueChunks::bytes(chunks); }
+  SetKeyStates(const Places& places, ChunkTable& table, const CoreTrace& trace)
+      : Move(table, CoreReport::kSetState, false), places_(places), table_(table), trace_(trace) {}
 
-  // Called at a boundary. REQUIRES: the last get or set is complete; no get is under way. The
-  // memory lives until this one is complete.
-  void begin_get(KeyStateMemory& to, uint64_t round) { begin(get, to_ = &to, round); }
-  void begin_set(const KeyStateMemory& from, uint64_t round) { begin(set, from_ = &from, round); }
-  void reached(uint32_t index) {
-    get.reached(index);
-    set.reached(index);
+  // Called at a boundary. REQUIRES: the set before is complete. The memory lives until this one is.
+  void begin(const KeyStateMemory& from, uint64_t round);
+  uint64_t make(uint32_t index, const Way& way) override;
+
+  // The state that a chunk is about to get.
+  const KeyStateMemory::Place& place_of(const CoreChunk& chunk) const {
+    return from_->places[chunk.id];
   }
-
-  void copy_out(uint32_t index);  // REQUIRES: get.is_due(index)
-  void copy_in(uint32_t index);   // REQUIRES: set.is_due(index)
-  uint64_t cost(const CoreChunk& chunk) const { return chunk.elements * bytes_per_element_; }
-
-  DueChunks get, set;
+  const float* state_of(const CoreChunk& chunk, uint64_t nth) const {
+    return from_->floats + place_of(chunk).first + nth * place_of(chunk).stride;
+  }
 
  private:
-  static void begin(DueChunks& chunks, const KeyStateMemory* memory, uint64_t round) {
-    chunks.begin(round, [memory](const CoreChunk& chunk) {
-      return memory->places[chunk.id].first != KeyStateMemory::kNowhere;
-    });
-  }
-
   const Places& places_;
   ChunkTable& table_;
   const CoreTrace& trace_;
-  KeyStateMemory* to_ = nullptr;
   const KeyStateMemory* from_ = nullptr;
-  uint64_t bytes_per_element_ = 0;  // read and written
+};
+
+class GetKeyStates final : public Move {
+ public:
+  GetKeyStates(const Places& places, const ChunkTable& table, const SetKeyStates& set,
+               const CoreTrace& trace)
+      : Move(table, CoreReport::kGotState, true),
+        places_(places),
+        table_(table),
+        set_(set),
+        trace_(trace) {}
+
+  // Called at a boundary. REQUIRES: the get before is complete. The memory lives until this one is.
+  void begin(KeyStateMemory& to, uint64_t round);
+  uint64_t make(uint32_t index, const Way& way) override;
+
+ private:
+  const Places& places_;
+  const ChunkTable& table_;
+  const SetKeyStates& set_;
+  const CoreTrace& trace_;
+  KeyStateMemory* to_ = nullptr;
 };
 
 }  // namespace phub

@@ -21,6 +21,7 @@
 
 #include "phub/core/branch_orders.h"
 #include "phub/core/hyper.h"
+#include "phub/core/index_set.h"
 #include "transport/control/interest.h"
 #include "transport/transport.h"
 
@@ -95,6 +96,15 @@ struct Probe {
   std::vector<uint64_t> waited_for;   // bit per rank: missing where others have arrived
   std::vector<Lack> lacks;            // per rank; empty: not asked for
   std::vector<QueueCounters> queues;  // this core's; empty: not asked for
+
+  // Ranks `word` * 64 + bit have not sent this chunk, and others have.
+  void add(uint32_t chunk, uint64_t round, uint32_t word, uint64_t ranks) {
+    waited_for[word] |= ranks;
+    if (lacks.empty()) return;
+    for_each_bit(ranks, word, [&](uint32_t rank) {
+      lacks[rank].add({.chunks = 1, .chunk = chunk, .round = round});
+    });
+  }
 };
 
 struct CoreMessage {

@@ -1,6 +1,7 @@
 #include "phub/core/outbox.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 
 namespace phub {
@@ -22,7 +23,7 @@ Outbox::Outbox(const JobParameters& parameters, const JobArrays& arrays, Endpoin
       lanes_(table.queues()),
       place_(table.size()),
       chunk_(table.size()),
-      told_(parameters.gated ? size_t{table.queues()} * table.max_ranks() : 0) {
+      verdict_(parameters.gated ? Notice(table.queues(), table.max_ranks()) : Notice()) {
   std::iota(chunk_.begin(), chunk_.end(), 0);
   std::ranges::stable_sort(chunk_, [&table](uint32_t a, uint32_t b) {
     const bool same_queue = table[a].queue == table[b].queue;
@@ -77,42 +78,35 @@ bool Outbox::write_of(uint32_t rank, uint32_t index, uint64_t completed, Write& 
 bool Outbox::post(uint32_t rank, uint32_t index, uint64_t completed, const Write& write) {
   const CoreChunk& chunk = table_[index];
   const QueuePair to{chunk.queue, rank};
-  if (!tell_of_beginning(to) || !tell(to, completed) || !endpoint_.post(to, write)) return false;
+  if (has_notice() && !tell(to, completed)) return false;
+  if (!endpoint_.post(to, write)) return false;
   table_.counters()[chunk.queue].bytes_out += write.bytes;
   return true;
 }
 
-// Tells the rank the rest of the verdict on this round, if the rank was to take part in it. Returns
-// false if the queue has no room.
+// Tells the rank what it is to know before this result; the verdict on the result's round, if the
+// rank was to take part in that. Returns false if the queue has no room.
 bool Outbox::tell(QueuePair to, uint64_t completed) {
-  if (!verdict_ || verdict_->round != completed) return true;
-  if (completed < table_.rank(to.rank).first_round) return true;
-  Told& told = told_[size_t{to.queue} * table_.max_ranks() + to.rank];
-  if (told.round != completed) told = {.round = completed};
-  for (; told.parts < kVerdictParts; ++told.parts) {
-    if (!endpoint_.post(to, {.imm = verdict_imm(*verdict_, told.parts)})) return false;
-  }
-  return true;
+  if (!beginning_.tell(endpoint_, to)) return false;
+  const bool of_round =
+      verdict_.number() == completed && completed >= table_.rank(to.rank).first_round;
+  return !of_round || verdict_.tell(endpoint_, to);
 }
 
-void Outbox::tell_of_switch(uint32_t ranks) {
-  switch_ranks_ = ranks;
-  told_index_.resize(lanes_.size() * ranks);
+void Outbox::announce(const RoundVerdict& verdict) {
+  std::array<uint32_t, kVerdictParts> imms;
+  for (uint32_t part = 0; part < kVerdictParts; ++part) imms[part] = verdict_imm(verdict, part);
+  verdict_.set(verdict.round, imms);
 }
 
-// False: the queue has no room.
-bool Outbox::tell_of_beginning(QueuePair to) {
-  if (beginning_.index == 0 || to.rank >= switch_ranks_) return true;
-  uint32_t& told = told_index_[size_t{to.queue} * switch_ranks_ + to.rank];
-  if (told == beginning_.index) return true;
-  if (!endpoint_.post(to, {.imm = beginning_imm(beginning_)})) return false;
-  told = beginning_.index;
-  return true;
+void Outbox::announce(const SwitchBeginning& beginning) {
+  if (beginning.index == 0) return beginning_.withdraw();
+  beginning_.set(beginning.index, std::array{beginning_imm(beginning)});
 }
 
 void Outbox::attached(uint32_t rank) {
   forget(rank);
-  for (size_t at = rank; at < told_.size(); at += table_.max_ranks()) told_[at] = {};
+  verdict_.attached(rank);
 }
 
 void Outbox::send(uint32_t rank, uint32_t index, uint64_t completed) {

@@ -4,12 +4,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "phub/core/chunk_table.h"
 #include "phub/core/index_set.h"
 #include "phub/core/job_parameters.h"
+#include "phub/core/notice.h"
 #include "phub/core/trace.h"
 #include "transport/layout.h"
 #include "transport/switch/generation.h"
@@ -29,8 +29,8 @@ class Outbox {
   };
   static constexpr uint64_t bytes(const Size& size) {  // held
     const uint64_t owed = IndexSet::bytes(size.chunks) + size.queues * IndexSet::bytes(128);
-    return size.chunks * 2 * sizeof(uint32_t) +
-           size.max_ranks * (owed + (size.gated ? size.queues * sizeof(Told) : 0));
+    return size.chunks * 2 * sizeof(uint32_t) + size.max_ranks * owed +
+           (size.gated ? Notice::bytes(size.queues, size.max_ranks) : 0);
   }
 
   // Sends a rank the chunk's result of round `completed`, if the rank is to receive that; kNever:
@@ -48,16 +48,13 @@ class Outbox {
 
   // In a gated job: the verdict goes out with the first result of its round, on every queue and to
   // every rank that was to take part in the round.
-  void announce(const RoundVerdict& verdict) { verdict_ = verdict; }
+  void announce(const RoundVerdict& verdict);
   // In a job behind a switch: the first `ranks` ranks are told of a generation's beginning
   // (transport/switch/generation.h), with the next result on every queue. REQUIRES: no core has the
   // job yet.
-  void tell_of_switch(uint32_t ranks);
-  static constexpr uint64_t bytes_to_tell(uint64_t queues, uint64_t ranks) {
-    return queues * ranks * sizeof(uint32_t);
-  }
+  void tell_of_switch(uint32_t ranks) { beginning_ = Notice(table_.queues(), ranks); }
   // Tells this one from here on; index 0: none.
-  void announce(const SwitchBeginning& beginning) { beginning_ = beginning; }
+  void announce(const SwitchBeginning& beginning);
   // The rank has new queues: nothing went through them, and nothing is owed.
   void attached(uint32_t rank);
 
@@ -69,8 +66,8 @@ class Outbox {
  private:
   bool write_of(uint32_t rank, uint32_t index, uint64_t completed, Write& write) const;
   bool post(uint32_t rank, uint32_t index, uint64_t completed, const Write& write);
+  bool has_notice() const { return (verdict_.number() | beginning_.number()) != 0; }
   bool tell(QueuePair to, uint64_t completed);
-  bool tell_of_beginning(QueuePair to);
 
   struct Lane {  // a queue
     uint32_t first_chunk = 0;
@@ -87,11 +84,6 @@ class Outbox {
     owed_total_ += after - before;
   }
 
-  struct Told {  // how far a rank was told a verdict on a queue
-    uint64_t round = kNever;
-    uint32_t parts = 0;
-  };
-
   Endpoint& endpoint_;
   ChunkTable& table_;
   const CoreTrace& trace_;
@@ -104,12 +96,8 @@ class Outbox {
   std::vector<uint32_t> chunk_;  // queue after queue, by place
   std::vector<IndexSet> owed_;   // [queue][rank]: places
   size_t owed_total_ = 0;
-  std::optional<RoundVerdict>
-      verdict_;             // the latest; nullopt: the job is not gated, or none is there yet
-  std::vector<Told> told_;  // [queue][rank] of a gated job
-  SwitchBeginning beginning_;
-  uint32_t switch_ranks_ = 0;
-  std::vector<uint32_t> told_index_;  // [queue][rank]: the latest generation that it was told of
+  Notice verdict_;    // of a gated job; its number is the round
+  Notice beginning_;  // of a switch's generation
 };
 
 template <typename Completed>

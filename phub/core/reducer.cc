@@ -108,10 +108,10 @@ bool Reducer::sum(uint32_t index, float* to) {
 
 // Returns true if every result is finite.
 bool Reducer::add_up(uint32_t index, float factor, float* to) {
-  if (!table_[index].summed) {
+  if (made_ == nullptr) {
     return tree_sum_.add(slots_, slot_ranks_, table_[index].slot(), factor, to);
   }
-  return kernels::from_fixed_point(intake_->sums(index), intake_->exponent(index), factor, to);
+  return kernels::from_fixed_point(made_->codes, made_->exponent, factor, to);
 }
 
 // Where results lie beside the parameters; null: they are the same memory, or differences.
@@ -288,8 +288,8 @@ bool Reducer::resolve_nonfinite(uint32_t index, float* sum) {
   if (!reports_.room_for_exclusions(participants)) return false;  // they are read soon: again
   const size_t reports_before = reports_.size();
   for (;;) {
-    // A sum that has come through a switch does not tell whose it is.
-    const int at = chunk.summed ? -1 : kernels::find_nonfinite(slots_, chunk.slot());
+    // A sum that something else has made does not tell whose it is.
+    const int at = made_ != nullptr ? -1 : kernels::find_nonfinite(slots_, chunk.slot());
     if (at < 0 || !excludes() || participants == 1) {
       reports_.withdraw(reports_before);
       stop(at < 0 ? CoreReport::kNoRank : slot_ranks_[static_cast<size_t>(at)], index);

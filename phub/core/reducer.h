@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -13,11 +14,16 @@
 #include "phub/core/job_parameters.h"
 #include "phub/core/places.h"
 #include "phub/core/reports.h"
-#include "phub/core/switch_intake.h"
 #include "phub/core/trace.h"
 #include "phub/core/tree_sum.h"
 
 namespace phub {
+
+// A chunk's sum that something else has made: `codes` times 2^exponent.
+struct MadeSum {
+  std::span<const int32_t> codes;
+  int exponent = 0;
+};
 
 class Reducer {
  public:
@@ -31,8 +37,8 @@ class Reducer {
            TreeSum::bytes(levels, largest_chunk);  // held
   }
 
-  // Takes the sums of chunks that a switch has summed already from `intake`.
-  void take_sums_of(const SwitchIntake& intake) { intake_ = &intake; }
+  // From here on takes this in place of the slots; null: takes the slots.
+  void take_sum(const MadeSum* sum) { made_ = sum; }
 
   // Sums the contributions that have arrived, and writes the round's result. False: it cannot be
   // done now, because reports are waiting to be read or the job has stopped. `store` is how the
@@ -126,7 +132,7 @@ class Reducer {
   std::vector<float> decoded_;     // a difference's
   std::vector<uint64_t> stepped_;  // rows of a lazy chunk; a bit each
   TreeSum tree_sum_;
-  const SwitchIntake* intake_ = nullptr;  // null: nothing comes through a switch
+  const MadeSum* made_ = nullptr;
   bool stopped_ = false;
   bool nonfinite_reported_ = false;  // below a parent
 };

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "phub/core/snapshot.h"
 #include "phub/core/way.h"
 
 namespace phub {
@@ -15,8 +14,9 @@ bool Shelves::carry_out(uint32_t index, uint64_t round, Way& way) {
   for (const BranchOrder& order : orders_) {
     if (order.round <= done) continue;
     if (order.round > round) break;
-    is_another = is_another || states_.set.is_before(index, order.round);
-    do_what_is_due(index, order.round, way);
+    is_another = is_another || moves_.sets_before(index, order.round);
+    // Moves that are due before concern the branch that ran then, and the shelves of that time.
+    cost_ += moves_.make_before(index, order.round, way);
     const TraceSpan span = trace_.span("branch", chunk);
     if (order.kind == BranchOrder::kCopy) {
       copy(order, index, way);
@@ -52,31 +52,6 @@ Shelves::Ahead Shelves::ahead(uint32_t index, uint64_t round) const {
   }
   ahead.rounds += round - from;
   return ahead;
-}
-
-// Copies and sets that are due before an earlier round concern the branch that ran then, and the
-// shelves of that time. Within a round a snapshot comes before a set, and a set before a get.
-void Shelves::do_what_is_due(uint32_t index, uint64_t round, const Way& way) {
-  const CoreChunk& chunk = table_[index];
-  for (;;) {
-    DueChunks* first = nullptr;
-    for (DueChunks* due : {&snapshot_.chunks, &states_.set, &states_.get}) {
-      if (!due->is_before(index, round)) continue;
-      if (first == nullptr || due->round() < first->round()) first = due;
-    }
-    if (first == nullptr) return;
-    if (first == &snapshot_.chunks) {
-      snapshot_.copy(index, way);
-      cost_ += snapshot_.cost(chunk);
-      continue;
-    }
-    if (first == &states_.set) {
-      states_.copy_in(index);
-    } else {
-      states_.copy_out(index);
-    }
-    cost_ += states_.cost(chunk);
-  }
 }
 
 void Shelves::copy(const BranchOrder& order, uint32_t index, const Way& way) {

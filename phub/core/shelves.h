@@ -19,24 +19,22 @@
 #include "phub/core/branch_orders.h"
 #include "phub/core/chunk_table.h"
 #include "phub/core/job_parameters.h"
-#include "phub/core/key_states.h"
+#include "phub/core/moves.h"
 #include "phub/core/places.h"
 #include "phub/core/trace.h"
 
 namespace phub {
 
-class Snapshot;
 class Way;
 
 class Shelves {
  public:
-  Shelves(const JobArrays& arrays, Places& places, ChunkTable& table, Snapshot& snapshot,
-          KeyStates& states, const CoreTrace& trace)
+  Shelves(const JobArrays& arrays, Places& places, ChunkTable& table, Moves& moves,
+          const CoreTrace& trace)
       : steps_(arrays.shelves.steps),
         places_(places),
         table_(table),
-        snapshot_(snapshot),
-        states_(states),
+        moves_(moves),
         trace_(trace) {}
 
   // Takes the orders at a boundary, ascending by round, with earlier orders that some chunk has not
@@ -77,11 +75,10 @@ class Shelves {
   bool carry_out(uint32_t index, uint64_t round, Way& way);
   // A state is set when its round is closed. A skipped round is not closed, so this sets it now.
   bool set_in_skipped(uint32_t index, uint64_t round, const Way& way) {
-    if (!states_.set.is_before(index, round)) return false;
-    do_what_is_due(index, round, way);
+    if (!moves_.sets_before(index, round)) return false;
+    cost_ += moves_.make_before(index, round, way);
     return true;
   }
-  void do_what_is_due(uint32_t index, uint64_t round, const Way& way);
   void copy(const BranchOrder& order, uint32_t index, const Way& way);
   void swap(const BranchOrder& order, uint32_t index, Way& way);
   // The place that the branch at `place` will have, or had, on the other side of a swap.
@@ -93,8 +90,7 @@ class Shelves {
   const std::span<uint64_t* const> steps_;  // [shelf][chunk]
   Places& places_;
   ChunkTable& table_;
-  Snapshot& snapshot_;
-  KeyStates& states_;
+  Moves& moves_;
   const CoreTrace& trace_;
   std::span<const BranchOrder> orders_;
   uint64_t cost_ = 0;

@@ -2,11 +2,17 @@
 
 #include <cstring>
 
+#include "phub/core/way.h"
+
 namespace phub {
 
 Snapshot::Snapshot(const JobArrays& arrays, const Places& places, const ChunkTable& table,
                    const CoreTrace& trace)
-    : chunks(table), arrays_(arrays), places_(places), table_(table), trace_(trace) {
+    : Move(table, CoreReport::kSnapped, true),
+      arrays_(arrays),
+      places_(places),
+      table_(table),
+      trace_(trace) {
   for (const float* copy :
        {arrays.copy.parameters, arrays.copy.state0, arrays.copy.state1, arrays.copy.view}) {
     if (copy) bytes_per_element_ += 2 * sizeof(float);
@@ -18,7 +24,7 @@ Snapshot::Snapshot(const JobArrays& arrays, const Places& places, const ChunkTab
   bytes_per_chunk_ += shelves.steps.size() * 2 * sizeof(uint64_t);
 }
 
-void Snapshot::copy(uint32_t index, const Way& way) {
+uint64_t Snapshot::make(uint32_t index, const Way& way) {
   const CoreChunk& chunk = table_[index];
   const TraceSpan span = trace_.span("snapshot", chunk);
   const auto copy = [&chunk](const float* from, float* to) {
@@ -38,6 +44,7 @@ void Snapshot::copy(uint32_t index, const Way& way) {
   }
   if (arrays_.copy.clocks.steps) way.save(index, chunks.round(), arrays_.copy.clocks);
   chunks.done(index);
+  return chunk.elements * bytes_per_element_ + bytes_per_chunk_;
 }
 
 }  // namespace phub

@@ -7,16 +7,14 @@
 
 #include <cstdint>
 
-#include "phub/core/chunk_table.h"
-#include "phub/core/due_chunks.h"
 #include "phub/core/job_parameters.h"
+#include "phub/core/move.h"
 #include "phub/core/places.h"
 #include "phub/core/trace.h"
-#include "phub/core/way.h"
 
 namespace phub {
 
-class Snapshot {
+class Snapshot final : public Move {
  public:
   // Copies `arrays` and the content of the places to those arrays of arrays.copy that are not null.
   Snapshot(const JobArrays& arrays, const Places& places, const ChunkTable& table,
@@ -29,13 +27,8 @@ class Snapshot {
     chunks.begin(
         round, [](const CoreChunk&) { return true; }, as_they_are);
   }
-  // Copies the chunk, and the way's data about it. REQUIRES: chunks.is_due(index)
-  void copy(uint32_t index, const Way& way);
-  uint64_t cost(const CoreChunk& chunk) const {
-    return chunk.elements * bytes_per_element_ + bytes_per_chunk_;
-  }
-
-  DueChunks chunks;
+  // Copies the chunk, and the way's data about it.
+  uint64_t make(uint32_t index, const Way& way) override;
 
  private:
   const JobArrays arrays_;

@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "phub/core/chunk_table.h"
+#include "phub/core/intake.h"
 #include "phub/core/job_parameters.h"
 #include "phub/core/messages.h"
 #include "phub/core/outbox.h"
@@ -106,6 +107,11 @@ class Way {
   // The optimizer's steps on the chunk before `round` begins.
   virtual uint64_t steps_before(uint32_t index, uint64_t round) const = 0;
   virtual void set_steps_before(uint32_t index, uint64_t round, uint64_t steps) = 0;
+
+  // Where contributions come from beside the endpoint (switched_way.h); null: from nowhere.
+  virtual Intake* intake() { return nullptr; }
+  // The participants of the chunk's round in progress can no longer change.
+  virtual bool is_fixed(uint32_t index) const { return stages_.table[index].closed; }
 
   // Between these calls the core does not touch the connection to a parent, which another thread
   // makes anew. Then unanswered sums are sent again.

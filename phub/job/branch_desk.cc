@@ -29,7 +29,7 @@ void BranchDesk::change(const BranchChange& change, Reply<BranchReply> reply) {
   if (change.action == BranchAction::kSchedule) hyper_.check_room();
   if (change.action == BranchAction::kKill) check_may_kill();
   if (change.action == BranchAction::kRevive) return revive(change, std::move(reply));
-  const uint32_t child = change.action == BranchAction::kFork ? membership_.new_branch() : 0;
+  const uint32_t child = change.action == BranchAction::kFork ? membership_.branches().next() : 0;
   decide(change, child, std::move(reply));
 }
 

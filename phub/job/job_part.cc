@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "phub/core/gated.h"
+#include "phub/core/switched_way.h"
 #include "transport/box_memory.h"
 #include "transport/error.h"
 
@@ -139,23 +140,21 @@ JobPart::JobPart(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& tran
         GateShare{.others = queues.other_boxes, .is_told = queues.first > 0});
   }
   for (uint32_t core = 0; core < cores_of_plan; ++core) {
-    CoreJob::MakeLockStep make_lock_step;
-    if (gate_) {
-      make_lock_step = [this, core](const Stages& stages) {
-        return std::make_unique<Gated>(stages, *gate_, core);
-      };
-    }
-    if (rack) {
-      make_lock_step = [this, core, rack](const Stages& stages) {
-        return std::make_unique<Uplinked>(stages, uplink_of(core, *rack));
-      };
-    }
+    const auto make_lock_step = [&, core](const Stages& stages) -> std::unique_ptr<LockStep> {
+      if (rack) return std::make_unique<Uplinked>(stages, uplink_of(core, *rack));
+      auto intake =
+          switched ? make_switch_intake(plan_, core, switch_offer_, switched->options, first_round)
+                   : nullptr;
+      if (intake && gate_) {
+        return std::make_unique<Switched<Gated>>(std::move(intake), stages, *gate_, core);
+      }
+      if (intake) return std::make_unique<Switched<LockStep>>(std::move(intake), stages);
+      if (gate_) return std::make_unique<Gated>(stages, *gate_, core);
+      return std::make_unique<LockStep>(stages);
+    };
     core_jobs_.push_back(std::make_unique<CoreJob>(
         core, parameters, arrays_, chunks_of(core), link_->endpoint(core), hyper_.view(), expected,
         static_cast<uint32_t>(plan_.cores[core].queues.size()), make_lock_step));
-    if (!switched) continue;
-    auto intake = make_switch_intake(plan_, core, switch_offer_, switched->options, first_round);
-    if (intake) core_jobs_.back()->take_sums_of(std::move(intake));
   }
 }
 

@@ -36,7 +36,7 @@ Membership::Membership(const JobSpec& spec, uint32_t cores, uint32_t chunks,
       served_(served),
       ranks_(spec.max_ranks),
       log_(chunks),
-      branches_(spec) {
+      decisions_(spec) {
   min_round_ = choices_.initial == Initial::kBroadcast ? 0 : 1;
   for (uint32_t r = served.first; r < std::min(served.end, spec.world_size); ++r) {
     ranks_[r].expected = true;
@@ -175,12 +175,12 @@ void Membership::check_barrier() {
 }
 
 void Membership::set_hyper(uint64_t token, uint32_t rank, const HyperChange& change) {
-  hypers_.push_back({token, rank, change});
+  decisions_.ask(token, rank, change);
   advance();
 }
 
 void Membership::change_branches(uint64_t token, const BranchChange& change, uint32_t child) {
-  of_branches_.push_back({token, change, child});
+  decisions_.ask(token, change, child);
   advance();
 }
 
@@ -290,14 +290,7 @@ void Membership::finish(ErrorCode code, const std::string& message) {
     for (const Join& join : *joins) reply_error(join.token, code, message);
     joins->clear();
   }
-  for (auto* hypers : {&hypers_, &current_hypers_}) {
-    for (const Hyper& hyper : *hypers) reply_error(hyper.token, code, message);
-    hypers->clear();
-  }
-  for (auto* changes : {&of_branches_, &current_of_branches_}) {
-    for (const OfBranches& change : *changes) reply_error(change.token, code, message);
-    changes->clear();
-  }
+  for (const uint64_t token : decisions_.drop()) reply_error(token, code, message);
   for (auto* losses : {&losses_, &current_losses_}) {
     for (const Loss& loss : *losses) {
       if (loss.leave_token != 0) reply(loss.leave_token);

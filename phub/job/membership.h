@@ -15,7 +15,7 @@
 #include "phub/checkpoint/manifest.h"
 #include "phub/core/job_parameters.h"
 #include "phub/core/messages.h"
-#include "phub/job/branches.h"
+#include "phub/job/decisions.h"
 #include "phub/job/membership_log.h"
 #include "phub/plan/choices.h"
 #include "transport/control/messages.h"
@@ -73,18 +73,11 @@ class Membership {
   void leave(uint64_t token, uint32_t rank);
   void barrier(uint64_t token, uint32_t rank);
   void leave_barrier(uint32_t rank);  // it no longer waits there, if it did
-  // The change holds from `round` on, or from the first later round that no chunk has completed and
-  // that is not below the round of the latest change. Values that other ranks set for that round
-  // must be the same; together they are one change.
+  // These ask for a decision (decisions.h) at the next boundary.
   void set_hyper(uint64_t token, uint32_t rank, const HyperChange& change);
-  // In a job that may have branches: the change holds at the earliest from the round after the next
-  // boundary's. The answer to a fork is about branch `child`, from new_branch(). REQUIRES: the
-  // change is no kList.
   void change_branches(uint64_t token, const BranchChange& change, uint32_t child);
-  uint32_t new_branch() { return branches_.next(); }
-  // All decisions so far. The branch of the round after any result that some rank has is final.
-  const Branches& branches() const { return branches_; }
-  void saved_durably(uint64_t round) { branches_.saved_durably(round); }
+  Branches& branches() { return decisions_.branches(); }
+  const Branches& branches() const { return decisions_.branches(); }
   // At a boundary of its own, or with other changes that wait for one. Returns false if the job has
   // not begun, or has ended.
   bool take_snapshot();
@@ -185,32 +178,12 @@ class Membership {
     enum { kWaiting, kAdmitting, kAdmitted } stage = kWaiting;
     State before = State::kAbsent;  // the rank's state again if its admission fails
   };
-  struct Hyper {
-    uint64_t token;
-    uint32_t rank;
-    HyperChange change;
-    bool is_new = true;  // no other rank set all of it before
-  };
-  struct OfBranches {
-    uint64_t token;
-    BranchChange change;
-    uint32_t child;
-    std::vector<LogRecord> records = {};
-  };
-  struct SetValue {
-    double value;
-    uint32_t rank;  // the rank that set it; kSeveral: more than one
-  };
 
   // membership_boundary.cc
   void admit_waiting();
   void advance();
   void build_boundary();
-  void place_changes();
   uint64_t first_unbegun_round() const;
-  void place_branches(MembershipAction& commit);
-  std::string difference_of(const Hyper& hyper) const;
-  void remember(Hyper& hyper);
   uint64_t expected_again(const Loss& loss) const;
   void finish_losses();
   void finish_joins(Ms now);
@@ -249,8 +222,7 @@ class Membership {
   // Waiting for a boundary.
   std::vector<Loss> losses_;
   std::vector<Join> joins_;
-  std::vector<Hyper> hypers_;
-  std::vector<OfBranches> of_branches_;
+  Decisions decisions_;
   std::vector<uint32_t> forgotten_;
   bool snapshot_wanted_ = false;
   bool state_wanted_ = false;
@@ -272,13 +244,8 @@ class Membership {
   Boundary boundary_;
   std::vector<Loss> current_losses_;
   std::vector<Join> current_joins_;
-  std::vector<Hyper> current_hypers_;
-  std::vector<OfBranches> current_of_branches_;
   std::vector<std::vector<uint64_t>> last_rounds_;
 
-  uint64_t last_change_ = 0;                        // the first round of the latest change
-  std::map<std::string, SetValue> of_last_change_;  // its values
-  Branches branches_;
   std::map<uint32_t, uint64_t> barrier_;  // rank → token
   uint64_t min_round_ = 0;
   std::vector<uint64_t> waited_for_;

@@ -3,21 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
-#include "phub/background.h"
-#include "phub/core/hyper.h"
 #include "phub/job/membership.h"
 
 namespace phub {
-namespace {
-
-constexpr uint64_t kFarthestChange = uint64_t{1} << 20;  // rounds ahead
-constexpr uint32_t kSeveral = ~uint32_t{0};
-
-}  // namespace
-
 // A successor is admitted only after its predecessor is gone from every core. It takes part in a
 // boundary once its memory and queue pairs are there, so its admission holds up no rank.
 void Membership::admit_waiting() {
@@ -40,8 +30,7 @@ void Membership::advance() {
   admit_waiting();
   if (phase_ != Phase::kIdle) return;
   current_losses_ = std::exchange(losses_, {});
-  current_hypers_ = std::exchange(hypers_, {});
-  current_of_branches_ = std::exchange(of_branches_, {});
+  const bool decides = decisions_.begin();
   boundary_ = {};
   boundary_.forgotten = std::exchange(forgotten_, {});
   const auto admitted = std::stable_partition(
@@ -50,9 +39,8 @@ void Membership::advance() {
   joins_.erase(admitted, joins_.end());
   boundary_.snapshot = std::exchange(snapshot_wanted_, false);
   boundary_.moves_state = std::exchange(state_wanted_, false);
-  if (current_losses_.empty() && current_hypers_.empty() && current_of_branches_.empty() &&
-      current_joins_.empty() && boundary_.forgotten.empty() && !boundary_.snapshot &&
-      !boundary_.moves_state) {
+  if (current_losses_.empty() && !decides && current_joins_.empty() &&
+      boundary_.forgotten.empty() && !boundary_.snapshot && !boundary_.moves_state) {
     return;
   }
   phase_ = Phase::kHolding;
@@ -88,16 +76,19 @@ void Membership::held(const CoreReport& report, Ms now) {
   if (++answers_ < cores_) return;
   held_lowest_ = std::min(held_lowest_, keep_from_);
   build_boundary();
-  place_changes();
   lowest_round_ = held_lowest_;
   if (held_min_round_ != kNever) min_round_ = std::max(min_round_, held_min_round_);
   phase_ = Phase::kCommitting;
   answers_ = 0;
   MembershipAction commit{.type = MembershipAction::kCommit, .lowest_round = held_lowest_};
-  for (const Hyper& hyper : current_hypers_) {
-    if (hyper.is_new) commit.hyper.push_back(hyper.change);
+  auto placed = decisions_.place({.boundary = boundary_.round,
+                                  .first_unbegun = first_unbegun_round(),
+                                  .lowest = held_lowest_});
+  for (const Decisions::Answer& answer : placed.refused) {
+    reply_error(answer.token, answer.refused->code(), answer.refused->what());
   }
-  place_branches(commit);
+  commit.hyper = std::move(placed.hyper);
+  commit.orders = std::move(placed.orders);
   actions_.push_back(std::move(commit));
 }
 
@@ -123,34 +114,6 @@ void Membership::build_boundary() {
   }
 }
 
-// Gives each change its round: complete rounds stay as they were, and so do earlier decisions.
-void Membership::place_changes() {
-  std::erase_if(current_hypers_, [this](const Hyper& hyper) {
-    if (hyper.change.round <= boundary_.round + kFarthestChange) return false;
-    reply_error(hyper.token, ErrorCode::kInvalid,
-                fmt::format("round {} is too far away: job '{}' is in round {}, and changes can be "
-                            "made up to {} rounds ahead",
-                            hyper.change.round, spec_.name, boundary_.round, kFarthestChange));
-    return true;
-  });
-  std::erase_if(current_hypers_, [this](Hyper& hyper) {
-    // The ranks have asked for the batch of a round before it begins.
-    const uint64_t first =
-        hyper.change.values.contains(kBatchName) ? first_unbegun_round() : boundary_.round;
-    hyper.change.round = std::max({hyper.change.round, first, last_change_});
-    if (hyper.change.round > last_change_) of_last_change_.clear();
-    last_change_ = hyper.change.round;
-    const std::string difference = difference_of(hyper);
-    if (difference.empty()) {
-      remember(hyper);
-      if (hyper.is_new) branches_.set(hyper.change);
-      return false;
-    }
-    reply_error(hyper.token, ErrorCode::kMismatch, difference);
-    return true;
-  });
-}
-
 // In lock-step a chunk that is in the boundary's round may have begun it. Else a rank has pushed
 // round started_ and may have its result, of the next one it may not. So it is with the last round
 // of those that are gone.
@@ -159,62 +122,6 @@ uint64_t Membership::first_unbegun_round() const {
   uint64_t pushed = started_;
   for (const Rank& rank : ranks_) pushed = std::max(pushed, rank.last_round);
   return std::max(boundary_.round, pushed + 1) + 1;
-}
-
-// After the changes of hyperparameters, which are of the branch that runs.
-void Membership::place_branches(MembershipAction& commit) {
-  std::erase_if(current_of_branches_, [&](OfBranches& of) {
-    BranchChange change = of.change;
-    const uint64_t farthest = boundary_.round + kFarthestChange;
-    const std::optional<Error> refused = error_of([&] {
-      change.round = std::max({change.round, first_unbegun_round(), last_change_});
-      if (change.round > farthest) {
-        fail(ErrorCode::kInvalid,
-             "round {} is too far away: job '{}' is in round {}, and changes can be made up to {} "
-             "rounds ahead",
-             change.round, spec_.name, boundary_.round, kFarthestChange);
-      }
-      Branches decided = branches_;  // if anything of this fails, nothing has changed
-      Branches::Decision decision = decided.decide(change, of.child, held_lowest_);
-      commit.hyper.reserve(commit.hyper.size() + decision.hyper.size());
-      commit.orders.reserve(commit.orders.size() + decision.orders.size());
-      of.change.round = change.round;
-      of.records = std::move(decision.records);
-      last_change_ = decision.last;
-      of_last_change_.clear();
-      std::ranges::move(decision.hyper, std::back_inserter(commit.hyper));
-      std::ranges::copy(decision.orders, std::back_inserter(commit.orders));
-      branches_ = std::move(decided);
-    });
-    if (refused) reply_error(of.token, refused->code(), refused->what());
-    return refused.has_value();
-  });
-}
-
-// "" if no other rank has set another value for the same round.
-std::string Membership::difference_of(const Hyper& hyper) const {
-  for (const auto& [name, value] : hyper.change.values) {
-    const auto found = of_last_change_.find(name);
-    if (found == of_last_change_.end()) continue;
-    const auto& [set, rank] = found->second;
-    if (set == value || rank == hyper.rank) continue;
-    return fmt::format(
-        "rank {} sets {} to {} from round {} on, and {} to {}: the ranks of a job set the same",
-        hyper.rank, name, value, hyper.change.round,
-        rank == kSeveral ? "other ranks" : fmt::format("rank {}", rank), set);
-  }
-  return "";
-}
-
-void Membership::remember(Hyper& hyper) {
-  hyper.is_new = false;
-  for (const auto& [name, value] : hyper.change.values) {
-    const auto [found, is_new] = of_last_change_.try_emplace(name, SetValue{value, hyper.rank});
-    SetValue& known = found->second;
-    hyper.is_new = hyper.is_new || is_new || known.rank == hyper.rank;
-    if (known.rank != hyper.rank) known.rank = kSeveral;
-    known.value = value;
-  }
 }
 
 // The first round that the cores do not complete without a successor.
@@ -231,23 +138,10 @@ void Membership::committed(const CoreReport& report, Ms now) {
   phase_ = Phase::kIdle;
   finish_losses();
   finish_joins(now);
-  for (const Hyper& hyper : current_hypers_) {
-    if (hyper.is_new) {
-      log_.add({.kind = LogRecord::Kind::kHyper,
-                .round = hyper.change.round,
-                .values = hyper.change.values});
-    }
-    actions_.push_back({.type = MembershipAction::kReply,
-                        .token = hyper.token,
-                        .first_round = hyper.change.round});
-  }
-  current_hypers_.clear();
-  for (OfBranches& of : current_of_branches_) {
-    for (LogRecord& record : of.records) log_.add(std::move(record));
+  for (const Decisions::Answer& answer : decisions_.finish(log_)) {
     actions_.push_back(
-        {.type = MembershipAction::kReply, .token = of.token, .first_round = of.change.round});
+        {.type = MembershipAction::kReply, .token = answer.token, .first_round = answer.round});
   }
-  current_of_branches_.clear();
   if (failing_) return fail_job(failing_->code(), failing_->what());
   check_assembled();
   after_losses(now);

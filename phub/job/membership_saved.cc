@@ -63,7 +63,7 @@ Manifest Membership::saved(uint64_t round) {
                            .expected = rank.expected});
   }
   saved.ranks.insert(saved.ranks.end(), beyond_.begin(), beyond_.end());
-  saved.branches = branches_.saved(round);
+  saved.branches = branches().saved(round);
   for (LogPage page{.more = true}; page.more;) {
     page = log_.page(page.first + page.records.size());
     if (saved.log.empty()) saved.log_first = page.first;
@@ -77,14 +77,10 @@ void Membership::restore(const Manifest& saved, const SavedClocks& clocks) {
   restored_ = true;
   min_round_ = last + 1;
   restore_log(saved, clocks);
-  for (const HyperChange& change : saved.hyper) last_change_ = std::max(last_change_, change.round);
-  branches_.restore(saved);
-  for (const BranchMove& move : saved.branches.moves) {
-    last_change_ = std::max(last_change_, move.round);
-  }
+  decisions_.restore(saved);
   const std::vector<uint64_t> latest = latest_of_all(clocks, chunks_);
   if (spec_.branches > 0) {  // these rounds are of the branches of which they were
-    for (const uint64_t round : latest) last_change_ = std::max(last_change_, round + 1);
+    for (const uint64_t round : latest) decisions_.note(round + 1);
   }
   const size_t known = std::min(ranks_.size(), saved.ranks.size());
   for (uint32_t r = 0; r < ranks_.size(); ++r) ranks_[r] = {};
@@ -119,7 +115,7 @@ void Membership::restore_log(const Manifest& saved, const SavedClocks& clocks) {
     record.last_round = std::min(record.last_round, saved.round);
     record.last_rounds =
         clipped(std::move(record.last_rounds), record.rank, saved.round, clocks, chunks_);
-    if (is_decision(record.kind)) last_change_ = std::max(last_change_, record.round);
+    if (is_decision(record.kind)) decisions_.note(record.round);
     log_.add(record);
   }
   for (const uint32_t rank : saved.live_ranks) {

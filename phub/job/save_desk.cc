@@ -267,7 +267,7 @@ void SaveDesk::written(uint64_t round, const std::optional<Error>& failed) {
                      durable_round_, failed->what()));
   } else {
     durable_round_ = round;
-    membership_.saved_durably(round);
+    membership_.branches().saved_durably(round);
   }
   next_save_ =
       (failed ? membership_.completed_round() : durable_round_) + host_.checkpoints->every();

@@ -7,7 +7,8 @@
 #include <limits>
 #include <vector>
 
-#include "phub/core/outbox.h"
+#include "phub/core/index_set.h"
+#include "phub/core/notice.h"
 #include "transport/control/rules.h"
 #include "transport/error.h"
 #include "transport/switch/socket.h"
@@ -151,7 +152,8 @@ uint64_t switch_bytes(const Plan& plan, const SwitchOffer& offer) {
   uint64_t bytes = 0;
   for (const SwitchStream& stream : offer.streams) {
     bytes += SwitchIntake::bytes(elements_of(plan, stream), stream.slots, chunks_of(plan, stream));
-    bytes += Outbox::bytes_to_tell(stream.queues.size(), offer.workers);
+    bytes += IndexSet::bytes(chunks_of(plan, stream));  // Switched's
+    bytes += Notice::bytes(stream.queues.size(), offer.workers);
   }
   return bytes;
 }

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "phub/core/lock_step.h"
+#include "phub/core/switched_way.h"
 #include "phub/core/uplinked.h"
 #include "tests/phub/core_job_rig.h"
 #include "transport/switch/generation.h"
@@ -128,23 +129,28 @@ class CoreParent {
   std::vector<std::byte> results_ = std::vector<std::byte>(4 * kStride * 4);
 };
 
-// A switch and the workers behind it: what they send, and what they are answered.
+// A switch and the workers behind it: what they send, and what they are answered. It outlives the
+// rig that is made with its options.
 class FakeSwitch {
  public:
-  explicit FakeSwitch(CoreJobRig& rig) {
-    const auto ranks = static_cast<uint32_t>(rig.options_.expected.size());
+  // These, for a job behind the switch. REQUIRES: called once.
+  CoreJobRig::Options before(CoreJobRig::Options job) {
+    const auto ranks = static_cast<uint32_t>(job.expected.size());
     all_ = switch_workers(ranks);
-    SwitchIntake::Options options{.ranks = ranks, .all_chunks = rig.options_.chunks};
-    for (uint32_t chunk = 0; chunk < rig.options_.chunks; ++chunk) {
+    SwitchIntake::Options options{.ranks = ranks, .all_chunks = job.chunks};
+    for (uint32_t chunk = 0; chunk < job.chunks; ++chunk) {
       options.chunks.push_back(chunk);
-      options.elements.push_back(rig.options_.elements);
+      options.elements.push_back(job.elements);
     }
-    options.slots = static_cast<uint16_t>(rig.options_.chunks);
+    options.slots = static_cast<uint16_t>(job.chunks);
     options.rounds_between = 2;
     options.to_all = here(socket_.port());
-    auto own = std::make_unique<SwitchSocket>(0);
-    box_ = here(own->port());
-    rig.job->take_sums_of(std::make_unique<SwitchIntake>(options, std::move(own)));
+    box_ = here(own_->port());
+    job.make_lock_step = [this, options](const Stages& stages) {
+      return std::make_unique<Switched<LockStep>>(
+          std::make_unique<SwitchIntake>(options, std::move(own_)), stages);
+    };
+    return job;
   }
 
   void send_sum(uint32_t chunk, uint32_t round, int32_t value) {
@@ -190,6 +196,7 @@ class FakeSwitch {
   uint64_t generation_ = 1;
   uint32_t turns_from_ = 1;  // the round of the first turn
   SwitchSocket socket_{0};
+  std::unique_ptr<SwitchSocket> own_ = std::make_unique<SwitchSocket>(0);  // the box's
   sockaddr_in box_{};
   uint64_t all_ = 0;
 };

@@ -57,8 +57,8 @@ TEST(CoreJobSwitch, AnotherGenerationBeginsWithARoundThatNobodyCanHaveSent) {
 
 // Those that bring nothing are tried again after twice as many rounds each time.
 TEST(CoreJobSwitch, WhatDoesNotLastIsTriedLessAndLessOften) {
-  Rig rig({});
-  FakeSwitch behind(rig);
+  FakeSwitch behind;
+  Rig rig(behind.before({}));
   const std::vector<uint32_t> ranks = {0, 1, 2};
   std::vector<uint64_t> begun;
   for (uint64_t round = 1; round <= 120; ++round) {
@@ -117,8 +117,8 @@ TEST(CoreJobSwitch, SumsThatCameBeforeABoundaryHaveAllRanksAlsoOneThatIsLostAtIt
     Rig::Options options{.parameters = {.max_ranks = 64}, .chunks = 30, .elements = 256};
     options.expected.clear();
     for (uint32_t rank = 0; rank < 64; ++rank) options.expected.push_back(rank);
-    Rig rig(options);
-    FakeSwitch behind(rig);
+    FakeSwitch behind;
+    Rig rig(behind.before(options));
     for (uint32_t chunk = 0; chunk < 30; ++chunk) {
       behind.send_sum(chunk, 1, static_cast<int32_t>(100 + chunk));
     }

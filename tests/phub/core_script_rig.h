@@ -224,15 +224,14 @@ struct Ways {
   Deferred* deferred = nullptr;
   CoreParent parent;
   std::optional<RoundGate> gate;
+  std::optional<FakeSwitch> behind;
 };
 class ScriptRig : public Ways, public CoreJobRig {
  public:
   explicit ScriptRig(JobWords words) : CoreJobRig(with_way(words, *this)) {
     hyper.front().values.momentum = words.momentum;
-    if (words.way == JobWords::kSwitch) behind.emplace(*this);
   }
 
-  std::optional<FakeSwitch> behind;
   Probe probe_now() {
     Probe probe;
     const uint32_t ranks = options_.parameters.max_ranks;
@@ -255,6 +254,8 @@ class ScriptRig : public Ways, public CoreJobRig {
       options.make_lock_step = [&rig](const Stages& stages) {
         return rig.parent.way_below(stages, rig.results.data());
       };
+    } else if (words.way == JobWords::kSwitch) {
+      return rig.behind.emplace().before(options);
     } else if (options.parameters.gated) {
       rig.gate.emplace(1, options.chunks, options.parameters.on_nonfinite == OnNonFinite::kSkip);
       options.make_lock_step = [&rig](const Stages& stages) {

@@ -49,7 +49,7 @@ uint64_t MembershipDriver::branches(const BranchChange& change) {
   const uint64_t token = next_token_++;
   open_.insert(token);
   const bool forks = change.action == BranchAction::kFork;
-  membership_.change_branches(token, change, forks ? membership_.new_branch() : 0);
+  membership_.change_branches(token, change, forks ? membership_.branches().next() : 0);
   carry_out();
   return token;
 }

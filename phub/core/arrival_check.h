@@ -1,0 +1,88 @@
+// Whether what has arrived is what the rank may send to the chunk, in size, place and interest.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <optional>
+
+#include "phub/core/chunk_table.h"
+#include "phub/core/job_parameters.h"
+#include "transport/layout.h"
+#include "transport/transport.h"
+#include "transport/wire.h"
+
+namespace phub {
+
+class ArrivalCheck {
+ public:
+  ArrivalCheck(const JobParameters& parameters, const ChunkTable& table)
+      : rack_ranks_(parameters.rack_ranks), table_(table) {}
+
+  struct Violation {
+    CoreReport::Violation what = CoreReport::kStream;
+    uint64_t said = 0;  // the number that the rank sent
+  };
+  // nullopt: it may.
+  // Inline: this is asked for every arrival.
+  std::optional<Violation> operator()(const Arrival& arrival, uint32_t index,
+                                      const Imm& imm) const {
+    const CoreChunk& chunk = table_[index];
+    const uint64_t slot_bytes = chunk.slot_bytes();
+    uint64_t bytes = 0;
+    if (imm.kind == ImmKind::kData) {
+      bytes = chunk.form == kernels::SlotForm::kRows
+                  ? chunk.sent_bytes(table_.rank(arrival.rank).slots)
+                  : slot_bytes;
+      // Rows say how many they are.
+      if (bytes > slot_bytes) return Violation{CoreReport::kBytes, said(arrival, bytes)};
+    }
+    uint64_t place = chunk.slot_offset;
+    if (imm.kind == ImmKind::kInitial) {
+      bytes = initial_part(chunk.elements, slot_bytes, imm.round).count * sizeof(float);
+    } else if (is_of_racks() && imm.kind <= ImmKind::kNull) {
+      // A null is its trailer alone.
+      if (imm.kind == ImmKind::kNull) place += chunk.elements * sizeof(float);
+      bytes += kTrailerElements * sizeof(float);
+    }
+    // Bytes that the payload did not overwrite would be summed as if they had arrived.
+    if (!arrival.fits(bytes, place)) {
+      if (arrival.bytes == bytes) return Violation{CoreReport::kPlace, arrival.offset};
+      return Violation{CoreReport::kBytes, said(arrival, bytes)};
+    }
+    if (imm.kind > ImmKind::kNull) return {};
+    if (is_of_racks()) {
+      const uint32_t participants = participants_of(arrival.rank, index);
+      if (!may_take_part(arrival.rank, participants, imm)) {
+        return Violation{CoreReport::kParticipants, participants};
+      }
+    }
+    if (table_.is_idle(arrival.rank, index)) return Violation{CoreReport::kInterest, imm.round};
+    return {};
+  }
+
+  bool is_of_racks() const { return !rack_ranks_.empty(); }
+  // The number of ranks that took part in a rack's contribution, as the rack says.
+  uint32_t participants_of(uint32_t rack, uint32_t index) const {
+    const CoreChunk& chunk = table_[index];
+    uint32_t participants = 0;
+    std::memcpy(&participants, table_.rank(rack).slots + chunk.slot_offset + chunk.slot_bytes(),
+                sizeof participants);
+    return participants;
+  }
+
+ private:
+  static uint64_t said(const Arrival& arrival, uint64_t bytes) {
+    return arrival.bytes == Arrival::kNotTold ? bytes : arrival.bytes;
+  }
+  // It is allowed that none took part: the rack waits for the ranks of a later round.
+  bool may_take_part(uint32_t rack, uint32_t participants, const Imm& imm) const {
+    const bool null = imm.kind == ImmKind::kNull;
+    if (null && participants == kNoneLeft) return true;
+    return (participants > 0 || null) && participants <= rack_ranks_[rack];
+  }
+
+  const std::vector<uint32_t>& rack_ranks_;  // a rack's ranks; empty: ranks are not racks
+  const ChunkTable& table_;
+};
+
+}  // namespace phub
