@@ -10,7 +10,8 @@
 #include <vector>
 
 #include "worker/c_abi/call.h"
-#include "worker/c_abi/geeps.h"
+#include "worker/c_abi/device.h"
+#include "worker/c_abi/worker.h"
 
 namespace phub::c_abi {
 namespace {

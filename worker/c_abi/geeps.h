@@ -1,10 +1,11 @@
-// The objects behind phub_device, phub_geeps_options and phub_geeps.
+// The objects behind phub_geeps_options and phub_geeps.
 #pragma once
 
 #include <memory>
 #include <mutex>
 #include <vector>
 
+#include "worker/c_abi/device.h"
 #include "worker/c_abi/handles.h"
 #include "worker/c_abi/worker.h"
 #include "worker/device/device.h"
@@ -12,11 +13,6 @@
 #include "worker/geeps/exchange.h"
 
 namespace phub::c_abi {
-
-struct DeviceObject : Object {
-  static constexpr Type kType = Type::kDevice;
-  std::unique_ptr<Device> device;
-};
 
 struct GeepsOptionsObject : Object {
   static constexpr Type kType = Type::kGeepsOptions;
