@@ -91,9 +91,9 @@ uint64_t all_of(const Arguments& arguments) {
 
 // --- A worker.
 
-class Uplink : public SwitchUplink {
+class WorkerSide : public SwitchOwner {
  public:
-  Uplink(const Arguments& arguments, std::vector<uint32_t> chunks)
+  WorkerSide(const Arguments& arguments, std::vector<uint32_t> chunks)
       : socket(kSwitchPort),
         slots(chunks.size()),
         box_(switch_address(arguments.box)),
@@ -114,13 +114,13 @@ class Uplink : public SwitchUplink {
   const std::vector<uint32_t> chunks_;
 };
 
-void wait_for_round(const Arguments& arguments, Uplink& uplink, SwitchSender& sender) {
+void wait_for_round(const Arguments& arguments, WorkerSide& side, SwitchSender& sender) {
   const uint64_t least = now_ns() + uint64_t{arguments.round_ms} * 1'000'000;
   while (!sender.ended() && (!sender.idle() || now_ns() < least)) {
-    if (!uplink.socket.holds_some()) uplink.socket.flush();
+    if (!side.socket.holds_some()) side.socket.flush();
     const uint64_t now = now_ns(), due = std::max(sender.due_ns(), now);
     const int wait_ms = static_cast<int>(std::min<uint64_t>((due - now) / 1'000'000 + 1, 100));
-    const auto got = uplink.socket.receive(wait_ms);
+    const auto got = side.socket.receive(wait_ms);
     if (got && got->bytes.size() == sizeof(SwitchHeader)) {
       SwitchHeader header;
       std::memcpy(&header, got->bytes.data(), sizeof header);
@@ -132,7 +132,7 @@ void wait_for_round(const Arguments& arguments, Uplink& uplink, SwitchSender& se
 
 int run_worker(const Arguments& arguments) {
   const std::vector<uint32_t> chunks = chunks_of(arguments);
-  Uplink uplink(arguments, chunks);
+  WorkerSide side(arguments, chunks);
   SwitchSender sender({.worker = static_cast<uint8_t>(arguments.worker),
                        .workers = all_of(arguments),
                        .generation = arguments.generation,
@@ -140,20 +140,20 @@ int run_worker(const Arguments& arguments) {
                        .max_chunks = static_cast<uint32_t>(chunks.size()),
                        .retry_ns = uint64_t{arguments.retry_ms} * 1'000'000,
                        .give_up_ns = uint64_t{arguments.give_up_ms} * 1'000'000},
-                      uplink);
+                      side);
   uint32_t round = 1;
   for (; round <= arguments.rounds && !sender.ended(); ++round) {
     for (uint32_t c = 0; c < chunks.size(); ++c) {
-      uplink.slots[c] = slot_of(arguments.worker, round, c, chunks[c]);
-      sender.push({.handle = c,
-                   .round = round,
-                   .chunk = c,
-                   .elements = chunks[c],
-                   .exponent = static_cast<int16_t>(
-                       kernels::exponent_of(uplink.slots[c].data(), chunks[c]))},
-                  now_ns());
+      side.slots[c] = slot_of(arguments.worker, round, c, chunks[c]);
+      sender.push(
+          {.handle = c,
+           .round = round,
+           .chunk = c,
+           .elements = chunks[c],
+           .exponent = static_cast<int16_t>(kernels::exponent_of(side.slots[c].data(), chunks[c]))},
+          now_ns());
     }
-    wait_for_round(arguments, uplink, sender);
+    wait_for_round(arguments, side, sender);
   }
   fmt::print("worker {}: {} packets, {} of them again; {}\n", arguments.worker, sender.packets(),
              sender.repeats(),

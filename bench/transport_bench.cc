@@ -22,9 +22,9 @@ namespace {
 constexpr uint32_t kQueueChunks = 1600;  // half of ResNet-50's
 
 // A box with one core and `ranks` connected workers.
-class Rack {
+class Links {
  public:
-  explicit Rack(uint32_t ranks) {
+  explicit Links(uint32_t ranks) {
     std::string name = (std::filesystem::temp_directory_path() / "phub-bench-XXXXXX").string();
     if (mkdtemp(name.data()) == nullptr) std::abort();
     directory_ = name;
@@ -47,7 +47,7 @@ class Rack {
       box().attach(rank, 1);
     }
   }
-  ~Rack() {
+  ~Links() {
     for (uint32_t rank = 0; rank < workers_.size(); ++rank) box().detach(rank);
     workers_.clear();
     box_.reset();
@@ -66,22 +66,22 @@ class Rack {
 
 // One immediate from post to poll, both ends on one core, published in batches.
 void immediates(benchmark::State& state) {
-  Rack rack(1);
+  Links links(1);
   const auto batch = static_cast<uint32_t>(state.range(0));
   std::array<Arrival, 64> out;
   for ([[maybe_unused]] const auto _ : state) {
-    for (uint32_t i = 0; i < batch; ++i) rack.worker(0).post({0}, {0, 0, 0, i});
-    rack.worker(0).flush();
-    for (size_t seen = 0; seen < batch;) seen += rack.box().poll(out);
+    for (uint32_t i = 0; i < batch; ++i) links.worker(0).post({0}, {0, 0, 0, i});
+    links.worker(0).flush();
+    for (size_t seen = 0; seen < batch;) seen += links.box().poll(out);
   }
   state.SetItemsProcessed(state.iterations() * batch);
 }
 
 // A poll that finds nothing.
 void idle_poll(benchmark::State& state) {
-  Rack rack(static_cast<uint32_t>(state.range(0)));
+  Links links(static_cast<uint32_t>(state.range(0)));
   std::array<Arrival, 64> out;
-  for ([[maybe_unused]] const auto _ : state) benchmark::DoNotOptimize(rack.box().poll(out));
+  for ([[maybe_unused]] const auto _ : state) benchmark::DoNotOptimize(links.box().poll(out));
   state.SetItemsProcessed(state.iterations() * state.range(0));
 }
 
@@ -118,38 +118,38 @@ void send(Endpoint& endpoint, uint32_t imm) {
 
 // A round trip between two threads. If they sleep, it includes two wake-ups.
 void round_trip(benchmark::State& state, bool sleeps) {
-  Rack rack(1);
+  Links links(1);
   std::thread echo([&] {
-    Waiter waiter(rack.worker(0), sleeps);
+    Waiter waiter(links.worker(0), sleeps);
     for (uint32_t imm = 0; imm != 1;) {
       imm = waiter.next();
-      send(rack.worker(0), imm);
+      send(links.worker(0), imm);
     }
   });
-  Waiter waiter(rack.box(), sleeps);
+  Waiter waiter(links.box(), sleeps);
   for ([[maybe_unused]] const auto _ : state) {
-    send(rack.box(), 0);
+    send(links.box(), 0);
     waiter.next();
   }
-  send(rack.box(), 1);
+  send(links.box(), 1);
   echo.join();
 }
 
 // A stream between two threads that spin.
 void stream(benchmark::State& state) {
-  Rack rack(1);
+  Links links(1);
   std::atomic<bool> stop = false;
   std::thread writer([&] {
     for (uint32_t i = 0; !stop.load(std::memory_order_relaxed); ++i) {
-      rack.worker(0).post({0}, {0, 0, 0, i});
-      if (i % 16 == 0) rack.worker(0).flush();
+      links.worker(0).post({0}, {0, 0, 0, i});
+      if (i % 16 == 0) links.worker(0).flush();
     }
   });
   std::array<Arrival, 64> out;
   int64_t seen = 0;
   for ([[maybe_unused]] const auto _ : state) {
     for (size_t taken = 0; taken == 0; seen += static_cast<int64_t>(taken)) {
-      taken = rack.box().poll(out);
+      taken = links.box().poll(out);
     }
   }
   state.SetItemsProcessed(seen);

@@ -237,8 +237,9 @@ LinkLayout link_layout(const Layout& layout, uint32_t max_ranks, const ResultFor
   link.slots_bytes = layout.slots_bytes;
   const uint64_t element_bytes = results.element_bytes + results.difference_bytes();
   link.results_bytes = layout.box_elements * element_bytes;
-  const bool of_racks = layout.trailer_elements > 0;
-  link.worker_gradients_bytes = of_racks ? offsets_of_sums(layout).back() : layout.gradients_bytes;
+  const bool has_trailers = layout.trailer_elements > 0;
+  link.worker_gradients_bytes =
+      has_trailers ? offsets_of_sums(layout).back() : layout.gradients_bytes;
   link.worker_results_bytes = layout.total_elements * element_bytes;
   link.result_copies = copies;
   return link;

@@ -40,7 +40,7 @@ struct SwitchedChunk {
 };
 
 // What one core of the box takes.
-class Stream final : public SwitchUplink {
+class Stream final : public SwitchOwner {
  public:
   Stream(const Layout& layout, const SwitchStream& stream, const JoinReply& reply,
          const SwitchPatience& patience, Datagrams& datagrams, std::span<const std::byte> gradients)

@@ -19,7 +19,7 @@ namespace phub {
 // them, in a coded format. Each is added to the view, so a part that the format cannot hold is in
 // the next difference.
 struct Differences {
-  kernels::DType format = kernels::DType::kInt8;
+  kernels::DType format = kernels::DType::kF32;  // a coded one
   bool stochastic = false;
   uint64_t job = 0;              // rounding_seed()
   uint64_t box_elements = 0;     // all results' at the box,

@@ -20,6 +20,8 @@ E kernel_choice(std::string_view field, std::string_view word,
   refuse_word(field, word, words);
 }
 
+constexpr auto kLastType = static_cast<kernels::DType>(kernels::kFormats.size() - 1);
+
 std::optional<kernels::DType> parse_result_format(std::string_view name) {
   const SlotFormat* format = find_slot_format(name);
   return format && format->for_results() ? kernels::parse_format(name) : std::nullopt;
@@ -28,8 +30,8 @@ std::optional<kernels::DType> parse_result_format(std::string_view name) {
 }  // namespace
 
 Choices choices_of(const JobSpec& spec) {
-  const kernels::DType parameters = kernel_choice("parameter_dtype", spec.parameter_dtype,
-                                                  parse_result_format, kernels::DType::kTopK);
+  const kernels::DType parameters =
+      kernel_choice("parameter_dtype", spec.parameter_dtype, parse_result_format, kLastType);
   const bool plain = kernels::is_plain(parameters);
   return {.optimizer = kernel_choice("optimizer", spec.optimizer, kernels::parse_optimizer,
                                      kernels::Optimizer::kFold),
@@ -55,7 +57,7 @@ kernels::Fold fold_of(const KeySpec& key) {
 kernels::DType gradient_dtype(const JobSpec& spec, const KeySpec& key) {
   if (is_compact(key)) return kernels::DType::kF32;
   return kernel_choice(key.format.empty() ? "gradient_dtype" : "format", gradient_format(spec, key),
-                       kernels::parse_format, kernels::DType::kTopK);
+                       kernels::parse_format, kLastType);
 }
 
 }  // namespace phub

@@ -136,9 +136,9 @@ std::string obstacle(std::string_view name, const Comparison& comparison) {
   return "";
 }
 
-Placement placed(std::string_view name, const Comparison& comparison, uint32_t shards) {
+Placement placed(std::string_view name, const Comparison& comparison, uint32_t boxes) {
   if (name == "dedicated-sharded") {
-    const Kinds serving(comparison.boxes.begin(), comparison.boxes.begin() + shards);
+    const Kinds serving(comparison.boxes.begin(), comparison.boxes.begin() + boxes);
     return comparison.place(name, serving, comparison.workers, false);
   }
   if (name == "colocated-sharded") {

@@ -15,7 +15,7 @@ using namespace phub;  // NOLINT: a fuzz target
 
 namespace {
 
-class Uplink : public SwitchUplink {
+class Uplink : public SwitchOwner {
  public:
   void fill(uint64_t chunk, uint32_t first, int exponent, std::span<int32_t> codes) override {
     PHUB_CHECK(chunk < 3 && first < 600 && exponent >= -9 && codes.size() == kSwitchElements);

@@ -142,7 +142,9 @@ TEST(CoreJobMemory, IsWhatWasCounted) {
     const std::vector<KeyScales> scales(size.classes);
     const std::vector<uint32_t> expected = {0};
     const std::string groups = size.levels == 3 ? "(1000,20),4" : "";
-    const auto differences = size.differences ? std::optional(Differences()) : std::nullopt;
+    const auto differences = size.differences
+                                 ? std::optional(Differences{.format = kernels::DType::kInt8})
+                                 : std::nullopt;
     std::vector<float*> arrays(size.places - 1);
     std::vector<uint64_t*> steps(size.places - 1);
     const struct mallinfo2 before = mallinfo2();

@@ -52,7 +52,7 @@ class Play {
   }
 
  private:
-  struct Worker : SwitchUplink {
+  struct Worker : SwitchOwner {
     Worker(Play& owner, uint8_t number) : play(owner), worker(number) {}
     void fill(uint64_t handle, uint32_t first, int exponent, std::span<int32_t> codes) override {
       const auto round = static_cast<uint32_t>(handle >> 32), chunk = static_cast<uint32_t>(handle);

@@ -225,7 +225,7 @@ TEST(SwitchSlot, AnotherGenerationBeginsAnew) {
 
 // --- What comes to a worker from anywhere.
 
-class NoUplink : public SwitchUplink {
+class NoOwner : public SwitchOwner {
  public:
   void fill(uint64_t /*chunk*/, uint32_t first, int exponent, std::span<int32_t> codes) override {
     filled.emplace_back(first, exponent);
@@ -238,7 +238,7 @@ class NoUplink : public SwitchUplink {
 };
 
 TEST(SwitchSender, AgreesOnAnExponentOnePacketAhead) {
-  NoUplink uplink;
+  NoOwner uplink;
   SwitchSender sender({.worker = 1, .workers = 3, .first_slot = 4, .slots = 1, .max_chunks = 2},
                       uplink);
   const auto acknowledge = [&](int16_t next_exponent) {
@@ -278,7 +278,7 @@ TEST(SwitchSender, AgreesOnAnExponentOnePacketAhead) {
 }
 
 TEST(SwitchSender, BelievesNothing) {
-  NoUplink uplink;
+  NoOwner uplink;
   SwitchSender sender({.workers = 1, .generation = 3, .first_slot = 4, .slots = 2}, uplink);
   sender.push({.elements = 256, .exponent = -3}, 0);
   SwitchHeader good = uplink.sent.back();
@@ -309,7 +309,7 @@ TEST(SwitchSender, BelievesNothing) {
 // The first one is known to have a switch; of another one the first answer says so.
 TEST(SwitchSender, GivesUpAnotherGenerationSoonUntilItHearsSomethingOfIt) {
   constexpr uint64_t kGiveUp = 5'000, kProbe = 400;
-  NoUplink uplink;
+  NoOwner uplink;
   SwitchSender sender({.generation = 1, .retry_ns = 100, .give_up_ns = kGiveUp, .probe_ns = kProbe},
                       uplink);
   const auto push_at = [&sender](uint64_t now) {

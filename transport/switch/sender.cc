@@ -13,8 +13,8 @@ constexpr uint64_t kMostRetries = 8;  // times retry_ns
 
 }  // namespace
 
-SwitchSender::SwitchSender(const SwitchSenderOptions& options, SwitchUplink& uplink)
-    : options_(options), uplink_(uplink), slots_(options.slots), chunks_(options.max_chunks) {
+SwitchSender::SwitchSender(const SwitchSenderOptions& options, SwitchOwner& owner)
+    : options_(options), owner_(owner), slots_(options.slots), chunks_(options.max_chunks) {
   PHUB_CHECK(options.slots > 0 && options.max_chunks > 0);
   PHUB_CHECK(options.worker < kSwitchWorkers && (options.workers >> options.worker & 1) != 0);
   begin(options.generation);
@@ -96,13 +96,13 @@ void SwitchSender::send(uint16_t number, uint64_t now_ns) {
     header.part = static_cast<uint16_t>(part);
     header.exponent = slot.exponent;
     if (slot.exponent != kSwitchNothing && slot.exponent != kSwitchNoNumber) {
-      uplink_.fill(pushed.chunk.handle, part * kSwitchElements, slot.exponent, packet_.codes);
+      owner_.fill(pushed.chunk.handle, part * kSwitchElements, slot.exponent, packet_.codes);
     }
   }
   slot.due_ns = now_ns + slot.retry_ns;
   slot.retry_ns = std::min(2 * slot.retry_ns, kMostRetries * options_.retry_ns);
   ++packets_;
-  uplink_.send(packet_);
+  owner_.send(packet_);
 }
 
 void SwitchSender::receive(const SwitchHeader& header, uint64_t now_ns) {

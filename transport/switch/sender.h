@@ -23,9 +23,9 @@
 namespace phub {
 
 // The requests of the sender to its owner. The calls come from within its own.
-class SwitchUplink {
+class SwitchOwner {
  public:
-  virtual ~SwitchUplink() = default;
+  virtual ~SwitchOwner() = default;
   // Elements [first, first + codes.size()) of the chunk, as multiples of 2^exponent, zeros behind
   // its end. It is not called if the exponent is kSwitchNothing or kSwitchNoNumber. It gives the
   // same every time.
@@ -58,8 +58,8 @@ class SwitchSender {
     int16_t exponent = kSwitchNothing;  // this worker's
   };
 
-  // REQUIRES: slots > 0; worker is one of workers; uplink lives as long.
-  SwitchSender(const SwitchSenderOptions& options, SwitchUplink& uplink);
+  // REQUIRES: slots > 0; worker is one of workers; owner lives as long.
+  SwitchSender(const SwitchSenderOptions& options, SwitchOwner& owner);
 
   bool full() const { return count_ == chunks_.size(); }
   // The chunk's numbers stay until it is acknowledged, its result is there, or the generation has
@@ -114,7 +114,7 @@ class SwitchSender {
   void acknowledged(Slot& slot, int16_t next_exponent);
 
   SwitchSenderOptions options_;
-  SwitchUplink& uplink_;
+  SwitchOwner& owner_;
   std::vector<Slot> slots_;
   std::vector<Pushed> chunks_;  // a ring: the oldest at first_
   size_t first_ = 0;

@@ -50,10 +50,10 @@ void add_scaled(float* HWY_RESTRICT to, float factor, const float* HWY_RESTRICT 
                 size_t elements) {
   const hn::ScalableTag<float> d;
   const size_t lanes = hn::Lanes(d);
-  const auto factors = hn::Set(d, factor);
+  const auto scale = hn::Set(d, factor);
   size_t i = 0;
   for (; i + lanes <= elements; i += lanes) {
-    const auto product = hn::Mul(factors, hn::LoadU(d, from + i));
+    const auto product = hn::Mul(scale, hn::LoadU(d, from + i));
     hn::StoreU(hn::Add(hn::LoadU(d, to + i), product), d, to + i);
   }
   for (; i < elements; ++i) {

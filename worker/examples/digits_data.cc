@@ -83,13 +83,13 @@ Dataset load(const std::string& csv_path) {
 
 Samples batch(const Samples& train, uint64_t seed, uint32_t rank, uint32_t world, uint64_t round,
               size_t size) {
-  const size_t shard = (train.size() - rank + world - 1) / world;
+  const size_t own = (train.size() - rank + world - 1) / world;
   // Hashing one after the other keeps (rank 1, round 2) and (rank 2, round 1) apart.
   Random random(Random(Random(seed).next() + rank).next() + round);
   Samples batch;
   batch.images.resize(kPixels, static_cast<Eigen::Index>(size));
   for (size_t n = 0; n < size; ++n) {
-    const size_t sample = rank + random.next() % shard * world;
+    const size_t sample = rank + random.next() % own * world;
     batch.images.col(n) = train.images.col(sample);
     batch.labels.push_back(train.labels[sample]);
   }

@@ -237,7 +237,7 @@ void Lstm::carry(Cache& cache, Math* math) {
   loss_ = std::accumulate(each.begin(), each.end(), loss_);
 }
 
-void Lstm::set_state(std::span<const float> state) {
+void Lstm::restore_state(std::span<const float> state) {
   if (state.size() != carried_.size()) {
     fail(ErrorCode::kInvalid, "a checkpoint with a state of {} floats, not {}", state.size(),
          carried_.size());

@@ -71,7 +71,7 @@ class Lstm : public Model {
   double train(geeps::Cache& cache, Math* math, uint64_t clock) override;
   std::string evaluate(const Parameters& parameters) const override;
   std::vector<float> state() const override { return carried_; }
-  void set_state(std::span<const float> state) override;
+  void restore_state(std::span<const float> state) override;
 
   double held_out_loss(const Parameters& parameters) const;  // per symbol, in nats
 

@@ -17,7 +17,7 @@ void Tables::clear_padding(Math& math, uint32_t table, float* part) const {
   math.run(1, part_floats(table) - floats_[table], Fill{0, part + floats_[table]});
 }
 
-void Model::set_state(std::span<const float> state) {
+void Model::restore_state(std::span<const float> state) {
   if (!state.empty()) fail(ErrorCode::kInvalid, "a checkpoint with the state of another model");
 }
 

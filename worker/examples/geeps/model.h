@@ -71,7 +71,7 @@ class Model {
   virtual std::string evaluate(const Parameters& parameters) const = 0;
   // The state that the next clock begins with, besides parameters and its number.
   virtual std::vector<float> state() const { return {}; }
-  virtual void set_state(std::span<const float> state);
+  virtual void restore_state(std::span<const float> state);
 };
 
 }  // namespace phub::examples

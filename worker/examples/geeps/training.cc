@@ -111,7 +111,7 @@ class Trainer {
     check_can_write(options, share.rank);
     if (!options.resume) return;
     checkpoint_ = load(path(), name_);
-    model_->set_state(checkpoint_.state);
+    model_->restore_state(checkpoint_.state);
   }
 
   const Tables& tables() const { return model_->tables(); }

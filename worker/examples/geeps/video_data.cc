@@ -68,10 +68,10 @@ Clips Videos::test() const {
 
 Clips Videos::batch(uint64_t seed, uint32_t rank, uint32_t world, uint64_t round,
                     size_t size) const {
-  const size_t shard = (train_ - rank + world - 1) / world;
+  const size_t own = (train_ - rank + world - 1) / world;
   Random random(Random(Random(seed).next() + rank).next() + round);
   std::vector<uint64_t> numbers(size);
-  for (uint64_t& number : numbers) number = rank + random.next() % shard * world;
+  for (uint64_t& number : numbers) number = rank + random.next() % own * world;
   return clips(numbers);
 }
 
