@@ -16,12 +16,11 @@
 #include "transport/control/name_lookup.h"
 #include "transport/control/server_address.h"
 #include "transport/error.h"
-#include "transport/ofi/transport.h"
+#include "transport/network/connect.h"
 #include "transport/paced/transport.h"
 #include "transport/shm/transport.h"
 #include "transport/tcp/transport.h"
 #include "transport/text.h"
-#include "transport/verbs/transport.h"
 #include "worker/memory_device.h"
 
 namespace phub {
@@ -80,12 +79,10 @@ std::string choose_for_auto(const WorkerOptions& options, const std::string& ser
   }
   const auto job = std::ranges::find(status.jobs, options.spec.name, &JobStatus::name);
   if (job != status.jobs.end() && (here || job->transport != "shm")) return job->transport;
-  const auto serves = [&status](const char* transport) {
-    return std::ranges::count(status.transports, transport) > 0;
-  };
+  const bool serves_shm = std::ranges::count(status.transports, "shm") > 0;
   const bool may_share = options.memory_device == nullptr && status.shards.empty();
-  if (here && may_share && serves("shm")) return "shm";
-  return serves("verbs") && has_usable_verbs() ? "verbs" : "tcp";
+  if (here && may_share && serves_shm) return "shm";
+  return choose_network(status.transports);
 }
 
 std::unique_ptr<WorkerLink> connect_unpaced(const WorkerOptions& options, const std::string& server,
@@ -100,11 +97,10 @@ std::unique_ptr<WorkerLink> connect_unpaced(const WorkerOptions& options, const 
         {.host = parse_server_address(server).host, .tls = options.tls, .reached = reached},
         options.transport == "auto");
   }
-  if (offer.transport == "verbs" || offer.transport == "ofi") {
+  if (is_network(offer.transport)) {
     const auto network = [&](const Offer& part, const LinkLayout& of,
                              std::unique_ptr<LinkArrays> arrays) {
-      return part.transport == "verbs" ? connect_verbs(part, of, timeout_ms, std::move(arrays))
-                                       : connect_ofi(part, of, timeout_ms, std::move(arrays));
+      return connect_network(part.transport, part, of, timeout_ms, std::move(arrays));
     };
     MemoryDevice* const device = options.memory_device;
     if (options.transport == "auto" && device == nullptr) {

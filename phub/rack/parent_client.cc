@@ -19,10 +19,9 @@
 #include "transport/control/server_address.h"
 #include "transport/error.h"
 #include "transport/fd.h"
-#include "transport/ofi/transport.h"
+#include "transport/network/connect.h"
 #include "transport/paced/transport.h"
 #include "transport/tcp/transport.h"
-#include "transport/verbs/transport.h"
 
 namespace phub {
 namespace {
@@ -51,8 +50,7 @@ std::string choose_for_auto(ControlClient& client, const std::string& job) {
   }
   const auto at = std::ranges::find(status.jobs, job, &JobStatus::name);
   if (at != status.jobs.end()) return at->transport;
-  const bool has_verbs = std::ranges::count(status.transports, "verbs") > 0;
-  return has_verbs && has_usable_verbs() ? "verbs" : "tcp";
+  return choose_network(status.transports);
 }
 
 // Another rack may have created the job meanwhile: then it is joined over what that has chosen.
@@ -282,8 +280,7 @@ std::unique_ptr<WorkerLink> ParentClient::connect_unpaced(const Offer& offer,
   }
   const auto network = [&transport](const Offer& part, const LinkLayout& of,
                                     std::unique_ptr<LinkArrays> arrays) {
-    return transport == "verbs" ? connect_verbs(part, of, kConnectMs, std::move(arrays))
-                                : connect_ofi(part, of, kConnectMs, std::move(arrays));
+    return connect_network(transport, part, of, kConnectMs, std::move(arrays));
   };
   return may_be_near ? connect_beside(offer, layout, kConnectMs, network)
                      : network(offer, layout, nullptr);
