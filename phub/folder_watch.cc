@@ -13,38 +13,38 @@ constexpr uint64_t kLongestLookMs = 300;
 }  // namespace
 
 void FolderWatch::ask(Reply<Done> reply) {
-  later_.push_back({std::move(reply), host_.clock.now_ms() + kLongestLookMs});
+  later_questions_.push_back({std::move(reply), host_.clock.now_ms() + kLongestLookMs});
   if (!looking_) look();
 }
 
 void FolderWatch::look() {
   looking_ = true;
-  std::ranges::move(std::exchange(later_, {}), std::back_inserter(asked_));
+  std::ranges::move(std::exchange(later_questions_, {}), std::back_inserter(questions_));
   host_.writer.run([this] { host_.checkpoints->look(); },
                    [this](const std::optional<Error>&) {
                      looking_ = false;
-                     answer(asked_, ~uint64_t{0});
-                     if (!later_.empty()) look();
+                     answer(questions_, ~uint64_t{0});
+                     if (!later_questions_.empty()) look();
                    });
 }
 
 void FolderWatch::tick() {
-  answer(asked_, host_.clock.now_ms());
-  answer(later_, host_.clock.now_ms());
+  answer(questions_, host_.clock.now_ms());
+  answer(later_questions_, host_.clock.now_ms());
 }
 
-void FolderWatch::answer(std::vector<Asked>& asked, uint64_t now) {
-  std::vector<Asked> waiting;
-  for (Asked& of : std::exchange(asked, {})) {
-    if (of.until_ms > now) {
-      waiting.push_back(std::move(of));
+void FolderWatch::answer(std::vector<Question>& questions, uint64_t now) {
+  std::vector<Question> waiting;
+  for (Question& question : std::exchange(questions, {})) {
+    if (question.until_ms > now) {
+      waiting.push_back(std::move(question));
     } else if (const auto gone = error_of([this] { host_.checkpoints->check_there(); })) {
-      of.reply({gone->code(), gone->what()});
+      question.reply({gone->code(), gone->what()});
     } else {
-      of.reply(Done{});
+      question.reply(Done{});
     }
   }
-  std::ranges::move(waiting, std::back_inserter(asked));
+  std::ranges::move(waiting, std::back_inserter(questions));
 }
 
 }  // namespace phub

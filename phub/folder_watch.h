@@ -20,16 +20,16 @@ class FolderWatch {
   void tick();  // answers questions that have waited long enough
 
  private:
-  struct Asked {
+  struct Question {
     Reply<Done> reply;
     uint64_t until_ms = 0;
   };
   void look();
-  void answer(std::vector<Asked>& asked, uint64_t now);
+  void answer(std::vector<Question>& questions, uint64_t now);
 
   JobHost& host_;
-  std::vector<Asked> asked_;  // from before the look under way began
-  std::vector<Asked> later_;
+  std::vector<Question> questions_;  // from before the look under way began
+  std::vector<Question> later_questions_;
   bool looking_ = false;
 };
 

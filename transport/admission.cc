@@ -115,15 +115,15 @@ Offer AdmissionLink::open_again(uint32_t rank) {
   return open_with_ticket(incarnation);
 }
 
-BoxLink::Rest AdmissionLink::revoke(uint32_t rank) {
+BoxLink::HeldMemory AdmissionLink::revoke(uint32_t rank) {
   PHUB_CHECK(rank < max_ranks() && incarnations_[rank] != nullptr);
   Incarnation& incarnation = *incarnations_[rank];
   PHUB_CHECK(incarnation.attached.load(std::memory_order_acquire) == 0);
   present_[rank].store(nullptr, std::memory_order_relaxed);
   disconnect(incarnation);
-  Rest rest = memory_of(incarnation);
+  HeldMemory held = memory_of(incarnation);
   incarnations_[rank].reset();
-  return rest;
+  return held;
 }
 
 Incarnation& AdmissionLink::attach(uint32_t rank, uint32_t incarnation) {

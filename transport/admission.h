@@ -70,7 +70,7 @@ TransportEvent refusal_event(std::string_view transport, std::string_view peer, 
 class AdmissionLink : public BoxLink {
  public:
   Offer admit(uint32_t rank, uint32_t incarnation) final;
-  Rest revoke(uint32_t rank) final;
+  HeldMemory revoke(uint32_t rank) final;
   void use_ticket(std::string ticket) final { next_ticket_ = std::move(ticket); }
   void close() override;
 
@@ -97,7 +97,7 @@ class AdmissionLink : public BoxLink {
   // Closes the connections of an incarnation that no core has attached.
   virtual void disconnect(Incarnation& incarnation) = 0;
   // Returns its memory, for revoke().
-  virtual Rest memory_of(Incarnation& /*incarnation*/) { return nullptr; }
+  virtual HeldMemory memory_of(Incarnation& /*incarnation*/) { return nullptr; }
 
   // For reconnect() of transports that can: new queue pairs and a new ticket, the same memory.
   Offer open_again(uint32_t rank);

@@ -265,10 +265,10 @@ class BoxLink {
   // Resources of a rank that take long to give back: memory that is unmapped or deregistered when
   // this goes. Any thread but the cores'; before the link goes, and before the next prepare() of
   // the rank.
-  using Rest = std::shared_ptr<void>;
-  // Control thread, after every core has detached it: closes the connection. Returns the rest of
+  using HeldMemory = std::shared_ptr<void>;
+  // Control thread, after every core has detached it: closes the connection. Returns the memory of
   // the rank, null if there is none. The worker sees the end of its connection no sooner than this.
-  virtual Rest revoke(uint32_t rank) = 0;
+  virtual HeldMemory revoke(uint32_t rank) = 0;
 
   // Control thread, after the last rank was revoked: the NIC knows the link no more, and any thread
   // may destroy it.

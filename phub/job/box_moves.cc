@@ -25,28 +25,29 @@ bool is_of(const CopyPlace& place, const CopyPlace& what) {
 
 }  // namespace
 
-void BoxMoves::begin(uint32_t box, Way way, const CopyPlace& what, SavedImage image) {
-  moves_.push_back({.box = box, .way = way, .what = what, .image = std::move(image)});
+void BoxMoves::begin(uint32_t box, Direction direction, const CopyPlace& what, SavedImage image) {
+  moves_.push_back({.box = box, .direction = direction, .what = what, .image = std::move(image)});
 }
 
 void BoxMoves::end(const CopyPlace& what) {
   std::erase_if(moves_, [&what](const Move& move) { return is_of(move.what, what); });
 }
 
-const BoxMoves::Move* BoxMoves::find(uint32_t box, Way way, const CopyPlace& what) const {
+const BoxMoves::Move* BoxMoves::find(uint32_t box, Direction direction,
+                                     const CopyPlace& what) const {
   const auto at = std::ranges::find_if(moves_, [&](const Move& move) {
-    return move.box == box && move.way == way && is_of(move.what, what);
+    return move.box == box && move.direction == direction && is_of(move.what, what);
   });
   return at == moves_.end() ? nullptr : &*at;
 }
 
 bool BoxMoves::is_here(uint32_t box, const CopyPlace& what) const {
-  const Move* const move = find(box, Way::kHere, what);
+  const Move* const move = find(box, Direction::kReceive, what);
   return move != nullptr && move->here == move->image.bytes();
 }
 
 PartBytes BoxMoves::read(uint32_t box, const CopyPlace& place) const {
-  const Move* const move = find(box, Way::kThere, place);
+  const Move* const move = find(box, Direction::kSend, place);
   const uint64_t bytes = move ? move->image.piece_bytes(place.offset, kCopyPieceBytes) : 0;
   if (bytes == 0) fail_no_piece(place, bytes);
   PartBytes piece{.bytes = std::string(bytes, '\0')};
@@ -55,7 +56,7 @@ PartBytes BoxMoves::read(uint32_t box, const CopyPlace& place) const {
 }
 
 void BoxMoves::check(uint32_t box, const CopyPlace& place, uint64_t bytes) const {
-  const Move* const move = find(box, Way::kHere, place);
+  const Move* const move = find(box, Direction::kReceive, place);
   const bool is_next = move != nullptr && place.offset <= move->here;
   if (is_next && bytes > 0 && bytes == move->image.piece_bytes(place.offset, kCopyPieceBytes)) {
     return;
@@ -65,7 +66,7 @@ void BoxMoves::check(uint32_t box, const CopyPlace& place, uint64_t bytes) const
 
 void BoxMoves::write(uint32_t box, const CopyPlace& place, std::string_view piece) {
   check(box, place, piece.size());
-  Move& move = const_cast<Move&>(*find(box, Way::kHere, place));
+  Move& move = const_cast<Move&>(*find(box, Direction::kReceive, place));
   if (place.offset < move.here) return;
   move.image.write(place.offset, std::as_bytes(std::span(piece)));
   move.here += piece.size();

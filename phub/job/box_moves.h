@@ -17,13 +17,13 @@ namespace phub {
 
 class BoxMoves {
  public:
-  enum class Way : uint8_t {
-    kThere,  // the box reads the image
-    kHere,   // the box writes it
+  enum class Direction : uint8_t {
+    kSend,     // to the box, which reads the image
+    kReceive,  // from the box, which writes it
   };
   // `box` is its index in the plan, from 1 on. `what` has a round, or the number of a state; its
   // offset and job do not count. The image's memory lives until end().
-  void begin(uint32_t box, Way way, const CopyPlace& what, SavedImage image);
+  void begin(uint32_t box, Direction direction, const CopyPlace& what, SavedImage image);
   void end(const CopyPlace& what);  // ends the moves of all boxes
   // The box has written all of it.
   bool is_here(uint32_t box, const CopyPlace& what) const;
@@ -37,12 +37,12 @@ class BoxMoves {
  private:
   struct Move {
     uint32_t box = 0;
-    Way way = Way::kThere;
+    Direction direction = Direction::kSend;
     CopyPlace what;
     SavedImage image;
-    uint64_t here = 0;  // kHere: bytes that have come
+    uint64_t here = 0;  // kReceive: bytes that have come
   };
-  const Move* find(uint32_t box, Way way, const CopyPlace& what) const;
+  const Move* find(uint32_t box, Direction direction, const CopyPlace& what) const;
 
   std::vector<Move> moves_;
 };

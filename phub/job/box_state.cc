@@ -28,7 +28,7 @@ void BoxState::begin(const StateRequest& request, Reply<StateReply> reply) {
          "has consistency {}, optimizer {}",
          spec.name, spec.consistency, spec.optimizer);
   }
-  if (request.set && remote_.empty()) check_set_is_taken_up();
+  if (request.set && remote_.empty()) check_no_set_waits();
   const bool is_mine = state_ && state_->rank == request.rank && state_->stage == Stage::kOpen;
   if (state_ && !is_mine) {
     fail(ErrorCode::kTaken, "{} {} {} the state of job '{}': try again when it is done",
@@ -49,11 +49,11 @@ void BoxState::begin(const StateRequest& request, Reply<StateReply> reply) {
   driver_.count_growth();
   driver_.run_beside(
       host_.builder, [this, transfer] { transfer->allocate(job_); },
-      [this, transfer](const std::optional<Error>& failed) { made(transfer, failed); });
+      [this, transfer](const std::optional<Error>& failed) { note_allocated(transfer, failed); });
 }
 
-void BoxState::made(const std::shared_ptr<StateTransfer>& transfer,
-                    const std::optional<Error>& failed) {
+void BoxState::note_allocated(const std::shared_ptr<StateTransfer>& transfer,
+                              const std::optional<Error>& failed) {
   if (driver_.has_ended()) return;
   if (failed || transfer->is_over) {
     refuse(failed ? failed->code() : ErrorCode::kFenced,
@@ -67,7 +67,7 @@ void BoxState::made(const std::shared_ptr<StateTransfer>& transfer,
   driver_.carry_out();
 }
 
-void BoxState::check_set_is_taken_up() const {
+void BoxState::check_no_set_waits() const {
   if (!set_state_) return;
   fail(ErrorCode::kTaken,
        "the state that was set for round {} of job '{}' is not taken up yet: every rank pushes the "
@@ -81,13 +81,13 @@ void BoxState::share() {
   if (remote_.empty()) return decide();
   state_->stage = Stage::kSharing;
   state_->is_shared = true;
-  if (state_->sets) move(BoxMoves::Way::kThere);
+  if (state_->sets) move(BoxMoves::Direction::kSend);
   remote_.share_state({.number = state_->number, .set = state_->sets, .keys = state_->keys},
                       [this](const std::optional<Error>& failed) {
                         if (driver_.has_ended()) return;
                         std::optional<Error> refused = failed;
                         if (!refused && state_->sets) {
-                          refused = error_of([this] { check_set_is_taken_up(); });
+                          refused = error_of([this] { check_no_set_waits(); });
                         }
                         if (refused) return refuse(refused->code(), refused->what());
                         decide();
@@ -129,7 +129,7 @@ uint64_t BoxState::at_boundary(Boundary& boundary) {
   transfer.stage = Stage::kCopying;
   transfer.is_shared = false;  // the boxes drop it themselves
   if (!transfer.sets) {
-    move(BoxMoves::Way::kHere);
+    move(BoxMoves::Direction::kReceive);
     boundary.get_state = &transfer.where;
     return transfer.number;
   }
@@ -249,9 +249,9 @@ uint64_t BoxState::bytes() const {
 }
 
 // Every other box moves its part of the state.
-void BoxState::move(BoxMoves::Way way) {
+void BoxState::move(BoxMoves::Direction direction) {
   for (uint32_t box = 1; box < state_->shares.size(); ++box) {
-    remote_.moves().begin(box, way, {.state = state_->number}, state_->shares[box]);
+    remote_.moves().begin(box, direction, {.state = state_->number}, state_->shares[box]);
   }
 }
 

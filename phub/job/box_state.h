@@ -44,13 +44,14 @@ class BoxState final : public StateDesk {
   uint64_t bytes() const;  // memory, in the budget
 
  private:
-  void made(const std::shared_ptr<StateTransfer>& transfer, const std::optional<Error>& failed);
-  void check_set_is_taken_up() const;
+  void note_allocated(const std::shared_ptr<StateTransfer>& transfer,
+                      const std::optional<Error>& failed);
+  void check_no_set_waits() const;
   void share();
   void decide();
   void drop(std::shared_ptr<StateTransfer>& transfer);
   std::shared_ptr<StateTransfer> open(uint32_t rank, bool sets) const;
-  void move(BoxMoves::Way way);
+  void move(BoxMoves::Direction direction);
 
   JobHost& host_;
   Job& job_;

@@ -118,7 +118,7 @@ void BranchDesk::share(const std::shared_ptr<Revived>& revived) {
   if (remote_.empty()) return decide_revival(revived);
   revived->is_shared = true;
   for (uint32_t box = 1; box < revived->files.size(); ++box) {
-    remote_.moves().begin(box, BoxMoves::Way::kThere, {.state = revived->number},
+    remote_.moves().begin(box, BoxMoves::Direction::kSend, {.state = revived->number},
                           revived->files[box].image());
   }
   remote_.share_state({.number = revived->number, .set = true},

@@ -119,9 +119,9 @@ void LocalPart::revoke(uint32_t rank) {
   interest_bytes_ -= bytes_of(seat->second);
   budget_.grow(bytes_of(seat->second), 0);
   seats_.erase(seat);
-  BoxLink::Rest rest = job_.link().revoke(rank);
-  if (!rest) return;
-  builder_.run([rest = std::move(rest)]() mutable { rest.reset(); });
+  BoxLink::HeldMemory held = job_.link().revoke(rank);
+  if (!held) return;
+  builder_.run([held = std::move(held)]() mutable { held.reset(); });
 }
 
 // --- boundaries ----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@
 namespace phub {
 namespace {
 
-[[noreturn]] void nonsense(std::string_view what) {
+[[noreturn]] void refuse_report(std::string_view what) {
   fail(ErrorCode::kInvalid, "mail: a report does not fit its job: {}", what);
 }
 
@@ -43,7 +43,7 @@ void take_probe(const ShardProbe& said, Probe& probe) {
   if (said.arrivals.size() != probe.arrivals.size() ||
       said.waited_for.size() != probe.waited_for.size() ||
       said.queues.size() != probe.queues.size()) {
-    nonsense("the sizes of a probe");
+    refuse_report("the sizes of a probe");
   }
   probe.chunks_completed = said.chunks_completed;
   probe.endpoint = said.endpoint;
@@ -51,7 +51,7 @@ void take_probe(const ShardProbe& said, Probe& probe) {
   probe.waited_for = said.waited_for;
   std::ranges::fill(probe.lacks, Lack());
   for (const ShardLack& lack : said.lacks) {
-    if (lack.rank >= probe.lacks.size()) nonsense("a rank");
+    if (lack.rank >= probe.lacks.size()) refuse_report("a rank");
     probe.lacks[lack.rank] = {.chunks = lack.chunks, .chunk = lack.chunk, .round = lack.round};
   }
   for (size_t q = 0; q < said.queues.size(); ++q) {
@@ -64,7 +64,7 @@ void take_probe(const ShardProbe& said, Probe& probe) {
 
 std::span<const uint32_t> RemoteParts::close_round(uint64_t shard, uint64_t round) {
   Remote& part = part_of_shard(shard);
-  if (round <= decided_ || round <= part.closed_round) nonsense("a round that is closed");
+  if (round <= decided_ || round <= part.closed_round) refuse_report("a round that is closed");
   part.closed_round = round;
   if (!part.chunks.empty()) return part.chunks;
   for (uint32_t id = 0; id < plan_.chunks.size(); ++id) {
@@ -73,21 +73,21 @@ std::span<const uint32_t> RemoteParts::close_round(uint64_t shard, uint64_t roun
   return part.chunks;
 }
 
-void RemoteParts::answered(Asked& asked, const Remote& part, const ShardReport& report) {
-  if (!asked.awaited.contains(part.shard)) return;
-  if (report.refused && !asked.failed) {
-    asked.failed.emplace(report.code, fmt::format("{}: {}", part.name, report.text));
+void RemoteParts::answered(Question& question, const Remote& part, const ShardReport& report) {
+  if (!question.awaited.contains(part.shard)) return;
+  if (report.refused && !question.failed) {
+    question.failed.emplace(report.code, fmt::format("{}: {}", part.name, report.text));
   }
-  if (!report.refused && asked.offer != nullptr) {
-    if (report.queues.size() != part.queues || report.tls != asked.offer->tls) {
-      nonsense("an offer");
+  if (!report.refused && question.offer != nullptr) {
+    if (report.queues.size() != part.queues || report.tls != question.offer->tls) {
+      refuse_report("an offer");
     }
-    std::ranges::copy(report.queues, asked.offer->queues.begin() + part.first_queue);
+    std::ranges::copy(report.queues, question.offer->queues.begin() + part.first_queue);
   }
-  asked.awaited.erase(part.shard);
-  if (!asked.awaited.empty()) return;
-  const Done done = std::exchange(asked.done, nullptr);
-  const std::optional<Error> failed = asked.failed;
+  question.awaited.erase(part.shard);
+  if (!question.awaited.empty()) return;
+  const Done done = std::exchange(question.done, nullptr);
+  const std::optional<Error> failed = question.failed;
   done(failed);
 }
 
@@ -95,16 +95,16 @@ void RemoteParts::answered(Asked& asked, const Remote& part, const ShardReport& 
 // of the two lists' lengths, not their sum.
 void RemoteParts::check_last_rounds(Remote& part, std::span<const ShardRounds> all,
                                     const Boundary& boundary) {
-  if (std::exchange(part.told_rounds, true)) nonsense("last rounds that are known");
+  if (std::exchange(part.told_rounds, true)) refuse_report("last rounds that are known");
   std::set<uint32_t> ranks;
   for (const ShardRounds& rounds : all) {
-    if (!ranks.insert(rounds.rank).second) nonsense("the last rounds of a rank come twice");
+    if (!ranks.insert(rounds.rank).second) refuse_report("the last rounds of a rank come twice");
     const auto lost = std::ranges::find(boundary.lost, rounds.rank, &Boundary::Lost::rank);
-    if (lost == boundary.lost.end()) nonsense("a rank that is not lost");
+    if (lost == boundary.lost.end()) refuse_report("a rank that is not lost");
     uint64_t next = 0;
     for (const ChunkRange& range : rounds.rounds) {
       const bool is_behind = range.first >= next && range.last >= range.first;
-      if (!is_behind || range.last >= plan_.chunks.size()) nonsense("a range of chunks");
+      if (!is_behind || range.last >= plan_.chunks.size()) refuse_report("a range of chunks");
       next = uint64_t{range.last} + 1;
     }
   }
@@ -128,7 +128,7 @@ std::optional<CoreReport> RemoteParts::take(uint64_t shard, const ShardReport& r
                                             const ProbeOf& probe_of, Boundary& boundary) {
   const auto part = std::ranges::find(parts_, shard, &Remote::shard);
   if (part == parts_.end()) return std::nullopt;
-  if (being_made() && report.kind != ShardSays::kMade) nonsense("it is being made");
+  if (being_made() && report.kind != ShardSays::kMade) refuse_report("it is being made");
   if (report.kind == ShardSays::kActive) active_ = true;
   if (report.kind == ShardSays::kMade) answered(making_, *part, report);
   if (report.kind == ShardSays::kOffered) {
@@ -137,31 +137,31 @@ std::optional<CoreReport> RemoteParts::take(uint64_t shard, const ShardReport& r
   }
   for (Shared* shared : {&keys_, &branch_}) {
     if (report.kind != ShardSays::kStateThere || report.state != shared->what.number) continue;
-    answered(shared->asked, *part, report);
+    answered(shared->question, *part, report);
   }
   const std::optional<CoreReport::Type> type = report_of(report.kind);
   if (!type || type == CoreReport::kFailed) return std::nullopt;
-  if (report.core >= part->cores) nonsense("a core");
-  if (report.chunk >= plan_.chunks.size()) nonsense("a chunk");
-  if (report.violation > CoreReport::kParticipants) nonsense("a violation");
+  if (report.core >= part->cores) refuse_report("a core");
+  if (report.chunk >= plan_.chunks.size()) refuse_report("a chunk");
+  if (report.violation > CoreReport::kParticipants) refuse_report("a violation");
   const uint32_t core = part->first_core + report.core;
   const uint32_t whose = is_about_rank(*type) ? report.rank : 0;
   if (is_answer(*type) && part->owed.erase({*type, whose, report.core}) == 0) {
-    nonsense("nobody asked this core, or it has answered already");
+    refuse_report("nobody asked this core, or it has answered already");
   }
   const bool is_snapped = type == CoreReport::kSnapped;
   if (is_snapped || type == CoreReport::kGotState) {
     const CopyPlace what{.round = is_snapped ? report.round - 1 : 0,
                          .state = is_snapped ? 0 : keys_.what.number};
-    if (!moves_.is_here(part->box, what)) nonsense("what its cores copied has not come");
+    if (!moves_.is_here(part->box, what)) refuse_report("what its cores copied has not come");
   }
   if (type == CoreReport::kProbed) {
-    if (report.probe.empty()) nonsense("a probe without an answer");
+    if (report.probe.empty()) refuse_report("a probe without an answer");
     take_probe(report.probe.front(), probe_of(core));
     probe_of(core).min_round = report.min_round;
   }
   if (!report.last_rounds.empty()) {
-    if (type != CoreReport::kCommitted) nonsense("last rounds without a boundary");
+    if (type != CoreReport::kCommitted) refuse_report("last rounds without a boundary");
     check_last_rounds(*part, report.last_rounds, boundary);
     take_last_rounds(*part, report.last_rounds, boundary);
   }
@@ -181,11 +181,11 @@ std::optional<CoreReport> RemoteParts::take(uint64_t shard, const ShardReport& r
 }
 
 template <typename Visit>
-void RemoteParts::for_each_asked(Visit visit) {
+void RemoteParts::for_each_question(Visit visit) {
   visit(making_, "to make its part");
-  for (auto& [of, asked] : offers_) visit(asked, "for connections of a rank");
-  visit(keys_.asked, "for the state of keys");
-  visit(branch_.asked, "for a branch");
+  for (auto& [of, question] : offers_) visit(question, "for connections of a rank");
+  visit(keys_.question, "for the state of keys");
+  visit(branch_.question, "for a branch");
 }
 
 std::optional<RemoteParts::Late> RemoteParts::late(uint64_t now_ms, uint64_t completed_round) {
@@ -199,9 +199,9 @@ std::optional<RemoteParts::Late> RemoteParts::late(uint64_t now_ms, uint64_t com
     return fmt::format("it sends mail, but has not answered for {} ms: it was asked {}", waited,
                        what);
   };
-  for_each_asked([&](Asked& asked, std::string_view what) {
-    for (auto& [shard, since] : asked.awaited) {
-      const uint64_t waited = late_by(shard, since, asked.limit_ms);
+  for_each_question([&](Question& question, std::string_view what) {
+    for (auto& [shard, since] : question.awaited) {
+      const uint64_t waited = late_by(shard, since, question.limit_ms);
       if (waited > 0) found = {shard, text(waited, what)};
     }
   });
@@ -219,8 +219,8 @@ std::optional<RemoteParts::Late> RemoteParts::late(uint64_t now_ms, uint64_t com
 }
 
 void RemoteParts::moved(uint64_t shard) {
-  for_each_asked([shard](Asked& asked, std::string_view) {
-    if (const auto at = asked.awaited.find(shard); at != asked.awaited.end()) at->second = 0;
+  for_each_question([shard](Question& question, std::string_view) {
+    if (const auto at = question.awaited.find(shard); at != question.awaited.end()) at->second = 0;
   });
   for (Remote& part : parts_) {
     if (part.shard != shard) continue;
@@ -239,9 +239,9 @@ std::optional<RemoteParts::Lost> RemoteParts::lose(uint64_t shard) {
   ShardReport gone{
       .refused = true, .code = ErrorCode::kUnavailable, .text = std::string(kServesNoMore)};
   answered(making_, *part, gone);
-  for (auto& [of, asked] : offers_) answered(asked, *part, gone);
-  answered(keys_.asked, *part, gone);
-  answered(branch_.asked, *part, gone);
+  for (auto& [of, question] : offers_) answered(question, *part, gone);
+  answered(keys_.question, *part, gone);
+  answered(branch_.question, *part, gone);
   return lost;
 }
 

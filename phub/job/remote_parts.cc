@@ -37,9 +37,9 @@ uint32_t RemoteParts::Remote::owing(CoreReport::Type type) const {
       owed, type, [](const auto& report) { return std::get<CoreReport::Type>(report.first); }));
 }
 
-void RemoteParts::ask(Asked& asked, Offer* offer, Done done, uint64_t limit_ms) {
-  asked = {.limit_ms = limit_ms, .failed = {}, .offer = offer, .done = std::move(done)};
-  for (const Remote& part : parts_) asked.awaited[part.shard] = 0;
+void RemoteParts::ask(Question& question, Offer* offer, Done done, uint64_t limit_ms) {
+  question = {.limit_ms = limit_ms, .failed = {}, .offer = offer, .done = std::move(done)};
+  for (const Remote& part : parts_) question.awaited[part.shard] = 0;
   if (offer != nullptr) offer->queues.resize(plan_.queues.size());
 }
 
@@ -121,7 +121,7 @@ bool RemoteParts::gone() const {
 void RemoteParts::admit(uint32_t rank, uint32_t incarnation, std::span<const KeyInterest> interest,
                         Offer& offer, Done done) {
   if (empty()) return done({});
-  std::erase_if(offers_, [](const auto& asked) { return asked.second.awaited.empty(); });
+  std::erase_if(offers_, [](const auto& question) { return question.second.awaited.empty(); });
   ask(offers_[{rank, incarnation}], &offer, std::move(done), make_ms(1));
   order({.kind = ShardDo::kAdmit,
          .rank = rank,
@@ -172,7 +172,7 @@ void RemoteParts::commit(const Commit& commit) {
 void RemoteParts::share_state(const ShardKeys& state, Done done) {
   Shared& shared = state.keys.empty() ? branch_ : keys_;
   constexpr uint64_t kArrays = 4;  // parameters and state
-  ask(shared.asked, nullptr, std::move(done), make_ms(kArrays));
+  ask(shared.question, nullptr, std::move(done), make_ms(kArrays));
   shared.what = state;
   ShardOrder share{.kind = ShardDo::kState};
   share.state.push_back(state);
@@ -180,7 +180,7 @@ void RemoteParts::share_state(const ShardKeys& state, Done done) {
 }
 
 void RemoteParts::drop_state(uint64_t number) {
-  (branch_.what.number == number ? branch_ : keys_).asked = {};
+  (branch_.what.number == number ? branch_ : keys_).question = {};
   order({.kind = ShardDo::kDropState, .number = number});
 }
 

@@ -125,19 +125,19 @@ class RemoteParts : public Part {
   Remote& part_of_shard(uint64_t shard) {
     return const_cast<Remote&>(std::as_const(*this).part_of_shard(shard));
   }
-  struct Asked {  // a question to all parts, some of which have not answered
+  struct Question {  // a question to all parts, some of which have not answered
     std::map<uint64_t, uint64_t> awaited = {};  // shards, and since when; 0: late() has not seen it
     uint64_t limit_ms = kAnswerMs;
     std::optional<Error> failed;
     Offer* offer = nullptr;
     Done done;
   };
-  void ask(Asked& asked, Offer* offer, Done done, uint64_t limit_ms = kAnswerMs);
+  void ask(Question& question, Offer* offer, Done done, uint64_t limit_ms = kAnswerMs);
   // The time to make memory for `copies` copies of the part's elements.
   uint64_t make_ms(uint64_t copies) const;
   template <typename Visit>
-  void for_each_asked(Visit visit);
-  void answered(Asked& asked, const Remote& part, const ShardReport& report);
+  void for_each_question(Visit visit);
+  void answered(Question& question, const Remote& part, const ShardReport& report);
   void check_last_rounds(Remote& part, std::span<const ShardRounds> all, const Boundary& boundary);
   void take_last_rounds(const Remote& part, std::span<const ShardRounds> all,
                         Boundary& boundary) const;
@@ -151,11 +151,11 @@ class RemoteParts : public Part {
   bool active_ = false;
   uint64_t begun_ = 0;  // the latest that the boxes were told
   uint64_t decided_ = 0;
-  Asked making_;
-  std::map<std::pair<uint32_t, uint32_t>, Asked> offers_;  // by rank and incarnation
-  struct Shared {                                          // the latest that was shared
+  Question making_;
+  std::map<std::pair<uint32_t, uint32_t>, Question> offers_;  // by rank and incarnation
+  struct Shared {                                             // the latest that was shared
     ShardKeys what;
-    Asked asked;
+    Question question;
   };
   Shared keys_, branch_;
   BoxMoves moves_;

@@ -15,7 +15,7 @@ void RunningJob::make_remote_parts(RemoteParts::Done done) {
   if (remote_.empty()) return done({});
   const CopyPlace restored{.round = life_.from.round};
   for (uint32_t box = 1; !life_.elsewhere.empty() && box < job_->boxes(); ++box) {
-    remote_.moves().begin(box, BoxMoves::Way::kThere, restored, job_->restored_image_of(box));
+    remote_.moves().begin(box, BoxMoves::Direction::kSend, restored, job_->restored_image_of(box));
   }
   remote_.make({.spec = job_->spec(),
                 .transport = transport_,

@@ -177,7 +177,8 @@ void SaveDesk::at_boundary(Boundary& boundary) {
 // Other boxes send the copies of their cores.
 void SaveDesk::await_copies() {
   for (uint32_t box = 1; box < job_.boxes(); ++box) {
-    remote_.moves().begin(box, BoxMoves::Way::kHere, {.round = copying_round_}, job_.image_of(box));
+    remote_.moves().begin(box, BoxMoves::Direction::kReceive, {.round = copying_round_},
+                          job_.image_of(box));
   }
 }
 

@@ -83,7 +83,7 @@ void ServedPart::make(const ShardPart& order) {
     std::shared_ptr<JobPart> job;
   };
   const auto work = std::make_shared<Work>(Work{.order = order, .job = nullptr});
-  host_.builder.run([this, work] { work->job = made(work->order); },
+  host_.builder.run([this, work] { work->job = make_part(work->order); },
                     [this, work](const std::optional<Error>& refused) {
                       --tasks_;
                       if (!refused) {
@@ -96,16 +96,16 @@ void ServedPart::make(const ShardPart& order) {
 }
 
 // Runs on the builder's thread.
-std::shared_ptr<JobPart> ServedPart::made(const ShardPart& order) {
+std::shared_ptr<JobPart> ServedPart::make_part(const ShardPart& order) {
   validate(order.spec);
   Transport& transport = host_.machine.transport_named(order.transport);
-  if (transport.shares_memory()) misfit("memory that is shared");
+  if (transport.shares_memory()) refuse_order("memory that is shared");
   if (choices_of(order.spec).gated && order.first_queue == 0) {
-    misfit("rounds that are applied as a whole, and the first queue");
+    refuse_order("rounds that are applied as a whole, and the first queue");
   }
   if (order.first_queue > order.all_queues ||
       order.queues.size() > order.all_queues - order.first_queue) {
-    misfit("the numbers of queues");
+    refuse_order("the numbers of queues");
   }
   const bool goes_on = !order.restored.empty();
   if (goes_on) restored_ = manifest_of(order.restored.front(), order.spec);
@@ -135,7 +135,7 @@ void ServedPart::make_docks(JobPart& part, const std::vector<uint32_t>& shelves)
          bytes);
   }
   for (const uint32_t shelf : shelves) {
-    if (shelf == 0 || shelf > part.spec().branches || part.has_dock(shelf)) misfit("a dock");
+    if (shelf == 0 || shelf > part.spec().branches || part.has_dock(shelf)) refuse_order("a dock");
     part.exchange_dock(shelf, part.make_shelf());
   }
   host_.budget.grow(0, part.docked_bytes());
@@ -209,13 +209,13 @@ void ServedPart::take_boundary(const ShardBoundary& order) {
   Boundary& boundary = boundary_ = {.round = order.round};
   last_rounds_.assign(order.lost.size(), std::vector<uint64_t>(job_->plan().chunks.size()));
   for (size_t i = 0; i < order.lost.size(); ++i) {
-    if (order.lost[i].rank >= ranks) misfit("a rank that is lost");
+    if (order.lost[i].rank >= ranks) refuse_order("a rank that is lost");
     boundary.lost.push_back({.rank = order.lost[i].rank,
                              .expected_again = order.lost[i].expected_again,
                              .last_rounds = last_rounds_[i]});
   }
   for (const ShardAdmitted& admitted : order.admitted) {
-    if (!local_->has(admitted.rank)) misfit("a rank that is admitted");
+    if (!local_->has(admitted.rank)) refuse_order("a rank that is admitted");
     boundary.admitted.push_back({.rank = admitted.rank,
                                  .incarnation = admitted.incarnation,
                                  .first_round = admitted.first_round,
@@ -228,7 +228,7 @@ void ServedPart::take_boundary(const ShardBoundary& order) {
   boundary.snapshot_round = order.snapshot_round;
   states_->at_boundary(order, boundary);
   const auto has_dock = [this](uint32_t shelf) { return job_->has_dock(shelf); };
-  if (!fit(order.moves, job_->spec(), has_dock)) misfit("moves of branches");
+  if (!fit(order.moves, job_->spec(), has_dock)) refuse_order("moves of branches");
 }
 
 // REQUIRES of the gate, and not of the server: the round is closed.

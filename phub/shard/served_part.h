@@ -66,7 +66,7 @@ class ServedPart final : private ServedStates::Reports {
   void detach_all();  // the shard ends: in the stead of the cores, whose threads have ended
 
  private:
-  std::shared_ptr<JobPart> made(const ShardPart& order);
+  std::shared_ptr<JobPart> make_part(const ShardPart& order);
   void make_docks(JobPart& part, const std::vector<uint32_t>& shelves) const;
   void take();
   void refuse(const Error& why);

@@ -8,17 +8,17 @@
 
 namespace phub {
 
-void misfit(std::string_view what) {
+void refuse_order(std::string_view what) {
   fail(ErrorCode::kInvalid, "the server orders what does not fit a box's part: {}", what);
 }
 
 Plan plan_of(const ShardPart& order, const Machine& machine) {
   const size_t queues = order.queues.size();
   if (order.queue_chunks.size() != queues || order.queue_offset.size() != queues) {
-    misfit("queues");
+    refuse_order("queues");
   }
   if (order.spec.chunk_elements == 0 || order.spec.chunk_elements % kChunkAlignment != 0) {
-    misfit("the size of a chunk");
+    refuse_order("the size of a chunk");
   }
   Plan plan;
   static_cast<Layout&>(plan) =
@@ -26,11 +26,12 @@ Plan plan_of(const ShardPart& order, const Machine& machine) {
   plan.trailer_elements = trailer_of(order.spec);
   plan.queue_offset = order.queue_offset;
   plan.queue_slots = order.queue_slots;
-  if (plan.queue_slots.size() != (element_bytes_of_all(plan) > 0 ? 0 : queues)) misfit("slots");
+  if (plan.queue_slots.size() != (element_bytes_of_all(plan) > 0 ? 0 : queues))
+    refuse_order("slots");
   for (const uint32_t cpu : order.cpus) {
     const numa::Topology& topology = machine.topology();
     const auto core = std::ranges::find(topology.cores, cpu, &numa::Core::os_cpu);
-    if (core == topology.cores.end()) misfit("a CPU");
+    if (core == topology.cores.end()) refuse_order("a CPU");
     plan.cores.push_back({core->node, 0, topology.nodes[core->node].os_node, cpu});
   }
   for (ChunkLayout& chunk : plan.chunks) chunk.queue = kElsewhere;
@@ -39,7 +40,7 @@ Plan plan_of(const ShardPart& order, const Machine& machine) {
   for (uint32_t q = 0; q < queues; ++q) {
     const ShardQueue& queue = order.queues[q];
     if (queue.core >= plan.cores.size() || (q > 0 && queue.core < order.queues[q - 1].core)) {
-      misfit("a queue's core");
+      refuse_order("a queue's core");
     }
     auto nic = std::ranges::find(plan.nics, queue.nic, &NicPlan::name);
     if (nic == plan.nics.end()) {
@@ -47,9 +48,9 @@ Plan plan_of(const ShardPart& order, const Machine& machine) {
     }
     plan.queues.push_back({queue.core, static_cast<uint32_t>(nic - plan.nics.begin())});
     plan.cores[queue.core].queues.push_back(q);
-    if (order.queue_chunks[q].size() > kMaxChunksPerQueue) misfit("a queue");
+    if (order.queue_chunks[q].size() > kMaxChunksPerQueue) refuse_order("a queue");
     for (const uint32_t id : order.queue_chunks[q]) {
-      if (id >= plan.chunks.size() || plan.chunks[id].queue != kElsewhere) misfit("a chunk");
+      if (id >= plan.chunks.size() || plan.chunks[id].queue != kElsewhere) refuse_order("a chunk");
       const ChunkLayout& chunk = plan.chunks[id];
       plan.chunks[id].queue = q;
       plan.cores[queue.core].elements += chunk.elements;
@@ -60,24 +61,24 @@ Plan plan_of(const ShardPart& order, const Machine& machine) {
     lay_out_queue(plan, q, order.queue_chunks[q]);
   }
   if (std::ranges::any_of(plan.cores, [](const CorePlan& core) { return core.queues.empty(); })) {
-    misfit("a core without a queue");
+    refuse_order("a core without a queue");
   }
   plan.queue_chunks = order.queue_chunks;
   return plan;
 }
 
 Manifest manifest_of(const ShardRestored& restored, const JobSpec& spec) {
-  if (restored.ranks < spec.max_ranks) misfit("the ranks of a checkpoint");
+  if (restored.ranks < spec.max_ranks) refuse_order("the ranks of a checkpoint");
   Manifest manifest{.spec = spec, .round = restored.round, .steps = restored.steps};
   manifest.hyper = restored.hyper;
   manifest.branches.moves = restored.moves;
   const auto has_dock = [&restored](uint32_t shelf) {
     return std::ranges::count(restored.docks, shelf) == 1;
   };
-  if (!fit(restored.moves, spec, has_dock)) misfit("moves of branches");
+  if (!fit(restored.moves, spec, has_dock)) refuse_order("moves of branches");
   manifest.ranks.resize(restored.ranks);
   for (const uint32_t rank : restored.expected) {
-    if (rank >= restored.ranks) misfit("a rank that is expected");
+    if (rank >= restored.ranks) refuse_order("a rank that is expected");
     manifest.ranks[rank].expected = true;
   }
   return manifest;

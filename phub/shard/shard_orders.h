@@ -14,7 +14,7 @@
 namespace phub {
 
 // Throws Error(kInvalid) that names what does not fit.
-[[noreturn]] void misfit(std::string_view what);
+[[noreturn]] void refuse_order(std::string_view what);
 
 // Throws Error(kInvalid).
 Plan plan_of(const ShardPart& order, const Machine& machine);

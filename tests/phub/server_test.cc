@@ -61,7 +61,7 @@ class ScriptedLink final : public BoxLink {
   }
   void use_ticket(std::string ticket) override { link_->use_ticket(std::move(ticket)); }
   std::span<const std::byte> slots(uint32_t rank) override { return link_->slots(rank); }
-  Rest revoke(uint32_t rank) override {
+  HeldMemory revoke(uint32_t rank) override {
     return {&script_, [rest = link_->revoke(rank), &script = script_](void*) {
               std::this_thread::sleep_for(std::chrono::milliseconds(100));
               script.note("give back");

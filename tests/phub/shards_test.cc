@@ -307,8 +307,8 @@ TEST_F(RemotePartsTest, WhatNobodyAskedForIsRefused) {
   };
   using enum ShardSays;
   for (const uint32_t box : {1, 2}) {  // neither has anything to send
-    parts_.moves().begin(box, BoxMoves::Way::kHere, {.round = 6}, {});
-    parts_.moves().begin(box, BoxMoves::Way::kHere, {.state = 0}, {});
+    parts_.moves().begin(box, BoxMoves::Direction::kReceive, {.round = 6}, {});
+    parts_.moves().begin(box, BoxMoves::Direction::kReceive, {.state = 0}, {});
   }
   for (const ShardSays kind :
        {kHeld, kProbed, kCommitted, kDetached, kAttached, kRemoved, kSnapped, kGotState}) {

@@ -74,7 +74,7 @@ class TakerBox final : public BoxLink {
   Offer admit(uint32_t /*rank*/, uint32_t /*incarnation*/) override { return {}; }
   void use_ticket(std::string /*ticket*/) override {}
   std::span<const std::byte> slots(uint32_t /*rank*/) override { return {}; }
-  Rest revoke(uint32_t /*rank*/) override { return nullptr; }
+  HeldMemory revoke(uint32_t /*rank*/) override { return nullptr; }
   bool slots_belong_to_worker() const override { return false; }
 };
 

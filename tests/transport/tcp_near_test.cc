@@ -133,9 +133,9 @@ TEST_F(TcpNearTest, NothingIsLeftBehind) {
   expect_exchange(*link, 1, 0);
   EXPECT_EQ(mappings_of("phub-gradients"), 2u);  // the worker's, and the box's
   detach(1);
-  BoxLink::Rest rest = box_->revoke(1);
-  EXPECT_NE(rest, nullptr);
-  rest.reset();
+  BoxLink::HeldMemory held = box_->revoke(1);
+  EXPECT_NE(held, nullptr);
+  held.reset();
   EXPECT_EQ(mappings_of("phub-gradients"), 1u);
   link.reset();
   EXPECT_EQ(mappings_of("phub-gradients") + mappings_of("phub-received"), 0u);

@@ -129,7 +129,7 @@ class SlowLink final : public BoxLink {
   }
   void use_ticket(std::string ticket) override { link_->use_ticket(std::move(ticket)); }
   std::span<const std::byte> slots(uint32_t rank) override { return link_->slots(rank); }
-  Rest revoke(uint32_t rank) override { return link_->revoke(rank); }
+  HeldMemory revoke(uint32_t rank) override { return link_->revoke(rank); }
   void close() override { link_->close(); }
   bool slots_belong_to_worker() const override { return link_->slots_belong_to_worker(); }
 

@@ -105,8 +105,9 @@ class BesideBoxLink final : public BoxLink {
   }
   void use_ticket(std::string ticket) override { network_->use_ticket(std::move(ticket)); }
   std::span<const std::byte> slots(uint32_t rank) override { return network_->slots(rank); }
-  Rest revoke(uint32_t rank) override {
-    return std::make_shared<std::pair<Rest, Rest>>(near_->revoke(rank), network_->revoke(rank));
+  HeldMemory revoke(uint32_t rank) override {
+    return std::make_shared<std::pair<HeldMemory, HeldMemory>>(near_->revoke(rank),
+                                                               network_->revoke(rank));
   }
   void close() override {
     near_->close();

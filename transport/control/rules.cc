@@ -103,7 +103,7 @@ Features features_of_results(const JobSpec& spec) {
 }
 
 // As the job has it. REQUIRES: it has it, or the spec does not say.
-std::string said(const JobSpec& spec, Feature feature) {
+std::string words_of(const JobSpec& spec, Feature feature) {
   const auto word = [](std::string_view option, std::string_view value) {
     return fmt::format("{} '{}'", option, printable(value));
   };
@@ -202,8 +202,8 @@ void check_rules(const JobSpec& spec, Features also) {
   for (const Rule& rule : kRules) {
     const Features of = all & rule.of, without = all & rule.without;
     if (of.empty() || without.empty()) continue;
-    fail(ErrorCode::kInvalid, "{}: {}, and job '{}' has {}; {}", said(spec, of.first()), rule.why,
-         printable(spec.name), said(spec, without.first()), rule.instead);
+    fail(ErrorCode::kInvalid, "{}: {}, and job '{}' has {}; {}", words_of(spec, of.first()),
+         rule.why, printable(spec.name), words_of(spec, without.first()), rule.instead);
   }
 }
 

@@ -148,7 +148,7 @@ void ShmBoxLink::disconnect(Incarnation& ended) {
   incarnation.wake_write.reset();
 }
 
-BoxLink::Rest ShmBoxLink::memory_of(Incarnation& ended) {
+BoxLink::HeldMemory ShmBoxLink::memory_of(Incarnation& ended) {
   auto& incarnation = static_cast<ShmIncarnation&>(ended);
   return std::make_shared<std::pair<SealedMemory, SealedMemory>>(std::move(incarnation.gradients),
                                                                  std::move(incarnation.rings));

@@ -65,7 +65,7 @@ class ShmBoxLink final : public AdmissionLink {
   std::unique_ptr<Incarnation> make(uint32_t rank) override;
   Offer open(Incarnation& incarnation) override;
   void disconnect(Incarnation& incarnation) override;
-  Rest memory_of(Incarnation& incarnation) override;
+  HeldMemory memory_of(Incarnation& incarnation) override;
   void make_rings(ShmIncarnation& made) const;
   void send_welcome(const ShmIncarnation& incarnation, int socket) const;
   void watch_process(ShmIncarnation& incarnation, uint64_t id) const;

@@ -139,7 +139,7 @@ void TcpBoxLink::disconnect(Incarnation& incarnation) {
 }
 
 // Unmapping takes long.
-BoxLink::Rest TcpBoxLink::memory_of(Incarnation& incarnation) {
+BoxLink::HeldMemory TcpBoxLink::memory_of(Incarnation& incarnation) {
   return std::shared_ptr<void>(std::move(static_cast<TcpIncarnation&>(incarnation).near));
 }
 

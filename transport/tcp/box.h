@@ -87,7 +87,7 @@ class TcpBoxLink final : public AdmissionLink {
   std::unique_ptr<Incarnation> make(uint32_t rank) override;
   Offer open(Incarnation& incarnation) override;
   void disconnect(Incarnation& incarnation) override;
-  Rest memory_of(Incarnation& incarnation) override;
+  HeldMemory memory_of(Incarnation& incarnation) override;
   size_t nic_of(uint32_t rank, uint32_t queue) const;
   QueueOffer offer_of(uint32_t rank, uint32_t queue) const;
 

@@ -195,7 +195,7 @@ Offer VerbsBoxLink::open(Incarnation& opened) {
   return offer;
 }
 
-BoxLink::Rest VerbsBoxLink::memory_of(Incarnation& incarnation) {
+BoxLink::HeldMemory VerbsBoxLink::memory_of(Incarnation& incarnation) {
   return std::make_shared<std::vector<VerbsMr>>(
       std::move(static_cast<VerbsIncarnation&>(incarnation).slots));
 }

@@ -136,7 +136,7 @@ class VerbsBoxLink final : public AdmissionLink {
   std::unique_ptr<Incarnation> make(uint32_t rank) override;
   Offer open(Incarnation& incarnation) override;
   void disconnect(Incarnation& incarnation) override;
-  Rest memory_of(Incarnation& incarnation) override;
+  HeldMemory memory_of(Incarnation& incarnation) override;
   QueuePair pair_of(const VerbsConnection& connection) const;
 
   VerbsRegistry& registry_;

@@ -223,11 +223,11 @@ bool SharedRows::combine(size_t k, std::span<const DynamicRow* const> dynamic) {
   return any || !dynamic.empty();
 }
 
-Tally SharedRows::told() {
+Tally SharedRows::tally_of_all() {
   worker_.wait(keys_.size());
   Tally all;
   std::memcpy(&all, worker_.parameter_bytes(keys_.size()).data(), sizeof all);
-  return all - std::exchange(told_, all);
+  return all - std::exchange(last_tally_, all);
 }
 
 Tally SharedRows::clock(const Tally& mine) {
@@ -237,7 +237,7 @@ Tally SharedRows::clock(const Tally& mine) {
     await(k);  // what was pushed before is in the key's memory until then
     worker_.push(k, {.null = !combine(k, dynamic[k])});
   }
-  const Tally before = told();
+  const Tally before = tally_of_all();
   std::memcpy(worker_.gradient_bytes(keys_.size()).data(), &mine, sizeof mine);
   worker_.push(keys_.size());
   ++now_;

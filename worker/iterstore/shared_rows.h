@@ -69,7 +69,7 @@ class SharedRows {
   // first; out of lock-step, with some clocks before.
   Tally clock(const Tally& mine);
   // What all ranks said with the last clock, unless that was returned already. Waits for all.
-  Tally told();
+  Tally tally_of_all();
   bool is_clocked() const;  // nothing was updated since
   // Whether a rank strays: a thread of it waits for a row of a narrow table that it may not access.
   // All ranks ask each other before they do something together, if there is such a table: until
@@ -134,7 +134,7 @@ class SharedRows {
   States rest_;  // narrow tables' rows that nobody accesses, and others as they were
   Worker worker_;
   uint64_t now_;
-  Tally told_;         // the sum over all clocks, as far as it is known
+  Tally last_tally_;   // the sum over all clocks, as far as it is known
   int64_t asked_ = 0;  // the number of questions whether a rank strays
   std::deque<Key> keys_;
   std::vector<const ThreadRows*> threads_;

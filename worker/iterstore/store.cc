@@ -101,9 +101,9 @@ Tally Store::Impl::accesses() const {
   return all;
 }
 
-Tally Store::Impl::said() {
+Tally Store::Impl::own_tally() {
   const Tally all = accesses();
-  Tally mine = all - std::exchange(told, all);
+  Tally mine = all - std::exchange(counted, all);
   mine.ranks = 1;
   for (const AskedChanges& of : asked) mine.changes += static_cast<int64_t>(of.changes.size());
   return mine;
@@ -111,7 +111,7 @@ Tally Store::Impl::said() {
 
 void Store::Impl::clock() {
   open();
-  const Tally before = shared->clock(said()) + std::exchange(carried, {});
+  const Tally before = shared->clock(own_tally()) + std::exchange(carried, {});
   for (const auto& rows : threads) rows->clock();
   ++clocks;
   change_rows(before);
@@ -136,7 +136,7 @@ void Store::Impl::use(std::unique_ptr<SharedRows> rows, std::span<const Recordin
   }
   rows->set_threads(std::move(all));
   threads = std::move(made);
-  told = {};
+  counted = {};
   shared = std::move(rows);
   opened.store(shared.get(), std::memory_order_release);
 }

@@ -69,7 +69,7 @@ void Store::Impl::check_spare(uint64_t table, uint64_t row, uint64_t left) const
 
 States Store::Impl::cleared_states() {
   States states = shared->states(next_job("state"));
-  carried = carried + shared->told();
+  carried = carried + shared->tally_of_all();
   change_rows(carried);  // that clock is the last of its job
   carried.changes = 0;
   for (const RowChange& change : std::exchange(deleted, {})) {
@@ -98,7 +98,7 @@ bool Store::Impl::widen() {
   const std::span<std::byte> of_all = std::as_writable_bytes(std::span(wide));
   unite(options.worker, next_job("strays"), {&of_all, 1});
   States states = shared->states(next_job("state"));
-  carried = carried + shared->told();
+  carried = carried + shared->tally_of_all();
   RowPlan plan = shared->plan();
   for (uint32_t table = 0; table < tables.size(); ++table) {
     if (wide[table] == 0) continue;

@@ -37,7 +37,7 @@ struct Store::Impl {
   // by itself.
   void place_anew(bool again);
   void clock();
-  Tally said();                         // this rank's tally for this clock
+  Tally own_tally();                    // this rank's tally for this clock
   void change_rows(const Tally& with);  // makes the changes that all ranks asked for
   std::vector<RowChange> changes_of_all();
   States cleared_states();  // the present states, in which deleted rows are as new
@@ -72,7 +72,7 @@ struct Store::Impl {
   uint64_t clocks = 0;
   uint64_t placed = 0;
   PatternWatch watch;
-  Tally told;                                  // the accesses() that were told
+  Tally counted;                               // the accesses() in the clocks that are over
   std::vector<std::optional<RowNames>> names;  // by table; set for those with spare rows
   std::vector<AskedChanges> asked;             // by thread, since the last clock
   std::vector<RowChange> announced;            // changes that were told with the last clock
