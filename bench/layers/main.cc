@@ -11,8 +11,8 @@
 
 #include "bench/layers/walk.h"
 #include "phub/plan/layers.h"
+#include "phub/plan/matrix_exchange.h"
 #include "phub/plan/overlap.h"
-#include "phub/plan/ways.h"
 #include "worker/examples/program.h"
 #include "worker/worker.h"
 
@@ -30,7 +30,7 @@ struct Options {
   bool choose = false;
   bool timed = false;
   std::optional<uint32_t> slack;
-  WayInputs ways;
+  ExchangeInputs exchanges;
 };
 
 void add_walk_options(CLI::App& app, Options& options) {
@@ -57,16 +57,17 @@ void add_way_options(CLI::App& app, Options& options) {
   app.add_flag("--choose", options.choose,
                "Matrices go as factors where an iteration then takes less time, by the options "
                "that follow (phub plan --samples --compute)");
-  app.add_option("--samples", options.ways.samples, "Of a rank, in an iteration")
+  app.add_option("--samples", options.exchanges.samples, "Of a rank, in an iteration")
       ->check(positive)
       ->capture_default_str();
-  app.add_option("--worker-link-gbps", options.ways.worker_gbit_s, "Of a rank, each way")
+  app.add_option("--worker-link-gbps", options.exchanges.worker_gbit_s, "Of a rank, each way")
       ->check(positive)
       ->capture_default_str();
-  app.add_option("--link-gbps", options.ways.box_gbit_s, "Of the server's NICs together, each way")
+  app.add_option("--link-gbps", options.exchanges.box_gbit_s,
+                 "Of the server's NICs together, each way")
       ->check(positive)
       ->capture_default_str();
-  app.add_option("--product-gflops", options.ways.product_gflop_s,
+  app.add_option("--product-gflops", options.exchanges.product_gflop_s,
                  "Of a rank's products of factors")
       ->check(positive)
       ->capture_default_str();
@@ -89,21 +90,21 @@ WorkerOptions worker_options(const Options& options) {
 
 // The layers whose matrices go as factors, by the same function as phub plan --compute. Without
 // overlap computing hides nothing.
-Ways choose(const Net& net, const Options& options, uint32_t ranks) {
-  WayInputs inputs = options.ways;
+Exchanges choose(const Net& net, const Options& options, uint32_t ranks) {
+  ExchangeInputs inputs = options.exchanges;
   inputs.ranks = ranks;
   const JobSpec spec{.name = net.table.name, .keys = net.table.keys};
   std::vector<LayerComputing> layers;
   if (options.walk.overlap) {
     layers = computing_of(spec, fmt::format("{}", options.walk.compute_s * 1e3));
   }
-  return choose_ways(spec, inputs, layers);
+  return choose_exchanges(spec, inputs, layers);
 }
 
-std::vector<size_t> layers_of(const Net& net, const Ways& ways) {
+std::vector<size_t> layers_of(const Net& net, const Exchanges& exchanges) {
   std::vector<size_t> layers;
-  for (const MatrixWays& matrix : ways.matrices) {
-    if (matrix.way != FactorWay::kRanks) continue;
+  for (const MatrixCosts& matrix : exchanges.matrices) {
+    if (matrix.exchange != MatrixExchange::kRanks) continue;
     const auto has = [&](const Layer& layer) { return layer.matrix == matrix.key; };
     const auto at = std::ranges::find_if(net.layers, has);
     layers.push_back(static_cast<size_t>(std::distance(net.layers.begin(), at)));
@@ -121,15 +122,15 @@ nlohmann::json json_of(const WalkResult& result) {
 
 nlohmann::json run_rank(const Net& net, Options& options) {
   WorkerOptions worker_of = worker_options(options);
-  const Ways ways = choose(net, options, worker_of.spec.world_size);
-  if (options.choose) options.walk.as_factors = layers_of(net, ways);
+  const Exchanges exchanges = choose(net, options, worker_of.spec.world_size);
+  if (options.choose) options.walk.as_factors = layers_of(net, exchanges);
   worker_of.spec = job_of(net, options.walk, worker_of.spec);
   Worker worker(worker_of);
   worker.broadcast({});
   worker.barrier();
   const WalkResult result = walk(net, options.walk, worker);
   nlohmann::json row = json_of(result);
-  const WayCost& cost = options.choose ? ways.chosen : ways.all_whole;
+  const ExchangeCost& cost = options.choose ? exchanges.chosen : exchanges.all_whole;
   row["rank"] = worker.rank();
   row["bytes"] = {{"worker_sent", cost.worker_out},
                   {"worker_received", cost.worker_in},
@@ -152,8 +153,8 @@ void run(int argc, char** argv) {
   add_way_options(app, options);
   examples::parse_or_exit(app, argc, argv);
   options.walk.overlap = !options.no_overlap;
-  options.walk.samples = static_cast<uint32_t>(options.ways.samples);
-  options.walk.product_flops = options.timed ? options.ways.product_gflop_s * 1e9 : 0;
+  options.walk.samples = static_cast<uint32_t>(options.exchanges.samples);
+  options.walk.product_flops = options.timed ? options.exchanges.product_gflop_s * 1e9 : 0;
   const Net of = net(options.model);
   const nlohmann::json row =
       options.alone ? json_of(walk_alone(of, options.walk)) : run_rank(of, options);

@@ -15,10 +15,10 @@
 #include "phub/job/memory.h"
 #include "phub/plan/choices.h"
 #include "phub/plan/limits.h"
+#include "phub/plan/matrix_exchange.h"
 #include "phub/plan/models.h"
 #include "phub/plan/overlap.h"
 #include "phub/plan/placement.h"
-#include "phub/plan/ways.h"
 #include "transport/control/choices.h"
 #include "transport/control/rules.h"
 #include "transport/error.h"
@@ -38,8 +38,8 @@ struct PlanArguments {
   bool gated = false;
   LimitInputs limits;
   uint64_t samples = 0;  // 0: ways of matrices are not compared
-  double product_gflop_s = WayInputs().product_gflop_s;
-  double box_product_gflop_s = WayInputs().box_product_gflop_s;
+  double product_gflop_s = ExchangeInputs().product_gflop_s;
+  double box_product_gflop_s = ExchangeInputs().box_product_gflop_s;
   std::string computing;  // of layers; empty: it hides nothing
   std::string cluster;    // a file; empty: one box is planned, no placements are compared
   PlacementOptions placement;
@@ -156,8 +156,8 @@ nlohmann::ordered_json to_json(const numa::Topology& topology, const Plan& plan,
   return out;
 }
 
-WayInputs way_inputs_of(const PlanArguments& arguments, const numa::Topology& topology,
-                        const Plan& plan, const JobSpec& spec) {
+ExchangeInputs exchange_inputs_of(const PlanArguments& arguments, const numa::Topology& topology,
+                                  const Plan& plan, const JobSpec& spec) {
   const ElementTraffic traffic = element_traffic(spec);
   const LimitInputs& limits = arguments.limits;
   if (!limits.link_gbit_s || !limits.worker_link_gbit_s || topology.nics.empty()) {
@@ -177,19 +177,20 @@ WayInputs way_inputs_of(const PlanArguments& arguments, const numa::Topology& to
           .to_ranks = spec.optimizer == "none" && spec.parameter_dtype == "f32"};
 }
 
-nlohmann::ordered_json to_json(const Ways& ways, const JobSpec& spec, const WayInputs& inputs,
+nlohmann::ordered_json to_json(const Exchanges& exchanges, const JobSpec& spec,
+                               const ExchangeInputs& inputs,
                                std::span<const LayerComputing> layers) {
   nlohmann::ordered_json out;
   out["samples"] = inputs.samples;
-  out["whole_seconds"] = ways.all_whole.seconds(inputs);
-  out["chosen_seconds"] = ways.chosen.seconds(inputs);
+  out["whole_seconds"] = exchanges.all_whole.seconds(inputs);
+  out["chosen_seconds"] = exchanges.chosen.seconds(inputs);
   out["matrices"] = nlohmann::ordered_json::array();
-  for (const MatrixWays& matrix : ways.matrices) {
+  for (const MatrixCosts& matrix : exchanges.matrices) {
     out["matrices"].push_back({{"key", spec.keys[matrix.key].name},
                                {"rows", matrix.rows},
                                {"columns", matrix.columns},
                                {"whole_seconds", matrix.whole.seconds(inputs)},
-                               {"way", name_of(matrix.way)}});
+                               {"way", name_of(matrix.exchange)}});
     auto& of_matrix = out["matrices"].back();
     if (matrix.box) {
       of_matrix["box_seconds"] = matrix.box->seconds(inputs);
@@ -204,8 +205,8 @@ nlohmann::ordered_json to_json(const Ways& ways, const JobSpec& spec, const WayI
   out["computing_seconds"] = computing_seconds(layers);
   for (const bool overlaps : {false, true}) {
     const std::string which = overlaps ? "overlapped_iteration_seconds" : "iteration_seconds";
-    out["whole_" + which] = iteration_seconds(layers, ways.whole_of_layer, inputs, overlaps);
-    out["chosen_" + which] = iteration_seconds(layers, ways.chosen_of_layer, inputs, overlaps);
+    out["whole_" + which] = iteration_seconds(layers, exchanges.whole_of_layer, inputs, overlaps);
+    out["chosen_" + which] = iteration_seconds(layers, exchanges.chosen_of_layer, inputs, overlaps);
   }
   return out;
 }
@@ -258,20 +259,20 @@ void run(PlanArguments arguments) {
   Limits limits;
   if (with_limits) limits = find_limits(plan, spec, inputs);
 
-  WayInputs way_inputs;
-  Ways ways;
+  ExchangeInputs exchange_inputs;
+  Exchanges exchanges;
   std::vector<LayerComputing> layers;
-  const bool with_ways = arguments.samples > 0;
-  if (with_ways) {
-    way_inputs = way_inputs_of(arguments, topology, plan, spec);
+  const bool with_exchanges = arguments.samples > 0;
+  if (with_exchanges) {
+    exchange_inputs = exchange_inputs_of(arguments, topology, plan, spec);
     if (!arguments.computing.empty()) layers = computing_of(spec, arguments.computing);
-    ways = choose_ways(spec, way_inputs, layers);
+    exchanges = choose_exchanges(spec, exchange_inputs, layers);
   }
 
   std::string text;
   if (arguments.json) {
     nlohmann::ordered_json out = to_json(topology, plan, spec, arguments.checkpoints);
-    if (with_ways) out["ways"] = to_json(ways, spec, way_inputs, layers);
+    if (with_exchanges) out["ways"] = to_json(exchanges, spec, exchange_inputs, layers);
     if (with_limits) out["limits"] = nlohmann::ordered_json::parse(to_json(limits, inputs));
     text = out.dump(2) + "\n";
   } else {
@@ -279,7 +280,8 @@ void run(PlanArguments arguments) {
                          describe(plan, spec) + describe_memory(plan, spec, arguments.checkpoints) +
                          too_small(topology, plan, spec, arguments.checkpoints));
     if (with_limits) text += "\n" + describe(limits, inputs);
-    if (with_ways) text += "\n" + escaped_lines(describe(ways, spec, way_inputs, layers));
+    if (with_exchanges)
+      text += "\n" + escaped_lines(describe(exchanges, spec, exchange_inputs, layers));
   }
   std::fwrite(text.data(), 1, text.size(), stdout);
 }

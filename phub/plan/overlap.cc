@@ -43,20 +43,20 @@ void fields(A& a, const LayerRows*) {
 }
 
 // The rank's and the box's links share a direction's time.
-double out_seconds(const WayCost& cost, const WayInputs& inputs) {
+double out_seconds(const ExchangeCost& cost, const ExchangeInputs& inputs) {
   return std::max(cost.worker_out / inputs.worker_gbit_s, cost.box_in / inputs.box_gbit_s) * 8e-9;
 }
-double in_seconds(const WayCost& cost, const WayInputs& inputs) {
+double in_seconds(const ExchangeCost& cost, const ExchangeInputs& inputs) {
   return std::max(cost.worker_in / inputs.worker_gbit_s, cost.box_out / inputs.box_gbit_s) * 8e-9;
 }
 
 // When each is free again.
 class ExchangeOfLayers {
  public:
-  explicit ExchangeOfLayers(const WayInputs& inputs) : inputs_(inputs) {}
+  explicit ExchangeOfLayers(const ExchangeInputs& inputs) : inputs_(inputs) {}
 
   // When the layer's results are there, whose gradients are ready then.
-  double run(const WayCost& cost, double ready) {
+  double run(const ExchangeCost& cost, double ready) {
     const double began = std::max(ready, out_);
     out_ = began + out_seconds(cost, inputs_);
     double from = began;  // results follow gradients chunk by chunk
@@ -67,7 +67,7 @@ class ExchangeOfLayers {
   }
 
  private:
-  const WayInputs& inputs_;
+  const ExchangeInputs& inputs_;
   double out_ = 0, box_ = 0, in_ = 0, rank_ = 0;
 };
 
@@ -168,8 +168,9 @@ double computing_seconds(std::span<const LayerComputing> layers) {
   return seconds;
 }
 
-double iteration_seconds(std::span<const LayerComputing> layers, std::span<const WayCost> costs,
-                         const WayInputs& inputs, bool overlaps) {
+double iteration_seconds(std::span<const LayerComputing> layers,
+                         std::span<const ExchangeCost> costs, const ExchangeInputs& inputs,
+                         bool overlaps) {
   PHUB_CHECK(layers.size() == costs.size());
   double backward = 0;
   for (const LayerComputing& layer : layers) backward += layer.backward_s;

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "phub/plan/ways.h"
+#include "phub/plan/matrix_exchange.h"
 #include "transport/control/job_spec.h"
 
 namespace phub {
@@ -44,7 +44,8 @@ double computing_seconds(std::span<const LayerComputing> layers);
 // The time from the beginning of a backward to that of the next. `costs` are those of each layer's
 // keys. Without `overlaps` all layers are pushed when the last backward is done, and all are waited
 // for.
-double iteration_seconds(std::span<const LayerComputing> layers, std::span<const WayCost> costs,
-                         const WayInputs& inputs, bool overlaps);
+double iteration_seconds(std::span<const LayerComputing> layers,
+                         std::span<const ExchangeCost> costs, const ExchangeInputs& inputs,
+                         bool overlaps);
 
 }  // namespace phub

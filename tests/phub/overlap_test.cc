@@ -26,12 +26,12 @@ JobSpec spec_of(const std::string& model) {
   return spec;
 }
 
-std::vector<WayCost> whole_of(const JobSpec& spec, std::span<const LayerComputing> layers,
-                              const WayInputs& inputs) {
-  std::vector<WayCost> costs(layers.size());
+std::vector<ExchangeCost> whole_of(const JobSpec& spec, std::span<const LayerComputing> layers,
+                                   const ExchangeInputs& inputs) {
+  std::vector<ExchangeCost> costs(layers.size());
   for (size_t l = 0; l < layers.size(); ++l) {
     for (const uint32_t key : layers[l].keys) {
-      costs[l] += whole_way(spec.keys[key].elements, inputs);
+      costs[l] += whole_cost(spec.keys[key].elements, inputs);
     }
   }
   return costs;
@@ -40,12 +40,12 @@ std::vector<WayCost> whole_of(const JobSpec& spec, std::span<const LayerComputin
 // Two layers. Each one's gradient takes a second on the way there and one back; the upper one's is
 // ready after 2 s, the lower one's after 5.
 TEST(Overlap, ByHand) {
-  const WayInputs inputs{.worker_gbit_s = 8, .box_gbit_s = 8};  // a byte in a nanosecond
+  const ExchangeInputs inputs{.worker_gbit_s = 8, .box_gbit_s = 8};  // a byte in a nanosecond
   const std::vector<LayerComputing> layers = {
       {.name = "low", .keys = {0}, .forward_s = 1, .backward_s = 3},
       {.name = "high", .keys = {1}, .forward_s = 1, .backward_s = 2}};
-  WayCost second{.worker_out = 1e9, .worker_in = 1e9};
-  std::vector<WayCost> costs = {second, second};
+  ExchangeCost second{.worker_out = 1e9, .worker_in = 1e9};
+  std::vector<ExchangeCost> costs = {second, second};
   const auto iteration = [&](bool overlaps) {
     return iteration_seconds(layers, costs, inputs, overlaps);
   };
@@ -63,14 +63,14 @@ TEST(Overlap, ByHand) {
   costs[1].box_product_s =
       3;  // there at 3, made at 6, back at 7, made at 8: behind the lower one's
   EXPECT_DOUBLE_EQ(iteration(true), 9 + 1);
-  costs = {WayCost(), WayCost()};
+  costs = {ExchangeCost(), ExchangeCost()};
   EXPECT_DOUBLE_EQ(iteration(true), 7);
   EXPECT_DOUBLE_EQ(iteration(false), 7);
 }
 
 // Gradients and results of each layer in pieces, which follow each other on a link for either way.
-double simulated(std::span<const LayerComputing> layers, std::span<const WayCost> costs,
-                 const WayInputs& inputs, bool overlaps) {
+double simulated(std::span<const LayerComputing> layers, std::span<const ExchangeCost> costs,
+                 const ExchangeInputs& inputs, bool overlaps) {
   constexpr int kPieces = 400;
   const auto seconds = [](double bytes, double gbit_s) { return bytes * 8 / (gbit_s * 1e9); };
   double backward = 0;
@@ -79,7 +79,7 @@ double simulated(std::span<const LayerComputing> layers, std::span<const WayCost
   std::vector<double> back(layers.size());
   for (size_t l = layers.size(); l-- > 0;) {
     now += layers[l].backward_s;
-    const WayCost& cost = costs[l];
+    const ExchangeCost& cost = costs[l];
     const double each_out = std::max(seconds(cost.worker_out, inputs.worker_gbit_s),
                                      seconds(cost.box_in, inputs.box_gbit_s)) /
                             kPieces;
@@ -107,9 +107,9 @@ TEST(Overlap, IsThatOfASimulationInPieces) {
     const auto any = [&random](double most) {
       return std::uniform_real_distribution<>(0, most)(random);
     };
-    const WayInputs inputs{.worker_gbit_s = 1 + any(20), .box_gbit_s = 1 + any(20)};
+    const ExchangeInputs inputs{.worker_gbit_s = 1 + any(20), .box_gbit_s = 1 + any(20)};
     std::vector<LayerComputing> layers(1 + random() % 12);
-    std::vector<WayCost> costs(layers.size());
+    std::vector<ExchangeCost> costs(layers.size());
     double transfers = 0;
     for (size_t l = 0; l < layers.size(); ++l) {
       layers[l] = {.name = "l", .keys = {0}, .forward_s = any(1), .backward_s = any(2)};
@@ -123,8 +123,8 @@ TEST(Overlap, IsThatOfASimulationInPieces) {
     EXPECT_NEAR(with, simulated(layers, costs, inputs, true), 2 * transfers / 400 + 1e-9);
     EXPECT_NEAR(without, simulated(layers, costs, inputs, false), 2 * transfers / 400 + 1e-9);
     EXPECT_LE(with, without + 1e-9);
-    WayCost all;
-    for (const WayCost& cost : costs) all += cost;
+    ExchangeCost all;
+    for (const ExchangeCost& cost : costs) all += cost;
     EXPECT_GE(with, std::max(computing_seconds(layers), all.seconds(inputs)) - 1e-9);
   }
 }
@@ -143,7 +143,7 @@ TEST(Overlap, IsNearWhatTheLadderHasMeasured) {
                            {"googlenet", "422.2", 4, 3.16, 3.99},
                            {"googlenet", "422.2", 8, 5.36, 7.97}}) {
     const JobSpec spec = spec_of(rung.model);
-    const WayInputs inputs{.ranks = rung.nodes, .worker_gbit_s = 10, .box_gbit_s = 10};
+    const ExchangeInputs inputs{.ranks = rung.nodes, .worker_gbit_s = 10, .box_gbit_s = 10};
     const auto layers = computing_of(spec, rung.compute_ms);
     const auto costs = whole_of(spec, layers, inputs);
     const auto speed_up = [&](bool overlaps) {
@@ -177,25 +177,25 @@ TEST(Overlap, TheChoiceIsThatOfAnIteration) {
                         .forward_s = static_cast<double>(any(0, 20)) / 1e3,
                         .backward_s = static_cast<double>(any(0, 40)) / 1e3});
     }
-    const WayInputs inputs{.ranks = static_cast<uint32_t>(any(1, 8)),
-                           .samples = any(1, 200),
-                           .worker_gbit_s = static_cast<double>(any(1, 40)),
-                           .box_gbit_s = static_cast<double>(any(1, 80)),
-                           .product_gflop_s = static_cast<double>(any(20, 2000)),
-                           .box_cores = static_cast<uint32_t>(any(0, 4)),
-                           .box_product_gflop_s = static_cast<double>(any(20, 2000)),
-                           .result_bytes = static_cast<double>(any(1, 4)),
-                           .to_ranks = random() % 4 != 0};
-    const Ways ways = choose_ways(spec, inputs, layers);
-    const double chosen = iteration_seconds(layers, ways.chosen_of_layer, inputs, true);
+    const ExchangeInputs inputs{.ranks = static_cast<uint32_t>(any(1, 8)),
+                                .samples = any(1, 200),
+                                .worker_gbit_s = static_cast<double>(any(1, 40)),
+                                .box_gbit_s = static_cast<double>(any(1, 80)),
+                                .product_gflop_s = static_cast<double>(any(20, 2000)),
+                                .box_cores = static_cast<uint32_t>(any(0, 4)),
+                                .box_product_gflop_s = static_cast<double>(any(20, 2000)),
+                                .result_bytes = static_cast<double>(any(1, 4)),
+                                .to_ranks = random() % 4 != 0};
+    const Exchanges exchanges = choose_exchanges(spec, inputs, layers);
+    const double chosen = iteration_seconds(layers, exchanges.chosen_of_layer, inputs, true);
     uint32_t choices = 1;
     for (size_t i = 0; i < layers.size(); ++i) choices *= 3;
     double best = INFINITY;
     for (uint32_t choice = 0; choice < choices; ++choice) {
-      std::vector<WayCost> costs;
+      std::vector<ExchangeCost> costs;
       bool can_be = true;
       for (size_t i = 0, left = choice; i < layers.size(); ++i, left /= 3) {
-        const MatrixWays& matrix = ways.matrices[i];
+        const MatrixCosts& matrix = exchanges.matrices[i];
         can_be = can_be && (left % 3 != 1 || matrix.box) && (left % 3 != 2 || inputs.to_ranks);
         costs.push_back(left % 3 == 1 && matrix.box ? *matrix.box
                         : left % 3 == 2             ? matrix.ranks
@@ -204,9 +204,9 @@ TEST(Overlap, TheChoiceIsThatOfAnIteration) {
       if (can_be) best = std::min(best, iteration_seconds(layers, costs, inputs, true));
     }
     EXPECT_NEAR(chosen, best, 1e-9);
-    const Ways alone = choose_ways(spec, inputs);
+    const Exchanges alone = choose_exchanges(spec, inputs);
     for (size_t i = 0; i < layers.size(); ++i) {
-      differs += alone.matrices[i].way != ways.matrices[i].way ? 1 : 0;
+      differs += alone.matrices[i].exchange != exchanges.matrices[i].exchange ? 1 : 0;
     }
   }
   if (seeds.count > 1) {

@@ -21,7 +21,7 @@
 
 namespace phub {
 
-struct WayInputs {
+struct ExchangeInputs {
   uint32_t ranks = 1;
   uint64_t samples = 1;             // samples of a rank in a round: rows of a layer's input
   double worker_gbit_s = 10;        // a rank's link, each way
@@ -36,43 +36,46 @@ struct WayInputs {
 
 // The cost of a round. In bytes: those that a rank sends and receives, and that the box receives
 // and sends.
-struct WayCost {
+struct ExchangeCost {
   double worker_out = 0, worker_in = 0, box_in = 0, box_out = 0;
   double product_s = 0;      // time of each rank
   double box_product_s = 0;  // time of the box
 
-  WayCost& operator+=(const WayCost& other);
+  ExchangeCost& operator+=(const ExchangeCost& other);
   // Links work at the same time, both ways; the products do not, as they wait for factors, and
   // results for them.
-  double seconds(const WayInputs& inputs) const;
+  double seconds(const ExchangeInputs& inputs) const;
 };
-enum class FactorWay : uint8_t { kWhole, kBox, kRanks };
-std::string_view name_of(FactorWay way);  // "whole", "box", "ranks"
-WayCost whole_way(uint64_t elements, const WayInputs& inputs);
+enum class MatrixExchange : uint8_t { kWhole, kBox, kRanks };
+std::string_view name_of(MatrixExchange exchange);  // "whole", "box", "ranks"
+ExchangeCost whole_cost(uint64_t elements, const ExchangeInputs& inputs);
 // Returns nullopt if a job cannot have such a key (KeySpec::rank_limit), or if the box does not
 // multiply.
-std::optional<WayCost> box_way(uint64_t rows, uint64_t columns, const WayInputs& inputs);
-WayCost ranks_way(uint64_t rows, uint64_t columns, const WayInputs& inputs);
+std::optional<ExchangeCost> box_cost(uint64_t rows, uint64_t columns, const ExchangeInputs& inputs);
+ExchangeCost ranks_cost(uint64_t rows, uint64_t columns, const ExchangeInputs& inputs);
 
 struct LayerComputing;  // overlap.h
 
 // A key of two dimensions.
-struct MatrixWays {
+struct MatrixCosts {
   uint32_t key = 0;
   uint64_t rows = 0, columns = 0;
-  WayCost whole, ranks;
-  std::optional<WayCost> box;
-  FactorWay way = FactorWay::kWhole;  // the chosen way
+  ExchangeCost whole, ranks;
+  std::optional<ExchangeCost> box;
+  MatrixExchange exchange = MatrixExchange::kWhole;  // the chosen way
 
-  const WayCost& cost() const {
-    return way == FactorWay::kWhole ? whole : way == FactorWay::kBox ? *box : ranks;
+  const ExchangeCost& cost() const {
+    return exchange == MatrixExchange::kWhole ? whole
+           : exchange == MatrixExchange::kBox ? *box
+                                              : ranks;
   }
 };
 
-struct Ways {
-  std::vector<MatrixWays> matrices;                      // in the order of the keys
-  WayCost all_whole, chosen;                             // for all keys
-  std::vector<WayCost> whole_of_layer, chosen_of_layer;  // the same of each, if there are layers
+struct Exchanges {
+  std::vector<MatrixCosts> matrices;  // in the order of the keys
+  ExchangeCost all_whole, chosen;     // for all keys
+  std::vector<ExchangeCost> whole_of_layer,
+      chosen_of_layer;  // the same of each, if there are layers
 };
 
 // No other choice for any of the matrices takes a shorter time, if at most kMostUndecided of them
@@ -81,11 +84,11 @@ struct Ways {
 // that of an iteration with wait-free backpropagation (iteration_seconds()). Throws
 // Error(kInvalid): an input is not positive.
 inline constexpr size_t kMostUndecided = 12;
-Ways choose_ways(const JobSpec& spec, const WayInputs& inputs,
-                 std::span<const LayerComputing> layers = {});
+Exchanges choose_exchanges(const JobSpec& spec, const ExchangeInputs& inputs,
+                           std::span<const LayerComputing> layers = {});
 
 // Describes the ways for people.
-std::string describe(const Ways& ways, const JobSpec& spec, const WayInputs& inputs,
+std::string describe(const Exchanges& exchanges, const JobSpec& spec, const ExchangeInputs& inputs,
                      std::span<const LayerComputing> layers = {});
 
 }  // namespace phub

@@ -1,6 +1,6 @@
 // Which way is cheapest for each matrix: the formulas by hand, and the choice by trying all of
 // them.
-#include "phub/plan/ways.h"
+#include "phub/plan/matrix_exchange.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -17,22 +17,22 @@
 #include "tests/worker/expect_error.h"
 
 namespace phub {
-namespace ways_test {
+namespace matrix_exchange_test {
 
 using ::testing::HasSubstr;
 
 // VGG-16's fc6 with 8 ranks of 32 samples, at a box of four times a rank's link.
-TEST(Ways, CostWhatCrossesTheLinks) {
-  const WayInputs inputs{
+TEST(MatrixExchange, CostWhatCrossesTheLinks) {
+  const ExchangeInputs inputs{
       .ranks = 8, .samples = 32, .worker_gbit_s = 10, .box_gbit_s = 40, .product_gflop_s = 100};
-  const WayCost whole = whole_way(uint64_t{4096} * 25088, inputs);
+  const ExchangeCost whole = whole_cost(uint64_t{4096} * 25088, inputs);
   EXPECT_EQ(whole.worker_out, 411041792.0);
   EXPECT_EQ(whole.worker_in, 411041792.0);
   EXPECT_EQ(whole.box_in, 8 * 411041792.0);
   EXPECT_EQ(whole.box_out, 8 * 411041792.0);
   EXPECT_EQ(whole.product_s, 0);
   EXPECT_NEAR(whole.seconds(inputs), 8 * 411041792.0 * 8 / 40e9, 1e-9);  // the box
-  const WayCost factors = ranks_way(4096, 25088, inputs);
+  const ExchangeCost factors = ranks_cost(4096, 25088, inputs);
   EXPECT_EQ(factors.worker_out, 32 * 29184 * 4.0);
   EXPECT_EQ(factors.worker_in, 8 * 32 * 29184 * 4.0);
   EXPECT_EQ(factors.box_in, 8 * 32 * 29184 * 4.0);
@@ -43,14 +43,14 @@ TEST(Ways, CostWhatCrossesTheLinks) {
 
 // A box of four cores gives the matrix seven chunks, as none may have more than 2^24 elements, and
 // one of its cores multiplies two.
-TEST(Ways, OfABoxThatMultiplies) {
-  WayInputs inputs{.ranks = 8,
-                   .samples = 32,
-                   .worker_gbit_s = 10,
-                   .box_gbit_s = 40,
-                   .box_cores = 4,
-                   .box_product_gflop_s = 100};
-  const WayCost box = *box_way(4096, 25088, inputs);
+TEST(MatrixExchange, OfABoxThatMultiplies) {
+  ExchangeInputs inputs{.ranks = 8,
+                        .samples = 32,
+                        .worker_gbit_s = 10,
+                        .box_gbit_s = 40,
+                        .box_cores = 4,
+                        .box_product_gflop_s = 100};
+  const ExchangeCost box = *box_cost(4096, 25088, inputs);
   const double sent = (32 * (4096 + 7 * 25088) + 7) * 4.0;
   EXPECT_EQ(box.worker_out, sent);
   EXPECT_EQ(box.worker_in, 411041792.0);
@@ -61,40 +61,41 @@ TEST(Ways, OfABoxThatMultiplies) {
   EXPECT_NEAR(box.box_product_s, 2.0 * 8 * 32 * 25088 * 2 * rows / 100e9, 1e-9);
   EXPECT_NEAR(box.seconds(inputs), 8 * 411041792.0 * 8 / 40e9 + box.box_product_s, 1e-9);
   inputs.result_bytes = 2;
-  EXPECT_EQ(box_way(4096, 25088, inputs)->box_out, 4 * 411041792.0);
-  const WayCost small = *box_way(100, 64, inputs);
+  EXPECT_EQ(box_cost(4096, 25088, inputs)->box_out, 4 * 411041792.0);
+  const ExchangeCost small = *box_cost(100, 64, inputs);
   EXPECT_EQ(small.worker_out, (32 * (100 + 4 * 64) + 4) * 4.0);
-  EXPECT_FALSE(box_way(100, 1 << 20, inputs)) << "no key has so many columns";
+  EXPECT_FALSE(box_cost(100, 1 << 20, inputs)) << "no key has so many columns";
   inputs.samples = 1 << 20;
-  EXPECT_FALSE(box_way(100, 64, inputs)) << "nor such a rank_limit";
+  EXPECT_FALSE(box_cost(100, 64, inputs)) << "nor such a rank_limit";
   inputs.samples = 32;
   inputs.box_cores = 0;
-  EXPECT_FALSE(box_way(100, 64, inputs));
+  EXPECT_FALSE(box_cost(100, 64, inputs));
 }
 
 // `choice`: of each matrix in base 3. Nothing: one of them cannot be.
-std::optional<double> seconds_of(const JobSpec& spec, const WayInputs& inputs, uint32_t choice) {
-  WayCost all;
+std::optional<double> seconds_of(const JobSpec& spec, const ExchangeInputs& inputs,
+                                 uint32_t choice) {
+  ExchangeCost all;
   for (const KeySpec& key : spec.keys) {
     if (key.shape.size() != 2) {
-      all += whole_way(key.elements, inputs);
+      all += whole_cost(key.elements, inputs);
       continue;
     }
-    const uint32_t way = choice % 3;
+    const uint32_t exchange = choice % 3;
     choice /= 3;
-    if (way == 0) all += whole_way(key.elements, inputs);
-    if (way == 1) {
-      const auto box = box_way(key.shape[0], key.shape[1], inputs);
+    if (exchange == 0) all += whole_cost(key.elements, inputs);
+    if (exchange == 1) {
+      const auto box = box_cost(key.shape[0], key.shape[1], inputs);
       if (!box) return std::nullopt;
       all += *box;
     }
-    if (way == 2 && !inputs.to_ranks) return std::nullopt;
-    if (way == 2) all += ranks_way(key.shape[0], key.shape[1], inputs);
+    if (exchange == 2 && !inputs.to_ranks) return std::nullopt;
+    if (exchange == 2) all += ranks_cost(key.shape[0], key.shape[1], inputs);
   }
   return all.seconds(inputs);
 }
 
-TEST(Ways, NoOtherChoiceIsFaster) {
+TEST(MatrixExchange, NoOtherChoiceIsFaster) {
   const testing::Seeds seeds = testing::fresh_seeds(300);
   size_t mixed = 0;  // matrices in different ways
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
@@ -116,30 +117,30 @@ TEST(Ways, NoOtherChoiceIsFaster) {
       }
       spec.keys.push_back(key);
     }
-    const WayInputs inputs{.ranks = static_cast<uint32_t>(any(1, 16)),
-                           .samples = any(1, 300),
-                           .worker_gbit_s = static_cast<double>(any(1, 40)),
-                           .box_gbit_s = static_cast<double>(any(1, 160)),
-                           .product_gflop_s = static_cast<double>(any(20, 2000)),
-                           .box_cores = static_cast<uint32_t>(any(0, 8)),
-                           .box_product_gflop_s = static_cast<double>(any(20, 2000)),
-                           .gradient_bytes = static_cast<double>(any(1, 4)),
-                           .result_bytes = static_cast<double>(any(1, 4)),
-                           .to_ranks = random() % 4 != 0};
-    const Ways ways = choose_ways(spec, inputs);
+    const ExchangeInputs inputs{.ranks = static_cast<uint32_t>(any(1, 16)),
+                                .samples = any(1, 300),
+                                .worker_gbit_s = static_cast<double>(any(1, 40)),
+                                .box_gbit_s = static_cast<double>(any(1, 160)),
+                                .product_gflop_s = static_cast<double>(any(20, 2000)),
+                                .box_cores = static_cast<uint32_t>(any(0, 8)),
+                                .box_product_gflop_s = static_cast<double>(any(20, 2000)),
+                                .gradient_bytes = static_cast<double>(any(1, 4)),
+                                .result_bytes = static_cast<double>(any(1, 4)),
+                                .to_ranks = random() % 4 != 0};
+    const Exchanges exchanges = choose_exchanges(spec, inputs);
     uint32_t choices = 1, chosen = 0;
     for (size_t i = 0; i < matrices; ++i) choices *= 3;
     double best = INFINITY;
     for (uint32_t choice = 0; choice < choices; ++choice) {
       best = std::min(best, seconds_of(spec, inputs, choice).value_or(INFINITY));
     }
-    ASSERT_NEAR(ways.chosen.seconds(inputs), best, 1e-9 * best);
-    ASSERT_NEAR(ways.all_whole.seconds(inputs), *seconds_of(spec, inputs, 0), 1e-9);
-    ASSERT_EQ(ways.matrices.size(), matrices);
-    std::set<FactorWay> kinds;
+    ASSERT_NEAR(exchanges.chosen.seconds(inputs), best, 1e-9 * best);
+    ASSERT_NEAR(exchanges.all_whole.seconds(inputs), *seconds_of(spec, inputs, 0), 1e-9);
+    ASSERT_EQ(exchanges.matrices.size(), matrices);
+    std::set<MatrixExchange> kinds;
     for (size_t i = matrices; i-- > 0;) {
-      chosen = 3 * chosen + static_cast<uint32_t>(ways.matrices[i].way);
-      kinds.insert(ways.matrices[i].way);
+      chosen = 3 * chosen + static_cast<uint32_t>(exchanges.matrices[i].exchange);
+      kinds.insert(exchanges.matrices[i].exchange);
     }
     const auto seconds = seconds_of(spec, inputs, chosen);
     ASSERT_TRUE(seconds.has_value());
@@ -150,60 +151,62 @@ TEST(Ways, NoOtherChoiceIsFaster) {
 }
 
 // Where a result is as large as a gradient, the way back takes as long as ever.
-TEST(Ways, FactorsToTheBoxHelpWhereResultsAreSmall) {
+TEST(MatrixExchange, FactorsToTheBoxHelpWhereResultsAreSmall) {
   JobSpec spec;
   spec.keys = model_or_file("vgg16").keys;
-  WayInputs inputs{.ranks = 8,
-                   .samples = 32,
-                   .worker_gbit_s = 1,
-                   .box_gbit_s = 4,
-                   .box_cores = 8,
-                   .box_product_gflop_s = 100,
-                   .to_ranks = false};
-  EXPECT_EQ(choose_ways(spec, inputs).matrices[0].way, FactorWay::kWhole);
+  ExchangeInputs inputs{.ranks = 8,
+                        .samples = 32,
+                        .worker_gbit_s = 1,
+                        .box_gbit_s = 4,
+                        .box_cores = 8,
+                        .box_product_gflop_s = 100,
+                        .to_ranks = false};
+  EXPECT_EQ(choose_exchanges(spec, inputs).matrices[0].exchange, MatrixExchange::kWhole);
   inputs.result_bytes = 1;
-  const Ways ways = choose_ways(spec, inputs);
-  EXPECT_EQ(ways.matrices[0].way, FactorWay::kBox);
-  EXPECT_LT(ways.chosen.seconds(inputs), 0.7 * ways.all_whole.seconds(inputs));
+  const Exchanges exchanges = choose_exchanges(spec, inputs);
+  EXPECT_EQ(exchanges.matrices[0].exchange, MatrixExchange::kBox);
+  EXPECT_LT(exchanges.chosen.seconds(inputs), 0.7 * exchanges.all_whole.seconds(inputs));
 }
 
 // Of very many, the largest are tried.
-TEST(Ways, ManyMatrices) {
+TEST(MatrixExchange, ManyMatrices) {
   JobSpec spec;
   for (uint64_t k = 0; k < 300; ++k) {
     spec.keys.push_back(
         {.name = fmt::format("k{}", k), .elements = (1000 + k) * 1000, .shape = {1000 + k, 1000}});
   }
-  const Ways ways = choose_ways(spec, {.ranks = 2, .samples = 4, .product_gflop_s = 1e6});
-  for (const MatrixWays& matrix : ways.matrices) {
-    EXPECT_EQ(matrix.way != FactorWay::kWhole, matrix.key >= 300 - kMostUndecided) << matrix.key;
+  const Exchanges exchanges =
+      choose_exchanges(spec, {.ranks = 2, .samples = 4, .product_gflop_s = 1e6});
+  for (const MatrixCosts& matrix : exchanges.matrices) {
+    EXPECT_EQ(matrix.exchange != MatrixExchange::kWhole, matrix.key >= 300 - kMostUndecided)
+        << matrix.key;
   }
-  EXPECT_LT(ways.chosen.seconds({}), ways.all_whole.seconds({}));
+  EXPECT_LT(exchanges.chosen.seconds({}), exchanges.all_whole.seconds({}));
 }
 
 // In the paper's examples (figure 5) the fully connected layers are what factors are for.
-TEST(Ways, OfTheModels) {
-  const WayInputs inputs{
+TEST(MatrixExchange, OfTheModels) {
+  const ExchangeInputs inputs{
       .ranks = 8, .samples = 32, .worker_gbit_s = 10, .box_gbit_s = 80, .product_gflop_s = 1000};
   for (const char* model : {"alexnet", "vgg16", "vgg19"}) {
     JobSpec spec;
     spec.keys = model_or_file(model).keys;
-    const Ways ways = choose_ways(spec, inputs);
-    ASSERT_EQ(ways.matrices.size(), 3u) << model;
-    EXPECT_EQ(ways.matrices[0].way, FactorWay::kRanks) << model;
-    EXPECT_LT(ways.chosen.seconds(inputs), 0.6 * ways.all_whole.seconds(inputs)) << model;
-    const std::string text = describe(ways, spec, inputs);
+    const Exchanges exchanges = choose_exchanges(spec, inputs);
+    ASSERT_EQ(exchanges.matrices.size(), 3u) << model;
+    EXPECT_EQ(exchanges.matrices[0].exchange, MatrixExchange::kRanks) << model;
+    EXPECT_LT(exchanges.chosen.seconds(inputs), 0.6 * exchanges.all_whole.seconds(inputs)) << model;
+    const std::string text = describe(exchanges, spec, inputs);
     EXPECT_THAT(text, HasSubstr("ranks: 8; samples of each: 32"));
-    EXPECT_THAT(text, HasSubstr(spec.keys[ways.matrices[0].key].name));
+    EXPECT_THAT(text, HasSubstr(spec.keys[exchanges.matrices[0].key].name));
     EXPECT_THAT(text, HasSubstr(" of 3 matrices as factors"));
   }
 }
 
-TEST(Ways, BadInputIsNamed) {
+TEST(MatrixExchange, BadInputIsNamed) {
   JobSpec spec;
   spec.keys = {{.name = "a", .elements = 4, .shape = {2, 2}}};
-  const auto refused = [&spec](const char* what, const WayInputs& inputs) {
-    testing::expect_error(ErrorCode::kInvalid, what, [&] { choose_ways(spec, inputs); });
+  const auto refused = [&spec](const char* what, const ExchangeInputs& inputs) {
+    testing::expect_error(ErrorCode::kInvalid, what, [&] { choose_exchanges(spec, inputs); });
   };
   refused("the number of ranks is 0", {.ranks = 0});
   refused("--samples is 0", {.samples = 0});
@@ -213,5 +216,5 @@ TEST(Ways, BadInputIsNamed) {
   refused("--box-product-gflops is -2", {.box_product_gflop_s = -2});
 }
 
-}  // namespace ways_test
+}  // namespace matrix_exchange_test
 }  // namespace phub

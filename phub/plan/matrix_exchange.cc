@@ -1,4 +1,4 @@
-#include "phub/plan/ways.h"
+#include "phub/plan/matrix_exchange.h"
 
 #include <fmt/format.h>
 
@@ -18,7 +18,7 @@ constexpr double kElementBytes = sizeof(float);
 
 double link_seconds(double bytes, double gbit_s) { return bytes * 8 / (gbit_s * 1e9); }
 
-void check(const WayInputs& inputs) {
+void check(const ExchangeInputs& inputs) {
   const auto expect = [](std::string_view what, double value) {
     if (value > 0 && std::isfinite(value)) return;
     fail(ErrorCode::kInvalid, "{} is {}; it must be a positive number", what, value);
@@ -34,20 +34,21 @@ void check(const WayInputs& inputs) {
 }
 
 // Less of nothing.
-bool is_never_better(const WayCost& way, const WayCost& other) {
-  return way.worker_out >= other.worker_out && way.worker_in >= other.worker_in &&
-         way.box_in >= other.box_in && way.box_out >= other.box_out &&
-         way.product_s >= other.product_s && way.box_product_s >= other.box_product_s;
+bool is_never_better(const ExchangeCost& one, const ExchangeCost& other) {
+  return one.worker_out >= other.worker_out && one.worker_in >= other.worker_in &&
+         one.box_in >= other.box_in && one.box_out >= other.box_out &&
+         one.product_s >= other.product_s && one.box_product_s >= other.box_product_s;
 }
 
 // The ways of a matrix of which no other has less of everything.
-std::vector<FactorWay> ways_of(const MatrixWays& matrix, const WayInputs& inputs) {
-  std::vector<FactorWay> ways = {FactorWay::kWhole};
-  if (matrix.box && !is_never_better(*matrix.box, matrix.whole)) ways.push_back(FactorWay::kBox);
+std::vector<MatrixExchange> exchanges_of(const MatrixCosts& matrix, const ExchangeInputs& inputs) {
+  std::vector<MatrixExchange> exchanges = {MatrixExchange::kWhole};
+  if (matrix.box && !is_never_better(*matrix.box, matrix.whole))
+    exchanges.push_back(MatrixExchange::kBox);
   const bool never = is_never_better(matrix.ranks, matrix.whole) ||
                      (matrix.box && is_never_better(matrix.ranks, *matrix.box));
-  if (inputs.to_ranks && !never) ways.push_back(FactorWay::kRanks);
-  return ways;
+  if (inputs.to_ranks && !never) exchanges.push_back(MatrixExchange::kRanks);
+  return exchanges;
 }
 
 // What keys cost: all together, or each layer's.
@@ -61,16 +62,16 @@ class Costs {
     }
   }
 
-  WayCost& of_key(uint32_t key) { return of_layer_[layer_[key]]; }
-  const std::vector<WayCost>& of_layers() const { return of_layer_; }
-  double seconds(const WayInputs& inputs) const {
+  ExchangeCost& of_key(uint32_t key) { return of_layer_[layer_[key]]; }
+  const std::vector<ExchangeCost>& of_layers() const { return of_layer_; }
+  double seconds(const ExchangeInputs& inputs) const {
     return layers_.empty() ? of_layer_.front().seconds(inputs)
                            : iteration_seconds(layers_, of_layer_, inputs, true);
   }
 
  private:
   std::span<const LayerComputing> layers_;
-  std::vector<WayCost> of_layer_;
+  std::vector<ExchangeCost> of_layer_;
   std::vector<size_t> layer_;  // by key
 };
 
@@ -78,15 +79,16 @@ class Costs {
 class Search {
  public:
   // `others`: of all other keys.
-  Search(const std::vector<MatrixWays*>& undecided, const WayInputs& inputs, const Costs& others)
+  Search(const std::vector<MatrixCosts*>& undecided, const ExchangeInputs& inputs,
+         const Costs& others)
       : undecided_(undecided), inputs_(inputs), so_far_(others) {
-    for (const MatrixWays* matrix : undecided) ways_.push_back(ways_of(*matrix, inputs));
+    for (const MatrixCosts* matrix : undecided) exchanges_.push_back(exchanges_of(*matrix, inputs));
   }
 
   // The best way is that of each matrix afterwards.
   void run() {
     visit(0);
-    for (size_t i = 0; i < undecided_.size(); ++i) undecided_[i]->way = best_[i];
+    for (size_t i = 0; i < undecided_.size(); ++i) undecided_[i]->exchange = best_[i];
   }
 
  private:
@@ -96,32 +98,32 @@ class Search {
     if (at == undecided_.size()) {
       best_s_ = seconds;
       best_.clear();
-      for (const MatrixWays* matrix : undecided_) best_.push_back(matrix->way);
+      for (const MatrixCosts* matrix : undecided_) best_.push_back(matrix->exchange);
       return;
     }
-    WayCost& cost = so_far_.of_key(undecided_[at]->key);
-    const WayCost before = cost;
-    for (const FactorWay way : ways_[at]) {
-      undecided_[at]->way = way;
+    ExchangeCost& cost = so_far_.of_key(undecided_[at]->key);
+    const ExchangeCost before = cost;
+    for (const MatrixExchange exchange : exchanges_[at]) {
+      undecided_[at]->exchange = exchange;
       cost += undecided_[at]->cost();
       visit(at + 1);
       cost = before;
     }
   }
 
-  const std::vector<MatrixWays*>& undecided_;
-  const WayInputs& inputs_;
+  const std::vector<MatrixCosts*>& undecided_;
+  const ExchangeInputs& inputs_;
   Costs so_far_;
-  std::vector<std::vector<FactorWay>> ways_;
+  std::vector<std::vector<MatrixExchange>> exchanges_;
   double best_s_ = INFINITY;
-  std::vector<FactorWay> best_;
+  std::vector<MatrixExchange> best_;
 };
 
 std::string milliseconds(double seconds) { return fmt::format("{:.2f}", seconds * 1e3); }
 
 }  // namespace
 
-WayCost& WayCost::operator+=(const WayCost& other) {
+ExchangeCost& ExchangeCost::operator+=(const ExchangeCost& other) {
   worker_out += other.worker_out;
   worker_in += other.worker_in;
   box_in += other.box_in;
@@ -131,18 +133,18 @@ WayCost& WayCost::operator+=(const WayCost& other) {
   return *this;
 }
 
-double WayCost::seconds(const WayInputs& inputs) const {
+double ExchangeCost::seconds(const ExchangeInputs& inputs) const {
   return std::max(link_seconds(std::max(worker_out, worker_in), inputs.worker_gbit_s),
                   link_seconds(std::max(box_in, box_out), inputs.box_gbit_s)) +
          product_s + box_product_s;
 }
 
-std::string_view name_of(FactorWay way) {
+std::string_view name_of(MatrixExchange exchange) {
   constexpr std::string_view kNames[] = {"whole", "box", "ranks"};
-  return kNames[static_cast<size_t>(way)];
+  return kNames[static_cast<size_t>(exchange)];
 }
 
-WayCost whole_way(uint64_t elements, const WayInputs& inputs) {
+ExchangeCost whole_cost(uint64_t elements, const ExchangeInputs& inputs) {
   const double out = inputs.gradient_bytes * static_cast<double>(elements);
   const double in = inputs.result_bytes * static_cast<double>(elements);
   return {.worker_out = out,
@@ -151,7 +153,8 @@ WayCost whole_way(uint64_t elements, const WayInputs& inputs) {
           .box_out = in * inputs.ranks};
 }
 
-std::optional<WayCost> box_way(uint64_t rows, uint64_t columns, const WayInputs& inputs) {
+std::optional<ExchangeCost> box_cost(uint64_t rows, uint64_t columns,
+                                     const ExchangeInputs& inputs) {
   KeySpec key{.elements = rows * columns, .shape = {rows, columns}};
   if (inputs.box_cores == 0 || inputs.samples > kMaxRankLimit || columns > kMaxTileColumns) {
     return std::nullopt;
@@ -163,21 +166,21 @@ std::optional<WayCost> box_way(uint64_t rows, uint64_t columns, const WayInputs&
   // Each chunk has all of the right vectors, and the number of pairs.
   const double sent =
       kElementBytes * static_cast<double>(inputs.samples * (rows + chunks * columns) + chunks);
-  const WayCost whole = whole_way(rows * columns, inputs);
+  const ExchangeCost whole = whole_cost(rows * columns, inputs);
   const double flops = 2 * inputs.ranks * static_cast<double>(inputs.samples) *
                        static_cast<double>(rows) * static_cast<double>(columns);
   // The core with the most chunks multiplies the longest.
   const uint64_t most = (chunks + inputs.box_cores - 1) / inputs.box_cores;
   const double share =
       std::min(1.0, static_cast<double>(most * key.tile_rows) / static_cast<double>(rows));
-  return WayCost{.worker_out = sent,
-                 .worker_in = whole.worker_in,
-                 .box_in = sent * inputs.ranks,
-                 .box_out = whole.box_out,
-                 .box_product_s = flops * share / (inputs.box_product_gflop_s * 1e9)};
+  return ExchangeCost{.worker_out = sent,
+                      .worker_in = whole.worker_in,
+                      .box_in = sent * inputs.ranks,
+                      .box_out = whole.box_out,
+                      .box_product_s = flops * share / (inputs.box_product_gflop_s * 1e9)};
 }
 
-WayCost ranks_way(uint64_t rows, uint64_t columns, const WayInputs& inputs) {
+ExchangeCost ranks_cost(uint64_t rows, uint64_t columns, const ExchangeInputs& inputs) {
   const auto samples = static_cast<double>(inputs.samples);
   const double bytes = kElementBytes * samples * static_cast<double>(rows + columns);
   const double of_all = bytes * inputs.ranks;
@@ -190,71 +193,72 @@ WayCost ranks_way(uint64_t rows, uint64_t columns, const WayInputs& inputs) {
           .product_s = flops / (inputs.product_gflop_s * 1e9)};
 }
 
-Ways choose_ways(const JobSpec& spec, const WayInputs& inputs,
-                 std::span<const LayerComputing> layers) {
+Exchanges choose_exchanges(const JobSpec& spec, const ExchangeInputs& inputs,
+                           std::span<const LayerComputing> layers) {
   check(inputs);
-  Ways ways;
+  Exchanges exchanges;
   Costs all_whole(spec, layers), chosen(spec, layers);
   for (uint32_t k = 0; k < spec.keys.size(); ++k) {
     const KeySpec& key = spec.keys[k];
-    const WayCost whole = whole_way(key.elements, inputs);
-    ways.all_whole += whole;
+    const ExchangeCost whole = whole_cost(key.elements, inputs);
+    exchanges.all_whole += whole;
     all_whole.of_key(k) += whole;
     if (key.shape.size() != 2) {
-      ways.chosen += whole;
+      exchanges.chosen += whole;
       chosen.of_key(k) += whole;
       continue;
     }
     const auto [rows, columns] = std::pair(key.shape[0], key.shape[1]);
-    ways.matrices.push_back({.key = k,
-                             .rows = rows,
-                             .columns = columns,
-                             .whole = whole,
-                             .ranks = ranks_way(rows, columns, inputs),
-                             .box = box_way(rows, columns, inputs)});
+    exchanges.matrices.push_back({.key = k,
+                                  .rows = rows,
+                                  .columns = columns,
+                                  .whole = whole,
+                                  .ranks = ranks_cost(rows, columns, inputs),
+                                  .box = box_cost(rows, columns, inputs)});
   }
-  std::vector<MatrixWays*> undecided;
-  for (MatrixWays& matrix : ways.matrices) {
-    if (ways_of(matrix, inputs).size() > 1) undecided.push_back(&matrix);
+  std::vector<MatrixCosts*> undecided;
+  for (MatrixCosts& matrix : exchanges.matrices) {
+    if (exchanges_of(matrix, inputs).size() > 1) undecided.push_back(&matrix);
   }
-  const auto larger = [](const MatrixWays* a, const MatrixWays* b) {
+  const auto larger = [](const MatrixCosts* a, const MatrixCosts* b) {
     return a->rows * a->columns > b->rows * b->columns;
   };
   std::ranges::stable_sort(undecided, larger);
   undecided.resize(std::min(undecided.size(), kMostUndecided));
   Costs others = chosen;
-  for (const MatrixWays& matrix : ways.matrices) {
+  for (const MatrixCosts& matrix : exchanges.matrices) {
     if (std::ranges::find(undecided, &matrix) == undecided.end()) {
       others.of_key(matrix.key) += matrix.whole;
     }
   }
   Search(undecided, inputs, others).run();
-  for (const MatrixWays& matrix : ways.matrices) {
-    ways.chosen += matrix.cost();
+  for (const MatrixCosts& matrix : exchanges.matrices) {
+    exchanges.chosen += matrix.cost();
     chosen.of_key(matrix.key) += matrix.cost();
   }
   if (!layers.empty()) {
-    ways.whole_of_layer = all_whole.of_layers();
-    ways.chosen_of_layer = chosen.of_layers();
+    exchanges.whole_of_layer = all_whole.of_layers();
+    exchanges.chosen_of_layer = chosen.of_layers();
   }
-  return ways;
+  return exchanges;
 }
 
 namespace {
 
-std::string describe_iterations(const Ways& ways, const WayInputs& inputs,
+std::string describe_iterations(const Exchanges& exchanges, const ExchangeInputs& inputs,
                                 std::span<const LayerComputing> layers) {
   const double alone = computing_seconds(layers);
   TextTable table({"exchange", "ms", "iteration ms", "with overlap", "visible ms", "of ranks"},
                   true);
-  const auto add = [&](const char* name, const WayCost& all, std::span<const WayCost> of_layer) {
+  const auto add = [&](const char* name, const ExchangeCost& all,
+                       std::span<const ExchangeCost> of_layer) {
     const double with = iteration_seconds(layers, of_layer, inputs, true);
     table.add({name, milliseconds(all.seconds(inputs)),
                milliseconds(iteration_seconds(layers, of_layer, inputs, false)), milliseconds(with),
                milliseconds(with - alone), fmt::format("{:.2f}", inputs.ranks * alone / with)});
   };
-  add("all whole", ways.all_whole, ways.whole_of_layer);
-  add("as chosen", ways.chosen, ways.chosen_of_layer);
+  add("all whole", exchanges.all_whole, exchanges.whole_of_layer);
+  add("as chosen", exchanges.chosen, exchanges.chosen_of_layer);
   return fmt::format("What computing hides ({} layers, {} ms of an iteration)\n", layers.size(),
                      milliseconds(alone)) +
          table.text();
@@ -262,14 +266,14 @@ std::string describe_iterations(const Ways& ways, const WayInputs& inputs,
 
 }  // namespace
 
-std::string describe(const Ways& ways, const JobSpec& spec, const WayInputs& inputs,
+std::string describe(const Exchanges& exchanges, const JobSpec& spec, const ExchangeInputs& inputs,
                      std::span<const LayerComputing> layers) {
   TextTable table({"matrix", "rows", "columns", "whole ms", "box ms", "of which products",
                    "ranks ms", "of which products", "way", "key"},
                   true);
   size_t as_factors = 0;
-  for (const MatrixWays& matrix : ways.matrices) {
-    as_factors += matrix.way != FactorWay::kWhole ? 1 : 0;
+  for (const MatrixCosts& matrix : exchanges.matrices) {
+    as_factors += matrix.exchange != MatrixExchange::kWhole ? 1 : 0;
     const auto& box = matrix.box;
     table.add({fmt::to_string(matrix.key), fmt::to_string(matrix.rows),
                fmt::to_string(matrix.columns), milliseconds(matrix.whole.seconds(inputs)),
@@ -277,7 +281,7 @@ std::string describe(const Ways& ways, const JobSpec& spec, const WayInputs& inp
                box ? milliseconds(box->box_product_s) : "-",
                inputs.to_ranks ? milliseconds(matrix.ranks.seconds(inputs)) : "-",
                inputs.to_ranks ? milliseconds(matrix.ranks.product_s) : "-",
-               std::string(name_of(matrix.way)), spec.keys[matrix.key].name});
+               std::string(name_of(matrix.exchange)), spec.keys[matrix.key].name});
   }
   return fmt::format(
              "Ways of matrices (ranks: {}; samples of each: {}; links of a rank {:g} Gbit/s, of "
@@ -286,9 +290,10 @@ std::string describe(const Ways& ways, const JobSpec& spec, const WayInputs& inp
              inputs.product_gflop_s, inputs.box_cores, inputs.box_product_gflop_s) +
          table.text() +
          fmt::format("All keys: {} ms whole, {} ms with {} of {} matrices as factors\n",
-                     milliseconds(ways.all_whole.seconds(inputs)),
-                     milliseconds(ways.chosen.seconds(inputs)), as_factors, ways.matrices.size()) +
-         (layers.empty() ? "" : describe_iterations(ways, inputs, layers));
+                     milliseconds(exchanges.all_whole.seconds(inputs)),
+                     milliseconds(exchanges.chosen.seconds(inputs)), as_factors,
+                     exchanges.matrices.size()) +
+         (layers.empty() ? "" : describe_iterations(exchanges, inputs, layers));
 }
 
 }  // namespace phub
