@@ -20,7 +20,7 @@
 #include "phub/commands/commands.h"
 #include "phub/commands/config.h"
 #include "phub/commands/serve_setup.h"
-#include "phub/control/gate.h"
+#include "phub/control/access.h"
 #include "phub/control/port.h"
 #include "phub/control/tls_front.h"
 #include "phub/rack/parent_client.h"
@@ -74,8 +74,8 @@ void check_exposed(const ServeConfig& config, const HttpServer& port) {
   }
 }
 
-void warn_of_no_tokens(const Gate& gate) {
-  if (gate.is_empty()) spdlog::warn("the file of --tokens holds no token: everybody is refused");
+void warn_of_no_tokens(const Access& access) {
+  if (access.is_empty()) spdlog::warn("the file of --tokens holds no token: everybody is refused");
 }
 
 // Says at the start what each worker of this rack would have to be told.
@@ -93,30 +93,30 @@ void look_at_parent(const ServeConfig& config) {
 // good. Without them SIGHUP does nothing, but would end the server.
 class SecretsWatch {
  public:
-  SecretsWatch(boost::asio::io_context& io, std::optional<Gate>& gate, TlsFront* tls,
+  SecretsWatch(boost::asio::io_context& io, std::optional<Access>& access, TlsFront* tls,
                TlsServerContext* tls_of_data, Server& server)
-      : gate_(gate),
+      : access_(access),
         tls_(tls),
         tls_of_data_(tls_of_data),
         server_(server),
         signals_(io, SIGHUP),
         timer_(io) {
     await_signal();
-    if (gate_) await_time();
+    if (access_) await_time();
   }
 
  private:
   void await_signal() {
     signals_.async_wait([this](const boost::system::error_code& error, int) {
       if (error) return;
-      if (gate_) {
-        reload("tokens", *gate_);
-        warn_of_no_tokens(*gate_);
-        gate_->sweep(server_);
+      if (access_) {
+        reload("tokens", *access_);
+        warn_of_no_tokens(*access_);
+        access_->sweep(server_);
       }
       if (tls_of_data_ != nullptr) reload("certificate and its key for data", *tls_of_data_);
       if (tls_ != nullptr) reload("certificate and its key", *tls_);
-      if (!gate_ && tls_ == nullptr) {
+      if (!access_ && tls_ == nullptr) {
         spdlog::warn(
             "SIGHUP: this server has no --tokens and no --tls-cert to read again; restart it to "
             "add them");
@@ -137,12 +137,12 @@ class SecretsWatch {
     timer_.expires_after(std::chrono::seconds(1));
     timer_.async_wait([this](const boost::system::error_code& error) {
       if (error) return;
-      gate_->sweep(server_);
+      access_->sweep(server_);
       await_time();
     });
   }
 
-  std::optional<Gate>& gate_;
+  std::optional<Access>& access_;
   TlsFront* const tls_;
   TlsServerContext* const tls_of_data_;
   Server& server_;
@@ -229,11 +229,11 @@ void serve(const ServeConfig& config) {
     trace.emplace(config.trace, "phub serve");
     options.trace_events = config.trace_events;
   }
-  std::optional<Gate> gate;
+  std::optional<Access> access;
   if (!config.tokens.empty()) {
-    gate.emplace(config.tokens);
-    warn_of_no_tokens(*gate);
-    options.quota_of = [&gate](const Caller& creator) { return gate->quota_of(creator); };
+    access.emplace(config.tokens);
+    warn_of_no_tokens(*access);
+    options.quota_of = [&access](const Caller& creator) { return access->quota_of(creator); };
   }
   const std::unique_ptr<ParentClient> parent = make_parent(config);
   options.parent = parent.get();
@@ -250,14 +250,14 @@ void serve(const ServeConfig& config) {
   boost::asio::signal_set signals(io, SIGINT, SIGTERM);
   SavingEnd end(io, signals, server, config.save_limit_ms);
   const std::unique_ptr<TlsFront> tls = make_tls(config, io);
-  const SecretsWatch watch(io, gate, tls.get(), start.tls_of_data ? &*start.tls_of_data : nullptr,
+  const SecretsWatch watch(io, access, tls.get(), start.tls_of_data ? &*start.tls_of_data : nullptr,
                            server);
   ServerLoop loop(server, io);
   HttpOptions http;
   http.listen = config.listen;
   http.after_request = [&loop] { loop.poll_soon(); };
   http.background = &server.background();
-  if (gate) http.gate = &*gate;
+  if (access) http.access = &*access;
   http.tls = tls.get();
   http.audit = [](const std::string& line) { spdlog::info("{}", escaped(line)); };
   HttpServer port(io, server, http);

@@ -58,11 +58,11 @@ Credential Call::sender(const CallInfo& info, Credential who) {
 // who names no incarnation and shows no ticket: nothing, or a token.
 bool Call::is_admin(const Credential& who) const {
   Caller caller;
-  if (gate == nullptr) {
+  if (access == nullptr) {
     const std::string_view shown = request.authorization;
     return who.incarnation == 0 && (shown.empty() || shown.starts_with("Bearer phub-"));
   }
-  return !gate->check(Need::kOwn, job, request.authorization, handler, caller) && caller.is_admin;
+  return !access->check(Need::kOwn, job, request.authorization, handler, caller) && caller.is_admin;
 }
 
 void Call::forget(ControlHandler& handler, const JoinReply& joined) {
@@ -76,9 +76,9 @@ void Call::forget(ControlHandler& handler, const JoinReply& joined) {
 
 ServerStatus Call::visible_status() const {
   ServerStatus status = handler.status();
-  if (gate == nullptr) return status;
+  if (access == nullptr) return status;
   std::erase_if(status.jobs,
-                [this](const JobStatus& job) { return !gate->sees(request.caller, job.name); });
+                [this](const JobStatus& job) { return !access->sees(request.caller, job.name); });
   return status;
 }
 

@@ -26,7 +26,7 @@ struct Call {
   ControlHandler& handler;
   const HttpCounters& counters;
   Background* background;
-  const Gate* gate;
+  const Access* access;
   Answer answer;
   Routed routed = {};
   std::string about = {};              // for the audit

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "phub/background.h"
-#include "phub/control/gate.h"
+#include "phub/control/access.h"
 #include "phub/control/handler.h"
 
 namespace boost::asio {
@@ -44,7 +44,7 @@ struct HttpOptions {
   // token and no ticket. Null: nobody gets them.
   std::function<void(const std::string& line)> audit;
   std::function<void()> after_request;  // called after each call of the handler
-  const Gate* gate = nullptr;           // null: everybody may do everything
+  const Access* access = nullptr;       // null: everybody may do everything
   TlsFront* tls = nullptr;              // null: plain HTTP
   // Decodes and encodes long bodies and answers. Null: the control thread does.
   Background* background = nullptr;

@@ -147,13 +147,13 @@ std::optional<HeadRefusal> refuse_bytes(std::string_view method, std::string_vie
 }
 
 std::optional<HeadRefusal> authorize(std::string_view method, std::string_view target,
-                                     std::string_view authorization, const Gate* gate,
+                                     std::string_view authorization, const Access* access,
                                      const ControlHandler& handler, Caller& caller) {
-  if (gate == nullptr) return std::nullopt;
+  if (access == nullptr) return std::nullopt;
   Target parsed;
   const Route* const route = find_route(method, path_of(target), parsed);
   if (route == nullptr) return std::nullopt;  // there is nothing to be had
-  return gate->check(route->info.need, parsed.job, authorization, handler, caller);
+  return access->check(route->info.need, parsed.job, authorization, handler, caller);
 }
 
 HttpResponse error_response(unsigned status, ErrorCode code, std::string_view message) {
@@ -167,7 +167,7 @@ HttpResponse error_response(ErrorCode code, std::string_view message) {
 }
 
 Routed route(HttpRequest request, ControlHandler& handler, const HttpCounters& counters,
-             Background* background, const Gate* gate, Call::Answer reply) {
+             Background* background, const Access* access, Call::Answer reply) {
   struct State {
     bool answered = false;
     std::string_view path;
@@ -180,7 +180,7 @@ Routed route(HttpRequest request, ControlHandler& handler, const HttpCounters& c
     response.path = state->path;
     reply(std::move(response));
   };
-  Call call{{}, std::move(request), handler, counters, background, gate, once, {}};
+  Call call{{}, std::move(request), handler, counters, background, access, once, {}};
   try {
     dispatch(call, state->path);
   } catch (const Error& error) {

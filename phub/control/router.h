@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "phub/background.h"
-#include "phub/control/gate.h"
+#include "phub/control/access.h"
 #include "phub/control/handler.h"
 #include "phub/control/metrics.h"
 #include "transport/control/calls.h"
@@ -60,10 +60,10 @@ std::optional<HeadRefusal> refuse_bytes(std::string_view method, std::string_vie
                                         std::string_view authorization, uint64_t bytes,
                                         ControlHandler& handler);
 
-// Whether the sender may do what it asks, once the header is there. Sets `caller`. Null `gate`:
+// Whether the sender may do what it asks, once the header is there. Sets `caller`. Null `access`:
 // everybody may.
 std::optional<HeadRefusal> authorize(std::string_view method, std::string_view target,
-                                     std::string_view authorization, const Gate* gate,
+                                     std::string_view authorization, const Access* access,
                                      const ControlHandler& handler, Caller& caller);
 
 // A `Problem` (transport/README.md), with the HTTP status of the code unless another is given.
@@ -78,6 +78,6 @@ struct Routed {
 // Calls `reply` exactly once, possibly later. Long messages are decoded and encoded in the
 // background; null: by the caller.
 Routed route(HttpRequest request, ControlHandler& handler, const HttpCounters& counters,
-             Background* background, const Gate* gate, std::function<void(HttpResponse)> reply);
+             Background* background, const Access* access, std::function<void(HttpResponse)> reply);
 
 }  // namespace phub

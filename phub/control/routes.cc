@@ -44,7 +44,7 @@ constexpr RouteInfo info_of(const CallInfo& call, std::string_view request,
 
 // The body may have 64 MiB: it is decoded beside the control thread.
 void join(Call& call) {
-  const bool may_replace = call.gate == nullptr || call.request.caller.may_replace;
+  const bool may_replace = call.access == nullptr || call.request.caller.may_replace;
   const auto text = std::make_shared<HttpRequest>(std::move(call.request));
   const auto request = std::make_shared<JoinRequest>();
   Call::run(

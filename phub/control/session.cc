@@ -198,7 +198,7 @@ void HttpSession::on_continued(const SystemError& error) {
 std::optional<HeadRefusal> HttpSession::authorize_caller(const Message& message) {
   caller_ = {};
   return authorize(view_of(message.method_string()), view_of(message.target()),
-                   view_of(message[http::field::authorization]), shared_->options.gate,
+                   view_of(message[http::field::authorization]), shared_->options.access,
                    *shared_->handler, caller_);
 }
 
@@ -267,7 +267,7 @@ void HttpSession::dispatch() {
   // The handler may call the reply function long after this connection has ended.
   Routed routed =
       route(std::move(request), *shared_->handler, shared_->counters, shared_->options.background,
-            shared_->options.gate, [weak = weak_from_this(), keep_alive](HttpResponse response) {
+            shared_->options.access, [weak = weak_from_this(), keep_alive](HttpResponse response) {
               const auto self = weak.lock();
               if (self && self->waiting_) self->respond(std::move(response), keep_alive);
             });

@@ -71,7 +71,7 @@ CRASH = ("phub/checkpoint_crash_test",)
 DAMAGE = ("phub/checkpoint_damage_test",)
 FORMAT = ("phub/checkpoint_format_test",)
 STORE = ("phub/checkpoint_store_test",)
-GATE = "phub/control/gate.cc"
+ACCESS = "phub/control/access.cc"
 TOKENS = "phub/control/tokens.cc"
 QUOTAS = "phub/quotas.cc"
 ROUTER = "phub/control/routes.cc"
@@ -425,25 +425,25 @@ MUTANTS = [
            "for (size_t i = 0; i < a.size(); ++i) different |= static_cast<unsigned>(a[i] ^ b[i]);",
            "for (size_t i = 0; i < a.size() / 2; ++i) different |= static_cast<unsigned>(a[i] ^ b[i]);",
            ("phub/tokens_test",)),
-    Mutant("pattern: a token is good for jobs of others", GATE,
+    Mutant("pattern: a token is good for jobs of others", ACCESS,
            "if (!job.empty() && !token->covers(job)) {",
            "if (false) {", ("phub/access_test",)),
-    Mutant("expiry: a token that has expired is good", GATE,
+    Mutant("expiry: a token that has expired is good", ACCESS,
            "  if (token->expired(clock_())) {",
            "  if (false) {", ("phub/access_test",)),
-    Mutant("role: an observer may train", GATE,
+    Mutant("role: an observer may train", ACCESS,
            "if (token->role < least_role(need)) {",
            "if (token->role < least_role(need) && need != Need::kTrain) {", ("phub/access_test",)),
-    Mutant("delete: whoever trains may delete", GATE,
+    Mutant("delete: whoever trains may delete", ACCESS,
            "      return Role::kAdmin;\n",
            "      return Role::kTrain;\n", ("phub/access_test",)),
-    Mutant("job-token: a job's token is good for every job", GATE,
+    Mutant("job-token: a job's token is good for every job", ACCESS,
            "owner == nullptr || !same_ticket(owner->token_sha256, hex_of(shown))",
            "owner == nullptr", ("phub/access_test",)),
     Mutant("replace: whoever trains may replace a rank", ROUTER,
            "if (!refused && request->replace && !may_replace) {",
            "if (false) {", ("phub/access_test",)),
-    Mutant("revoke: ranks outlive their token", GATE,
+    Mutant("revoke: ranks outlive their token", ACCESS,
            """  if (token == nullptr) return fmt::format("the token '{}' was revoked", caller.name);\n""",
            "  if (token == nullptr) return {};\n", ("phub/access_test", "phub/tokens_test")),
     Mutant("join-id: who knows the id of somebody's join gets its answer", MEMBER_DESK,

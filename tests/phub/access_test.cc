@@ -1,5 +1,7 @@
 // Who may do what, over real sockets with a real server: every message, in every state of a job,
 // with every credential that is not good for it is refused and changes nothing.
+#include "phub/control/access.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -15,7 +17,6 @@
 #include <vector>
 
 #include "numa/topology.h"
-#include "phub/control/gate.h"
 #include "phub/control/port.h"
 #include "phub/control/router.h"
 #include "phub/notes.h"
@@ -49,9 +50,9 @@ class GatedBox {
           {.name = name, .role = role, .jobs = {jobs}, .digest = sha256(secret[name])});
       if (name == "late") tokens.back().expires_s = 1000;
     }
-    gate.emplace(tokens, [this] { return now_s; });
+    access.emplace(tokens, [this] { return now_s; });
     ServerOptions options;
-    options.quota_of = [this](const Caller& creator) { return gate->quota_of(creator); };
+    options.quota_of = [this](const Caller& creator) { return access->quota_of(creator); };
     options.topology = numa::from_synthetic(topology);
     options.pin = false;
     options.note = [this](const std::string& line) { notes.push_back(line); };
@@ -62,7 +63,7 @@ class GatedBox {
     HttpOptions http;
     http.listen = {"127.0.0.1:0"};
     http.after_request = [this] { loop->poll_soon(); };
-    http.gate = &*gate;
+    http.access = &*access;
     http.audit = [this](const std::string& line) { audit.push_back(line); };
     port = std::make_unique<HttpServer>(io, *server, http);
     address = port->addresses().front();
@@ -129,7 +130,7 @@ class GatedBox {
   int64_t now_s = 2000;
   std::map<std::string, std::string> secret;
   std::vector<Token> tokens;
-  std::optional<Gate> gate;
+  std::optional<Access> access;
   std::vector<std::string> audit, notes;  // control thread
   SteadyClock clock;
   boost::asio::io_context io{1};
@@ -343,9 +344,9 @@ TEST(Access, ARevokedTokenEndsItsRanks) {
       if (how == "expired") tokens[0].expires_s = box.now_s;
       if (how == "other jobs") tokens[0].jobs = {"carol-*"};
       if (how == "other role") tokens[0].role = Role::kObserve;
-      box.gate->sweep(*box.server);  // nothing has changed yet
-      box.gate->replace(tokens);
-      box.gate->sweep(*box.server);
+      box.access->sweep(*box.server);  // nothing has changed yet
+      box.access->replace(tokens);
+      box.access->sweep(*box.server);
     });
     ControlClient client(box.address);
     for (const JoinReply* reply : {&first, &by_job_token}) {
@@ -377,7 +378,7 @@ TEST(Access, AQuotaBoundsWhatIsCreatedWithAToken) {
   const auto set_quota = [&box](const Quota& quota) {
     box.on_control([&] {
       for (Token& token : box.tokens) token.quota = token.name == "alice" ? quota : Quota{};
-      box.gate->replace(box.tokens);
+      box.access->replace(box.tokens);
     });
   };
   const auto refusal = [&box](const std::string& job, const std::string& token) -> std::string {
@@ -427,7 +428,7 @@ TEST(Access, AQuotaOfCoresIsSharedByTheJobsOfAToken) {
     for (Token& token : box.tokens) {
       if (token.name == "alice") token.quota.cores = 2;
     }
-    box.gate->replace(box.tokens);
+    box.access->replace(box.tokens);
   });
   const auto cores_of = [&box](const std::string& job, const std::string& token) {
     box.join(job, token, job);
@@ -457,8 +458,8 @@ TEST(Audit, WhatIsDoneAndRefusedLeavesALine) {
   alice.leave(GatedBox::ticket_of(other));
   box.on_control([&] {
     for (JobStatus& job : box.server->status().jobs) EXPECT_EQ(job.name, "alice-1");
-    box.gate->replace({box.tokens.back()});  // root alone
-    box.gate->sweep(*box.server);
+    box.access->replace({box.tokens.back()});  // root alone
+    box.access->sweep(*box.server);
   });
   EXPECT_THROW(ControlClient(box.address, joined.job_token).remove("alice-1", kMs), Error);
 

@@ -12,7 +12,7 @@
 #include <functional>
 #include <random>
 
-#include "phub/control/gate.h"
+#include "phub/control/access.h"
 #include "tests/seeds.h"
 #include "tests/temporary_directory.h"
 #include "tests/worker/expect_error.h"
@@ -219,13 +219,13 @@ TEST_F(TokensFile, IsForItsOwnerOnly) {
 }
 
 TEST_F(TokensFile, AWrongOneChangesNothing) {
-  Gate gate(path_);
+  Access access(path_);
   write(entry("a") + "oops");
-  EXPECT_THAT(error_of([&] { gate.reload(); }), HasSubstr("tokens.toml:"));
-  EXPECT_EQ(gate.why_not({.name = "a", .id = kHash}, "j"), "");
+  EXPECT_THAT(error_of([&] { access.reload(); }), HasSubstr("tokens.toml:"));
+  EXPECT_EQ(access.why_not({.name = "a", .id = kHash}, "j"), "");
   write(entry("b", "", std::string(64, 'b')));
-  gate.reload();
-  EXPECT_EQ(gate.why_not({.name = "a", .id = kHash}, "j"), "the token 'a' was revoked");
+  access.reload();
+  EXPECT_EQ(access.why_not({.name = "a", .id = kHash}, "j"), "the token 'a' was revoked");
 }
 
 }  // namespace tokens_test

@@ -1,6 +1,5 @@
 // Finds the sender of a request, and decides whether they may do what it asks: before anything is
-// done, and before a body is read. Without a tokens file the gate is open: everybody may do
-// everything.
+// done, and before a body is read. Without a tokens file everybody may do everything.
 //
 // A request shows a token of the tokens file, or the job token that the creator of a job got with
 // the answer to its join: that one joins, deletes and shows this job, and nothing else. It is good
@@ -31,15 +30,15 @@ enum class Need {
   kOwn,      // the job's token, or role admin
 };
 
-class Gate {
+class Access {
  public:
   using Clock = std::function<int64_t()>;  // seconds since the epoch
   static Clock system_clock();
 
   // Throws as load_tokens().
-  explicit Gate(std::string path, Clock clock = system_clock());
+  explicit Access(std::string path, Clock clock = system_clock());
   // Tests use this.
-  Gate(std::vector<Token> tokens, Clock clock);
+  Access(std::vector<Token> tokens, Clock clock);
 
   // Reads the file again. Throws as load_tokens(); then the tokens stay as they were.
   void reload();

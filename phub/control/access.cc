@@ -1,4 +1,4 @@
-#include "phub/control/gate.h"
+#include "phub/control/access.h"
 
 #include <fmt/format.h>
 
@@ -37,7 +37,7 @@ Role least_role(Need need) {
 
 }  // namespace
 
-Gate::Clock Gate::system_clock() {
+Access::Clock Access::system_clock() {
   return [] {
     using namespace std::chrono;
     return int64_t{
@@ -45,24 +45,24 @@ Gate::Clock Gate::system_clock() {
   };
 }
 
-Gate::Gate(std::string path, Clock clock) : path_(std::move(path)), clock_(std::move(clock)) {
+Access::Access(std::string path, Clock clock) : path_(std::move(path)), clock_(std::move(clock)) {
   reload();
 }
 
-Gate::Gate(std::vector<Token> tokens, Clock clock) : clock_(std::move(clock)) {
+Access::Access(std::vector<Token> tokens, Clock clock) : clock_(std::move(clock)) {
   replace(std::move(tokens));
 }
 
-void Gate::reload() { replace(load_tokens(path_)); }
+void Access::reload() { replace(load_tokens(path_)); }
 
-void Gate::replace(std::vector<Token> tokens) {
+void Access::replace(std::vector<Token> tokens) {
   tokens_ = std::move(tokens);
   by_id_.clear();
   for (size_t i = 0; i < tokens_.size(); ++i) by_id_[hex_of(tokens_[i].digest)] = i;
 }
 
 // Compares with all of them, so that the time does not tell which one it is like.
-const Token* Gate::find(const Digest& shown) const {
+const Token* Access::find(const Digest& shown) const {
   const Token* found = nullptr;
   for (const Token& token : tokens_) {
     if (same_digest(token.digest, shown)) found = &token;
@@ -70,14 +70,14 @@ const Token* Gate::find(const Digest& shown) const {
   return found;
 }
 
-const Token* Gate::find_id(const std::string& id) const {
+const Token* Access::find_id(const std::string& id) const {
   const auto at = by_id_.find(id);
   return at == by_id_.end() ? nullptr : &tokens_[at->second];
 }
 
-std::optional<HeadRefusal> Gate::check(Need need, std::string_view job,
-                                       std::string_view authorization,
-                                       const ControlHandler& handler, Caller& caller) const {
+std::optional<HeadRefusal> Access::check(Need need, std::string_view job,
+                                         std::string_view authorization,
+                                         const ControlHandler& handler, Caller& caller) const {
   if (need == Need::kNothing) return std::nullopt;
   if (!authorization.starts_with(kBearerWord) || authorization.size() == kBearerWord.size() ||
       authorization.size() > kBearerWord.size() + kMaxTokenBytes) {
@@ -107,9 +107,10 @@ std::optional<HeadRefusal> Gate::check(Need need, std::string_view job,
   return std::nullopt;
 }
 
-std::optional<HeadRefusal> Gate::check_job_token(Need need, std::string_view job,
-                                                 const Digest& shown, const ControlHandler& handler,
-                                                 Caller& caller) const {
+std::optional<HeadRefusal> Access::check_job_token(Need need, std::string_view job,
+                                                   const Digest& shown,
+                                                   const ControlHandler& handler,
+                                                   Caller& caller) const {
   const JobOwner* owner = job.empty() ? nullptr : handler.owner(std::string(job));
   if (owner == nullptr || !same_ticket(owner->token_sha256, hex_of(shown))) {
     return unknown(job.empty() ? "this is not a token of this server"
@@ -125,18 +126,18 @@ std::optional<HeadRefusal> Gate::check_job_token(Need need, std::string_view job
   return std::nullopt;
 }
 
-Quota Gate::quota_of(const Caller& caller) const {
+Quota Access::quota_of(const Caller& caller) const {
   const Token* token = find_id(caller.id);
   if (token != nullptr) return token->quota;
   return caller.id.empty() ? Quota{} : Quota{0, 0, 0, 0, 0};  // it was revoked meanwhile
 }
 
-bool Gate::sees(const Caller& caller, std::string_view job) const {
+bool Access::sees(const Caller& caller, std::string_view job) const {
   const Token* token = find_id(caller.id);
   return token != nullptr && token->covers(job);
 }
 
-std::string Gate::why_not(const Caller& caller, std::string_view job) const {
+std::string Access::why_not(const Caller& caller, std::string_view job) const {
   const Token* token = find_id(caller.id);
   if (token == nullptr) return fmt::format("the token '{}' was revoked", caller.name);
   if (token->expired(clock_())) return fmt::format("the token '{}' has expired", caller.name);
@@ -146,7 +147,7 @@ std::string Gate::why_not(const Caller& caller, std::string_view job) const {
   return "";
 }
 
-void Gate::sweep(ControlHandler& handler) const {
+void Access::sweep(ControlHandler& handler) const {
   handler.expel([this](const Caller& caller, const std::string& job) {
     return caller.id.empty() ? std::string() : why_not(caller, job);
   });
