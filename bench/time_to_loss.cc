@@ -16,7 +16,7 @@
 #include "worker/examples/digits_training.h"
 #include "worker/examples/files.h"
 #include "worker/examples/program.h"
-#include "worker/send_order.h"
+#include "worker/session/send_order.h"
 #include "worker/worker.h"
 
 namespace phub::digits {

@@ -7,7 +7,7 @@
 #include <optional>
 #include <utility>
 
-#include "worker/c_abi/any_error.h"
+#include "worker/any_error.h"
 
 namespace phub {
 namespace {

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <utility>
 
-#include "worker/c_abi/any_error.h"
+#include "worker/any_error.h"
 
 namespace phub {
 namespace {

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "transport/memory_device.h"
-#include "worker/c_abi/any_error.h"
+#include "worker/any_error.h"
 #include "worker/worker_impl.h"
 
 namespace phub {

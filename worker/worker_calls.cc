@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "transport/control/branch_runs.h"
-#include "worker/c_abi/any_error.h"
-#include "worker/key_states.h"
+#include "worker/any_error.h"
+#include "worker/save/key_states.h"
 #include "worker/worker.h"
 #include "worker/worker_impl.h"
 

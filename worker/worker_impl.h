@@ -18,17 +18,17 @@
 #include <utility>
 #include <vector>
 
-#include "worker/completion_queue.h"
-#include "worker/gradient_coder.h"
-#include "worker/join.h"
-#include "worker/link_keeper.h"
-#include "worker/registered_memory.h"
-#include "worker/saver.h"
-#include "worker/session.h"
-#include "worker/sleeper.h"
-#include "worker/stalls.h"
+#include "worker/link/join.h"
+#include "worker/link/link_keeper.h"
+#include "worker/memory/gradient_coder.h"
+#include "worker/memory/registered_memory.h"
+#include "worker/progress/completion_queue.h"
+#include "worker/progress/sleeper.h"
+#include "worker/progress/stalls.h"
+#include "worker/progress/worker_trace.h"
+#include "worker/save/saver.h"
+#include "worker/session/session.h"
 #include "worker/worker.h"
-#include "worker/worker_trace.h"
 
 namespace phub {
 

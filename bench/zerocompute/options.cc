@@ -17,7 +17,7 @@
 #include "transport/control/rank_tree.h"
 #include "transport/error.h"
 #include "transport/paced/nic_budget.h"
-#include "worker/send_order.h"
+#include "worker/session/send_order.h"
 #include "worker/worker.h"
 
 namespace phub {

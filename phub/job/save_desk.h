@@ -3,11 +3,11 @@
 //
 // Without ranks that save their own state, a snapshot is of the round before its boundary. With
 // them it is of the first round, from its boundary on, that is a multiple of --checkpoint-every:
-// ranks know these rounds from the reply to their join (worker/saver.h). No chunk has closed that
-// round when the cores learn of it, so no rank has its results yet, and no part can come before the
-// box knows that it wants the part. The boundary is made as soon as the snapshot before is written,
-// long before it is needed. Out of lock-step some ranks are further than others: the round is one
-// that none has begun.
+// ranks know these rounds from the reply to their join (worker/save/saver.h). No chunk has closed
+// that round when the cores learn of it, so no rank has its results yet, and no part can come
+// before the box knows that it wants the part. The boundary is made as soon as the snapshot before
+// is written, long before it is needed. Out of lock-step some ranks are further than others: the
+// round is one that none has begun.
 //
 // Without an optimizer, in lock-step, the model is the workers' own: a checkpoint has only parts.
 //

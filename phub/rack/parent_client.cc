@@ -39,7 +39,7 @@ std::string transport_of_job(ControlClient& client, const std::string& job) {
   }
 }
 
-// As workers choose (worker/connect.h), but for shared memory, which is for workers alone.
+// As workers choose (worker/link/connect.h), but for shared memory, which is for workers alone.
 std::string choose_for_auto(ControlClient& client, const std::string& job) {
   ServerStatus status;
   try {

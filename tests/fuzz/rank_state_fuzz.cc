@@ -9,7 +9,7 @@
 #include "tests/fuzz/input.h"
 #include "transport/error.h"
 #include "worker/data_shards.h"
-#include "worker/rank_state.h"
+#include "worker/save/rank_state.h"
 
 using namespace phub;  // NOLINT: a fuzz target
 

@@ -7,7 +7,7 @@
 
 #include "tests/sim/rack_oracle.h"
 #include "transport/error.h"
-#include "worker/gradient_coder.h"
+#include "worker/memory/gradient_coder.h"
 
 namespace phub::sim {
 

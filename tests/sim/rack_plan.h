@@ -11,7 +11,7 @@
 #include "transport/control/interest.h"
 #include "transport/control/job_spec.h"
 #include "transport/sim/net.h"
-#include "worker/send_order.h"
+#include "worker/session/send_order.h"
 
 namespace phub::sim {
 

@@ -17,7 +17,7 @@
 #include "tests/sim/rack_plan.h"
 #include "tests/transport/adder.h"
 #include "transport/sim/net.h"
-#include "worker/switch_port.h"
+#include "worker/link/switch_port.h"
 
 namespace phub::sim {
 

@@ -8,7 +8,7 @@
 
 #include "tests/sim/rack.h"
 #include "tests/sim/virtual_clock.h"
-#include "worker/switch_link.h"
+#include "worker/link/switch_link.h"
 
 namespace phub::sim {
 namespace {

@@ -16,10 +16,10 @@
 #include "transport/control/branch_messages.h"
 #include "transport/control/messages.h"
 #include "transport/transport.h"
-#include "worker/gradient_coder.h"
-#include "worker/rank_state.h"
-#include "worker/saved_rounds.h"
-#include "worker/session.h"
+#include "worker/memory/gradient_coder.h"
+#include "worker/save/rank_state.h"
+#include "worker/save/saved_rounds.h"
+#include "worker/session/session.h"
 
 namespace phub::sim {
 

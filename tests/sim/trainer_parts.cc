@@ -1,4 +1,4 @@
-// What a simulated process saves of its own: its parts of checkpoints, as worker/saver.h sends
+// What a simulated process saves of its own: its parts of checkpoints, as worker/save/saver.h sends
 // them.
 #include <fmt/format.h>
 
@@ -10,7 +10,7 @@
 #include "tests/sim/rack.h"
 #include "tests/sim/trainer.h"
 #include "tests/sim/virtual_clock.h"
-#include "worker/rank_state.h"
+#include "worker/save/rank_state.h"
 
 namespace phub::sim {
 namespace {

@@ -1,5 +1,5 @@
-// A simulated process gets and sets the state of keys, as worker/key_states.cc does: beside its
-// training, one call at a time.
+// A simulated process gets and sets the state of keys, as worker/save/key_states.cc does: beside
+// its training, one call at a time.
 #include <algorithm>
 #include <memory>
 #include <string>

@@ -11,7 +11,7 @@
 
 #include "tests/worker/process.h"
 #include "transport/control/control_client.h"
-#include "worker/session.h"
+#include "worker/session/session.h"
 
 namespace phub::testing {
 

@@ -20,7 +20,7 @@
 #include "transport/control/http_client.h"
 #include "transport/control/messages_json.h"
 #include "transport/shm/transport.h"
-#include "worker/session.h"
+#include "worker/session/session.h"
 
 namespace phub::testing {
 namespace bad_input_test {

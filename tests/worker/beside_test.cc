@@ -14,7 +14,7 @@
 #include "tests/worker/box.h"
 #include "transport/control/control_client.h"
 #include "transport/error.h"
-#include "worker/session.h"
+#include "worker/session/session.h"
 
 namespace phub::testing {
 namespace beside_test {

@@ -16,7 +16,7 @@
 #include "tests/worker/box.h"
 #include "tests/worker/expect_error.h"
 #include "tests/worker/grouped_training.h"
-#include "worker/gradient_coder.h"
+#include "worker/memory/gradient_coder.h"
 
 namespace phub {
 namespace coded_test {

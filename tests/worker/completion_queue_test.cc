@@ -1,6 +1,6 @@
 // The order in which announced pushes end, and when they are too late; and that a push has its own
 // time limit, whatever the others have.
-#include "worker/completion_queue.h"
+#include "worker/progress/completion_queue.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

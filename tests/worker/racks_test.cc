@@ -23,7 +23,7 @@
 #include "tests/worker/grouped_training.h"
 #include "tests/worker/training.h"
 #include "transport/control/control_client.h"
-#include "worker/session.h"
+#include "worker/session/session.h"
 
 namespace phub {
 namespace racks_test {

@@ -17,7 +17,7 @@
 #include "tests/worker/server_process.h"
 #include "tests/worker/training.h"
 #include "transport/control/control_client.h"
-#include "worker/join.h"
+#include "worker/link/join.h"
 #include "worker/worker.h"
 
 namespace phub::testing {

@@ -28,10 +28,10 @@
 #include "tests/worker/expect_error.h"
 #include "tests/worker/saved_box.h"
 #include "tests/worker/saving_program.h"
-#include "worker/join.h"
-#include "worker/link_keeper.h"
+#include "worker/link/join.h"
+#include "worker/link/link_keeper.h"
 #include "worker/phub.h"
-#include "worker/rank_state.h"
+#include "worker/save/rank_state.h"
 
 namespace phub::testing {
 namespace saver_test {

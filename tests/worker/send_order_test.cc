@@ -11,7 +11,7 @@
 #include "kernels/kernels.h"
 #include "tests/worker/session_rig.h"
 #include "transport/error.h"
-#include "worker/magnitude.h"
+#include "worker/memory/magnitude.h"
 
 namespace phub {
 namespace send_order_test {

@@ -7,7 +7,7 @@
 
 #include "transport/transport.h"
 #include "transport/wire.h"
-#include "worker/session.h"
+#include "worker/session/session.h"
 
 namespace phub::testing {
 

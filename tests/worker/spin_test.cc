@@ -1,4 +1,4 @@
-#include "worker/spin.h"
+#include "worker/progress/spin.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>

@@ -1,6 +1,6 @@
 // A rank that passes a key over holds the others up: they are told early, by rank and key, and so
 // is that rank, whose parameters would silently be old.
-#include "worker/stalls.h"
+#include "worker/progress/stalls.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -17,7 +17,7 @@
 
 #include "tests/worker/box.h"
 #include "tests/worker/process.h"
-#include "worker/worker_trace.h"
+#include "worker/progress/worker_trace.h"
 
 namespace phub {
 namespace trace_test {

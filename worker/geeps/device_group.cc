@@ -15,7 +15,7 @@
 #include "kernels/kernels.h"
 #include "transport/error.h"
 #include "worker/geeps/key_queue.h"
-#include "worker/key_arrays.h"
+#include "worker/memory/key_arrays.h"
 
 namespace phub::geeps {
 namespace {

@@ -5,7 +5,7 @@
 #include <deque>
 #include <thread>
 
-#include "worker/c_abi/any_error.h"
+#include "worker/any_error.h"
 
 namespace phub::geeps {
 

@@ -19,7 +19,7 @@
 #include "transport/error.h"
 #include "worker/geeps/key_queue.h"
 #include "worker/geeps/tables.h"
-#include "worker/key_arrays.h"
+#include "worker/memory/key_arrays.h"
 
 namespace phub::geeps {
 namespace {

@@ -1,7 +1,7 @@
 #include "worker/geeps/worker_exchange.h"
 
 #include "worker/geeps/tables.h"
-#include "worker/key_arrays.h"
+#include "worker/memory/key_arrays.h"
 
 namespace phub::geeps {
 

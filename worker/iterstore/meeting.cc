@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string_view>
 
-#include "worker/c_abi/any_error.h"
+#include "worker/any_error.h"
 
 namespace phub::iterstore {
 

@@ -18,7 +18,7 @@
 #include "worker/geeps/exchange.h"
 #include "worker/geeps/key_queue.h"
 #include "worker/iterstore/store.h"
-#include "worker/key_arrays.h"
+#include "worker/memory/key_arrays.h"
 
 namespace phub::examples {
 

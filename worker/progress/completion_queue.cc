@@ -1,0 +1,47 @@
+#include "worker/progress/completion_queue.h"
+
+#include "transport/error.h"
+
+namespace phub {
+
+void CompletionQueue::expect(const Pushed& pushed, void* tag, Time deadline) {
+  PHUB_CHECK(!at_[pushed.key]);
+  expected_.push_back(
+      {.what = {.pushed = pushed, .tag = tag, .end = End::kHere}, .deadline = deadline});
+  at_[pushed.key] = std::prev(expected_.end());
+}
+
+void CompletionQueue::end(Entries::iterator entry, End how) {
+  entry->what.end = how;
+  at_[entry->what.pushed.key].reset();
+  ended_.splice(ended_.end(), expected_, entry);
+}
+
+void CompletionQueue::arrived(size_t key) {
+  if (at_[key]) end(*at_[key], End::kHere);
+}
+
+void CompletionQueue::expire(Time now) {
+  while (!expected_.empty() && expected_.front().deadline < now) {
+    end(expected_.begin(), End::kLate);
+  }
+}
+
+void CompletionQueue::fail_all() {
+  while (!expected_.empty()) end(expected_.begin(), End::kFailed);
+}
+
+void CompletionQueue::forget() {
+  for (const Entry& entry : expected_) at_[entry.what.pushed.key].reset();
+  expected_.clear();
+  ended_.clear();
+}
+
+CompletionQueue::Ended CompletionQueue::pop() {
+  PHUB_CHECK(!ended_.empty());
+  const Ended first = ended_.front().what;
+  ended_.pop_front();
+  return first;
+}
+
+}  // namespace phub
