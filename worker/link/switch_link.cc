@@ -18,160 +18,13 @@
 #include "transport/switch/stream.h"
 #include "transport/wire.h"
 #include "transport/wrapped_link.h"
+#include "worker/link/switched_stream.h"
 
 namespace phub {
 namespace {
 
 constexpr uint32_t kPackets = 4 * SwitchSocket::kBatch;  // taken in one poll
-constexpr uint64_t kNever = ~uint64_t{0};
-
-struct SwitchedChunk {
-  uint64_t gradient_offset = 0;
-  uint32_t elements = 0;
-  uint32_t queue = 0, index = 0;
-  uint64_t round = 0;  // of the latest post, or before the first
-  Write write = {};    // that, if it is
-  enum State : uint8_t {
-    kIdle,     // posted directly, or its result is here
-    kWaits,    // for its turn
-    kThrough,  // the switch
-    kDirect    // its generation has ended: it is to be posted
-  } state = kIdle;
-};
-
-// What one core of the box takes.
-class Stream final : public SwitchOwner {
- public:
-  Stream(const Layout& layout, const SwitchStream& stream, const JoinReply& reply,
-         const SwitchPatience& patience, Datagrams& datagrams, std::span<const std::byte> gradients)
-      : box_(switch_address(stream.address)),
-        first_slot_(stream.first_slot),
-        slots_(stream.slots),
-        first_generation_(reply.through_switch.generation),
-        first_round_(reply.first_round),
-        datagrams_(datagrams),
-        gradients_(gradients) {
-    for (const uint32_t id : switch_chunks(layout, stream.queues)) {
-      const ChunkLayout& chunk = layout.chunks[id];
-      chunks_.push_back({.gradient_offset = chunk.gradient_offset,
-                         .elements = chunk.elements,
-                         .queue = chunk.queue,
-                         .index = chunk.index,
-                         .round = reply.first_round - 1});
-    }
-    sender_.emplace(
-        SwitchSenderOptions{.worker = static_cast<uint8_t>(reply.rank),
-                            .workers = switch_workers(reply.through_switch.workers),
-                            .generation = reply.through_switch.generation,
-                            .first_slot = static_cast<uint16_t>(stream.first_slot),
-                            .slots = static_cast<uint16_t>(stream.slots),
-                            .max_chunks = static_cast<uint32_t>(chunks_.size()) + stream.slots + 1,
-                            .retry_ns = patience.retry_ns,
-                            .give_up_ns = patience.silence_ns,
-                            .probe_ns = patience.probe_ns},
-        *this);
-    if (reply.through_switch.later) leave();
-  }
-
-  std::vector<SwitchedChunk>& chunks() { return chunks_; }
-  SwitchSender& sender() { return *sender_; }
-  // Nothing goes through the switch until another generation begins. False: so it was.
-  bool leave() {
-    sender_->end();
-    return !std::exchange(has_left_, true);
-  }
-  bool has_left() const { return has_left_; }
-  // For good: the program's order would hold up another generation as well.
-  void stay_away() { stays_away_ = true; }
-  bool stays_away() const { return stays_away_; }
-  // Whether this round goes through the switch.
-  bool takes(uint64_t round) const { return !has_left_ && round >= first_round_; }
-
-  // Another generation. REQUIRES: has_left(), and no chunk waits or is on its way.
-  void begin(const SwitchBeginning& beginning) {
-    sender_->begin(switch_generation(first_generation_, first_slot_, beginning.index));
-    index_ = beginning.index;
-    first_round_ = beginning.round;
-    next_ = waiting_ = 0;
-    has_left_ = false;
-  }
-  uint32_t index() const { return index_; }  // of the generation
-  // That a generation can begin with: nothing of it is posted.
-  bool is_before(uint64_t round) const {
-    return std::ranges::all_of(chunks_, [round](const auto& each) { return each.round < round; });
-  }
-  bool has(uint32_t slot) const { return slot >= first_slot_ && slot - first_slot_ < slots_; }
-  // Since when chunks wait for one that this worker has not posted; kNever: none does.
-  uint64_t misses_one_since_ns() const {
-    return waiting_ > 0 && chunks_[next_].state == SwitchedChunk::kIdle ? moved_ns_ : kNever;
-  }
-
-  void take(SwitchedChunk& chunk, const Write& write, uint64_t now) {
-    ++chunk.round;
-    chunk.write = write;
-    chunk.state = SwitchedChunk::kWaits;
-    if (waiting_++ == 0) moved_ns_ = now;
-    advance(now);
-  }
-  void answered(SwitchedChunk& chunk, uint64_t now) {
-    if (chunk.state == SwitchedChunk::kWaits) --waiting_;
-    chunk.state = SwitchedChunk::kIdle;
-    moved_ns_ = now;
-  }
-
-  // Sends what may go now.
-  void advance(uint64_t now) {
-    while (chunks_[next_].state == SwitchedChunk::kWaits && !sender_->full() && !sender_->ended()) {
-      SwitchedChunk& chunk = chunks_[next_];
-      chunk.state = SwitchedChunk::kThrough;
-      --waiting_;
-      moved_ns_ = now;
-      const bool null = decode(chunk.write.imm).kind == ImmKind::kNull;
-      const int exponent =
-          null ? kSwitchNothing
-               : kernels::exponent_of(gradients_.data() + chunk.gradient_offset, chunk.elements);
-      const uint32_t number = next_;
-      next_ = next_ + 1 < chunks_.size() ? next_ + 1 : 0;
-      sender_->push({.handle = chunk.round << 32 | number,
-                     .round = static_cast<uint32_t>(chunk.round),
-                     .chunk = number,
-                     .elements = chunk.elements,
-                     .exponent = static_cast<int16_t>(exponent)},
-                    now);
-    }
-  }
-
-  // Of a chunk whose result is here nobody takes the numbers any more, and its gradient may be
-  // another one.
-  void fill(uint64_t handle, uint32_t first, int exponent, std::span<int32_t> codes) override {
-    const SwitchedChunk& chunk = chunks_[static_cast<uint32_t>(handle)];
-    const bool there = chunk.state == SwitchedChunk::kThrough &&
-                       static_cast<uint32_t>(chunk.round) == handle >> 32;
-    const bool null = decode(chunk.write.imm).kind == ImmKind::kNull;
-    if (!there || null) return void(std::ranges::fill(codes, 0));
-    kernels::align(gradients_.data() + chunk.gradient_offset, chunk.elements, exponent, first,
-                   codes);
-  }
-  void send(const SwitchPacket& packet) override {
-    datagrams_.send(std::as_bytes(std::span(&packet, 1)), box_);
-  }
-
- private:
-  const sockaddr_in box_;
-  const uint32_t first_slot_, slots_;
-  const uint64_t first_generation_;
-  uint64_t first_round_;  // of this one
-  uint32_t index_ = 0;
-  bool has_left_ = false;  // it
-  bool stays_away_ = false;
-  Datagrams& datagrams_;
-  const std::span<const std::byte> gradients_;
-  std::vector<SwitchedChunk> chunks_;
-  std::optional<SwitchSender> sender_;
-  uint32_t next_ = 0;
-  uint32_t waiting_ = 0;
-  uint64_t moved_ns_ = 0;  // when a chunk was taken, or began to wait, last
-};
+constexpr uint64_t kNever = SwitchedStream::kNever;
 
 // The session's thread, but for describe().
 class SwitchEndpoint final : public Endpoint {
@@ -185,8 +38,8 @@ class SwitchEndpoint final : public Endpoint {
     size_t chunks = 0;
     stream_of_queue_.resize(at_.size());
     for (const SwitchStream& stream : reply.through_switch.streams) {
-      streams_.push_back(std::make_unique<Stream>(layout, stream, reply, patience,
-                                                  port_->datagrams(), link.gradients()));
+      streams_.push_back(std::make_unique<SwitchedStream>(layout, stream, reply, patience,
+                                                          port_->datagrams(), link.gradients()));
       for (SwitchedChunk& chunk : streams_.back()->chunks()) {
         at_[chunk.queue][chunk.index] = {streams_.back().get(), &chunk};
         ++chunks;
@@ -267,7 +120,7 @@ class SwitchEndpoint final : public Endpoint {
 
  private:
   struct Place {
-    Stream* stream = nullptr;
+    SwitchedStream* stream = nullptr;
     SwitchedChunk* chunk = nullptr;
   };
 
@@ -280,7 +133,7 @@ class SwitchEndpoint final : public Endpoint {
   bool take_beginning(const Arrival& arrival) {
     const Imm imm = decode(arrival.imm);
     if (!arrival.ok || !is_switch_beginning(imm) || arrival.queue >= at_.size()) return false;
-    Stream* const stream = stream_of_queue_[arrival.queue];
+    SwitchedStream* const stream = stream_of_queue_[arrival.queue];
     if (stream == nullptr) return true;
     const SwitchBeginning beginning = switch_beginning(imm, stream->chunks().front().round);
     // It comes on every queue. One that comes too late is none: what this rank has sent ends it.
@@ -340,7 +193,7 @@ class SwitchEndpoint final : public Endpoint {
   }
 
   // What has no result goes directly.
-  void end(Stream& stream) {
+  void end(SwitchedStream& stream) {
     if (!stream.leave()) return;
     for (SwitchedChunk& chunk : stream.chunks()) {
       const bool open =
@@ -373,10 +226,10 @@ class SwitchEndpoint final : public Endpoint {
   Endpoint& endpoint_;
   const SwitchPatience patience_;
   const std::unique_ptr<SwitchPort> port_;
-  std::vector<std::unique_ptr<Stream>> streams_;
-  std::vector<std::vector<Place>> at_;    // by queue and index
-  std::vector<Stream*> stream_of_queue_;  // null: none
-  std::vector<SwitchedChunk*> direct_;    // after an end: to be posted
+  std::vector<std::unique_ptr<SwitchedStream>> streams_;
+  std::vector<std::vector<Place>> at_;            // by queue and index
+  std::vector<SwitchedStream*> stream_of_queue_;  // null: none
+  std::vector<SwitchedChunk*> direct_;            // after an end: to be posted
   std::atomic<uint64_t> through_{0};
   std::atomic<bool> in_use_{true};
 };

@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations`: as in pytorch.py.
 
+import weakref
 from typing import Any, NoReturn, Optional
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree
 
 from phub._views import tensor_over
+from phub._watch import Watch
 from phub.errors import InvalidError
 from phub.worker import Worker
 
@@ -110,3 +112,24 @@ def _refuse(_: torch.Tensor) -> NoReturn:
         "every rank would train its own. Use the original, or phub.ddp(copy.module) with another "
         "job's name; or, to train it on this rank alone, copy.module"
     )
+
+
+def let_step_alone(watch: Watch, wrapped: DistributedDataParallel) -> None:
+    """Steps within no_sync() are no error. The wrapped module is not kept alive."""
+    found = weakref.ref(wrapped)
+
+    def is_local() -> bool:
+        ddp = found()
+        return ddp is not None and not ddp.require_backward_grad_sync
+
+    watch.is_local = is_local
+
+
+def refuse_within_another(_module: nn.Module, _inputs: Any) -> None:
+    """Two reducers would exchange each gradient, and write to the same memory."""
+    if DistributedDataParallel._get_active_ddp_module() is not None:  # type: ignore[no-untyped-call]
+        raise InvalidError(
+            "the model of phub.ddp is within another DistributedDataParallel, which would exchange "
+            "its gradients once more (accelerator.prepare() and Trainer make one): leave one out. "
+            "With these use phub.ddp_hook: worker/python/frameworks.md has how"
+        )

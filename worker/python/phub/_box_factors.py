@@ -17,9 +17,9 @@ from torch.nn import functional
 from phub._exchanged import Exchanged
 from phub._factors import Linear, layers_of
 from phub._options import Key, Option
+from phub._tensors import DTYPES, memory_of
 from phub._views import tensor_over
 from phub.errors import InvalidError
-from phub.pytorch import DTYPES, memory_of
 
 Layers = dict[str, tuple[nn.Linear, int]]
 

@@ -21,9 +21,9 @@ from phub._awaited import (
     writing,
 )
 from phub._device import DeviceKeys
+from phub._tensors import DTYPES, memory_of
 from phub._views import tensor_over
 from phub.errors import InvalidError, TakenError
-from phub.pytorch import DTYPES, memory_of
 from phub.worker import Worker
 
 _STATE_LIMIT_S = 60.0  # for which other ranks may read the state

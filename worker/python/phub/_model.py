@@ -11,8 +11,8 @@ from torch import nn
 from phub import _device
 from phub._names import by_name, plain_name
 from phub._options import MAX_DIMENSIONS, Key, Option, check_results
+from phub._tensors import DTYPES, format_of_job
 from phub.errors import InvalidError
-from phub.pytorch import DTYPES, format_of_job
 
 Groups = Sequence[Mapping[str, Any]]
 

@@ -13,9 +13,9 @@ from phub._exchanged import Exchanged
 from phub._names import plain_name
 from phub._numbers import whole_number
 from phub._options import MAX_ROWS, Key
+from phub._tensors import DTYPES, memory_of
 from phub._views import tensor_over
 from phub.errors import InvalidError, NotFoundError
-from phub.pytorch import DTYPES, memory_of
 
 
 def rows_in(

@@ -14,10 +14,10 @@ from torch.distributed.tensor import DTensor, Shard
 from phub._memory import Memory
 from phub._names import by_name
 from phub._options import Option, check_results
+from phub._tensors import DTYPES, memory_of
 from phub._views import tensor_over
 from phub._watch import Watch
 from phub.errors import InvalidError
-from phub.pytorch import DTYPES, memory_of
 from phub.worker import Worker
 
 _REMEDY = (

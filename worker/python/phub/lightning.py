@@ -13,8 +13,9 @@ if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
 else:
     from lightning.pytorch.strategies import DDPStrategy  # type: ignore[import-not-found]
 
+from phub._alone import let_step_alone
 from phub.errors import InvalidError
-from phub.pytorch import DDPState, ddp_hook, let_step_alone
+from phub.pytorch import DDPState, ddp_hook
 
 
 class Strategy(DDPStrategy):  # type: ignore[misc]  # of any type where there is no Lightning
@@ -46,7 +47,7 @@ class Strategy(DDPStrategy):  # type: ignore[misc]  # of any type where there is
             )
         self.phub = DDPState(self.model.module, **self._phub_options)
         self.model.register_comm_hook(self.phub, ddp_hook)
-        let_step_alone(self.phub, self.model)
+        let_step_alone(self.phub.watch, self.model)
 
     def teardown(self) -> None:
         """Leaves the job."""

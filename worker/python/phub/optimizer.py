@@ -34,10 +34,10 @@ from phub._own_state import OwnState, Stateful
 from phub._rows import SparseRows, rows_in
 from phub._same import Same, is_due
 from phub._steps import Steps
+from phub._tensors import memory_of
 from phub._values import Values
 from phub._watch import Watch
 from phub.errors import Error, InvalidError, RewoundError
-from phub.pytorch import memory_of
 from phub.worker import Worker
 
 

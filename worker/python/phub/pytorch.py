@@ -9,10 +9,7 @@ buckets anew after the first step.
 
 import inspect
 import queue
-import threading
-import weakref
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any, Optional
 
 import torch
@@ -22,21 +19,20 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from phub import _device
-from phub._alone import USED, Group, Wrapped
+from phub._alone import USED, Group, Wrapped, let_step_alone, refuse_within_another
+from phub._buckets import Bucket, Buckets, answer, complete, gradients_of, start
 from phub._buffers import Buffers, check_statistics, worker_beside
 from phub._factors import Factors
-from phub._gathered import Together, gathered_of
-from phub._memory import Memory
+from phub._gathered import gathered_of
 from phub._names import by_name, plain_name
-from phub._options import MAX_DIMENSIONS, Key, Option, check_formats, check_results
-from phub._powersgd import Matrix, PowerSGD
+from phub._options import Key, Option, check_formats, check_results
+from phub._powersgd import PowerSGD
 from phub._same import Same
+from phub._tensors import DTYPES, FORMATS, format_of_job, key_for, memory_of, pull_into
 from phub._watch import Watch
 from phub.errors import InvalidError
 from phub.worker import Worker
 
-_FORMATS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
-DTYPES = {name: dtype for dtype, name in _FORMATS.items()}
 # DDP's argument, which newer versions of PyTorch have renamed.
 _SYNC_BUFFERS = next(
     name
@@ -50,118 +46,6 @@ _REMEDY = (
     "registers ddp_comm_hook on GPUs alone, and accelerate's comm_hook is for its own: "
     "worker/python/frameworks.md has the way for each"
 )
-
-
-@dataclass
-class _Bucket:
-    """Gradients whose results DDP waits for."""
-
-    buffer: torch.Tensor
-    keys: list[str] = field(default_factory=list)
-    matrices: list[Matrix] = field(default_factory=list)
-    groups: list[Together] = field(default_factory=list)
-    copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # to, from
-    future: Future[torch.Tensor] = field(default_factory=Future)
-    done: threading.Event = field(default_factory=threading.Event)
-    error: Optional[Exception] = None
-
-    def fail(self, error: Exception) -> None:
-        self.error = error
-        self.future.set_exception(error)  # type: ignore[arg-type]  # what it takes
-        self.done.set()
-
-
-_Buckets = queue.SimpleQueue[Optional[_Bucket]]
-
-
-def _complete(worker: Worker, buckets: _Buckets) -> None:
-    """The thread that ends the futures, in the order of the buckets."""
-    while (bucket := buckets.get()) is not None:
-        try:
-            _finish(worker, bucket)
-        except Exception as error:
-            bucket.fail(error)
-        del bucket  # or its memory would live until the next one comes
-
-
-def _finish(worker: Worker, bucket: _Bucket) -> None:
-    for key in bucket.keys:
-        worker.wait(key)
-    for matrix in bucket.matrices:
-        matrix.finish()
-    for group in bucket.groups:
-        worker.wait(group.key)
-        group.finish()
-    for gradient, result in bucket.copies:
-        gradient.copy_(result)
-    bucket.future.set_result(bucket.buffer)
-    bucket.done.set()
-
-
-def _answer(buckets: _Buckets, answered: _Buckets) -> None:
-    """The thread that pushes the second factors of PowerSGD, which waits only for the first ones.
-
-    If it waited for second ones, too, ranks whose buckets have another order would wait for each
-    other.
-    """
-    while (bucket := buckets.get()) is not None:
-        try:
-            for matrix in bucket.matrices:
-                matrix.answer()
-        except Exception as error:
-            bucket.fail(error)
-        else:
-            answered.put(bucket)
-        del bucket
-    answered.put(None)
-
-
-def _start(thread: Callable[..., None], *arguments: object) -> None:
-    threading.Thread(target=thread, args=arguments, name="phub-ddp", daemon=True).start()
-
-
-def _key_for(parameter: nn.Parameter) -> Key:
-    """With the parameter's shape, where the box has as many dimensions."""
-    shape = tuple(parameter.shape) if parameter.dim() <= MAX_DIMENSIONS else ()
-    return Key(parameter.numel(), shape=shape)
-
-
-def memory_of(tensor: torch.Tensor) -> Memory:
-    """For the worker."""
-    return Memory(tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)
-
-
-def _pull_into(worker: Worker, key: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
-    """The key's parameters, of this format; without a copy beside it where that can be."""
-    if tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.dtype == dtype:
-        worker.pull(key, memory_of(tensor.detach()))
-        return
-    received = torch.empty(tensor.shape, dtype=dtype)
-    worker.pull(key, memory_of(received))
-    tensor.copy_(received)
-
-
-def _gradients_of(bucket: GradBucket) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Of each parameter: a view of the bucket, of the parameter's shape.
-
-    DDP's buckets of sparse ones have none: a buffer alone.
-    """
-    if bucket.buffer().layout != torch.strided:
-        raise InvalidError(
-            f"a gradient of shape {tuple(bucket.buffer().shape)} is {bucket.buffer().layout}: DDP "
-            "exchanges dense ones. Use sparse=False, or phub.DistributedOptimizer, which sends rows"
-        )
-    for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-        if parameter.numel():
-            yield parameter, _with_order_of(parameter, gradient)
-
-
-def _with_order_of(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """What DDP gives as contiguous lies in the parameter's order, if that has no gaps."""
-    stride = parameter.stride()
-    if parameter.is_contiguous() or torch.empty_like(parameter, device="meta").stride() != stride:
-        return gradient
-    return gradient.as_strided(parameter.shape, stride, gradient.storage_offset())
 
 
 class DDPState:
@@ -216,7 +100,7 @@ class DDPState:
         exchanged = dict(self._parameters)
         for name in self.factors.weights if self.factors else ():
             del exchanged[name]
-        keys = {name: _key_for(p) for name, p in exchanged.items()}
+        keys = {name: key_for(p) for name, p in exchanged.items()}
         self.powersgd = None if powersgd is None else PowerSGD(exchanged, powersgd)
         if self.powersgd:
             given["parameter_dtype"] = options.get("parameter_dtype", "f32")  # what factors are
@@ -247,14 +131,14 @@ class DDPState:
         self._registered: dict[str, int] = {}
         self._strides = {name: p.stride() for name, p in self._parameters.items()}
         self._staged: dict[str, torch.Tensor] = {}
-        self._outstanding: list[_Bucket] = []
-        self._buckets: _Buckets = queue.SimpleQueue()
+        self._outstanding: list[Bucket] = []
+        self._buckets: Buckets = queue.SimpleQueue()
         last = self._buckets
         if self.powersgd:
             self.powersgd.join(self.worker)
             last = queue.SimpleQueue()
-            _start(_answer, self._buckets, last)
-        _start(_complete, self.worker, last)
+            start(answer, self._buckets, last)
+        start(complete, self.worker, last)
         self.watch = Watch(self.worker.job, exchanged, "phub's hook", _REMEDY)
         self.same = Same(module, self.worker, options) if self.world_size > 1 else None
 
@@ -286,7 +170,7 @@ class DDPState:
         if self._is_exact:
             self._broadcast_in(self.worker, self._result_dtype)
             return
-        keys = {name: _key_for(p) for name, p in self._alone().items()}
+        keys = {name: key_for(p) for name, p in self._alone().items()}
         if self._gathered:
             keys |= self._gathered.keys
         with worker_beside(
@@ -312,7 +196,7 @@ class DDPState:
         """That all ranks have the same small parameters: the keys of a job that nobody pushes."""
         if not self._gathered:
             return
-        keys = {name: _key_for(p) for name, p in self._parameters.items() if name in self._gathered}
+        keys = {name: key_for(p) for name, p in self._parameters.items() if name in self._gathered}
         late = "the other ranks compared their parameters"
         try:
             self._check_it_is_not_late()
@@ -352,9 +236,9 @@ class DDPState:
             return
         worker.broadcast()
         for name, parameter in alone.items():
-            _pull_into(worker, name, parameter, dtype)
+            pull_into(worker, name, parameter, dtype)
         for group in together:
-            _pull_into(worker, group.key, group.memory, dtype)
+            pull_into(worker, group.key, group.memory, dtype)
             for name, place in group.places.items():
                 self._parameters[name].copy_(place)
 
@@ -398,9 +282,9 @@ class DDPState:
                 self.same.begin_backward(bucket.buffer())
         if _device.is_gpu(bucket.buffer().device):
             return self._exchange_on_device(bucket)
-        sent = _Bucket(bucket.buffer())
+        sent = Bucket(bucket.buffer())
         small: list[tuple[str, torch.Tensor]] = []
-        for parameter, gradient in _gradients_of(bucket):
+        for parameter, gradient in gradients_of(bucket):
             key = self._key_of(parameter)
             if self._gathered and key in self._gathered:
                 small.append((key, gradient))
@@ -432,7 +316,7 @@ class DDPState:
     def _exchange_on_device(self, bucket: GradBucket) -> Future[torch.Tensor]:
         _device.exchange_on(bucket.buffer().device, self.worker)
         on_device: _device.DeviceKeys = self.worker.on_device
-        gradients = {self._key_of(of): gradient for of, gradient in _gradients_of(bucket)}
+        gradients = {self._key_of(of): gradient for of, gradient in gradients_of(bucket)}
         for key, gradient in gradients.items():
             on_device.push(key, self._contiguous(key, gradient))
         return on_device.pull_later(gradients, bucket.buffer())
@@ -498,31 +382,9 @@ class DDPState:
                 f"the gradient of '{key}' is {gradient.layout} on {gradient.device}: phub "
                 "exchanges dense gradients on the CPU"
             )
-        memory, kind = memory_of(gradient), _FORMATS[gradient.dtype]
+        memory, kind = memory_of(gradient), FORMATS[gradient.dtype]
         self.worker.register_memory(key, memory, memory, gradient_dtype=kind, parameter_dtype=kind)
         self._registered[key] = address
-
-
-def format_of_job(parameters: Mapping[str, nn.Parameter]) -> str:
-    """The parameters' format if all have the same, else f32: the library converts."""
-    if not parameters:
-        raise InvalidError("no parameter of the module requires a gradient")
-    for name, parameter in parameters.items():
-        known = parameter.device.type == "cpu" or _device.is_gpu(parameter.device)
-        if parameter.dtype not in _FORMATS or not known:
-            raise InvalidError(
-                f"parameter '{name}' is {parameter.dtype} on {parameter.device}: phub exchanges "
-                "float32, bfloat16 and float16 on the CPU or a GPU"
-            )
-    places = {str(parameter.device): name for name, parameter in parameters.items()}
-    if len(places) > 1:
-        found = ", ".join(f"'{name}' on {place}" for place, name in places.items())
-        raise InvalidError(
-            f"parameters are on several devices ({found}): a rank exchanges those of one; use a "
-            "rank per GPU"
-        )
-    kinds = {_FORMATS[parameter.dtype] for parameter in parameters.values()}
-    return kinds.pop() if len(kinds) == 1 else "f32"
 
 
 def ddp_hook(state: DDPState, bucket: GradBucket) -> Future[torch.Tensor]:
@@ -580,29 +442,8 @@ def ddp(
         group.used = state.count_used()
     wrapped.register_comm_hook(state, ddp_hook)
     wrapped.phub = state  # type: ignore[assignment]
-    wrapped.register_forward_pre_hook(_refuse_within_another)
-    let_step_alone(state, wrapped)
+    wrapped.register_forward_pre_hook(refuse_within_another)
+    let_step_alone(state.watch, wrapped)
     if state.factors:
         state.factors.accumulates = lambda: not wrapped.require_backward_grad_sync
     return wrapped
-
-
-def let_step_alone(state: DDPState, wrapped: DistributedDataParallel) -> None:
-    """Steps within no_sync() are no error. The wrapped module is not kept alive."""
-    found = weakref.ref(wrapped)
-
-    def is_local() -> bool:
-        ddp = found()
-        return ddp is not None and not ddp.require_backward_grad_sync
-
-    state.watch.is_local = is_local
-
-
-def _refuse_within_another(_module: nn.Module, _inputs: Any) -> None:
-    """Two reducers would exchange each gradient, and write to the same memory."""
-    if DistributedDataParallel._get_active_ddp_module() is not None:  # type: ignore[no-untyped-call]
-        raise InvalidError(
-            "the model of phub.ddp is within another DistributedDataParallel, which would exchange "
-            "its gradients once more (accelerator.prepare() and Trainer make one): leave one out. "
-            "With these use phub.ddp_hook: worker/python/frameworks.md has how"
-        )

@@ -10,8 +10,9 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback  # type: ignore[import-not-found]
 
+from phub._alone import let_step_alone
 from phub.errors import InvalidError
-from phub.pytorch import DDPState, let_step_alone
+from phub.pytorch import DDPState
 
 
 class Callback(TrainerCallback):  # type: ignore[misc]  # of any type without transformers
@@ -41,7 +42,7 @@ class Callback(TrainerCallback):  # type: ignore[misc]  # of any type without tr
         self.phub = DDPState(
             ddp.module, rank=args.process_index, world_size=args.world_size, **self._options
         )
-        let_step_alone(self.phub, ddp)
+        let_step_alone(self.phub.watch, ddp)
         if self._ddp is not ddp:
             ddp.register_comm_hook(self, _exchange)
             self._ddp = ddp

@@ -4,50 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Mapping, Sequence
-from ctypes import byref, c_char_p, c_double, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+from collections.abc import Mapping
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
 from typing import Any
 
 from phub import _library, errors
-from phub._facts import Branch, Stats, Verdict
+from phub._branches import BranchCalls, hyper_value
+from phub._facts import Stats, Verdict
 from phub._handle import Handle
+from phub._key_states import StateCalls
 from phub._library import call
-from phub._memory import Memory, format_in_memory, memory_of_key, memory_of_numbers
+from phub._memory import format_in_memory, memory_of_numbers
 from phub._memory_device import MemoryDevice
-from phub._numbers import real_number, signed_number, whole_number
+from phub._numbers import real_number, signed_number
 from phub._options import Key, Option, add_keys, set_formats, set_options
 from phub._saver import Saver, set_saver
 from phub._waiting import waiting_call
 
 _DESCRIPTION_BYTES = 4096
-_MOST_RUNS = 1025  # PHUB_MOST_BRANCH_RUNS
-_MOST_BRANCHES = 511  # of a job: 255 that are killed, and one more than the option may be
-
-
-def _named(values: Mapping[str, float]) -> tuple[Any, Any, int]:
-    """Names, numbers, and how many there are, as C has them."""
-    names = (c_char_p * len(values))(*(name.encode() for name in values))
-    numbers = (c_double * len(values))(*(_hyper(name, values[name]) for name in values))
-    return names, numbers, len(values)
-
-
-def _hyper(name: str, value: float) -> float:
-    return real_number(f"hyperparameter '{name}'", value)
-
-
-def _branch(given: int) -> int:
-    return whole_number("the branch", given, 32)
-
-
-def _round(given: int) -> int:
-    return whole_number("the round", given, 64)
 
 
 def _priority(given: int) -> int:
     return signed_number("the priority", given, 32)
 
 
-class Worker:
+class Worker(BranchCalls, StateCalls):
     """One rank of a job: pushes gradients to the box, and has the box's results.
 
     Any thread may call any method; calls for one key must be in the order push, wait. Errors are
@@ -92,7 +73,7 @@ class Worker:
             add_keys(made, keys)
             set_formats(made, formats or {})
             for name, value in (hyper or {}).items():
-                call("options_set_hyper", made, name.encode(), _hyper(name, value))
+                call("options_set_hyper", made, name.encode(), hyper_value(name, value))
             used = set_saver(made, saver) if saver else None
             self.memory_device = None if ordinal is None else MemoryDevice(ordinal, keys)
             if self.memory_device:
@@ -114,7 +95,7 @@ class Worker:
         self._is_words = [isinstance(key, Key) and bool(key.operation) for key in keys.values()]
         self._parameter_dtype = format_in_memory(str(options.get("parameter_dtype", "f32")))
         self._owners: dict[int, tuple[object, object]] = {}
-        self.on_device: Any = None  # a DeviceKeys, which then exchanges the keys
+        self.on_device = None
 
     # ---- The job.
 
@@ -356,192 +337,6 @@ class Worker:
             return None
         return Verdict(found.round, found.norm, bool(found.skipped))
 
-    def set_hyper(self, values: Mapping[str, float], round: int = 0) -> int:  # noqa: A002
-        """Changes hyperparameters of the job from `round` on (0: the next). Returns the round.
-
-        That may be a later one; with a `batch` among them it is after the one in progress.
-        Any rank may call it, one or all of them: what several set for one round must be the same.
-        """
-        self._settle()
-        at = c_uint64(_round(round))
-        call("set_hyper", self._worker, *_named(values), byref(at))
-        return at.value
-
-    # ---- Branches, of a job with the option `branches`. One rank decides, or a program beside it.
-
-    def fork(
-        self,
-        parent: int = 0,
-        hyper: Mapping[str, float] | None = None,
-        round: int = 0,  # noqa: A002
-    ) -> tuple[int, int]:
-        """A branch that is as `parent` is before `round` (0: as soon as possible), but for `hyper`.
-
-        Returns its number, and the round. It has the parent's parameters, and the optimizer's
-        state. Nothing changes it until it is scheduled. Raises FullError: the job has as many as
-        its option `branches` allows.
-        """
-        self._settle()
-        at, child = c_uint64(_round(round)), c_uint32()
-        call("fork", self._worker, _branch(parent), *_named(hyper or {}), byref(at), byref(child))
-        return child.value, at.value
-
-    def schedule(self, *turns: int | tuple[int, int], round: int = 0) -> int:  # noqa: A002
-        """From `round` on (0: as soon as possible) these branches run, one after the other.
-
-        Each turn is (branch, rounds), the last a branch alone, which goes on until something else
-        is scheduled. Returns the round; the result of the round before it is what the first of
-        them has.
-        """
-        self._settle()
-        pairs = [turn if isinstance(turn, tuple) else (turn, 0) for turn in turns]
-        branches = (c_uint32 * len(pairs))(*(_branch(branch) for branch, _ in pairs))
-        rounds = (c_uint64 * len(pairs))(
-            *(whole_number("the number of rounds", rounds, 64) for _, rounds in pairs)
-        )
-        at = c_uint64(_round(round))
-        call("schedule", self._worker, branches, rounds, len(pairs), byref(at))
-        return at.value
-
-    def discard(self, branch: int, round: int = 0) -> int:  # noqa: A002
-        """The branch is gone from `round` on, and there is room for another. Returns the round."""
-        self._settle()
-        at = c_uint64(_round(round))
-        call("discard", self._worker, _branch(branch), byref(at))
-        return at.value
-
-    def kill(self, branch: int, round: int = 0) -> int:  # noqa: A002
-        """The branch goes to files at the box, and there is room for another when it is there.
-
-        The box takes a checkpoint for it once the rounds before the returned one are complete, and
-        then branches() has it `on_disk`. It can be revived, or discarded. Raises InvalidError: the
-        box keeps no checkpoints, or the branch is the last one that is scheduled.
-        """
-        self._settle()
-        at = c_uint64(_round(round))
-        call("kill", self._worker, _branch(branch), byref(at))
-        return at.value
-
-    def revive(self, branch: int, round: int = 0) -> int:  # noqa: A002
-        """From `round` on the branch is there as if it had never been killed. Returns the round.
-
-        The box reads its files meanwhile. Raises FullError: there is no room; InvalidError or
-        NotFoundError: it is not killed, or its files are damaged or gone.
-        """
-        self._settle()
-        at = c_uint64(_round(round))
-        call("revive", self._worker, _branch(branch), byref(at))
-        return at.value
-
-    def branch_in(self, round: int) -> int:  # noqa: A002
-        """The branch that runs in `round`: final for the one behind the latest result here."""
-        self._settle()
-        found = c_uint32()
-        call("branch_in", self._worker, _round(round), byref(found))
-        return found.value
-
-    def batch_in(self, round: int) -> int:  # noqa: A002
-        """The hyperparameter `batch` of the branch that runs then, in samples; 0: none is set."""
-        self._settle()
-        found = c_uint64()
-        call("batch_in", self._worker, _round(round), byref(found))
-        return found.value
-
-    def branch_runs(self) -> tuple[tuple[int, int], ...]:
-        """(round, branch): from this round on it runs, as far as it is decided. Rounds ascend."""
-        self._settle()
-        rounds, branches = (c_uint64 * _MOST_RUNS)(), (c_uint32 * _MOST_RUNS)()
-        count = c_size_t()
-        call("branch_runs", self._worker, rounds, branches, _MOST_RUNS, byref(count))
-        return tuple(zip(rounds[: count.value], branches[: count.value], strict=True))
-
-    def branches(self) -> tuple[Branch, ...]:
-        """All that there are, when everything is done that was decided."""
-        self._settle()
-        found = (_library.BranchInfo * _MOST_BRANCHES)()
-        count = c_size_t()
-        call("branches", self._worker, found, _MOST_BRANCHES, byref(count))
-        return tuple(
-            Branch(
-                of.branch,
-                of.parent,
-                of.round,
-                of.rounds,
-                bool(of.runs),
-                killed=of.killed > 0,
-                on_disk=of.killed > 1,
-                batch=of.batch,
-            )
-            for of in found[: count.value]
-        )
-
-    def report_loss(self, loss: float, round: int = 0) -> None:  # noqa: A002
-        """Tells the box this rank's loss in `round` (0: the one that it pushes next).
-
-        Before it pushes that round, and in ascending rounds; also a loss that is not finite. The
-        box keeps the means of the latest rounds, of all ranks that report, for `phub tune`.
-        """
-        self._settle()
-        call("report_loss", self._worker, real_number("the loss", loss), _round(round))
-
-    # ---- The state at the box, between rounds. TakenError: another rank reads or sets it.
-
-    @property
-    def state_names(self) -> tuple[str, ...]:
-        """What the optimizer keeps of a key: "exp_avg", "exp_avg_sq" … beside its parameters."""
-        names: list[str] = []
-        found = c_char_p()
-        with contextlib.suppress(errors.NotFoundError):
-            while True:
-                call("state_name", self._worker, len(names), byref(found))
-                names.append((found.value or b"").decode())
-        return tuple(names)
-
-    def get_state(self, into: Mapping[str, Sequence[Any]]) -> dict[str, int]:
-        """Copies the state of these keys: of each the parameters, then what `state_names` says.
-
-        Each array is a contiguous float32 buffer or a `Memory`. Returns the optimizer's steps of
-        each key. For jobs in lock-step, when this rank has all results and has pushed no key since.
-        """
-        self._settle()
-        steps = (c_uint64 * len(into))()
-        indices, arrays = self._state_arrays(into)
-        waiting_call("get_state", self._worker, indices, len(into), arrays, steps, None)
-        return dict(zip(into, steps, strict=True))
-
-    def set_state(self, arrays: Mapping[str, Sequence[Any]], steps: Mapping[str, int]) -> int:
-        """Sets the state of these keys for all ranks, as `get_state` gets it; one rank calls it.
-
-        Returns the round from which on the optimizer works on it.
-        """
-        self._settle()
-        numbers = (c_uint64 * len(arrays))(
-            *(whole_number(f"the steps of key '{key}'", steps[key], 64) for key in arrays)
-        )
-        indices, addresses = self._state_arrays(arrays)
-        at = c_uint64()
-        waiting_call("set_state", self._worker, indices, len(arrays), addresses, numbers, byref(at))
-        return at.value
-
-    # ---- This rank's own state, if the worker was made with a saver.
-
-    def restored(self, name: str) -> bytes | None:
-        """What the saver saved after the round before `first_round`, if the job goes on from there.
-
-        None: there is nothing of this name; the job begins, or this rank joined it in progress.
-        """
-        found, size = c_void_p(), c_size_t()
-        try:
-            call("restored", self._worker, name.encode(), byref(found), byref(size))
-        except errors.NotFoundError:
-            return None
-        return ctypes.string_at(found, size.value)
-
-    def save_point(self, round: int) -> None:  # noqa: A002
-        """After `round`, when the state is whole: from now on only this calls the saver."""
-        self._settle()
-        waiting_call("save_point", self._worker, _round(round))
-
     def barrier(self) -> None:
         """Waits for all live ranks."""
         waiting_call("barrier", self._worker)
@@ -596,28 +391,10 @@ class Worker:
 
     # ---- Inside.
 
-    def _settle(self) -> None:
-        """Before a call for the time between rounds: what streams have not pushed yet, is."""
-        if self.on_device:
-            self.on_device.wait()
-
     def _leave_device(self) -> None:
         on_device, self.on_device = self.on_device, None
         if on_device:
             on_device.close()
-
-    @property
-    def _worker(self) -> c_void_p:
-        handle: Handle | None = self.__dict__.get("_handle")
-        if handle is None:
-            raise errors.BadHandleError("the worker was closed")
-        return handle.value
-
-    def _at(self, key: str) -> int:
-        try:
-            return self._index[key]
-        except KeyError:
-            raise errors.NotFoundError(f"the job has no key '{key}'") from None
 
     def _info(self) -> _library.Info:
         info = _library.Info(size=ctypes.sizeof(_library.Info))
@@ -640,20 +417,3 @@ class Worker:
         memory = (ctypes.c_ubyte * size.value).from_address(address.value or 0)
         memory.handle = self._handle  # type: ignore[attr-defined]  # for as long as there is a view
         return memoryview(memory).cast("B").cast("f" if dtype == "f32" else "H")  # type: ignore[return-value]
-
-    def _state_arrays(self, given: Mapping[str, Sequence[Any]]) -> tuple[Any, Any]:
-        needed = 1 + len(self.state_names)
-        for key, arrays in given.items():
-            if len(arrays) != needed:
-                raise errors.InvalidError(
-                    f"key '{key}': the state is {needed} arrays (parameters, "
-                    f"{', '.join(self.state_names)}), not {len(arrays)}"
-                )
-        addresses = [self._memory(key, a, "f32").address for key in given for a in given[key]]
-        indices = (c_size_t * len(given))(*(self._at(key) for key in given))
-        return indices, (c_void_p * len(addresses))(*addresses)
-
-    def _memory(self, key: str, given: Any, dtype: str) -> Memory:
-        index = self._at(key)
-        words = self._is_words[index]
-        return memory_of_key(key, given, self._elements[index], dtype, are_words=words)
