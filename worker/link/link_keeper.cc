@@ -15,7 +15,7 @@ namespace {
 using std::chrono::milliseconds;
 constexpr uint32_t kGoodbyeMs = 2000;
 constexpr uint32_t kLeastHeartbeatMs = 100;
-constexpr milliseconds kBetweenQuestions{20};  // whether all ranks are there
+constexpr milliseconds kBetweenJoined{20};  // questions whether all ranks are there
 
 // Between attempts to reconnect: each pause is twice as long as the one before, up to a second.
 class Pause {
@@ -202,7 +202,7 @@ bool LinkKeeper::is_rewound() const {
 }
 
 void LinkKeeper::await_ranks() {
-  for (milliseconds pause{1};; pause = std::min(2 * pause, between_questions(kBetweenQuestions))) {
+  for (milliseconds pause{1};; pause = std::min(2 * pause, between_questions(kBetweenJoined))) {
     check();
     try {
       const auto heartbeat = [&](ControlClient& client) { return client.heartbeat(credential_); };
