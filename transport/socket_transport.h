@@ -1,5 +1,5 @@
 // The box's end of a transport that workers connect to over sockets: accepts connections and reads
-// their hellos. transport/README.md ("Admission") describes it.
+// their hellos. README.md ("Admission") describes it.
 #pragma once
 
 #include <sys/types.h>

@@ -1,4 +1,4 @@
-// The 32 bits that travel with every chunk. See transport/README.md for the byte formats.
+// The 32 bits that travel with every chunk. See README.md for the byte formats.
 #pragma once
 
 #include <cstdint>

@@ -77,10 +77,10 @@ void refuse(const Call& call, std::string_view path, std::string_view& pattern) 
     if (route.info.method == "GET") allowed += ", HEAD";
   }
   if (allowed.empty()) {
-    return call.answer(
-        error_response(ErrorCode::kNotFound,
-                       fmt::format("there is nothing at '{}'; the paths are in transport/README.md",
-                                   printable(call.request.target))));
+    return call.answer(error_response(
+        ErrorCode::kNotFound,
+        fmt::format("there is nothing at '{}'; the paths are in transport/control/README.md",
+                    printable(call.request.target))));
   }
   HttpResponse response =
       error_response(405, ErrorCode::kInvalid,

@@ -66,7 +66,8 @@ std::optional<HeadRefusal> authorize(std::string_view method, std::string_view t
                                      std::string_view authorization, const Access* access,
                                      const ControlHandler& handler, Caller& caller);
 
-// A `Problem` (transport/README.md), with the HTTP status of the code unless another is given.
+// A `Problem` (transport/control/README.md), with the HTTP status of the code unless another is
+// given.
 HttpResponse error_response(ErrorCode code, std::string_view message);
 HttpResponse error_response(unsigned status, ErrorCode code, std::string_view message);
 

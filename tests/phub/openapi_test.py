@@ -2,7 +2,7 @@
 """The control port's own description of itself, held against what it does: every answer fits its schema, and
 what a schema refuses the server refuses, too.
 
-  openapi_test.py PHUB TRANSPORT_README [SEED]"""
+  openapi_test.py PHUB CONTROL_README [SEED]"""
 import copy
 import http.client
 import json

@@ -1,5 +1,6 @@
 #!/usr/bin/python3
-"""A worker over TCP, written from transport/README.md and nothing else: it holds the page to the code.
+"""A worker over TCP, written from the documents of transport/ and nothing else: it holds
+them to the code.
 
     foreign_client.py PHUB
 

@@ -1,8 +1,9 @@
-// Holds transport/README.md ("Control port") and the code together.
+// Holds the documents of transport/control/ and the code together.
 #include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -25,14 +26,14 @@ using ::testing::ContainsRegex;
 
 using ::testing::HasSubstr;
 
+// All documents of the folder, one after another.
 std::string page() {
-  std::ifstream file(PHUB_SOURCE_DIR "/transport/README.md");
   std::stringstream text;
-  text << file.rdbuf();
-  const std::string all = text.str();
-  const size_t begin = all.find("\n## Control port");
-  EXPECT_NE(begin, all.npos);
-  return all.substr(begin, all.find("\n## ", begin + 1) - begin);
+  for (const auto& entry :
+       std::filesystem::directory_iterator(PHUB_SOURCE_DIR "/transport/control")) {
+    if (entry.path().extension() == ".md") text << std::ifstream(entry.path()).rdbuf() << '\n';
+  }
+  return text.str();
 }
 
 struct Example {

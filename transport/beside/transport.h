@@ -1,6 +1,6 @@
 // Memory beside a network (verbs, ofi): in one job, workers on a box's own host exchange with it
-// over memory, as over TCP (transport/README.md, "Near"), and over the network with other boxes;
-// workers of other hosts, over the network.
+// over memory, as over TCP (transport/tcp/README.md, "Near"), and over the network with other
+// boxes; workers of other hosts, over the network.
 //
 // Either side has two links of one job, in one memory: that of the network, and one of tcp's that
 // is near only. A queue pair is connected over one of them, which the worker chooses.

@@ -1,4 +1,4 @@
-// The messages of the calls about a job's branches. transport/README.md documents them.
+// The messages of the calls about a job's branches. branches.md documents them.
 //
 // A job whose spec has `branches` may be forked between two rounds: the child has the parameters
 // and the optimizer's states of its parent, and hyperparameters of its own. One branch runs in each

@@ -1,4 +1,4 @@
-// The messages of the calls about a job's losses. transport/README.md documents them.
+// The messages of the calls about a job's losses. branches.md documents them.
 //
 // Ranks report the loss of each of their rounds, and a program beside the training asks for them:
 // for each round it gets the mean over the ranks that reported it, and the branch that ran.

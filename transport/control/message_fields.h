@@ -1,5 +1,6 @@
 // The fields of every control message, by name: whether they are required or may be left out, and
-// the bounds that hold before anything is allocated. transport/README.md documents them.
+// the bounds that hold before anything is allocated. The documents of this folder say what each
+// field means.
 #pragma once
 
 #include "transport/control/branch_messages.h"

@@ -1,4 +1,5 @@
-// The control messages, decoded. JSON on the wire; transport/README.md documents every field.
+// The control messages, decoded. JSON on the wire; the documents of this folder say what every
+// field means.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // The options of a job that go together: the features that a job may have, and one table of the
-// pairs that are refused. transport/README.md shows it ("Options that do not go together").
+// pairs that are refused. joining.md shows it ("Options that do not go together").
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // The messages between a server and the boxes that serve under it. Such a box, a *shard*, has a
 // part of the chunks of the server's jobs; the server alone has their members. JSON on the wire;
-// transport/README.md documents every field.
+// shards.md documents every field.
 //
 // The shard sends requests, the server's orders come with the answers: POST /v1/shards once, then
 // POST /v1/shards/{shard}/mail again and again, with reports of events or to wait for orders.

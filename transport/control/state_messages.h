@@ -1,5 +1,5 @@
 // The messages of the calls that get and set the state of keys, and that ask for a checkpoint.
-// transport/README.md documents them.
+// staying.md documents them.
 #pragma once
 
 #include <cstdint>

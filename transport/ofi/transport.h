@@ -2,7 +2,7 @@
 // Slingshot, Omni-Path, RDMA, TCP). A worker writes its gradients into its slots on the box with
 // fi_writedata(), and the box its results into the worker's memory. Each queue has a TCP
 // connection, over which the two tell each other addresses and keys, and whose end tells that a
-// peer is gone. transport/README.md ("libfabric") has its messages, and describes the providers.
+// peer is gone. README.md has its messages, and describes the providers.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // The bytes that two processes share: the messages on the Unix socket and the rings in memory.
-// transport/README.md describes the same; a test holds the two together. Little endian.
+// README.md describes the same; a test holds the two together. Little endian.
 #pragma once
 
 #include <array>

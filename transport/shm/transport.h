@@ -1,7 +1,7 @@
 // Shared memory, for workers on the box itself. No payload is ever copied: a worker's gradient
 // slots are the memory that the box sums from, and the box's results are mapped, read-only, into
 // every worker. A 32-bit immediate per chunk moves, through a ring, and a doorbell when the other
-// side sleeps. transport/README.md ("Shared memory") describes every byte of it.
+// side sleeps. README.md describes every byte of it.
 #pragma once
 
 #include <cstdint>

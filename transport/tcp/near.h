@@ -1,5 +1,5 @@
 // A worker and a box of one host have this instead of a TCP connection: a Unix socket for the
-// frames, and memory that both map for their payloads. transport/README.md ("Near") describes it.
+// frames, and memory that both map for their payloads. README.md ("Near") describes it.
 //
 // The box copies, both ways, as a NIC would: from the worker's gradients into its own slots when a
 // frame is taken, and from its results into the worker's memory before it sends a frame. So the

@@ -1,4 +1,4 @@
-// The private data of a connection, byte for byte. transport/README.md describes the same. Little
+// The private data of a connection, byte for byte. README.md describes the same. Little
 // endian. (librdmacm carries at most 56 bytes with a request, 148 with a refusal, and pads with
 // zeros.)
 #pragma once

@@ -1,7 +1,7 @@
 // RDMA: InfiniBand and RoCE v2, over libibverbs and librdmacm. A worker writes its gradients
 // straight into its slots on the box, with 32 bits of immediate data; the box writes results
-// straight into the worker's memory. No processor copies anything. transport/README.md ("RDMA") has
-// the private data of a connection, the behaviour to expect of hardware, and how to tune it.
+// straight into the worker's memory. No processor copies anything. README.md has the private data
+// of a connection, the behaviour to expect of hardware, and how to tune it.
 #pragma once
 
 #include <cstdint>
