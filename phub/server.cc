@@ -148,11 +148,11 @@ void Server::poll() {
     if (!awaited_.empty()) await_no_longer();
   }
   if (host_.ending == 0) return;
-  std::vector<RunningJob*> gone;
-  for (auto& [name, job] : jobs_) {
-    if (job->gone()) gone.push_back(job.get());
+  std::vector<std::string> gone;
+  for (const auto& [name, job] : jobs_) {
+    if (job->gone()) gone.push_back(name);
   }
-  for (RunningJob* job : gone) retire(*job);
+  for (const std::string& name : gone) retire(name);
 }
 
 void Server::handle(const TransportEvent& event) {
@@ -415,7 +415,7 @@ void Server::await_no_longer() {
     return there >= awaited.second.shards || clock_.now_ms() > awaited.second.until_ms;
   });
   if (gone == 0) return;
-  for (const Join& join : std::exchange(waiting_, {})) place(join);
+  retry_.happen();
 }
 
 void Server::log(const std::string& name, uint64_t from, Reply<LogPage> reply) {

@@ -28,6 +28,7 @@
 #include "phub/notes.h"
 #include "phub/quotas.h"
 #include "phub/server_trace.h"
+#include "phub/task.h"
 #include "transport/control/rules.h"
 #include "transport/transport.h"
 
@@ -113,24 +114,14 @@ class Server final : public ControlHandler {
   std::string describe() const { return machine_.describe(); }
 
  private:
-  struct PendingJoin {
-    JoinRequest request;
-    Reply<JoinReply> reply;
-    Quota quota = {};  // the caller's, which may create a job with it
-  };
-  using Join = std::shared_ptr<PendingJoin>;
+  using Join = std::shared_ptr<JoinRequest>;
 
   // server_jobs.cc
-  void place(const Join& join);
-  void create(const Join& join);
-  void join_parent(const Join& join);
-  void build(const Join& join, const std::shared_ptr<Uplink>& uplink);
-  void created(const Join& join, const std::shared_ptr<RunningJob>& job,
-               const std::optional<Error>& refused);
-  void compare(RunningJob& job, const Join& join);
-  Reply<JoinReply> with_job_token(const Join& join);
+  Task<JoinReply> admit(Join join);     // a join, to its answer
+  Task<RunningJob*> create(Join join);  // makes the job of a join
+  Task<std::shared_ptr<Uplink>> join_parent(Join join);
   void add(const std::shared_ptr<RunningJob>& job);
-  void retire(RunningJob& gone);
+  Story retire(std::string name);
   RunningJob* find(const std::string& job);
   RunningJob& find_running(const std::string& job);  // throws kNotFound
   Features features_here(const JobSpec& spec) const;
@@ -156,11 +147,10 @@ class Server final : public ControlHandler {
   std::unordered_map<const CoreJob*, RunningJob*> by_core_job_;
   std::map<uint64_t, std::shared_ptr<RunningJob>> by_number_;  // those with parts elsewhere
   std::map<std::string, JobOwner> owners_;  // for those of jobs_ that were made with a token
-  std::map<std::string, std::vector<Join>> creating_;  // more joins of a job that is being made
+  std::map<std::string, Event> creating_;   // jobs that are being made: more joins wait for them
   std::vector<std::weak_ptr<Uplink>> uplinks_;  // those of jobs, and of jobs that are being made
-  // These wait until a job has ended whose name or memory they need, or until boxes are there
-  // again.
-  std::vector<Join> waiting_;
+  // Joins wait until a job has ended whose name or memory they need, or boxes are there again.
+  Event retry_;
   uint32_t freeing_ = 0;        // jobs that have ended but still hold memory
   uint64_t tick_ms_ = kIdleMs;  // the shortest of the jobs' intervals
   // Jobs that have lost a box, and go on when there are so many other boxes, or at that time.

@@ -1,5 +1,5 @@
-// Server: from a join to its job. A new job is made beside the control thread; a join of a job that
-// is ending waits until it has ended.
+// Server: from a join to its answer, told downwards (task.h). A new job is made beside the control
+// thread; a join of a job that is ending waits until it has ended.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -22,7 +22,69 @@ void Server::join(JoinRequest request, Reply<JoinReply> reply) {
   if (!request.interest.empty()) {
     check_interest(request.interest, request.spec, features_here(request.spec));
   }
-  place(std::make_shared<PendingJoin>(PendingJoin{std::move(request), std::move(reply)}));
+  answer(admit(std::make_shared<JoinRequest>(std::move(request))), std::move(reply));
+}
+
+// A join, until its rank is admitted.
+Task<JoinReply> Server::admit(Join join) {
+  const std::string name = join->spec.name, id = join->id, caller = join->caller.id;
+  RunningJob* job = nullptr;
+  bool has_created = false;
+  for (;;) {  // a join that has waited begins anew, as jobs may have come and gone
+    if (const auto made = creating_.find(name); made != creating_.end()) {
+      co_await made->second.next();
+      continue;
+    }
+    job = find(name);
+    if (!job && jobs_.size() + creating_.size() >= Core::kMaxJobs) {
+      fail(ErrorCode::kFull, "this server has {} jobs, which is the limit; remove one",
+           Core::kMaxJobs);
+    }
+    if (job ? job->ending() : awaited_.contains(name)) {
+      co_await retry_.next();
+      continue;
+    }
+    if (job) {
+      const auto compare = [&] {
+        complete_spec(join->spec);
+        job->members().check_life(join->epoch);
+        job->members().check_same(join->spec, join->transport);
+      };
+      const std::optional<Error> differs = co_await beside(*job, host_.coder, compare);
+      if (job->ending()) continue;
+      if (differs) throw Error(*differs);
+      break;
+    }
+    creating_[name];
+    std::optional<Error> refused;
+    try {
+      job = co_await create(join);
+    } catch (const Error& error) {
+      refused = error;
+    }
+    Event made = std::move(creating_.extract(name).mapped());
+    co_await made.happen_after_me();
+    has_created = !refused;
+    if (has_created) break;
+    if (refused->code() != ErrorCode::kFull || freeing_ + host_.ending == 0) throw Error(*refused);
+    co_await retry_.next();  // until the memory of ended jobs is free
+  }
+
+  // The creator of a job gets its token with the answer to the join that created it: a new one when
+  // that join is sent again, as the answer before it did not arrive. Only its hash is kept.
+  const JobOwner* const created = owner(name);
+  const bool gets_token = created != nullptr && created->creator.id == caller &&
+                          created->join_id == id && (has_created || !id.empty());
+  const auto ask = [&](Reply<JoinReply> reply) {
+    const JoinRequest request = std::move(*join);
+    job->members().join(request, std::move(reply));
+  };
+  JoinReply admission = co_await answer_to<JoinReply>(ask);
+  if (const auto at = owners_.find(name); gets_token && at != owners_.end()) {
+    admission.job_token = make_token();
+    at->second.token_sha256 = hex_of(sha256(admission.job_token));
+  }
+  co_return admission;
 }
 
 // The features that a job has from this server: below a parent, or behind a switch.
@@ -32,118 +94,74 @@ Features Server::features_here(const JobSpec& spec) const {
   return {};
 }
 
-void Server::place(const Join& join) {
-  const std::string& name = join->request.spec.name;
-  if (const auto at = creating_.find(name); at != creating_.end()) {
-    at->second.push_back(join);
-    return;
+// Makes the job that a join asks for, and takes the join's spec for it.
+Task<RunningJob*> Server::create(Join join) {
+  const Quota quota = options_.quota_of ? options_.quota_of(join->caller) : Quota();
+  std::shared_ptr<Uplink> uplink;
+  if (options_.parent) uplink = co_await join_parent(join);
+  const numa::Topology topology = machine_.topology_for(machine_.transport_named(join->transport));
+  const std::vector<ShardBox> shards = host_.shards.boxes();
+  std::shared_ptr<RunningJob> job;
+  std::vector<std::string> passed_over;
+  const auto make = [&] {
+    complete_spec(join->spec);
+    // The job gets the join's own spec. If there is no job, the join may have to wait with it.
+    const auto spec = std::make_shared<JobSpec>(std::move(join->spec));
+    join->held.reset();  // the job's own memory has it
+    const auto refused = error_of([&] {
+      job = maker_.make({.join = *join,
+                         .quota = quota,
+                         .spec = spec,
+                         .topology = topology,
+                         .shards = shards,
+                         .uplink = uplink},
+                        passed_over);
+    });
+    if (!refused) return;
+    join->spec = std::move(*spec);
+    throw Error(*refused);
+  };
+  std::optional<Error> refused = co_await beside(host_.builder, make);
+  if (refused && uplink) uplink->leave();
+  for (const std::string& line : passed_over) host_.notes.add(clock_.now_ms(), line);
+  if (!refused && job->has_remote_parts()) {
+    by_number_[job->number()] = job;
+    const auto make_remote_parts = [&](RemoteParts::Done done) {
+      job->make_remote_parts(std::move(done));
+    };
+    refused = co_await outcome_of(make_remote_parts);
   }
-  RunningJob* job = find(name);
-  if (!job) return create(join);
-  if (job->ending()) {
-    waiting_.push_back(join);
-  } else {
-    compare(*job, join);
+  if (refused && job) {
+    join->spec = job->job().spec();
+    discard(std::move(job));
   }
-}
-
-void Server::create(const Join& join) {
-  if (jobs_.size() + creating_.size() >= Core::kMaxJobs) {
-    return join->reply(
-        {ErrorCode::kFull,
-         fmt::format("this server has {} jobs, which is the limit; remove one", Core::kMaxJobs)});
-  }
-  if (awaited_.contains(join->request.spec.name)) return waiting_.push_back(join);
-  creating_[join->request.spec.name];
-  if (options_.quota_of) join->quota = options_.quota_of(join->request.caller);
-  options_.parent ? join_parent(join) : build(join, nullptr);
+  if (refused) throw Error(*refused);
+  add(job);
+  const JobOwner owner{.creator = join->caller, .join_id = join->id, .token_sha256 = {}};
+  if (!owner.creator.id.empty()) owners_[job->job().spec().name] = owner;
+  co_return job.get();
 }
 
 // A rack's job is made when the parent has admitted the rack: its plan and its first round follow
 // from the parent's.
-void Server::join_parent(const Join& join) {
-  const auto request = std::make_shared<JoinRequest>();
-  host_.coder.run(
-      [join, request, parent = options_.parent] {
-        const JoinRequest& of_worker = join->request;
-        complete_spec(join->request.spec);
-        check_rules(of_worker.spec, Feature::kBelowParent);
-        *request = {.spec = spec_above(of_worker.spec),
-                    .rank = rank_above(of_worker.spec, of_worker.rank),
-                    .transport = parent->transport(),
-                    .id = make_ticket(),
-                    .epoch = of_worker.epoch,
-                    .saves = of_worker.saves};
-      },
-      [this, join, request](const std::optional<Error>& refused) {
-        if (refused) return created(join, nullptr, refused);
-        const auto uplink =
-            std::make_shared<Uplink>(*options_.parent, host_.time, std::move(*request));
-        uplinks_.push_back(uplink);
-        uplink->join([this, join, uplink](const Result<Done>& joined) {
-          if (joined) return build(join, uplink);
-          created(join, nullptr, Error(joined.code, joined.message));
-        });
-      });
-}
-
-void Server::build(const Join& join, const std::shared_ptr<Uplink>& uplink) {
-  numa::Topology topology =
-      machine_.topology_for(machine_.transport_named(join->request.transport));
-  struct Made {
-    std::shared_ptr<RunningJob> job;
-    std::vector<std::string> passed_over;
+Task<std::shared_ptr<Uplink>> Server::join_parent(Join join) {
+  JoinRequest above;
+  const auto order = [&] {
+    complete_spec(join->spec);
+    check_rules(join->spec, Feature::kBelowParent);
+    above = {.spec = spec_above(join->spec),
+             .rank = rank_above(join->spec, join->rank),
+             .transport = options_.parent->transport(),
+             .id = make_ticket(),
+             .epoch = join->epoch,
+             .saves = join->saves};
   };
-  const auto made = std::make_shared<Made>();
-  host_.builder.run(
-      [this, join, made, topology = std::move(topology), shards = host_.shards.boxes(), uplink] {
-        complete_spec(join->request.spec);
-        // The job gets the join's own spec. If there is no job, the join may have to wait with it.
-        const auto spec = std::make_shared<JobSpec>(std::move(join->request.spec));
-        join->request.spec.name = spec->name;
-        join->request.held.reset();  // the job's own memory has it
-        const auto refused = error_of([&] {
-          made->job = maker_.make({.join = join->request,
-                                   .quota = join->quota,
-                                   .spec = spec,
-                                   .topology = topology,
-                                   .shards = shards,
-                                   .uplink = uplink},
-                                  made->passed_over);
-        });
-        if (!refused) return;
-        join->request.spec = std::move(*spec);
-        throw Error(*refused);
-      },
-      [this, join, made, uplink](const std::optional<Error>& refused) {
-        if (refused && uplink) uplink->leave();
-        for (const std::string& line : made->passed_over) host_.notes.add(clock_.now_ms(), line);
-        if (refused || !made->job->has_remote_parts()) return created(join, made->job, refused);
-        by_number_[made->job->number()] = made->job;
-        made->job->make_remote_parts([this, join, made](const std::optional<Error>& failed) {
-          created(join, made->job, failed);
-        });
-      });
-}
-
-void Server::created(const Join& join, const std::shared_ptr<RunningJob>& job,
-                     const std::optional<Error>& refused) {
-  const JoinRequest& request = join->request;
-  const std::vector<Join> others = std::move(creating_.extract(request.spec.name).mapped());
-  if (!refused) {
-    add(job);
-    if (!request.caller.id.empty()) {
-      owners_[request.spec.name] = {.creator = request.caller, .join_id = request.id};
-    }
-    job->members().join(request, with_job_token(join));
-  } else if (refused->code() == ErrorCode::kFull && freeing_ + host_.ending > 0) {
-    if (job) join->request.spec = job->job().spec();
-    waiting_.push_back(join);  // until the memory of ended jobs is free
-  } else {
-    join->reply({refused->code(), refused->what()});
-  }
-  if (refused && job) discard(job);
-  for (const Join& other : others) place(other);
+  if (const auto refused = co_await beside(host_.coder, order)) throw Error(*refused);
+  const auto uplink = std::make_shared<Uplink>(*options_.parent, host_.time, std::move(above));
+  uplinks_.push_back(uplink);
+  const auto ask = [&](Reply<Done> reply) { uplink->join(std::move(reply)); };
+  co_await answer_to<Done>(ask);
+  co_return uplink;
 }
 
 // One whose parts elsewhere could not be made.
@@ -167,78 +185,38 @@ void Server::add(const std::shared_ptr<RunningJob>& job) {
   job->start();
 }
 
-// The creator of a job gets its token with the answer to the join that created it: a new one when
-// that join is sent again, as the answer before it did not arrive. Only its hash is kept.
-Reply<JoinReply> Server::with_job_token(const Join& join) {
-  const JoinRequest& request = join->request;
-  const JobOwner* created = owner(request.spec.name);
-  if (created == nullptr || created->creator.id != request.caller.id ||
-      created->join_id != request.id) {
-    return join->reply;
-  }
-  return [this, name = request.spec.name, reply = join->reply](Result<JoinReply> result) {
-    const auto at = owners_.find(name);
-    if (result && at != owners_.end()) {
-      result.value->job_token = make_token();
-      at->second.token_sha256 = hex_of(sha256(result.value->job_token));
-    }
-    reply(std::move(result));
-  };
-}
-
-// The job exists: checks that the worker asks for the same keys and options.
-void Server::compare(RunningJob& job, const Join& join) {
-  const auto check = [&job, join] {
-    complete_spec(join->request.spec);
-    job.members().check_life(join->request.epoch);
-    job.members().check_same(join->request.spec, join->request.transport);
-  };
-  job.run_beside(host_.coder, check, [this, &job, join](const std::optional<Error>& refused) {
-    if (job.ending()) {
-      waiting_.push_back(join);
-    } else if (refused) {
-      join->reply({refused->code(), refused->what()});
-    } else {
-      job.members().join(join->request,
-                         join->request.id.empty() ? join->reply : with_job_token(join));
-    }
-  });
-}
-
 // The job's name is free at once, its memory when the builder has freed it: that takes a while for
 // many gigabytes.
-void Server::retire(RunningJob& gone) {
-  const std::string name = gone.job().spec().name;
+Story Server::retire(std::string name) {
+  RunningJob& gone = *jobs_.at(name);
   for (uint32_t i = 0; i < gone.job().cores(); ++i) by_core_job_.erase(&gone.job().core_job(i));
   by_number_.erase(gone.number());
   RunningJob::Remains remains = gone.finish();
-  ++freeing_;
-  host_.builder.run(
-      [this, name, over = remains.over, job = std::move(remains.job)]() mutable {
-        std::optional<Error> not_ended;
-        if (over && job->takes_snapshots()) {
-          not_ended = error_of([&] { host_.checkpoints->end(name); });
-        }
-        const uint64_t bytes = job->memory().total();
-        maker_.forget(*job);
-        job.reset();
-        host_.budget.release(bytes);
-        if (not_ended) throw Error(*not_ended);
-      },
-      [this, name, removals = std::move(remains.removals)](const std::optional<Error>& not_ended) {
-        --freeing_;
-        if (not_ended) {
-          host_.notes.add(clock_.now_ms(),
-                          fmt::format("job '{}' has ended, but the next of its name would go on "
-                                      "from its checkpoint: {}",
-                                      name, not_ended->what()));
-        }
-        for (const Reply<Done>& reply : removals) reply(Done{});
-        for (const Join& join : std::exchange(waiting_, {})) place(join);
-      });
   jobs_.erase(name);
   owners_.erase(name);
   find_tick();
+  ++freeing_;
+  const auto free = [&] {
+    std::optional<Error> not_ended;
+    if (remains.over && remains.job->takes_snapshots()) {
+      not_ended = error_of([&] { host_.checkpoints->end(name); });
+    }
+    const uint64_t bytes = remains.job->memory().total();
+    maker_.forget(*remains.job);
+    remains.job.reset();
+    host_.budget.release(bytes);
+    if (not_ended) throw Error(*not_ended);
+  };
+  const std::optional<Error> not_ended = co_await beside(host_.builder, free);
+  --freeing_;
+  if (not_ended) {
+    host_.notes.add(clock_.now_ms(),
+                    fmt::format("job '{}' has ended, but the next of its name would go on from its "
+                                "checkpoint: {}",
+                                name, not_ended->what()));
+  }
+  for (const Reply<Done>& reply : remains.removals) reply(Done{});
+  retry_.happen();
 }
 
 }  // namespace phub
