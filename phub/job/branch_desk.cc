@@ -101,42 +101,37 @@ void BranchDesk::revive(const BranchChange& change, Reply<BranchReply> reply) {
   revived->change.is_loaded = true;
   revived_ = revived;
   driver_.count_growth();
-  driver_.run_beside(
-      host_.writer,
-      [this, branch, revived] {
-        revived->files = job_.make_branch();
-        host_.checkpoints->read_branch(job_, branch, revived->files);
-      },
-      [this, revived](const std::optional<Error>& failed) {
-        if (driver_.has_ended()) return refuse_revival(driver_.end_code(), "the job has ended");
-        if (failed) return refuse_revival(failed->code(), failed->what());
-        share(revived);
-      });
+  bring_back(revived);
 }
 
-void BranchDesk::share(const std::shared_ptr<Revived>& revived) {
-  if (remote_.empty()) return decide_revival(revived);
-  revived->is_shared = true;
-  for (uint32_t box = 1; box < revived->files.size(); ++box) {
-    remote_.moves().begin(box, BoxMoves::Direction::kSend, {.state = revived->number},
-                          revived->files[box].image());
+Story BranchDesk::bring_back(std::shared_ptr<Revived> revived) {
+  const auto read = [&] {
+    revived->files = job_.make_branch();
+    host_.checkpoints->read_branch(job_, revived->change.branch, revived->files);
+  };
+  std::optional<Error> failed = co_await beside(driver_, host_.writer, read);
+  if (driver_.has_ended()) co_return refuse_revival(driver_.end_code(), "the job has ended");
+  if (!failed && !remote_.empty()) {
+    const CopyPlace place{.state = revived->number};
+    revived->is_shared = true;
+    for (uint32_t box = 1; box < revived->files.size(); ++box) {
+      remote_.moves().begin(box, BoxMoves::Direction::kSend, place, revived->files[box].image());
+    }
+    const auto share = [&](RemoteParts::Done done) {
+      remote_.share_state({.number = revived->number, .set = true}, std::move(done));
+    };
+    failed = co_await outcome_of(share);
+    if (driver_.has_ended()) co_return;
+    remote_.moves().end(place);
   }
-  remote_.share_state({.number = revived->number, .set = true},
-                      [this, revived](const std::optional<Error>& failed) {
-                        if (driver_.has_ended()) return;
-                        remote_.moves().end({.state = revived->number});
-                        if (failed) return refuse_revival(failed->code(), failed->what());
-                        std::vector<Job::Shelf> rest;
-                        std::move(std::next(revived->files.begin()), revived->files.end(),
-                                  std::back_inserter(rest));
-                        revived->files.resize(1);
-                        revived->bytes = job_.shelf_bytes();
-                        free_beside(std::move(rest));
-                        decide_revival(revived);
-                      });
-}
-
-void BranchDesk::decide_revival(const std::shared_ptr<Revived>& revived) {
+  if (failed) co_return refuse_revival(failed->code(), failed->what());
+  if (revived->is_shared) {
+    std::vector<Job::Shelf> rest;
+    std::move(std::next(revived->files.begin()), revived->files.end(), std::back_inserter(rest));
+    revived->files.resize(1);
+    revived->bytes = job_.shelf_bytes();
+    free_beside(std::move(rest));
+  }
   const auto answer = [this, revived,
                        reply = std::exchange(revived->reply, nullptr)](Result<BranchReply> result) {
     if (revived_ == revived) drop_revived();  // it was refused

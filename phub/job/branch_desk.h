@@ -18,6 +18,7 @@
 #include "phub/job/hyper_desk.h"
 #include "phub/job/job_context.h"
 #include "phub/job/losses.h"
+#include "phub/task.h"
 
 namespace phub {
 
@@ -55,8 +56,7 @@ class BranchDesk {
   void check_may_kill() const;
   void decide(const BranchChange& change, uint32_t child, Reply<BranchReply> reply);
   void revive(const BranchChange& change, Reply<BranchReply> reply);
-  void share(const std::shared_ptr<Revived>& revived);
-  void decide_revival(const std::shared_ptr<Revived>& revived);
+  Story bring_back(std::shared_ptr<Revived> revived);
   void refuse_revival(ErrorCode code, const std::string& why);
   void drop_revived();
   void drop_shelf(Job::Shelf shelf);

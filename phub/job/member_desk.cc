@@ -80,7 +80,8 @@ void MemberDesk::join(const JoinRequest& request, Reply<JoinReply> reply) {
     const Seat& seat = seats_[rank];
     if (id.empty() || seat.id != id || !membership_.is_secure(rank, seat.incarnation)) continue;
     if (seat.caller.id != request.caller.id) continue;
-    return answer_join(rank, {std::move(reply)});
+    answer_join(rank, {std::move(reply)});
+    return;
   }
   const uint64_t token = requests_.new_token();
   joins_[token] = {id, request.caller, request.saves, request.interest, {std::move(reply)}};
@@ -105,50 +106,45 @@ void MemberDesk::answer_join(const MembershipAction& action) {
   answer_join(action.rank, std::move(waiting.replies));
 }
 
-void MemberDesk::answer_join(uint32_t rank, std::vector<Reply<JoinReply>> replies) {
-  const Seat& seat = seats_[rank];
-  const auto whose = answering_.emplace(rank, seat.incarnation);
-  const auto answer = std::make_shared<JoinReply>(JoinReply{.rank = rank,
-                                                            .incarnation = seat.incarnation,
-                                                            .first_round = seat.first_round,
-                                                            .send_initial = seat.send_initial,
-                                                            .offer = seat.offer,
-                                                            .epoch = life_.epoch,
-                                                            .parts = parts_.parts_for(rank),
-                                                            .interest = seat.interest});
+Story MemberDesk::answer_join(uint32_t rank, std::vector<Reply<JoinReply>> replies) {
+  const Seat& seat = seats_[rank];  // until the first co_await
+  const uint32_t incarnation = seat.incarnation;
+  const auto whose = answering_.emplace(rank, incarnation);
+  JoinReply answer{.rank = rank,
+                   .incarnation = incarnation,
+                   .first_round = seat.first_round,
+                   .send_initial = seat.send_initial,
+                   .offer = seat.offer,
+                   .epoch = life_.epoch,
+                   .parts = parts_.parts_for(rank),
+                   .interest = seat.interest};
   // A rank that comes later has ended the generation that the others were in.
   if (rank < job_.switch_offer().workers) {
-    answer->through_switch = job_.switch_offer();
-    answer->through_switch.later = seat.first_round != life_.durable_round + 1;
+    answer.through_switch = job_.switch_offer();
+    answer.through_switch.later = seat.first_round != life_.durable_round + 1;
   }
-  if (seat.saves || !job_.spec().rack_ranks.empty()) answer->save_every = savers_.every();
-  const auto compose = [this, answer] {
-    answer->layout = routes_of(job_.whole_plan());
-    answer->spec = job_.spec();
+  if (seat.saves || !job_.spec().rack_ranks.empty()) answer.save_every = savers_.every();
+  const auto compose = [&] {
+    answer.layout = routes_of(job_.whole_plan());
+    answer.spec = job_.spec();
   };
-  driver_.run_beside(host_.coder, compose, [=, this](const std::optional<Error>& failed) {
-    if (failed) join_unanswered(rank, whose->second);
-    size_t left = replies.size();
-    for (const Reply<JoinReply>& reply : replies) {
-      --left;
-      if (failed) {
-        reply({failed->code(), failed->what()});
-      } else if (driver_.has_ended() && !driver_.end_error().empty()) {
-        reply({driver_.end_code(), driver_.end_error()});
-      } else {
-        reply(left > 0 ? JoinReply(*answer) : std::move(*answer));
-      }
+  const std::optional<Error> failed = co_await beside(driver_, host_.coder, compose);
+  if (failed) join_unanswered(rank, incarnation);
+  for (size_t i = 0; i < replies.size(); ++i) {
+    if (failed) {
+      replies[i]({failed->code(), failed->what()});
+    } else if (driver_.has_ended() && !driver_.end_error().empty()) {
+      replies[i]({driver_.end_code(), driver_.end_error()});
+    } else {
+      replies[i](i + 1 < replies.size() ? JoinReply(answer) : std::move(answer));
     }
-    // Behind the encoding of the replies: from now on the rank has a lease to keep.
-    driver_.run_beside(
-        host_.coder, [] {},
-        [this, whose](const std::optional<Error>&) {
-          const auto [member, incarnation] = *whose;
-          answering_.erase(whose);
-          if (!membership_.is_secure(member, incarnation)) return;
-          membership_.heartbeat(member, host_.time.now_ms());
-        });
-  });
+  }
+  // Behind the encoding of the replies: from now on the rank has a lease to keep.
+  const auto nothing = [] {};
+  co_await beside(driver_, host_.coder, nothing);
+  answering_.erase(whose);
+  if (!membership_.is_secure(rank, incarnation)) co_return;
+  membership_.heartbeat(rank, host_.time.now_ms());
 }
 
 // A loss, not a leave: a job whose ranks are lost goes on later.

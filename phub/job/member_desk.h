@@ -15,6 +15,7 @@
 #include "phub/job/job_context.h"
 #include "phub/job/rack_desk.h"
 #include "phub/job/save_desk.h"
+#include "phub/task.h"
 
 namespace phub {
 
@@ -70,7 +71,7 @@ class MemberDesk {
   };
   void check_vanished(uint32_t rank);
   void answer_join(const MembershipAction& action);
-  void answer_join(uint32_t rank, std::vector<Reply<JoinReply>> replies);
+  Story answer_join(uint32_t rank, std::vector<Reply<JoinReply>> replies);
 
   JobHost& host_;
   Job& job_;

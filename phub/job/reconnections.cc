@@ -19,51 +19,48 @@ void Reconnections::begin(const Credential& who, Reply<Offer> reply) {
   if (!membership_.is_secure(who.rank, who.incarnation) || by_rank_.contains(who.rank)) {
     fail(ErrorCode::kTaken, "rank {} is being reconnected or fenced: try again", who.rank);
   }
-  by_rank_[who.rank] = {.incarnation = who.incarnation, .reply = std::move(reply)};
-  for (Part* const part : everywhere_) part->detach(who.rank);
-}
-
-void Reconnections::core_answered(uint32_t rank) {
-  auto at = by_rank_.find(rank);
-  if (at == by_rank_.end() || ++at->second.answers < job_.all_cores()) return;
-  Reconnection& reconnection = at->second;
-  auto finish = [&](Result<Offer> result) {
-    Reply<Offer> reply = std::move(reconnection.reply);
-    by_rank_.erase(at);
-    reply(std::move(result));
-  };
-  if (!membership_.is_secure(rank, reconnection.incarnation)) {
-    return finish(
-        {ErrorCode::kFenced, membership_.why_not_current(rank, reconnection.incarnation)});
-  }
-  if (reconnection.attaching) return finish(std::move(reconnection.offer));
-  connect_again(rank, 0);
+  by_rank_[who.rank].reply = std::move(reply);
+  answer<Offer>(connect_again(who.rank, who.incarnation),
+                [this, rank = who.rank](Result<Offer> made) {
+                  if (driver_.has_ended()) return;  // refuse() has replied
+                  const auto reconnection = by_rank_.extract(rank);
+                  reconnection.mapped().reply(std::move(made));
+                });
 }
 
 // One part after the other: all of them use the ticket that the first one makes. The ticket is for
 // the new connections alone; the control port keeps the ticket of the join.
-void Reconnections::connect_again(uint32_t rank, size_t part) {
-  Reconnection& reconnection = by_rank_[rank];
-  if (part == everywhere_.size()) {
-    reconnection.attaching = true;
-    reconnection.answers = 0;
-    seats_[rank].data_ended = false;
-    for (Part* const each : everywhere_) each->attach(rank, reconnection.incarnation);
-    return;
+Task<Offer> Reconnections::connect_again(uint32_t rank, uint32_t incarnation) {
+  Event& all_answered = by_rank_[rank].all_answered;
+  for (Part* const part : everywhere_) part->detach(rank);
+  co_await all_answered.next();
+  check_secure(rank, incarnation);
+  Offer offer;
+  for (Part* const part : everywhere_) {
+    const auto ask = [&](Part::Done done) {
+      part->reconnect(rank, incarnation, offer, std::move(done));
+    };
+    if (const auto refused = co_await outcome_of(ask)) throw Error(*refused);
+    check_secure(rank, incarnation);
   }
-  everywhere_[part]->reconnect(
-      rank, reconnection.incarnation, reconnection.offer,
-      [this, rank, part](const std::optional<Error>& refused) {
-        const auto waiting = by_rank_.find(rank);
-        if (waiting == by_rank_.end() || driver_.has_ended()) return;
-        const uint32_t incarnation = waiting->second.incarnation;
-        const bool secure = membership_.is_secure(rank, incarnation);
-        if (!refused && secure) return connect_again(rank, part + 1);
-        const Reply<Offer> reply = std::move(waiting->second.reply);
-        by_rank_.erase(waiting);
-        if (refused) return reply({refused->code(), refused->what()});
-        reply({ErrorCode::kFenced, membership_.why_not_current(rank, incarnation)});
-      });
+  seats_[rank].data_ended = false;
+  for (Part* const part : everywhere_) part->attach(rank, incarnation);
+  co_await all_answered.next();
+  check_secure(rank, incarnation);
+  co_return offer;
+}
+
+void Reconnections::check_secure(uint32_t rank, uint32_t incarnation) const {
+  if (driver_.has_ended()) fail(ErrorCode::kFenced, "the job has ended");
+  if (membership_.is_secure(rank, incarnation)) return;
+  throw Error(ErrorCode::kFenced, membership_.why_not_current(rank, incarnation));
+}
+
+void Reconnections::core_answered(uint32_t rank) {
+  const auto at = by_rank_.find(rank);
+  if (at == by_rank_.end() || ++at->second.answers < job_.all_cores()) return;
+  at->second.answers = 0;
+  at->second.all_answered.happen();
 }
 
 void Reconnections::refuse(ErrorCode code, const std::string& why) {

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "phub/job/job_context.h"
+#include "phub/task.h"
 
 namespace phub {
 
@@ -27,13 +28,12 @@ class Reconnections {
 
  private:
   struct Reconnection {
-    uint32_t incarnation = 0;
     uint32_t answers = 0;  // from cores
-    bool attaching = false;
-    Offer offer;
+    Event all_answered;
     Reply<Offer> reply;
   };
-  void connect_again(uint32_t rank, size_t part);
+  Task<Offer> connect_again(uint32_t rank, uint32_t incarnation);
+  void check_secure(uint32_t rank, uint32_t incarnation) const;
 
   Job& job_;
   Membership& membership_;

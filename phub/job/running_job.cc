@@ -143,7 +143,8 @@ void RunningJob::act(MembershipAction& action) {
       for (Part* const part : everywhere_) part->hold();
       return;
     case MembershipAction::kAdmit:
-      return admit(action);
+      admit(action.rank, members_.seat_for(action));
+      return;
     case MembershipAction::kCommit:
       return commit(action);
     case MembershipAction::kRevoke:
@@ -163,27 +164,23 @@ void RunningJob::act(MembershipAction& action) {
   }
 }
 
-void RunningJob::admit(const MembershipAction& action) {
-  admit(action.rank, std::make_shared<Seat>(members_.seat_for(action)), 0);
-}
-
 // One part after the other, as the ticket of the first is that of all.
-void RunningJob::admit(uint32_t rank, const std::shared_ptr<Seat>& seat, size_t part) {
-  if (part == everywhere_.size()) {
-    seats_.take(rank, std::move(*seat));
-    return membership_.admitted(rank, true, "");
+Story RunningJob::admit(uint32_t rank, Seat seat) {
+  for (Part* const part : everywhere_) {
+    const auto ask = [&](Part::Done done) {
+      part->admit(rank, seat.incarnation, seat.interest, seat.offer, std::move(done));
+    };
+    const std::optional<Error> refused = co_await outcome_of(ask);
+    if (ending_) co_return;
+    if (!refused) continue;
+    revoke(rank);
+    membership_.admitted(rank, false, refused->what());
+    if (part == &local_) carry_out();  // else this is a report of another box, which does so
+    co_return;
   }
-  everywhere_[part]->admit(rank, seat->incarnation, seat->interest, seat->offer,
-                           [this, rank, seat, part](const std::optional<Error>& refused) {
-                             if (ending_) return;
-                             if (!refused) {
-                               admit(rank, seat, part + 1);
-                             } else {
-                               revoke(rank);
-                               membership_.admitted(rank, false, refused->what());
-                             }
-                             if (part == 0) carry_out();  // another box's answer is a report
-                           });
+  seats_.take(rank, std::move(seat));
+  membership_.admitted(rank, true, "");
+  if (remote_.empty()) carry_out();
 }
 
 void RunningJob::commit(const MembershipAction& action) {

@@ -31,6 +31,7 @@
 #include "phub/job/seats.h"
 #include "phub/job/state_desk.h"
 #include "phub/job/uplink.h"
+#include "phub/task.h"
 
 namespace phub {
 
@@ -118,8 +119,7 @@ class RunningJob final : private JobDriver {
   void count_growth() override;
   uint64_t new_number() override { return ++numbers_; }
   void act(MembershipAction& action);
-  void admit(const MembershipAction& action);
-  void admit(uint32_t rank, const std::shared_ptr<Seat>& seat, size_t part);
+  Story admit(uint32_t rank, Seat seat);
   void commit(const MembershipAction& action);
   void end(ErrorCode code, const std::string& error);
   void revoke(uint32_t rank);

@@ -237,26 +237,22 @@ void SaveDesk::check_parts() {
   if (parts_.complete()) write();
 }
 
-void SaveDesk::write() {
+Story SaveDesk::write() {
   const std::shared_ptr<Manifest> saved = std::exchange(snapped_, nullptr);
-  const auto also = std::make_shared<std::string>();  // problems beside it
+  const bool is_end = saving_end_;
   parts_.end();
   writing_round_ = saved->round;
   write_began_ms_ = host_.time.now_ms();
   write_is_long_ms_ =
       write_began_ms_ + std::min<uint64_t>(kLongWriteMs, job_.spec().progress_limit_ms);
-  driver_.run_beside(
-      host_.writer,
-      [this, saved, also, is_end = saving_end_] {
-        *also = host_.checkpoints->write(job_, *saved, is_end);
-      },
-      [this, saved, also](const std::optional<Error>& failed) {
-        writing_round_ = 0;
-        if (!also->empty()) note(*also);
-        if (failed) ++failed_saves_;
-        written(saved->round, failed);
-        driver_.carry_out();
-      });
+  std::string problems;  // beside it
+  const auto to_disk = [&] { problems = host_.checkpoints->write(job_, *saved, is_end); };
+  const std::optional<Error> failed = co_await beside(driver_, host_.writer, to_disk);
+  writing_round_ = 0;
+  if (!problems.empty()) note(problems);
+  if (failed) ++failed_saves_;
+  written(saved->round, failed);
+  driver_.carry_out();
 }
 
 void SaveDesk::written(uint64_t round, const std::optional<Error>& failed) {

@@ -23,6 +23,7 @@
 #include "phub/job/job_context.h"
 #include "phub/job/part_desk.h"
 #include "phub/job/savers.h"
+#include "phub/task.h"
 
 namespace phub {
 
@@ -71,7 +72,7 @@ class SaveDesk {
   void await_copies();
   void continue_end();
   void take_snapshot();
-  void write();
+  Story write();
   void written(uint64_t round, const std::optional<Error>& failed);
   void check_late_parts();
   void say_that_disk_is_slow(uint64_t now);
