@@ -1,6 +1,7 @@
 """A training whose rate is tuned, and what its branches are in one process."""
 
 import copy
+import math
 
 import torch
 from conftest import SEED
@@ -54,3 +55,18 @@ def replayed(rule, ran, forks):
         (sum(of_ranks) / WORLD).backward()
         optimizer.step()
     return losses
+
+
+def assert_near(found, expected, where):
+    """Of losses, as far as rounding does not decide how they diverge."""
+    if not found < 1e6:
+        assert not expected < 1e5, where
+    else:
+        assert math.isclose(found, expected, rel_tol=2e-3, abs_tol=2e-3), (found, expected, where)
+
+
+def assert_alike(parameters):
+    """Of all ranks, also where some trial runs that has diverged."""
+    for each in parameters[1:]:
+        for one, other in zip(parameters[0], each, strict=True):
+            assert torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)

@@ -24,13 +24,16 @@ os.environ["ATEN_CPU_CAPABILITY"] = "default"
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import numpy as np
 import torch
 import torch._dynamo  # an optimizer's first step imports it, for a second, in each rank
 from exact import assert_same_bits
 
+import phub
 from phub import _library
 
 torch.set_num_threads(1)  # ranks are forked, and OpenMP's threads are not
+PACKAGE = Path(__file__).resolve().parents[1]
 SEED = int(os.environ.get("PHUB_SEED", secrets.randbelow(1 << 30)))
 EVERY = 5  # steps of a SavingBox between checkpoints
 LIMIT_S = 120  # of a whole test's ranks, on a loaded machine
@@ -66,6 +69,12 @@ class Box:
     def kill(self):
         self.process.kill()
         self.process.wait()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
 
 
 class SavingBox(Box):
@@ -176,9 +185,8 @@ def _no_launcher(monkeypatch):
 @pytest.fixture
 def own_box():
     """A box that the test may kill."""
-    box = Box()
-    yield box
-    box.kill()
+    with Box() as box:
+        yield box
 
 
 @pytest.fixture
@@ -192,17 +200,15 @@ def memory_path():
 @pytest.fixture
 def saving_box(memory_path, monkeypatch):
     """A box that keeps checkpoints, and that the test may kill."""
-    box = SavingBox(memory_path / "checkpoints", EVERY)
-    monkeypatch.setenv("PHUB_SERVER", box.address)
-    yield box
-    box.kill()
+    with SavingBox(memory_path / "checkpoints", EVERY) as box:
+        monkeypatch.setenv("PHUB_SERVER", box.address)
+        yield box
 
 
 @pytest.fixture(scope="session")
 def _shared_box():
-    box = Box()
-    yield box
-    box.kill()
+    with Box() as box:
+        yield box
 
 
 @pytest.fixture
@@ -233,3 +239,37 @@ def wait_until(condition, what, limit_s=LIMIT_S):
     while not condition():
         assert time.monotonic() < end, f"not within {limit_s} s: {what}"
         time.sleep(0.02)
+
+
+def refused(message, call, *arguments, error=phub.InvalidError, **options):
+    """The call raises an error whose message this pattern finds."""
+    with pytest.raises(error, match=message):
+        call(*arguments, **options)
+
+
+def pushed(worker, key, value=None):
+    """What comes back of a gradient, which is as it was unless a value is given."""
+    if value is not None:
+        np.asarray(worker.gradient(key))[:] = value
+    worker.push(key)
+    worker.wait(key)
+    return np.array(worker.parameters(key))
+
+
+def leave(state):
+    """When all ranks have come so far."""
+    state.worker.barrier()
+    state.close()
+
+
+def python(*arguments, **environment):
+    """What starts a process of Python with phub, whose output is text."""
+    given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    given["env"] = {**os.environ, "PYTHONPATH": str(PACKAGE), **environment}
+    return {"args": [sys.executable, *arguments], **given}
+
+
+def ran(*arguments, cwd=None, **environment):
+    """A process of Python that has ended."""
+    given = python(*arguments, **environment)
+    return subprocess.run(**given, cwd=cwd, timeout=170, check=False)

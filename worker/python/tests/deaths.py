@@ -53,6 +53,14 @@ class Death:
         self.allow(STEPS)
         return ranks.results()
 
+    def happens_to_all(self, box, ranks):
+        """To the box, which comes back, and to the ranks."""
+        self.allow_a_checkpoint(box)
+        self.await_due()
+        box.kill()
+        ranks.end()
+        box.die_and_come_back()
+
 
 def death_anywhere(how=""):
     draw = random.Random(f"{SEED} {how}")

@@ -1,5 +1,6 @@
 """The box's arithmetic, to the bit, and what trainings are compared by."""
 
+import io
 import os
 from contextlib import contextmanager, nullcontext
 from unittest.mock import patch
@@ -40,6 +41,14 @@ def job(name):
     return f"{os.environ.get('PHUB_JOB', 'job')}-{name}".replace(" ", "-")[:200]
 
 
+def saved(value):
+    """What torch.save() and torch.load() make of it."""
+    content = io.BytesIO()
+    torch.save(value, content)
+    content.seek(0)
+    return torch.load(content, weights_only=False)
+
+
 def parameters_of(net):
     return {name: p.detach().clone() for name, p in net.named_parameters()}
 
@@ -48,20 +57,20 @@ def gradients_of(net):
     return {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
 
 
-def replayed(gradients_of_ranks, net, optimizer, at_box=True):
+def replayed(gradients_of_ranks, net, optimizer, at_box=True, average=mean):
     """Yields after each step of one process, which has the gradients of all ranks."""
     for steps in zip(*gradients_of_ranks, strict=True):
         for name, parameter in net.named_parameters():
             if name in steps[0]:
-                parameter.grad = mean([step[name] for step in steps])
+                parameter.grad = average([step[name] for step in steps])
         with exact_roots() if at_box else nullcontext():
             optimizer.step()
         yield
 
 
-def replay(gradients_of_ranks, net, optimizer, schedule=None, at_box=True):
+def replay(gradients_of_ranks, net, optimizer, schedule=None, at_box=True, average=mean):
     """The parameters after all of them."""
-    for _ in replayed(gradients_of_ranks, net, optimizer, at_box):
+    for _ in replayed(gradients_of_ranks, net, optimizer, at_box, average):
         if schedule:
             schedule.step()
     return parameters_of(net)

@@ -95,12 +95,39 @@ def image_batch(rank, step, rows=4):
     return images, torch.randint(10, (rows,), generator=random)
 
 
+class Branches(nn.Module):
+    """Of which a call uses some."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(7)
+        self.branches = nn.ModuleList(nn.Linear(4, 3) for _ in range(3))
+
+    def forward(self, inputs, used):
+        return sum(self.branches[branch](inputs) for branch in used)
+
+
+def descend(optimizer, loss):
+    """A step, and what the loss is."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
 def make_net():
     """For loss_of; one parameter is frozen."""
     torch.manual_seed(SEED)
     net = nn.Sequential(nn.Linear(12, 33), nn.Tanh(), nn.Linear(33, 5), nn.PReLU())
     net[0].bias.requires_grad_(requires_grad=False)
     return net
+
+
+def differ(net, rank):
+    """Each rank begins with other parameters: rank 0's count."""
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(rank)
 
 
 def loss_of(net, rank, step):
