@@ -1,16 +1,19 @@
-"""What people use around an optimizer: torch.compile, checkpoints, buffers, and the address."""
+"""What people use around an optimizer: torch.compile, checkpoints, buffers, an address, FSDP2."""
 
 import copy
+import os
 
 import pytest
 import torch
 import torch._functorch.aot_autograd  # which a rank's first compilation would import
-from conftest import of_ranks
-from exact import assert_same_bits, job
-from models import GPT, text_batch, wrapped
-from torch import nn
+from conftest import leave, of_ranks, refused
+from exact import assert_same_bits, job, parameters_of
+from models import GPT, descend, text_batch, wrapped
+from torch import distributed, nn
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint import state_dict as states
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import phub
 
@@ -30,9 +33,7 @@ def made(kind, seed=1, **options):
 
 def train(rank, model, optimizer, steps):
     for step in steps:
-        optimizer.zero_grad()
-        model(text_batch(rank, step)).backward()
-        optimizer.step()
+        descend(optimizer, model(text_batch(rank, step)))
 
 
 # ---- torch.distributed.checkpoint.
@@ -92,11 +93,7 @@ def test_blocks_may_be_compiled(rank, zero_copy):
     for step in range(4):
         losses = []
         for each, its in ((model, optimizer), (plain, local)):
-            its.zero_grad()
-            loss = each(text_batch(rank, step))
-            loss.backward()
-            its.step()
-            losses.append(loss.item())
+            losses.append(descend(its, each(text_batch(rank, step))))
         assert abs(losses[0] - losses[1]) < 1e-4
     assert optimizer.worker.round("last.weight") == 4
 
@@ -112,9 +109,10 @@ def with_buffers(rank):
     return model
 
 
-def syncs(rank, form):
+def syncs(rank, form, options):
     model = with_buffers(rank)
-    _, state, _ = wrapped(form, model)
+    _, state, _ = wrapped(form, model, **options)
+    assert {state.worker.gradient_dtype(key) for key in state.worker.keys} == {"f32"}
     seen = []
     for step in range(2):
         model[1](torch.randn(8, 4))
@@ -123,14 +121,19 @@ def syncs(rank, form):
         before = {name: b.clone() for name, b in model.named_buffers()}
         state.sync_buffers()
         seen.append((before, copy.deepcopy(dict(model.named_buffers()))))
-    state.worker.barrier()
-    state.close()
+    leave(state)
     return seen
 
 
+CODED = {"formats": {"*": "int4", "*.bias": "f32"}, "gradient_dtype": "int8"}
+CODED["rounding"] = "stochastic"
+
+
+@pytest.mark.parametrize("options", [{}, CODED], ids=["exact", "coded"])
 @pytest.mark.parametrize("form", ["ddp", "optimizer"])
-def test_buffers_are_made_the_same(box, start, form):
-    ranks = start(syncs, 3, form).results()
+def test_buffers_are_made_the_same(box, start, form, options):
+    """Exactly, also where gradients are coded."""
+    ranks = start(syncs, 3, form, options).results()
     for step in range(2):
         befores, afters = zip(*(rank[step] for rank in ranks), strict=True)
         assert_same_bits(afters[1], afters[0])
@@ -147,8 +150,7 @@ def test_buffers_are_made_the_same(box, start, form):
 @of_ranks(1)
 def test_without_buffers_there_is_nothing_to_make_the_same(rank):
     _, optimizer = made("adamw")
-    with pytest.raises(phub.InvalidError, match="no buffers"):
-        optimizer.sync_buffers()
+    refused("no buffers", optimizer.sync_buffers)
 
 
 # ---- Where the box is.
@@ -170,3 +172,73 @@ def test_the_boxs_address_may_be_an_option(box, start, kind):
     several = f"127.0.0.1:1,{box.address}"
     elsewhere = "127.0.0.1:1"  # the option counts
     assert start(makes, 2, kind, several, PHUB_SERVER=elsewhere).results() == [2, 2]
+
+
+# ---- FSDP2 within replicas and the box between them, compared with DDP through the box.
+
+STEPS = 4
+
+
+def model_of(rank):
+    torch.manual_seed(rank)  # the first one's count
+    return GPT(width=48, blocks=2)
+
+
+def train_sgd(model, wrapped, batch_of):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=False)
+    for step in range(STEPS):
+        descend(optimizer, wrapped(batch_of(step)))
+
+
+def with_ddp(replica):
+    model = model_of(replica)
+    train_sgd(model, phub.ddp(model), lambda step: text_batch(replica, step))
+    return parameters_of(model)
+
+
+def with_fsdp(rank, shards, store, formats=None):
+    """Replica `rank // shards`. All processes of a replica have its batch."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    replica, shard = divmod(rank, shards)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{store}-{replica}", rank=shard, world_size=shards
+    )
+    mesh = init_device_mesh("cpu", (shards,))
+    model = model_of(replica)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    state = phub.FSDPState(model, rank=replica, world_size=2, job=job(shard), formats=formats)
+    assert state.worker.keys == ("blocks.0", "blocks.1", "model")
+    train_sgd(model, model, lambda step: text_batch(replica, step))
+    result = {name: p.full_tensor() for name, p in model.named_parameters()}
+    leave(state)
+    distributed.destroy_process_group()
+    return result
+
+
+@pytest.mark.parametrize(
+    ("shards", "formats"), [(1, None), (2, None), (1, {"*": "int8", "model": "bf16"})]
+)
+def test_parameters_are_those_of_ddp(box, start, tmp_path, shards, formats):
+    """Nearly, if gradients are coded."""
+    expected = start(with_ddp, 2).results()[0]
+    one, *others = start(with_fsdp, 2 * shards, shards, tmp_path / "store", formats).results()
+    for other in others:
+        assert_same_bits(one, other)
+    if shards == 1 and not formats:
+        assert_same_bits(one, expected)
+    else:
+        limits = {"rtol": 0, "atol": 0.01} if formats else {}
+        torch.testing.assert_close(one, expected, **limits)
+        assert not formats or any(not torch.equal(p, expected[name]) for name, p in one.items())
+
+
+@of_ranks(1)
+def test_shards_have_one_order_in_memory(rank, tmp_path):
+    store = f"file://{tmp_path}/store"
+    distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    net = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    with pytest.raises(NotImplementedError, match="non-contiguous"):  # PyTorch's own
+        fully_shard(net, mesh=init_device_mesh("cpu", (1,)))
+    distributed.destroy_process_group()

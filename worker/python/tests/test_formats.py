@@ -1,83 +1,16 @@
 """Gradients in formats of their own: the bits of coded ones, and trainings with them."""
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
 from coded import Sender, int8, topk
-from conftest import SEED, SavingBox, of_ranks, wait_until
+from conftest import SEED, SavingBox, of_ranks, pushed, wait_until
 from exact import assert_same_bits, gradients_of, mean, parameters_of, replayed
-from models import ResNet, image_batch, loss_of, make_net, recorded, wrapped
+from models import loss_of, make_net, recorded
 
 import phub
 
 # ---- The core.
-
-KEYS = {"a.weight": 20_001, "b.weight": 5_000, "a.bias": 40, "b.bias": 33}
-FORMATS = {"*": "f16", "?.weight": "int8", "b.weight": "topk", "b.*s": "f32"}
-MEMORY = {"a.weight": "f32", "b.weight": "f32", "a.bias": "f16", "b.bias": "f32"}
-ROUNDS = 8
-NULL, OWN = 3, 5  # rounds of which a gradient is none, or in memory of the program
-
-
-def gradient_of(rank, round_, key):
-    """Of elements of very different sizes; in some rounds of zeros."""
-    random = np.random.default_rng([SEED, rank, round_, *key.encode()])
-    values = random.standard_normal(KEYS[key]) * 2.0 ** random.integers(-30, 12)  # f16 holds it
-    if key.endswith("bias"):
-        return np.arange(KEYS[key], dtype=np.float32) * (rank + round_)
-    return (values * (round_ != 6)).astype(np.float32)
-
-
-def exchanges(rank, transport):
-    results = []
-    with phub.Worker(KEYS, formats=FORMATS, transport=transport) as worker:
-        assert {key: worker.gradient_dtype(key) for key in KEYS} == MEMORY
-        for round_ in range(1, ROUNDS + 1):
-            for key in KEYS:
-                slot = np.asarray(worker.gradient(key))
-                if worker.gradient_dtype(key) == "f16":
-                    slot = slot.view(np.float16)
-                slot[:] = gradient_of(rank, round_, key)
-            own = gradient_of(rank, round_, "a.weight").astype(np.float16)
-            if round_ == OWN:
-                worker.register_memory("a.weight", own, gradient_dtype="f16", scale=0.375)
-            elif round_ == OWN + 1:
-                worker.register_memory("a.weight")
-            for key in KEYS:
-                if key == "a.weight" and round_ == NULL and rank == 1:
-                    worker.push_null(key)
-                else:
-                    worker.push(key)
-            worker.wait_all()
-            results.append({key: np.array(worker.parameters(key)) for key in KEYS})
-    return results
-
-
-def sums(world):
-    """What the box makes of it, round by round."""
-    senders = [{"a.weight": Sender(int8), "b.weight": Sender(topk)} for _ in range(world)]
-    for round_ in range(1, ROUNDS + 1):
-        total = {key: np.zeros(n, np.float32) for key, n in KEYS.items()}
-        for rank, key in itertools.product(range(world), KEYS):
-            if key == "a.weight" and round_ == NULL and rank == 1:
-                continue
-            gradient = gradient_of(rank, round_, key)
-            if key == "a.weight" and round_ == OWN:
-                gradient = gradient.astype(np.float16).astype(np.float32) * np.float32(0.375)
-            sender = senders[rank].get(key)
-            total[key] += sender.send(gradient) if sender else gradient
-        yield total
-
-
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-@pytest.mark.parametrize("world", [1, 2])
-def test_sums_are_those_of_the_codes_to_the_bit(box, start, transport, world):
-    for results in start(exchanges, world, transport).results():
-        for round_, (result, expected) in enumerate(zip(results, sums(world), strict=True), 1):
-            for key in KEYS:
-                assert np.array_equal(result[key], expected[key]), (key, round_)
 
 
 @of_ranks(2)
@@ -91,10 +24,7 @@ def test_parameters_are_not_coded(rank):
 def sent(gradient, **options):
     """What comes back of it."""
     with phub.Worker({"w": len(gradient)}, **options) as worker:
-        np.asarray(worker.gradient("w"))[:] = gradient
-        worker.push("w")
-        worker.wait("w")
-        return np.array(worker.parameters("w"))
+        return pushed(worker, "w", gradient)
 
 
 @pytest.mark.parametrize(
@@ -128,20 +58,18 @@ def test_rounding_may_be_stochastic(box):
 
 
 def test_residuals_are_saved_without_a_saver_at_save_points_too(memory_path):
-    box = SavingBox(memory_path, 2)
-    options = {"box": box.address, "job": "saved", "optimizer": "sgd", "gradient_dtype": "int8"}
-    try:
-        with phub.Worker({"w": 100}, **options) as worker:
+    options = {"job": "saved", "optimizer": "sgd", "gradient_dtype": "int8"}
+    with (
+        SavingBox(memory_path, 2) as box,
+        phub.Worker({"w": 100}, box=box.address, **options) as worker,
+    ):
 
-            def saved_after_another_round():
-                worker.push("w")
-                worker.wait("w")
-                worker.save_point(worker.round("w"))
-                return box.status("saved").get("durable_round", 0) > 2
+        def saved_after_another_round():
+            pushed(worker, "w")
+            worker.save_point(worker.round("w"))
+            return box.status("saved").get("durable_round", 0) > 2
 
-            wait_until(saved_after_another_round, "two checkpoints")
-    finally:
-        box.kill()
+        wait_until(saved_after_another_round, "two checkpoints")
 
 
 # ---- PyTorch.
@@ -196,19 +124,18 @@ class View:
 
 
 @pytest.mark.parametrize(
-    ("form", "code"),
+    ("coded", "code", "zero_copy"),
     [
-        ("gradients", "int8"),
-        ("gradients", "topk"),
-        ("differences", "int8"),
-        ("differences without copies", "int8"),
+        ("gradient_dtype", "int8", False),
+        ("gradient_dtype", "topk", False),
+        ("parameter_dtype", "int8", False),
+        ("parameter_dtype", "int8", True),
     ],
 )
-def test_the_boxs_steps_are_those_of_the_codes_to_the_bit(box, start, code, form):
+def test_the_boxs_steps_are_those_of_the_codes_to_the_bit(box, start, coded, code, zero_copy):
     """And what ranks get is, with coded results, what differences add up to."""
-    is_coded = form == "gradients"
-    options = {"gradient_dtype" if is_coded else "parameter_dtype": code}
-    options["zero_copy"] = form.endswith("copies")
+    is_coded = coded == "gradient_dtype"
+    options = {coded: code, "zero_copy": zero_copy}
     gradients, parameters = zip(*start(learns, 2, options).results(), strict=True)
     assert_same_bits(parameters[0], parameters[1])
     net = make_net()
@@ -249,42 +176,6 @@ def test_ddp_has_the_mean_of_the_codes_to_the_bit(box, start, code, kind):
         assert_same_bits(means[0][step], expected)
 
 
-def test_a_pattern_that_matches_no_parameter_is_named(box):
-    """One that is frozen has no gradient."""
-    net = make_net()
-    with pytest.raises(phub.NotFoundError, match="'0.bias'"):
-        phub.DistributedOptimizer(sgd(net), net, formats={"*": "bf16", "0.bias": "int8"})
-
-
-@pytest.mark.parametrize("form", ["ddp", "optimizer"])
-@of_ranks(2)
-def test_buffers_are_exact(rank, form):
-    def net_of(each):
-        torch.manual_seed(SEED)
-        net = ResNet(width=4, blocks=1)
-        return net, lambda model: model(image_batch(each, 0)).backward()
-
-    net, backward = net_of(rank)
-    formats = {"*": "int4", "*.bias": "f32"}
-    options = {"formats": formats, "gradient_dtype": "int8", "rounding": "stochastic"}
-    model, state, optimizer = wrapped(form, net, **options)
-    backward(model)
-    optimizer.step()
-    worker = state.worker
-    assert {worker.gradient_dtype(key) for key in worker.keys} == {"f32"}
-    state.sync_buffers()
-    both = []
-    for each in range(2):
-        alone, backward = net_of(each)
-        backward(alone)
-        both.append(dict(alone.named_buffers()))
-    assert any("running_mean" in name for name in both[0])
-    for name, buffer in net.named_buffers():
-        if buffer.is_floating_point():
-            assert torch.equal(buffer, (both[0][name] + both[1][name]) * 0.5), name
-    worker.barrier()
-
-
 @of_ranks(1)
 def test_formats_by_pattern_go_with_parameters_of_any_format(rank):
     """With a model of 16 bits, zero_copy, and a gradient of each kind of memory."""
@@ -301,6 +192,5 @@ def test_formats_by_pattern_go_with_parameters_of_any_format(rank):
             parameter.grad = gradient
             expected[name] = (parameter.detach().float() - 0.1 * gradient.float()).bfloat16()
     optimizer.step()
-    trained = {name: p for name, p in parameters_of(net).items() if name in expected}
-    torch.testing.assert_close(trained, expected)
+    torch.testing.assert_close({name: parameters_of(net)[name] for name in expected}, expected)
     optimizer.close()

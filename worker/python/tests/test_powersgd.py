@@ -1,16 +1,17 @@
-"""PowerSGD through the box, compared with NumPy's QR and with whole gradients."""
+"""PowerSGD through the box, compared with NumPy's QR; and parameters that share a key."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from conftest import SEED, of_ranks
+from conftest import SEED, of_ranks, refused
 from exact import assert_same_bits, gradients_of, job, mean, parameters_of
-from models import GPT, recorded, text_batch
+from models import descend, differ, recorded
 from torch import nn
 
 import phub
+from phub._gathered import Gathered, gathered_of
 from phub._powersgd import orthonormal, product
 
 RANK = 2
@@ -23,16 +24,9 @@ class Net(nn.Sequential):
 
     def __init__(self):
         torch.manual_seed(SEED)
-        super().__init__(
-            nn.Conv2d(1, 8, 3, stride=2, padding=1),
-            nn.Tanh(),
-            nn.Flatten(),
-            nn.Linear(128, 30),
-            nn.Tanh(),
-            nn.Linear(30, 24),
-            nn.Tanh(),
-            nn.Linear(24, 3),
-        )
+        first = nn.Conv2d(1, 8, 3, stride=2, padding=1), nn.Tanh(), nn.Flatten()
+        lines = nn.Linear(128, 30), nn.Tanh(), nn.Linear(30, 24), nn.Tanh(), nn.Linear(24, 3)
+        super().__init__(*first, *lines)
 
 
 def is_matrix(name):
@@ -48,9 +42,7 @@ def loss_of(wrapped, rank, step, kind=torch.float32):
 def trains(rank, steps, options, spoilt=None, kind=torch.float32):
     """(own gradients of each step, means, the first factors, residuals in the end, parameters)"""
     net = Net().to(kind)
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.add_(rank)  # rank 0's count
+    differ(net, rank)
     wrapped, own = recorded(net, powersgd=RANK, **options)
     factors = {name: part["q"] for name, part in wrapped.phub.powersgd.state_dict().items()}
     optimizer = torch.optim.SGD(net.parameters(), 1e-3)
@@ -104,10 +96,9 @@ def check(results, steps, tolerance=2e-4):
             gradients = [of_rank[step][name] for of_rank in own]
             if is_matrix(name):
                 expected = oracles[name].step(gradients)
-                if np.isnan(expected).any():
-                    assert found.isnan().all(), (name, step)
-                else:
+                if not np.isnan(expected).any():
                     assert_close(found, expected, tolerance)
+                assert found.isnan().all() == np.isnan(expected).any(), (name, step)
             elif found.isfinite().all():
                 expected = mean([g.float() for g in gradients])
                 assert_close(found, expected.double().numpy(), 1e-2)
@@ -121,11 +112,14 @@ def check(results, steps, tolerance=2e-4):
             assert_close(found[name], expected, 20 * tolerance)
 
 
+CODED = {"gradient_dtype": "topk", "formats": {"*": "f16", "*.bias": "bf16"}}
+
+
 @pytest.mark.parametrize(
     ("world", "options", "kind"),
     [
         *((world, {"transport": way}, torch.float32) for world in (1, 2, 3) for way in TRANSPORTS),
-        (2, {"gradient_dtype": "topk", "formats": {"*": "f16", "*.bias": "bf16"}}, torch.float32),
+        (2, CODED, torch.float32),
         (2, {}, torch.bfloat16),
     ],
 )
@@ -140,21 +134,19 @@ def test_gradients_are_those_of_the_paper(box, start, world, options, kind):
                 assert torch.equal(found, exact) == is_exact, (step, name)
 
 
-def test_an_overflow_is_nan_on_all_ranks_and_leaves_no_trace(box, start):
-    results = start(trains, 3, 5, {}, (1, 2)).results()
-    check(results, 5)
+@pytest.mark.parametrize("excluded", [False, True])
+def test_an_overflow_is_nan_on_all_ranks_or_excluded_and_leaves_no_trace(box, start, excluded):
+    options = {"on_nonfinite": "exclude"} if excluded else {}
+    results = start(trains, 3, 5, options, (1, 2)).results()
+    if not excluded:
+        check(results, 5)
+    assert_same_bits(results[0][1][3:], results[1][1][3:])
     for _, means, _, residuals, _ in results:
-        assert all(g.isnan().all() for name, g in means[2].items() if is_matrix(name))
-        assert all(g.isfinite().all() for g in means[3].values())
+        for name, gradient in means[2].items():
+            assert excluded or gradient.isnan().all() or not is_matrix(name)
+        finite = means if excluded else means[3:]
+        assert all(g.isfinite().all() for step in finite for g in step.values())
         assert all(e.isfinite().all() for e in residuals.values())
-
-
-def test_a_rank_that_overflows_may_be_excluded(box, start):
-    results = start(trains, 2, 4, {"on_nonfinite": "exclude"}, (1, 1)).results()
-    for _, means, _, residuals, _ in results:
-        assert all(g.isfinite().all() for step in means for g in step.values())
-        assert all(e.isfinite().all() for e in residuals.values())
-    assert_same_bits(results[0][1][3], results[1][1][3])
 
 
 # ---- The parts.
@@ -264,10 +256,12 @@ def test_ranks_may_begin_with_other_factors(box, start):
         assert_same_bits(one[1][step], other[1][step])
     for name in MATRICES:
         assert torch.equal(one[2][name]["q"], other[2][name]["q"])
-        sent = sum(each[1][step][name].flatten(1) for each in (one, other) for step in range(2)) / 2
-        kept = sum(each[2][name]["residual"] for each in (one, other)) / 2
-        own = sum(each[0][step][name].flatten(1) for each in (one, other) for step in range(2)) / 2
-        assert torch.allclose(sent + kept, own, rtol=1e-4, atol=1e-4)  # nothing is lost
+        own, sent = (
+            sum(each[part][step][name].flatten(1) for each in (one, other) for step in range(2))
+            for part in range(2)
+        )
+        kept = sum(each[2][name]["residual"] for each in (one, other))
+        assert torch.allclose(sent + kept, own, rtol=1e-4, atol=2e-4)  # nothing is lost
 
 
 class Branches(nn.Module):
@@ -295,12 +289,6 @@ def test_buckets_may_come_in_any_order(rank):
 # ---- What a rank saves.
 
 
-def test_gpus_are_refused(monkeypatch):
-    monkeypatch.setattr("phub._device.is_gpu", lambda device: True)
-    with pytest.raises(phub.InvalidError, match=r"'0.weight' is on cpu.*on the CPU"):
-        phub.ddp(Net(), powersgd=RANK)
-
-
 @of_ranks(2)
 def test_a_training_goes_on_from_its_state_to_the_bit(rank):
     def go_on(net, name, steps, state=None):
@@ -309,9 +297,7 @@ def test_a_training_goes_on_from_its_state_to_the_bit(rank):
             wrapped.phub.powersgd.load_state_dict(state)
         optimizer = torch.optim.SGD(net.parameters(), 1e-3)
         for step in steps:
-            optimizer.zero_grad()
-            loss_of(wrapped, rank, step).backward()
-            optimizer.step()
+            descend(optimizer, loss_of(wrapped, rank, step))
         wrapped.phub.worker.barrier()
         state = wrapped.phub.powersgd.state_dict()
         wrapped.phub.close()
@@ -328,31 +314,124 @@ def test_the_state_of_another_model_is_refused(rank):
     powersgd = phub.ddp(Net(), powersgd=RANK).phub.powersgd
     state = powersgd.state_dict()
     state["3.weight"]["q"] = state["3.weight"]["q"][:1]
-    with pytest.raises(phub.InvalidError, match=r"no q of \(2, 128\) for '3.weight'"):
-        powersgd.load_state_dict(state)
+    refused(r"no q of \(2, 128\) for '3.weight'", powersgd.load_state_dict, state)
     del state["0.weight"]
-    with pytest.raises(phub.InvalidError, match="the state is of 3.weight, 5.weight"):
-        powersgd.load_state_dict(state)
+    refused("the state is of 3.weight, 5.weight", powersgd.load_state_dict, state)
 
 
-# ---- Beside whole gradients.
+# ---- Small parameters are exchanged together: the same bits, checks and names.
+
+LAYERS = 150  # two small parameters each
 
 
-def losses_of(rank, steps, powersgd):
-    torch.manual_seed(SEED)
-    wrapped = phub.ddp(GPT(width=48, blocks=2), powersgd=powersgd, job=job(powersgd))
-    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05, momentum=0.9)
-    losses = []
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss = wrapped(text_batch(rank, SEED + step))
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+class Deep(nn.Module):
+    """Many small layers between larger ones; one has half precision, one another order."""
+
+    def __init__(self, odd=0):
+        torch.manual_seed(SEED)
+        super().__init__()
+        self.first = nn.Linear(40, 60)
+        self.blocks = nn.ModuleList(nn.Linear(3, 3) for _ in range(LAYERS))
+        self.blocks[7] = nn.Linear(3, 3 + odd)
+        self.short = nn.Parameter(torch.randn(5, 5).bfloat16())
+        self.turned = nn.Parameter(torch.randn(4, 6).t())
+        self.single = nn.Parameter(torch.tensor(0.5))
+        self.last = nn.Linear(60, 40)
+
+    def forward(self, x):
+        y = self.last(self.first(x)).sum() + self.short.float().sum() * x.mean()
+        y = y + (self.turned * x[0, :24].view(6, 4)).sum() * self.single
+        for at, block in enumerate(self.blocks):
+            y = y + block(x[:, at % 30 : at % 30 + 3]).pow(2).sum()
+        return y
 
 
-def test_it_learns_nearly_as_with_whole_gradients(box, start):
-    whole, ours = (np.mean(start(losses_of, 2, 60, way).results(), 0) for way in (None, RANK))
-    assert np.mean(ours[-10:]) <= 1.05 * np.mean(whole[-10:])
-    assert np.mean(ours[-10:]) < 0.8 * ours[0]
+def trains_deep(rank, options, ddp_options):
+    model = Deep()
+    differ(model, rank)
+    options = {"ddp_options": {"bucket_cap_mb": 0.01, **ddp_options}, **options}
+    wrapped, own = recorded(model, **options)
+    first = parameters_of(model)
+    means = []
+    for step in range(3):  # DDP makes its buckets anew after the first one
+        x = torch.randn(4, 40, generator=torch.Generator().manual_seed(SEED + 7 * step + rank))
+        model.zero_grad()
+        if step == 2:
+            with wrapped.no_sync():
+                wrapped(x).backward()
+        wrapped(x).backward()
+        means.append(gradients_of(model))
+    keys, matrices = wrapped.phub.worker.keys, wrapped.phub.powersgd
+    wrapped.phub.close()
+    return first, own, means, keys, [n for n in first if matrices and matrices.get(n)]
+
+
+@pytest.mark.parametrize(
+    ("options", "ddp_options"),
+    [
+        ({"transport": "shm"}, {}),
+        ({"transport": "tcp"}, {"gradient_as_bucket_view": False}),
+        ({"powersgd": 1}, {}),
+    ],
+)
+def test_gathered_results_are_those_of_keys_of_their_own(box, start, options, ddp_options):
+    results = start(trains_deep, 2, options, ddp_options).results()
+    first = parameters_of(Deep())
+    for begun, _, means, keys, matrices in results:
+        assert len(keys) < 12
+        assert "small-parameters:0" in keys
+        assert_same_bits(begun, first)
+        for step, found in enumerate(means):
+            for name in found.keys() - set(matrices):
+                expected = mean([own[step][name].float() for _, own, *_ in results])
+                assert torch.equal(found[name], expected.to(found[name].dtype)), (step, name)
+
+
+def joins(rank):
+    with pytest.raises(phub.Error) as raised:
+        phub.ddp(Deep(odd=rank), join_limit_ms=3000)
+    return raised.type, str(raised.value)
+
+
+def test_ranks_with_other_small_parameters_are_told_which(box, start):
+    told = dict(start(joins, 2).results())
+    assert phub.MismatchError in told
+    assert "'blocks.7.bias' has" in told[phub.MismatchError]
+
+
+@of_ranks(2)
+def test_what_a_step_left_is_forgotten(rank):
+    model = Deep()
+    wrapped = phub.ddp(model, ddp_options={"bucket_cap_mb": 0.01})
+    wrapped(torch.ones(1, 40)).backward()
+    gathered = wrapped.phub._gathered
+    stale = next(name for name, _ in gathered.places())
+    gathered._group_of[stale].lend(stale, torch.full((9,), 9.0))  # of a step that never was
+    model.zero_grad()
+    wrapped(torch.full((1, 40), rank + 1.0)).backward()
+    return gradients_of(model)
+
+
+def parameters(number, elements=8):
+    return {f"p{i}": nn.Parameter(torch.zeros(elements)) for i in range(number)}
+
+
+def test_what_would_change_is_not_gathered():
+    given = {"gradient_dtype": "f32", "parameter_dtype": "bf16", "on_nonfinite": "pass"}
+    many = parameters(300)
+    assert len(gathered_of(many, {}, given).groups) == 1
+    assert gathered_of(parameters(100), {}, given) is None
+    assert gathered_of(parameters(300, 5000), {}, given) is None
+    for other in ({"gradient_dtype": "int8"}, {"on_nonfinite": "stop"}):
+        assert gathered_of(many, {}, given | other) is None
+    left = gathered_of(many, {"p2*": "int8"}, given)
+    assert left is None or "p21" not in left
+    assert gathered_of(many, {"p29?": "f16"}, given) is not None
+    assert "p291" not in gathered_of(many, {"p29?": "f16"}, given)
+
+
+def test_groups_have_room_for_all():
+    gathered = Gathered(parameters(100, 1000))
+    assert [len(group.places) for group in gathered.groups] == [32, 32, 32, 4]
+    places = [place for _, place in gathered.places()]
+    assert len({place.data_ptr() for place in places}) == 100

@@ -1,11 +1,15 @@
-"""Trainings with embeddings whose rows are sent, compared with PyTorch's own."""
+"""Gradients of which rows are sent, or factors: of embeddings and of fully connected layers."""
+
+import copy
 
 import numpy as np
 import pytest
 import torch
-from conftest import SEED, of_ranks
-from exact import assert_same_bits, job, mean, parameters_of, replay, replayed
+from conftest import SEED, of_ranks, refused
+from exact import assert_same_bits, gradients_of, job, mean, parameters_of, replay, replayed
+from models import descend
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import phub
 
@@ -46,11 +50,7 @@ def trains(rank, make, steps, options):
     optimizer = phub.DistributedOptimizer(make(net), net, **options)
     losses = []
     for step in range(steps):
-        loss = loss_of(net, rank, step)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
+        losses.append(descend(optimizer, loss_of(net, rank, step)))
     optimizer.synchronize()
     optimizer.close()
     return parameters_of(net), losses
@@ -120,9 +120,7 @@ def only_words(rank, make, steps, options):
     net = embedding()
     optimizer = phub.DistributedOptimizer(make(net), net, **options)
     for step in range(steps):
-        net(texts_of(rank, step)[0]).square().sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        descend(optimizer, net(texts_of(rank, step)[0]).square().sum())
     state = optimizer.state_dict()["state"].get(0)
     optimizer.close()
     return net.weight.detach().clone(), state
@@ -175,37 +173,12 @@ def test_a_lazy_step_leaves_others_alone(rank):
     assert torch.equal(weight[others], before[others] - 0.5 * (0.5 * before[others]))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"server": False, "rows": {"*": 2}}, "server=True"),
-        ({"rows": {"line.*": 2}}, r"'line\.\*'; there are words\.weight"),
-        ({"lazy": ("nothing",)}, "lazy: no parameter"),
-        ({"lazy": "nothing"}, "lazy: no parameter .* 'nothing'"),
-        ({"rows": 5}, "rows=5: it is a number of rows by patterns"),
-        ({"rows": {1: 5}}, "rows={1: 5}: it is a number"),
-        ({"rows": {"*": "x"}}, r"rows of '\*' is 'x': it must be a whole number"),
-        ({"rows": {"*": 2**64}}, r"rows of '\*' is 18446744073709551616: it must"),
-        ({"rows": {"*": 0}}, "0 rows"),
-        ({"lazy": True}, "lazy=True: it is patterns of names"),
-        ({"lazy": [3]}, r"lazy=\[3\]: it is patterns of names"),
-        ({"optimizer": "sparse"}, "'line.weight' has dense gradients"),
-    ],
-)
-def test_what_cannot_be_is_refused(box, options, message):
-    net, options = Text(), dict(options)
-    sparse = options.pop("optimizer", None)
-    optimizer = torch.optim.SparseAdam(net.parameters()) if sparse else sgd(net)
-    with pytest.raises((phub.InvalidError, phub.NotFoundError), match=message):
-        phub.DistributedOptimizer(optimizer, net, **options)
-
-
 @of_ranks(1)
 def test_more_rows_than_there_is_room_for_are_refused(rank):
     net = Text()
     optimizer = phub.DistributedOptimizer(sgd(net), net, rows={"*": 2})
-    with pytest.raises(phub.InvalidError, match="3 different rows for key 'words.weight'"):
-        net(torch.tensor([[1, 2, 3]])).sum().backward()
+    loss = net(torch.tensor([[1, 2, 3]])).sum()
+    refused("3 different rows for key 'words.weight'", loss.backward)
     optimizer.close()
 
 
@@ -225,9 +198,218 @@ def test_a_worker_pushes_rows(rank):
         ("m", rows.astype(np.float64), elements, "'m': indices of rows are int64, .* format 'd'"),
         ("m", rows, elements.astype(np.int32), "'m': elements of rows are float32, .* 'i'"),
     ):
-        with pytest.raises(phub.InvalidError, match=message):
-            worker.push_rows(key, *wrong)
+        refused(message, worker.push_rows, key, *wrong)
     worker.push_rows("m", rows[:0].copy(), elements[:0].copy())  # none
+    worker.wait("m")
+    assert not np.array(worker.parameters("m")).any()
+    worker.close()
+
+
+# ---- Gradients of fully connected layers as factors.
+
+SAMPLES = 6
+
+
+def model_of(seed=SEED):
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(20, 70), nn.ReLU(), nn.Linear(70, 33, bias=False), nn.ReLU(), nn.Linear(33, 5)
+    )
+
+
+def batch_of(rank, step):
+    """Whole numbers."""
+    random = torch.Generator().manual_seed(SEED + 100 * rank + step)
+    return torch.randint(-3, 4, (1 + (rank + step) % SAMPLES, 20), generator=random).float()
+
+
+def backward(forward, rank, step):
+    forward(batch_of(rank, step)).square().mean().backward()
+
+
+def close(one, other, rtol=1e-4, atol=1e-6):
+    torch.testing.assert_close(one, other, rtol=rtol, atol=atol)
+
+
+def at_box(net, optimizer, **options):
+    return phub.DistributedOptimizer(optimizer, net, **options)
+
+
+# ---- In steps of the box.
+
+
+def learns(rank, factors, steps, options):
+    net = model_of(SEED + rank)  # all begin with rank 0's
+    plain = torch.optim.Adam(net.parameters(), 0.01)
+    optimizer = at_box(net, plain, accumulate=2, factors=factors, **options)
+    for step in range(2 * steps):
+        backward(net, rank, step)
+        if step % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    optimizer.synchronize()
+    state = optimizer.state_dict()["state"]
+    optimizer.close()
+    return parameters_of(net), state[0]["exp_avg"]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"overlap": "forward"}, {"overlap": False}, {"zero_copy": True}]
+)
+def test_they_learn_as_without_factors(box, start, options):
+    ways = ({"[02].*": 2 * SAMPLES, "4.weight": 2 * SAMPLES}, {})
+    with_factors, without = (start(learns, 2, way, 5, options).results() for way in ways)
+    assert_same_bits(with_factors[0][0], with_factors[1][0])
+    close(with_factors, without, rtol=1e-3, atol=1e-4)
+
+
+def whole_numbers(rank, form, transport):
+    """Errors of 1, 2 …: products, sums, and steps of 1/4 are exact."""
+    net = nn.Linear(20, 4)
+    with torch.no_grad():
+        net.weight.fill_(1)
+        net.bias.fill_(0)
+    options = {"factors": {"*": 1, "weight": SAMPLES}, "transport": transport}
+    if form == "ddp":
+        forward, optimizer = phub.ddp(net, **options), None
+    else:
+        forward, optimizer = net, at_box(net, torch.optim.SGD(net.parameters(), 0.25), **options)
+    seen = []
+    for step in range(7):
+        net.zero_grad()
+        inputs = batch_of(rank, step)
+        (forward(inputs) * torch.arange(1, len(inputs) + 1)[:, None]).sum().backward()
+        assert net.bias.grad is not None
+        if optimizer:
+            assert net.weight.grad is None
+            optimizer.step()
+        seen.append((net.weight if optimizer else net.weight.grad).detach().numpy().copy())
+    if optimizer:
+        optimizer.close()
+        net(batch_of(rank, 0)).sum().backward()  # as before
+        assert net.weight.grad is not None
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("form", "world", "transport"),
+    [("ddp", 3, "shm"), ("ddp", 3, "tcp"), ("box", 2, "shm"), ("box", 2, "tcp")],
+)
+def test_a_mean_is_the_sum_of_products_times_the_reciprocal(box, start, form, world, transport):
+    for seen in start(whole_numbers, world, form, transport).results():
+        weight = np.ones((4, 20), np.float32)
+        for step, found in enumerate(seen):
+            total = np.zeros((4, 20), np.float32)
+            for rank in range(world):
+                inputs = batch_of(rank, step).numpy()
+                errors = np.arange(1, len(inputs) + 1, dtype=np.float32)
+                total += np.outer(np.ones(4, np.float32), errors @ inputs)
+            mean = total * np.float32(1 / np.float32(world))
+            weight -= mean / 4
+            assert np.array_equal(found, mean if form == "ddp" else weight)
+
+
+@of_ranks(2)
+def test_a_layer_that_a_rank_does_not_use_counts_as_zero(rank):
+    class Either(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(6, 40), nn.Linear(6, 40)])
+
+        def forward(self, inputs):
+            return self.layers[rank](inputs) + 0 * sum(layer.bias.sum() for layer in self.layers)
+
+    net = Either()
+    wrapped = phub.ddp(net, factors={"*.weight": 2})
+    own = torch.full((2, 6), float(rank + 1))
+    wrapped(own).sum().backward()
+    with torch.no_grad():  # and without a gradient
+        assert wrapped(own).shape == (2, 40)
+    for of_rank, layer in enumerate(net.layers):
+        assert torch.equal(layer.weight.grad, torch.full((40, 6), float(of_rank + 1)))
+
+
+@of_ranks(1)
+def test_gradients_are_added_to_those_that_are_there(rank):
+    net = model_of()
+    wrapped = phub.ddp(net, factors={"0.weight": SAMPLES})
+    inputs = batch_of(0, 0)
+    wrapped(inputs).sum().backward()
+    once = net[0].weight.grad.clone()
+    wrapped(inputs).sum().backward()
+    assert torch.equal(net[0].weight.grad, once + once)
+    with wrapped.no_sync():
+        refused("no_sync", wrapped(inputs).sum().backward)
+
+
+def goes_on_alone(rank):
+    net = model_of()
+    wrapped = phub.ddp(net, factors={"*": SAMPLES}, lease_ms=1000)
+    for step in range(4):
+        if rank == 1 and step == 2:
+            return None
+        net.zero_grad()
+        backward(wrapped, rank, step)
+    return gradients_of(net)
+
+
+def test_who_is_gone_counts_no_more(box, start):
+    found, _ = start(goes_on_alone, 2).results()
+    alone = model_of()
+    backward(alone, 0, 3)
+    close(found, gradients_of(alone))
+
+
+@of_ranks(1)
+def test_the_models_state_stays_as_it_is(rank):
+    net = model_of()
+    names = list(net.state_dict())
+    wrapped = phub.ddp(net, factors={"*": SAMPLES})
+    assert list(net.state_dict()) == names
+    assert isinstance(wrapped, DistributedDataParallel)
+    other = copy.deepcopy(model_of(5))
+    other.load_state_dict(net.state_dict())
+    assert torch.equal(other(batch_of(0, 0)), net(batch_of(0, 0)))
+
+
+# ---- What is refused; test_refused.py has more.
+
+
+@pytest.mark.parametrize("form", ["ddp", "box"])
+@of_ranks(1)
+def test_steps_that_cannot_be_are_refused(rank, form):
+    layer = nn.Linear(8, 8)
+    for net, inputs, message in (
+        (model_of(), (3, 20), "has 3 samples, and .* room for 2|3 samples in a step, and .*2"),
+        (nn.Sequential(layer, layer), (1, 8), "'0.weight' is used twice|used twice"),
+    ):
+        options = {"factors": {"0.weight": 2}, "job": f"{form}-{len(net)}"}
+        if form == "ddp":
+            forward = phub.ddp(net, **options)
+        else:
+            forward, _ = net, at_box(net, torch.optim.SGD(net.parameters(), 0.1), **options)
+        refused(message, lambda f=forward, x=inputs: f(torch.ones(x)).sum().backward())
+
+
+# ---- Of a worker.
+
+
+@of_ranks(1)
+def test_a_worker_pushes_factors(rank):
+    worker = phub.Worker({"m": phub.Key(6, shape=(3, 2), rank_limit=2), "v": 3})
+    worker.wait_all()
+    left = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
+    right = np.array([[1, -1], [2, 0]], np.float32)
+    worker.push_factors("m", left, right)
+    worker.wait("m")
+    assert worker.parameters("m").tolist() == [9, -1, 12, -2, 15, -3]
+    for key, *factors, message in (
+        ("m", left, left, r"are not float32 of \(pairs, 3\)"),
+        ("m", left.astype(float), right.astype(float), "'m': factors are float32, .* 'd'"),
+        ("v", left, right, "no rank_limit"),
+    ):
+        refused(message, worker.push_factors, key, *factors)
+    worker.push_factors("m", left[:0].copy(), right[:0].copy())  # none
     worker.wait("m")
     assert not np.array(worker.parameters("m")).any()
     worker.close()
