@@ -1,14 +1,18 @@
-"""With overlap="forward" whatever reads a parameter waits for its new value, and nothing else."""
+"""Loops as people and frameworks write them, and what reads parameters between their steps.
+
+With overlap="forward" whatever reads a parameter waits for its new value, and nothing else.
+"""
 
 import copy
-import io
-import multiprocessing
+import math
 import pickle
+import warnings
 
 import pytest
 import torch
-from conftest import of_ranks
-from exact import assert_same_bits, job
+from conftest import leave, of_ranks, refused
+from deaths import FORK
+from exact import assert_same_bits, job, parameters_of, saved
 from models import loss_of, make_net, train
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
@@ -19,13 +23,6 @@ import phub
 def made(net, name="", **options):
     optimizer = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], 1e-2)
     return phub.DistributedOptimizer(optimizer, net, job=job(name), **options)
-
-
-def saved(value):
-    content = io.BytesIO()
-    torch.save(value, content)
-    content.seek(0)
-    return torch.load(content, weights_only=False)
 
 
 def averaged(net):
@@ -88,8 +85,7 @@ def test_whatever_reads_a_parameter_finds_its_new_value(rank, zero_copy):
             train(optimizer, net, rank, range(2))
             values = read(net)
             found.append([v.detach().clone() if isinstance(v, torch.Tensor) else v for v in values])
-            optimizer.worker.barrier()
-            optimizer.close()
+            leave(optimizer)
         assert_same_bits(*found, way)
 
 
@@ -105,8 +101,7 @@ def test_a_view_that_was_taken_before_has_the_new_values(rank, zero_copy):
         train(optimizer, net, rank, range(3))
         found.append([view.clone(), torch.from_numpy(numbers.copy())])
         assert net[2].bias.detach().count_nonzero() > 0
-        optimizer.worker.barrier()
-        optimizer.close()
+        leave(optimizer)
     assert_same_bits(*found)
 
 
@@ -144,8 +139,6 @@ def begins_forward(rank, came_to_the_first_layer):
         return evaluated(net), optimizer.worker.round("2.weight")
     (first,) = (mine for mine in optimizer._mine if mine.name == "0.weight")
     others = [mine for mine in optimizer._mine if mine is not first]
-    loss = loss_of(make_net(), 1, 0)  # the same, without our hooks
-    assert loss > 0
     optimizer._begin_round()
     first.push()
     assert came_to_the_first_layer.wait(100)
@@ -156,8 +149,7 @@ def begins_forward(rank, came_to_the_first_layer):
 
 
 def test_forward_begins_before_all_parameters_are_there(box, start):
-    event = multiprocessing.get_context("fork").Event()
-    (one, rounds), (other, _) = start(begins_forward, 2, event).results()
+    (one, rounds), (other, _) = start(begins_forward, 2, FORK.Event()).results()
     assert rounds == 1
     assert_same_bits(one, other)
 
@@ -197,3 +189,89 @@ def test_the_values_come_after_the_optimizer_is_dropped_too(rank):
         train(made(net, overlap, overlap=overlap), net, rank, range(2))
         found.append(evaluated(net))
     assert_same_bits(*found)
+
+
+# ---- Loops.
+
+
+def trains(rank, way, overlap):
+    net = make_net()
+    optimizer = made(net, way, overlap=overlap)
+    for step in range(3):
+
+        def closure(step=step):
+            optimizer.zero_grad()
+            loss = loss_of(net, rank, step)
+            loss.backward()
+            return loss
+
+        if way == "closure":
+            with torch.no_grad():
+                assert optimizer.step(closure).item() > 0
+            continue
+        closure()
+        if way == "touched":
+            assert nn.utils.clip_grad_norm_(net.parameters(), math.inf) > 0
+        optimizer.step()
+    optimizer.synchronize()
+    leave(optimizer)
+    return parameters_of(net)
+
+
+@pytest.mark.parametrize("overlap", ["backward", "forward", False])
+@of_ranks(2)
+def test_a_loop_gives_the_bits_of_the_plain_one(rank, overlap):
+    plain = trains(rank, "plain", overlap)
+    for way in ("closure", "touched"):
+        assert_same_bits(plain, trains(rank, way, overlap))
+
+
+@of_ranks(1)
+def test_a_layer_that_came_later_is_refused(rank):
+    def two_layers():
+        return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    for name in ("1", "later"):
+        net = two_layers()
+        optimizer = made(net, f"layer-{name}")
+        setattr(net, name, nn.Linear(4, 4))
+        net(torch.ones(2, 4)).sum().backward()
+        refused(rf"'{name}\.weight' came into the model", optimizer.step, error=RuntimeError)
+        optimizer.close()
+    net = two_layers()
+    optimizer = made(net, "removed")
+    del net[1]
+    net.append(nn.Linear(4, 4).requires_grad_(False))
+    net(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+
+
+@of_ranks(1)
+def test_steps_that_never_accumulate_are_warned(rank):
+    net = nn.Linear(4, 4)
+    optimizer = made(net, "parts", accumulate=3)
+
+    def steps(*parts):
+        for part in parts:
+            for _ in range(part):
+                net(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        steps(3, 2, 3, 1, 3)
+        with optimizer.no_sync():
+            net(torch.ones(2, 4)).sum().backward()
+        steps(3, 1)
+    with pytest.warns(RuntimeWarning, match=r"after 1 backward\(\) twice, and accumulate is 3"):
+        steps(1)
+
+
+@of_ranks(2)
+def test_statistics_of_one_rank_are_not_those_of_all(rank):
+    net = nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4))
+    for make in (lambda: made(net, "optimizer"), lambda: phub.ddp(net, job=job("ddp"))):
+        # The rank that is refused first leaves; the other may hear of that while it still waits.
+        said = "'1' is a SyncBatchNorm.*has 1, the job 2|left before the job had begun"
+        refused(said, make, error=(phub.InvalidError, phub.RankLostError))
