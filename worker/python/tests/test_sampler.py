@@ -4,11 +4,10 @@ import io
 import itertools
 import json
 import random
-from pathlib import Path
 
 import pytest
 import torch
-from conftest import SEED
+from conftest import PACKAGE, SEED, refused
 from deaths import JOB, STEPS, NoDeath, death_anywhere, live
 from exact import assert_same_bits
 from torch import nn
@@ -16,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 
 import phub
 
-ORDERS = Path(__file__).resolve().parents[3] / "tests/worker/data_orders.txt"
+ORDERS = PACKAGE.parents[1] / "tests/worker/data_orders.txt"
 
 
 class Numbers(Dataset):
@@ -33,13 +32,19 @@ class Numbers(Dataset):
 
 
 def drawn(draw):
+    """A number of samples, and options of a sampler but for its rank."""
     world_size = draw.randint(1, 6)
-    return draw.randint(world_size, 90), {
-        "world_size": world_size,
-        "seed": draw.getrandbits(64),
-        "shuffle": draw.random() < 0.8,
-        "drop_last": draw.random() < 0.5,
-    }
+    flags = {"shuffle": draw.random() < 0.8, "drop_last": draw.random() < 0.5}
+    seed = draw.getrandbits(64)
+    return draw.randint(world_size, 90), {"world_size": world_size, "seed": seed, **flags}
+
+
+def of(samples, rank=0, **options):
+    return phub.Sampler(range(samples), rank=rank, **options)
+
+
+def loader_of(sampler, samples, size, **options):
+    return DataLoader(Numbers(samples), batch_size=size, sampler=sampler, **options)
 
 
 def state_after(sampler, batches, size):
@@ -59,66 +64,45 @@ def test_the_orders_are_those_of_cpp():
     lines = [line.split() for line in ORDERS.read_text().splitlines() if line[0] != "#"]
     assert len(lines) >= 10
     for partition, *numbers in lines:
-        samples, rank, world_size, seed, shuffle, drop_last, epoch, position, *expected = map(
-            int, numbers
-        )
-        sampler = phub.Sampler(
-            range(samples),
-            rank=rank,
-            world_size=world_size,
-            private=partition == "private",
-            seed=seed,
-            shuffle=bool(shuffle),
-            drop_last=bool(drop_last),
-        )
+        samples, rank, world, seed, shuffle, last, epoch, position, *rows = map(int, numbers)
+        options = {"seed": seed, "shuffle": bool(shuffle), "drop_last": bool(last)}
+        sampler = of(samples, rank, world_size=world, private=partition == "private", **options)
         begin = {"epoch": epoch, "position": position}
         sampler.load_state_dict({**sampler.state_dict(), **begin})
-        assert list(itertools.islice(sampler, 20)) == expected
-        assert len(expected) == min(20, sampler.left)
+        assert list(itertools.islice(sampler, 20)) == rows
+        assert len(rows) == min(20, sampler.left)
 
 
-def test_without_shuffling_it_is_the_distributed_sampler():
+def test_an_epoch_has_each_sample_once_and_without_shuffling_pytorchs_order():
     draw = random.Random(SEED)
     for _ in range(100):
         samples, options = drawn(draw)
-        world_size, drop_last = options["world_size"], options["drop_last"]
-        for rank in range(world_size):
-            theirs = DistributedSampler(
-                range(samples), world_size, rank, shuffle=False, drop_last=drop_last
-            )
-            mine = phub.Sampler(range(samples), **{**options, "shuffle": False}, rank=rank)
+        world, drop_last = options["world_size"], options["drop_last"]
+        for epoch in range(3):
+            taken = []
+            for rank in range(world):
+                sampler = of(samples, rank, **options)
+                sampler.set_epoch(epoch)
+                taken.extend(sampler)
+            assert len(taken) == (samples // world if drop_last else -(-samples // world)) * world
+            assert set(taken) <= set(range(samples))
+            assert len(set(taken)) == (len(taken) if drop_last else samples)
+        for rank in range(world):
+            rows = range(samples)
+            theirs = DistributedSampler(rows, world, rank, shuffle=False, drop_last=drop_last)
+            mine = of(samples, rank, **{**options, "shuffle": False})
             assert list(mine) == list(theirs)
             assert len(mine) == len(theirs)
 
 
-def test_an_epoch_has_each_sample_once_over_all_ranks():
-    draw = random.Random(SEED)
-    for _ in range(100):
-        samples, options = drawn(draw)
-        world_size = options["world_size"]
-        for epoch in range(3):
-            taken = []
-            for rank in range(world_size):
-                sampler = phub.Sampler(range(samples), rank=rank, **options)
-                sampler.set_epoch(epoch)
-                taken.extend(sampler)
-            once = range(samples)
-            if options["drop_last"]:
-                assert len(set(taken)) == len(taken) == samples // world_size * world_size
-                assert set(taken) <= set(once)
-            else:
-                assert set(taken) == set(once)
-                assert len(taken) == -(-samples // world_size) * world_size
-
-
 def test_private_data_is_each_ranks_own():
-    ranks = [phub.Sampler(range(50), rank=rank, world_size=2, private=True) for rank in range(2)]
+    ranks = [of(50, rank, world_size=2, private=True) for rank in range(2)]
     assert [sorted(rank) for rank in ranks] == [list(range(50))] * 2
     assert list(ranks[0]) != list(ranks[1])
     ranks[0].skip(0, 1)
-    with pytest.raises(phub.InvalidError, match="its rank is 0, and that of this data is 1"):
-        ranks[1].load_state_dict(ranks[0].state_dict())
-    other = phub.Sampler(range(50), rank=0, world_size=9, private=True)
+    message = "its rank is 0, and that of this data is 1"
+    refused(message, ranks[1].load_state_dict, ranks[0].state_dict())
+    other = of(50, world_size=9, private=True)
     other.load_state_dict(state_after(ranks[0], 3, 7))
     assert list(other) == list(ranks[0])
 
@@ -143,9 +127,8 @@ def test_a_restart_goes_on_with_the_batches_that_were_not_taken(how):
     rank = draw.randrange(options["world_size"])
 
     def make():
-        sampler = phub.Sampler(range(samples), rank=rank, **options)
-        size = 1 + len(sampler) // 5
-        return sampler, DataLoader(Numbers(samples), batch_size=size, sampler=sampler, **how)
+        sampler = of(samples, rank, **options)
+        return sampler, loader_of(sampler, samples, 1 + len(sampler) // 5, **how)
 
     sampler, loader = make()
     states, taken = [], []
@@ -153,7 +136,7 @@ def test_a_restart_goes_on_with_the_batches_that_were_not_taken(how):
         taken.append(batch.tolist())
         states.append(sampler.state_dict())
     assert sampler.epoch == 3
-    for number in range(len(states)) if not how else draw.sample(range(len(states)), 4):
+    for number in range(len(states)) if not how else draw.sample(range(len(states)), 2):
         sampler, loader = make()
         sampler.load_state_dict(json.loads(json.dumps(states[number])))
         assert lists(sampler.batches(loader, until=3)) == taken[number + 1 :]
@@ -179,30 +162,28 @@ def test_an_epoch_of_batches_is_one_of_the_sampler():
             return super().__iter__()
 
     counted = Counted(range(103), rank=1, world_size=2)
-    loader = DataLoader(Numbers(103), batch_size=8, sampler=counted)
-    assert len(lists(counted.batches(loader, until=3))) == 3 * 7
+    assert len(lists(counted.batches(loader_of(counted, 103, 8), until=3))) == 3 * 7
     assert counted.begun == 3
 
-    sampler = phub.Sampler(range(103), rank=1, world_size=2, seed=SEED)
-    loader = DataLoader(Numbers(103), batch_size=8, sampler=sampler, num_workers=1)
+    sampler = of(103, 1, world_size=2, seed=SEED)
+    loader = loader_of(sampler, 103, 8, num_workers=1)
     for epoch in range(3):
         sampler.set_epoch(epoch)
         expected = list(sampler)
         batches = lists(sampler.batches(loader, until=epoch + 1))
         assert [len(batch) for batch in batches] == [8] * 6 + [4]
         assert list(itertools.chain(*batches)) == expected
-    unbatched = DataLoader(Numbers(103), batch_size=None, sampler=sampler)
     first = next(iter(sampler))
-    assert next(sampler.batches(unbatched)) == first
+    assert next(sampler.batches(loader_of(sampler, 103, None))) == first
     assert sampler.left == 51
 
 
 def test_samples_that_nobody_counts_are_no_state():
-    sampler = phub.Sampler(range(40), rank=0, world_size=2)
-    loader = DataLoader(Numbers(40), batch_size=4, sampler=sampler)
+    sampler = of(40, world_size=2)
+    loader = loader_of(sampler, 40, 4)
     batch = next(iter(loader))
-    with pytest.raises(RuntimeError, match=r"iterate over sampler.batches\(loader\)"):
-        sampler.state_dict()
+    message = r"iterate over sampler.batches\(loader\)"
+    refused(message, sampler.state_dict, error=RuntimeError)
     assert torch.equal(batch, next(sampler.batches(loader)))
     assert sampler.state_dict()["position"] == 8
     list(loader)
@@ -211,49 +192,35 @@ def test_samples_that_nobody_counts_are_no_state():
 
 
 def test_loaders_that_cannot_be_counted_are_refused():
-    sampler = phub.Sampler(range(40), rank=0, world_size=2)
-    other = phub.Sampler(range(40), rank=0, world_size=2)
-    with pytest.raises(phub.InvalidError, match="has another sampler"):
-        sampler.batches(DataLoader(Numbers(40), sampler=other))
-    loader = DataLoader(Numbers(40), sampler=sampler, num_workers=2, in_order=False)
-    with pytest.raises(phub.InvalidError, match="in_order=False"):
-        sampler.batches(loader)
-    loader = DataLoader(Numbers(40), sampler=sampler, batch_size=21, drop_last=True)
-    with pytest.raises(phub.InvalidError, match="20 samples for this rank, and the DataLoader"):
-        next(sampler.batches(loader))
+    sampler = of(40, world_size=2)
+    for message, loader in (
+        ("has another sampler", loader_of(of(40, world_size=2), 40, 1)),
+        ("in_order=False", loader_of(sampler, 40, 1, num_workers=2, in_order=False)),
+    ):
+        refused(message, sampler.batches, loader)
+    loader = loader_of(sampler, 40, 21, drop_last=True)
+    message = "20 samples for this rank, and the DataLoader"
+    refused(message, lambda: next(sampler.batches(loader)))
     sampler.skip(1, 5)  # what is left is no batch, and the next epoch has one
-    loader = DataLoader(Numbers(40), sampler=sampler, batch_size=20, drop_last=True)
-    assert len(next(sampler.batches(loader))) == 20
+    assert len(next(sampler.batches(loader_of(sampler, 40, 20, drop_last=True)))) == 20
     assert sampler.epoch == 2
 
 
 # ---- The state.
 
 
-def test_skipped_batches_are_those_that_would_have_come():
+def test_samples_that_are_taken_or_skipped_are_those_of_the_loader():
     draw = random.Random(SEED)
     for _ in range(50):
         samples, options = drawn(draw)
-        one, other = (phub.Sampler(range(samples), rank=0, **options) for _ in range(2))
-        for _ in range(4):
-            size, batches = draw.randint(1, 20), draw.randint(0, 30)
-            loader = DataLoader(Numbers(samples), batch_size=size, sampler=one)
-            for _ in itertools.islice(one.batches(loader), batches):
-                pass
-            assert one.state_dict() == state_after(other, batches, size)
-
-
-def test_samples_that_are_taken_are_those_of_the_loader():
-    draw = random.Random(SEED)
-    for _ in range(50):
-        samples, options = drawn(draw)
-        one, other = (phub.Sampler(range(samples), rank=0, **options) for _ in range(2))
-        for size in (draw.randint(1, 20) for _ in range(10)):
-            loader = DataLoader(Numbers(samples), batch_size=size, sampler=one)
-            assert other.next(size) == next(one.batches(loader)).tolist()
-            assert other.state_dict() == one.state_dict()
-    with pytest.raises(phub.InvalidError, match="at least 1"):
-        other.next(0)
+        one, taking, skipping = (of(samples, **options) for _ in range(3))
+        for _ in range(5):
+            size, batches = draw.randint(1, 20), draw.randint(0, 10)
+            for batch in itertools.islice(one.batches(loader_of(one, samples, size)), batches):
+                assert taking.next(size) == batch.tolist()
+                assert taking.state_dict() == one.state_dict()
+            assert state_after(skipping, batches, size) == one.state_dict()
+    refused("at least 1", taking.next, 0)
 
 
 def test_another_world_goes_on_in_the_middle_of_an_epoch():
@@ -267,12 +234,11 @@ def test_another_world_goes_on_in_the_middle_of_an_epoch():
             size, batches = draw.randint(1, 5), draw.randint(1, 3)
             states = []
             for rank in range(options["world_size"]):
-                sampler = phub.Sampler(range(samples), rank=rank, **options)
+                sampler = of(samples, rank, **options)
                 if state:
                     sampler.load_state_dict(state)
                     assert sampler.left > 0
-                loader = DataLoader(Numbers(samples), batch_size=size, sampler=sampler)
-                loaded = sampler.batches(loader, until=2)
+                loaded = sampler.batches(loader_of(sampler, samples, size), until=2)
                 for _ in range(batches):
                     epoch = sampler.epoch
                     taken[epoch].extend(itertools.chain(*lists(itertools.islice(loaded, 1))))
@@ -288,8 +254,8 @@ def test_another_world_goes_on_in_the_middle_of_an_epoch():
 
 
 def test_states_of_other_data_are_refused():
-    options = {"rank": 0, "world_size": 2, "seed": 5}
-    sampler = phub.Sampler(range(100), **options)
+    options = {"world_size": 2, "seed": 5}
+    sampler = of(100, **options)
     before = state_after(sampler, 3, 8)
     for words, data, change in [
         ("samples is 101, and that of this data is 100", 101, {}),
@@ -298,20 +264,17 @@ def test_states_of_other_data_are_refused():
         ("drop_last is True", 100, {"drop_last": True}),
         ("partition is private", 100, {"private": True}),
     ]:
-        other = phub.Sampler(range(data), **{**options, **change})
-        with pytest.raises(phub.InvalidError, match=words):
-            sampler.load_state_dict(other.state_dict())
-    for words, change in [
-        ("no position 100 in epoch 0", {"position": 100}),
-        ("no position -1", {"position": -1}),
-        ("epoch -2", {"epoch": -2}),
-        ("no numbers", {"epoch": "0"}),
-        ("not what a phub.Sampler saved", {"more": 0}),
+        other = of(data, **{**options, **change})
+        refused(words, sampler.load_state_dict, other.state_dict())
+    for words, state in [
+        ("no position 100 in epoch 0", {**before, "position": 100}),
+        ("no position -1", {**before, "position": -1}),
+        ("epoch -2", {**before, "epoch": -2}),
+        ("no numbers", {**before, "epoch": "0"}),
+        ("not what a phub.Sampler saved", {**before, "more": 0}),
+        ("not what a phub.Sampler saved", {}),
     ]:
-        with pytest.raises(phub.InvalidError, match=words):
-            sampler.load_state_dict({**before, **change})
-    with pytest.raises(phub.InvalidError, match="not what a phub.Sampler saved"):
-        sampler.load_state_dict({})
+        refused(words, sampler.load_state_dict, state)
     assert sampler.state_dict() == before
     content = io.BytesIO()
     torch.save(before, content)
@@ -320,19 +283,16 @@ def test_states_of_other_data_are_refused():
 
 
 def test_bad_arguments_are_refused():
-    for words, data, options in [
-        ("0 samples", 0, {"rank": 0, "world_size": 1}),
-        ("rank 2 of the data is outside", 9, {"rank": 2, "world_size": 2}),
-        ("seed of the data is -1", 9, {"rank": 0, "world_size": 1, "seed": -1}),
-        ("too few for 10 ranks", 9, {"rank": 0, "world_size": 10, "drop_last": True}),
+    sampler = of(9, world_size=1)
+    for words, call, *arguments, options in [
+        ("0 samples", of, 0, {"world_size": 1}),
+        ("rank 2 of the data is outside", of, 9, 2, {"world_size": 2}),
+        ("seed of the data is -1", of, 9, {"world_size": 1, "seed": -1}),
+        ("too few for 10 ranks", of, 9, {"world_size": 10, "drop_last": True}),
+        ("cannot be skipped", sampler.skip, -1, 4, {}),
+        ("no epoch -1", sampler.set_epoch, -1, {}),
     ]:
-        with pytest.raises(phub.InvalidError, match=words):
-            phub.Sampler(range(data), **options)
-    sampler = phub.Sampler(range(9), rank=0, world_size=1)
-    with pytest.raises(phub.InvalidError, match="cannot be skipped"):
-        sampler.skip(-1, 4)
-    with pytest.raises(phub.InvalidError, match="no epoch -1"):
-        sampler.set_epoch(-1)
+        refused(words, call, *arguments, **options)
 
 
 # ---- Trainings whose box is killed.
@@ -383,12 +343,7 @@ def test_programs_that_are_started_again_go_on(saving_box, start, world_size):
     """After all have died, box and ranks; 3 ranks before, perhaps fewer then."""
     calm = start(trains, 3, 3, 2, "calm", NoDeath()).results()
     death = death_anywhere(f"of all, {world_size}")
-    ranks = start(trains, 3, 3, 2, JOB, death)
-    death.allow_a_checkpoint(saving_box)
-    death.await_due()
-    saving_box.kill()
-    ranks.end()
-    saving_box.die_and_come_back()
+    death.happens_to_all(saving_box, start(trains, 3, 3, 2, JOB, death))
     results = start(trains, world_size, world_size, 2, JOB, NoDeath()).results()
     first = min(results[0][0])
     assert first > 0
