@@ -5,22 +5,15 @@ import io
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from conftest import PACKAGE
 
-BACKEND = Path(__file__).resolve().parents[3] / "scripts/packages/python/phub_build.py"
-HOOKS = (
-    "build_sdist",
-    "build_wheel",
-    "build_editable",
-    "get_requires_for_build_editable",
-    "get_requires_for_build_sdist",
-    "get_requires_for_build_wheel",
-    "prepare_metadata_for_build_editable",
-    "prepare_metadata_for_build_wheel",
-)
+BACKEND = PACKAGE.parents[1] / "scripts/packages/python/phub_build.py"
+HOOKS = ["build_sdist", "build_wheel", "build_editable", "get_requires_for_build_editable"]
+HOOKS += ["get_requires_for_build_sdist", "get_requires_for_build_wheel"]
+HOOKS += ["prepare_metadata_for_build_editable", "prepare_metadata_for_build_wheel"]
 
 
 @pytest.fixture
@@ -56,21 +49,15 @@ def tree_of(root, status=0, **settings):
     cmake.write_text(f'#!/bin/sh\necho "$@" >>{root}/called\nexit {status}\n')
     cmake.chmod(0o755)
     given = {"CMAKE_HOME_DIRECTORY": root, "CMAKE_BUILD_TYPE": "Release", "CMAKE_COMMAND": cmake}
-    lines = (
-        "# A comment",
-        *(f"{name}:STRING={value}" for name, value in (given | settings).items()),
-    )
-    (tree / "CMakeCache.txt").write_text("\n".join(lines))
+    lines = (f"{name}:STRING={value}" for name, value in (given | settings).items())
+    (tree / "CMakeCache.txt").write_text("\n".join(["# A comment", *lines]))
     return tree
 
 
 def test_what_is_compiled_is_brought_up_to_date_and_packed(backend, capfd):
     tree = tree_of(backend.root)
     assert backend.module.build_wheel("out") == "phub.whl"
-    told = {
-        "cmake.source-dir": "scripts/packages/python",
-        "cmake.define.PHUB_BUILT": str(tree),
-    }
+    told = {"cmake.source-dir": "scripts/packages/python", "cmake.define.PHUB_BUILT": str(tree)}
     assert backend.made == [told]
     targets = "phub phub_worker_shared zerocompute"
     assert (backend.root / "called").read_text() == f"--build {tree} --target {targets}\n"

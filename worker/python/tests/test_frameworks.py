@@ -1,16 +1,11 @@
 """The listings of frameworks.md, and a plain DDP with phub's hook that gets the same batches."""
 
-import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from conftest import PACKAGE, ran
 
-import phub
-
-PACKAGE = Path(phub.__file__).parents[1]
 PAGE = (PACKAGE / "frameworks.md").read_text()
 NAMES = ("accelerate", "lightning", "transformers")
 LISTINGS = dict(zip(NAMES, re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S), strict=True))
@@ -114,13 +109,7 @@ ADDED = {
 
 @pytest.mark.parametrize(
     ("name", "accumulated"),
-    [
-        ("accelerate", 2),
-        ("lightning", 1),
-        ("lightning", 2),
-        ("transformers", 1),
-        ("transformers", 2),
-    ],
+    [("accelerate", 2), *((name, parts) for name in NAMES[1:] for parts in (1, 2))],
 )
 def test_parameters_are_those_of_the_plain_hook(name, accumulated, tmp_path):
     pytest.importorskip(name)
@@ -131,15 +120,8 @@ def test_parameters_are_those_of_the_plain_hook(name, accumulated, tmp_path):
         listing = listing.replace(before, before + added)
     counted = f"_accumulated = {accumulated}\n"
     (tmp_path / "train.py").write_text(BEFORE + listing + AROUND[name] + counted + AFTER)
-    done = subprocess.run(
-        [*f"{sys.executable} -m phub run -n 4 --".split(), sys.executable, "train.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(PACKAGE)},
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-    )
+    arguments = *["-m", "phub", "run", "-n", "4", "--"], sys.executable, "train.py"
+    done = ran(*arguments, cwd=tmp_path)
     print(done.stdout, done.stderr)
     assert done.returncode == 0
     for rank in range(4):
@@ -151,6 +133,4 @@ def test_parameters_are_those_of_the_plain_hook(name, accumulated, tmp_path):
 @pytest.mark.parametrize("name", ["lightning", "transformers"])
 def test_nothing_of_the_frameworks_is_loaded_unasked(name):
     code = f"import phub.pytorch, phub.optimizer, sys; assert {name!r} not in sys.modules"
-    subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(PACKAGE)}, check=True
-    )
+    assert ran("-c", code).returncode == 0

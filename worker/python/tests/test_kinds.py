@@ -1,13 +1,12 @@
 """Parameters and buffers of unusual kinds, copies of models, and models of another order."""
 
 import copy
-import io
 
 import pytest
 import torch
-from conftest import of_ranks
-from exact import assert_same_bits, job, mean, parameters_of
-from models import make_net, train, wrapped
+from conftest import leave, of_ranks, refused
+from exact import assert_same_bits, job, mean, parameters_of, saved
+from models import Branches, descend, make_net, train, wrapped
 from torch import nn
 from torch.distributed.algorithms import Join
 from torch.optim.swa_utils import AveragedModel
@@ -62,6 +61,9 @@ FORMS = {
     "zero copy": ("box", {"zero_copy": True}),
     "own steps": ("box", {"server": False}),
 }
+FACTORS = {"factors": {"[ab0].weight": 8}}
+COPIED = {**FORMS, "factors": ("ddp", FACTORS), "factors at the box": ("box", FACTORS)}
+COPIED["unused"] = "ddp", {"ddp_options": {"find_unused_parameters": True}}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -80,30 +82,14 @@ def test_a_model_may_have_what_is_not_exchanged(rank, form):
     before["float8_buffer"] = after["float8_buffer"]  # the mean
     if rank == 0:
         assert_same_bits(after, before)
-    state.worker.barrier()
-    state.close()
+    leave(state)
     return trained, after
 
 
 # ---- Copies.
 
 
-def saved(value):
-    content = io.BytesIO()
-    torch.save(value, content)
-    content.seek(0)
-    return torch.load(content, weights_only=False)
-
-
 COPIES = {"deepcopy": copy.deepcopy, "save": saved, "average": AveragedModel}
-
-
-COPIED = {
-    **FORMS,
-    "factors": ("ddp", {"factors": {"[ab0].weight": 8}}),
-    "factors at the box": ("box", {"factors": {"[ab0].weight": 8}}),
-    "unused": ("ddp", {"ddp_options": {"find_unused_parameters": True}}),
-}
 
 
 @pytest.mark.parametrize("form", COPIED)
@@ -138,13 +124,11 @@ def test_a_copy_is_a_model_of_its_own(rank, form):
             other.update_parameters(model)
         else:
             other.load_state_dict(model.state_dict())
-        state.worker.barrier()
-        state.close()
+        leave(state)
         assert_computes(again, expected)
         assert_computes(other, trained)
         if form == "ddp":
-            with pytest.raises(phub.InvalidError, match="nobody exchanges its gradients"):
-                other(inputs).sum().backward()
+            refused("nobody exchanges its gradients", lambda m=other: m(inputs).sum().backward())
         plain = other.module if way == "average" else other
         plain = plain.module if form == "ddp" else plain
         plain(inputs).sum().backward()  # the program's own
@@ -152,16 +136,6 @@ def test_a_copy_is_a_model_of_its_own(rank, form):
 
 
 # ---- What a rank does not use.
-
-
-class Branches(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(7)
-        self.branches = nn.ModuleList(nn.Linear(4, 3) for _ in range(3))
-
-    def forward(self, inputs, used):
-        return sum(self.branches[branch](inputs) for branch in used)
 
 
 # By step and rank. Nobody uses branch 2 before the last step, nor branch 1 in the first.
@@ -179,9 +153,7 @@ def test_what_only_some_ranks_use_gets_their_mean_everywhere(rank, as_views):
     plain = torch.optim.SGD(expected.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
     inputs = [torch.randn(5, 4, generator=torch.Generator().manual_seed(r)) for r in range(2)]
     for used in USED:
-        optimizer.zero_grad()
-        model(inputs[rank], used[rank]).square().sum().backward()
-        optimizer.step()
+        descend(optimizer, model(inputs[rank], used[rank]).square().sum())
         gradients = []
         for each in range(2):
             plain.zero_grad()
@@ -194,16 +166,14 @@ def test_what_only_some_ranks_use_gets_their_mean_everywhere(rank, as_views):
         assert_same_bits(net.state_dict(), expected.state_dict())
         given = [p.grad is None for p in net.parameters()]
         assert given == [p.grad is None for p in expected.parameters()]
-    model.phub.worker.barrier()
-    model.phub.close()
+    leave(model.phub)
 
 
 @of_ranks(1)
 def test_join_says_that_it_is_not_needed(rank):
     model = phub.ddp(make_net())
     for join in (lambda: Join([model]), model.join):
-        with pytest.raises(phub.InvalidError, match="Join is not needed.*model.phub.close"):
-            join()
+        refused("Join is not needed.*model.phub.close", join)
 
 
 # ---- Another order of the same names.
@@ -263,6 +233,5 @@ def test_keys_match_by_name(rank, form, make):
         for name, value in net.state_dict().items()
     }
     keys = sorted(state.worker.keys)
-    state.worker.barrier()
-    state.close()
+    leave(state)
     return keys, dict(sorted(found.items()))

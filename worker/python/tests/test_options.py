@@ -1,10 +1,10 @@
 """Every option of the C interface, in every form: its results are right, or it is refused."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
+from conftest import PACKAGE
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -13,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 import phub
 from phub import _alone
 
-HEADER = Path(__file__).resolve().parents[2] / "phub.h"
 VALUES = {
     "server": (),  # the box of the test, and the names of its jobs
     "token": (),
@@ -87,10 +86,7 @@ def with_fsdp(net, options):
 
 
 def at_worker(net, options):
-    optimizer = phub.DistributedOptimizer(
-        torch.optim.SGD(net.parameters(), 1.0), net, server=False, **options
-    )
-    return net, optimizer.close, optimizer
+    return at_box(net, {"server": False, **options})
 
 
 def at_box(net, options):
@@ -158,7 +154,7 @@ def test_an_option_leaves_gradients_right_or_is_refused(box, start, tmp_path, fo
 
 def test_all_options_are_tried():
     """Those that worker/phub.h lists."""
-    text = HEADER.read_text()
+    text = (PACKAGE.parent / "phub.h").read_text()
     begin = text.index("/* Sets an option by its name.")
     listed = text[begin : text.index("PHUB_API", begin)]
     assert set(VALUES) == set(re.findall(r"^ \*   (\w+)  ", listed, re.MULTILINE))

@@ -2,20 +2,16 @@
 
 import contextlib
 import io
-import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import SEED
+from conftest import PACKAGE, SEED, pushed, ran
 
 import phub
 
-PACKAGE = Path(phub.__file__).parents[1]
 LISTINGS = re.findall(r"^```python\n(.*?)^```$", (PACKAGE / "README.md").read_text(), re.M | re.S)
 COMMANDS = re.findall(r"^phub run .*$", (PACKAGE / "README.md").read_text(), re.M)
 FIRST_PAGE = (PACKAGE.parents[1] / "README.md").read_text()
@@ -70,27 +66,15 @@ def test_three_lines_of_the_first_page(tmp_path):
     assert COMMANDS == ["phub run -n 4 -- python train.py"]
     assert re.findall(r"^phub run [^#]*[^# ]", FIRST_PAGE, re.M) == COMMANDS
     (tmp_path / "train.py").write_text(BEFORE_THREE_LINES + three_lines + AFTER_THREE_LINES)
-    words = COMMANDS[0].replace("phub", f"{sys.executable} -m phub", 1).split()
-    words[words.index("python")] = sys.executable
-    done = subprocess.run(
-        words,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(PACKAGE)},
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-    )
+    words = COMMANDS[0].replace("python", sys.executable).split()[1:]
+    done = ran("-m", "phub", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert_each_rank_says_a_line(done.stdout)
 
 
 def exchanged(rank, gradients, reduction):
     with phub.Worker({"w": len(gradients[rank])}, reduction=reduction) as worker:
-        np.asarray(worker.gradient("w"))[:] = gradients[rank]
-        worker.push("w")
-        worker.wait("w")
-        return np.array(worker.parameters("w"))
+        return pushed(worker, "w", gradients[rank])
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
