@@ -117,7 +117,7 @@ Story BranchDesk::bring_back(std::shared_ptr<Revived> revived) {
     for (uint32_t box = 1; box < revived->files.size(); ++box) {
       remote_.moves().begin(box, BoxMoves::Direction::kSend, place, revived->files[box].image());
     }
-    const auto share = [&](RemoteParts::Done done) {
+    const auto share = [&](Background::End done) {
       remote_.share_state({.number = revived->number, .set = true}, std::move(done));
     };
     failed = co_await outcome_of(share);
