@@ -1,4 +1,4 @@
-"""The box's control port (transport/control/README.md), for a program that is no rank of the job."""
+"""The box's control port (transport/control/), for a program that is no rank of the job."""
 
 from __future__ import annotations
 
