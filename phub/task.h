@@ -19,7 +19,9 @@
 // an object and waits for an answer of the same object keeps both alive for ever, unless somebody
 // drops the answer.
 //
-// Errors: a Task that throws fails the co_await of it, always with an Error. A Story may not throw.
+// Errors: a Task that throws an Error fails the co_await of it. Any other exception ends the
+// program, as it does elsewhere on the control thread; so does a Story that throws, and an `ask`
+// that has answered and then throws.
 //
 // A coroutine is a function, never a lambda, and takes values: lambdas and references may be gone
 // when it goes on. A lambda for co_await has a name, so that it lives in the story.
@@ -74,8 +76,12 @@ class [[nodiscard]] Task {
     std::suspend_always initial_suspend() const noexcept { return {}; }
     End final_suspend() const noexcept { return {}; }
     void return_value(T result) { value.emplace(std::move(result)); }
-    void unhandled_exception() {
-      failed = error_of([] { throw; });
+    void unhandled_exception() noexcept {
+      try {
+        throw;
+      } catch (const Error& error) {
+        failed = error;
+      }  // anything else ends the program
     }
     std::coroutine_handle<> awaiting;
     std::optional<T> value;
@@ -125,8 +131,9 @@ class WaitingStory {
  public:
   template <typename Frame>
   explicit WaitingStory(std::coroutine_handle<Frame> here)
-      : frames_(new Frames{here.promise().first, here}) {}
-  // REQUIRES: called at most once, of all copies.
+      : frames_(std::make_shared<Frames>(here.promise().first, here)) {}
+  bool waits() const { return frames_->here != nullptr; }
+  // REQUIRES: waits().
   void resume() const { release().resume(); }
   std::coroutine_handle<> release() const {
     PHUB_CHECK(frames_->here);
@@ -135,6 +142,9 @@ class WaitingStory {
 
  private:
   struct Frames {
+    Frames(std::coroutine_handle<> the_first, std::coroutine_handle<> waiting)
+        : first(the_first), here(waiting) {}
+    Frames(const Frames&) = delete;
     std::coroutine_handle<> first, here;
     ~Frames() {
       if (here) first.destroy();
@@ -153,6 +163,7 @@ class Awaited : public std::suspend_always {
     const WaitingStory story(here);
     try {
       ask_([this, story](Answer answer) {
+        if (!story.waits()) return;  // `ask` has kept this, and failed then
         answer_.emplace(std::move(answer));
         story.resume();
       });

@@ -22,10 +22,11 @@ class ArrivalCheck {
     CoreReport::Violation what = CoreReport::kStream;
     uint64_t said = 0;  // the number that the rank sent
   };
-  // nullopt: it may.
+  // nullopt: it may. Then `participants` is the number of ranks that took part, as a rack says;
+  // from a rank that is no rack it is not changed.
   // Inline: this is asked for every arrival.
-  std::optional<Violation> operator()(const Arrival& arrival, uint32_t index,
-                                      const Imm& imm) const {
+  std::optional<Violation> operator()(const Arrival& arrival, uint32_t index, const Imm& imm,
+                                      uint32_t& participants) const {
     const CoreChunk& chunk = table_[index];
     const uint64_t slot_bytes = chunk.slot_bytes();
     uint64_t bytes = 0;
@@ -51,7 +52,7 @@ class ArrivalCheck {
     }
     if (imm.kind > ImmKind::kNull) return {};
     if (is_of_racks()) {
-      const uint32_t participants = participants_of(arrival.rank, index);
+      participants = participants_of(arrival.rank, index);  // read once: it may change meanwhile
       if (!may_take_part(arrival.rank, participants, imm)) {
         return Violation{CoreReport::kParticipants, participants};
       }
@@ -61,7 +62,8 @@ class ArrivalCheck {
   }
 
   bool is_of_racks() const { return !rack_ranks_.empty(); }
-  // The number of ranks that took part in a rack's contribution, as the rack says.
+
+ private:
   uint32_t participants_of(uint32_t rack, uint32_t index) const {
     const CoreChunk& chunk = table_[index];
     uint32_t participants = 0;
@@ -69,8 +71,6 @@ class ArrivalCheck {
                 sizeof participants);
     return participants;
   }
-
- private:
   static uint64_t said(const Arrival& arrival, uint64_t bytes) {
     return arrival.bytes == Arrival::kNotTold ? bytes : arrival.bytes;
   }

@@ -123,7 +123,8 @@ void CoreJob::receive(TheWay& way, const Arrival& arrival) {
   const Imm imm = decode(arrival.imm);
   const uint32_t index = table_.find(arrival.queue, imm.chunk);
   if (index == kNoChunk) return violation(rank, kNoChunk, CoreReport::kChunk, imm.chunk);
-  if (const auto refused = check_(arrival, index, imm)) {
+  uint32_t participants = 1;
+  if (const auto refused = check_(arrival, index, imm, participants)) {
     return violation(rank, index, refused->what, refused->said);
   }
   ++from.arrivals;
@@ -136,9 +137,7 @@ void CoreJob::receive(TheWay& way, const Arrival& arrival) {
   if (intake_) intake_->took_directly(rank, index);
   switch (way.accept(rank, index, imm)) {
     case Way::Verdict::kAccepted:
-      if (check_.is_of_racks()) {
-        table_.add_participants(index, rank, check_.participants_of(rank, index));
-      }
+      if (check_.is_of_racks()) table_.add_participants(index, rank, participants);
       if (way.ready(index)) make_ready(index);
       return;
     case Way::Verdict::kDuplicate:

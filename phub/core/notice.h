@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "transport/error.h"
 #include "transport/transport.h"
 
 namespace phub {
@@ -27,7 +28,8 @@ class Notice {
   // than that of the notice before, and not 0.
   void set(uint64_t number, std::span<const uint32_t> imms) {
     number_ = number;
-    parts_ = std::min(static_cast<uint32_t>(imms.size()), kMostParts);
+    PHUB_CHECK(imms.size() <= kMostParts);
+    parts_ = static_cast<uint32_t>(imms.size());
     std::copy_n(imms.begin(), parts_, imms_.begin());
   }
   void withdraw() { number_ = 0; }

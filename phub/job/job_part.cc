@@ -131,6 +131,7 @@ JobPart::JobPart(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& tran
   for (uint32_t r = ranks_.first; r < ranks_.end; ++r) {
     if (restored ? restored->ranks[r].expected : r < spec_->world_size) expected.push_back(r);
   }
+  PHUB_CHECK(switched == nullptr || (choices_.lock_step() && rack == nullptr));
   const JobParameters parameters =
       parameters_of(*spec_, choices_, plan_, *link_, store, first_round, has_parent_);
   if (choices_.gated && !has_parent_) {

@@ -362,7 +362,9 @@ void Rack::watch_jobs() {
       continue;
     }
     job->ended = true;
-    job->gone = !failed;
+    // While it is saved at its end, a decision that a rank has asked for may still come into the
+    // log.
+    job->gone = !failed && !server_->has_job(job->plan.spec.name);
     if (there && !failed) continue;
     job->log = log_of(*job);
   }

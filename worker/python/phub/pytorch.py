@@ -18,8 +18,8 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from phub import _device
-from phub._alone import USED, Group, Wrapped, let_step_alone, refuse_within_another
+from phub import _alone, _device
+from phub._alone import USED, Group, Wrapped, refuse_within_another
 from phub._buckets import Bucket, Buckets, answer, complete, gradients_of, start
 from phub._buffers import Buffers, check_statistics, worker_beside
 from phub._factors import Factors
@@ -443,7 +443,7 @@ def ddp(
     wrapped.register_comm_hook(state, ddp_hook)
     wrapped.phub = state  # type: ignore[assignment]
     wrapped.register_forward_pre_hook(refuse_within_another)
-    let_step_alone(state.watch, wrapped)
+    _alone.let_step_alone(state.watch, wrapped)
     if state.factors:
         state.factors.accumulates = lambda: not wrapped.require_backward_grad_sync
     return wrapped
