@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 import torch._functorch.aot_autograd  # which a rank's first compilation would import
-from conftest import leave, of_ranks, refused
+from conftest import SEED, leave, of_ranks, refused
 from exact import assert_same_bits, job, parameters_of
 from models import GPT, descend, text_batch, wrapped
 from torch import distributed, nn
@@ -242,3 +242,42 @@ def test_shards_have_one_order_in_memory(rank, tmp_path):
     with pytest.raises(NotImplementedError, match="non-contiguous"):  # PyTorch's own
         fully_shard(net, mesh=init_device_mesh("cpu", (1,)))
     distributed.destroy_process_group()
+
+
+# ---- Data loaders.
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return torch.full((4,), float(index)), torch.tensor([float(index)])
+
+
+def loads_with_forked_workers(rank):
+    torch.manual_seed(SEED)
+    model = nn.Linear(4, 1)
+    wrapped = phub.ddp(model)
+    sampler = torch.utils.data.DistributedSampler(
+        Numbers(), wrapped.phub.world_size, wrapped.phub.rank, shuffle=False
+    )
+    loader = torch.utils.data.DataLoader(
+        Numbers(), 4, sampler=sampler, num_workers=2, multiprocessing_context="fork"
+    )
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+    seen = []
+    for _ in range(2):  # workers are forked again, now in the middle of the job
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(wrapped(inputs), targets).backward()
+            optimizer.step()
+            seen += targets.flatten().tolist()
+    assert wrapped.phub.worker.round("weight") == 6
+    return seen, parameters_of(model)
+
+
+def test_data_loaders_with_forked_workers(box, start):
+    one, other = start(loads_with_forked_workers, 2).results()
+    assert sorted(one[0] + other[0]) == sorted(2 * [float(i) for i in range(24)])
+    assert_same_bits(one[1], other[1])

@@ -1,5 +1,7 @@
 """Gradients in formats of their own: the bits of coded ones, and trainings with them."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,71 @@ from models import loss_of, make_net, recorded
 import phub
 
 # ---- The core.
+
+KEYS = {"a.weight": 20_001, "b.weight": 5_000, "a.bias": 40, "b.bias": 33}
+FORMATS = {"*": "f16", "?.weight": "int8", "b.weight": "topk", "b.*s": "f32"}
+MEMORY = {"a.weight": "f32", "b.weight": "f32", "a.bias": "f16", "b.bias": "f32"}
+ROUNDS = 8
+NULL, OWN = 3, 5  # rounds of which a gradient is none, or in memory of the program
+
+
+def gradient_of(rank, round_, key):
+    """Of elements of very different sizes; in some rounds of zeros."""
+    random = np.random.default_rng([SEED, rank, round_, *key.encode()])
+    values = random.standard_normal(KEYS[key]) * 2.0 ** random.integers(-30, 12)  # f16 holds it
+    if key.endswith("bias"):
+        return np.arange(KEYS[key], dtype=np.float32) * (rank + round_)
+    return (values * (round_ != 6)).astype(np.float32)
+
+
+def exchanges(rank, transport):
+    results = []
+    with phub.Worker(KEYS, formats=FORMATS, transport=transport) as worker:
+        assert {key: worker.gradient_dtype(key) for key in KEYS} == MEMORY
+        for round_ in range(1, ROUNDS + 1):
+            for key in KEYS:
+                slot = np.asarray(worker.gradient(key))
+                if worker.gradient_dtype(key) == "f16":
+                    slot = slot.view(np.float16)
+                slot[:] = gradient_of(rank, round_, key)
+            own = gradient_of(rank, round_, "a.weight").astype(np.float16)
+            if round_ == OWN:
+                worker.register_memory("a.weight", own, gradient_dtype="f16", scale=0.375)
+            elif round_ == OWN + 1:
+                worker.register_memory("a.weight")
+            for key in KEYS:
+                if key == "a.weight" and round_ == NULL and rank == 1:
+                    worker.push_null(key)
+                else:
+                    worker.push(key)
+            worker.wait_all()
+            results.append({key: np.array(worker.parameters(key)) for key in KEYS})
+    return results
+
+
+def sums(world):
+    """What the box makes of it, round by round."""
+    senders = [{"a.weight": Sender(int8), "b.weight": Sender(topk)} for _ in range(world)]
+    for round_ in range(1, ROUNDS + 1):
+        total = {key: np.zeros(n, np.float32) for key, n in KEYS.items()}
+        for rank, key in itertools.product(range(world), KEYS):
+            if key == "a.weight" and round_ == NULL and rank == 1:
+                continue
+            gradient = gradient_of(rank, round_, key)
+            if key == "a.weight" and round_ == OWN:
+                gradient = gradient.astype(np.float16).astype(np.float32) * np.float32(0.375)
+            sender = senders[rank].get(key)
+            total[key] += sender.send(gradient) if sender else gradient
+        yield total
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("world", [1, 2])
+def test_sums_are_those_of_the_codes_to_the_bit(box, start, transport, world):
+    for results in start(exchanges, world, transport).results():
+        for round_, (result, expected) in enumerate(zip(results, sums(world), strict=True), 1):
+            for key in KEYS:
+                assert np.array_equal(result[key], expected[key]), (key, round_)
 
 
 @of_ranks(2)

@@ -1,11 +1,12 @@
 """Boxes and ranks that die in a training, which goes on: to the bit as if nothing had died."""
 
+import functools
 import random
 import signal
 
 import pytest
 import torch
-from conftest import SEED, SavingBox, leave, of_ranks, pushed, refused, wait_until
+from conftest import EVERY, SEED, SavingBox, leave, of_ranks, pushed, refused, wait_until
 from deaths import FORK, JOB, STEPS, NoDeath, death_anywhere, live
 from exact import assert_same_bits, job, parameters_of
 from models import descend
@@ -178,6 +179,74 @@ def test_the_others_go_on_without_a_rank_and_with_its_successor(box, start, end)
     ranks.replace(1)
     results = ranks.results()
     assert_same_bits(results, [results[0]] * 4)
+
+
+# ---- The ranks make the steps themselves: their own file has all.
+
+
+NO_SCALER = torch.amp.GradScaler(enabled=False)
+
+
+def learn(model, optimizer, scaler, schedule, batch, here):
+    """A step; here(place) is called in it."""
+    here(0)
+    optimizer.zero_grad()
+    inputs, labels = batch
+    scaler.scale(nn.functional.cross_entropy(model(inputs), labels)).backward()
+    here(1)
+    scaler.step(optimizer)
+    here(2)
+    scaler.update()
+    schedule.step()
+
+
+def lives_on(rank, file, name, death):
+    """The lives of a program as in README.md."""
+    lives = 0
+    while True:
+        lives += 1
+        net = make_net()
+        model = phub.ddp(net, job=name, connect_timeout_ms=60_000)
+        try:
+            return lives, lives_once(rank, file, net, model, death)
+        except (phub.UnavailableError, phub.NotFoundError, phub.FencedError):
+            pass
+        finally:
+            model.phub.close()
+
+
+def lives_once(rank, file, net, model, death):
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-2, foreach=False)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.8)
+    kept = {"model": net, "optimizer": optimizer, "schedule": schedule}
+    first = 0
+    if file.exists():  # all ranks are here, so rank 0 does not write it any more
+        saved = torch.load(file)
+        first = saved["step"]
+        for name, each in kept.items():
+            each.load_state_dict(saved[name])
+    for step in range(first, STEPS):
+        if rank == 0 and step % EVERY == 0:
+            states = {name: each.state_dict() for name, each in kept.items()}
+            torch.save({"step": step, **states}, file.with_suffix(".new"))
+            file.with_suffix(".new").replace(file)
+        torch.manual_seed(SEED + 1000 * step + rank)
+        batch = torch.randn(8, 12), torch.randint(5, (8,))
+        here = functools.partial(death.at, rank, step)
+        learn(model, optimizer, NO_SCALER, schedule, batch, here)
+    model.phub.worker.barrier()  # nobody leaves before all have made the last step
+    return parameters_of(net), optimizer.state_dict()
+
+
+def test_ddp_goes_on_from_the_programs_own_checkpoint(saving_box, start, tmp_path):
+    calm = start(lives_on, 2, tmp_path / "calm.pt", "calm", NoDeath()).results()
+    death = death_anywhere()
+    death.allow(STEPS - 1)
+    ranks = start(lives_on, 2, tmp_path / "training.pt", JOB, death)
+    death.await_due()
+    saving_box.die_and_come_back()
+    death.allow(STEPS)
+    assert_same_bits(ranks.results(), [(2, result) for _, result in calm])
 
 
 # ---- What a rank has for itself is of the branch that runs: as in a job of its own.
