@@ -131,11 +131,11 @@ Task<RunningJob*> Server::create(Join join) {
     };
     refused = co_await outcome_of(make_remote_parts);
   }
-  if (refused && job) {
-    join->spec = job->job().spec();
-    discard(std::move(job));
+  if (refused) {
+    if (job) join->spec = job->job().spec();
+    if (job) discard(std::move(job));
+    throw Error(*refused);
   }
-  if (refused) throw Error(*refused);
   add(job);
   const JobOwner owner{.creator = join->caller, .join_id = join->id, .token_sha256 = {}};
   if (!owner.creator.id.empty()) owners_[job->job().spec().name] = owner;
