@@ -130,15 +130,14 @@ Story MemberDesk::answer_join(uint32_t rank, std::vector<Reply<JoinReply>> repli
   };
   const std::optional<Error> failed = co_await beside(driver_, host_.coder, compose);
   if (failed) join_unanswered(rank, incarnation);
-  for (size_t i = 0; i < replies.size(); ++i) {
-    if (failed) {
-      replies[i]({failed->code(), failed->what()});
-    } else if (driver_.has_ended() && !driver_.end_error().empty()) {
-      replies[i]({driver_.end_code(), driver_.end_error()});
-    } else {
-      replies[i](i + 1 < replies.size() ? JoinReply(answer) : std::move(answer));
-    }
+  std::optional<Error> refused = failed;
+  if (!refused && driver_.has_ended() && !driver_.end_error().empty()) {
+    refused.emplace(driver_.end_code(), driver_.end_error());
   }
+  Result<JoinReply> result = refused ? Result<JoinReply>(refused->code(), refused->what())
+                                     : Result<JoinReply>(std::move(answer));
+  for (size_t i = 0; i + 1 < replies.size(); ++i) replies[i](result);
+  if (!replies.empty()) replies.back()(std::move(result));
   // Behind the encoding of the replies: from now on the rank has a lease to keep.
   const auto nothing = [] {};
   co_await beside(driver_, host_.coder, nothing);
