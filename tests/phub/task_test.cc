@@ -53,8 +53,19 @@ class Desk {
     } catch (const Error& error) {
       said = error.what();
     }
-    if (lives) throw std::runtime_error("after: " + said);
+    if (lives) fail(ErrorCode::kFull, "after: {}", said);
     co_return said;
+  }
+  Task<std::string> keeps_the_question_and_throws(std::shared_ptr<int> lives) {
+    const auto refuse = [&](Reply<std::string> reply) {
+      ask(std::move(reply));
+      fail(ErrorCode::kTaken, "not now, {}", lives.use_count() > 0);
+    };
+    co_return co_await answer_to<std::string>(refuse);
+  }
+  Task<std::string> throws_what_is_no_error(std::shared_ptr<int> lives) {
+    if (lives) throw std::runtime_error("what is no Error");
+    co_return "never";
   }
   Task<std::string> works(uint32_t number, std::shared_ptr<int> lives) {
     std::string text(100, 'x');
@@ -137,10 +148,24 @@ TEST_F(TaskTest, AStoryGoesWithTheLastWhoCouldAnswer) {
   EXPECT_TRUE(desk_.log.empty() && said_.empty());
 }
 
-TEST_F(TaskTest, EveryExceptionIsAnError) {
+TEST_F(TaskTest, AnErrorFailsTheTask) {
   answer(desk_.throws_at_the_question(lives_), note());
-  EXPECT_THAT(said_, ElementsAre("internal: after: not now"));
+  EXPECT_THAT(said_, ElementsAre("full: after: not now"));
   EXPECT_TRUE(all_gone());
+}
+
+TEST_F(TaskTest, AnAnswerToAQuestionThatFailedChangesNothing) {
+  answer(desk_.keeps_the_question_and_throws(lives_), note());
+  EXPECT_THAT(said_, ElementsAre("taken: not now, true"));
+  EXPECT_TRUE(all_gone());
+  ASSERT_EQ(desk_.asked.size(), 1u);
+  desk_.asked[0](std::string(100, 'x'));
+  EXPECT_EQ(said_.size(), 1u);
+}
+
+TEST_F(TaskTest, AnExceptionThatIsNoErrorEndsTheProgram) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_DEATH(answer(desk_.throws_what_is_no_error(lives_), note()), "what is no Error");
 }
 
 TEST_F(TaskTest, WorkBesideItUsesItsVariables) {
