@@ -132,8 +132,10 @@ Task<RunningJob*> Server::create(Join join) {
     refused = co_await outcome_of(make_remote_parts);
   }
   if (refused) {
-    if (job) join->spec = job->job().spec();
-    if (job) discard(std::move(job));
+    if (job) {
+      join->spec = job->job().spec();
+      discard(std::move(job));
+    }
     throw Error(*refused);
   }
   add(job);

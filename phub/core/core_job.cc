@@ -17,8 +17,7 @@
 namespace phub {
 namespace {
 
-constexpr size_t kPollBatch = 256;    // arrivals received in one pass
-constexpr uint64_t kHandling = 4096;  // the cost of a chunk beside its bytes
+constexpr size_t kPollBatch = 256;  // arrivals received in one pass
 
 uint64_t multiplications_of(const CoreChunk& chunk) {
   return chunk.form == kernels::SlotForm::kFactors ? chunk.limit * chunk.elements : 0;

@@ -3,11 +3,6 @@
 #include <algorithm>
 
 namespace phub {
-namespace {
-
-constexpr uint64_t kHandling = 4096;  // the cost of a packet beside its bytes
-
-}  // namespace
 
 // Takes packets once a pass, then one chunk with a sum after another.
 template <class Base>

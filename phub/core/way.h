@@ -26,6 +26,9 @@
 
 namespace phub {
 
+// What handling a chunk or a packet costs a core beside reading and writing its bytes, in bytes.
+inline constexpr uint64_t kHandling = 4096;
+
 // The stages around a way; all live as long as the core job.
 struct Stages {
   const JobParameters& parameters;

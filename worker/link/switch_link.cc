@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/fixed_point.h"
 #include "transport/error.h"
 #include "transport/switch/generation.h"
 #include "transport/switch/sender.h"

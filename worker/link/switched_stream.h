@@ -3,8 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdio>
-#include <cstring>
 #include <optional>
 #include <span>
 #include <utility>
