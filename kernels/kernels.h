@@ -76,20 +76,13 @@ constexpr size_t slot_bytes(DType t, size_t elements) {
 }
 
 enum class Optimizer : uint8_t {
-  kNone,  // all-reduce: the sum (or mean) itself is written back
-  kSgd,
-  kMomentum,
-  kNesterov,
-  kAdam,
-  kAdamW,
-  kAdagrad,
-  kRmsprop,
-  kSparseAdam,
-  kAdadelta,
-  kFold,  // does a key's fold with the contributions and the state (fold.h)
+#define PHUB_OPTIMIZER(constant, rule, ...) constant,
+#include "kernels/optimizers.def"
+#undef PHUB_OPTIMIZER
 };
 std::optional<Optimizer> parse_optimizer(std::string_view name);  // "none", "sgd", "momentum", …
 std::string_view name_of(Optimizer o);
+std::span<const std::string_view> optimizer_names();  // in the order of the enum, without "fold"
 
 // Hyperparameters, in double as PyTorch keeps them. Each optimizer uses the ones it knows.
 struct Hyper {
@@ -134,11 +127,11 @@ struct Step {
   float momentum = 0;
   float one_minus_dampening = 1;
   float weight_decay = 0;
-  float one_minus_beta1 = 0, beta2 = 0, one_minus_beta2 = 0;
+  float beta1 = 0, one_minus_beta1 = 0, beta2 = 0, one_minus_beta2 = 0;
   float eps = 0;
   float sqrt_bias_correction2 = 1;
   float step_size = 0;     // adam: -lr/bias_correction1; adagrad: -clr; others: -lr
-  float decay_factor = 1;  // adamw: 1 - lr·wd
+  float decay_factor = 1;  // adamw, lion: 1 - lr·wd
   float alpha = 0, one_minus_alpha = 0;
 };
 // t is the number of this step, from 1.

@@ -1,5 +1,6 @@
 // The table of optimizers, and what is looked up in it. Each entry is a rule of optimizers/.
-#include <array>
+#include <algorithm>
+#include <iterator>
 
 #include "kernels/kernels.h"
 
@@ -10,6 +11,7 @@
 #include "kernels/optimizers/adadelta-inl.h"
 #include "kernels/optimizers/adagrad-inl.h"
 #include "kernels/optimizers/adam-inl.h"
+#include "kernels/optimizers/lion-inl.h"
 #include "kernels/optimizers/none-inl.h"
 #include "kernels/optimizers/rmsprop-inl.h"
 #include "kernels/optimizers/sgd-inl.h"
@@ -17,23 +19,24 @@
 HWY_BEFORE_NAMESPACE();
 namespace phub::kernels::HWY_NAMESPACE {
 
-// Name, PyTorch's defaults, and scalar and vector code of one optimizer.
+// PyTorch's defaults, and scalar and vector code of one optimizer.
 struct Entry {
-  std::string_view name;
   Hyper (*defaults)();
   size_t (*state_arrays)(const Hyper&);
   void (*prepare)(const Hyper&, uint64_t t, Step&);
   void (*run)(const Step&, const Arrays&);
 };
 
-template <class... Rules>
-constexpr std::array<Entry, sizeof...(Rules)> table_of() {
-  return {Entry{Rules::kName, Rules::defaults, Rules::state_arrays, Rules::prepare, Rules::run}...};
+template <class Rule>
+constexpr Entry entry_of() {
+  return {Rule::defaults, Rule::state_arrays, Rule::prepare, Rule::run};
 }
 
-// In the order of enum Optimizer.
-constexpr auto kTable = table_of<None, Sgd, Momentum, Nesterov, Adam, AdamW, Adagrad, Rmsprop,
-                                 SparseAdam, Adadelta, Folds>();
+constexpr Entry kTable[] = {
+#define PHUB_OPTIMIZER(constant, rule, ...) entry_of<rule>(),
+#include "kernels/optimizers.def"
+#undef PHUB_OPTIMIZER
+};
 
 void Optimize(const Step& step, const Arrays& a) {
   kTable[static_cast<size_t>(step.optimizer)].run(step, a);
@@ -45,6 +48,12 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace phub::kernels {
 namespace {
+
+constexpr std::string_view kNames[] = {
+#define PHUB_OPTIMIZER(constant, rule, name, ...) name,
+#include "kernels/optimizers.def"
+#undef PHUB_OPTIMIZER
+};
 
 // The scalar part is the same in every instruction set's table; this is the baseline's.
 const HWY_NAMESPACE::Entry& entry(Optimizer o) {
@@ -61,14 +70,17 @@ void optimize(const Step& step, const float* g, float* params, float* state0, fl
   (step, {g, params, state0, state1, elements, out, out_dtype, store});
 }
 
-std::optional<Optimizer> parse_optimizer(std::string_view name) {
-  for (size_t i = 0; i < HWY_NAMESPACE::kTable.size(); ++i) {
-    if (HWY_NAMESPACE::kTable[i].name == name) return static_cast<Optimizer>(i);
-  }
-  return std::nullopt;
+std::span<const std::string_view> optimizer_names() {
+  return std::span(kNames).first<static_cast<size_t>(Optimizer::kFold)>();
 }
 
-std::string_view name_of(Optimizer o) { return entry(o).name; }
+std::optional<Optimizer> parse_optimizer(std::string_view name) {
+  const auto found = std::ranges::find(kNames, name);
+  if (found == std::end(kNames)) return std::nullopt;
+  return static_cast<Optimizer>(found - std::begin(kNames));
+}
+
+std::string_view name_of(Optimizer o) { return kNames[static_cast<size_t>(o)]; }
 
 Hyper default_hyper(Optimizer o) { return entry(o).defaults(); }
 

@@ -228,11 +228,11 @@ PHUB_API phub_code phub_options_set_format(phub_options* options, const char* pa
  * when the job is made: a value that the optimizer does not use, or of a group without keys, is
  * PHUB_INVALID, unless it is 0.
  *   lr                  all                                 0.01; adam, adamw, sparse-adam: 0.001,
- *                                                           adadelta: 1
+ *                                                           adadelta: 1, lion: 0.0001
  *   weight_decay        all                                 0; adamw: 0.01
  *   momentum            momentum, nesterov                  0.9
  *   dampening           momentum                            0
- *   beta1, beta2        adam, adamw, sparse-adam            0.9, 0.999
+ *   beta1, beta2        adam, adamw, sparse-adam, lion      0.9, 0.999; lion: 0.9, 0.99
  *   eps                 adam, adamw, adagrad, rmsprop,      1e-8; adagrad: 1e-10, adadelta: 1e-6
  *                       sparse-adam, adadelta
  *   alpha               rmsprop                             0.99

@@ -117,8 +117,8 @@ void declare(CLI::App& app, Raw& raw, ZerocomputeOptions& o) {
                  "Order of additions, as groups of ranks: 4,4. With a box in each rack, each "
                  "group is added in its rack (default: the order of the ranks)");
   app.add_option("--optimizer", raw.optimizer,
-                 "On the server: none, sgd, momentum, nesterov, adam, adamw, adagrad, rmsprop, "
-                 "adadelta (default nesterov)");
+                 fmt::format("On the server: {} (default nesterov)",
+                             fmt::join(kernels::optimizer_names(), ", ")));
   app.add_option("--dtype", raw.dtype,
                  "Format of gradients and of the parameters that come back: f32, bf16, f16");
   app.add_option("--format", raw.format,
@@ -328,10 +328,8 @@ void resolve(const Raw& raw, ZerocomputeOptions& o) {
   }
   const auto optimizer = kernels::parse_optimizer(raw.optimizer);
   if (!optimizer) {
-    fail(ErrorCode::kInvalid,
-         "--optimizer: '{}' is not none, sgd, momentum, nesterov, adam, adamw, adagrad, rmsprop or "
-         "adadelta",
-         raw.optimizer);
+    fail(ErrorCode::kInvalid, "--optimizer: '{}' is not one of {}", raw.optimizer,
+         fmt::join(kernels::optimizer_names(), ", "));
   }
   o.optimizer = *optimizer;
   resolve_results(raw, o);

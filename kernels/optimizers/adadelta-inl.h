@@ -13,7 +13,6 @@ namespace phub::kernels::HWY_NAMESPACE {
 
 // s = ρ·s + ((1−ρ)·g)·g; d = √(a + ε) / √(s + ε) · g; a = ρ·a + ((1−ρ)·d)·d; p −= lr·d.
 struct Adadelta : Rule<Adadelta, 2> {
-  static constexpr std::string_view kName = "adadelta";
   static Hyper defaults() {
     Hyper h;
     h.lr = 1;

@@ -13,7 +13,6 @@ namespace phub::kernels::HWY_NAMESPACE {
 
 // s += g²; p −= (lr/(1 + (t−1)·lr_decay)·g) / (√s + ε).
 struct Adagrad : Rule<Adagrad, 1> {
-  static constexpr std::string_view kName = "adagrad";
   static Hyper defaults() {
     Hyper h;
     h.eps = 1e-10;

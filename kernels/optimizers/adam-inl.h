@@ -14,7 +14,6 @@ namespace phub::kernels::HWY_NAMESPACE {
 // m = lerp(m, g, 1−β1); v = β2·v + ((1−β2)·g)·g; p −= (lr/bc1·m) / (√v/√bc2 + ε), where
 // bc = 1 − β^t.
 struct Adam : Rule<Adam, 2> {
-  static constexpr std::string_view kName = "adam";
   static Hyper defaults() {
     Hyper h;
     h.lr = 1e-3;
@@ -54,7 +53,6 @@ struct Adam : Rule<Adam, 2> {
 
 // The decay is taken from the parameters, not added to the gradient.
 struct AdamW : Rule<AdamW, 2> {
-  static constexpr std::string_view kName = "adamw";
   static Hyper defaults() {
     Hyper h = Adam::defaults();
     h.weight_decay = 1e-2;
@@ -77,7 +75,6 @@ struct AdamW : Rule<AdamW, 2> {
 // Does what torch.optim.SparseAdam does with a row: it rounds in other places, and adds ε before
 // the correction. m += (1−β1)·(g − m); v += (1−β2)·(g·g − v); p −= lr·√bc2/bc1 · (m / (√v + ε)).
 struct SparseAdam : Rule<SparseAdam, 2> {
-  static constexpr std::string_view kName = "sparse-adam";
   static Hyper defaults() { return Adam::defaults(); }
 
   static void prepare(const Hyper& h, uint64_t t, Step& step) {

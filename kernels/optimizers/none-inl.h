@@ -12,7 +12,6 @@ HWY_BEFORE_NAMESPACE();
 namespace phub::kernels::HWY_NAMESPACE {
 
 struct None : Rule<None, 0> {
-  static constexpr std::string_view kName = "none";
   static constexpr bool kHasParams = false;
   static Hyper defaults() { return {}; }
   static void prepare(const Hyper& /*h*/, uint64_t /*t*/, Step& /*step*/) {}
@@ -23,7 +22,6 @@ struct None : Rule<None, 0> {
 
 // Every key has its own: kernels::fold() is called in place of this.
 struct Folds : Rule<Folds, 0> {
-  static constexpr std::string_view kName = "fold";
   static Hyper defaults() { return {}; }
   static void prepare(const Hyper& /*h*/, uint64_t /*t*/, Step& /*step*/) {}
   static void run(const Step& /*step*/, const Arrays& /*a*/) {}

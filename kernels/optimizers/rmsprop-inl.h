@@ -40,7 +40,6 @@ struct MomentumRmsprop : Rule<MomentumRmsprop, 2> {
 };
 
 struct Rmsprop {
-  static constexpr std::string_view kName = "rmsprop";
   static Hyper defaults() { return {}; }
   static size_t state_arrays(const Hyper& h) { return h.rmsprop_momentum > 0 ? 2 : 1; }
 

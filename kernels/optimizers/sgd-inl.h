@@ -12,7 +12,6 @@ HWY_BEFORE_NAMESPACE();
 namespace phub::kernels::HWY_NAMESPACE {
 
 struct Sgd : Rule<Sgd, 0> {
-  static constexpr std::string_view kName = "sgd";
   static Hyper defaults() { return {}; }
 
   static void prepare(const Hyper& h, uint64_t /*t*/, Step& step) {
@@ -29,7 +28,6 @@ struct Sgd : Rule<Sgd, 0> {
 
 // buf = μ·buf + (1 − dampening)·g, in step 1 just g; then p −= lr·buf.
 struct Momentum : Rule<Momentum, 1> {
-  static constexpr std::string_view kName = "momentum";
   static Hyper defaults() { return {}; }
 
   static void prepare(const Hyper& h, uint64_t t, Step& step) {
@@ -54,7 +52,6 @@ struct Momentum : Rule<Momentum, 1> {
 
 // The buffer is the same, without dampening; then p −= lr·(g + μ·buf).
 struct Nesterov : Rule<Nesterov, 1> {
-  static constexpr std::string_view kName = "nesterov";
   static Hyper defaults() { return {}; }
 
   static void prepare(const Hyper& h, uint64_t t, Step& step) {

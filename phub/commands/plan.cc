@@ -11,6 +11,7 @@
 #include <set>
 #include <stdexcept>
 
+#include "kernels/kernels.h"
 #include "phub/commands/commands.h"
 #include "phub/job/memory.h"
 #include "phub/plan/choices.h"
@@ -362,8 +363,7 @@ void add_plan_command(CLI::App& app) {
       ->capture_default_str();
   command
       ->add_option("--optimizer", arguments->spec.optimizer,
-                   "none, sgd, momentum, nesterov, adam, adamw, adagrad, rmsprop, sparse-adam, "
-                   "adadelta")
+                   fmt::to_string(fmt::join(kernels::optimizer_names(), ", ")))
       ->capture_default_str();
   command
       ->add_option("--dtype", arguments->spec.gradient_dtype,

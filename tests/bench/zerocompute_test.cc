@@ -1,4 +1,5 @@
 // The program itself, small: against its own server, and with what it must refuse.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -11,6 +12,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
+
+#include "kernels/kernels.h"
 
 namespace phub {
 namespace zerocompute_test {
@@ -173,10 +176,9 @@ TEST(ZerocomputeTest, GroupsOfCodedGradients) {
 }
 
 TEST(ZerocomputeTest, EveryOptimizerIsRight) {
-  for (const char* optimizer :
-       {"none", "sgd", "momentum", "adam", "adamw", "adagrad", "rmsprop", "adadelta"}) {
+  for (const std::string_view optimizer : kernels::optimizer_names()) {
     const Outcome outcome = zerocompute(
-        std::string("-b 80K --workers 2 -w 1 -n 5 --no-limit --optimizer ") + optimizer);
+        fmt::format("-b 80K --workers 2 -w 1 -n 5 --no-limit --optimizer {}", optimizer));
     EXPECT_EQ(outcome.status, 0) << outcome.output;
   }
 }

@@ -28,8 +28,6 @@ using testing::spec_of;
 using testing::tables;
 
 constexpr uint64_t kRounds = 8;
-constexpr const char* kOptimizers[] = {"none",  "sgd",     "momentum", "nesterov", "adam",
-                                       "adamw", "adagrad", "rmsprop",  "adadelta"};
 
 std::span<const float> initial_if_any(const JobSpec& spec, const std::vector<float>& initial) {
   return spec.initial == "broadcast" ? std::span(initial) : std::span<const float>();
@@ -53,7 +51,8 @@ Parameters on_the_box(phub::testing::Box& box, const JobSpec& spec, uint64_t see
 
 TEST(StandaloneExchange, EveryOptimizerGivesTheBitsOfTheOracle) {
   const uint64_t seed = random_seed();
-  for (const char* optimizer : kOptimizers) {
+  for (const std::string_view name : kernels::optimizer_names()) {
+    const std::string optimizer(name);
     for (const char* reduction : {"sum", "mean"}) {
       const JobSpec spec = spec_of(optimizer, reduction, 1);
       EXPECT_TRUE(same_bits(alone(spec, seed), expected(spec, seed, 1, kRounds)))
@@ -66,7 +65,8 @@ TEST(StandaloneExchange, EveryOptimizerGivesTheBitsOfABoxWithOneWorker) {
   const uint64_t seed = random_seed();
   phub::testing::Box box;
   for (const char* consistency : {"bsp", "ssp", "async"}) {
-    for (const char* optimizer : kOptimizers) {
+    for (const std::string_view name : kernels::optimizer_names()) {
+      const std::string optimizer(name);
       JobSpec spec = spec_of(optimizer, "mean", 1);
       spec.consistency = consistency;
       spec.chunk_elements = 1024;

@@ -52,6 +52,8 @@ CONFIGS = [
     ("sparse_adam_betas", "sparse-adam", dict(lr=3e-3, beta1=0.7, beta2=0.98, eps=1e-6)),
     ("adadelta", "adadelta", dict(lr=1.0)),
     ("adadelta_decay", "adadelta", dict(lr=0.5, rho=0.95, eps=1e-5, weight_decay=1e-3)),
+    ("lion", "lion", dict(lr=1e-3)),
+    ("lion_decay", "lion", dict(lr=3e-3, beta1=0.7, beta2=0.95, weight_decay=0.1)),
 ]
 
 
@@ -78,6 +80,26 @@ def fnv1a(data, digest=0xCBF29CE484222325):
     return digest
 
 
+def lion(torch):
+    """Lion as its paper's algorithm 2, for torch.optim has none."""
+
+    class Lion(torch.optim.Optimizer):
+        def __init__(self, params, lr, betas, weight_decay=0.0):
+            super().__init__(params, dict(lr=lr, betas=betas, weight_decay=weight_decay))
+
+        @torch.no_grad()
+        def step(self):
+            (group,) = self.param_groups
+            beta1, beta2 = group["betas"]
+            for p in group["params"]:
+                m = self.state[p].setdefault("m", torch.zeros_like(p))
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.add_(torch.sign(beta1 * m + (1 - beta1) * p.grad), alpha=-group["lr"])
+                self.state[p]["m"] = beta2 * m + (1 - beta2) * p.grad
+
+    return Lion
+
+
 def make_optimizer(torch, kind, hyper, params):
     kwargs = {k: hyper[k] for k in ("lr", "weight_decay") if k in hyper}
     kwargs["foreach"] = False
@@ -99,6 +121,10 @@ def make_optimizer(torch, kind, hyper, params):
         return torch.optim.Adagrad(params, lr_decay=hyper.get("lr_decay", 0.0), **kwargs)
     if kind == "adadelta":
         return torch.optim.Adadelta(params, rho=hyper.get("rho", 0.9), **kwargs)
+    if kind == "lion":
+        del kwargs["foreach"]
+        betas = (hyper.get("beta1", 0.9), hyper.get("beta2", 0.99))
+        return lion(torch)(params, betas=betas, **kwargs)
     if kind == "rmsprop":
         return torch.optim.RMSprop(params, alpha=hyper.get("alpha", 0.99),
                                    momentum=hyper.get("rmsprop_momentum", 0.0), **kwargs)

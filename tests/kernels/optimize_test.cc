@@ -17,10 +17,11 @@ namespace optimize_test {
 using test::Array;
 using test::Values;
 
-constexpr Optimizer kOptimizers[] = {
-    Optimizer::kNone,       Optimizer::kSgd,     Optimizer::kMomentum, Optimizer::kNesterov,
-    Optimizer::kAdam,       Optimizer::kAdamW,   Optimizer::kAdagrad,  Optimizer::kRmsprop,
-    Optimizer::kSparseAdam, Optimizer::kAdadelta};
+std::vector<Optimizer> all_optimizers() {
+  std::vector<Optimizer> all;
+  for (const std::string_view name : optimizer_names()) all.push_back(*parse_optimizer(name));
+  return all;
+}
 
 struct Variant {
   Optimizer optimizer;
@@ -30,7 +31,7 @@ struct Variant {
 
 std::vector<Variant> variants() {
   std::vector<Variant> all;
-  for (const Optimizer o : kOptimizers) {
+  for (const Optimizer o : all_optimizers()) {
     for (const uint64_t t : {1, 7}) {
       for (const double decay : {0.0, 0.01}) {
         Hyper h = default_hyper(o);
@@ -155,7 +156,7 @@ TEST(Optimize, NoneWithoutWriteBackDoesNothing) {
 }
 
 TEST(OptimizerNames, RoundTrip) {
-  for (const Optimizer o : kOptimizers) EXPECT_EQ(parse_optimizer(name_of(o)), o);
+  for (const Optimizer o : all_optimizers()) EXPECT_EQ(parse_optimizer(name_of(o)), o);
   EXPECT_EQ(parse_optimizer("adamax"), std::nullopt);
   EXPECT_EQ(parse_optimizer(""), std::nullopt);
 }
@@ -171,6 +172,7 @@ TEST(StateArrays, AsPyTorchKeeps) {
   EXPECT_EQ(state_arrays(Optimizer::kSparseAdam, h), 2u);
   EXPECT_EQ(state_arrays(Optimizer::kAdadelta, h), 2u);
   EXPECT_EQ(state_arrays(Optimizer::kAdagrad, h), 1u);
+  EXPECT_EQ(state_arrays(Optimizer::kLion, h), 1u);
   EXPECT_EQ(state_arrays(Optimizer::kRmsprop, h), 1u);
   h.rmsprop_momentum = 0.5;
   EXPECT_EQ(state_arrays(Optimizer::kRmsprop, h), 2u);

@@ -167,12 +167,24 @@ void rmsprop(const Hyper& h, float grad, Element e) {
   }
 }
 
+void lion(const Hyper& h, float grad, Element e) {
+  const auto blend = [&](double beta) {
+    const float kept = float(beta) * e.state0;
+    const float added = float(1.0 - beta) * grad;
+    return kept + added;
+  };
+  const float mean = blend(h.beta1);
+  if (mean > 0) e.param = e.param + float(-h.lr);
+  if (mean < 0) e.param = e.param - float(-h.lr);
+  e.state0 = blend(h.beta2);
+}
+
 void update(Optimizer optimizer, const Hyper& h, uint64_t t, float grad, Element e) {
   if (optimizer == Optimizer::kNone) {
     e.param = grad;
     return;
   }
-  if (optimizer == Optimizer::kAdamW) {
+  if (optimizer == Optimizer::kAdamW || optimizer == Optimizer::kLion) {
     e.param = e.param * float(1.0 - h.lr * h.weight_decay);
   } else if (h.weight_decay != 0) {
     const float decay = float(h.weight_decay) * e.param;
@@ -196,6 +208,8 @@ void update(Optimizer optimizer, const Hyper& h, uint64_t t, float grad, Element
       return adadelta(h, grad, e);
     case Optimizer::kRmsprop:
       return rmsprop(h, grad, e);
+    case Optimizer::kLion:
+      return lion(h, grad, e);
     case Optimizer::kNone:
     case Optimizer::kFold:  // folds.h
       break;

@@ -24,9 +24,8 @@ namespace hyper_test {
 using kernels::Hyper;
 using kernels::Optimizer;
 
-const std::vector<std::string> kOptimizers = {"none",        "sgd",     "momentum", "nesterov",
-                                              "adam",        "adamw",   "adagrad",  "rmsprop",
-                                              "sparse-adam", "adadelta"};
+const std::vector<std::string> kOptimizers(kernels::optimizer_names().begin(),
+                                           kernels::optimizer_names().end());
 
 std::string text_of(const std::string& path) {
   std::ifstream file(std::string(PHUB_SOURCE_DIR) + "/" + path);

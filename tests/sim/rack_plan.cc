@@ -75,8 +75,9 @@ JobSpec some_spec(SimRandom& random, uint32_t index, bool tiny) {
                                                                : random.between(2, 8));
   spec.max_ranks = static_cast<uint32_t>(random.chance(0.5) ? spec.world_size
                                                             : random.between(spec.world_size, 16));
-  spec.optimizer = pick<std::string>(random, {"none", "none", "none", "sgd", "momentum", "nesterov",
-                                              "adam", "adamw", "adagrad", "rmsprop", "adadelta"});
+  spec.optimizer =
+      pick<std::string>(random, {"none", "none", "none", "sgd", "momentum", "nesterov", "adam",
+                                 "adamw", "adagrad", "rmsprop", "adadelta", "lion"});
   spec.hyper = some_hyper(random, spec.optimizer);
   if (random.chance(0.5)) spec.hyper[some_rate(random, spec)] = 0.02;
   if (random.chance(0.7)) {

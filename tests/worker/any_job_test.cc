@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/kernels.h"
 #include "tests/oracle/groups.h"
 #include "tests/seeds.h"
 #include "tests/worker/box.h"
@@ -181,14 +182,20 @@ class Jobs {
     add_rows(spec, matrix("one", 70, 16, 2), 1, lazy());
   }
 
+  static std::vector<std::string> optimizers() {
+    const auto names = kernels::optimizer_names();
+    std::vector<std::string> all(names.begin(), names.end());
+    all.push_back("fold");
+    return all;
+  }
+
   std::mt19937_64 random_;
   const bool in_racks_;
   int drawn_ = 0;
   Deck ranks_ = deck({"1", "2", "3", "4", "5", "8", "1", "2", "3", "4", "5", "17"});
   Deck grouped_ = deck({"yes", "no"}), spare_ = deck({"yes", "no", "no", "no"});
   Deck nulls_ = deck({"yes", "no"}), scale_ = deck({"yes", "no", "no", "no"});
-  Deck optimizer_ = deck({"none", "sgd", "momentum", "nesterov", "adam", "adamw", "adagrad",
-                          "rmsprop", "adadelta", "sparse-adam", "fold"});
+  Deck optimizer_ = deck(optimizers());
   Deck gradient_ = deck({"f32", "bf16", "f16", "fp8-e4m3", "fp8-e5m2", "int8", "int4", "topk"});
   Deck key_format_ = deck({"", "", "", "", "fp8-e4m3", "fp8-e5m2", "int8", "int4", "topk"});
   Deck parameter_ = deck({"f32", "f32", "bf16", "f16", "fp8-e4m3", "fp8-e5m2", "int8", "int4"});

@@ -198,17 +198,19 @@ uint64_t rounding_seed(std::string_view job) {
 }
 
 std::vector<std::string_view> optimizer_states(const JobSpec& spec) {
-  const std::string& optimizer = spec.optimizer;
-  if (optimizer == "momentum" || optimizer == "nesterov") return {"momentum_buffer"};
-  if (optimizer == "adam" || optimizer == "adamw" || optimizer == "sparse-adam") {
-    return {"exp_avg", "exp_avg_sq"};
+  static const std::map<std::string_view, std::vector<std::string_view>> kStates = {
+#define PHUB_OPTIMIZER(constant, rule, name, ...) {name, {__VA_ARGS__}},
+#include "kernels/optimizers.def"
+#undef PHUB_OPTIMIZER
+  };
+  const auto found = kStates.find(spec.optimizer);
+  if (found == kStates.end()) return {};
+  std::vector<std::string_view> states = found->second;
+  if (spec.optimizer == "rmsprop") {
+    const auto momentum = spec.hyper.find("rmsprop_momentum");
+    if (momentum == spec.hyper.end() || momentum->second == 0) states.pop_back();
   }
-  if (optimizer == "adagrad") return {"sum"};
-  if (optimizer == "adadelta") return {"square_avg", "acc_delta"};
-  if (optimizer != "rmsprop") return {};
-  const auto momentum = spec.hyper.find("rmsprop_momentum");
-  if (momentum == spec.hyper.end() || momentum->second == 0) return {"square_avg"};
-  return {"square_avg", "momentum_buffer"};
+  return states;
 }
 
 std::span<const JobOption> job_options() {

@@ -1,12 +1,20 @@
 #include <CLI/CLI.hpp>
 #include <cstdlib>
+#include <string>
+#include <vector>
 
+#include "kernels/kernels.h"
 #include "worker/examples/geeps/training.h"
 #include "worker/examples/numbers.h"
 #include "worker/examples/program.h"
 
 namespace phub::examples {
 namespace {
+
+std::vector<std::string> optimizers() {
+  const auto names = kernels::optimizer_names().subspan(1);  // "none" makes no steps
+  return {names.begin(), names.end()};
+}
 
 void add_device_options(CLI::App& app, TrainingOptions& o) {
   const std::string group = "Devices";
@@ -86,8 +94,7 @@ void parse(CLI::App& app, TrainingOptions& o, int argc, char** argv) {
       ->check(not_negative())
       ->capture_default_str();
   app.add_option("--optimizer", o.optimizer)
-      ->check(CLI::IsMember(
-          {"sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "rmsprop", "adadelta"}))
+      ->check(CLI::IsMember(optimizers()))
       ->capture_default_str();
   app.add_option("--hyper", o.hyper, "NAME=VALUE: its other hyperparameters, and lr's schedules");
   app.add_option("--lr", o.lr, "Learning rate")->check(positive())->capture_default_str();

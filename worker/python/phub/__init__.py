@@ -39,6 +39,7 @@ from phub.worker import Worker
 if TYPE_CHECKING:
     from phub.amp import GradScaler
     from phub.fsdp import FSDPState
+    from phub.lion import Lion
     from phub.optimizer import DistributedOptimizer
     from phub.pytorch import DDPState, ddp, ddp_hook
     from phub.sampler import Sampler
@@ -51,6 +52,7 @@ _OF_PYTORCH = {
     "DistributedOptimizer": "optimizer",
     "FSDPState": "fsdp",
     "GradScaler": "amp",
+    "Lion": "lion",
     "Sampler": "sampler",
     "ddp": "pytorch",
     "ddp_hook": "pytorch",
@@ -70,6 +72,7 @@ __all__ = [
     "InvalidError",
     "Key",
     "LibraryError",
+    "Lion",
     "Memory",
     "MismatchError",
     "NonFiniteError",

@@ -9,10 +9,11 @@ import torch
 from torch.optim import SGD, Adadelta, Adagrad, Adam, AdamW, Optimizer, RMSprop, SparseAdam
 
 from phub.errors import InvalidError
+from phub.lion import Lion
 
 WAY_OUT = "use server=False: the box averages the gradients, and every rank makes the step itself"
 _REFUSED = ("amsgrad", "maximize", "centered", "capturable", "differentiable")
-_KINDS = (SGD, Adam, AdamW, Adagrad, RMSprop, Adadelta, SparseAdam)
+_KINDS = (SGD, Adam, AdamW, Adagrad, RMSprop, Adadelta, SparseAdam, Lion)
 
 
 def name_of(optimizer: Optimizer) -> str:
@@ -100,7 +101,7 @@ def torch_state(name: str, steps: int, arrays: Mapping[str, torch.Tensor]) -> di
 
     Before the first one it is zeros: torch.distributed.checkpoint loads only into what is there.
     """
-    if name in ("sgd", "momentum", "nesterov"):
+    if name in ("sgd", "momentum", "nesterov", "lion"):
         return {**arrays}
     # SparseAdam counts in an int.
     return {"step": steps if name == "sparse-adam" else torch.tensor(float(steps)), **arrays}
@@ -111,7 +112,7 @@ def box_state(
 ) -> tuple[int, list[torch.Tensor]]:
     """Steps and arrays for the box, of a parameter's state in PyTorch's optimizer."""
     given = [state.get(each) for each in states]
-    # SGD does not count: what matters is whether there is a buffer with something in it.
+    # SGD and Lion do not count: what matters is whether there is a buffer with something in it.
     steps = (
         int(state["step"])
         if "step" in state

@@ -23,6 +23,7 @@ OPTIMIZERS = {
     "rmsprop": (RMSprop, {"lr": 1e-3, "alpha": 0.9}),
     "rmsprop_momentum": (RMSprop, {"lr": 1e-3, "momentum": 0.7}),
     "adadelta": (Adadelta, {"lr": 0.5, "rho": 0.8, "eps": 1e-5}),
+    "lion": (phub.Lion, {"lr": 1e-3, "betas": (0.8, 0.98)}),
 }
 
 
@@ -32,7 +33,7 @@ def plain(net, kind="adamw"):
     matrices = [p for p in net.parameters() if p.dim() > 1]
     others = [p for p in net.parameters() if p.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "lr": 0.004}]
-    return make(groups, **options, foreach=False)
+    return make(groups, **options, **({} if make is phub.Lion else {"foreach": False}))
 
 
 def made(net=None, kind="adamw", **options):
