@@ -14,7 +14,7 @@
 #include "kernels/kernels.h"
 #include "phub/commands/commands.h"
 #include "phub/job/memory.h"
-#include "phub/plan/choices.h"
+#include "phub/job_rules.h"
 #include "phub/plan/limits.h"
 #include "phub/plan/matrix_exchange.h"
 #include "phub/plan/models.h"
@@ -240,8 +240,8 @@ void run(PlanArguments arguments) {
                                                            : arguments.parameter_dtype;
   if (arguments.gated) spec.on_nonfinite = OnNonFinite::kSkip;
   for (const KeySpec& key : spec.keys) gradient_dtype(spec, key);  // throws if there is none
-  const Choices choices = choices_of(spec);                        // throws likewise
-  if (choices.gated && choices.optimizer == kernels::Optimizer::kNone) {
+  const JobRules rules = rules_of(spec);                           // throws likewise
+  if (rules.gated && rules.optimizer == kernels::Optimizer::kNone) {
     fail(ErrorCode::kInvalid,
          "--gated is about the steps of an optimizer: choose one (--optimizer)");
   }

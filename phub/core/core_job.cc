@@ -24,7 +24,7 @@ uint64_t multiplications_of(const CoreChunk& chunk) {
 }
 
 std::unique_ptr<Way> way_of(const Stages& stages, const CoreJob::MakeLockStep& make_lock_step) {
-  if (!stages.parameters.lock_step) return std::make_unique<Clocked>(stages);
+  if (!stages.parameters.rules.lock_step()) return std::make_unique<Clocked>(stages);
   return make_lock_step ? make_lock_step(stages) : std::make_unique<LockStep>(stages);
 }
 
@@ -52,7 +52,7 @@ CoreJob::CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays
       wake_after_(parameters.max_ranks) {
   if (!parameters_.rack_ranks.empty()) table_.count_rack_ranks();
   // Below a parent the result of the round before the first is still to come.
-  const uint64_t beginning = parameters_.initial_broadcast ? 0 : 1;
+  const uint64_t beginning = parameters_.rules.initial_broadcast() ? 0 : 1;
   const uint64_t first = parameters_.first_round > 0 ? parameters_.first_round : beginning;
   for (uint32_t i = 0; i < table_.size(); ++i) {
     table_.begin_round(i, parameters_.has_parent ? parameters_.first_round - 1 : first);
@@ -78,8 +78,8 @@ uint64_t CoreJob::bytes(const Size& size) {
 
 bool CoreJob::step(uint64_t& bytes) {
   if (!failure_.empty()) return false;
-  return parameters_.lock_step ? pass(static_cast<LockStep&>(*way_), bytes)
-                               : pass(static_cast<Clocked&>(*way_), bytes);
+  return parameters_.rules.lock_step() ? pass(static_cast<LockStep&>(*way_), bytes)
+                                       : pass(static_cast<Clocked&>(*way_), bytes);
 }
 
 template <typename TheWay>
@@ -175,7 +175,7 @@ bool CoreJob::take_in(TheWay& way, uint64_t& bytes) {
 void CoreJob::receive_initial(uint32_t rank, uint32_t index, uint32_t part, bool heard_before) {
   CoreChunk& chunk = table_[index];
   const uint32_t parts = initial_parts(chunk.elements, chunk.slot_bytes());
-  if (!parameters_.initial_broadcast || rank != 0 || part >= parts) {
+  if (!parameters_.rules.initial_broadcast() || rank != 0 || part >= parts) {
     return violation(rank, index, CoreReport::kKind, static_cast<uint32_t>(ImmKind::kInitial));
   }
   if (chunk.round == 0) {
@@ -202,7 +202,7 @@ void CoreJob::receive_initial(uint32_t rank, uint32_t index, uint32_t part, bool
 // constant. A multiplication of factors takes about as long as a byte.
 uint64_t CoreJob::cost_of(const CoreChunk& chunk, uint32_t ranks) const {
   return kHandling + ranks * (chunk.slot_bytes() + multiplications_of(chunk)) +
-         kernels::slot_bytes(parameters_.parameter_dtype, chunk.elements);
+         kernels::slot_bytes(parameters_.rules.parameter_dtype, chunk.elements);
 }
 
 void CoreJob::insert_ready() {

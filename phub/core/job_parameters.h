@@ -9,7 +9,7 @@
 
 #include "kernels/kernels.h"
 #include "phub/core/messages.h"
-#include "transport/control/choices.h"
+#include "phub/job_rules.h"
 #include "transport/control/rank_tree.h"
 #include "transport/layout.h"
 
@@ -30,18 +30,10 @@ struct Differences {
 struct JobParameters {
   uint32_t max_ranks = 1;
   std::vector<uint32_t> rack_ranks = {};  // the ranks are racks with so many ranks each; else empty
-  kernels::DType parameter_dtype = kernels::DType::kF32;  // the type of results in memory
-  std::optional<Differences> differences = {};            // nullopt: results are sent as they are
-  kernels::Optimizer optimizer = kernels::Optimizer::kNone;
-  RankTree tree = {};  // the order of additions
-  bool mean = false;
-  bool initial_broadcast = false;
-  OnNonFinite on_nonfinite = OnNonFinite::kStop;
-  Unused unused = Unused::kZero;
-  Work work = Work::kAll;
+  JobRules rules = {};
+  std::optional<Differences> differences = {};  // if rules.difference
+  RankTree tree = {};                           // the order of additions
   bool slots_belong_to_worker = false;
-  bool gated = false;       // rounds are applied as a whole, or not at all (gated.h)
-  bool lock_step = true;    // BSP; else every contribution is an update of its own (clocked.h)
   uint64_t slack = kNever;  // not in lock-step: how far a rank may be ahead of the slowest
   kernels::Store store = kernels::kDefaultStore;
   uint64_t first_round = 0;  // begins with the arrays' values; 0: the job's beginning
@@ -51,9 +43,10 @@ struct JobParameters {
 
 inline ResultFormat result_format(const JobParameters& parameters) {
   const auto& differences = parameters.differences;
-  return {.element_bytes = static_cast<uint32_t>(kernels::bytes_of(parameters.parameter_dtype)),
-          .difference =
-              differences ? find_slot_format(kernels::name_of(differences->format)) : nullptr};
+  return {
+      .element_bytes = static_cast<uint32_t>(kernels::bytes_of(parameters.rules.parameter_dtype)),
+      .difference =
+          differences ? find_slot_format(kernels::name_of(differences->format)) : nullptr};
 }
 
 // A job's progress by chunk, as a checkpoint keeps it.

@@ -23,7 +23,7 @@ Outbox::Outbox(const JobParameters& parameters, const JobArrays& arrays, Endpoin
       lanes_(table.queues()),
       place_(table.size()),
       chunk_(table.size()),
-      verdict_(parameters.gated ? Notice(table.queues(), table.max_ranks()) : Notice()) {
+      verdict_(parameters.rules.gated ? Notice(table.queues(), table.max_ranks()) : Notice()) {
   std::iota(chunk_.begin(), chunk_.end(), 0);
   std::ranges::stable_sort(chunk_, [&table](uint32_t a, uint32_t b) {
     const bool same_queue = table[a].queue == table[b].queue;

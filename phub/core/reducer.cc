@@ -58,7 +58,7 @@ const Reducer::CachedStep& Reducer::step_of(const CoreChunk& chunk) {
     const kernels::Hyper hyper = hyper_.of(chunk.round, chunk.hyper_class);
     cached.round = chunk.round;
     cached.step_offset = chunk.step_offset;
-    cached.step = kernels::make_step(parameters_.optimizer, hyper,
+    cached.step = kernels::make_step(parameters_.rules.optimizer, hyper,
                                      chunk.round + static_cast<uint64_t>(chunk.step_offset));
     cached.grad_scale = hyper.grad_scale;
   }
@@ -66,8 +66,8 @@ const Reducer::CachedStep& Reducer::step_of(const CoreChunk& chunk) {
 }
 
 float Reducer::factor_of(const CoreChunk& chunk, uint32_t participants) {
-  return static_cast<float>(1.0 /
-                            (step_of(chunk).grad_scale * (parameters_.mean ? participants : 1)));
+  return static_cast<float>(
+      1.0 / (step_of(chunk).grad_scale * (parameters_.rules.mean() ? participants : 1)));
 }
 
 void Reducer::gather(uint32_t index) {
@@ -84,7 +84,7 @@ void Reducer::gather(uint32_t index) {
 // took part, or ranks are not to be left out. Returns nullopt if there is none.
 std::optional<uint32_t> Reducer::stopping_rack(uint32_t index) const {
   const bool go_on =
-      parameters_.on_nonfinite == OnNonFinite::kExclude && table_.participants(index) > 0;
+      parameters_.rules.on_nonfinite == OnNonFinite::kExclude && table_.participants(index) > 0;
   return go_on ? std::nullopt : table_.left_out_rack(index);
 }
 
@@ -98,10 +98,10 @@ bool Reducer::sum(uint32_t index, float* to) {
   gather(index);
   const uint32_t participants = std::max(table_.participants(index), 1u);
   const bool finite = add_up(index, factor_of(chunk, participants), to);
-  const bool passes = parameters_.on_nonfinite == OnNonFinite::kPass ||
-                      parameters_.on_nonfinite == OnNonFinite::kSkip;
+  const bool passes = parameters_.rules.on_nonfinite == OnNonFinite::kPass ||
+                      parameters_.rules.on_nonfinite == OnNonFinite::kSkip;
   if (!finite && !passes && !resolve_nonfinite(index, to)) return false;
-  const bool skips = parameters_.unused == Unused::kSkip && chunk.skips;
+  const bool skips = parameters_.rules.unused == Unused::kSkip && chunk.skips;
   chunk.unused = (skips && slots_.empty()) || table_.participants(index) == 0;
   return true;
 }
@@ -121,20 +121,20 @@ void* Reducer::separate_result(const CoreChunk& chunk) const {
 }
 
 bool Reducer::reduce(uint32_t index, kernels::Store store) {
-  if (parameters_.work == Work::kNone) return true;
+  if (parameters_.rules.work == Work::kNone) return true;
   CoreChunk& chunk = table_[index];
   chunk.same = false;
   if (table_.participants(index) == 0 && !table_.left_out_rack(index)) {
     // No rack has a rank in this round: the parameters stay, as in a skipped round.
-    if (parameters_.optimizer != kernels::Optimizer::kNone) leave_out(index);
+    if (parameters_.rules.optimizer != kernels::Optimizer::kNone) leave_out(index);
     return true;
   }
   const TraceSpan span = trace_.span("sum and optimize", chunk);
-  const bool in_place = parameters_.optimizer == kernels::Optimizer::kNone &&
-                        parameters_.parameter_dtype == kernels::DType::kF32;
+  const bool in_place = parameters_.rules.optimizer == kernels::Optimizer::kNone &&
+                        parameters_.rules.parameter_dtype == kernels::DType::kF32;
   float* to = in_place ? reinterpret_cast<float*>(result_of(chunk.offset)) : scratch_.data();
   if (!sum(index, to)) return false;
-  if (in_place || parameters_.work == Work::kSumOnly) return true;
+  if (in_place || parameters_.rules.work == Work::kSumOnly) return true;
   if (chunk.unused) return leave_out(index), true;
   if (chunk.lazy) {
     const bool stepped = optimize_rows(step_of(chunk).step, chunk, 0, slots_, to);
@@ -165,8 +165,8 @@ std::optional<Reducer::PartialSum> Reducer::sum_for_parent(uint32_t index, float
     const int at = kernels::find_nonfinite(slots_, chunk.slot());
     const auto rank = at < 0 ? CoreReport::kNoRank : slot_ranks_[static_cast<size_t>(at)];
     if (at < 0 || !excludes()) {
-      const bool stops = parameters_.on_nonfinite == OnNonFinite::kStop ||
-                         parameters_.on_nonfinite == OnNonFinite::kExclude;
+      const bool stops = parameters_.rules.on_nonfinite == OnNonFinite::kStop ||
+                         parameters_.rules.on_nonfinite == OnNonFinite::kExclude;
       if (stops && !std::exchange(nonfinite_reported_, true)) {
         reports_.add(CoreReport::kNonFinite, rank, index);
       }
@@ -207,8 +207,8 @@ void Reducer::publish(uint32_t index) {
 
 void Reducer::publish_to(void* result, const CoreChunk& chunk) const {
   if (result == nullptr) return;
-  kernels::convert(parameters_at(chunk), kernels::DType::kF32, result, parameters_.parameter_dtype,
-                   chunk.elements);
+  kernels::convert(parameters_at(chunk), kernels::DType::kF32, result,
+                   parameters_.rules.parameter_dtype, chunk.elements);
 }
 
 // The round is not a step of the optimizer on this chunk. But a round without ranks counts as a
@@ -228,7 +228,7 @@ void Reducer::optimize(const kernels::Step& step, const CoreChunk& chunk, uint32
   }
   kernels::optimize(step, sum, parameters, places_.at(place, Places::kState0, chunk),
                     places_.at(place, Places::kState1, chunk), chunk.elements, out,
-                    parameters_.parameter_dtype, store);
+                    parameters_.rules.parameter_dtype, store);
   if (parameters_.differences) make_difference(chunk);
 }
 
@@ -322,21 +322,21 @@ bool Reducer::update(uint32_t rank, uint32_t index, uint64_t round, uint32_t pla
 
   const kernels::Hyper hyper = hyper_.of(round, chunk.hyper_class);
   const auto factor = static_cast<float>(
-      1.0 / (hyper.grad_scale * (parameters_.mean ? table_.expected_count() : 1)));
+      1.0 / (hyper.grad_scale * (parameters_.rules.mean() ? table_.expected_count() : 1)));
   const void* slot = slot_of(rank, chunk);
   const bool finite = kernels::sum({&slot, 1}, chunk.slot(), factor, scratch_.data());
-  if (!finite && parameters_.on_nonfinite != OnNonFinite::kPass) {
+  if (!finite && parameters_.rules.on_nonfinite != OnNonFinite::kPass) {
     if (!reports_.room_for_exclusions(1)) return false;  // they are read soon: again
-    stopped_ = parameters_.on_nonfinite == OnNonFinite::kStop;
+    stopped_ = parameters_.rules.on_nonfinite == OnNonFinite::kStop;
     reports_.add(stopped_ ? CoreReport::kNonFinite : CoreReport::kExcluded, rank, index).round =
         round;
     return !stopped_;  // an excluded contribution changes nothing
   }
 
   // Without an optimizer the parameters are the running sum: p − (−1)·g is p + g, to the bit.
-  const bool adds = parameters_.optimizer == kernels::Optimizer::kNone;
+  const bool adds = parameters_.rules.optimizer == kernels::Optimizer::kNone;
   const kernels::Step step = adds ? kernels::make_step(kernels::Optimizer::kSgd, {.lr = -1}, 1)
-                                  : kernels::make_step(parameters_.optimizer, hyper, ++steps);
+                                  : kernels::make_step(parameters_.rules.optimizer, hyper, ++steps);
   if (chunk.lazy) {
     optimize_rows(step, chunk, place, {&slot, 1}, scratch_.data());
   } else {
@@ -348,7 +348,7 @@ bool Reducer::update(uint32_t rank, uint32_t index, uint64_t round, uint32_t pla
 void Reducer::copy_result(uint32_t rank, const CoreChunk& chunk, uint32_t place) {
   kernels::convert(places_.at(place, Places::kParameters, chunk), kernels::DType::kF32,
                    result_of(chunk.offset) + rank * arrays_.result_stride,
-                   parameters_.parameter_dtype, chunk.elements);
+                   parameters_.rules.parameter_dtype, chunk.elements);
 }
 
 void Reducer::store_initial(const CoreChunk& chunk, uint32_t part) {
@@ -357,10 +357,10 @@ void Reducer::store_initial(const CoreChunk& chunk, uint32_t part) {
   if (places_.has(Places::kParameters)) {
     std::memcpy(parameters_at(chunk) + begin, slot, count * sizeof(float));
   }
-  const bool separate = parameters_.parameter_dtype != kernels::DType::kF32 || arrays_.view;
-  if (separate && parameters_.lock_step) {
+  const bool separate = parameters_.rules.parameter_dtype != kernels::DType::kF32 || arrays_.view;
+  if (separate && parameters_.rules.lock_step()) {
     kernels::convert(slot, kernels::DType::kF32, result_of(chunk.offset + begin),
-                     parameters_.parameter_dtype, count);
+                     parameters_.rules.parameter_dtype, count);
   }
 }
 

@@ -97,7 +97,8 @@ class Reducer {
   void make_difference(const CoreChunk& chunk);
   // A rank is left out by the box that has its gradient; from a rack only a sum comes.
   bool excludes() const {
-    return parameters_.on_nonfinite == OnNonFinite::kExclude && parameters_.rack_ranks.empty();
+    return parameters_.rules.on_nonfinite == OnNonFinite::kExclude &&
+           parameters_.rack_ranks.empty();
   }
   std::optional<uint32_t> stopping_rack(uint32_t index) const;
   void stop(uint32_t rank, uint32_t index);
@@ -114,7 +115,7 @@ class Reducer {
     return table_.rank(rank).slots + chunk.slot_offset;
   }
   std::byte* result_of(uint64_t element) const {
-    return arrays_.results + kernels::slot_bytes(parameters_.parameter_dtype, element);
+    return arrays_.results + kernels::slot_bytes(parameters_.rules.parameter_dtype, element);
   }
 
   const JobParameters& parameters_;

@@ -13,7 +13,8 @@ namespace phub {
 Uplinked::Uplinked(const Stages& stages, CoreUplink uplink)
     : LockStep(stages),
       uplink_(std::move(uplink)),
-      result_bytes_(static_cast<uint32_t>(kernels::bytes_of(stages.parameters.parameter_dtype))),
+      result_bytes_(
+          static_cast<uint32_t>(kernels::bytes_of(stages.parameters.rules.parameter_dtype))),
       sent_(stages.table.size(), kNothing),
       place_(stages.table.size()) {
   for (uint32_t i = 0; i < uplink_.places.size(); ++i) {
@@ -32,7 +33,7 @@ Uplinked::Uplinked(const Stages& stages, CoreUplink uplink)
     for (uint32_t at = 0; at < queue.order.size(); ++at) place_[queue.order[at]] = at;
     queue.unposted = IndexSet(queue.order.size());
   }
-  if (!stages_.parameters.gated) return;
+  if (!stages_.parameters.rules.gated) return;
   for (Queue& queue : queues_) queue.early.reserve(queue.chunks.size());
   done_.reserve(uplink_.places.size());
 }
@@ -139,7 +140,7 @@ uint32_t Uplinked::take(const Arrival& arrival) {
     return kNoChunk;
   }
   const Imm imm = decode(arrival.imm);
-  const bool is_verdict = imm.kind == ImmKind::kControl && stages_.parameters.gated;
+  const bool is_verdict = imm.kind == ImmKind::kControl && stages_.parameters.rules.gated;
   if (is_verdict && arrival.queue < queues_.size()) {
     read_verdict(arrival.queue, imm);
     return kNoChunk;
@@ -165,7 +166,7 @@ uint32_t Uplinked::take(const Arrival& arrival) {
   }
   // A round that this rack took part in has a verdict, which may come later.
   Queue& queue = queues_[place.queue];
-  const bool has_verdict = stages_.parameters.gated && sent_[index] <= ImmKind::kNull;
+  const bool has_verdict = stages_.parameters.rules.gated && sent_[index] <= ImmKind::kNull;
   if (has_verdict && !queue.verdict.has(chunk.round)) {
     queue.early.push_back(index);
     return kNoChunk;
@@ -189,7 +190,7 @@ uint32_t Uplinked::take_result(uint32_t index) {
   const CoreUplink::Place& place = uplink_.places[index];
   std::memcpy(uplink_.rack_results + chunk.offset * result_bytes_,
               uplink_.results.data() + place.result, uint64_t{chunk.elements} * result_bytes_);
-  if (stages_.parameters.gated) pass_verdict_on(place.queue, chunk.round);
+  if (stages_.parameters.rules.gated) pass_verdict_on(place.queue, chunk.round);
   sent_[index] = kNothing;
   return index;
 }

@@ -22,7 +22,7 @@ BoxState::BoxState(const JobContext& context)
 
 void BoxState::begin(const StateRequest& request, Reply<StateReply> reply) {
   const JobSpec& spec = job_.spec();
-  if (!job_.choices().lock_step() || !box_has_state(spec)) {
+  if (!job_.rules().lock_step() || !box_has_state(spec)) {
     fail(ErrorCode::kInvalid,
          "the state of keys can be read and set in jobs in lock-step with an optimizer; job '{}' "
          "has consistency {}, optimizer {}",

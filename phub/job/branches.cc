@@ -8,7 +8,7 @@
 
 #include "kernels/hyper.h"
 #include "phub/core/hyper.h"
-#include "phub/plan/choices.h"
+#include "phub/job_rules.h"
 #include "transport/control/message_fields.h"
 
 namespace phub {
@@ -33,7 +33,7 @@ void shift(std::vector<Hyper>& values, double rounds) {
 Branches::Branches(const JobSpec& spec)
     : shelves_(spec.branches), runs_{{.round = 1, .branch = 0}} {
   if (shelves_ == 0) return;
-  optimizer_ = choices_of(spec).optimizer;
+  optimizer_ = rules_of(spec).optimizer;
   groups_ = hyper_groups(spec);
   Values values(groups_, kernels::default_hyper(optimizer_));
   set_values(spec.hyper, values);

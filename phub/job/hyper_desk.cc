@@ -32,7 +32,7 @@ void HyperDesk::check(const std::map<std::string, double>& values) const {
     fail(ErrorCode::kInvalid, "rmsprop_momentum cannot change: it decides how much state there is");
   }
   if (uplink_) return;  // the parent checks that for its own job
-  if (values.contains("max_norm") && !job_.choices().gated) {
+  if (values.contains("max_norm") && !job_.rules().gated) {
     fail(ErrorCode::kInvalid,
          "max_norm can be set in a job that began with one (0: none, at first): job '{}' did not",
          job_.spec().name);

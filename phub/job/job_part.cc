@@ -17,9 +17,9 @@ size_t states_of(const JobSpec& spec) { return element_bytes(spec).state / sizeo
 
 LinkLayout link_layout(const JobSpec& spec, const Plan& plan, QueueNumbers queues,
                        const RankRange& ranks) {
-  const Choices choices = choices_of(spec);
+  const JobRules rules = rules_of(spec);
   LinkLayout layout = phub::link_layout(plan, spec.max_ranks, result_format(spec),
-                                        choices.lock_step() ? 1 : spec.max_ranks);
+                                        rules.lock_step() ? 1 : spec.max_ranks);
   layout.first_rank = ranks.first;
   layout.end_rank = ranks.end;
   layout.first_queue = queues.first;
@@ -38,34 +38,26 @@ LinkLayout link_layout(const JobSpec& spec, const Plan& plan, QueueNumbers queue
   return layout;
 }
 
-std::optional<Differences> differences_of(const JobSpec& spec, const Choices& choices,
+std::optional<Differences> differences_of(const JobSpec& spec, const JobRules& rules,
                                           const Plan& plan) {
-  if (!choices.difference) return std::nullopt;
-  return Differences{.format = *choices.difference,
+  if (!rules.difference) return std::nullopt;
+  return Differences{.format = *rules.difference,
                      .stochastic = spec.rounding == RoundingMode::kStochastic,
                      .job = rounding_seed(spec.name),
                      .box_elements = plan.box_elements,
                      .worker_elements = plan.total_elements};
 }
 
-JobParameters parameters_of(const JobSpec& spec, const Choices& choices, const Plan& plan,
+JobParameters parameters_of(const JobSpec& spec, const JobRules& rules, const Plan& plan,
                             const BoxLink& link, kernels::Store store, uint64_t first_round,
                             bool has_parent) {
   return {.max_ranks = spec.max_ranks,
           .rack_ranks = spec.rack_ranks,
-          .parameter_dtype = choices.parameter_dtype,
-          .differences = differences_of(spec, choices, plan),
-          .optimizer = choices.optimizer,
+          .rules = rules,
+          .differences = differences_of(spec, rules, plan),
           .tree = has_parent ? RankTree() : RankTree(spec.groups, spec.max_ranks),
-          .mean = choices.reduction == Reduction::kMean,
-          .initial_broadcast = choices.initial == Initial::kBroadcast,
-          .on_nonfinite = choices.on_nonfinite,
-          .unused = choices.unused,
-          .work = choices.work,
           .slots_belong_to_worker = link.slots_belong_to_worker(),
-          .gated = choices.gated,
-          .lock_step = choices.lock_step(),
-          .slack = choices.consistency == Consistency::kSsp ? spec.slack : kNever,
+          .slack = rules.consistency == Consistency::kSsp ? spec.slack : kNever,
           .store = store,
           .first_round = first_round,
           .has_parent = has_parent};
@@ -90,12 +82,12 @@ uint32_t saved_ranks_of(const JobSpec& spec, const Manifest* restored) {
 void complete_spec(JobSpec& spec) {
   validate(spec);
   if (spec.max_ranks == 0) spec.max_ranks = spec.world_size;
-  const Choices choices = choices_of(spec);
+  const JobRules rules = rules_of(spec);
   for (const KeySpec& key : spec.keys) gradient_dtype(spec, key);
   const uint32_t groups = hyper_groups(spec);
   check_hyper(spec.hyper, groups);
   check_for_job(spec.hyper, spec);
-  const bool states_vary = choices.optimizer == kernels::Optimizer::kRmsprop;
+  const bool states_vary = rules.optimizer == kernels::Optimizer::kRmsprop;
   for (const HyperChange& change : spec.schedule) {
     check_hyper(change.values, groups);
     check_for_job(change.values, spec);
@@ -110,14 +102,14 @@ JobPart::JobPart(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& tran
                  QueueNumbers queues, const Rack* rack, const SwitchedJob* switched)
     : spec_(std::move(spec)),
       plan_(std::move(plan)),
-      choices_(rack ? choices_of(spec_of_sums(*spec_)) : choices_of(*spec_)),
+      rules_(rack ? rules_of(spec_of_sums(*spec_)) : rules_of(*spec_)),
       ranks_(rack ? rack->ranks : RankRange{0, spec_->max_ranks}),
       has_parent_(rack != nullptr),
       memory_(with_switch(
           total_memory(plan_, *spec_, snapshots, saved_ranks_of(*spec_, restored), rack), plan_,
           switched)),
       classes_(key_classes(*spec_)),
-      hyper_(*spec_, choices_.optimizer, classes_),
+      hyper_(*spec_, rules_.optimizer, classes_),
       takes_snapshots_(snapshots),
       switch_offer_(switched ? switched->offer : SwitchOffer()),
       link_(transport.open_job(link_layout(*spec_, plan_, queues, ranks_))) {
@@ -131,13 +123,13 @@ JobPart::JobPart(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& tran
   for (uint32_t r = ranks_.first; r < ranks_.end; ++r) {
     if (restored ? restored->ranks[r].expected : r < spec_->world_size) expected.push_back(r);
   }
-  PHUB_CHECK(switched == nullptr || (choices_.lock_step() && rack == nullptr));
+  PHUB_CHECK(switched == nullptr || (rules_.lock_step() && rack == nullptr));
   const JobParameters parameters =
-      parameters_of(*spec_, choices_, plan_, *link_, store, first_round, has_parent_);
-  if (choices_.gated && !has_parent_) {
+      parameters_of(*spec_, rules_, plan_, *link_, store, first_round, has_parent_);
+  if (rules_.gated && !has_parent_) {
     gate_ = std::make_unique<RoundGate>(
         cores_of_plan, static_cast<uint32_t>(plan_.chunks.size()),
-        choices_.on_nonfinite == OnNonFinite::kSkip,
+        rules_.on_nonfinite == OnNonFinite::kSkip,
         GateShare{.others = queues.other_boxes, .is_told = queues.first > 0});
   }
   for (uint32_t core = 0; core < cores_of_plan; ++core) {
@@ -175,7 +167,7 @@ void JobPart::connect(const Rack& rack) {
 }
 
 CoreUplink JobPart::uplink_of(uint32_t core, const Rack& rack) {
-  const uint64_t result_bytes = kernels::bytes_of(choices_.parameter_dtype);
+  const uint64_t result_bytes = kernels::bytes_of(rules_.parameter_dtype);
   const std::vector<uint64_t> sums = offsets_of_sums(rack.above);
   CoreUplink uplink{.endpoint = &uplink_->endpoint_of(core),
                     .sums = uplink_->gradients(),
@@ -207,11 +199,11 @@ void JobPart::make_arrays(uint32_t saved_ranks) {
   };
   const size_t states = has_parent_ ? 0 : states_of(*spec_);
   std::byte* results = link_->results().data();
-  const bool f32 = choices_.parameter_dtype == kernels::DType::kF32;
+  const bool f32 = rules_.parameter_dtype == kernels::DType::kF32;
   arrays_.results = results;
-  if (choices_.difference) arrays_.view = reinterpret_cast<float*>(results);
+  if (rules_.difference) arrays_.view = reinterpret_cast<float*>(results);
   arrays_.result_stride =
-      choices_.lock_step() ? 0 : plan_.box_elements * kernels::bytes_of(choices_.parameter_dtype);
+      rules_.lock_step() ? 0 : plan_.box_elements * kernels::bytes_of(rules_.parameter_dtype);
   if (memory_.master > 0) {
     arrays_.parameters = make(memory_of_arrays_[0], "parameters");
   } else if (f32) {
@@ -219,7 +211,7 @@ void JobPart::make_arrays(uint32_t saved_ranks) {
   }
   if (states > 0) arrays_.state0 = make(memory_of_arrays_[1], "optimizer state");
   if (states > 1) arrays_.state1 = make(memory_of_arrays_[2], "optimizer state");
-  if (choices_.gated && !has_parent_) arrays_.sums = make(memory_of_sums_, "sums of a gated round");
+  if (rules_.gated && !has_parent_) arrays_.sums = make(memory_of_sums_, "sums of a gated round");
   arrays_.shelves = make_shelves(shelves_, true);
   docks_.resize(spec_->branches);
   if (!takes_snapshots_ || !box_has_state(*spec_)) return;
@@ -231,7 +223,7 @@ void JobPart::make_arrays(uint32_t saved_ranks) {
   // Else the cores do it, chunk by chunk, in the first snapshot, while the ranks wait.
   for (const numa::Memory& copy : memory_of_copies_) numa::populate(copy.bytes());
   const size_t chunks = plan_.chunks.size();
-  const uint32_t ranks = choices_.lock_step() ? 0 : saved_ranks;
+  const uint32_t ranks = rules_.lock_step() ? 0 : saved_ranks;
   memory_of_clocks_ = allocate(SavedClocks::bytes(chunks, ranks), node,
                                fmt::format("clocks of job '{}'", spec_->name));
   numa::populate(memory_of_clocks_.bytes());
@@ -278,7 +270,7 @@ SavedImage JobPart::image_of_values() {
 // rank are made when it joins.
 void JobPart::publish_restored(const Manifest& saved) {
   uint64_t* const steps = saved_clocks().steps;
-  if (choices_.lock_step() && steps) take_steps(saved.steps, saved.round, steps);
+  if (rules_.lock_step() && steps) take_steps(saved.steps, saved.round, steps);
   for (const SavedShelf& shelf : saved.branches.shelves) {
     if (is_on_disk(shelf.branch, saved)) continue;
     take_steps(shelf.steps, saved.round, shelves_.steps[shelf.place - 1]);
@@ -287,22 +279,22 @@ void JobPart::publish_restored(const Manifest& saved) {
   if (steps) {
     for (const auto& core_job : core_jobs_) core_job->restore(saved_clocks(), orders);
   }
-  if (!choices_.lock_step()) return;
+  if (!rules_.lock_step()) return;
   const void* parameters = arrays_.parameters;
   if (parameters == nullptr || parameters == arrays_.results || arrays_.view) return;
   for (const ChunkLayout& chunk : plan_.chunks) {
     if (chunk.queue == kElsewhere) continue;
     const uint64_t offset = chunk.box_offset;
     kernels::convert(arrays_.parameters + offset, kernels::DType::kF32,
-                     arrays_.results + offset * kernels::bytes_of(choices_.parameter_dtype),
-                     choices_.parameter_dtype, chunk.elements);
+                     arrays_.results + offset * kernels::bytes_of(rules_.parameter_dtype),
+                     rules_.parameter_dtype, chunk.elements);
   }
 }
 
 // Out of lock-step they have a file of their own, with the clocks.
 std::vector<uint64_t> JobPart::saved_steps(uint64_t round) const {
   const uint64_t* const steps = saved_clocks().steps;
-  if (steps == nullptr || !choices_.lock_step()) return {};
+  if (steps == nullptr || !rules_.lock_step()) return {};
   std::vector<uint64_t> all = gathered(steps);
   return all == std::vector{round} ? std::vector<uint64_t>() : all;
 }

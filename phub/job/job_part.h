@@ -26,7 +26,7 @@
 #include "phub/job/rack.h"
 #include "phub/job/saved_image.h"
 #include "phub/job/switched.h"
-#include "phub/plan/choices.h"
+#include "phub/job_rules.h"
 #include "phub/plan/plan.h"
 #include "transport/control/job_spec.h"
 #include "transport/transport.h"
@@ -57,7 +57,7 @@ class JobPart {
           const SwitchedJob* switched = nullptr);
 
   const JobSpec& spec() const { return *spec_; }
-  const Choices& choices() const { return choices_; }
+  const JobRules& rules() const { return rules_; }
   const Plan& plan() const { return plan_; }
   const NodeMemory& memory() const { return memory_; }
   BoxLink& link() { return *link_; }
@@ -153,7 +153,7 @@ class JobPart {
 
   const std::shared_ptr<const JobSpec> spec_;  // with a million keys it has 300 MB
   const Plan plan_;
-  const Choices choices_;  // those for this box
+  const JobRules rules_;  // those for this box
   const RankRange ranks_;
   const bool has_parent_;
   const NodeMemory memory_;

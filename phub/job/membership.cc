@@ -30,14 +30,14 @@ std::string taken_rack_text(const JobSpec& spec, uint32_t rank) {
 Membership::Membership(const JobSpec& spec, uint32_t cores, uint32_t chunks,
                        const RankRange& served)
     : spec_(spec),
-      choices_(choices_of(spec)),
+      rules_(rules_of(spec)),
       cores_(cores),
       chunks_(chunks),
       served_(served),
       ranks_(spec.max_ranks),
       log_(chunks),
       decisions_(spec) {
-  min_round_ = choices_.initial == Initial::kBroadcast ? 0 : 1;
+  min_round_ = rules_.initial_broadcast() ? 0 : 1;
   for (uint32_t r = served.first; r < std::min(served.end, spec.world_size); ++r) {
     ranks_[r].expected = true;
     ranks_[r].first = true;

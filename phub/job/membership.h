@@ -17,7 +17,7 @@
 #include "phub/core/messages.h"
 #include "phub/job/decisions.h"
 #include "phub/job/membership_log.h"
-#include "phub/plan/choices.h"
+#include "phub/job_rules.h"
 #include "transport/control/messages.h"
 #include "transport/error.h"
 
@@ -211,7 +211,7 @@ class Membership {
   uint32_t first_ranks() const;
 
   const JobSpec& spec_;
-  const Choices choices_;
+  const JobRules rules_;
   const uint32_t cores_;
   const uint32_t chunks_;
   const RankRange served_;

@@ -118,7 +118,7 @@ void Membership::build_boundary() {
 // round started_ and may have its result, of the next one it may not. So it is with the last round
 // of those that are gone.
 uint64_t Membership::first_unbegun_round() const {
-  if (choices_.lock_step()) return boundary_.round + 1;
+  if (rules_.lock_step()) return boundary_.round + 1;
   uint64_t pushed = started_;
   for (const Rank& rank : ranks_) pushed = std::max(pushed, rank.last_round);
   return std::max(boundary_.round, pushed + 1) + 1;
@@ -127,7 +127,7 @@ uint64_t Membership::first_unbegun_round() const {
 // The first round that the cores do not complete without a successor.
 uint64_t Membership::expected_again(const Loss& loss) const {
   if (!assembled_ && ranks_[loss.rank].first) return boundary_.round;
-  return !loss.lost || choices_.on_loss == OnLoss::kShrink ? kNever : started_ + 1;
+  return !loss.lost || rules_.on_loss == OnLoss::kShrink ? kNever : started_ + 1;
 }
 
 void Membership::committed(const CoreReport& report, Ms now) {
@@ -194,7 +194,7 @@ void Membership::finish_joins(Ms now) {
                         .incarnation = r.incarnation,
                         .token = join.token,
                         .first_round = r.first_round,
-                        .send_initial = choices_.initial == Initial::kBroadcast && join.rank == 0 &&
+                        .send_initial = rules_.initial_broadcast() && join.rank == 0 &&
                                         committed_min_round_ == 0});
   }
   current_joins_.clear();
@@ -219,15 +219,15 @@ void Membership::after_losses(Ms now) {
     if (!loss.lost || (!assembled_ && r.first)) continue;
     const std::string who = fmt::format("rank {} (incarnation {}) was lost in round {}: {}",
                                         loss.rank, r.incarnation, boundary_.round, loss.reason);
-    if (loss.rank == 0 && committed_min_round_ == 0 && choices_.on_loss != OnLoss::kWait) {
+    if (loss.rank == 0 && committed_min_round_ == 0 && rules_.on_loss != OnLoss::kWait) {
       return fail_job(ErrorCode::kRankLost,
                       who + "; it had not sent the initial parameters of every key yet");
     }
-    if (choices_.on_loss == OnLoss::kFail && fail_after_ == kNever) {
+    if (rules_.on_loss == OnLoss::kFail && fail_after_ == kNever) {
       fail_after_ = started_;
       fail_message_ = who;
       pause_until_ = now + spec_.lease_ms;
-    } else if (choices_.on_loss == OnLoss::kWait && assembled_) {
+    } else if (rules_.on_loss == OnLoss::kWait && assembled_) {
       pause_until_ = std::max(pause_until_, now + spec_.wait_limit_ms);
     }
   }

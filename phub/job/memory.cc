@@ -9,7 +9,7 @@
 #include "phub/core/hyper.h"
 #include "phub/core/round_gate.h"
 #include "phub/job/membership_log.h"
-#include "phub/plan/choices.h"
+#include "phub/job_rules.h"
 #include "phub/text_table.h"
 #include "transport/error.h"
 #include "transport/shm/format.h"
@@ -23,7 +23,7 @@ constexpr uint64_t kPlanBytes = sizeof(ChunkLayout) + sizeof(uint32_t);  // a ch
 }  // namespace
 
 bool box_has_state(const JobSpec& spec) {
-  return !choices_of(spec).lock_step() || element_bytes(spec).optimized;
+  return !rules_of(spec).lock_step() || element_bytes(spec).optimized;
 }
 
 size_t optimized_arrays_of(const JobSpec& spec) {
@@ -31,7 +31,7 @@ size_t optimized_arrays_of(const JobSpec& spec) {
 }
 
 size_t saved_arrays_of(const JobSpec& spec) {
-  const size_t views = choices_of(spec).difference ? 1 : 0;
+  const size_t views = rules_of(spec).difference ? 1 : 0;
   return box_has_state(spec) ? optimized_arrays_of(spec) + views : 0;
 }
 
@@ -45,8 +45,8 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
   const uint64_t ranks_here = rack ? rack->ranks.size() : ranks;
   const uint64_t classes = key_classes(spec).classes.size();
   const uint32_t levels = RankTree(spec.groups, static_cast<uint32_t>(ranks)).levels();
-  const Choices choices = choices_of(spec);
-  const bool lock_step = choices.lock_step();
+  const JobRules rules = rules_of(spec);
+  const bool lock_step = rules.lock_step();
   const bool copies = snapshots && box_has_state(spec);
   const size_t saved = saved_arrays_of(spec), optimized = optimized_arrays_of(spec);
   const bool lazy = std::ranges::any_of(spec.keys, &KeySpec::lazy);
@@ -62,7 +62,7 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
         (lock_step ? 1 : ranks) * (element.parameter + element.difference) * elements;
     node.master += element.master * elements;
     node.state += element.state * elements;
-    if (choices.gated && !rack) node.sums += sizeof(float) * elements;
+    if (rules.gated && !rack) node.sums += sizeof(float) * elements;
     if (rack) {
       const uint64_t above = rack->above.box_slot(chunk);
       node.sums += (sizeof(float) + element.parameter) * above;
@@ -96,8 +96,8 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
                                                     .levels = levels,
                                                     .places = 1 + 2 * uint64_t{spec.branches},
                                                     .lock_step = lock_step,
-                                                    .gated = choices.gated,
-                                                    .differences = choices.difference.has_value(),
+                                                    .gated = rules.gated,
+                                                    .differences = rules.difference.has_value(),
                                                     .lazy = lazy,
                                                     .of_racks = !spec.rack_ranks.empty(),
                                                     .has_parent = rack != nullptr});
@@ -110,8 +110,8 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
   uint64_t& control = nodes.begin()->second.bookkeeping;
   control += spec_memory(spec, classes);
   control += 2 * uint64_t{spec.branches} * hyper_groups(spec) * sizeof(kernels::Hyper);
-  if (choices.gated && !rack) control += RoundGate::bytes(plan.cores.size(), plan.chunks.size());
-  if (choices.on_nonfinite == OnNonFinite::kExclude) {
+  if (rules.gated && !rack) control += RoundGate::bytes(plan.cores.size(), plan.chunks.size());
+  if (rules.on_nonfinite == OnNonFinite::kExclude) {
     control += MembershipLog::gathering_bytes(plan.chunks.size(), ranks);
   }
   std::vector<NodeMemory> result;

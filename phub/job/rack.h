@@ -11,7 +11,7 @@
 #include <functional>
 #include <memory>
 
-#include "phub/plan/choices.h"
+#include "phub/job_rules.h"
 #include "transport/control/job_spec.h"
 #include "transport/control/rank_tree.h"
 #include "transport/layout.h"

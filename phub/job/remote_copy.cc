@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "phub/job/memory.h"
-#include "phub/plan/choices.h"
+#include "phub/job_rules.h"
 #include "transport/box_memory.h"
 
 namespace phub {
@@ -15,7 +15,7 @@ RemoteCopy::Size RemoteCopy::size_of(const Plan& plan, uint32_t box, const JobSp
   const uint64_t ranks = std::max<uint64_t>(spec.max_ranks, saved_ranks);
   Size size{.arrays = saved_arrays_of(spec),
             .chunks = plan.chunks.size(),
-            .clock_ranks = choices_of(spec).lock_step() ? 0 : static_cast<uint32_t>(ranks),
+            .clock_ranks = rules_of(spec).lock_step() ? 0 : static_cast<uint32_t>(ranks),
             .shelves = spec.branches,
             .arrays_of_shelf = optimized_arrays_of(spec)};
   for (const ChunkLayout& chunk : plan.chunks) {  // as part_of() counts them

@@ -14,7 +14,7 @@ namespace {
 uint64_t walk_ms(const Job& job) {
   constexpr uint64_t kChunksPerMs = 1600;
   const uint64_t ranks = job.spec().max_ranks;
-  const uint64_t words = job.choices().lock_step() ? bit_words(ranks) : (ranks + 7) / 8;
+  const uint64_t words = job.rules().lock_step() ? bit_words(ranks) : (ranks + 7) / 8;
   return job.plan().chunks.size() * words / (kChunksPerMs * job.cores());
 }
 

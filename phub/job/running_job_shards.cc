@@ -87,7 +87,7 @@ size_t RunningJob::lose_shard(uint64_t shard) {
                           host_.time.now_ms());
   }
   carry_out();
-  const bool waits = life_.epoch > 0 && job_->choices().on_loss == OnLoss::kWait;
+  const bool waits = life_.epoch > 0 && job_->rules().on_loss == OnLoss::kWait;
   return waits ? job_->boxes() - 1 : 0;
 }
 

@@ -156,7 +156,7 @@ void SaveDesk::at_boundary(Boundary& boundary) {
   copying_round_ = boundary.round - 1;
   if (has_parts) {
     const uint64_t every = host_.checkpoints->every();
-    const uint64_t first = job_.choices().lock_step()
+    const uint64_t first = job_.rules().lock_step()
                                ? boundary.round
                                : std::max(boundary.round, membership_.started() + 1);
     copying_round_ = (first + every - 1) / every * every;

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <string_view>
 
-#include "phub/plan/choices.h"
+#include "phub/job_rules.h"
 #include "transport/error.h"
 
 namespace phub {

@@ -9,7 +9,7 @@
 
 #include "phub/background.h"
 #include "phub/job/saved_files.h"
-#include "phub/plan/choices.h"
+#include "phub/job_rules.h"
 #include "transport/error.h"
 
 namespace phub {

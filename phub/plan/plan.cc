@@ -9,7 +9,7 @@
 #include <numeric>
 #include <string_view>
 
-#include "phub/plan/choices.h"
+#include "phub/job_rules.h"
 #include "transport/error.h"
 #include "transport/wire.h"
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "phub/plan/choices.h"
+#include "phub/job_rules.h"
 #include "phub/plan/plan.h"
 #include "transport/error.h"
 
@@ -108,21 +108,21 @@ uint64_t chunks_on(const Plan& plan, const CorePlan& core) {
 uint64_t ranks_of(const JobSpec& spec) { return std::max({spec.max_ranks, spec.world_size, 1u}); }
 
 ElementBytes element_bytes(const JobSpec& spec) {
-  const Choices choices = choices_of(spec);
+  const JobRules rules = rules_of(spec);
   // The only hyperparameter that decides how much state there is.
-  kernels::Hyper hyper = kernels::default_hyper(choices.optimizer);
+  kernels::Hyper hyper = kernels::default_hyper(rules.optimizer);
   const auto momentum = spec.hyper.find("rmsprop_momentum");
   if (momentum != spec.hyper.end()) hyper.rmsprop_momentum = momentum->second;
 
   ElementBytes bytes;
-  bytes.parameter = kernels::bytes_of(choices.parameter_dtype);
-  bytes.optimized = choices.optimizer != kernels::Optimizer::kNone;
-  bytes.difference = choices.difference ? kDifferenceBytes : 0;
+  bytes.parameter = kernels::bytes_of(rules.parameter_dtype);
+  bytes.optimized = rules.optimizer != kernels::Optimizer::kNone;
+  bytes.difference = rules.difference ? kDifferenceBytes : 0;
   // In SSP and async a copy is written back.
-  const bool is_view = choices.difference || choices.parameter_dtype != kernels::DType::kF32;
-  const bool has_master = !choices.lock_step() || (bytes.optimized && is_view);
+  const bool is_view = rules.difference || rules.parameter_dtype != kernels::DType::kF32;
+  const bool has_master = !rules.lock_step() || (bytes.optimized && is_view);
   bytes.master = has_master ? sizeof(float) : 0;
-  bytes.state = sizeof(float) * kernels::state_arrays(choices.optimizer, hyper);
+  bytes.state = sizeof(float) * kernels::state_arrays(rules.optimizer, hyper);
   return bytes;
 }
 

@@ -100,7 +100,7 @@ std::shared_ptr<JobPart> ServedPart::make_part(const ShardPart& order) {
   validate(order.spec);
   Transport& transport = host_.machine.transport_named(order.transport);
   if (transport.shares_memory()) refuse_order("memory that is shared");
-  if (choices_of(order.spec).gated && order.first_queue == 0) {
+  if (rules_of(order.spec).gated && order.first_queue == 0) {
     refuse_order("rounds that are applied as a whole, and the first queue");
   }
   if (order.first_queue > order.all_queues ||

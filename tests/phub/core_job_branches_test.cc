@@ -23,8 +23,8 @@ constexpr uint32_t kChunks = 5, kElements = 64, kShelves = 2;
 // Results in f32 are the parameters themselves; in 16 bits they have memory of their own.
 Rig::Options options(kernels::DType results = kernels::DType::kF32) {
   return {.parameters = {.max_ranks = 3,
-                         .parameter_dtype = results,
-                         .optimizer = kernels::Optimizer::kMomentum},
+                         .rules = {.optimizer = kernels::Optimizer::kMomentum,
+                                   .parameter_dtype = results}},
           .chunks = kChunks,
           .elements = kElements,
           .snapshots = true,

@@ -128,7 +128,7 @@ TEST(CoreClocks, WhoHasNotComeWaitsForNobody) {
   )");
 }
 
-const JobParameters kSsp{.max_ranks = 3, .lock_step = false, .slack = 0};
+const JobParameters kSsp{.max_ranks = 3, .rules = {.consistency = Consistency::kSsp}, .slack = 0};
 
 // However a boundary ends, nobody writes to the memory of those that it takes out, and the log has
 // what they took part in.
@@ -286,8 +286,8 @@ TEST(CoreClocks, WhoComesAfterOneThatWasDoingRoundsAgainDoesTheRest) {
 // Reports that nobody takes hold up chunks, and nothing else: a rank may break at any time.
 TEST(CoreJobClocks, ExclusionsLeaveRoomForRanksThatBreak) {
   JobParameters parameters = {.max_ranks = 3};
-  parameters.lock_step = false;
-  parameters.on_nonfinite = OnNonFinite::kExclude;
+  parameters.rules.consistency = Consistency::kSsp;
+  parameters.rules.on_nonfinite = OnNonFinite::kExclude;
   CoreJobRig rig({.parameters = parameters, .chunks = 200});
   rig.take_reports();
   for (uint32_t c = 0; c < 200; ++c) {

@@ -78,9 +78,9 @@ void push_round(Rig& rig, const Case& one, uint64_t round) {
 
 // In a thread that has the name of a core's. Returns how many results went out.
 size_t run_case(const Case& one, uint64_t& calls) {
-  RoundGate gate(1, kChunks, one.parameters.on_nonfinite == OnNonFinite::kSkip);
+  RoundGate gate(1, kChunks, one.parameters.rules.on_nonfinite == OnNonFinite::kSkip);
   Rig::Options options{.parameters = one.parameters, .chunks = kChunks};
-  if (one.parameters.gated) {
+  if (one.parameters.rules.gated) {
     options.make_lock_step = [&gate](const Stages& stages) {
       return std::make_unique<Gated>(stages, gate, 0);
     };

@@ -111,12 +111,12 @@ struct BasicCoreJobRig {
     const JobParameters& p = options_.parameters;
     const size_t total = size_t{options_.chunks} * stride();
     slots.assign(p.max_ranks, std::vector<std::byte>(total * kernels::bytes_of(options_.dtype)));
-    const size_t copies = p.lock_step ? 1 : p.max_ranks;
-    results.assign(copies * total * kernels::bytes_of(p.parameter_dtype), std::byte{0});
+    const size_t copies = p.rules.lock_step() ? 1 : p.max_ranks;
+    results.assign(copies * total * kernels::bytes_of(p.rules.parameter_dtype), std::byte{0});
     parameters.assign(total, 0);
     for (auto* array : {&state, &copy_parameters, &copy_state}) array->assign(total, 0);
-    sums.assign(p.gated ? total : 0, 0);
-    hyper = {{.from_round = 0, .values = kernels::default_hyper(p.optimizer)}};
+    sums.assign(p.rules.gated ? total : 0, 0);
+    hyper = {{.from_round = 0, .values = kernels::default_hyper(p.rules.optimizer)}};
     hyper.front().values.lr = 1;
     std::vector<CoreChunk> chunks;
     for (uint32_t i = 0; i < options_.chunks; ++i) {
@@ -134,15 +134,16 @@ struct BasicCoreJobRig {
       chunks.push_back(chunk);
     }
     copy_steps.assign(options_.snapshots ? options_.chunks : 0, 0);
-    copy_clocks.assign(p.lock_step ? 0 : copy_steps.size() * p.max_ranks, 0);
+    copy_clocks.assign(p.rules.lock_step() ? 0 : copy_steps.size() * p.max_ranks, 0);
     make_shelves(shelves, total);
     if (options_.snapshots) make_shelves(copied_shelves, total);
-    const bool in_results = p.lock_step && p.parameter_dtype == kernels::DType::kF32;
+    const bool in_results = p.rules.lock_step() && p.rules.parameter_dtype == kernels::DType::kF32;
     job = std::make_unique<CoreJob>(
         0, p,
         JobArrays{
             .results = results.data(),
-            .result_stride = p.lock_step ? 0 : total * kernels::bytes_of(p.parameter_dtype),
+            .result_stride =
+                p.rules.lock_step() ? 0 : total * kernels::bytes_of(p.rules.parameter_dtype),
             .parameters = in_results ? reinterpret_cast<float*>(results.data()) : parameters.data(),
             .state0 = state.data(),
             .sums = sums.data(),
@@ -176,7 +177,7 @@ struct BasicCoreJobRig {
   }
   // Of snapshots.
   SavedClocks saved_clocks() {
-    if (options_.parameters.lock_step) return {.steps = copy_steps.data()};
+    if (options_.parameters.rules.lock_step()) return {.steps = copy_steps.data()};
     return {.steps = copy_steps.data(),
             .latest = copy_clocks.data(),
             .ranks = options_.parameters.max_ranks};

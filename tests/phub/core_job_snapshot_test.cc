@@ -22,7 +22,7 @@ const std::vector<uint32_t> kRanks = {0, 1, 2};
 constexpr uint32_t kChunks = 9;
 
 Rig::Options options() {
-  return {.parameters = {.max_ranks = 3, .optimizer = kernels::Optimizer::kMomentum},
+  return {.parameters = {.max_ranks = 3, .rules = {.optimizer = kernels::Optimizer::kMomentum}},
           .chunks = kChunks,
           .snapshots = true};
 }

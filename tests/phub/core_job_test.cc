@@ -354,7 +354,7 @@ TEST(CoreJob, APayloadOfRowsSaysHowLongItIs) {
 
 // Who has the result before gets nothing of one that is the same; who comes gets all of it.
 TEST(CoreJob, AResultThatIsTheSameIsSentToNobodyWhoHasIt) {
-  Rig rig({.parameters = {.max_ranks = 3, .optimizer = kernels::Optimizer::kSgd},
+  Rig rig({.parameters = {.max_ranks = 3, .rules = {.optimizer = kernels::Optimizer::kSgd}},
            .chunks = 1,
            .form = kernels::SlotForm::kRows,
            .columns = 16,

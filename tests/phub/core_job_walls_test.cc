@@ -25,8 +25,8 @@ constexpr uint32_t kRanks = 3, kChunks = 4, kElements = 64, kShelves = 2;
 
 Rig::Options options(uint64_t slack) {
   return {.parameters = {.max_ranks = kRanks,
-                         .optimizer = kernels::Optimizer::kSgd,
-                         .lock_step = false,
+                         .rules = {.optimizer = kernels::Optimizer::kSgd,
+                                   .consistency = Consistency::kSsp},
                          .slack = slack},
           .chunks = kChunks,
           .elements = kElements,

@@ -138,7 +138,7 @@ inline bool JobWords::set_number(const std::string& name, const std::string& val
       {"ranks", [&] { options.expected = list_of(value); }},
       {"chunks", [&] { options.chunks = number(); }},
       {"elements", [&] { options.elements = number(); }},
-      {"slack", [&] { p.lock_step = false, p.slack = number(); }},
+      {"slack", [&] { p.rules.consistency = Consistency::kSsp, p.slack = number(); }},
       {"first", [&] { p.first_round = number(); }},
       {"shelves", [&] { options.shelves = number(); }},
       {"groups", [&] { p.tree = RankTree(value, p.max_ranks); }},
@@ -163,19 +163,19 @@ inline bool JobWords::set_word(const std::string& name, const std::string& value
       {"nobody", [&] { everybody = false; }},
       {"f16", [&] { options.dtype = kernels::DType::kF16; }},
       {"bf16", [&] { options.dtype = kernels::DType::kBF16; }},
-      {"mean", [&] { p.mean = true; }},
-      {"sgd", [&] { p.optimizer = kernels::Optimizer::kSgd; }},
-      {"momentum", [&] { p.optimizer = kernels::Optimizer::kMomentum; }},
-      {"half-momentum", [&] { p.optimizer = kernels::Optimizer::kMomentum, momentum = 0.5; }},
-      {"async", [&] { p.lock_step = false; }},
-      {"unused=skip", [&] { p.unused = Unused::kSkip; }},
-      {"nan=stop", [&] { p.on_nonfinite = OnNonFinite::kStop; }},
-      {"nan=exclude", [&] { p.on_nonfinite = OnNonFinite::kExclude; }},
-      {"nan=skip", [&] { p.on_nonfinite = OnNonFinite::kSkip; }},
-      {"gated", [&] { p.gated = true; }},
-      {"nan=pass", [&] { p.on_nonfinite = OnNonFinite::kPass; }},
+      {"mean", [&] { p.rules.reduction = Reduction::kMean; }},
+      {"sgd", [&] { p.rules.optimizer = kernels::Optimizer::kSgd; }},
+      {"momentum", [&] { p.rules.optimizer = kernels::Optimizer::kMomentum; }},
+      {"half-momentum", [&] { p.rules.optimizer = kernels::Optimizer::kMomentum, momentum = 0.5; }},
+      {"async", [&] { p.rules.consistency = Consistency::kAsync; }},
+      {"unused=skip", [&] { p.rules.unused = Unused::kSkip; }},
+      {"nan=stop", [&] { p.rules.on_nonfinite = OnNonFinite::kStop; }},
+      {"nan=exclude", [&] { p.rules.on_nonfinite = OnNonFinite::kExclude; }},
+      {"nan=skip", [&] { p.rules.on_nonfinite = OnNonFinite::kSkip; }},
+      {"gated", [&] { p.rules.gated = true; }},
+      {"nan=pass", [&] { p.rules.on_nonfinite = OnNonFinite::kPass; }},
       {"workers-own", [&] { p.slots_belong_to_worker = true; }},
-      {"initial", [&] { p.initial_broadcast = true; }},
+      {"initial", [&] { p.rules.initial = Initial::kBroadcast; }},
       {"snapshots", [&] { options.snapshots = true; }},
       {"pending", [&] { way = kDeferred; }},
       {"switch", [&] { way = kSwitch; }},
@@ -256,8 +256,9 @@ class ScriptRig : public Ways, public CoreJobRig {
       };
     } else if (words.way == JobWords::kSwitch) {
       return rig.behind.emplace().before(options);
-    } else if (options.parameters.gated) {
-      rig.gate.emplace(1, options.chunks, options.parameters.on_nonfinite == OnNonFinite::kSkip);
+    } else if (options.parameters.rules.gated) {
+      rig.gate.emplace(1, options.chunks,
+                       options.parameters.rules.on_nonfinite == OnNonFinite::kSkip);
       options.make_lock_step = [&rig](const Stages& stages) {
         return std::make_unique<Gated>(stages, *rig.gate, 0);
       };

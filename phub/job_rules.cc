@@ -1,4 +1,4 @@
-#include "phub/plan/choices.h"
+#include "phub/job_rules.h"
 
 #include <algorithm>
 
@@ -29,7 +29,7 @@ std::optional<kernels::DType> parse_result_format(std::string_view name) {
 
 }  // namespace
 
-Choices choices_of(const JobSpec& spec) {
+JobRules rules_of(const JobSpec& spec) {
   const kernels::DType parameters =
       kernel_choice("parameter_dtype", spec.parameter_dtype, parse_result_format, kLastType);
   const bool plain = kernels::is_plain(parameters);

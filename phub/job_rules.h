@@ -1,0 +1,40 @@
+// The options of a job that say how a round is made, from the spec that it was created with. The
+// plan, the job, and the stages of a core all read these.
+#pragma once
+
+#include <optional>
+
+#include "kernels/fold.h"
+#include "kernels/kernels.h"
+#include "transport/control/choices.h"
+#include "transport/control/job_spec.h"
+
+namespace phub {
+
+struct JobRules {
+  kernels::Optimizer optimizer = kernels::Optimizer::kNone;
+  kernels::DType parameter_dtype = kernels::DType::kF32;  // the format of results in memory
+  std::optional<kernels::DType> difference = {};  // results are differences in this coded format
+  Consistency consistency = Consistency::kBsp;
+  Reduction reduction = Reduction::kSum;
+  Work work = Work::kAll;
+  Initial initial = Initial::kZeros;
+  OnLoss on_loss = OnLoss::kShrink;
+  OnNonFinite on_nonfinite = OnNonFinite::kStop;
+  Unused unused = Unused::kZero;
+  bool gated = false;  // rounds are applied as a whole: max_norm is given, or rounds may be skipped
+
+  // False: every contribution is an update of its own (phub/core/clocked.h).
+  bool lock_step() const { return consistency == Consistency::kBsp; }
+  bool mean() const { return reduction == Reduction::kMean; }
+  bool initial_broadcast() const { return initial == Initial::kBroadcast; }
+};
+
+// Throws Error(kInvalid), which names the field, the allowed words and the given one.
+JobRules rules_of(const JobSpec& spec);
+// The format of a key's gradients, or of their factors. Throws likewise.
+kernels::DType gradient_dtype(const JobSpec& spec, const KeySpec& key);
+// The operation in place of an addition for its contributions, if there is one. Throws likewise.
+kernels::Fold fold_of(const KeySpec& key);
+
+}  // namespace phub
