@@ -209,10 +209,10 @@ TEST(CoreClocks, ASnapshotSaysWhichUpdatesItsChunksHave) {
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
     SCOPED_TRACE(fmt::format("PHUB_SEED={}", seed));
     std::mt19937_64 random(seed);
-    const JobParameters parameters{.max_ranks = 3,
-                                   .optimizer = kernels::Optimizer::kSgd,
-                                   .lock_step = false,
-                                   .slack = random() % 2 == 0 ? 3 : kNever};
+    const JobParameters parameters{
+        .max_ranks = 3,
+        .rules = {.optimizer = kernels::Optimizer::kSgd, .consistency = Consistency::kSsp},
+        .slack = random() % 2 == 0 ? 3 : kNever};
     constexpr uint32_t kChunks = 5;
     CoreJobRig rig({.parameters = parameters, .chunks = kChunks, .snapshots = true});
     std::vector<uint64_t> clocks(size_t{kChunks} * 3);

@@ -152,10 +152,11 @@ TEST(CoreJobMemory, IsWhatWasCounted) {
     for (CoreChunk& chunk : chunks) chunk.elements = static_cast<uint32_t>(size.largest_chunk);
     const auto job = std::make_unique<CoreJob>(
         0,
-        JobParameters{.max_ranks = static_cast<uint32_t>(size.max_ranks),
-                      .differences = differences,
-                      .tree = RankTree(groups, 1024),
-                      .lock_step = size.lock_step},
+        JobParameters{
+            .max_ranks = static_cast<uint32_t>(size.max_ranks),
+            .rules = {.consistency = size.lock_step ? Consistency::kBsp : Consistency::kSsp},
+            .differences = differences,
+            .tree = RankTree(groups, 1024)},
         JobArrays{.shelves = {.arrays = arrays, .steps = steps, .each = 1}}, std::move(chunks),
         endpoint, HyperView{.schedule = hyper, .changes = {}, .scales = scales}, expected,
         static_cast<uint32_t>(size.queues));
