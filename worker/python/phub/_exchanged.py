@@ -295,7 +295,7 @@ def has_steps(parameters: Sequence[Exchanged], state: Mapping[Any, Mapping[str, 
     """Whether the optimizer has made any."""
     of_them = (state.get(each.tensor, {}) for each in parameters)
     return any(
-        int(each["step"]) > 0 if "step" in each else each.get("momentum_buffer") is not None
+        int(each["step"]) > 0 if "step" in each else any(a is not None for a in each.values())
         for each in of_them
     )
 
