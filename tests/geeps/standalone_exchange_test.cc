@@ -297,7 +297,7 @@ TEST(StandaloneExchange, WhatItCannotDoIsRefused) {
     return error_of(ErrorCode::kInvalid, [&] { StandaloneExchange(spec, initial); });
   };
   EXPECT_THAT(refusal([](JobSpec& s) { s.world_size = 2; }), HasSubstr("2 workers"));
-  EXPECT_THAT(refusal([](JobSpec& s) { s.optimizer = "lion"; }), HasSubstr("'lion'"));
+  EXPECT_THAT(refusal([](JobSpec& s) { s.optimizer = "adamax"; }), HasSubstr("'adamax'"));
   EXPECT_THAT(refusal([](JobSpec& s) { s.gradient_dtype = "bf16"; }), HasSubstr("bf16"));
   EXPECT_THAT(refusal([](JobSpec& s) { s.parameter_dtype = "f16"; }), HasSubstr("f16"));
   EXPECT_THAT(refusal([](JobSpec& s) { s.work = "sum"; }), HasSubstr("work"));

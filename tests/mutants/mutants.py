@@ -2116,7 +2116,21 @@ MUTANTS = [
            "hyper.is_new = false;\n", "hyper.is_new = true;\n", ("phub/membership_test", "racks")),
     Mutant("decided-far: a change may be made for any round", "phub/job/decisions.cc",
            "if (round <= rounds.boundary + kFarthestDecision) return;", "if (round > 0) return;",
-           ("phub/membership_test", "worker/hyper_change_test")),
+           ("phub/membership_test",)),
     Mutant("decided-kept: values of an earlier round are compared with those of a later one", "phub/job/decisions.cc",
            "if (hyper.change.round > last_) of_last_.clear();", "", ("phub/membership_test", "racks")),
+
+    # FSDP.
+    Mutant("fsdp-late: a mean comes late where FSDP adds it to a gradient", "worker/python/phub/fsdp.py",
+           "        and all(p.grad is None for p in parameters)\n", "",
+           ("python/test_around.py:mean_is_waited",)),
+    Mutant("fsdp-late: a mean comes late where FSDP divides it", "worker/python/phub/fsdp.py",
+           'getattr(groups[0], "force_sum_reduction_for_comms", True)', "False",
+           ("python/test_around.py:mean_is_waited",)),
+    Mutant("fsdp-late: a mean comes after a hook of the parameter", "worker/python/phub/fsdp.py",
+           '        and not any(getattr(p, "_post_accumulate_grad_hooks", None) for p in parameters)\n', "",
+           ("python/test_around.py:mean_is_waited",)),
+    Mutant("fsdp-late: a mean of another type is lost", "worker/python/phub/fsdp.py",
+           "if mine.data_ptr() != mean.data_ptr():", "if False:",
+           ("python/test_around.py:mean_is_waited",)),
 ]

@@ -94,13 +94,15 @@ Hyper scheduled(Hyper hyper) {
   return hyper;
 }
 
-// Parameters after three rounds, from gradients that differ and parameters that are not zero.
+// Parameters and state after three rounds, from gradients that differ, one of them in its sign, and
+// parameters that are not zero.
 std::vector<float> train(Optimizer optimizer, Hyper hyper) {
   const Hyper of_job = hyper;
   std::vector<float> parameters = {0.5f, -1.25f, 3, 0.01f}, state0(4), state1(4);
   for (uint64_t round = 1; round <= 3; ++round) {
     hyper.lr = kernels::learning_rate(of_job, round);
-    const std::vector<float> gradient = {0.3f * static_cast<float>(round), -0.7f, 1e-9f, 2};
+    const float turning = round == 3 ? 0.05f : -0.7f;
+    const std::vector<float> gradient = {0.3f * static_cast<float>(round), turning, 1e-9f, 2};
     const void* slot = gradient.data();
     std::vector<float> sum(4);
     kernels::sum({&slot, 1}, kernels::DType::kF32, static_cast<float>(1 / hyper.grad_scale),
@@ -114,6 +116,7 @@ std::vector<float> train(Optimizer optimizer, Hyper hyper) {
                       state0.data(), state1.data(), 4, nullptr, kernels::DType::kF32,
                       kernels::Store::kCached);
   }
+  parameters.insert(parameters.end(), state0.begin(), state0.end());
   return parameters;
 }
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
@@ -61,7 +63,9 @@ class FSDPState:
         self._broadcast()
         for name, module in model.named_modules():
             if (name or "model") in self._parameters and isinstance(module, FSDPModule):
-                module.set_all_reduce_hook(functools.partial(self._exchange, name or "model"))
+                hook = functools.partial(self._exchange, name or "model", module)
+                module.set_all_reduce_hook(hook)
+        self._late: dict[str, torch.Tensor] = {}  # by key: gradients whose mean is on its way
         found = ((key, p) for key, of_key in self._parameters.items() for p in of_key)
         named = {f"{key}[{number}]": p for number, (key, p) in enumerate(found)}
         self._watch = Watch(self.worker.job, named, "phub's hook", _REMEDY)
@@ -94,22 +98,68 @@ class FSDPState:
                 mine = p.to_local()
                 mine.copy_(result[at : at + mine.numel()].view(mine.shape))
 
-    def _exchange(self, key: str, gradients: torch.Tensor) -> None:
-        """The hook: the shards' gradients, one after another, become the mean of the replicas'."""
+    @torch.no_grad()
+    def _exchange(self, key: str, module: FSDPModule, gradients: torch.Tensor) -> None:
+        """The hook: the shards' gradients, one after another, become the mean of the replicas'.
+
+        It waits for the mean only if somebody reads it before the end of backward().
+        """
         self._watch.end()
         if gradients.numel() != self._elements[key]:
             raise RuntimeError(
                 f"'{key}' has gradients of {gradients.numel()} elements, and its parameters are "
                 f"{self._elements[key]}: every parameter must have a gradient in every step"
             )
+        if self._late.pop(key, None) is not None:  # of a backward() that failed
+            self.worker.wait(key)
         slot = tensor_over(self.worker.gradient(key), DTYPES[self.worker.gradient_dtype(key)])
         slot.copy_(gradients)
         self.worker.push(key)
-        self.worker.wait(key)
-        gradients.copy_(self._result(key))
+        if _is_read_late(module, self._parameters[key], gradients.dtype):
+            self._late[key] = gradients
+            Variable._execution_engine.queue_callback(self._finish)
+        else:
+            self.worker.wait(key)
+            gradients.copy_(self._result(key))
+
+    @torch.no_grad()
+    def _finish(self) -> None:
+        """At the end of a backward(): parameters get the means that have not been waited for."""
+        while self._late:
+            key = next(iter(self._late))
+            self.worker.wait(key)
+            gradients = self._late.pop(key).copy_(self._result(key))
+            parameters = self._parameters[key]
+            for at, p in zip(_places(parameters), parameters, strict=True):
+                assert isinstance(p.grad, DTensor)
+                mine = p.grad.to_local()
+                mean = gradients[at : at + mine.numel()].view(mine.shape)
+                if mine.data_ptr() != mean.data_ptr():  # it has another type
+                    mine.copy_(mean)
 
     def _result(self, key: str) -> torch.Tensor:
         return tensor_over(self.worker.parameters(key))
+
+
+def _is_read_late(module: FSDPModule, parameters: list[DTensor], dtype: torch.dtype) -> bool:
+    """Whether nobody reads what the hook leaves in the gradients before backward() ends.
+
+    FSDP divides float16 afterwards, and sums that set_force_sum_reduction_for_comms() asks for. It
+    adds the mean to gradients that are there, and calls hooks of its parameters.
+    """
+    state: Any = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None) or [
+        getattr(state, "_fsdp_param_group", None)
+    ]
+    if len(groups) != 1 or getattr(groups[0], "force_sum_reduction_for_comms", True):
+        return False
+    theirs = [each.sharded_param for each in groups[0].fsdp_params]
+    return (
+        dtype in (torch.float32, torch.bfloat16)
+        and [id(p) for p in theirs if p.requires_grad] == [id(p) for p in parameters]
+        and all(p.grad is None for p in parameters)
+        and not any(getattr(p, "_post_accumulate_grad_hooks", None) for p in parameters)
+    )
 
 
 def _by_module(model: nn.Module) -> dict[str, list[DTensor]]:

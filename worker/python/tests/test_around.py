@@ -13,9 +13,10 @@ from torch import distributed, nn
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint import state_dict as states
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import phub
+from phub import fsdp
 
 OPTIMIZERS = {
     "adamw": (torch.optim.AdamW, {"lr": 1e-3}),
@@ -232,6 +233,65 @@ def test_parameters_are_those_of_ddp(box, start, tmp_path, shards, formats):
         limits = {"rtol": 0, "atol": 0.01} if formats else {}
         torch.testing.assert_close(one, expected, **limits)
         assert not formats or any(not torch.equal(p, expected[name]) for name, p in one.items())
+
+
+def with_hooks(rank, store, how, waits):
+    """What two replicas of a process have; `waits`: their hooks wait for every mean."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{store}-{rank}-{waits}", rank=0, world_size=1
+    )
+    if waits:
+        fsdp._is_read_late = lambda *_: False
+    policy = {"reduce_dtype": torch.bfloat16} if how == "of another type" else {}
+    model = model_of(rank)
+    for part in (*model.blocks, model):
+        fully_shard(
+            part, mesh=init_device_mesh("cpu", (1,)), mp_policy=MixedPrecisionPolicy(**policy)
+        )
+        if how == "divided later":
+            part.set_force_sum_reduction_for_comms(True)
+            part.set_gradient_divide_factor(3.0)
+    state = phub.FSDPState(model, rank=rank, world_size=2, job=job(f"{waits}"))
+    calls, seen = [], []
+    for name in ("push", "wait"):
+        call = getattr(state.worker, name)
+        setattr(
+            state.worker, name, lambda key, name=name, call=call: (calls.append(name), call(key))
+        )
+    if how == "seen at once":
+        for p in model.parameters():
+            p.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.to_local().clone()))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=False)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for turn in range(2 if how == "added up" else 1):
+            model(text_batch(rank, 2 * step + turn)).backward()
+        optimizer.step()
+    result = {name: p.full_tensor() for name, p in model.named_parameters()}
+    leave(state)
+    distributed.destroy_process_group()
+    return result | {f"seen {i}": each for i, each in enumerate(seen)}, calls
+
+
+@pytest.mark.parametrize(
+    "how", ["plain", "of another type", "added up", "divided later", "seen at once"]
+)
+def test_a_mean_is_waited_for_where_it_is_read(box, start, tmp_path, how):
+    (one, calls), (other, _) = start(with_hooks, 2, tmp_path / "store", how, False).results()
+    (waited, in_turn), _ = start(with_hooks, 2, tmp_path / "store", how, True).results()
+    assert_same_bits(one, waited)
+    if how != "seen at once":
+        assert_same_bits(one, other)
+    keys = 3
+    assert in_turn == ["push", "wait"] * (len(in_turn) // 2)
+    late = ["push"] * keys + ["wait"] * keys
+    if how in ("plain", "of another type"):
+        assert calls == late * STEPS
+    elif how == "added up":
+        assert calls == (late + ["push", "wait"] * keys) * STEPS
+    else:
+        assert calls == in_turn
 
 
 @of_ranks(1)
