@@ -1473,7 +1473,7 @@ MUTANTS = [
            "if found is None and self.gradient is not None:", "if False:", GUARDS),
     Mutant("py-values: values of groups may change between backward() and step()",
            "worker/python/phub/_values.py", "if before is None or before == now:", "if True:", GUARDS),
-    Mutant("py-twice: a second backward() is not seen", OPTIMIZER,
+    Mutant("py-twice: a second backward() is not seen", "worker/python/phub/_round.py",
            "if mine.pushed:\n            raise RuntimeError(", "if False:\n            raise RuntimeError(", GUARDS),
     Mutant("py-graph: a gradient with a graph may lose its parameter", EXCHANGED,
            "if self.zero_copy and gradient.requires_grad:", "if False:", GUARDS),

@@ -8,20 +8,57 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from phub._box_factors import BoxFactors, Layer, Layers
 from phub._exchanged import Exchanged
 
 # mypy: disable-error-code="no-untyped-call"
 
 
-def gradient_hooks(
+class Hooks:
+    """All of them, from the optimizer's making until remove(). They do not refer to it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Sequence[Exchanged],
+        layers: Layers,
+        on_gradient: Callable[[Exchanged], None] | None,
+        *,
+        has_views: bool,
+    ) -> None:
+        """on_gradient: called when backward() has a gradient, or factors; None: nothing is.
+
+        has_views: the parameters are views of the worker's memory.
+        """
+        self._hooks: list[RemovableHandle] = []
+        if on_gradient:  # where factors are sent, there is no gradient
+            others = [each for each in parameters if not isinstance(each, BoxFactors)]
+            self._hooks += _gradient_hooks(others, on_gradient)
+        if has_views:
+            self._hooks += _view_hooks(model, parameters)
+        self._layers = [
+            Layer(layers[each.name][0], each, on_gradient)
+            for each in parameters
+            if isinstance(each, BoxFactors)
+        ]
+
+    def remove(self) -> None:
+        """The model is as it was."""
+        for hook in self._hooks:
+            hook.remove()
+        for layer in self._layers:
+            layer.remove()
+        self._hooks, self._layers = [], []
+
+
+def _gradient_hooks(
     parameters: Sequence[Exchanged], on_gradient: Callable[[Exchanged], None]
 ) -> Iterator[RemovableHandle]:
-    """Called when backward() has a gradient."""
     for each in parameters:
         yield each.tensor.register_post_accumulate_grad_hook(lambda _, each=each: on_gradient(each))
 
 
-def view_hooks(model: nn.Module, parameters: Sequence[Exchanged]) -> Iterator[RemovableHandle]:
+def _view_hooks(model: nn.Module, parameters: Sequence[Exchanged]) -> Iterator[RemovableHandle]:
     """Parameters that are views cannot be written to, as those of a model that is loaded are."""
     for module, own in _by_module(model, parameters):
         yield module.register_load_state_dict_pre_hook(_Hold(own))

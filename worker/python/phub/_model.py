@@ -9,10 +9,14 @@ from typing import Any
 from torch import nn
 
 from phub import _device
+from phub._box_factors import BoxFactors, layers_in
+from phub._exchanged import Exchanged
 from phub._names import by_name, plain_name
-from phub._options import MAX_DIMENSIONS, Key, Option, check_results
+from phub._options import MAX_DIMENSIONS, Key, Option
+from phub._rows import SparseRows, rows_in
 from phub._tensors import DTYPES, format_of_job
 from phub.errors import InvalidError
+from phub.worker import Worker
 
 Groups = Sequence[Mapping[str, Any]]
 
@@ -51,7 +55,57 @@ class Present:
                 )
 
 
-def keys_of(
+class Keys:
+    """The parameters that are exchanged, as keys of the job, and how each is sent.
+
+    The constructor of a DistributedOptimizer makes it before its rank joins.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        groups: Groups,
+        options: Mapping[str, Option],
+        *,
+        factors: Mapping[str, int],
+        rows: Mapping[str, int],
+        lazy: Sequence[str] | str | None,
+        server: bool,
+        first_goes_first: bool,
+    ) -> None:
+        """Arguments as those of DistributedOptimizer; first_goes_first: see _keys_of.
+
+        lazy: None: all, and none has a dense gradient (torch.optim.SparseAdam).
+        """
+        found = named_parameters(model, groups)
+        self.named = {name: p for name, p in found.items() if p.requires_grad and p.numel()}
+        self.frozen = {name: p for name, p in found.items() if not p.requires_grad}
+        for parameter in self.named.values():
+            _device.check_memory(parameter.device, options.get("memory_device"))
+        self.keys = _keys_of(
+            self.named, groups, has_groups=server, first_goes_first=first_goes_first
+        )
+        self.layers = layers_in(model, factors, self.keys, options)
+        self._tables = rows_in(model, rows, lazy, self.named, self.keys) if server else set()
+
+    def formats(self) -> dict[str, Option]:
+        """The job's, for parameters in these formats."""
+        kind = format_of_job(self.named)
+        return {"gradient_dtype": kind, "parameter_dtype": kind}
+
+    def exchanged(self, worker: Worker, *, is_mean: bool, zero_copy: bool) -> list[Exchanged]:
+        """Each parameter, on its way to the box and back."""
+        return [
+            BoxFactors(worker, name, tensor, is_mean, zero_copy, samples=self.layers[name][1])
+            if name in self.layers
+            else (SparseRows if name in self._tables else Exchanged)(
+                worker, name, tensor, is_mean, zero_copy
+            )
+            for name, tensor in self.named.items()
+        ]
+
+
+def _keys_of(
     named: Mapping[str, nn.Parameter], groups: Groups, *, has_groups: bool, first_goes_first: bool
 ) -> dict[str, int | Key]:
     """A key per parameter, with its shape.
@@ -72,12 +126,6 @@ def keys_of(
     return by_name(keys)
 
 
-def formats_of(named: Mapping[str, nn.Parameter]) -> dict[str, Option]:
-    """The job's, for parameters in these formats."""
-    kind = format_of_job(named)
-    return {"gradient_dtype": kind, "parameter_dtype": kind}
-
-
 def check_format(named: Mapping[str, nn.Parameter], job_format: str) -> None:
     """For zero_copy: raises InvalidError if a parameter is not in the job's format, on the CPU."""
     for name, p in named.items():
@@ -90,24 +138,3 @@ def check_format(named: Mapping[str, nn.Parameter], job_format: str) -> None:
                 f"zero_copy: parameter '{name}' is {p.dtype}, and the job's results are "
                 f"{DTYPES[job_format]}: they must be the same"
             )
-
-
-def check_form(
-    overlap: object, accumulate: int, server: bool, zero_copy: bool, options: Mapping[str, Option]
-) -> None:
-    """Raises InvalidError if a DistributedOptimizer cannot be of this form."""
-    if not isinstance(server, bool):
-        raise InvalidError(
-            f"server={server!r}: it is True or False. The box's address is box='HOST:PORT'"
-        )
-    if overlap not in ("backward", "forward", False) or accumulate < 1:
-        raise InvalidError(
-            f"overlap={overlap!r}, accumulate={accumulate}: overlap is 'backward', 'forward' "
-            "or False, and accumulate at least 1"
-        )
-    form = "DistributedOptimizer" if server else "DistributedOptimizer(server=False)"
-    check_results(form, options, gradients=not server)
-    if overlap == "forward" and not server:
-        raise InvalidError('overlap="forward" is for steps of the box (server=True)')
-    if zero_copy and not server:
-        raise InvalidError("zero_copy is for steps of the box (server=True)")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -11,64 +10,25 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from phub import _device, _rules
-from phub._awaited import parameters_in_compiled
-from phub._box_factors import BoxFactors, Layer, Layers, layers_in
 from phub._box_state import BoxState
 from phub._buffers import Buffers, check_statistics
-from phub._exchanged import Exchanged, take_waiting
-from phub._hooks import gradient_hooks, view_hooks
+from phub._exchanged import take_waiting
+from phub._form import check_form, check_without_box
+from phub._hooks import Hooks
 from phub._memory import format_in_memory
-from phub._model import (
-    Present,
-    check_form,
-    check_format,
-    formats_of,
-    keys_of,
-    named_parameters,
-)
+from phub._model import Keys, check_format
 from phub._options import Option
 from phub._own_state import OwnState, Stateful
-from phub._rows import SparseRows, rows_in
-from phub._same import Same, is_due
+from phub._round import Round
+from phub._same import Same
 from phub._steps import Steps
 from phub._tensors import memory_of
 from phub._values import Values
 from phub._watch import Watch
 from phub.errors import Error, InvalidError, RewoundError
 from phub.worker import Worker
-
-
-def check_without_box(
-    optimizer: Optimizer,
-    factors: object,
-    rows: object,
-    max_norm: float,
-    schedule: object,
-) -> None:
-    """Refuses what the box does in a step of its own, which server=False leaves to the worker."""
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise InvalidError(
-            "a step of LBFGS has several backward(), in a closure that it calls itself: use "
-            "phub.ddp(model), and LBFGS as ever"
-        )
-    if factors:
-        raise InvalidError(
-            "factors are for steps of the box (server=True); phub.ddp has factors for others"
-        )
-    if rows:
-        raise InvalidError("rows and lazy are for steps of the box (server=True)")
-    if schedule:
-        raise InvalidError(
-            "schedule is for steps of the box (server=True); torch's schedulers are for others"
-        )
-    if max_norm:
-        raise InvalidError(
-            "max_norm is for steps of the box (server=True). With server=False call "
-            "clip_grad_norm_ between synchronize() and step()"
-        )
 
 
 class DistributedOptimizer(Optimizer):
@@ -85,7 +45,6 @@ class DistributedOptimizer(Optimizer):
     # gradients does not change their version. phub.GradScaler does not set it.
     _step_supports_amp_scaling = True
     _buffers: Buffers | None = None  # from the first sync_buffers() on
-    _parts = 0  # steps one after the other that had fewer backward() than accumulate
 
     def __init__(
         self,
@@ -149,55 +108,44 @@ class DistributedOptimizer(Optimizer):
         self.optimizer = optimizer
         self.param_groups = optimizer.param_groups
         self._overlap = overlap
-        self._accumulate = accumulate
         self._rule = _rules.name_of(optimizer) if server else "none"
-        self._syncs, self._synchronized = True, False
         given: dict[str, Option] = {
             "reduction": "mean",
             "initial": "broadcast",
             **options,
             "optimizer": self._rule,
         }
-        found = named_parameters(model, self.param_groups)
-        named = {name: p for name, p in found.items() if p.requires_grad and p.numel()}
-        self._frozen = {name: p for name, p in found.items() if not p.requires_grad}
-        for parameter in named.values():
-            _device.check_memory(parameter.device, options.get("memory_device"))
-        given = {**formats_of(named), **given}
-        if zero_copy:
-            check_format(named, format_in_memory(str(given["parameter_dtype"])))
-        keys = keys_of(
-            named, self.param_groups, has_groups=server, first_goes_first=overlap == "forward"
+        keys = Keys(
+            model,
+            self.param_groups,
+            options,
+            factors=factors or {},
+            rows=rows or {},
+            lazy=None if self._rule == "sparse-adam" else lazy,
+            server=server,
+            first_goes_first=overlap == "forward",
         )
-        layers = layers_in(model, factors or {}, keys, options)
-        lazy_ones = None if self._rule == "sparse-adam" else lazy
-        tables = rows_in(model, rows or {}, lazy_ones, named, keys) if server else set()
+        given = {**keys.formats(), **given}
+        if zero_copy:
+            check_format(keys.named, format_in_memory(str(given["parameter_dtype"])))
         fixed = _rules.fixed_values(self._rule, self.param_groups)
         fixed |= schedule or {}
         if max_norm:
             fixed["max_norm"] = max_norm
-        self._model, self._options, self._present = model, options, Present(model)
-        branches = bool(options.get("branches"))
+        self._model, self._options = model, options
         me: DistributedOptimizer = weakref.proxy(self)  # no cycle: all is freed with the optimizer
         self._steps = Steps(
-            OwnState(model, me),
+            OwnState(model, optimizer),
             lambda: me.synchronize(),  # noqa: PLW0108  (a bound method would keep it alive)
             lambda: me._values.sent,
-            has_branches=branches,
+            has_branches=bool(options.get("branches")),
         )
         saver = self._steps.save if server else None
-        self.worker = Worker(keys, hyper=fixed, formats=formats, saver=saver, **given)
-        self._mine = [
-            BoxFactors(self.worker, name, tensor, False, zero_copy, samples=layers[name][1])
-            if name in layers
-            else (SparseRows if name in tables else Exchanged)(
-                self.worker, name, tensor, not server, zero_copy
-            )
-            for name, tensor in named.items()
-        ]
+        self.worker = Worker(keys.keys, hyper=fixed, formats=formats, saver=saver, **given)
+        self._mine = keys.exchanged(self.worker, is_mean=not server, zero_copy=zero_copy)
         self._begin()
-        self._watch, self._same = self._watch_for(named), self._same_for(server)
-        self._values = Values(self.worker, self._rule, me)
+        self._watch, self._same = self._watch_for(keys.named), self._same_for(server)
+        self._values = Values(self.worker, self._rule, optimizer)
         if self._steps.restored:
             self._forget_values()
         self._at_box = BoxState(self.worker, self._mine, self._rule, optimizer)
@@ -206,8 +154,18 @@ class DistributedOptimizer(Optimizer):
             self.state = self._at_box.leave_others(optimizer.state)
         else:
             self.state = optimizer.state
-        self._hooks = list(self._hooks_on(model, zero_copy))
-        self._layers = list(self._layers_with_factors(layers))
+        self._round = Round(
+            model,
+            self._mine,
+            keys.frozen,
+            accumulate,
+            values=self._values,
+            at_box=self._at_box,
+            same=self._same,
+            watch=self._watch,
+        )
+        on_gradient = self._round.on_gradient if overlap else None
+        self._hooks = Hooks(model, self._mine, keys.layers, on_gradient, has_views=zero_copy)
         self._complete = True
 
     @property
@@ -266,11 +224,7 @@ class DistributedOptimizer(Optimizer):
         The worker's memory is given back, and the model is freed with its last reference. Raises
         InvalidError if there was a backward(), and never a step.
         """
-        for hook in self._hooks:
-            hook.remove()
-        for layer in self._layers:
-            layer.remove()
-        self._hooks, self._layers = [], []  # which refer to this optimizer
+        self._hooks.remove()
         with contextlib.suppress(Error):  # then they are as they are
             take_waiting(self._mine)
         for mine in self._mine:
@@ -285,11 +239,11 @@ class DistributedOptimizer(Optimizer):
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Within it backward() only accumulates, and nothing is pushed."""
-        before, self._syncs = self._syncs, False
+        before, self._round.syncs = self._round.syncs, False
         try:
             yield
         finally:
-            self._syncs = before
+            self._round.syncs = before
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Pushes what backward() has not, and returns when the new parameters are there.
@@ -309,31 +263,18 @@ class DistributedOptimizer(Optimizer):
                 "the box has the scaled gradients, and torch's GradScaler does not tell it: use "
                 "phub.GradScaler(optimizer), or phub.ddp, or bfloat16, which needs no scaling"
             )
-        self._finish_round()
+        self._round.finish(self.steps_done + 1)
         if self._overlap == "forward":
-            self._take_later()
-        elif not self._synchronized:
-            for mine in self._mine:
-                mine.take()
+            self._round.take_later()
+        else:
+            self._round.take()
         if self._same:
             self._same.look()
         if self._rule == "none":
             self.optimizer.step()
-        for mine in self._mine:
-            mine.end_step()
-        self._values.end_round()
-        self._synchronized = False
+        self._round.end()
         self._steps.end_step()
         return loss
-
-    def _take_later(self) -> None:
-        compiled = parameters_in_compiled(self._model)
-        for mine in self._mine:  # all of those first that nobody waits for now
-            if id(mine.tensor) not in compiled:
-                mine.take_later()
-        for mine in self._mine:
-            if id(mine.tensor) in compiled:
-                mine.take()
 
     def synchronize(self) -> None:
         """Waits for results that are under way.
@@ -341,11 +282,8 @@ class DistributedOptimizer(Optimizer):
         With server=False the means are in `.grad` afterwards, and may be clipped before step().
         With overlap="forward" the parameters are new; what reads them in Python waits by itself.
         """
-        if self._rule == "none" and not self._synchronized:
-            self._finish_round()
-            for mine in self._mine:
-                mine.take()
-            self._synchronized = True
+        if self._rule == "none":
+            self._round.synchronize(self.steps_done + 1)
         take_waiting(self._mine)
 
     def sync_buffers(self) -> None:
@@ -399,8 +337,7 @@ class DistributedOptimizer(Optimizer):
                 self._go_on()
                 break
         self._forget_values()
-        self._at_box.forget_loaded()
-        self._synchronized = False
+        self._round.forget()
 
     def _forget_values(self) -> None:
         """The job has gone on from a checkpoint."""
@@ -474,15 +411,12 @@ class DistributedOptimizer(Optimizer):
         self._steps.begin(self.worker)
 
     def _watch_for(self, named: Mapping[str, nn.Parameter]) -> Watch:
-        watch = Watch(
+        return Watch(
             self.worker.job,
             named,
             "step() of the DistributedOptimizer",
             "Call it in place of step() of the optimizer that it was made of, or of another one",
         )
-        me: DistributedOptimizer = weakref.proxy(self)
-        watch.is_local = lambda: not me._syncs
-        return watch
 
     def _same_for(self, server: bool) -> Same | None:
         if server or self.world_size == 1:  # the box makes the same step for all
@@ -490,78 +424,3 @@ class DistributedOptimizer(Optimizer):
         same = Same(self._model, self.worker, self._options)
         same.compare_what_is_not_exchanged()
         return same
-
-    def _hooks_on(self, model: nn.Module, zero_copy: bool) -> Iterator[RemovableHandle]:
-        if self._overlap:  # where factors are sent, there is no gradient
-            others = [mine for mine in self._mine if not isinstance(mine, BoxFactors)]
-            yield from gradient_hooks(others, self._on_gradient)
-        if zero_copy:
-            yield from view_hooks(model, self._mine)
-
-    def _layers_with_factors(self, layers: Layers) -> Iterator[Layer]:
-        on_factors = self._on_gradient if self._overlap else None
-        for mine in self._mine:
-            if isinstance(mine, BoxFactors):
-                yield Layer(layers[mine.name][0], mine, on_factors)
-
-    # ---- A round.
-
-    def _on_gradient(self, mine: Exchanged) -> None:
-        if not self._syncs:
-            return
-        mine.backwards += 1
-        if mine.pushed:
-            raise RuntimeError(
-                f"the gradient of '{mine.name}' was pushed already: backward() came "
-                f"{mine.backwards} times before step(). To accumulate, use "
-                f"accumulate={mine.backwards}, or no_sync() around all backward() but the last. A "
-                "step is that of the DistributedOptimizer, not of the optimizer that it has. Of "
-                "another model's loss that only passes through this model (a GAN's generator), set "
-                "requires_grad_(False) on this model during that backward()"
-            )
-        if mine.backwards == self._accumulate:
-            self._begin_round()
-            mine.push()
-
-    def _begin_round(self) -> None:
-        """Before the first push of a round; later calls do nothing."""
-        self._watch.end()
-        self._at_box.send_loaded()
-        is_first = self._values.begin_round()
-        if is_first and self._same:
-            self._same.begin_backward()
-
-    def _finish_round(self) -> None:
-        """Checks what was pushed, and pushes the rest."""
-        if self._synchronized:
-            return
-        for name, parameter in self._frozen.items():
-            if parameter.requires_grad:
-                raise RuntimeError(
-                    f"parameter '{name}' requires a gradient now, and the job has no key for it: "
-                    "make a new DistributedOptimizer, with another job's name"
-                )
-        if is_due(self._steps.done + 1):
-            self._present.check(self._model)
-        self._count_parts()
-        for mine in self._mine:
-            if mine.pushed:
-                mine.check_unchanged()
-        self._values.check_unchanged()
-        self._begin_round()
-        for mine in self._mine:
-            if not mine.pushed:
-                mine.push()
-
-    def _count_parts(self) -> None:
-        """Warns of steps without as many backward() as `accumulate` says; an epoch's last may."""
-        made = max((mine.backwards for mine in self._mine), default=0)
-        self._parts = self._parts + 1 if 0 < made < self._accumulate else 0
-        if self._parts == 2:
-            warnings.warn(
-                f"step() came after {made} backward() twice, and accumulate is {self._accumulate}: "
-                "each step() makes a step of what there is. Call step() and zero_grad() after "
-                f"every {self._accumulate} backward() alone, or leave accumulate out",
-                RuntimeWarning,
-                stacklevel=4,
-            )

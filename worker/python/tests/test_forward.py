@@ -139,7 +139,7 @@ def begins_forward(rank, came_to_the_first_layer):
         return evaluated(net), optimizer.worker.round("2.weight")
     (first,) = (mine for mine in optimizer._mine if mine.name == "0.weight")
     others = [mine for mine in optimizer._mine if mine is not first]
-    optimizer._begin_round()
+    optimizer._round.begin()
     first.push()
     assert came_to_the_first_layer.wait(100)
     for mine in others:

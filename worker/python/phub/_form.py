@@ -1,0 +1,62 @@
+"""What a DistributedOptimizer is refused for before its rank joins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch.optim import Optimizer
+
+from phub._options import Option, check_results
+from phub.errors import InvalidError
+
+
+def check_form(
+    overlap: object, accumulate: int, server: bool, zero_copy: bool, options: Mapping[str, Option]
+) -> None:
+    """Raises InvalidError if a DistributedOptimizer cannot be of this form."""
+    if not isinstance(server, bool):
+        raise InvalidError(
+            f"server={server!r}: it is True or False. The box's address is box='HOST:PORT'"
+        )
+    if overlap not in ("backward", "forward", False) or accumulate < 1:
+        raise InvalidError(
+            f"overlap={overlap!r}, accumulate={accumulate}: overlap is 'backward', 'forward' "
+            "or False, and accumulate at least 1"
+        )
+    form = "DistributedOptimizer" if server else "DistributedOptimizer(server=False)"
+    check_results(form, options, gradients=not server)
+    if overlap == "forward" and not server:
+        raise InvalidError('overlap="forward" is for steps of the box (server=True)')
+    if zero_copy and not server:
+        raise InvalidError("zero_copy is for steps of the box (server=True)")
+
+
+def check_without_box(
+    optimizer: Optimizer,
+    factors: object,
+    rows: object,
+    max_norm: float,
+    schedule: object,
+) -> None:
+    """Refuses what the box does in a step of its own, which server=False leaves to the worker."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InvalidError(
+            "a step of LBFGS has several backward(), in a closure that it calls itself: use "
+            "phub.ddp(model), and LBFGS as ever"
+        )
+    if factors:
+        raise InvalidError(
+            "factors are for steps of the box (server=True); phub.ddp has factors for others"
+        )
+    if rows:
+        raise InvalidError("rows and lazy are for steps of the box (server=True)")
+    if schedule:
+        raise InvalidError(
+            "schedule is for steps of the box (server=True); torch's schedulers are for others"
+        )
+    if max_norm:
+        raise InvalidError(
+            "max_norm is for steps of the box (server=True). With server=False call "
+            "clip_grad_norm_ between synchronize() and step()"
+        )
