@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "phub/clock.h"
+#include "phub/control/http_shared.h"
 #include "phub/control/session.h"
 #include "phub/control/tls_front.h"
 #include "transport/control/messages_json.h"
@@ -86,6 +87,14 @@ bool may_be_skipped(const std::string& text, const tcp::endpoint& endpoint,
          "cannot listen on {}: no interface of this machine has that address", describe(endpoint));
   }
   fail(ErrorCode::kUnavailable, "cannot listen on {}: {}", describe(endpoint), error.message());
+}
+
+HttpPeer peer_of(const tcp::socket& socket) {
+  error_code unknown, gone;
+  const tcp::endpoint here = socket.local_endpoint(unknown);
+  const tcp::endpoint from = socket.remote_endpoint(gone);
+  return {.address = gone ? "-" : describe(from),
+          .over_loopback = !unknown && here.address().is_loopback()};
 }
 
 }  // namespace
@@ -223,7 +232,7 @@ class HttpServer::Shared : public HttpShared, public std::enable_shared_from_thi
     }
     socket.set_option(tcp::no_delay(true), ignored);
     socket.set_option(asio::socket_base::keep_alive(true), ignored);
-    HttpPeer peer = HttpPeer::of(socket);
+    HttpPeer peer = peer_of(socket);
     if (options.tls != nullptr) {
       try {
         TlsFront::Opened opened = options.tls->open(std::move(socket), context_);
