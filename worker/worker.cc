@@ -4,13 +4,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
-#include <limits>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "transport/memory_device.h"
 #include "worker/any_error.h"
+#include "worker/memory/factor_pairs.h"
+#include "worker/memory/gradient_rows.h"
 #include "worker/worker_impl.h"
 
 namespace phub {
@@ -19,6 +20,16 @@ namespace {
 void check_f32(const JobSpec& spec, const std::string& dtype, const char* what) {
   if (dtype == "f32") return;
   fail(ErrorCode::kInvalid, "{0}s of job '{1}' are {2}: use {0}_bytes()", what, spec.name, dtype);
+}
+
+// `given`: the caller has initial parameters, and somebody must look at them.
+void check_begins_with(const JobSpec& spec, bool given) {
+  if (!given || spec.initial == "broadcast") return;
+  fail(ErrorCode::kInvalid,
+       "broadcast: job '{}' begins with zeros, and these parameters would not count: say "
+       "'broadcast' "
+       "in the option initial, on all ranks, or give none",
+       spec.name);
 }
 
 }  // namespace
@@ -48,19 +59,9 @@ std::unique_ptr<Worker> Worker::rejoin() {
            lost.replaced ? "has joined again already: use the worker that rejoin() returned"
                          : "has not lost its server: it need not rejoin");
     }
-    {
-      const Impl::Lock alone = lost.sleeper.lock();
-      lost.keeper.give_up_ports();
-    }
+    lost.exchange.give_up_ports();
     auto next = Impl::joined_again(lost.options, lost.keeper.reply(), lost.over.get_token());
-    lost.release_memory();
-    {
-      const Impl::Lock before = lost.sleeper.lock();
-      next->registered = lost.registered;
-    }
-    Impl::Lock lock = next->sleeper.lock();
-    for (const auto& [key, memory] : next->registered) next->memory->set(key, memory, lock);
-    lock.unlock();
+    next->exchange.take_over(lost.exchange);
     lost.replaced = true;
     return std::unique_ptr<Worker>(new Worker(std::move(next)));
   });
@@ -92,13 +93,12 @@ size_t Worker::key(std::string_view name) const {
 }
 
 std::span<std::byte> Worker::gradient_bytes(size_t key) {
-  impl_->check_key(key);
-  if (is_compact(spec().keys[key])) {
-    fail(ErrorCode::kInvalid, "key '{}' has no memory for its gradient: its {} are sent",
-         spec().keys[key].name, spec().keys[key].format);
+  const KeySpec& of = impl_->key(key);
+  if (is_compact(of)) {
+    fail(ErrorCode::kInvalid, "key '{}' has no memory for its gradient: its {} are sent", of.name,
+         of.format);
   }
-  if (impl_->coder.codes(key)) return std::as_writable_bytes(impl_->coder.gradient(key));
-  return impl_->session->gradient(key);
+  return impl_->exchange.gradient(key);
 }
 
 std::span<float> Worker::gradient(size_t key) {
@@ -108,8 +108,8 @@ std::span<float> Worker::gradient(size_t key) {
 }
 
 std::span<const std::byte> Worker::parameter_bytes(size_t key) const {
-  impl_->check_key(key);
-  return impl_->session->result(key);
+  impl_->key(key);
+  return impl_->exchange.parameters(key);
 }
 
 std::span<const float> Worker::parameters(size_t key) const {
@@ -119,35 +119,26 @@ std::span<const float> Worker::parameters(size_t key) const {
 }
 
 void Worker::register_memory(size_t key, const KeyMemory& memory) {
-  impl_->check_key(key);
+  const KeySpec& of = impl_->key(key);
   if (memory_device() != nullptr && (memory.gradient != nullptr || memory.parameters != nullptr)) {
     fail(ErrorCode::kInvalid,
          "key '{}': a worker whose gradients and parameters lie in memory of {} (memory_device) "
          "registers no other memory",
-         spec().keys[key].name, memory_device()->name());
+         of.name, memory_device()->name());
   }
-  only_errors([&] {
-    Impl::Lock lock = impl_->sleeper.lock();
-    try {
-      while (impl_->memory->is_lent(key)) impl_->sleeper.wait(lock, key);
-    } catch (...) {
-      if (!impl_->keeper.failed()) throw;
-    }
-    impl_->memory->set(key, memory, lock);
-    impl_->registered[key] = memory;
-  });
+  only_errors([&] { impl_->exchange.register_memory(key, memory); });
 }
 
 bool Worker::broadcast(std::span<const float> initial) {
   return only_errors([&] {
-    impl_->check_begins_with(!initial.empty());
+    check_begins_with(spec(), !initial.empty());
     std::vector<uint64_t> first;  // element of each key
     uint64_t elements = 0;
     for (const KeySpec& key : spec().keys) {
       first.push_back(elements);
       elements += key.elements;
     }
-    return impl_->broadcast([&](size_t key) {
+    return impl_->exchange.broadcast([&](size_t key) {
       if (initial.size() == elements) return initial.data() + first[key];
       fail(ErrorCode::kInvalid, "broadcast: {} initial parameters for keys of {} elements in all",
            initial.size(), elements);
@@ -157,8 +148,8 @@ bool Worker::broadcast(std::span<const float> initial) {
 
 bool Worker::broadcast_keys(std::span<const float* const> initial) {
   return only_errors([&] {
-    impl_->check_begins_with(!initial.empty());
-    return impl_->broadcast([&](size_t key) {
+    check_begins_with(spec(), !initial.empty());
+    return impl_->exchange.broadcast([&](size_t key) {
       if (initial.size() != keys()) {
         fail(ErrorCode::kInvalid, "broadcast: initial parameters of {} keys, the job has {}",
              initial.size(), keys());
@@ -173,42 +164,47 @@ bool Worker::broadcast_keys(std::span<const float* const> initial) {
 }
 
 Pushed Worker::push(size_t key, const PushOptions& how) {
-  return only_errors([&] { return impl_->push(key, how); });
+  return only_errors([&] {
+    const KeySpec& of = impl_->key(key);
+    if (is_compact(of) && !how.null) {
+      fail(ErrorCode::kInvalid, "the {} of key '{}' are sent: use push_{}()", of.format, of.name,
+           of.format);
+    }
+    return impl_->push(key, how, [&](RegisteredMemory& memory, KeyExchange::Lock& lock) {
+      return memory.copy_in(key, lock);
+    });
+  });
 }
 
 Pushed Worker::push_factors(size_t key, std::span<const FactorPairs> factors,
                             const PushOptions& how) {
   return only_errors([&] {
-    impl_->check_factors(key, factors);
+    check_factors(impl_->key(key), factors);
     PushOptions as = how;
     as.null |= std::ranges::all_of(factors, [](const FactorPairs& f) { return f.pairs == 0; });
-    return impl_->push(key, as, [&](Impl::Lock& lock) {
-      return impl_->memory->copy_factors_in(key, factors, lock);
+    return impl_->push(key, as, [&](RegisteredMemory& memory, KeyExchange::Lock& lock) {
+      return memory.copy_factors_in(key, factors, lock);
     });
   });
 }
 
 Pushed Worker::push_rows(size_t key, const GradientRows& rows, const PushOptions& how) {
   return only_errors([&] {
-    const std::vector<uint32_t> order = impl_->in_order(key, rows);
+    const std::vector<uint32_t> order = rows_in_order(impl_->key(key), rows);
     PushOptions as = how;
     as.null |= order.empty();
-    return impl_->push(key, as, [&](Impl::Lock& lock) {
-      return impl_->memory->copy_rows_in(key, rows, order, lock);
+    return impl_->push(key, as, [&](RegisteredMemory& memory, KeyExchange::Lock& lock) {
+      return memory.copy_rows_in(key, rows, order, lock);
     });
   });
 }
 
 void Worker::wait(size_t key) {
-  impl_->check_key(key);
+  impl_->key(key);
   only_errors([&] {
     impl_->saver.check_not_within();
-    {
-      const Impl::Lock lock = impl_->sleeper.lock();
-      const auto error = impl_->stalls.passed_over_itself(*impl_->session, key);
-      if (error) throw Error(error->code(), error->what());
-    }
-    impl_->wait(key);
+    impl_->exchange.check_not_left_out(key);
+    impl_->exchange.wait(key);
     impl_->received(key);
   });
 }
@@ -216,22 +212,17 @@ void Worker::wait(size_t key) {
 void Worker::wait_all() {
   only_errors([&] {
     impl_->saver.check_not_within();
-    impl_->wait(Session::kAllKeys);
+    impl_->exchange.wait(Session::kAllKeys);
     for (size_t key = 0; key < keys(); ++key) impl_->received(key);
   });
 }
 
 bool Worker::test(size_t key) {
-  impl_->check_key(key);
+  impl_->key(key);
   impl_->saver.check_not_within();
   impl_->keeper.check();
   return only_errors([&] {
-    {
-      const Impl::Lock lock = impl_->sleeper.lock();
-      impl_->sleeper.poll();
-      if (!impl_->session->ready(key)) return false;
-    }
-    impl_->copy_out(key);
+    if (!impl_->exchange.test(key)) return false;
     impl_->received(key);
     return true;
   });
@@ -239,45 +230,25 @@ bool Worker::test(size_t key) {
 
 size_t Worker::poll() {
   impl_->keeper.check();
-  return only_errors([&] {
-    const Impl::Lock lock = impl_->sleeper.lock();
-    impl_->sleeper.poll();
-    return impl_->session->outstanding();
-  });
+  return only_errors([&] { return impl_->exchange.poll(); });
 }
 
 std::optional<Completion> Worker::wait_any() {
   return only_errors([&]() -> std::optional<Completion> {
     impl_->saver.check_not_within();
-    const auto ended = impl_->sleeper.wait_any();
-    if (!ended) return std::nullopt;
-    Completion completion{.pushed = ended->pushed, .tag = ended->tag};
-    try {
-      if (ended->end == CompletionQueue::End::kFailed) impl_->keeper.check();
-      if (ended->end == CompletionQueue::End::kLate) {
-        completion.error = impl_->stalls.timeout_of(ended->pushed.key);
-      } else {
-        impl_->copy_out(ended->pushed.key);
-      }
-    } catch (...) {
-      completion.error.emplace(error_in_flight());
-    }
-    if (completion.error) return completion;
+    std::optional<Completion> ended = impl_->exchange.wait_any();
+    if (!ended || ended->error) return ended;
     try {
       impl_->saver.received(ended->pushed.key, ended->pushed.round);
     } catch (...) {
-      completion.saver_error.emplace(error_in_flight());
+      ended->saver_error.emplace(error_in_flight());
     }
-    return completion;
+    return ended;
   });
 }
 
-void Worker::wake() { impl_->sleeper.wake(); }
-
-void Worker::forget_announced() {
-  const Impl::Lock lock = impl_->sleeper.lock();
-  impl_->completions->forget();
-}
+void Worker::wake() { impl_->exchange.wake(); }
+void Worker::forget_announced() { impl_->exchange.forget_announced(); }
 
 void Worker::end(const std::string& why) {
   only_errors([&] {
@@ -288,30 +259,14 @@ void Worker::end(const std::string& why) {
 
 void Worker::pull(size_t key, std::span<std::byte> into) {
   wait(key);
-  Impl::Lock lock = impl_->sleeper.lock();
-  const std::span<const std::byte> from = impl_->memory->result(key);
-  lock.unlock();
-  if (into.size() != from.size()) {
-    fail(ErrorCode::kInvalid, "pull: key '{}' has {} bytes, the destination {}",
-         spec().keys[key].name, from.size(), into.size());
-  }
-  if (memory_device() != nullptr) {
-    memory_device()->read(into.data(), from.data(), from.size());
-  } else {
-    std::memcpy(into.data(), from.data(), from.size());
-  }
-  impl_->memory->bytes_copied += from.size();
+  impl_->exchange.copy_result(key, into);
 }
 
 uint64_t Worker::round(size_t key) const {
-  impl_->check_key(key);
-  const Impl::Lock lock = impl_->sleeper.lock();
-  return impl_->session->round(key);
+  impl_->key(key);
+  return impl_->exchange.rounds().of(key);
 }
 
-std::optional<RoundVerdict> Worker::verdict() const {
-  const Impl::Lock lock = impl_->sleeper.lock();
-  return impl_->session->verdict();
-}
+std::optional<RoundVerdict> Worker::verdict() const { return impl_->exchange.rounds().verdict(); }
 
 }  // namespace phub

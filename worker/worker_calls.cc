@@ -7,7 +7,6 @@
 #include <thread>
 #include <utility>
 
-#include "transport/control/branch_runs.h"
 #include "worker/any_error.h"
 #include "worker/save/key_states.h"
 #include "worker/worker.h"
@@ -20,31 +19,10 @@ constexpr std::chrono::milliseconds kBetweenQuestions{50};
 
 }  // namespace
 
-// 0: the first round in which this rank has pushed no key.
-uint64_t Worker::Impl::this_or_next(uint64_t round) {
-  if (round > 0) return round;
-  const Lock lock = sleeper.lock();
-  return session->next_round();
-}
-
-BranchReply Worker::Impl::change_branches(BranchRequest request) {
-  if (request.action != BranchAction::kList) request.round = this_or_next(request.round);
-  // The files of a branch may wait behind others', and take as long as they are large.
-  const bool reads_files = request.action == BranchAction::kRevive;
-  const uint32_t limit_ms = reads_files ? 0 : calls::change_branches.timeout_ms;
-  return keeper.ask_server([&](ControlClient& client) {
-    return client.change_branches(keeper.credential(), request, limit_ms);
-  });
-}
-
-uint64_t Worker::Impl::change_branch(BranchAction action, uint32_t branch, uint64_t round) {
-  return only_errors(
-      [&] { return change_branches({.action = action, .round = round, .branch = branch}).round; });
-}
-
 uint64_t Worker::set_hyper(const std::map<std::string, double>& values, uint64_t round) {
   return only_errors([&] {
-    const HyperRequest request{.round = impl_->this_or_next(round), .values = values};
+    const HyperRequest request{.round = impl_->exchange.rounds().this_or_next(round),
+                               .values = values};
     return impl_->keeper
         .ask_server([&](ControlClient& client) {
           return client.set_hyper(impl_->keeper.credential(), request);
@@ -53,79 +31,15 @@ uint64_t Worker::set_hyper(const std::map<std::string, double>& values, uint64_t
   });
 }
 
-BranchReply Worker::fork(uint32_t parent, const std::map<std::string, double>& values,
-                         uint64_t round) {
-  return only_errors([&] {
-    return impl_->change_branches(
-        {.action = BranchAction::kFork, .round = round, .branch = parent, .values = values});
-  });
-}
-
-uint64_t Worker::schedule(std::span<const BranchTurn> turns, uint64_t round) {
-  return only_errors([&] {
-    return impl_
-        ->change_branches({.action = BranchAction::kSchedule,
-                           .round = round,
-                           .turns = {turns.begin(), turns.end()}})
-        .round;
-  });
-}
-
-uint64_t Worker::discard(uint32_t branch, uint64_t round) {
-  return impl_->change_branch(BranchAction::kDiscard, branch, round);
-}
-
-uint64_t Worker::kill(uint32_t branch, uint64_t round) {
-  return impl_->change_branch(BranchAction::kKill, branch, round);
-}
-
-uint64_t Worker::revive(uint32_t branch, uint64_t round) {
-  return impl_->change_branch(BranchAction::kRevive, branch, round);
-}
-
-BranchReply Worker::branches() {
-  return only_errors([&] { return impl_->change_branches({.action = BranchAction::kList}); });
-}
-
-uint32_t Worker::branch_in(uint64_t round) { return run_in(branches().runs, round).branch; }
-
-uint64_t Worker::batch_in(uint64_t round) { return run_in(branches().batches, round).batch; }
-
-void Worker::report_loss(double loss, uint64_t round) {
-  only_errors([&] {
-    const LossRequest report = loss_of(impl_->this_or_next(round), loss);
-    impl_->keeper.ask_server(
-        [&](ControlClient& client) { client.report_loss(impl_->keeper.credential(), report); });
-  });
-}
-
 std::vector<std::string> Worker::state_names() const {
   const auto names = optimizer_states(spec());
   return {names.begin(), names.end()};
 }
 
-// Others go on to complete the round, for which this rank's keys may be missing: it would wait for
-// itself.
-void Worker::Impl::check_between_rounds() {
-  const JobSpec& spec = keeper.spec();
-  const Lock lock = sleeper.lock();
-  std::optional<size_t> first;
-  for (size_t k = 0; k < spec.keys.size(); ++k) {
-    if (!session->takes_part(k)) continue;
-    if (!first) first = k;
-    const uint64_t round = session->pushed_round(k), of_first = session->pushed_round(*first);
-    if (round == of_first) continue;
-    fail(ErrorCode::kInvalid,
-         "get_state: key '{}' is pushed up to round {}, and key '{}' up to round {}: a state is of "
-         "the time between rounds, when this rank has pushed every key as often",
-         spec.keys[*first].name, of_first, spec.keys[k].name, round);
-  }
-}
-
 uint64_t Worker::get_state(std::span<KeyState> states) {
   return only_errors([&] {
     impl_->keeper.check();
-    impl_->check_between_rounds();
+    impl_->exchange.rounds().check_between();
     const std::lock_guard lock(impl_->states);
     return phub::get_state(impl_->keeper, states);
   });
@@ -140,14 +54,7 @@ uint64_t Worker::set_state(std::span<const KeyState> states) {
 
 uint64_t Worker::checkpoint() {
   return only_errors([&] {
-    uint64_t complete = ~uint64_t{0};
-    {
-      const Impl::Lock lock = impl_->sleeper.lock();
-      for (size_t k = 0; k < keys(); ++k) {
-        if (!impl_->session->takes_part(k)) continue;
-        complete = std::min(complete, impl_->session->round(k));
-      }
-    }
+    const uint64_t complete = impl_->exchange.rounds().complete();
     for (;;) {
       const CheckpointReply reply = impl_->keeper.ask_server(
           [&](ControlClient& client) { return client.checkpoint(impl_->keeper.credential(), {}); });
@@ -195,18 +102,15 @@ void Worker::barrier() {
 void Worker::leave(uint32_t timeout_ms) {
   only_errors([&] {
     Impl& i = *impl_;
-    i.say_left_out();
+    i.exchange.rounds().say_never_pushed();
     i.over.request_stop();
     const std::lock_guard one(i.leaving);
     if (i.left) return;
     i.left = !i.keeper.failed();
-    {
-      const Impl::Lock lock = i.sleeper.lock();
-      i.session->flush();  // pushes so far go out before the leave
-    }
+    i.exchange.flush();  // pushes so far go out before the leave
     if (i.left) i.saver.finish(std::chrono::milliseconds(timeout_ms));
     i.keeper.end(fmt::format("rank {} has left job '{}'", rank(), spec().name));
-    i.release_memory();
+    i.exchange.release_memory();
     if (!i.left) i.keeper.check();     // throws the failure
     i.keeper.tell_server(timeout_ms);  // last: its answer may take long
   });
@@ -217,20 +121,11 @@ void Worker::abandon() {
     impl_->over.request_stop();
     const std::lock_guard one(impl_->leaving);
     impl_->keeper.abandon();
-    impl_->release_memory();
+    impl_->exchange.release_memory();
   });
 }
 
-WorkerStats Worker::stats() const {
-  const Impl::Lock lock = impl_->sleeper.lock();
-  return {.pushes = impl_->pushes,
-          .chunks_pushed = impl_->session->chunks_pushed(),
-          .chunks_received = impl_->session->chunks_received(),
-          .bytes_copied = impl_->memory->bytes_copied,
-          .sleeps = impl_->sleeper.sleeps(),
-          .reconnections = impl_->sleeper.reconnections(),
-          .chunks_carried_over = impl_->session->chunks_carried_over()};
-}
+WorkerStats Worker::stats() const { return impl_->exchange.stats(); }
 
 std::string Worker::waits_for() const { return impl_->stalls.describe(); }
 

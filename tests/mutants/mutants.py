@@ -97,6 +97,7 @@ PARTITIONS = ("geeps/partitions_test",)
 TABLES = ("geeps/saved_tables_test",)
 BRANCH_TABLES = ("geeps/branch_tables_test",)
 EXCHANGED = "worker/python/phub/_exchanged.py"
+KEY_EXCHANGE = "worker/progress/key_exchange.cc"
 OPTIMIZER = "worker/python/phub/optimizer.py"
 BOX_STATE = "worker/python/phub/_box_state.py"
 OWN_STATE = "worker/python/phub/_own_state.py"
@@ -535,8 +536,8 @@ MUTANTS = [
     Mutant("device-other: keys are on a device that the worker's memory is not on", "worker/device_keys.cc",
            "if (of_worker == nullptr || of_worker == &device) return of_worker != nullptr;", "return of_worker != nullptr;",
            ("ofi/worker/memory_device_test:*MustBeOne*",)),
-    Mutant("device-flush: results are read before what the NIC wrote is there", "worker/worker_impl.cc",
-           "return options.memory_device->flush_nic_writes();", "return;",
+    Mutant("device-flush: results are read before what the NIC wrote is there", KEY_EXCHANGE,
+           "return options_.memory_device->flush_nic_writes();", "return;",
            ("ofi/worker/memory_device_test:*NeedsNoStreams",)),
     Mutant("device-reach: memory of a device is taken over every transport", "worker/memory/memory_device.cc",
            'if (transport == "verbs" || transport == "ofi") return;', "return;",
@@ -1051,8 +1052,8 @@ MUTANTS = [
     Mutant("rejoin-rank: it may get another rank", "worker/link/join.cc",
            ".rank = static_cast<int32_t>(lost.rank),",
            ".rank = -1,", ("worker/rejoin_test:*WithoutBeingStarted*",)),
-    Mutant("rejoin-memory: registered memory is forgotten", "worker/worker.cc",
-           "for (const auto& [key, memory] : next->registered) next->memory->set(key, memory, lock);",
+    Mutant("rejoin-memory: registered memory is forgotten", KEY_EXCHANGE,
+           "for (const auto& [key, memory] : registered_) memory_->set(key, memory, lock);",
            "", ("worker/rejoin_test:*StaysRegistered*",)),
     Mutant("rejoin-others: only the first address is asked", "worker/link/join.cc",
            "for (const std::string& server : servers) {",
@@ -1115,7 +1116,7 @@ MUTANTS = [
 
     # The worker.
     Mutant("goodbye: who leaves forgets the pushes that it had gathered", "worker/worker_calls.cc",
-           "      i.session->flush();  // pushes so far go out before the leave\n",
+           "    i.exchange.flush();  // pushes so far go out before the leave\n",
            "", ("worker/exchange_test:*BeforeALeave*",)),
     Mutant("back: keys are sent from memory that was taken back", "worker/memory/registered_memory.cc",
            "  in_place_->gradients.move(gradient_offset(key), nullptr);",
@@ -1390,8 +1391,8 @@ MUTANTS = [
            "constexpr size_t kMostDeliveries = 2;",
            "constexpr size_t kMostDeliveries = 1;", ("worker/saver_disk_test",)),
     Mutant("saver-error: what a saver throws is taken for the end of a push", "worker/worker.cc",
-           "completion.saver_error.emplace(error_in_flight());",
-           "completion.error.emplace(error_in_flight());", SAVER),
+           "ended->saver_error.emplace(error_in_flight());",
+           "ended->error.emplace(error_in_flight());", SAVER),
     Mutant("part-asks: a part is sent before the box has said that it wants it", "transport/control/http_client.cc",
            'if (content_type == kBytesType) request.set(http::field::expect, "100-continue");',
            "", ("phub/http_test",)),
@@ -1765,9 +1766,9 @@ MUTANTS = [
            "    gradient[i] += residual[i];\n    residual[i] = 0;", "    gradient[i] += residual[i];", CARRIED),
     Mutant("carry-coded: what the format could not hold is lost with what is carried over", CODER,
            "residual[i] += decoded_[i];", "residual[i] = decoded_[i];", CARRIED),
-    Mutant("carry-slack: chunks are carried over beyond the slack", "worker/worker_impl.cc",
-           "ssp ? std::min(options.carry_over, spec.slack) : options.carry_over;",
-           "ssp && spec.slack > 99 ? 0 : options.carry_over;", CARRIED),
+    Mutant("carry-slack: chunks are carried over beyond the slack", KEY_EXCHANGE,
+           "ssp ? std::min(options_.carry_over, spec.slack) : options_.carry_over;",
+           "ssp && spec.slack > 99 ? 0 : options_.carry_over;", CARRIED),
     Mutant("box-factors: pairs are added in another order", "kernels/slots.cc",
            "  for (const void* slot : slots) {\n    const size_t pairs",
            "  for (size_t i = slots.size(); i-- > 0;) {\n    const void* slot = slots[i];\n    const size_t pairs",
@@ -1785,8 +1786,8 @@ MUTANTS = [
            "first += part.pairs;", "", ("worker/box_factors_test",)),
     Mutant("box-factors: every chunk gets the first rows", "worker/memory/registered_memory.cc",
            "part.left + first_row, rows,", "part.left, rows,", ("worker/box_factors_test",)),
-    Mutant("box-factors: more pairs than rank_limit are sent", "worker/worker_impl.cc",
-           "if (pairs <= of.rank_limit) return;", "if (pairs <= of.rank_limit + 1) return;",
+    Mutant("box-factors: more pairs than rank_limit are sent", "worker/memory/factor_pairs.cc",
+           "if (pairs <= key.rank_limit) return;", "if (pairs <= key.rank_limit + 1) return;",
            ("worker/box_factors_test",)),
     Mutant("box-factors: a core does not know that a slot has factors", "phub/job/job_part.cc",
            "c.columns = format.columns;", "", ("worker/box_factors_test", "racks")),
@@ -1806,9 +1807,9 @@ MUTANTS = [
            "if (row < shape.rows()) {", "if (row < shape.rows() + 1) {", ("kernels/row_slots_test",)),
     Mutant("rows: what comes twice counts once", "kernels/slots.cc", "if (same == row) {", "if (same == row) return;\n    if (false) {",
            ("kernels/row_slots_test", "worker/rows_test")),
-    Mutant("rows: more than the limit are sent", "worker/worker_impl.cc",
-           "if (different > of.rows_limit) {", "if (different > of.rows_limit + 1) {", ("worker/rows_test",)),
-    Mutant("rows: what comes twice is added in another order", "worker/worker_impl.cc",
+    Mutant("rows: more than the limit are sent", "worker/memory/gradient_rows.cc",
+           "if (different > key.rows_limit) {", "if (different > key.rows_limit + 1) {", ("worker/rows_test",)),
+    Mutant("rows: what comes twice is added in another order", "worker/memory/gradient_rows.cc",
            "std::ranges::stable_sort(order, {},", "std::ranges::reverse(order);\n  std::ranges::stable_sort(order, {},",
            ("worker/any_job_test",)),
     Mutant("rows: all of a slot travels", "worker/session/session.cc",
