@@ -1,7 +1,5 @@
 #include "worker/geeps/cache.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <exception>
@@ -9,6 +7,7 @@
 
 #include "transport/error.h"
 #include "worker/geeps/cache_impl.h"
+#include "worker/geeps/saved_tables.h"
 #include "worker/geeps/tables.h"
 
 namespace phub::geeps {
@@ -38,17 +37,19 @@ Cache::Impl::Impl(Device& device, Exchange& exchange, std::vector<TableSpec> tab
       specs_(checked(std::move(tables))),
       mover_(device, exchange, options_, specs_),
       work_(device, options.compute),
-      own_lane_{.kind = Lane::Kind::kFetch, .stream = device.make_stream("geeps"), .rows = {}} {
-  check_saved_size();
-  restore_local();
-  begin_branches();
+      copies_(device, mover_, work_),
+      held_(mover_.tables),
+      waits_(mover_, work_, options_),
+      branches_(mover_, waits_, copies_) {
+  check_saved_size(mover_);
+  restore_local(mover_);
+  branches_.begin();
   const DeviceStats use = device_.stats();
   budget_ = options_.budget_bytes > 0 ? options_.budget_bytes : use.budget_bytes - use.used_bytes;
   budget_ = budget_ / Arena::kAlignment * Arena::kAlignment;
   if (budget_ == 0) fail(ErrorCode::kFull, "{}: no memory is left for the cache", device_.name());
   memory_ = DeviceMemory(device_, budget_, "cache");
   mover_.reserved = std::make_unique<Arena>(budget_);
-  own_lane_.rows = std::make_unique<HostRows>(device_, *own_lane_.stream);
   // Tables that are kept twice are included: other caches of the process may copy them, and
   // neighbours that share a page are pinned together.
   std::vector<PageRange> exchanged;
@@ -65,21 +66,11 @@ Cache::Impl::Impl(Device& device, Exchange& exchange, std::vector<TableSpec> tab
     for (const TableSpec& spec : specs_) names.push_back(spec.name);
     mover_.trace = std::make_unique<CacheTrace>(options_.trace, exchange.rank(), std::move(names));
   }
-  driver_ = make_driver(mover_, mutex_);
+  waits_.start(make_driver);
 }
 
 Cache::Impl::~Impl() {
-  {
-    Lock lock(*this);
-    lock.wait(
-        [&] {  // wait for released buffers and clocked updates
-          return mover_.failed() || std::ranges::all_of(mover_.tables, [](const Table& table) {
-                   return table.jobs == 0 && table.handed_over == table.clocks;
-                 });
-        },
-        {});
-  }
-  driver_->stop();
+  waits_.stop();
   mover_.exchange.leave();
   try {
     if (work_.in_stream()) work_.stream()->synchronize();
@@ -90,102 +81,15 @@ Cache::Impl::~Impl() {
   }
 }
 
-bool Cache::Impl::Lock::wait(const std::function<bool()>& over, std::chrono::milliseconds limit) {
-  return cache_.driver_->wait(lock_, over, limit);
-}
-
-// The log has room for the updates of one clock.
-void Cache::Impl::wait_for_log(Lock& lock, uint32_t number) {
-  const Table& table = mover_.tables[number];
-  wait_until(
-      lock, number, [&] { return table.handed_over == table.clocks; },
-      [&] { return fmt::format("the push of '{}'", table.spec.name); });
-}
-
-// Waits for the work that uses the memory of the instance's buffer.
-void Cache::Impl::wait_for_memory(Lock& lock, Instance instance, uint32_t table) {
-  const std::vector<const Event*> events = mover_.events_before(instance);
-  if (events.empty()) return;
-  lock.unlock();
-  for (const Event* event : events) wait_for(*event, table);
-  lock.lock();
-}
-
-std::string Cache::Impl::describe_read(const Table& table, uint64_t back) {
-  if (table.spec.local) return fmt::format("rows of '{}'", table.spec.name);
-  const uint64_t wanted = table.clocks - std::min(table.clocks, back);
-  std::string missing;
-  try {
-    missing = fmt::format("{}", fmt::join(mover_.exchange.missing_ranks(), ", "));
-  } catch (const Error& e) {
-    missing = e.what();
-  }
-  return fmt::format("'{}' as of clock {}: that of clock {} is here. Missing ranks, of {}: {}",
-                     table.spec.name, wanted, table.version, mover_.exchange.world_size(),
-                     missing.empty() ? "none that is known" : missing);
-}
-
-// Makes the application's stream, or its thread, wait.
-void Cache::Impl::wait_for(const Event& event, uint32_t table) {
-  if (event.done()) return;
-  if (!work_.in_stream()) {
-    const uint64_t begin = trace_now_ns();
-    event.wait();
-    stalled_ns_ += trace_now_ns() - begin;
-    if (mover_.trace)
-      mover_.trace->add(CacheTrack::kWait, "wait", table, mover_.tables[table].clocks, begin);
-    return;
-  }
-  if (!options_.measure_stalls && !mover_.trace) return work_.wait(event);
-  const auto begin = std::make_shared<uint64_t>(0);
-  const uint64_t clock = mover_.tables[table].clocks;
-  work_.stream()->call([begin] { *begin = trace_now_ns(); });
-  work_.wait(event);
-  work_.stream()->call([this, begin, table, clock] {
-    stalled_ns_ += trace_now_ns() - *begin;
-    if (mover_.trace) mover_.trace->add(CacheTrack::kWait, "wait", table, clock, *begin);
-  });
-}
-
-void Cache::Impl::wait_all() {
-  Lock lock(*this);
-  wait_until(
-      lock, 0,
-      [&] {
-        return std::ranges::all_of(mover_.tables, [](const Table& table) {
-          return table.jobs == 0 && table.handed_over == table.clocks &&
-                 table.version == table.handed_over;
-        });
-      },
-      [] { return "what was clocked"; });
-}
-
 CacheStats Cache::Impl::stats() {
-  const Lock lock(*this);
+  const Lock lock(waits_);
   CacheStats stats = mover_.stats;
-  stats.stalled = std::chrono::nanoseconds(stalled_ns_);
+  stats.stalled = waits_.lost();
   for (const Table& table : mover_.tables) {
     if (table.branches) stats.branch_bytes += table.branches->bytes();
   }
-  stats.bytes_copied_by_caller += own_lane_.rows->moved_bytes() + work_.caller_bytes();
+  stats.bytes_copied_by_caller += copies_.moved_bytes() + work_.caller_bytes();
   return stats;
-}
-
-// kInvalid has no effect on the cache; every other error ends its work.
-template <class Run>
-auto Cache::Impl::guarded(Run run) {
-  try {
-    return run();
-  } catch (const Error& e) {
-    const ErrorCode code = e.code();
-    if (code != ErrorCode::kInvalid && code != ErrorCode::kFull && code != ErrorCode::kTimeout) {
-      driver_->fail(std::current_exception());
-    }
-    throw;
-  } catch (...) {
-    driver_->fail(std::current_exception());
-    throw;
-  }
 }
 
 Cache::Cache(Device& device, Exchange& exchange, std::vector<TableSpec> tables,
@@ -199,47 +103,51 @@ Cache::~Cache() = default;
 void Cache::begin_virtual() { impl_->begin(true); }
 void Cache::begin_gathering() { impl_->begin(false); }
 void Cache::finish_sequence() {
-  impl_->guarded([&] { impl_->finish_sequence(); });
+  impl_->waits_.guarded([&] { impl_->finish_sequence(); });
 }
 
 Buffer Cache::read(uint32_t table, std::span<const uint64_t> keys,
                    std::optional<uint32_t> staleness) {
-  return impl_->guarded([&] { return impl_->acquire(Call::kRead, table, keys, true, staleness); });
+  return impl_->waits_.guarded(
+      [&] { return impl_->acquire(Call::kRead, table, keys, true, staleness); });
 }
 void Cache::post_read(uint64_t handle) {
-  impl_->guarded([&] { impl_->release(Call::kPostRead, handle, true); });
+  impl_->waits_.guarded([&] { impl_->release(Call::kPostRead, handle, true); });
 }
 Buffer Cache::pre_update(uint32_t table, std::span<const uint64_t> keys) {
-  return impl_->guarded([&] { return impl_->acquire(Call::kPreUpdate, table, keys, true, {}); });
+  return impl_->waits_.guarded(
+      [&] { return impl_->acquire(Call::kPreUpdate, table, keys, true, {}); });
 }
 void Cache::update(uint64_t handle) {
-  impl_->guarded([&] { impl_->release(Call::kUpdate, handle, true); });
+  impl_->waits_.guarded([&] { impl_->release(Call::kUpdate, handle, true); });
 }
 Buffer Cache::local_access(uint32_t table, std::span<const uint64_t> keys, Fetch fetch) {
-  return impl_->guarded(
+  return impl_->waits_.guarded(
       [&] { return impl_->acquire(Call::kLocalAccess, table, keys, fetch == Fetch::kYes, {}); });
 }
 void Cache::post_local_access(uint64_t handle, Save save) {
-  impl_->guarded([&] { impl_->release(Call::kPostLocalAccess, handle, save == Save::kYes); });
+  impl_->waits_.guarded(
+      [&] { impl_->release(Call::kPostLocalAccess, handle, save == Save::kYes); });
 }
 void Cache::table_clock(uint32_t table) {
-  impl_->guarded([&] { impl_->table_clock(table, {}); });
+  impl_->waits_.guarded([&] { impl_->table_clock(table, {}); });
 }
 void Cache::table_clock(uint32_t table, std::span<const FactorPairs> factors) {
-  impl_->guarded([&] { impl_->table_clock(table, factors); });
+  impl_->waits_.guarded([&] { impl_->table_clock(table, factors); });
 }
 void Cache::discard(uint64_t handle) {
-  impl_->guarded([&] { impl_->release(Call::kUpdate, handle, false); });
+  impl_->waits_.guarded([&] { impl_->release(Call::kUpdate, handle, false); });
 }
-void Cache::wait_all() { impl_->wait_all(); }
+void Cache::wait_all() { impl_->waits_.for_results(); }
 void Cache::save_point() {
-  std::optional<RankState> tables = impl_->guarded([&] { return impl_->local_state(); });
+  std::optional<RankState> tables =
+      impl_->waits_.guarded([&] { return impl_->state_at_save_point(); });
   const auto end_round = [this] {
-    if (!impl_->guarded([&] { return impl_->ends_round(); })) return;
+    if (!impl_->waits_.guarded([&] { return impl_->ends_round(); })) return;
     // Not guarded: who gets no answer asks again.
     const std::optional<Exchange::Branches> next =
-        impl_->mover_.exchange.branches(impl_->rounds_ + 1);
-    impl_->guarded([&] { impl_->begin_next_round(next.value()); });
+        impl_->mover_.exchange.branches(impl_->branches_.next_round());
+    impl_->waits_.guarded([&] { impl_->branches_.begin_next_round(next.value()); });
   };
   try {
     if (tables) impl_->mover_.exchange.save(std::move(*tables));

@@ -9,48 +9,26 @@
 namespace phub::geeps {
 namespace {
 
-bool share_a_key(std::span<const uint64_t> a, std::span<const uint64_t> b) {
-  if (a.size() > b.size()) std::swap(a, b);
-  if (a.size() <= 2) {
-    return std::any_of(a.begin(), a.end(),
-                       [&](uint64_t key) { return std::find(b.begin(), b.end(), key) != b.end(); });
-  }
-  const std::unordered_set<uint64_t> keys(a.begin(), a.end());
-  return std::any_of(b.begin(), b.end(), [&](uint64_t key) { return keys.contains(key); });
-}
-
-}  // namespace
-
-void Cache::Impl::check_table(Call call, uint32_t table) const {
-  if (table >= mover_.tables.size()) {
-    fail(ErrorCode::kInvalid, "{} of table {}: there are {}", name_of(call), table,
-         mover_.tables.size());
+void check_table(const std::vector<Table>& tables, Call call, uint32_t table) {
+  if (table >= tables.size()) {
+    fail(ErrorCode::kInvalid, "{} of table {}: there are {}", name_of(call), table, tables.size());
   }
   const bool wants_local = call == Call::kLocalAccess;
-  if (mover_.tables[table].spec.local != wants_local) {
-    fail(ErrorCode::kInvalid, "{} of '{}', which holds {}", name_of(call),
-         mover_.tables[table].spec.name, wants_local ? "parameters" : "local data");
+  if (tables[table].spec.local != wants_local) {
+    fail(ErrorCode::kInvalid, "{} of '{}', which holds {}", name_of(call), tables[table].spec.name,
+         wants_local ? "parameters" : "local data");
   }
-  if (call == Call::kPreUpdate && mover_.tables[table].spec.samples > 0) {
+  if (call == Call::kPreUpdate && tables[table].spec.samples > 0) {
     fail(ErrorCode::kInvalid, "PreUpdate of '{}', whose factors are sent: TableClock takes them",
-         mover_.tables[table].spec.name);
+         tables[table].spec.name);
   }
 }
 
-void Cache::Impl::check_not_held(uint32_t table, std::span<const uint64_t> keys) const {
-  if (mover_.tables[table].held == 0) return;
-  for (const Held& held : held_) {
-    if (held.table != table || !share_a_key(held.keys, keys)) continue;
-    fail(ErrorCode::kInvalid,
-         "LocalAccess of rows of '{}' that are in use: give them back with PostLocalAccess first",
-         mover_.tables[table].spec.name);
-  }
-}
-
-uint64_t Cache::Impl::clocks_back(uint32_t table, std::optional<uint32_t> staleness) const {
+// How many clocks older than the application's a read may be.
+uint64_t clocks_back(const TableSpec& spec, const Exchange& exchange,
+                     std::optional<uint32_t> staleness) {
   if (!staleness) return 0;
-  const TableSpec& spec = mover_.tables[table].spec;
-  const std::optional<uint32_t> slack = mover_.exchange.slack();
+  const std::optional<uint32_t> slack = exchange.slack();
   if (!slack) {
     fail(ErrorCode::kInvalid,
          "a read of '{}' with staleness {}: the job is asynchronous and bounds none", spec.name,
@@ -69,14 +47,7 @@ uint64_t Cache::Impl::clocks_back(uint32_t table, std::optional<uint32_t> stalen
   return spec.read_my_writes ? 0 : *staleness - *slack;
 }
 
-std::optional<uint64_t> Cache::Impl::age_of(uint64_t version) const {
-  const std::optional<uint32_t> slack = mover_.exchange.slack();
-  if (!slack) return {};
-  return version - std::min<uint64_t>(version, *slack);
-}
-
-std::vector<uint32_t> Cache::Impl::rows_of(uint32_t number, std::span<const uint64_t> keys) const {
-  const Table& table = mover_.tables[number];
+std::vector<uint32_t> rows_of(const Table& table, std::span<const uint64_t> keys) {
   std::vector<uint32_t> rows;
   std::unordered_set<uint64_t> seen;
   for (const uint64_t key : keys) {
@@ -90,9 +61,17 @@ std::vector<uint32_t> Cache::Impl::rows_of(uint32_t number, std::span<const uint
   return rows;
 }
 
+}  // namespace
+
+std::optional<uint64_t> Cache::Impl::age_of(uint64_t version) const {
+  const std::optional<uint32_t> slack = mover_.exchange.slack();
+  if (!slack) return {};
+  return version - std::min<uint64_t>(version, *slack);
+}
+
 Buffer Cache::Impl::acquire(Call call, uint32_t table, std::span<const uint64_t> keys, bool fetch,
                             std::optional<uint32_t> staleness) {
-  check_table(call, table);
+  check_table(mover_.tables, call, table);
   if (keys.empty()) {
     fail(ErrorCode::kInvalid, "{} of no rows of '{}'", name_of(call),
          mover_.tables[table].spec.name);
@@ -103,18 +82,19 @@ Buffer Cache::Impl::acquire(Call call, uint32_t table, std::span<const uint64_t>
     if (recorder_) held.recorded = recorder_->acquire(call, table, keys, fetch);
   };
   if (virtual_) {
-    rows_of(table, keys);
-    if (call == Call::kLocalAccess) check_not_held(table, keys);
+    rows_of(mover_.tables[table], keys);
+    if (call == Call::kLocalAccess) held_.check_not_held(table, keys);
     held.own_keys.assign(keys.begin(), keys.end());
     record();
     return hold(std::move(held));
   }
-  const uint64_t back = call == Call::kRead ? clocks_back(table, staleness) : 0;
-  Lock lock(*this);
+  const uint64_t back =
+      call == Call::kRead ? clocks_back(mover_.tables[table].spec, mover_.exchange, staleness) : 0;
+  Lock lock(waits_);
   mover_.throw_if_failed();
-  if (call == Call::kLocalAccess) check_not_held(table, keys);
+  if (call == Call::kLocalAccess) held_.check_not_held(table, keys);
   ++mover_.stats.calls;
-  if (call == Call::kPreUpdate) wait_for_log(lock, table);
+  if (call == Call::kPreUpdate) waits_.for_log(lock, table);
   held.planned = follow(call, table, keys);
   if (const auto step = mover_.follower.last()) {
     const Schedule& schedule = *mover_.schedule;
@@ -133,15 +113,9 @@ Buffer Cache::Impl::acquire(Call call, uint32_t table, std::span<const uint64_t>
 }
 
 Buffer Cache::Impl::hold(Held held) {
-  held.handle = next_handle_++;
-  held.buffer.handle = held.handle;
   if (mover_.trace && !virtual_) held.since_ns = trace_now_ns();
-  ++table_of(held).held;
   if (!virtual_) table_of(held).clocked_last = false;
-  held_.push_back(std::move(held));
-  Held& kept = held_.back();
-  if (!kept.planned) kept.keys = kept.own_keys;
-  return kept.buffer;
+  return held_.add(std::move(held));
 }
 
 // Advances in the sequence. Nothing: the call is outside of it.
@@ -202,10 +176,10 @@ void Cache::Impl::acquire_planned(Lock& lock, Held& held, bool fetch, uint64_t b
     if (!list.host.empty() && (reads || (local && (fetch || access.fetch)))) {
       fetch_planned(lock, held, back);
     } else if (!access.in_place) {
-      wait_until(
+      waits_.until(
           lock, held.table, [&] { return mover_.memory_is_free(instance); },
           [&] { return fmt::format("memory for '{}'", table_of(held).spec.name); });
-      wait_for_memory(lock, instance, held.table);
+      waits_.for_memory(lock, instance, held.table);
     }
     if (reads || (local && fetch && !access.in_place)) read_pinned(lock, held, list, back);
   } catch (...) {
@@ -226,7 +200,7 @@ void Cache::Impl::fetch_planned(Lock& lock, Held& held, uint64_t back) {
     access.version = access_of({*access.kept_from, instance.iteration}).version;
     held.buffer.age = age_of(access.version);
     ++mover_.stats.prefetched;
-    return wait_for_memory(lock, instance, held.table);
+    return waits_.for_memory(lock, instance, held.table);
   }
   access.back = back;
   const auto filled_or_asked = [&] {
@@ -240,10 +214,10 @@ void Cache::Impl::fetch_planned(Lock& lock, Held& held, uint64_t back) {
     return false;
   };
   if (access.filled > instance.iteration) ++mover_.stats.prefetched;
-  wait_until(lock, held.table, filled_or_asked, [&] { return describe_read(table, back); });
+  waits_.for_rows(lock, held.table, back, filled_or_asked);
   if (access.call == Call::kRead) held.buffer.age = age_of(access.version);
   lock.unlock();
-  for (const uint32_t i : list_of(held).partitions) wait_for(*access.ready[i], held.table);
+  for (const uint32_t i : list_of(held).partitions) waits_.for_event(*access.ready[i], held.table);
   lock.lock();
 }
 
@@ -252,7 +226,7 @@ void Cache::Impl::acquire_outside(Lock& lock, Held& held, bool fetch, uint64_t b
   const bool reads = held.call == Call::kRead;
   held.outside = std::make_shared<Outside>(Outside{
       .list = plan_list(mover_.schedule ? &*mover_.schedule : nullptr, held.table, table.split,
-                        rows_of(held.table, held.own_keys), held.call == Call::kPreUpdate),
+                        rows_of(table, held.own_keys), held.call == Call::kPreUpdate),
       .computed = device_.make_event()});
   ++mover_.stats.outside_sequence;
   reserve(lock, held);
@@ -260,17 +234,15 @@ void Cache::Impl::acquire_outside(Lock& lock, Held& held, bool fetch, uint64_t b
   try {
     const ListPlan& list = held.outside->list;
     if (!list.host.empty()) {
-      wait_until(
-          lock, held.table, [&] { return mover_.rows_are_ready(table, back); },
-          [&] { return describe_read(table, back); });
+      waits_.for_rows(lock, held.table, back, [&] { return mover_.rows_are_ready(table, back); });
       if (reads) held.buffer.age = age_of(table.version);
       Task task = mover_.fill_task(*held.outside, held.buffer.data);
       const Reading reading(mover_, lock, table);
-      mover_.run(own_lane_, task);
+      copies_.run(task);
     }
     read_pinned(lock, held, list, back);
   } catch (...) {
-    own_lane_.stream->synchronize();  // copies into the buffer may be in progress
+    copies_.await();  // copies into the buffer may be in progress
     give_back(lock, std::move(held), false);
     throw;
   }
@@ -288,7 +260,7 @@ void Cache::Impl::reserve(Lock& lock, Held& held) {
          bytes, name, mover_.reserved->size(), mover_.reserved->used());
   }
   try {
-    wait_until(
+    waits_.until(
         lock, held.table, [&] { return mover_.reserved_is_free(*offset, bytes); },
         [&] { return fmt::format("{} bytes of reserved memory for '{}'", bytes, name); });
   } catch (...) {
@@ -306,14 +278,13 @@ void Cache::Impl::read_pinned(Lock& lock, Held& held, const ListPlan& list, uint
   if (list.pinned.empty()) return;
   Table& table = table_of(held);
   if (held.call == Call::kRead) {
-    wait_until(
-        lock, held.table, [&] { return table.version + back >= table.clocks && !table.refreshing; },
-        [&] { return describe_read(table, back); });
+    waits_.for_rows(lock, held.table, back,
+                    [&] { return table.version + back >= table.clocks && !table.refreshing; });
     if (list.host.empty()) held.buffer.age = age_of(table.version);
   }
   const bool refreshed = std::exchange(table.refreshed_unseen, false);
   const Reading reading(mover_, lock, table);
-  if (refreshed) wait_for(*table.refreshed, held.table);
+  if (refreshed) waits_.for_event(*table.refreshed, held.table);
   work_.read_pinned(list, mover_.schedule->entries, table.row_floats, table.spec.read_my_writes,
                     held.buffer.data);
   if (table.kept_twice) work_.record(*table.gathered);

@@ -7,45 +7,69 @@
 #include "worker/geeps/cache_impl.h"
 
 namespace phub::geeps {
+namespace {
 
-std::vector<Held>::iterator Cache::Impl::find_held(Call call, uint64_t handle, bool discards) {
-  const auto found = std::ranges::find(held_, handle, &Held::handle);
-  if (found == held_.end()) {
-    if (handle > 0 && handle < next_handle_) {
-      fail(ErrorCode::kInvalid, "{} of buffer {}, which was given back before", name_of(call),
-           handle);
-    }
-    fail(ErrorCode::kInvalid, "{} of buffer {}: there never was one", name_of(call), handle);
+void check_factors(const Device& device, const Table& table, std::span<const FactorPairs> factors) {
+  const TableSpec& spec = table.spec;
+  uint64_t pairs = 0;
+  for (const FactorPairs& part : factors) pairs += part.pairs;
+  if (pairs > spec.samples) {
+    fail(ErrorCode::kInvalid, "TableClock of '{}' with {} pairs of factors: its samples are {}",
+         spec.name, pairs, spec.samples);
   }
-  if (!discards && release_of(found->call) != call) {
-    fail(ErrorCode::kInvalid, "{} of a buffer of '{}' that {} gave: it takes {}", name_of(call),
-         table_of(*found).spec.name, name_of(found->call), name_of(release_of(found->call)));
+  const auto check = [&](const float* memory, uint64_t floats, const char* side) {
+    if (device.holds(memory, floats * sizeof(float))) return;
+    fail(ErrorCode::kInvalid,
+         "TableClock of '{}': {} floats of the {} factors are not inside memory of {}", spec.name,
+         floats, side, device.name());
+  };
+  for (const FactorPairs& part : factors) {
+    if (part.pairs == 0) continue;
+    check(part.left, part.pairs * spec.keys.size(), "left");
+    check(part.right, uint64_t{part.pairs} * spec.row_floats, "right");
   }
-  return found;
 }
+
+// In the application's order. Returns where they will be in host memory. The latest that were
+// copied have been pushed: since then the table was read, which waited for their result.
+std::vector<FactorPairs> copy_factors(DeviceWork& work, const Table& table,
+                                      std::span<const FactorPairs> factors) {
+  std::vector<FactorPairs> in_host;
+  size_t at = 0;
+  const auto copy = [&](const float* from, size_t floats) {
+    work.copy(table.factors.floats() + at, from, floats);
+    return table.log + std::exchange(at, at + floats);
+  };
+  for (const FactorPairs& part : factors) {
+    if (part.pairs == 0) continue;
+    const float* const left = copy(part.left, part.pairs * table.spec.keys.size());
+    const float* const right = copy(part.right, size_t{part.pairs} * table.row_floats);
+    in_host.push_back({left, right, part.pairs});
+  }
+  return in_host;
+}
+
+}  // namespace
 
 void Cache::Impl::release(Call call, uint64_t handle, bool use) {
   const bool discards = !use && call == Call::kUpdate;  // any buffer
-  const auto found = find_held(call, handle, discards);
-  const bool is_virtual = virtual_ || found->buffer.data == nullptr;
-  if (use && found->call == Call::kPreUpdate && !is_virtual) {
+  const Held& found = held_.find(call, handle, discards);
+  const bool is_virtual = virtual_ || found.buffer.data == nullptr;
+  if (use && found.call == Call::kPreUpdate && !is_virtual) {
     // A log in device memory must not be written while it is copied for the last clock.
-    Lock lock(*this);
+    Lock lock(waits_);
     mover_.throw_if_failed();
-    if (found->outside || !list_of(*found).pinned.empty()) wait_for_log(lock, found->table);
+    if (found.outside || !list_of(found).pinned.empty()) waits_.for_log(lock, found.table);
   }
-  if (recorder_ && found->recorded) {
-    const bool saves = use || found->call != Call::kLocalAccess;
-    recorder_->release(release_of(found->call), *found->recorded, saves);
+  if (recorder_ && found.recorded) {
+    const bool saves = use || found.call != Call::kLocalAccess;
+    recorder_->release(release_of(found.call), *found.recorded, saves);
   }
   // While recording, finish_sequence() clocks the table.
-  const bool clocks = use && found->last_update && inferred_[found->table] && !recorder_;
-  if (clocks) check_may_clock(table_of(*found));
-  Held held = std::move(*found);
-  held_.erase(found);
-  if (!held.planned) held.keys = held.own_keys;
+  const bool clocks = use && found.last_update && inferred_[found.table] && !recorder_;
+  if (clocks) check_may_clock(table_of(found));
+  Held held = held_.take(found);
   const uint32_t table = held.table;
-  --table_of(held).held;
   if (is_virtual) return;
   if (mover_.trace) {
     const auto add = [trace = mover_.trace.get(), since = held.since_ns, table,
@@ -54,7 +78,7 @@ void Cache::Impl::release(Call call, uint64_t handle, bool use) {
     };
     work_.in_stream() ? work_.stream()->call(add) : add();
   }
-  Lock lock(*this);
+  Lock lock(waits_);
   mover_.throw_if_failed();
   ++mover_.stats.calls;
   table_of(held).clocked_last = false;
@@ -114,46 +138,6 @@ void Cache::Impl::give_back(Lock& lock, Held held, bool use) {
   mover_.post(std::move(task));
 }
 
-void Cache::Impl::check_factors(const Table& table, std::span<const FactorPairs> factors) const {
-  const TableSpec& spec = table.spec;
-  uint64_t pairs = 0;
-  for (const FactorPairs& part : factors) pairs += part.pairs;
-  if (pairs > spec.samples) {
-    fail(ErrorCode::kInvalid, "TableClock of '{}' with {} pairs of factors: its samples are {}",
-         spec.name, pairs, spec.samples);
-  }
-  const auto check = [&](const float* memory, uint64_t floats, const char* side) {
-    if (device_.holds(memory, floats * sizeof(float))) return;
-    fail(ErrorCode::kInvalid,
-         "TableClock of '{}': {} floats of the {} factors are not inside memory of {}", spec.name,
-         floats, side, device_.name());
-  };
-  for (const FactorPairs& part : factors) {
-    if (part.pairs == 0) continue;
-    check(part.left, part.pairs * spec.keys.size(), "left");
-    check(part.right, uint64_t{part.pairs} * spec.row_floats, "right");
-  }
-}
-
-// In the application's order. Returns where they will be in host memory. The latest that were
-// copied have been pushed: since then the table was read, which waited for their result.
-std::vector<FactorPairs> Cache::Impl::copy_factors(const Table& table,
-                                                   std::span<const FactorPairs> factors) {
-  std::vector<FactorPairs> in_host;
-  size_t at = 0;
-  const auto copy = [&](const float* from, size_t floats) {
-    work_.copy(table.factors.floats() + at, from, floats);
-    return table.log + std::exchange(at, at + floats);
-  };
-  for (const FactorPairs& part : factors) {
-    if (part.pairs == 0) continue;
-    const float* const left = copy(part.left, part.pairs * table.spec.keys.size());
-    const float* const right = copy(part.right, size_t{part.pairs} * table.row_floats);
-    in_host.push_back({left, right, part.pairs});
-  }
-  return in_host;
-}
-
 void Cache::Impl::table_clock(uint32_t number, std::span<const FactorPairs> factors) {
   if (number >= mover_.tables.size()) {
     fail(ErrorCode::kInvalid, "TableClock of table {}: there are {}", number, mover_.tables.size());
@@ -163,8 +147,8 @@ void Cache::Impl::table_clock(uint32_t number, std::span<const FactorPairs> fact
     fail(ErrorCode::kInvalid, "TableClock of '{}', which holds local data", table.spec.name);
   }
   if (virtual_) return recorder_->table_clock(number);
-  check_factors(table, factors);
-  Lock lock(*this);
+  check_factors(device_, table, factors);
+  Lock lock(waits_);
   mover_.throw_if_failed();
   if (table.clocked_last) {
     fail(ErrorCode::kInvalid, "TableClock of '{}' twice, with no other call for it in between",
@@ -176,7 +160,7 @@ void Cache::Impl::table_clock(uint32_t number, std::span<const FactorPairs> fact
   std::vector<FactorPairs> in_host;
   if (!factors.empty()) {
     lock.unlock();
-    in_host = copy_factors(table, factors);
+    in_host = copy_factors(work_, table, factors);
     lock.lock();
   }
   clock(number, std::move(in_host));

@@ -9,9 +9,9 @@ namespace phub::geeps {
 
 void Cache::Impl::begin(bool virtually) {
   if (recorder_) fail(ErrorCode::kInvalid, "the sequence is being recorded already");
-  if (!held_.empty()) {
+  if (const Held* held = held_.first()) {
     fail(ErrorCode::kInvalid, "a sequence begins with a buffer of '{}' in use",
-         mover_.tables[held_.front().table].spec.name);
+         table_of(*held).spec.name);
   }
   std::vector<TableInfo> infos;
   for (const Table& table : mover_.tables) {
@@ -25,9 +25,9 @@ void Cache::Impl::finish_sequence() {
   if (!recorder_) {
     fail(ErrorCode::kInvalid, "finish_sequence without begin_virtual or begin_gathering");
   }
-  if (!held_.empty()) {
+  if (const Held* held = held_.first()) {
     fail(ErrorCode::kInvalid, "the sequence ends with a buffer of '{}' in use",
-         mover_.tables[held_.front().table].spec.name);
+         table_of(*held).spec.name);
   }
   std::vector<bool> inferred(mover_.tables.size(), options_.infer_clocks);
   std::vector<bool> updated(mover_.tables.size());
@@ -36,7 +36,7 @@ void Cache::Impl::finish_sequence() {
     if (operation.call == Call::kUpdate) updated[operation.table] = true;
   }
   if (!virtual_) {
-    const Lock lock(*this);
+    const Lock lock(waits_);
     mover_.throw_if_failed();
     std::vector<uint32_t> clocks;
     for (uint32_t table = 0; table < mover_.tables.size(); ++table) {
@@ -46,7 +46,7 @@ void Cache::Impl::finish_sequence() {
     }
     for (const uint32_t table : clocks) clock(table);
   }
-  wait_all();  // after a timeout the caller may try again
+  waits_.for_results();  // after a timeout the caller may try again
   Sequence sequence = recorder_->finish();
   recorder_.reset();
   virtual_ = false;
@@ -85,10 +85,10 @@ Placement Cache::Impl::place_anew(const Sequence& sequence, SequenceDemand& dema
 
 // REQUIRES: the results of all clocked updates are here.
 void Cache::Impl::install(Sequence sequence) {
-  Lock lock(*this);
+  Lock lock(waits_);
   mover_.waiting.clear();
   if (mover_.schedule) {
-    wait_until(
+    waits_.until(
         lock, 0,
         [&] { return std::ranges::none_of(mover_.schedule->accesses, &PlannedAccess::filling); },
         [] { return "copies that are in progress"; });
@@ -105,83 +105,16 @@ void Cache::Impl::install(Sequence sequence) {
     splits.push_back(table.split);
   }
   try {
-    const std::vector<bool> unclocked = save_dirty();
+    const std::vector<bool> unclocked = copies_.save_dirty();
     mover_.install(make_schedule(std::move(sequence), demand, std::move(placement), maps, splits,
                                  device_, static_cast<std::byte*>(memory_.data())));
     reserved_offset_ = mover_.schedule->placement.reserved_offset;
     mover_.reserved = std::make_unique<Arena>(budget_ - reserved_offset_);
-    load_pinned(unclocked);
+    copies_.load_pinned(unclocked);
     mover_.open_first();
   } catch (const Error& e) {  // the tables are in between two placements
     fail(ErrorCode::kInternal, "while the sequence changed: {}", e.what());
   }
-}
-
-// Saves rows that are newer in device memory to host memory. Returns, by table, whether its log
-// holds updates.
-std::vector<bool> Cache::Impl::save_dirty() {
-  if (work_.in_stream()) work_.stream()->synchronize();
-  std::vector<bool> unclocked;
-  for (uint32_t table = 0; table < mover_.tables.size(); ++table) {
-    std::vector<uint32_t> used_logs;
-    if (mover_.schedule) {
-      for (const uint32_t entry : mover_.schedule->table_entries[table]) {
-        if (mover_.schedule->entries[entry].log_used) used_logs.push_back(entry);
-      }
-    }
-    unclocked.push_back(mover_.tables[table].unclocked);
-    if (!unclocked.back()) continue;
-    StagedBuffers staged(mover_.staging);
-    for (const uint32_t partition : mover_.tables[table].partitions) {
-      mover_.complete_log(*own_lane_.rows, table, partition, used_logs, staged);
-    }
-  }
-  store_dirty([](const Table&) { return true; });
-  return unclocked;
-}
-
-// Copies local rows of these tables that are newer in device memory to host memory. REQUIRES: the
-// compute stream is synchronized.
-void Cache::Impl::store_dirty(bool (*of)(const Table& table)) {
-  if (!mover_.schedule) return;
-  for (PlacedEntry& entry : mover_.schedule->entries) {
-    const Table& table = mover_.tables[entry.table];
-    if (!entry.dirty || !of(table)) continue;
-    StagedBuffers staged(mover_.staging);
-    for (const EntryPart& part : entry.parts) {
-      if (table.branches) table.branches->keep(part.runs);
-      own_lane_.rows->store({entry.rows, part.stretch, staged}, table.own_rows.floats().data(),
-                            part.runs, table.row_floats);
-    }
-    entry.dirty = false;
-  }
-  own_lane_.stream->synchronize();
-}
-
-// `unclocked`: by table, whether its log holds updates.
-void Cache::Impl::load_pinned(const std::vector<bool>& unclocked) {
-  for (PlacedEntry& entry : mover_.schedule->entries) {
-    const Table& table = mover_.tables[entry.table];
-    const bool has_log = unclocked[entry.table] && entry.log != nullptr;
-    entry.log_used = has_log;
-    for (EntryPart& part : entry.parts) {
-      if (unclocked[entry.table] && !has_log) part.host_log = HostLog::kUsed;
-      if (!entry.pinned) continue;
-      own_lane_.rows->fetch(entry.rows, table.rows, nullptr, part.runs, table.row_floats);
-      if (!has_log) continue;
-      own_lane_.rows->fetch(entry.log, table.log, nullptr, part.runs, table.row_floats);
-    }
-  }
-  for (uint32_t i = 0; i < mover_.tables.size(); ++i) {
-    Table& table = mover_.tables[i];
-    if (!unclocked[i]) continue;
-    for (uint32_t row = 0; row < table.loose_log.size(); ++row) {
-      if (mover_.schedule->entry_of_row[i][row] == kNoEntry) {
-        table.loose_log[row] = HostLog::kUsed;
-      }
-    }
-  }
-  own_lane_.stream->synchronize();
 }
 
 }  // namespace phub::geeps

@@ -259,7 +259,7 @@ void Mover::store(Lane& lane, Task& task) {
         if (updates) {
           log(*lane.rows, table, part, buffer);
         } else {
-          if (table.branches) table.branches->keep(part.runs);
+          table.keep_rows(part.runs);
           lane.rows->store(buffer, table.own_rows.floats().data(), part.runs, table.row_floats);
         }
       }

@@ -50,6 +50,10 @@ struct Table {
   Table(Table&&) = default;
 
   size_t floats() const { return spec.keys.size() * row_floats; }
+  // Before these rows of `own_rows` are replaced. Any thread; others replace other rows.
+  void keep_rows(std::span<const Run> runs) const {
+    if (branches) branches->keep(runs);
+  }
 
   TableSpec spec;
   RowMap map;

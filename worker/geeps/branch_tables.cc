@@ -1,10 +1,9 @@
-// Tables by branch: at the end of a round they get the rows of the branch that runs in the next
-// one.
+#include "worker/geeps/branch_tables.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstring>
-#include <iterator>
 #include <limits>
 #include <set>
 #include <string>
@@ -12,7 +11,6 @@
 
 #include "transport/control/branch_runs.h"
 #include "transport/error.h"
-#include "worker/geeps/cache_impl.h"
 
 namespace phub::geeps {
 namespace {
@@ -29,40 +27,28 @@ std::string branches_entry(const Table& table) {
   return fmt::format("{}/{}", kSaved, table.spec.name);
 }
 
+bool is_by_branch(const Table& table) { return table.branches != nullptr; }
+
 }  // namespace
 
-// REQUIRES: there is no sequence yet, and local tables are restored.
-void Cache::Impl::begin_branches() {
-  if (std::ranges::none_of(specs_, &TableSpec::by_branch)) return;
+void BranchTables::begin() {
+  if (std::ranges::none_of(mover_.tables, is_by_branch)) return;
   const std::optional<Exchange::Branches> at = mover_.exchange.branches(0);
   if (!at) return;
-  has_branches_ = true;
-  if (load_branches()) return enter_round(*at);
+  any_ = true;
+  if (load()) return enter(*at);
   branch_ = run_in(at->all.runs, at->round).branch;
   const std::set<uint32_t> waiting = waiting_in(at->round, at->all);
   for (Table& table : mover_.tables) {
     if (!table.branches) continue;
     for (const uint32_t branch : waiting) table.branches->fork_running(branch);
   }
-  next_round_ = at->round + 1;
+  forks_from_ = at->round + 1;
 }
 
-// Whether a round is over now, and all its results are here.
-bool Cache::Impl::ends_round() {
-  if (!has_branches_ || virtual_) return false;
-  {
-    const Lock lock(*this);
-    mover_.throw_if_failed();
-    check_at_save_point();
-    if (!is_clocked()) return false;
-  }
-  wait_all();
-  return true;
-}
-
-void Cache::Impl::begin_next_round(const Exchange::Branches& at) {
+void BranchTables::begin_next_round(const Exchange::Branches& at) {
   try {
-    enter_round(at);
+    enter(at);
   } catch (const Error& e) {
     if (e.code() != ErrorCode::kFull) throw;
     // That has an effect, here: the tables are in between two branches.
@@ -71,8 +57,7 @@ void Cache::Impl::begin_next_round(const Exchange::Branches& at) {
   ++rounds_;
 }
 
-// Whether this round's updates are clocked. REQUIRES: the lock is held.
-bool Cache::Impl::is_clocked() const {
+bool BranchTables::all_are_clocked() const {
   uint32_t clocked = 0, parameters = 0;
   for (const Table& table : mover_.tables) {
     if (table.spec.local) continue;
@@ -88,15 +73,14 @@ bool Cache::Impl::is_clocked() const {
        found->spec.name);
 }
 
-// REQUIRES: the results of all clocked updates are here.
-void Cache::Impl::enter_round(const Exchange::Branches& at) {
+void BranchTables::enter(const Exchange::Branches& at) {
   const uint32_t running = run_in(at.all.runs, at.round).branch;
   std::vector<BranchFork> forks;
   for (const BranchFork& fork : at.all.forks) {
-    if (next_round_ <= fork.round && fork.round <= at.round) forks.push_back(fork);
+    if (forks_from_ <= fork.round && fork.round <= at.round) forks.push_back(fork);
   }
   const bool changes = running != branch_;
-  if (changes || !forks.empty()) settle_branches();
+  if (changes || !forks.empty()) copies_.settle(is_by_branch);  // nothing writes there any more
   if (changes) hold_fills();
   const std::set<uint32_t> needed = needed_after(at.round, at.all);
   for (Table& table : mover_.tables) {
@@ -113,24 +97,14 @@ void Cache::Impl::enter_round(const Exchange::Branches& at) {
   }
   if (changes) go_on_with_rows();
   branch_ = running;
-  next_round_ = at.round + 1;
-}
-
-// The tables' memory has what was saved, and nothing writes there any more.
-void Cache::Impl::settle_branches() {
-  if (work_.in_stream()) work_.stream()->synchronize();
-  store_dirty([](const Table& table) { return table.branches != nullptr; });
-  for (const Table& table : mover_.tables) {
-    if (!table.branches) continue;
-    for (const Table::Part& part : table.parts) part.saved->wait();
-  }
+  forks_from_ = at.round + 1;
 }
 
 // Nothing reads the tables' memory any more.
-void Cache::Impl::hold_fills() {
+void BranchTables::hold_fills() {
   if (!mover_.schedule) return;
   {
-    Lock lock(*this);
+    CacheWaits::Lock lock(waits_);
     for (Table& table : mover_.tables) {
       if (table.branches) mover_.begin_replacing(table);
     }
@@ -145,34 +119,29 @@ void Cache::Impl::hold_fills() {
 }
 
 // Other rows are in the tables' memory.
-void Cache::Impl::go_on_with_rows() {
+void BranchTables::go_on_with_rows() {
   if (!mover_.schedule) return;
-  for (const PlacedEntry& entry : mover_.schedule->entries) {
-    const Table& table = mover_.tables[entry.table];
-    if (!entry.pinned || !table.branches) continue;
-    for (const EntryPart& part : entry.parts) {
-      own_lane_.rows->fetch(entry.rows, table.rows, nullptr, part.runs, table.row_floats);
-    }
-  }
-  own_lane_.stream->synchronize();
-  const Lock lock(*this);
+  copies_.load_pinned_of(is_by_branch);
+  const CacheWaits::Lock lock(waits_);
   for (Table& table : mover_.tables) {
     if (table.branches) mover_.end_replacing(table);
   }
 }
 
-void Cache::Impl::save_branches(RankState& state) const {
-  if (!has_branches_) return;
-  const Head head = {next_round_, branch_};
+std::map<std::string, std::vector<std::byte>> BranchTables::saved() const {
+  std::map<std::string, std::vector<std::byte>> state;
+  if (!any_) return state;
+  const Head head = {forks_from_, branch_};
   const auto bytes = std::as_bytes(std::span(&head, 1));
   state[kSaved] = {bytes.begin(), bytes.end()};
   for (const Table& table : mover_.tables) {
     if (table.branches) state[branches_entry(table)] = table.branches->saved();
   }
+  return state;
 }
 
 // False: there is nothing saved.
-bool Cache::Impl::load_branches() {
+bool BranchTables::load() {
   const auto saved = mover_.exchange.restored(kSaved);
   if (!saved) return false;
   Head head = {};
@@ -184,7 +153,7 @@ bool Cache::Impl::load_branches() {
   if (head.branch > std::numeric_limits<uint32_t>::max()) {
     fail(ErrorCode::kMismatch, "what was saved is of branch {}, which cannot be", head.branch);
   }
-  next_round_ = head.next_round;
+  forks_from_ = head.next_round;
   branch_ = static_cast<uint32_t>(head.branch);
   for (Table& table : mover_.tables) {
     if (!table.branches) continue;
