@@ -4,7 +4,6 @@
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -322,50 +321,6 @@ TEST_F(CheckpointFiles, TheFolderOfAJobMayBeNoLink) {
   refused([&] { store.list(kJob); });
   refused([&] { store.end(kJob); });
   EXPECT_TRUE(std::filesystem::is_empty(outside));
-}
-
-// A process that writes one checkpoint after another is killed at some moment, again and again.
-// What it reported as durable is found, or a later one.
-TEST_F(CheckpointFiles, SurviveKills) {
-  const Seeds seeds = fresh_seeds(std::max<uint64_t>(2, scaled(20)));
-  uint64_t found = 0;
-  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
-    SCOPED_TRACE(fmt::format("PHUB_SEED={}", seed));
-    int ends[2];
-    ASSERT_EQ(pipe(ends), 0);
-    const pid_t child = fork();
-    if (child == 0) {
-      CheckpointStore store(directory_, 1);
-      for (uint64_t round = found + 1;; ++round) {
-        write_checkpoint(store, {.round = round});
-        if (write(ends[1], &round, sizeof round) != sizeof round) _exit(1);
-      }
-    }
-    close(ends[1]);
-    std::mt19937_64 random(seed);
-    uint64_t reported = found;
-    // Every other one is killed only after it has written some, however slow the disk is.
-    if (seed % 2 == 0) {
-      EXPECT_EQ(read(ends[0], &reported, sizeof reported), sizeof reported);
-    }
-    usleep(random() % 100'000);
-    kill(child, SIGKILL);
-    waitpid(child, nullptr, 0);
-    while (read(ends[0], &reported, sizeof reported) == sizeof reported) continue;
-    close(ends[0]);
-
-    CheckpointStore store(directory_, 1);
-    std::vector<Refusal> refused;
-    const auto reader = store.newest_whole(kJob, refused);
-    EXPECT_THAT(refused, IsEmpty());
-    found = reader == nullptr ? 0 : reader->manifest().round;
-    EXPECT_GE(found, reported);
-    if (reader != nullptr) {
-      EXPECT_EQ(difference(*reader, {.round = found}), "");
-    }
-    if (HasFailure()) return;
-  }
-  EXPECT_GT(found, 0u);
 }
 
 // Written by each version, as they lie in the tree. Later versions read them, too.

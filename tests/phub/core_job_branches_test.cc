@@ -1,20 +1,14 @@
 // Branches on a core: orders, and what is copied or set between rounds beside them.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <array>
-#include <random>
 #include <vector>
 
 #include "tests/phub/core_job_rig.h"
 #include "tests/phub/core_script.h"
-#include "tests/seeds.h"
 
 namespace phub {
 namespace core_job_branches_test {
 
-using ::testing::ElementsAre;
 using Rig = testing::CoreJobRig;
 
 const std::vector<uint32_t> kRanks = {0, 1, 2};
@@ -31,21 +25,6 @@ Rig::Options options(kernels::DType results = kernels::DType::kF32) {
           .shelves = kShelves};
 }
 
-// A branch of one chunk: all elements are the same.
-struct State {
-  float parameter = 0, momentum = 0;
-  uint64_t steps = 0;
-
-  friend bool operator==(const State&, const State&) = default;
-};
-
-// lr 1, momentum 0.5: all numbers are exact.
-void step(State& state, float sum) {
-  state.momentum = 0.5f * state.momentum + sum;
-  state.parameter -= state.momentum;
-  ++state.steps;
-}
-
 // From here on these are carried out.
 uint64_t order(Rig& rig, const std::vector<BranchOrder>& orders, Boundary boundary = {}) {
   rig.hyper.front().values.momentum = 0.5;
@@ -54,145 +33,6 @@ uint64_t order(Rig& rig, const std::vector<BranchOrder>& orders, Boundary bounda
   boundary.orders = orders;
   rig.job->commit(boundary);
   return boundary.round;
-}
-
-float gradient(uint32_t rank, uint32_t chunk, uint64_t round) {
-  return static_cast<float>(1 + rank + 3 * chunk + 31 * round);
-}
-
-void push_round(Rig& rig, uint32_t chunk, uint64_t round) {
-  for (const uint32_t rank : kRanks) rig.push(rank, chunk, round, gradient(rank, chunk, round));
-}
-
-// By place: what runs, and the shelves.
-std::vector<State> places_of(const Rig& rig, uint32_t chunk, uint64_t round) {
-  const uint32_t id = kChunks - 1 - chunk;
-  std::vector<State> places = {{.steps = round}};
-  for (uint32_t shelf = 0; shelf < kShelves; ++shelf) {
-    places.push_back({.steps = rig.shelves.steps[shelf][id]});
-  }
-  for (uint32_t place = 0; place < places.size(); ++place) {
-    places[place].parameter = rig.at(place, Places::kParameters, chunk);
-    places[place].momentum = rig.at(place, Places::kState0, chunk);
-  }
-  return places;
-}
-
-std::vector<State> copies_of(const Rig& rig, uint32_t chunk) {
-  const size_t at = size_t{chunk} * kElements;
-  const uint32_t id = kChunks - 1 - chunk;
-  std::vector<State> places = {{rig.copy_parameters[at], rig.copy_state[at], rig.copy_steps[id]}};
-  const Rig::Shelves& shelves = rig.copied_shelves;
-  for (uint32_t shelf = 0; shelf < kShelves; ++shelf) {
-    places.push_back({shelves.arrays[2 * shelf][at], shelves.arrays[2 * shelf + 1][at],
-                      shelves.steps[shelf][id]});
-  }
-  return places;
-}
-
-void carry_out(const BranchOrder& order, std::vector<State>& places) {
-  if (order.kind == BranchOrder::kCopy) {
-    places[order.to] = places[order.from];
-  } else {
-    std::swap(places[0], places[order.to]);
-  }
-}
-
-constexpr uint64_t kRounds = 8;
-
-// All places of a chunk before a round.
-std::vector<State> places_before(uint64_t round, uint32_t chunk,
-                                 const std::vector<BranchOrder>& orders) {
-  std::vector<State> places(1 + kShelves);
-  for (uint64_t r = 1; r < round; ++r) {
-    step(places[0], gradient(0, chunk, r) + gradient(1, chunk, r) + gradient(2, chunk, r));
-    for (const BranchOrder& order : orders) {
-      if (order.round == r + 1) carry_out(order, places);
-    }
-  }
-  return places;
-}
-
-// A snapshot of a round has all places as they are when the round begins, whatever order the ranks
-// and chunks come in, and whatever is ordered for later rounds.
-class RandomSnapshots {
- public:
-  explicit RandomSnapshots(uint64_t seed)
-      : random_(seed), rig_(options(seed % 2 == 0 ? kernels::DType::kF32 : kernels::DType::kBF16)) {
-    for (uint64_t round = 2; seed % 3 > 0 && round <= kRounds; ++round) {
-      const auto to = static_cast<uint32_t>(1 + random_() % kShelves);
-      if (random_() % 3 == 0) orders_.push_back({round, BranchOrder::kCopy, 0, to});
-      if (random_() % 2 == 0) orders_.push_back({round, BranchOrder::kSwap, 0, to});
-    }
-    wanted_ = 2 + random_() % (kRounds - 1);
-    order(rig_, orders_, {.snapshot = true, .snapshot_round = wanted_});
-  }
-
-  void run() {
-    while (left_ > 0) {
-      push(static_cast<uint32_t>(random_() % 3), static_cast<uint32_t>(random_() % kChunks));
-      if (random_() % 3 == 0) rig_.job->step();
-      if (wanted_ == 0 && random_() % 40 == 0) begin_snapshot();
-      check_reports();
-    }
-    rig_.run();
-    check_reports();
-    EXPECT_TRUE(wanted_ == 0 || wanted_ > kRounds + 1);
-    EXPECT_GT(snapshots_, 0u);
-    for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
-      const std::vector<State> want = places_before(kRounds + 1, chunk, orders_);
-      EXPECT_EQ(places_of(rig_, chunk, want[0].steps), want) << "chunk " << chunk;
-    }
-  }
-
- private:
-  // Each rank is in a round of its own of every chunk, at most one that is not complete.
-  void push(uint32_t rank, uint32_t chunk) {
-    auto& rounds = pushed_[chunk];
-    const uint64_t slowest = std::ranges::min(rounds);
-    if (rounds[rank] != slowest || slowest == kRounds) return;
-    --left_;
-    ++rounds[rank];
-    rig_.push(rank, chunk, rounds[rank], gradient(rank, chunk, rounds[rank]));
-    if (std::ranges::min(rounds) > slowest) rig_.run();
-  }
-  void begin_snapshot() {
-    wanted_ = rig_.job->hold().round;
-    Boundary boundary{.round = wanted_, .snapshot = true};
-    boundary.snapshot_round = random_() % 2 == 0 ? 0 : wanted_ + random_() % 3;
-    wanted_ = std::max(wanted_, boundary.snapshot_round);
-    rig_.job->commit(boundary);
-  }
-  void check_reports() {
-    const auto reports = rig_.take_reports();
-    if (reports.empty()) return;
-    EXPECT_THAT(reports, ElementsAre(fmt::format("snapped @{}", wanted_)));
-    for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
-      EXPECT_EQ(copies_of(rig_, chunk), places_before(wanted_, chunk, orders_))
-          << "chunk " << chunk;
-    }
-    std::ranges::fill(rig_.copy_parameters, -1);
-    std::ranges::fill(rig_.copy_state, -1);
-    wanted_ = 0;
-    ++snapshots_;
-  }
-
-  std::mt19937_64 random_;
-  Rig rig_;
-  std::vector<BranchOrder> orders_;
-  std::array<std::array<uint64_t, 3>, kChunks> pushed_ = {};
-  uint64_t left_ = 3 * kChunks * kRounds;
-  uint64_t wanted_ = 0;  // of the snapshot that is under way; 0: none is
-  uint64_t snapshots_ = 0;
-};
-
-TEST(CoreJobBranches, ASnapshotHasThemAsTheyAreBeforeItsRound) {
-  const testing::Seeds seeds = testing::fresh_seeds(200);
-  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
-    SCOPED_TRACE(fmt::format("PHUB_SEED={}", seed));
-    RandomSnapshots(seed).run();
-    if (::testing::Test::HasFailure()) return;
-  }
 }
 
 // Everybody is gone, and who comes begins two rounds later: nobody is in the round between. What is
@@ -217,7 +57,7 @@ TEST(CoreJobBranches, WhatIsCopiedCounts) {
   const auto bytes_of_a_round = [](const Orders& orders, kernels::DType results) {
     Rig rig(options(results));
     order(rig, orders);
-    for (uint32_t chunk = 0; chunk < kChunks; ++chunk) push_round(rig, chunk, 1);
+    for (uint32_t chunk = 0; chunk < kChunks; ++chunk) rig.push_all(kRanks, chunk, 1);
     uint64_t bytes = 0;
     while (rig.job->step(bytes)) {
     }

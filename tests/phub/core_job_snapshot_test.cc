@@ -1,5 +1,5 @@
 // Snapshots, and what is copied or set of some keys, between two rounds. (In any order of what
-// comes: core_job_branches_test.cc.)
+// comes: rack_sim.)
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -4,11 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <random>
 #include <span>
 
 #include "tests/phub/membership_script.h"
-#include "tests/seeds.h"
 
 namespace phub {
 namespace membership_test {
@@ -569,129 +567,6 @@ TEST(Membership, OutOfLockStepExclusionsCountWhereTheChunkHasTheRound) {
   EXPECT_EQ(excluded[0].last_round, 38u);
   EXPECT_EQ(excluded[1].chunks, (std::vector<ChunkSpan>{{0, 0}}));
   EXPECT_EQ(excluded[1].last_round, 39u);
-}
-
-// Anything in any order: the driver's rules hold, everybody is answered, and once nobody gives a
-// sign of life any more the job is over within its limits.
-class RandomMembership {
- public:
-  explicit RandomMembership(uint64_t seed)
-      : random_(seed), spec_(random_spec()), m_(spec_, cores()) {
-    m_.admissions_work = true;
-    m_.last_round = [this](uint32_t, uint32_t) {
-      const uint64_t back = below(3);
-      return back > round_ || round_ == 0 ? 0
-             : keeps_                     ? round_ - std::min(round_, back)
-                                          : round_ - 1;
-    };
-  }
-
-  std::string run(uint32_t steps) {
-    for (uint32_t i = 0; i < steps && !m_.over(); ++i) step();
-    m_.settle();
-    // Silence. Every limit may be used up, one after the other.
-    const uint64_t limit = 3ull * (spec_.lease_ms + spec_.progress_limit_ms + spec_.wait_limit_ms +
-                                   spec_.join_limit_ms);
-    for (uint64_t ms = 0; ms < limit && !m_.over(); ms += 100) {
-      m_.tick(100);
-      m_.settle();
-    }
-    std::string wrong = m_.wrong();
-    if (!m_.over()) wrong += "the job is there for ever, in state " + m_->state() + "\n";
-    if (m_.unanswered() > 0) wrong += "requests were not answered\n";
-    return wrong;
-  }
-
- private:
-  uint64_t below(uint64_t n) { return random_() % n; }
-  uint32_t cores() { return 1 + static_cast<uint32_t>(below(3)); }
-  JobSpec random_spec() {
-    static constexpr const char* kPolicies[] = {"shrink", "wait", "fail"};
-    const auto world = 1 + static_cast<uint32_t>(below(4));
-    JobSpec spec =
-        membership_spec(world, world + static_cast<uint32_t>(below(3)), kPolicies[below(3)]);
-    spec.initial = below(2) ? "broadcast" : "zeros";
-    spec.min_ranks = static_cast<uint32_t>(below(world + 1));
-    keeps_ = below(2);
-    round_ = spec.initial == "broadcast" ? 0 : 1;
-    return spec;
-  }
-
-  void step() {
-    const auto rank = static_cast<uint32_t>(below(spec_.max_ranks));
-    const uint32_t incarnation = m_->ranks()[rank].incarnation;
-    const bool current = m_->is_current(rank, incarnation);
-    switch (below(16)) {
-      case 0:
-        m_.admissions_work = below(8) > 0;
-        m_.admissions_take_time = below(2) > 0;
-        m_.join(below(3) ? static_cast<int32_t>(below(spec_.max_ranks + 1)) : -1, below(2));
-        break;
-      case 1:
-        m_.join(-1);
-        break;
-      case 2:
-        if (current && below(4) == 0) m_.leave(rank);
-        break;
-      case 3:
-        if (current) m_.barrier(rank);
-        break;
-      case 4:
-        if (current) m_.hyper({{"lr", 0.5}});
-        break;
-      case 5:
-        m_->disconnected(rank, incarnation - static_cast<uint32_t>(below(2)), "gone");
-        m_.carry_out();
-        break;
-      case 6:
-        probe();
-        break;
-      case 7:
-        if (below(20) == 0) m_.settle();
-        m_.tick(below(10) ? below(200) : below(2000));
-        break;
-      case 8:
-        beat();
-        break;
-      case 9:
-        m_.finish_admission();
-        break;
-      default:
-        round_ += m_->missing().empty() && below(3) == 0;
-        m_.cores_at(round_, round_ - (round_ > 0 && below(2)), round_ - (round_ > 0 && below(2)));
-        m_.answer();
-    }
-    if (below(4)) beat();
-  }
-
-  void beat() {
-    for (const RankStatus& rank : m_->ranks()) {
-      if (m_->is_current(rank.rank, rank.incarnation) && below(4)) m_->heartbeat(rank.rank, m_.now);
-    }
-  }
-
-  void probe() {
-    std::vector<uint64_t> arrivals(spec_.max_ranks);
-    for (uint64_t& n : arrivals) n = round_ + below(2);
-    std::vector<uint32_t> waited;
-    for (uint32_t rank = 0; rank < spec_.max_ranks; ++rank) {
-      if (below(2)) waited.push_back(rank);
-    }
-    m_.probe(round_, arrivals, waited);
-  }
-
-  std::mt19937_64 random_;
-  uint64_t round_ = 1;
-  bool keeps_ = false;
-  const JobSpec spec_;
-  MembershipDriver m_;
-};
-
-TEST(Membership, RandomSequences) {
-  const testing::Seeds seeds = testing::fresh_seeds(testing::scaled(5000));
-  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
-    ASSERT_EQ(RandomMembership(seed).run(400), "") << "PHUB_SEED=" << seed;
-  }
 }
 
 // A rack is a rank that nobody replaces by hand: what another box asks for is a mistake.

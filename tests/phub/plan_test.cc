@@ -342,18 +342,6 @@ TEST(Plan, IsTheSameEverywhere) {
   EXPECT_EQ(fingerprint(make_plan(topology, table.keys, {.ranks = 64})), expected);
 }
 
-TEST(Plan, OneOfEverything) {
-  const std::vector<KeySpec> keys = make_keys({1});
-  for (uint32_t nics : {0u, 1u}) {
-    const numa::Topology topology = make_topology({{1, nics}});
-    const Plan plan = make_plan(topology, keys, {});
-    check_everything(plan, topology, keys, 8192);
-    EXPECT_EQ(plan.chunks.size(), 1u);
-    EXPECT_EQ(plan.total_elements, 32u);
-    EXPECT_EQ(core_imbalance(plan), 1.0);
-  }
-}
-
 TEST(Plan, WithoutNicsThereIsOneQueuePerCore) {
   const std::vector<KeySpec> keys = make_keys({100000, 3, 70000});
   const Plan plan =
@@ -412,11 +400,6 @@ TEST(Plan, FewCoresAreThePreferredThenTheLeastLoaded) {
   EXPECT_EQ(cpus({.cores = 2, .most_cores = 5}).size(), 2u);
   EXPECT_EQ(cpus({.most_cores = 100}).size(), 8u);
   EXPECT_THAT(message_of(topology, keys, {.most_cores = 0}), ::testing::HasSubstr("needs a core"));
-}
-
-TEST(Plan, DealsTheLargestFirst) {
-  const std::vector<KeySpec> keys = make_keys({100, 100, 200});
-  EXPECT_EQ(core_imbalance(make_plan(make_topology({{2, 1}}), keys, {})), 1.0);
 }
 
 // A key is the unit of overlap: its chunks must be able to use the whole box at once.
