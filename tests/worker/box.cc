@@ -214,4 +214,13 @@ void each_rank(uint32_t ranks, const std::function<void(uint32_t rank)>& body) {
   if (first) std::rethrow_exception(first);
 }
 
+void each_worker(const Box& box, const JobSpec& spec,
+                 const std::function<void(Worker& worker, uint32_t rank)>& body) {
+  each_rank(spec.world_size, [&](uint32_t rank) {
+    Worker worker(box.options(spec, rank));
+    worker.wait_all();
+    body(worker, rank);
+  });
+}
+
 }  // namespace phub::testing

@@ -46,6 +46,11 @@ class Box {
 
   const std::string& address() const;
   WorkerOptions options(JobSpec spec) const { return options_of(address(), std::move(spec)); }
+  WorkerOptions options(JobSpec spec, uint32_t rank) const {
+    WorkerOptions of_rank = options(std::move(spec));
+    of_rank.rank = static_cast<int32_t>(rank);
+    return of_rank;
+  }
   std::vector<LogRecord> log(const std::string& job);
   std::vector<std::string> notes();  // what it has told its operator
   ServerStatus status();
@@ -65,5 +70,8 @@ JoinReply join_parent(ParentClient& parent, const JoinRequest& request);
 
 // Runs `body(rank)` in a thread per rank; the first exception is thrown on.
 void each_rank(uint32_t ranks, const std::function<void(uint32_t rank)>& body);
+// The same with a worker for each rank of the job, which has its first parameters.
+void each_worker(const Box& box, const JobSpec& spec,
+                 const std::function<void(Worker& worker, uint32_t rank)>& body);
 
 }  // namespace phub::testing

@@ -1,6 +1,5 @@
 // Connections that break under living workers are made again, and nothing counts twice.
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -8,50 +7,26 @@
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <random>
-#include <set>
-#include <string>
 #include <thread>
 #include <vector>
 
 #include "tests/seeds.h"
 #include "tests/worker/box.h"
+#include "tests/worker/data_connections.h"
 #include "transport/control/control_client.h"
-#include "transport/text.h"
 
 namespace phub {
 namespace reconnect_test {
 
 using testing::Box;
+using testing::control_port;
+using testing::data_connections;
 using testing::each_rank;
-
-uint16_t port_of(const sockaddr_storage& address) {
-  return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
-}
-
-using Ports = std::set<uint16_t>;
-
-// A connected TCP socket, either end, that is not of a control port.
-bool is_data_connection(int fd, const Ports& control) {
-  sockaddr_storage own = {}, peer = {};
-  socklen_t own_size = sizeof own, peer_size = sizeof peer;
-  if (getsockname(fd, reinterpret_cast<sockaddr*>(&own), &own_size) != 0) return false;
-  if (own.ss_family != AF_INET) return false;
-  if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &peer_size) != 0) return false;
-  return !control.contains(port_of(own)) && !control.contains(port_of(peer));
-}
-
-std::vector<int> data_connections(const Ports& control) {
-  std::vector<int> found;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    const int fd = std::stoi(entry.path().filename());
-    if (is_data_connection(fd, control)) found.push_back(fd);
-  }
-  return found;
-}
+using testing::is_data_connection;
+using testing::Ports;
 
 constexpr uint32_t kRanks = 3;
 
@@ -87,9 +62,7 @@ uint64_t exchange_while_connections_break(JobSpec spec, const Ports& control,
         std::atomic<uint32_t>& count;
         ~Done() { ++count; }
       } done{ranks_done};
-      WorkerOptions options = box_of(rank).options(spec);
-      options.rank = static_cast<int32_t>(rank);
-      Worker worker(options);
+      Worker worker(box_of(rank).options(spec, rank));
       worker.wait_all();
       // Every second key lies in memory of its own, where the sum replaces the gradient.
       std::vector<std::vector<float>> own(worker.keys());
@@ -130,8 +103,6 @@ void expect_no_loss(Box& box) {
   }
 }
 
-uint16_t control_port(const Box& box) { return parse_host_port(box.address()).port; }
-
 TEST(Reconnect, BrokenConnectionsAreMadeAgainAndNothingCountsTwice) {
   Box box(2);
   EXPECT_GT(exchange_while_connections_break({}, {control_port(box)},
@@ -167,11 +138,7 @@ TEST(Reconnect, AJobThatEndsWhileNobodyWaitsIsAnErrorOfTheNextWait) {
   spec.lease_ms = 3000;
   std::atomic<uint32_t> started = 0;
   std::atomic<bool> over = false;
-  each_rank(2, [&](uint32_t rank) {
-    WorkerOptions options = box.options(spec);
-    options.rank = static_cast<int32_t>(rank);
-    Worker worker(options);
-    worker.wait_all();
+  each_worker(box, spec, [&](Worker& worker, uint32_t rank) {
     for (++started; started < 2;) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     if (rank == 0) {
       worker.push(0);  // never complete: the other rank sends nothing

@@ -3,14 +3,12 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
-#include <filesystem>
 #include <functional>
 #include <future>
 #include <memory>
@@ -23,6 +21,7 @@
 #include "tests/seeds.h"
 #include "tests/transport/shm_rig.h"
 #include "tests/worker/box.h"
+#include "tests/worker/data_connections.h"
 #include "tests/worker/expect_error.h"
 #include "tests/worker/grouped_training.h"
 #include "tests/worker/udp_switch.h"
@@ -33,6 +32,8 @@ namespace switched_test {
 
 using testing::alone;
 using testing::Box;
+using testing::control_port;
+using testing::data_connections;
 using testing::each_rank;
 using testing::GroupedTraining;
 using ::testing::HasSubstr;
@@ -151,131 +152,67 @@ TEST(Switched, EveryResultIsThatOfOneProcessWhateverIsLost) {
   }
 }
 
-// In the middle of a run it passes everything on as it is, is gone altogether, or forgets.
-TEST(Switched, ASwitchThatDiesHasCountedNothingTwice) {
-  for (const auto state : {UdpSwitch::State::kPasses, UdpSwitch::State::kSilent}) {
-    const uint64_t seed = testing::fresh_seeds(1).first;
-    SCOPED_TRACE(fmt::format("PHUB_SEED={}, silent {}", seed, state == UdpSwitch::State::kSilent));
-    UdpSwitch through({.seed = seed, .loss = 0.01});
-    const auto box = box_behind(through, 2);
-    GroupedTraining run{.spec = spec_of("dies", 3), .seed = seed, .rounds = 9};
-    run.spec.optimizer = "momentum";
-    const Seen seen = train(*box, run, [&](uint32_t rank, uint64_t round) {
+// In the middle of a run the switch passes everything on as it is, is gone altogether, forgets, or
+// comes back; a rank leaves; all connections break, and what was on its way comes directly. Nothing
+// counts twice, and after two rounds without the switch all goes through it again.
+TEST(Switched, WhateverHappensNothingCountsTwice) {
+  using State = UdpSwitch::State;
+  struct Trouble {
+    const char* name;
+    double loss;
+    uint64_t rounds;
+    uint64_t at_least;  // so many rounds go through the switch, and not all; 0: any
+    std::function<bool(UdpSwitch& through, const Box& box, uint32_t rank, uint64_t round)> after;
+  };
+  const auto becomes = [](State state) {
+    return [state](UdpSwitch& through, const Box&, uint32_t rank, uint64_t round) {
       if (rank == 0 && round == 4) through.become(state);
       return true;
+    };
+  };
+  const Trouble kTroubles[] = {
+      {"passes", 0.01, 9, 4, becomes(State::kPasses)},
+      {"silent", 0.01, 9, 4, becomes(State::kSilent)},
+      {"forgets", 0.05, 8, 0,
+       [](UdpSwitch& through, const Box&, uint32_t rank, uint64_t) {
+         if (rank == 1) through.forget();
+         return true;
+       }},
+      {"again", 0.01, 60, 12,
+       [](UdpSwitch& through, const Box&, uint32_t rank, uint64_t round) {
+         if (rank == 0 && round == 4) through.become(State::kPasses);
+         if (rank == 0 && round == 6) through.become(State::kAdds);
+         return true;
+       }},
+      {"leaves", 0.02, 8, 0,
+       [](UdpSwitch&, const Box&, uint32_t rank, uint64_t round) {
+         return rank != 2 || round < 4;
+       }},
+      {"breaks", 0, 40, 10,
+       [](UdpSwitch&, const Box& box, uint32_t rank, uint64_t round) {
+         if (rank != 0 || round != 14) return true;
+         for (const int fd : data_connections({control_port(box)})) shutdown(fd, SHUT_RDWR);
+         return true;
+       }},
+  };
+  const uint64_t seed = testing::fresh_seeds(1).first;
+  for (const Trouble& trouble : kTroubles) {
+    SCOPED_TRACE(fmt::format("PHUB_SEED={}, {}", seed, trouble.name));
+    UdpSwitch through({.seed = seed, .loss = trouble.loss});
+    const auto box = box_behind(through, 2, 2);
+    GroupedTraining run{.spec = spec_of(trouble.name, 3), .seed = seed, .rounds = trouble.rounds};
+    run.spec.optimizer = "momentum";
+    if (seed % 2 == 0) run.spec.reduction = "mean";
+    if (seed % 3 == 0) run.spec.hyper["max_norm"] = 0.5;
+    const Seen seen = train(*box, run, [&](uint32_t rank, uint64_t round) {
+      return trouble.after(through, *box, rank, round);
     });
     expect_as_alone(seen, run);
-    EXPECT_GE(seen.status.switch_chunks, 4 * switched_chunks(run.spec));
+    EXPECT_GT(seen.status.switch_chunks, 0u);
+    if (trouble.at_least == 0) continue;
+    EXPECT_GE(seen.status.switch_chunks, trouble.at_least * switched_chunks(run.spec));
     EXPECT_LT(seen.status.switch_chunks, run.rounds * switched_chunks(run.spec));
   }
-}
-
-TEST(Switched, ASwitchThatForgetsHasCountedNothingTwice) {
-  const uint64_t seed = testing::fresh_seeds(1).first;
-  SCOPED_TRACE(fmt::format("PHUB_SEED={}", seed));
-  UdpSwitch through({.seed = seed, .loss = 0.05});
-  const auto box = box_behind(through, 2);
-  GroupedTraining run{.spec = spec_of("forgets", 3), .seed = seed, .rounds = 8};
-  const Seen seen = train(*box, run, [&](uint32_t rank, uint64_t) {
-    if (rank == 1) through.forget();
-    return true;
-  });
-  expect_as_alone(seen, run);
-  EXPECT_GT(seen.status.switch_chunks, 0u);
-}
-
-TEST(Switched, WithFewerSlotsThanTheBoxWasToldAllIsSentDirectly) {
-  const uint64_t seed = testing::fresh_seeds(1).first;
-  UdpSwitch through({.seed = seed, .slots = 1});
-  SwitchOptions wrong = through.of_box();
-  wrong.slots = 64;
-  Box box("pack:1 core:1 pu:1", uint64_t{1} << 33, Box::Wrap(), CheckpointOptions(), "", &wrong);
-  const GroupedTraining run{.spec = spec_of("full", 2), .seed = seed, .rounds = 3};
-  const Seen seen = train(box, run);
-  expect_as_alone(seen, run);
-  EXPECT_LT(seen.status.switch_chunks, run.rounds * switched_chunks(run.spec));
-}
-
-// Two ranks of one host: one of them cannot hear the box's answers.
-TEST(Switched, ARankWithoutAPortSendsDirectlyAndSoDoAll) {
-  const uint64_t seed = testing::fresh_seeds(1).first;
-  UdpSwitch through({.seed = seed});
-  SwitchOptions one_port = through.of_box();
-  one_port.worker_port = SwitchSocket(0).port();
-  Box box("pack:1 core:1 pu:1", uint64_t{1} << 33, Box::Wrap(), CheckpointOptions(), "", &one_port);
-  const GroupedTraining run{.spec = spec_of("port", 2), .seed = seed, .rounds = 4};
-  const Seen seen = train(box, run);
-  expect_as_alone(seen, run);
-  EXPECT_EQ(seen.status.switch_chunks, 0u);
-}
-
-// It adds nothing for two rounds, and then all goes through it again; also when ranks that were
-// lost have come back.
-TEST(Switched, AnotherGenerationBeginsWhenTheSwitchIsThereAgain) {
-  const uint64_t seed = testing::fresh_seeds(1).first;
-  SCOPED_TRACE(fmt::format("PHUB_SEED={}", seed));
-  UdpSwitch through({.seed = seed, .loss = seed % 2 == 0 ? 0 : 0.01});
-  const auto box = box_behind(through, 2, 2);
-  GroupedTraining run{.spec = spec_of("again", 3), .seed = seed, .rounds = 60};
-  run.spec.optimizer = "momentum";
-  if (seed % 3 == 0) run.spec.hyper["max_norm"] = 0.5;
-  const Seen seen = train(*box, run, [&](uint32_t rank, uint64_t round) {
-    if (rank == 0 && round == 4) through.become(UdpSwitch::State::kPasses);
-    if (rank == 0 && round == 6) through.become(UdpSwitch::State::kAdds);
-    return true;
-  });
-  expect_as_alone(seen, run);
-  EXPECT_GE(seen.status.switch_chunks, 12 * switched_chunks(run.spec));
-  EXPECT_LT(seen.status.switch_chunks, run.rounds * switched_chunks(run.spec));
-}
-
-TEST(Switched, ARankThatCameBackSendsThroughTheSwitchAgain) {
-  const uint64_t seed = testing::fresh_seeds(1).first;
-  SCOPED_TRACE(fmt::format("PHUB_SEED={}", seed));
-  UdpSwitch through({.seed = seed});
-  const auto box = box_behind(through, 2, 2);
-  GroupedTraining run{.spec = spec_of("back", 3), .seed = seed, .rounds = 40};
-  run.spec.optimizer = "sgd";
-  run.spec.on_loss = "wait";
-  std::vector<std::vector<Results>> seen(3);
-  std::vector<LogRecord> log;
-  std::atomic<uint64_t> chunks_before{0}, chunks{0};
-  each_rank(3, [&](uint32_t rank) {
-    auto worker = std::make_unique<Worker>(options_over_tcp(*box, run.spec, rank));
-    worker->wait_all();
-    for (uint64_t round = 1; round <= run.rounds; ++round) {
-      train_round(run, *worker, rank, round);
-      seen[rank].push_back(results_of(*worker));
-      if (rank != 1 || round != 5) continue;
-      // It is gone, and its successor comes after the round that the others may have begun.
-      worker->end("it is to vanish");
-      worker.reset();
-      chunks_before = box->status().jobs.at(0).switch_chunks;
-      WorkerOptions again = options_over_tcp(*box, run.spec, rank);
-      again.replace = true;
-      worker = std::make_unique<Worker>(again);
-      worker->wait_all();
-      while (seen[rank].size() + 1 < worker->first_round()) seen[rank].emplace_back();
-      round = worker->first_round() - 1;
-    }
-    if (rank == 0) log = box->log(run.spec.name);
-    worker->barrier();
-    if (rank == 0) {
-      for (int i = 0; i < 3000 && box->status().jobs.at(0).completed_round < run.rounds; ++i) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(10));
-      }
-      chunks = box->status().jobs.at(0).switch_chunks;
-    }
-    worker->barrier();
-  });
-  const std::vector<Results> want = alone(run, run.spec, log);
-  for (uint32_t rank = 0; rank < 3; ++rank) {
-    for (size_t i = 0; i < seen[rank].size(); ++i) {
-      if (seen[rank][i].keys.empty()) continue;
-      ASSERT_TRUE(seen[rank][i] == want[i]) << "rank " << rank << ", round " << i + 1;
-    }
-  }
-  EXPECT_GE(chunks, chunks_before + 10 * switched_chunks(run.spec));
 }
 
 // The box dies, and another one goes on from its checkpoint: with a switch, from the first round.
@@ -386,58 +323,6 @@ TEST(Switched, AnIdleJobCostsNoTime) {
   EXPECT_TRUE(sleeps);
 }
 
-// A rank leaves on the way; the others go on, and their rounds have what the log says.
-TEST(Switched, ARankThatLeavesEndsTheGenerationAndNoRound) {
-  const uint64_t seed = testing::fresh_seeds(1).first;
-  SCOPED_TRACE(fmt::format("PHUB_SEED={}", seed));
-  UdpSwitch through({.seed = seed, .loss = 0.02});
-  const auto box = box_behind(through, 2);
-  GroupedTraining run{.spec = spec_of("leaves", 3), .seed = seed, .rounds = 8};
-  run.spec.optimizer = "sgd";
-  run.spec.reduction = "mean";
-  const Seen seen =
-      train(*box, run, [](uint32_t rank, uint64_t round) { return rank != 2 || round < 4; });
-  expect_as_alone(seen, run);
-  EXPECT_EQ(seen.of[2].size(), 4u);
-  EXPECT_GT(seen.status.switch_chunks, 0u);
-}
-
-// One is gone without a word, in the middle of a round: its lease ends.
-TEST(Switched, ARankThatVanishesIsLostAndTheOthersSendDirectly) {
-  const uint64_t seed = testing::fresh_seeds(1).first;
-  SCOPED_TRACE(fmt::format("PHUB_SEED={}", seed));
-  UdpSwitch through({.seed = seed});
-  const auto box = box_behind(through, 2);
-  GroupedTraining run{.spec = spec_of("vanishes", 3), .seed = seed, .rounds = 6};
-  run.spec.lease_ms = 3000;
-  run.spec.optimizer = "sgd";
-  std::vector<std::vector<Results>> seen(3);
-  std::vector<LogRecord> log;
-  each_rank(3, [&](uint32_t rank) {
-    auto worker = std::make_unique<Worker>(options_over_tcp(*box, run.spec, rank));
-    worker->wait_all();
-    for (uint64_t round = 1; round <= run.rounds; ++round) {
-      if (rank == 1 && round == 4) {
-        // One key of the round is on its way, and no other will be.
-        run.fill_key(rank, round, 0, worker->gradient_bytes(0));
-        worker->push(0);
-        return worker->end("it is to vanish");
-      }
-      train_round(run, *worker, rank, round);
-      seen[rank].push_back(results_of(*worker));
-    }
-    if (rank == 0) log = box->log(run.spec.name);
-    worker->barrier();
-  });
-  const std::vector<Results> want = alone(run, run.spec, log);
-  for (uint32_t rank = 0; rank < 3; ++rank) {
-    for (size_t i = 0; i < seen[rank].size(); ++i) {
-      ASSERT_TRUE(seen[rank][i] == want[i]) << "rank " << rank << ", round " << i + 1;
-    }
-  }
-  EXPECT_EQ(seen[0].size(), run.rounds);
-}
-
 // A chunk that takes longer than the progress limit, as so much is lost: at any time the switch
 // waits for some part of every rank.
 TEST(Switched, ARankWhosePartsComeHasNotSentNothing) {
@@ -452,64 +337,6 @@ TEST(Switched, ARankWhosePartsComeHasNotSentNothing) {
   const Seen seen = train(*box, run);
   expect_as_alone(seen, run);
   EXPECT_EQ(seen.status.switch_chunks, 1u);
-}
-
-// Somebody hangs, and sends nothing: others have sent nothing directly that would show it.
-TEST(Switched, ARankThatHangsIsLostByTheProgressLimit) {
-  const uint64_t seed = testing::fresh_seeds(1).first;
-  UdpSwitch through({.seed = seed});
-  const auto box = box_behind(through, 1);
-  GroupedTraining run{.spec = spec_of("hangs", 2), .seed = seed, .rounds = 4};
-  run.spec.keys.erase(run.spec.keys.begin() + 2);  // nothing goes directly
-  run.spec.progress_limit_ms = 3000;
-  std::atomic<bool> done{false};
-  each_rank(2, [&](uint32_t rank) {
-    Worker worker(options_over_tcp(*box, run.spec, rank));
-    worker.wait_all();
-    for (uint64_t round = 1; round <= run.rounds; ++round) {
-      if (rank == 1 && round == 3) {
-        while (!done) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-        return;
-      }
-      train_round(run, worker, rank, round);
-    }
-    done = true;
-  });
-}
-
-uint16_t port_of(const sockaddr_in& address) { return ntohs(address.sin_port); }
-
-// All connections for data, both ends of which are in this process.
-void break_connections(uint16_t control_port) {
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    const int fd = std::stoi(entry.path().filename());
-    sockaddr_in own{}, peer{};
-    socklen_t own_size = sizeof own, peer_size = sizeof peer;
-    if (getsockname(fd, reinterpret_cast<sockaddr*>(&own), &own_size) != 0) continue;
-    if (own.sin_family != AF_INET) continue;
-    if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &peer_size) != 0) continue;
-    if (port_of(own) == control_port || port_of(peer) == control_port) continue;
-    shutdown(fd, SHUT_RDWR);
-  }
-}
-
-// They are made anew; what was on its way comes directly, and counts once.
-TEST(Switched, ConnectionsThatBreakEndTheGenerationAndNoRound) {
-  const uint64_t seed = testing::fresh_seeds(1).first;
-  SCOPED_TRACE(fmt::format("PHUB_SEED={}", seed));
-  UdpSwitch through({.seed = seed});
-  const auto box = box_behind(through, 2);
-  const std::string& address = box->address();
-  const auto control = static_cast<uint16_t>(std::stoul(address.substr(address.rfind(':') + 1)));
-  GroupedTraining run{.spec = spec_of("breaks", 3), .seed = seed, .rounds = 40};
-  run.spec.optimizer = "adam";
-  const Seen seen = train(*box, run, [&](uint32_t rank, uint64_t round) {
-    if (rank == 0 && round == 10 + seed % 10) break_connections(control);
-    return true;
-  });
-  expect_as_alone(seen, run);
-  EXPECT_GE(seen.status.switch_chunks, 10 * switched_chunks(run.spec));
-  EXPECT_LT(seen.status.switch_chunks, run.rounds * switched_chunks(run.spec));
 }
 
 TEST(Switched, WhatASwitchCannotAddIsRefusedWithAReason) {
