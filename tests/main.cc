@@ -10,7 +10,7 @@
 
 namespace {
 
-// Whether the test is in one of these files: "worker/rows_test,worker/folds_test".
+// Whether the test is in one of these files: "worker/rows_test,worker/gated_test".
 bool is_in(std::string_view source, std::string_view files) {
   while (!files.empty()) {
     const std::size_t end = std::min(files.find(','), files.size());

@@ -474,6 +474,86 @@ TEST(BadInput, SpecsOfPrograms) {
   }
 }
 
+uint32_t& limit_of(KeySpec& key) { return is_rows(key) ? key.rows_limit : key.rank_limit; }
+
+// Of which only some rows are sent, or factors.
+TEST(BadInput, CompactKeys) {
+  using Change = void (*)(JobSpec & s, KeySpec & key);
+  const auto refused = [](const std::string& format, const std::string& says, Change change) {
+    JobSpec spec{.name = "job", .keys = {{.name = "m", .elements = 3300, .shape = {100, 33}}}};
+    KeySpec& key = spec.keys[0];
+    format == "rows" ? set_rows_limit(key, 4, false) : set_rank_limit(key, 4);
+    EXPECT_EQ(message_of([&] { validate(spec); }), "no error");
+    change(spec, key);
+    EXPECT_THAT(message_of([&] { validate(spec); }), HasSubstr(says));
+  };
+  for (const std::string format : {"rows", "factors"}) {
+    const std::string limit = format == "rows" ? "keys[0].rows_limit: " : "keys[0].rank_limit: ";
+    refused(format, limit + "must be from 1 to 1048575 for format " + format + ", got 0",
+            [](auto&, auto& key) { limit_of(key) = 0; });
+    refused(format, limit + "must be from 1 to 1048575, got 1048576",
+            [](auto&, auto& key) { limit_of(key) = 1 << 20; });
+    refused(format, limit + "needs format '" + format + "', got 'int8'",
+            [](auto&, auto& key) { key.format = "int8"; });
+    refused(format, limit + "needs the shape of a matrix, [rows, columns], got []",
+            [](auto&, auto& key) { key.shape.clear(); });
+    refused(format, limit + "needs the shape of a matrix, [rows, columns], got [10, 10, 33]",
+            [](auto&, auto& key) {
+              key.shape = {10, 10, 33};
+            });
+    refused(format, "keys[0].shape[1]: must be from 1 to 1048575, got 1048576",
+            [](auto&, auto& key) { key.elements = key.shape[1] = 1 << 20, key.shape[0] = 1; });
+    refused(format, "keys[0].tile_rows: must be a multiple of 32 and at most 100, got 33",
+            [](auto&, auto& key) { key.tile_rows = 33; });
+    refused(format, "keys[0].tile_rows: must be a multiple of 32 and at most 100, got 128",
+            [](auto&, auto& key) { key.tile_rows = 128; });
+    refused(format, "gradient_dtype: must be",
+            [](auto& s, auto& key) { s.gradient_dtype = key.format; });
+  }
+  refused("rows", "keys[0].rows_limit: must be from 1 to 1048575 for lazy, got 0",
+          [](auto&, auto& key) { key = {.name = "m", .elements = 4, .lazy = true}; });
+  refused("rows", "keys[0].rank_limit: is 2, and so rows_limit must be 0, got 4",
+          [](auto&, auto& key) { key.rank_limit = 2, key.format = "factors"; });
+  refused("rows", "their elements for 32 rows of 1048575 columns are more than a chunk may have",
+          [](auto&, auto& key) {
+            key.shape[1] = (1 << 20) - 1;
+            key.elements = 100 * key.shape[1];
+          });
+  refused("factors",
+          "keys[0].rank_limit: 1000 pairs of vectors for 32 rows of 524289 columns are more than "
+          "a chunk may have, which is 16777216 elements",
+          [](auto&, auto& key) {
+            key.shape[1] = (1 << 19) + 1;
+            key.elements = 100 * key.shape[1];
+            key.rank_limit = 1000;
+          });
+}
+
+TEST(BadInput, ValuesThatAreFolded) {
+  const struct {
+    const char* says;
+    void (*change)(JobSpec& s);
+  } kCases[] = {
+      {"no error", [](JobSpec&) {}},
+      {"keys[0].operation", [](auto& s) { s.keys[0].operation = "xor"; }},
+      {"keys[0].operation", [](auto& s) { s.keys[0].operation = ""; }},
+      {"keys[0].value_type", [](auto& s) { s.keys[0].value_type = "f16"; }},
+      {"of whole numbers", [](auto& s) { s.keys[0].operation = "or"; }},
+      {"63 are an odd number", [](auto& s) { s.keys[0].elements = 63; }},
+      {"1 are an odd number",
+       [](auto& s) {
+         s.keys[0].shape = {64, 1};
+       }},
+      {"is for optimizer 'fold'", [](auto& s) { s.optimizer = "sgd"; }},
+  };
+  for (const auto& [says, change] : kCases) {
+    JobSpec spec{.name = "job", .optimizer = "fold"};
+    spec.keys = {{.name = "k", .elements = 64, .operation = "add", .value_type = "f64"}};
+    change(spec);
+    EXPECT_THAT(message_of([&] { validate(spec); }), HasSubstr(says));
+  }
+}
+
 TEST(BadInput, AScheduleForManyGroupsIsBounded) {
   JobSpec spec;
   spec.name = "job";

@@ -1,25 +1,19 @@
-// Jobs of any kind: how many ranks there are and in which groups, what their keys are, the formats,
-// the optimizer, what becomes of gradients that are missing or not finite. Every rank sees what one
-// process computes alone, to the bit.
+// Jobs of any kind: every rank sees what one process computes alone, to the bit.
+#include "tests/worker/any_job.h"
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cstdint>
+#include <iterator>
 #include <map>
-#include <random>
 #include <set>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
-#include "kernels/kernels.h"
-#include "tests/oracle/groups.h"
 #include "tests/seeds.h"
 #include "tests/worker/box.h"
-#include "tests/worker/grouped_training.h"
 #include "tests/worker/racks.h"
 #include "transport/control/rank_tree.h"
 
@@ -27,213 +21,6 @@ namespace phub::testing {
 namespace any_job_test {
 
 constexpr int kJobs = 60, kJobsInRacks = 20;
-
-const std::map<std::string, double> kRates[] = {
-    {},
-    {{"lr_exponential", 0.9}},
-    {{"lr_inverse", 0.1}, {"lr_inverse_power", 0.75}},
-    {{"lr_polynomial", 6}, {"lr_polynomial_power", 1.5}},
-    {{"lr_cosine", 5}, {"lr_end", 0.0625}},
-    {{"lr_warmup", 3}, {"lr_warmup_from", 0.25}},
-    {{"lr_warmup", 2}, {"lr_cosine", 5}, {"lr_exponential", 0.95}},
-};
-
-// Every card is drawn once before any is drawn again, so that a run meets all of them.
-class Deck {
- public:
-  Deck(std::mt19937_64& random, std::vector<std::string> cards)
-      : random_(random), cards_(std::move(cards)), next_(cards_.size()) {}
-
-  std::string draw() {
-    if (next_ == cards_.size()) {
-      std::ranges::shuffle(cards_, random_);
-      next_ = 0;
-    }
-    return cards_[next_++];
-  }
-  bool yes() { return draw() == "yes"; }
-
- private:
-  std::mt19937_64& random_;
-  std::vector<std::string> cards_;
-  size_t next_;
-};
-
-KeySpec matrix(const std::string& name, uint64_t rows, uint64_t columns, uint32_t tile_rows) {
-  return {
-      .name = name, .elements = rows * columns, .shape = {rows, columns}, .tile_rows = tile_rows};
-}
-
-void add_factors(JobSpec& spec, KeySpec key, uint32_t rank_limit) {
-  key.name = "factors-" + key.name;
-  key.format = "factors";
-  key.rank_limit = rank_limit;
-  spec.keys.push_back(std::move(key));
-}
-
-void add_rows(JobSpec& spec, KeySpec key, uint32_t rows_limit, bool lazy) {
-  key.name = "rows-" + key.name;
-  key.format = "rows";
-  key.rows_limit = rows_limit;
-  key.lazy = lazy;
-  spec.keys.push_back(std::move(key));
-}
-
-// Every operation on every type that it is of, as whole keys and as rows.
-void add_folds(JobSpec& spec, bool lazy) {
-  spec.keys.clear();
-  for (const std::string operation : {"add", "multiply", "min", "max", "or"}) {
-    for (const std::string type : {"f32", "f64", "i32", "i64"}) {
-      if (operation == "or" && type[0] == 'f') continue;
-      const uint64_t values = 150 + 7 * spec.keys.size();
-      spec.keys.push_back({.name = operation + type,
-                           .elements = type.ends_with("64") ? 2 * values : values,
-                           .operation = operation,
-                           .value_type = type});
-      KeySpec table = matrix(operation + type, 60, 6, 16);
-      table.operation = operation;
-      table.value_type = type;
-      add_rows(spec, std::move(table), 20, lazy && spec.keys.size() % 4 == 1);
-    }
-  }
-}
-
-class Jobs {
- public:
-  // `in_racks`: of ranks in groups, with what boxes below a parent can do.
-  explicit Jobs(uint64_t seed, bool in_racks = false) : random_(seed), in_racks_(in_racks) {}
-
-  GroupedTraining draw() {
-    const auto ranks =
-        static_cast<uint32_t>(in_racks_ ? 2 + random_() % 5 : std::stoul(ranks_.draw()));
-    const uint32_t places = ranks + (!in_racks_ && spare_.yes() ? 3 : 0);
-    std::string groups;
-    while (in_racks_ ? RankTree(groups, ranks).levels() == 1 : groups.empty() && grouped_.yes()) {
-      groups = reference::some_groups(places, [this](uint64_t n) { return random_() % n; });
-    }
-    GroupedTraining run{.spec = grouped_spec(fmt::format("any{}", ++drawn_), ranks, groups),
-                        .seed = random_() % 1000,
-                        .has_nulls = nulls_.yes(),
-                        .rounds = 8,
-                        .own_memory = own_memory_.yes()};
-    run.spec.max_ranks = places;
-    run.spec.keys[0].elements = 500;
-    run.spec.keys[0].priority = -1;
-    run.spec.keys[0].decay_scale = 0;
-    run.spec.keys[1].lr_scale = 0.5;
-    run.spec.optimizer = optimizer_.draw();
-    if (folds(run.spec)) {
-      add_folds(run.spec, !in_racks_);
-      return run;
-    }
-    draw_formats(run.spec);
-    draw_steps(run);
-    draw_matrices(run.spec);
-    return run;
-  }
-
- private:
-  Deck deck(std::vector<std::string> cards) { return {random_, std::move(cards)}; }
-
-  void draw_formats(JobSpec& spec) {
-    spec.gradient_dtype = gradient_.draw();
-    spec.keys[0].format = key_format_.draw();
-    spec.parameter_dtype = in_racks_ ? plain_.draw() : parameter_.draw();
-    spec.rounding = rounding_.draw();
-    spec.reduction = reduction_.draw();
-    if (spec.optimizer == "none" && difference_format(spec)) spec.optimizer = "sgd";
-  }
-
-  void draw_steps(GroupedTraining& run) {
-    JobSpec& spec = run.spec;
-    const std::string policy = policy_.draw();
-    run.has_nans = spec.world_size > 1 && policy != "stop";  // one of the ranks is always left
-    if (run.has_nans) spec.on_nonfinite = policy;
-    spec.hyper["grad_scale"] = scale_.yes() ? 8 : 1;
-    if (spec.on_nonfinite == "pass") {
-      // What passes must not stay: in sums of one round it does not.
-      spec.optimizer = "none";
-      if (difference_format(spec)) spec.parameter_dtype = "f32";
-    }
-    if (spec.on_nonfinite == "skip" && spec.optimizer == "none") spec.optimizer = "momentum";
-    if (spec.optimizer == "none") return;
-    if (broadcasts_.yes()) spec.initial = "broadcast";
-    const auto& rates = kRates[std::stoul(rates_.draw())];
-    spec.hyper.insert(rates.begin(), rates.end());
-    if (unused_.yes()) spec.unused = "skip";
-    if (decay_.yes()) spec.hyper["weight_decay"] = 0.1;
-    if (norm_.yes() && spec.on_nonfinite != "exclude") spec.hyper["max_norm"] = 3;
-  }
-
-  void draw_matrices(JobSpec& spec) {
-    if (factors_.yes()) {
-      add_factors(spec, matrix("wide", 5, 1000, 4), 3);
-      add_factors(spec, matrix("tall", 300, 2, 48), 1);
-      add_factors(spec, matrix("odd", 67, 33, 32), 4);
-      add_factors(spec, matrix("row", 1, 40, 1), 2);
-    }
-    if (!rows_.yes()) return;
-    const bool may_be_lazy = spec.optimizer != "none" && !is_gated(spec) && !in_racks_;
-    const auto lazy = [&] { return may_be_lazy && random_() % 2 == 0; };
-    add_rows(spec, matrix("wide", 5, 1000, 4), 3, lazy());
-    add_rows(spec, matrix("tall", 300, 2, 48), 40, lazy());
-    add_rows(spec, matrix("odd", 67, 33, 32), 20, lazy());
-    add_rows(spec, matrix("row", 1, 40, 1), 2, lazy());
-    add_rows(spec, matrix("one", 70, 16, 2), 1, lazy());
-  }
-
-  static std::vector<std::string> optimizers() {
-    const auto names = kernels::optimizer_names();
-    std::vector<std::string> all(names.begin(), names.end());
-    all.push_back("fold");
-    return all;
-  }
-
-  std::mt19937_64 random_;
-  const bool in_racks_;
-  int drawn_ = 0;
-  Deck ranks_ = deck({"1", "2", "3", "4", "5", "8", "1", "2", "3", "4", "5", "17"});
-  Deck grouped_ = deck({"yes", "no"}), spare_ = deck({"yes", "no", "no", "no"});
-  Deck nulls_ = deck({"yes", "no"}), scale_ = deck({"yes", "no", "no", "no"});
-  Deck optimizer_ = deck(optimizers());
-  Deck gradient_ = deck({"f32", "bf16", "f16", "fp8-e4m3", "fp8-e5m2", "int8", "int4", "topk"});
-  Deck key_format_ = deck({"", "", "", "", "fp8-e4m3", "fp8-e5m2", "int8", "int4", "topk"});
-  Deck parameter_ = deck({"f32", "f32", "bf16", "f16", "fp8-e4m3", "fp8-e5m2", "int8", "int4"});
-  Deck plain_ = deck({"f32", "bf16", "f16"});
-  Deck rounding_ = deck({"nearest", "stochastic"}), reduction_ = deck({"sum", "mean"});
-  Deck policy_ = deck({"stop", "stop", "exclude", "exclude", "skip", "pass"});
-  Deck unused_ = deck({"yes", "no"}), decay_ = deck({"yes", "no"}), norm_ = deck({"yes", "no"});
-  Deck broadcasts_ = deck({"yes", "no"});
-  Deck rates_ = deck({"0", "1", "2", "3", "4", "5", "6", "0", "0", "0"});
-  Deck own_memory_ = deck({"yes", "no"});
-  Deck factors_ = deck({"yes", "no"}), rows_ = deck({"yes", "no"});
-};
-
-std::set<std::string> features_of(const GroupedTraining& run) {
-  const JobSpec& spec = run.spec;
-  std::set<std::string> features = {
-      spec.optimizer, "gradients-" + spec.gradient_dtype, "parameters-" + spec.parameter_dtype,
-      std::string(spec.reduction.word()), std::string(spec.rounding.word())};
-  const auto add = [&](bool has, const std::string& feature) {
-    if (has) features.insert(feature);
-  };
-  add(!spec.groups.empty(), "groups");
-  add(spec.max_ranks > spec.world_size, "spare-places");
-  add(run.has_nulls, "nulls");
-  add(run.own_memory, "own-memory");
-  add(spec.initial == "broadcast", "broadcast");
-  for (const auto& [name, value] : spec.hyper) add(name.starts_with("lr_"), name);
-  add(run.has_nans, fmt::format("nonfinite-{}", spec.on_nonfinite));
-  add(spec.unused == "skip", "unused-skip");
-  add(spec.hyper.contains("max_norm"), "max-norm");
-  add(spec.hyper.contains("weight_decay"), "weight-decay");
-  for (const KeySpec& key : spec.keys) {
-    add(!is_compact(key) && !key.format.empty(), "format-of-a-key");
-    add(is_factors(key), "factors");
-    add(is_rows(key), key.lazy ? "lazy-rows" : "rows");
-  }
-  return features;
-}
 
 // Which features met in a job.
 class Pairs {
@@ -259,13 +46,13 @@ class Pairs {
 TEST(AnyJob, RanksSeeWhatOneProcessComputes) {
   const uint64_t seed = fresh_seeds(1).first;
   Jobs jobs(seed);
-  Box boxes[] = {Box(1), Box("pack:2 core:2 pu:1"), Box(5)};
+  Box boxes[] = {Box(1), Box("pack:2 core:2 pu:1"), Box(5), Box("pack:4 core:1 pu:1")};
   Pairs pairs;
   for (int i = 0; i < kJobs && !::testing::Test::HasFailure(); ++i) {
     const GroupedTraining run = jobs.draw();
     const std::set<std::string> features = features_of(run);
     SCOPED_TRACE(fmt::format("PHUB_SEED={}: {}", seed, fmt::join(features, " ")));
-    expect_as_alone(boxes[i % 3], run);
+    expect_as_alone(boxes[i % std::size(boxes)], run);
     pairs.add(features);
   }
 }

@@ -1,26 +1,18 @@
 // What users and broken programs do wrong: each gets one clear error, on the side that caused it,
 // in bounded time; server and other jobs stay as they were.
-#include <arpa/inet.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <functional>
 #include <optional>
-#include <thread>
 
 #include "tests/phub/http_rig.h"
-#include "tests/transport/shm_raw_worker.h"
 #include "tests/worker/box.h"
 #include "tests/worker/bystander.h"
 #include "transport/control/control_client.h"
-#include "transport/control/http_client.h"
 #include "transport/control/messages_json.h"
-#include "transport/shm/transport.h"
-#include "worker/session/session.h"
 
 namespace phub::testing {
 namespace bad_input_test {
@@ -120,6 +112,13 @@ TEST_F(BadInput, JobsThatCannotBe) {
        [](auto& o) { schedule(o, 5, "lrr", 1); }},
       {"a schedule that changes the state", kInvalid, "rmsprop_momentum cannot change",
        [](auto& o) { o.spec.optimizer = "rmsprop", schedule(o, 5, "rmsprop_momentum", 0.5); }},
+      {"a norm", kInvalid, "max_norm", [](auto& o) { o.spec.hyper["max_norm"] = -1; }},
+      {"a norm of a group", kInvalid, "the same for all groups",
+       [](auto& o) {
+         o.spec.keys[1].group = 1, o.spec.hyper = {{"max_norm", 1}, {"max_norm@1", 1}};
+       }},
+      {"groups of fewer ranks", kInvalid, "groups: '1' has 1 ranks, and max_ranks is 2",
+       [](auto& o) { o.spec.groups = "1", o.spec.max_ranks = 2; }},
       {"a transport", kInvalid, "this server does not offer transport 'pigeon'; it offers: shm",
        [](auto& o) { o.transport = "pigeon"; }},
       {"a rank that cannot be", kInvalid, "rank", [](auto& o) { o.rank = 5000; }},
@@ -159,6 +158,8 @@ TEST_F(BadInput, RanksThatDisagree) {
        [](auto& o) { o.spec.optimizer = "adam"; }},
       {"the most ranks", kMismatch, "max_ranks is 2 here and 3 in the job",
        [](auto& o) { o.spec.max_ranks = 0; }},
+      {"the groups", kMismatch, "groups is '2,1' here and '' in the job",
+       [](auto& o) { o.spec.groups = "2,1"; }},
       {"the transport", kMismatch, "runs over shm, this worker asks for tcp",
        [](auto& o) { o.transport = "tcp"; }},
       {"a rank twice", kTaken, "rank 0 of job 'job' is taken by incarnation 1",
@@ -202,67 +203,6 @@ TEST_F(BadInput, AJoinThatIsTooLargeToRead) {
   expect_error(kFull, "MiB to read, and", [&] { Worker worker(box_.options(many)); });
 }
 
-// Listens and never answers, or answers as somebody else does.
-class Impostor {
- public:
-  explicit Impostor(std::string answer) {
-    listener_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    sockaddr_in address{
-        .sin_family = AF_INET, .sin_port = 0, .sin_addr = {htonl(INADDR_LOOPBACK)}, .sin_zero = {}};
-    socklen_t length = sizeof(address);
-    EXPECT_EQ(bind(listener_, reinterpret_cast<sockaddr*>(&address), length), 0);
-    EXPECT_EQ(listen(listener_, 8), 0);
-    getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &length);
-    address_ = fmt::format("127.0.0.1:{}", ntohs(address.sin_port));
-    if (answer.empty()) return;
-    thread_ = std::thread([this, answer = std::move(answer)] {
-      for (int fd; (fd = accept(listener_, nullptr, nullptr)) >= 0; close(fd)) {
-        char request[4096];
-        if (recv(fd, request, sizeof(request), 0) <= 0) continue;
-        send(fd, answer.data(), answer.size(), MSG_NOSIGNAL);
-      }
-    });
-  }
-  ~Impostor() {
-    shutdown(listener_, SHUT_RDWR);
-    if (thread_.joinable()) thread_.join();
-    close(listener_);
-  }
-  const std::string& address() const { return address_; }
-
- private:
-  int listener_ = -1;
-  std::string address_;
-  std::thread thread_;
-};
-
-TEST(BadServer, IsNotThereOrIsSomebodyElse) {
-  const auto join = [](const std::string& server) {
-    WorkerOptions options;
-    options.server = server;
-    options.spec = spec_of("job");
-    options.spec.join_limit_ms = 3000;
-    options.connect_timeout_ms = 300;
-    Worker worker(options);
-  };
-  std::string nobody;
-  {
-    const Impostor gone("");
-    nobody = gone.address();
-  }
-  expect_error(kUnavailable, nobody, [&] { join(nobody); });
-  const Impostor silent("");
-  expect_error(kTimeout, silent.address(), [&] { join(silent.address()); });
-  const Impostor web("HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\nnope");
-  expect_error(kUnavailable, "is this a phub server?", [&] { join(web.address()); });
-  const Impostor mail("220 mail.example.org ESMTP\r\n");
-  expect_error(kUnavailable, mail.address(), [&] { join(mail.address()); });
-  const Impostor torn("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}");
-  expect_error(kInvalid, "answer to status", [&] { join(torn.address()); });
-}
-
-// Every call of the control port with a credential that is wrong in some way, while its owner is
-// live, fenced, or gone.
 // As for a worker of another user, or of a container with a /tmp of its own.
 TEST_F(BadInput, ASocketThatIsOutOfReach) {
   const std::string line = box_.status().nics.at(0);  // "shm: PATH.sock, …"
@@ -274,6 +214,8 @@ TEST_F(BadInput, ASocketThatIsOutOfReach) {
   EXPECT_EQ(rename(aside.c_str(), path.c_str()), 0);
 }
 
+// Every call of the control port with a credential that is wrong in some way, while its owner is
+// live, fenced, or gone.
 TEST_F(BadInput, CredentialsThatAreWrong) {
   ControlClient client(box_.address());
   const auto joined = [&](const char* job, int32_t rank, bool replace = false) {
@@ -366,127 +308,6 @@ TEST_F(BadInput, CredentialsThatAreWrong) {
   }
 }
 
-TEST_F(BadInput, AnotherVersionOfTheProtocol) {
-  JoinRequest request;
-  request.spec = spec_of("job");
-  request.version = kProtocolVersion + 1;
-  ControlClient client(box_.address());
-  expect_error(kInvalid, "version: must be 1, got 2", [&] { client.join(request, 5000); });
-}
-
-TEST_F(BadInput, RequestsThatAreNoRequests) {
-  HttpClient http(box_.address());
-  const struct {
-    const char* method;
-    const char* target;
-    const char* body;
-    unsigned status;
-  } kCases[] = {
-      {"POST", "/v1/jobs/job/join", "", 400},
-      {"POST", "/v1/jobs/job/join", "{", 400},
-      {"POST", "/v1/jobs/job/join", "[[[[[[[[[[[[[[[[[[", 400},
-      {"POST", "/v1/jobs/job/join", R"({"spec":{"name":"other","keys":[]}})", 400},
-      {"POST", "/v1/jobs/../join", "{}", 400},
-      {"GET", "/v1/jobs/job/join", "", 405},
-      {"POST", "/v1/jobs/job/heartbeat", "{}", 400},
-      {"POST", "/v1/jobs/job/heartbeat", R"({"rank":-1,"incarnation":1})", 400},
-      {"GET", "/v1/jobs/job/log", "", 404},
-      {"DELETE", "/v1/jobs/job", "", 404},
-      {"GET", "/v1/everything", "", 404},
-  };
-  for (const auto& [method, target, body, status] : kCases) {
-    const HttpAnswer answer = http.request(method, target, std::string(32, 'a'), body, 5000);
-    EXPECT_EQ(answer.status, status) << method << " " << target << " " << answer.body;
-    EXPECT_THAT(answer.body, HasSubstr("\"detail\""));
-  }
-}
-
-// A worker without manners in a job with a good one. The culprit is lost with a reason; the good
-// one goes on, and what it gets is right.
-TEST_F(BadInput, GarbageInTheRings) {
-  const auto put = [](RawWorker& worker, uint32_t imm, uint32_t tail = 1) {
-    ShmRing& ring = worker.to_box(0);
-    ring.entries()[0].store(imm);
-    ring.tail.store(tail);
-    const uint64_t one = 1;
-    // The doorbell of the box's first core.
-    EXPECT_EQ(write(worker.doorbell(0).get(), &one, sizeof(one)), 8);
-  };
-  const struct {
-    const char* what;
-    uint32_t imm;
-    uint32_t tail;
-    const char* reason;
-  } kCases[] = {
-      {"a chunk out of range", phub::encode({9000, 1, ImmKind::kData}), 1,
-       "it sent chunk 9000 on a queue"},
-      {"the largest chunk", phub::encode({kMaxChunksPerQueue - 1, 1, ImmKind::kNull}), 1,
-       "it sent chunk 4194303 on a queue"},
-      {"a round to come", phub::encode({0, 2, ImmKind::kData}), 1, "it sent round (or part) 2"},
-      {"a round that never was", phub::encode({0, 0, ImmKind::kData}), 1,
-       "it sent round (or part) 0"},
-      {"initial parameters", phub::encode({0, 0, ImmKind::kInitial}), 1, "it sent kind 2"},
-      {"a control message", phub::encode({0, 1, ImmKind::kControl}), 1, "it sent kind 3"},
-      {"more than the ring holds", 0, 5000, "its queue pair broke"},
-      {"a ring that goes backwards", 0, 0u - 1, "its queue pair broke"},
-  };
-  for (const auto& [what, imm, tail, reason] : kCases) {
-    SCOPED_TRACE(what);
-    JobSpec spec = spec_of("job", 2);
-    spec.optimizer = "none";
-    spec.lease_ms = 60'000;  // the one that is bad sends no heartbeats
-    ControlClient client(box_.address());
-    const JoinReply reply = client.join({.spec = spec, .rank = 1}, 5000);
-    WorkerOptions options = box_.options(spec);
-    options.rank = 0;
-    Worker good(options);
-    RawWorker bad(reply.offer);
-    ASSERT_TRUE(bad.receive());
-    good.wait_all();
-    for (float& g : good.gradient(0)) g = 3;
-    good.push(0);
-    good.push_null(1);
-    put(bad, imm, tail);
-    const auto begin = Clock::now();
-    good.wait_all();
-    EXPECT_LT(std::chrono::duration<double>(Clock::now() - begin).count() * 1000, kBoundedMs);
-    for (const float p : good.parameters(0)) ASSERT_EQ(p, 3);
-    // The cores go on as soon as they have let go of it; the server hears of that a moment later.
-    std::string why;
-    while (why.empty() && Clock::now() - begin < std::chrono::seconds(60)) {
-      const ServerStatus status = box_.status();
-      why = status.jobs[1].ranks[1].reason;
-    }
-    EXPECT_THAT(why, HasSubstr(reason));
-    expect_error(kFenced, reason, [&] {
-      client.heartbeat({"job", 1, reply.incarnation, reply.offer.ticket});
-    });
-    good.push_null(0);
-    good.wait(0);
-    EXPECT_EQ(good.parameters(0)[0], 0);
-  }
-}
-
-TEST_F(BadInput, TicketsAtTheSocket) {
-  ControlClient client(box_.address());
-  const JobSpec spec = spec_of("job");
-  const JoinReply reply = client.join({.spec = spec}, 5000);
-  const LinkLayout layout = link_layout_of(reply);
-  Offer wrong = reply.offer;
-  wrong.ticket = std::string(32, 'f');
-  expect_error(kUnauthorized, "no incarnation has this ticket",
-               [&] { connect_shm(wrong, layout, 20000); });
-  LinkLayout other = layout;
-  other.slots_bytes += 4;
-  expect_error(kMismatch, "gradients", [&] { connect_shm(reply.offer, other, 20000); });
-  // "used already", or "no incarnation has this ticket" once the server has noticed that it is
-  // gone.
-  expect_error(kUnauthorized, "this ticket", [&] { connect_shm(reply.offer, layout, 20000); });
-  Offer nowhere = reply.offer;
-  nowhere.address = "/tmp/phub-nobody/phub.sock";
-  expect_error(kUnavailable, nowhere.address, [&] { connect_shm(nowhere, layout, 20000); });
-}
-
 // The caller's memory is as large as the caller asked for.
 TEST(WrongServer, AnAnswerAboutAnotherJobIsRefused) {
   const auto expect_refused = [](const std::string& text, auto change) {
@@ -516,8 +337,7 @@ TEST_F(BadInput, ARankThatAnExceptionEndsIsLost) {
     spec.on_loss = "fail";
     spec.lease_ms = 10'000;
     each_rank(2, [&](uint32_t rank) {
-      WorkerOptions options = box_.options(spec);
-      options.rank = static_cast<int32_t>(rank);
+      WorkerOptions options = box_.options(spec, rank);
       const auto train = [&] {
         Worker worker(options);
         for (int round = 0; round < 4; ++round) {
@@ -577,9 +397,7 @@ TEST_F(BadInput, CallsOfTheLibrary) {
   JobSpec spec = spec_of("job", 2);
   spec.initial = "broadcast";
   each_rank(2, [&](uint32_t rank) {
-    WorkerOptions options = box_.options(spec);
-    options.rank = static_cast<int32_t>(rank);
-    Worker worker(options);
+    Worker worker(box_.options(spec, rank));
     const auto expect = [&](ErrorCode code, const char* says, const std::function<void()>& body) {
       SCOPED_TRACE(fmt::format("rank {}", rank));
       expect_error(code, says, body);
@@ -617,6 +435,8 @@ TEST_F(BadInput, CallsOfTheLibrary) {
            [&] { worker.pull(1, small); });
     expect(kNotFound, "job 'job' has no key 'v'", [&] { worker.key("v"); });
     expect(kInvalid, "hyperparameter", [&] { worker.set_hyper({{"lrr", 1}}); });
+    expect(kInvalid, "lr@1", [&] { worker.set_hyper({{"lr@1", 1}}); });
+    expect(kInvalid, "a job that began with one", [&] { worker.set_hyper({{"max_norm", 1}}); });
     worker.push_null(0);
     worker.push_null(0);  // round 2, without having waited for round 1
     worker.wait(0);

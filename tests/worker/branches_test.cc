@@ -76,11 +76,7 @@ std::vector<Model> alone(Box& box, JobSpec spec, const std::map<uint32_t, Life>&
     if (b == 0) break;
   }
   std::vector<Model> models;
-  each_rank(spec.world_size, [&](uint32_t r) {
-    WorkerOptions options = box.options(spec);
-    options.rank = static_cast<int32_t>(r);
-    Worker worker(options);
-    worker.wait_all();
+  each_worker(box, spec, [&](Worker& worker, uint32_t r) {
     if (r == 0) models.push_back(model_of(worker));
     for (uint64_t n = 1; n <= rounds; ++n) {
       if (r == 0 && changes.contains(n)) EXPECT_EQ(worker.set_hyper(changes[n], n), n);
@@ -104,11 +100,7 @@ template <typename Decide>
 std::vector<std::vector<Seen>> train(Box& box, const JobSpec& spec, uint64_t rounds, uint32_t seed,
                                      const std::map<uint32_t, Life>& lives, const Decide& decide) {
   std::vector<std::vector<Seen>> seen(spec.world_size);
-  each_rank(spec.world_size, [&](uint32_t r) {
-    WorkerOptions options = box.options(spec);
-    options.rank = static_cast<int32_t>(r);
-    Worker worker(options);
-    worker.wait_all();
+  each_worker(box, spec, [&](Worker& worker, uint32_t r) {
     std::map<uint32_t, uint64_t> own;
     for (const auto& [branch, life] : lives) own[branch] = life.rounds;
     for (uint64_t round = 1; round <= rounds; ++round) {
@@ -261,8 +253,7 @@ TEST(Branches, LossesAreThoseOfTheBranchThatRan) {
   std::map<uint64_t, uint32_t> ran;
   LossPage page;
   each_rank(2, [&](uint32_t r) {
-    WorkerOptions options = box.options(spec);
-    options.rank = static_cast<int32_t>(r);
+    WorkerOptions options = box.options(spec, r);
     Worker worker(options);
     worker.wait_all();
     for (uint64_t round = 1; round <= 12; ++round) {
@@ -360,11 +351,7 @@ TEST(Branches, RanksAreToldOfTheBatchOfEachBranch) {
   JobSpec spec = spec_of("batches", 2);
   spec.branches = 2;
   spec.hyper["batch"] = 64;
-  each_rank(2, [&](uint32_t r) {
-    WorkerOptions options = box.options(spec);
-    options.rank = static_cast<int32_t>(r);
-    Worker worker(options);
-    worker.wait_all();
+  each_worker(box, spec, [&](Worker& worker, uint32_t r) {
     if (r == 0) {
       EXPECT_EQ(worker.fork(0, {{"batch", 8}}, 3).branch, 1u);
       EXPECT_EQ(worker.fork(1, {{"lr", 0.5}}, 4).branch, 2u);
@@ -405,6 +392,19 @@ TEST(Branches, JobsThatCannotHaveThemAreRefused) {
     spec.hyper["batch"] = 8;
   });
   refused("branches: must be from 0 to 255", [](JobSpec& spec) { spec.branches = 256; });
+  JobSpec ahead = spec_of("slack", 1);
+  ahead.branches = 1;
+  ahead.consistency = "ssp";
+  ahead.slack = 3;
+  Worker slack(box.options(ahead));
+  slack.wait_all();
+  const auto of_fork = [&](const char* words, const Values& values) {
+    expect_error(ErrorCode::kInvalid, words, [&] { slack.fork(0, values); });
+  };
+  of_fork("must be from 0 to 3", {{"slack", 4}});
+  of_fork("a whole number of rounds, got 1.5", {{"slack", 1.5}});
+  of_fork("same for all groups", {{"slack@0", 1}});
+  EXPECT_EQ(slack.fork(0, {{"slack", 3}}).branch, 1u);
   Worker worker(box.options(spec_of("plain", 1)));
   expect_error(ErrorCode::kInvalid, "has no branches", [&] { worker.fork(0); });
   expect_error(ErrorCode::kInvalid, "has no branches", [&] { worker.branches(); });

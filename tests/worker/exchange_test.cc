@@ -151,11 +151,7 @@ TEST(Exchange, MemoryThatIsRegisteredIsUsedInPlace) {
                {.name = "b", .elements = kElements},
                {.name = "c", .elements = 77}};
   spec.world_size = kRanks;
-  each_rank(kRanks, [&](uint32_t rank) {
-    WorkerOptions options = box.options(spec);
-    options.rank = static_cast<int32_t>(rank);
-    Worker worker(options);
-    worker.wait_all();
+  each_worker(box, spec, [&](Worker& worker, uint32_t rank) {
     const bool in_place = worker.connection().starts_with("tcp");
     // What a box of this host reads and writes.
     const bool shows_memory = worker.connection().find("over memory") != std::string::npos;
@@ -242,8 +238,7 @@ TEST(Exchange, WhatWasPushedBeforeALeaveCounts) {
     spec.world_size = 2;
     std::barrier<> joined(2);
     each_rank(2, [&](uint32_t rank) {
-      WorkerOptions options = box.options(spec);
-      options.rank = static_cast<int32_t>(rank);
+      WorkerOptions options = box.options(spec, rank);
       options.transport = "tcp";
       Worker worker(options);
       worker.wait_all();
@@ -325,57 +320,6 @@ TEST(Exchange, MemoryThatIsTakenBackIsNotTouchedAnyMore) {
   }
 }
 
-// A warm-up that is changed, and ended by `lr` at a round, as steps are.
-TEST(Exchange, SchedulesMayChangeFromARoundOn) {
-  Box box;
-  JobSpec spec = spec_of({.optimizer = "sgd", .ranks = 1}, "changed");
-  spec.keys = {{.name = "w", .elements = 20000}, {.name = "v", .elements = 33, .group = 1}};
-  spec.hyper = {{"lr", 1.0}, {"lr_exponential", 0.5}, {"lr_warmup@1", 4}};
-  spec.schedule = {{.round = 3, .values = {{"lr", 8.0}}}};
-  spec.initial = "zeros";
-  Worker worker(box.options(spec));
-  worker.wait_all();
-  std::vector<float> want(2);
-  const std::vector<float> rates[] = {{1, 0.5, 2, 1, 0.5, 8, 8}, {0, 0.25, 4, 6, 8, 8, 8}};
-  for (uint64_t round = 1; round <= 7; ++round) {
-    if (round == 6) worker.set_hyper({{"lr_exponential", 1}}, 6);
-    for (size_t key = 0; key < 2; ++key) {
-      for (float& g : worker.gradient(key)) g = 1;
-      worker.push_pull(key);
-      want[key] -= rates[key][round - 1];
-      for (float p : worker.parameters(key)) ASSERT_EQ(p, want[key]) << key << ", round " << round;
-    }
-  }
-}
-
-TEST(Exchange, HyperparametersTakeEffectInTheNextRound) {
-  Box box;
-  JobSpec spec = spec_of({.optimizer = "sgd", .ranks = 2}, "hyper");
-  spec.keys = {{.name = "w", .elements = 20000}};
-  spec.hyper = {{"lr", 1.0}};
-  spec.schedule = {{.round = 3, .values = {{"lr", 0.25}}}};
-  spec.initial = "zeros";
-  each_rank(2, [&](uint32_t r) {
-    WorkerOptions options = box.options(spec);
-    options.rank = static_cast<int32_t>(r);
-    Worker worker(options);
-    worker.wait_all();
-    float want = 0;
-    for (uint64_t round = 1; round <= 8; ++round) {
-      if (r == 0 && round == 5) worker.set_hyper({{"lr", 4.0}});
-      if (r == 0 && round == 7) worker.set_hyper({{"grad_scale", 2.0}});
-      for (float& g : worker.gradient(0)) g = 1;
-      worker.push_pull(0);
-      const float lr = round < 3 ? 1.0f : round < 5 ? 0.25f : 4.0f;
-      want -= round < 7 ? lr : lr / 2;
-      for (float p : worker.parameters(0)) ASSERT_EQ(p, want) << "round " << round;
-    }
-    EXPECT_THROW(worker.set_hyper({{"learning_rate", 1.0}}), Error);
-    EXPECT_THROW(worker.set_hyper({{"lr@1", 1.0}}), Error);  // there is one group
-    worker.barrier();
-  });
-}
-
 // What every rank sets for its next round is one change; what only one rank sets holds as well.
 TEST(Exchange, GroupsOfKeysHaveValuesOfTheirOwn) {
   Box box;
@@ -387,11 +331,7 @@ TEST(Exchange, GroupsOfKeysHaveValuesOfTheirOwn) {
   spec.schedule = {{.round = 3, .values = {{"lr", 0.5}, {"lr@1", 8}}}};
   spec.initial = "zeros";
   spec.world_size = 2;
-  each_rank(2, [&](uint32_t r) {
-    WorkerOptions options = box.options(spec);
-    options.rank = static_cast<int32_t>(r);
-    Worker worker(options);
-    worker.wait_all();
+  each_worker(box, spec, [&](Worker& worker, uint32_t r) {
     std::vector<float> want(3, 0);
     for (uint64_t round = 1; round <= 8; ++round) {
       if (round == 5) {
@@ -435,11 +375,7 @@ TEST(Exchange, ARateIsThatOfTheStepItWasSetFor) {
   spec.initial = "zeros";
   spec.world_size = 2;
   std::barrier pushed(2), set(2);
-  each_rank(2, [&](uint32_t r) {
-    WorkerOptions options = box.options(spec);
-    options.rank = static_cast<int32_t>(r);
-    Worker worker(options);
-    worker.wait_all();
+  each_worker(box, spec, [&](Worker& worker, uint32_t r) {
     float want = 0, rate = 1;
     for (uint64_t round = 1; round <= 4; ++round) {
       for (size_t key = 0; key < 2; ++key) {
@@ -467,54 +403,6 @@ TEST(Exchange, ARateIsThatOfTheStepItWasSetFor) {
     }
     worker.barrier();
   });
-}
-
-TEST(Exchange, NonFiniteGradientsAsThePolicySays) {
-  Box box;
-  for (const char* policy : {"stop", "exclude", "pass"}) {
-    SCOPED_TRACE(policy);
-    JobSpec spec = spec_of({.optimizer = "none", .reduction = "mean"}, policy);
-    spec.keys = {{.name = "w", .elements = 20000}};
-    spec.on_nonfinite = policy;
-    spec.hyper.clear();
-    std::mutex mutex;
-    std::vector<std::string> errors;
-    each_rank(3, [&](uint32_t r) {
-      WorkerOptions options = box.options(spec);
-      options.rank = static_cast<int32_t>(r);
-      Worker worker(options);
-      worker.wait_all();
-      for (float& g : worker.gradient(0)) g = static_cast<float>(1u << r);
-      if (r == 1) worker.gradient(0)[9000] = std::numeric_limits<float>::quiet_NaN();
-      try {
-        worker.push_pull(0);
-        const auto p = worker.parameters(0);
-        EXPECT_EQ(p[0], 7.0f * static_cast<float>(1.0 / 3));
-        EXPECT_EQ(p[19999], 7.0f * static_cast<float>(1.0 / 3));
-        if (spec.on_nonfinite == "pass") {
-          EXPECT_TRUE(std::isnan(p[9000]));
-        } else {
-          EXPECT_EQ(p[9000], 2.5f);
-        }
-        worker.barrier();
-      } catch (const Error& error) {
-        const std::lock_guard lock(mutex);
-        EXPECT_EQ(error.code(), ErrorCode::kNonFinite) << error.what();
-        errors.emplace_back(error.what());
-      }
-    });
-    EXPECT_EQ(errors.size(), spec.on_nonfinite == "stop" ? 3u : 0u);
-    for (const std::string& error : errors) {
-      EXPECT_NE(error.find("rank 1 sent a NaN"), std::string::npos) << error;
-      EXPECT_NE(error.find("key 'w'"), std::string::npos) << error;
-    }
-    if (spec.on_nonfinite != "exclude") continue;
-    size_t excluded = 0;
-    for (const LogRecord& record : box.log(policy)) {
-      excluded += record.kind == LogRecord::Kind::kExcluded && record.rank == 1;
-    }
-    EXPECT_EQ(excluded, 1u);
-  }
 }
 
 }  // namespace exchange_test

@@ -34,6 +34,15 @@ std::vector<float> GroupedTraining::initial_of(size_t key, uint64_t begin,
   return initial;
 }
 
+std::vector<float> GroupedTraining::initial() const {
+  std::vector<float> all;
+  for (size_t key = 0; key < spec.keys.size(); ++key) {
+    const auto of_key = initial_of(key, 0, spec.keys[key].elements);
+    all.insert(all.end(), of_key.begin(), of_key.end());
+  }
+  return all;
+}
+
 void GroupedTraining::fill(uint32_t rank, uint64_t round, const ChunkPlace& place,
                            std::byte* out) const {
   if (place.factors.pairs > 0) return fill_factors(rank, round, place, out);
@@ -43,7 +52,9 @@ void GroupedTraining::fill(uint32_t rank, uint64_t round, const ChunkPlace& plac
       static_cast<uint32_t>(seed + round * 9973 + rank * 1103 + place.key * 17 + place.begin));
   for (uint32_t i = 0; i < place.elements; ++i) {
     const float value = static_cast<float>(random() % 2001) / 1000 - 1;
-    reference::store(out, type, i, std::ldexp(value, -static_cast<int>(random() % 20)));
+    // The largest of some ranks are smaller than those of others.
+    const auto exponent = static_cast<int>(random() % 20 + (rank + round) % 3 * 4);
+    reference::store(out, type, i, std::ldexp(value, -exponent));
   }
   const float bad = seed % 2 == 0 ? INFINITY : NAN;
   if (is_bad(rank, round, place)) reference::store(out, type, place.elements / 2, bad);
@@ -194,20 +205,21 @@ Results results_of(const Worker& worker) {
 }
 
 std::vector<Results> alone(const GroupedTraining& run, const JobSpec& spec,
-                           std::span<const LogRecord> log) {
+                           std::span<const LogRecord> log, const Replay::Heritage& heritage) {
   const std::vector<ChunkPlace> places = chunks_of(spec);
   const Participation participation(log, static_cast<uint32_t>(places.size()));
   const HyperHistory hyper(spec, log);
   std::vector<Replay> chunks;
   for (uint32_t chunk = 0; chunk < places.size(); ++chunk) {
     const ChunkPlace& place = places[chunk];
-    chunks.emplace_back(spec, participation, hyper, chunk,
-                        run.initial_of(place.key, place.begin, place.elements),
-                        [&run, place](const Member& from, uint64_t round, std::byte* out) {
-                          if (run.is_null(from.rank, round, place.key)) return false;
-                          run.fill(from.rank, round, place, out);
-                          return !place.is_empty(out);  // else it is a null
-                        });
+    chunks.emplace_back(
+        spec, participation, hyper, chunk, run.initial_of(place.key, place.begin, place.elements),
+        [&run, place](const Member& from, uint64_t round, std::byte* out) {
+          if (run.is_null(from.rank, round, place.key)) return false;
+          run.fill(from.rank, round, place, out);
+          return !place.is_empty(out);  // else it is a null
+        },
+        heritage);
   }
   std::vector<Results> all;
   const auto take = [&](const std::function<const Replay&(uint32_t)>& chunk_of) {
@@ -282,12 +294,7 @@ std::vector<std::vector<Results>> train(const GroupedTraining& run, const Option
           key, {.gradient = gradients[key].data(), .parameters = results[key].data()});
     }
     if (run.spec.initial == "broadcast") {
-      std::vector<float> initial;
-      for (size_t key = 0; key < keys && rank == 0; ++key) {
-        const auto of_key = run.initial_of(key, 0, run.spec.keys[key].elements);
-        initial.insert(initial.end(), of_key.begin(), of_key.end());
-      }
-      worker.broadcast(initial);
+      worker.broadcast(rank == 0 ? run.initial() : std::vector<float>());
     }
     worker.wait_all();
     EXPECT_FALSE(worker.verdict().has_value()) << "there was no round";

@@ -31,6 +31,7 @@ struct GroupedTraining {
   }
   // What rank 0 broadcasts of these elements of a key, where it does.
   std::vector<float> initial_of(size_t key, uint64_t begin, uint64_t elements) const;
+  std::vector<float> initial() const;  // of all keys
   bool is_bad(uint32_t rank, uint64_t round, const ChunkPlace& place) const {
     const KeySpec& key = spec.keys[place.key];
     const uint64_t chunk =
@@ -63,9 +64,10 @@ struct Results {
 };
 Results results_of(const Worker& worker);
 
-// What one process computes, round by round, in the order that `spec` says.
+// What one process computes, round by round, in the order that `spec` says. `heritage`: of
+// residuals.
 std::vector<Results> alone(const GroupedTraining& run, const JobSpec& spec,
-                           std::span<const LogRecord> log);
+                           std::span<const LogRecord> log, const Replay::Heritage& heritage = {});
 using Memory = std::vector<std::vector<std::byte>>;  // by key
 // Pushes the gradients of a round, and waits for its results. `gradients`: of keys that have memory
 // there.

@@ -1,5 +1,5 @@
-// Ranks that write and read some chunks only: what each reads is what a dense job gives in which
-// the others push null, and only what is touched travels.
+// Ranks that write and read some chunks only: only what is touched travels, nobody waits for
+// others, and what is left alone follows (rack_sim: what each reads is what a dense job gives).
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -10,14 +10,12 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "kernels/hyper.h"
 #include "tests/oracle/reference.h"
-#include "tests/seeds.h"
 #include "tests/worker/box.h"
 #include "tests/worker/expect_error.h"
 #include "tests/worker/server_process.h"
@@ -43,19 +41,11 @@ struct Training {
   uint64_t seed = 1;
   uint64_t rounds = 6;
 
-  bool touches(uint32_t rank, size_t key, uint64_t first, uint64_t elements,
-               std::vector<ElementRange> KeyInterest::*of) const {
-    for (const KeyInterest& interest : interests[rank]) {
-      if (interest.key != spec.keys[key].name) continue;
-      return std::ranges::any_of(interest.*of, [&](const ElementRange& range) {
-        return range.begin < first + elements && first < range.end;
-      });
-    }
-    return true;
-  }
   bool takes_part(uint32_t rank, size_t key) const {
-    return touches(rank, key, 0, spec.keys[key].elements, &KeyInterest::writes) ||
-           touches(rank, key, 0, spec.keys[key].elements, &KeyInterest::reads);
+    const auto interest =
+        std::ranges::find(interests[rank], spec.keys[key].name, &KeyInterest::key);
+    return interest == interests[rank].end() || !interest->writes.empty() ||
+           !interest->reads.empty();
   }
   bool is_null(uint32_t rank, uint64_t round, size_t key) const {
     return (seed + rank * 5 + round * 3 + key) % 6 == 0;
@@ -66,46 +56,6 @@ struct Training {
     return static_cast<float>(static_cast<double>(hash >> 40) * 0x1p-23 - 1);
   }
 };
-
-// The dense job in one process, chunk by chunk: of each, the parameters after every round.
-std::vector<std::vector<float>> alone(const Training& run, size_t key, uint64_t first, uint64_t n) {
-  const JobSpec& spec = run.spec;
-  kernels::Hyper hyper = kernels::default_hyper(*kernels::parse_optimizer(spec.optimizer));
-  if (spec.optimizer != "none") {
-    hyper.lr = spec.hyper.at("lr");
-    hyper.weight_decay = spec.hyper.at("weight_decay");
-  }
-  reference::Model model(*kernels::parse_optimizer(spec.optimizer), hyper, std::vector<float>(n));
-  std::vector<std::vector<float>> rounds = {model.params};
-  for (uint64_t round = 1; round <= run.rounds; ++round) {
-    std::vector<std::vector<float>> gradients;
-    for (uint32_t rank = 0; rank < spec.world_size; ++rank) {
-      const bool writes = run.touches(rank, key, first, n, &KeyInterest::writes);
-      if (!writes || run.is_null(rank, round, key)) continue;
-      std::vector<float>& gradient = gradients.emplace_back(n);
-      for (uint64_t i = 0; i < n; ++i) gradient[i] = run.gradient(rank, round, key, first + i);
-    }
-    std::vector<const void*> slots;
-    for (const auto& gradient : gradients) slots.push_back(gradient.data());
-    const double ranks = spec.reduction == "mean" ? spec.world_size : 1;
-    model.round(slots, kernels::DType::kF32, static_cast<float>(1 / ranks));
-    rounds.push_back(model.params);
-  }
-  return rounds;
-}
-
-void expect_read(const Training& run, const Worker& worker, size_t key, uint64_t round) {
-  const std::span<const float> seen = worker.parameters(key);
-  for (uint64_t first = 0; first < seen.size(); first += kChunk) {
-    const uint64_t n = std::min<uint64_t>(kChunk, seen.size() - first);
-    if (!run.touches(worker.rank(), key, first, n, &KeyInterest::reads)) continue;
-    const auto want = alone(run, key, first, n)[round];
-    EXPECT_TRUE(
-        std::ranges::equal(std::as_bytes(seen.subspan(first, n)), std::as_bytes(std::span(want))))
-        << "seed " << run.seed << ", rank " << worker.rank() << ", key " << key << " from " << first
-        << ", round " << round;
-  }
-}
 
 void train_round(const Training& run, Worker& worker, uint64_t round) {
   for (size_t key = 0; key < worker.keys(); ++key) {
@@ -120,8 +70,7 @@ void train_round(const Training& run, Worker& worker, uint64_t round) {
 }
 
 WorkerOptions options_for(const Box& box, const Training& run, uint32_t rank) {
-  WorkerOptions options = box.options(run.spec);
-  options.rank = static_cast<int32_t>(rank);
+  WorkerOptions options = box.options(run.spec, rank);
   options.interest = run.interests[rank];
   return options;
 }
@@ -138,54 +87,6 @@ JobSpec spec_of(const std::string& name, uint32_t ranks) {
   return spec;
 }
 
-std::vector<ElementRange> some_ranges(std::mt19937_64& random, uint64_t elements) {
-  std::vector<ElementRange> ranges(random() % 3);
-  for (ElementRange& range : ranges) {
-    range.begin = random() % elements;
-    range.end = range.begin + 1 + random() % std::min<uint64_t>(elements - range.begin, 200);
-  }
-  return ranges;
-}
-
-TEST(Interest, WhatRanksReadIsThatOfTheDenseJob) {
-  const auto seeds = testing::fresh_seeds(8);
-  Box box("pack:2 core:2 pu:1");
-  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
-    std::mt19937_64 random(seed);
-    const auto ranks = static_cast<uint32_t>(1 + random() % 5);
-    Training run{.spec = spec_of(fmt::format("some{}", seed), ranks), .seed = seed % 1000};
-    const char* const kOptimizers[] = {"none", "sgd", "momentum", "adam", "adagrad", "rmsprop"};
-    run.spec.optimizer = kOptimizers[random() % 6];
-    if (run.spec.optimizer == "none") run.spec.hyper.clear();
-    run.spec.reduction = random() % 2 == 0 ? "sum" : "mean";
-    for (uint32_t rank = 0; rank < ranks; ++rank) {
-      auto& interest = run.interests.emplace_back();
-      for (const KeySpec& key : run.spec.keys) {
-        if (random() % 4 == 0) continue;
-        interest.push_back(
-            {key.name, some_ranges(random, key.elements), some_ranges(random, key.elements)});
-      }
-      if (rank == 0) interest = {{"b", {{0, 64}}, {}}};  // this key is written only
-    }
-    for (auto& interest : run.interests) {  // nobody without anything
-      if (interest.size() == 3) interest.back().reads.push_back({100, 101});
-    }
-    each_rank(ranks, [&](uint32_t rank) {
-      Worker worker(options_for(box, run, rank));
-      worker.wait_all();
-      for (size_t key = 0; key < worker.keys(); ++key) expect_read(run, worker, key, 0);
-      for (uint64_t round = 1; round <= run.rounds; ++round) {
-        train_round(run, worker, round);
-        for (size_t key = 0; key < worker.keys(); ++key) {
-          if (run.takes_part(rank, key)) expect_read(run, worker, key, round);
-        }
-      }
-      worker.barrier();
-    });
-    if (HasFailure()) return;
-  }
-}
-
 // A chunk's gradient comes from its writers, and its result goes to its readers.
 TEST(Interest, OnlyWhatIsTouchedTravels) {
   Box box(2);
@@ -195,8 +96,7 @@ TEST(Interest, OnlyWhatIsTouchedTravels) {
                                {{"t", {{0, 1}}, {{6 * kChunk, 6 * kChunk + 1}}}}};  // 1; 1
   const auto flow = [&] { return box.status().jobs.at(0).flow; };
   each_rank(2, [&](uint32_t rank) {
-    WorkerOptions options = box.options(spec);
-    options.rank = static_cast<int32_t>(rank);
+    WorkerOptions options = box.options(spec, rank);
     options.interest = interests[rank];
     Worker worker(options);
     worker.wait_all();
@@ -225,8 +125,7 @@ TEST(Interest, AReaderLosesNoResult) {
   spec.hyper.clear();
   spec.keys = {{"t", 3 * kChunk}};
   each_rank(2, [&](uint32_t rank) {
-    WorkerOptions options = box.options(spec);
-    options.rank = static_cast<int32_t>(rank);
+    WorkerOptions options = box.options(spec, rank);
     if (rank == 1) options.interest = {{"t", {}, {{kChunk, 2 * kChunk}}}};
     Worker worker(options);
     worker.wait_all();
@@ -259,8 +158,7 @@ TEST(Interest, NobodyWaitsForARankThatIsNotConcerned) {
   JobSpec spec = spec_of("apart", 2);
   spec.keys = {{"mine", 100}, {"yours", 100}};
   each_rank(2, [&](uint32_t rank) {
-    WorkerOptions options = box.options(spec);
-    options.rank = static_cast<int32_t>(rank);
+    WorkerOptions options = box.options(spec, rank);
     options.interest = {{rank == 0 ? "yours" : "mine", {}, {}}};
     Worker worker(options);
     worker.wait_all();
@@ -342,8 +240,7 @@ TEST(Interest, InitialParametersComeFromARankThatTouchesNothingElse) {
   std::vector<float> initial(1000 + 64 + 333);
   for (size_t i = 0; i < initial.size(); ++i) initial[i] = static_cast<float>(i);
   each_rank(2, [&](uint32_t rank) {
-    WorkerOptions options = box.options(spec);
-    options.rank = static_cast<int32_t>(rank);
+    WorkerOptions options = box.options(spec, rank);
     if (rank == 0) options.interest = {{"a", {}, {}}, {"b", {}, {}}, {"c", {{0, 5}}, {}}};
     Worker worker(options);
     worker.broadcast(rank == 0 ? initial : std::vector<float>());

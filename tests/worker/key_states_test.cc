@@ -10,14 +10,12 @@
 #include <random>
 #include <span>
 #include <string>
-#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "kernels/kernels.h"
 #include "tests/oracle/reference.h"
-#include "tests/seeds.h"
 #include "tests/worker/box.h"
 #include "tests/worker/expect_error.h"
 #include "tests/worker/racks.h"
@@ -280,66 +278,6 @@ INSTANTIATE_TEST_SUITE_P(Differences, KeyStates,
                          name_of_test);
 
 // Some keys are set, while rank 1 pushes and reads what it wants: at any time one result is whole.
-class KeyStatesRace : public ::testing::TestWithParam<bool> {};
-TEST_P(KeyStatesRace, ASetIsOfOneRoundForAllRanks) {
-  const Kind& kind = kKinds[0];
-  std::mt19937_64 random(testing::fresh_seeds(1).first);
-  constexpr uint64_t kRounds = 30;
-  Boxes boxes(GetParam());
-  std::vector<std::vector<std::byte>> seen[kRanks];
-  std::vector<std::pair<uint64_t, uint64_t>> sets;  // round, which
-  const uint64_t pauses = random();
-  each_rank(kRanks, [&](uint32_t rank) {
-    Worker worker(boxes.options(spec_of(kind, "race"), rank));
-    for (uint64_t round = 1; round <= kRounds; ++round) {
-      train(worker, kind, round);
-      std::vector<std::byte> all;
-      for (size_t key = 0; key < kKeys; ++key) {
-        const auto bytes = worker.parameter_bytes(key);
-        all.insert(all.end(), bytes.begin(), bytes.end());
-      }
-      seen[rank].push_back(std::move(all));
-      if (rank != 0 || round % 3 != 0) continue;
-      if ((pauses >> round & 1) != 0) std::this_thread::yield();
-      States states(worker, {0, 2});
-      for (KeyState& state : states.all) {
-        for (const auto& array : state.arrays) {
-          std::ranges::fill(array, static_cast<float>(round) / 8);
-        }
-        state.step = round * 2;
-      }
-      sets.emplace_back(worker.set_state(states.all), round);
-    }
-  });
-  EXPECT_EQ(seen[0], seen[1]);
-  Alone alone(kind);
-  auto next = sets.begin();
-  for (uint64_t round = 1; round <= kRounds; ++round) {
-    if (next != sets.end() && next->first == round) {
-      for (const size_t key : {0, 2}) {
-        const float value = static_cast<float>(next->second) / 8;
-        reference::Model& model = alone.models[key];
-        for (auto* array : {&model.params, &model.state0, &model.state1}) {
-          std::ranges::fill(*array, value);
-        }
-        model.steps = next->second * 2;
-      }
-      ++next;
-    }
-    alone.train(round);
-    std::vector<std::byte> all;
-    for (size_t key = 0; key < kKeys; ++key) {
-      const auto bytes = std::as_bytes(std::span(alone.array(key, 0)));
-      all.insert(all.end(), bytes.begin(), bytes.end());
-    }
-    EXPECT_EQ(all, seen[0][round - 1]) << "round " << round;
-  }
-  EXPECT_GE(sets.size(), 9u);
-}
-
-INSTANTIATE_TEST_SUITE_P(Boxes, KeyStatesRace, ::testing::Bool(),
-                         [](const auto& racks) { return racks.param ? "racks" : "one"; });
-
 // Rank 0 of a job of one, which the test plays call by call.
 struct Raw {
   Raw(const Box& box, const JobSpec& spec) : client(box.address()) {

@@ -36,8 +36,7 @@ using testing::Racks;
 
 // Joins a rank at the box of its rack.
 std::unique_ptr<Worker> join(Racks& racks, const JobSpec& spec, uint32_t rank) {
-  WorkerOptions options = racks.of(rank).options(spec);
-  options.rank = static_cast<int32_t>(rank);
+  WorkerOptions options = racks.of(rank).options(spec, rank);
   return std::make_unique<Worker>(options);
 }
 
@@ -49,9 +48,7 @@ TEST(Racks, TheRootDecidesHowAMatrixIsCut) {
   set_rank_limit(spec.keys[0], 1);
   const auto cores = static_cast<uint32_t>(2 * (1 + racks.root().status().shards.size()));
   testing::each_rank(4, [&](uint32_t rank) {
-    WorkerOptions options = racks.of(rank).options(spec);
-    options.rank = static_cast<int32_t>(rank);
-    Worker worker(options);
+    Worker worker(racks.of(rank).options(spec, rank));
     worker.wait_all();
     EXPECT_EQ(worker.spec().keys[0].tile_rows,
               tile_rows_for(spec.keys[0], cores, spec.chunk_elements));
@@ -63,28 +60,6 @@ TEST(Racks, TheRootDecidesHowAMatrixIsCut) {
   });
 }
 
-// Of a round with a NaN nothing is applied, and every rank is told.
-TEST(Racks, ASkippedRoundIsSkippedEverywhere) {
-  Racks racks("2,1", 3);
-  JobSpec spec = grouped_spec("skipped", 3, "2,1");
-  spec.optimizer = "sgd";
-  spec.on_nonfinite = "skip";
-  testing::each_rank(3, [&](uint32_t rank) {
-    const auto worker = join(racks, spec, rank);
-    worker->wait_all();
-    for (uint64_t round = 1; round <= 2; ++round) {
-      for (size_t key = 0; key < worker->keys(); ++key) {
-        std::ranges::fill(worker->gradient(key), round == 1 && rank == 1 ? INFINITY : 1.0f);
-        worker->push(key);
-      }
-      worker->wait_all();
-      EXPECT_FLOAT_EQ(worker->parameters(0)[0], round == 1 ? 0 : -0.03f) << "round " << round;
-      EXPECT_EQ(worker->verdict().value().skipped, round == 1) << "rank " << rank;
-    }
-    worker->barrier();
-  });
-}
-
 // A chunk's uplink is one gradient, whatever the number of ranks; and its result comes once.
 TEST(Racks, TheBytesThatGoUpAreThoseOfOneGradient) {
   Racks racks("3,3", 6);
@@ -93,9 +68,7 @@ TEST(Racks, TheBytesThatGoUpAreThoseOfOneGradient) {
   for (const KeySpec& key : run.spec.keys) elements += key.elements;
   std::vector<Flow> flows;
   testing::each_rank(6, [&](uint32_t rank) {
-    WorkerOptions options = racks.of(rank).options(run.spec);
-    options.rank = static_cast<int32_t>(rank);
-    Worker worker(options);
+    Worker worker(racks.of(rank).options(run.spec, rank));
     worker.wait_all();
     for (uint64_t round = 1; round <= run.rounds; ++round) train_round(run, worker, rank, round);
     worker.barrier();
@@ -107,38 +80,6 @@ TEST(Racks, TheBytesThatGoUpAreThoseOfOneGradient) {
     }
     worker.barrier();
   });
-}
-
-TEST(Racks, InitialParametersOfRankZeroComeToAll) {
-  for (const char* type : {"f32", "bf16"}) {
-    Racks racks("2,2", 4);
-    GroupedTraining run{.spec = grouped_spec(fmt::format("initial-{}", type), 4, "2,2")};
-    run.spec.optimizer = "sgd";
-    run.spec.initial = "broadcast";
-    run.spec.gradient_dtype = type;
-    testing::each_rank(4, [&](uint32_t rank) {
-      WorkerOptions options = racks.of(rank).options(run.spec);
-      options.rank = static_cast<int32_t>(rank);
-      Worker worker(options);
-      std::vector<std::vector<float>> initial;
-      std::vector<const float*> pointers;
-      for (size_t key = 0; key < worker.keys(); ++key) {
-        auto& values = initial.emplace_back(run.spec.keys[key].elements);
-        for (size_t i = 0; i < values.size(); ++i) {
-          values[i] = static_cast<float>(i % 1000) + static_cast<float>(key) / 3;
-        }
-        pointers.push_back(values.data());
-      }
-      worker.broadcast_keys(pointers);
-      worker.wait_all();
-      for (size_t key = 0; key < worker.keys(); ++key) {
-        const auto parameters = worker.parameters(key);
-        EXPECT_TRUE(std::equal(parameters.begin(), parameters.end(), initial[key].begin()))
-            << "rank " << rank << " key " << key;
-      }
-      worker.barrier();
-    });
-  }
 }
 
 TEST(Racks, ABarrierIsForTheRanksOfAllRacks) {
@@ -200,30 +141,13 @@ TEST(Racks, ANaNEndsTheJobEverywhere) {
   });
 }
 
-TEST(Racks, WhoIsExcludedInARackIsNotCounted) {
-  Racks racks("2,2", 4);
-  JobSpec spec = grouped_spec("exclude", 4, "2,2");
-  spec.on_nonfinite = "exclude";
-  spec.reduction = "mean";
-  testing::each_rank(4, [&](uint32_t rank) {
-    const auto worker = join(racks, spec, rank);
-    worker->wait_all();
-    std::ranges::fill(worker->gradient(1), rank == 1 ? NAN : static_cast<float>(rank));
-    worker->push(1);
-    worker->wait(1);
-    EXPECT_EQ(worker->parameters(1)[0], 5 * static_cast<float>(1.0 / 3));
-    worker->barrier();
-  });
-}
-
 // To the root the rack is one rank. Who is gone holds up nobody.
 TEST(Racks, TheStateOfKeysIsOfOneRankAtATime) {
   Racks racks("2,1", 3);
   JobSpec spec = grouped_spec("state", 3, "2,1");
   spec.optimizer = "adam";
   const auto options = [&](uint32_t rank) {
-    WorkerOptions options = racks.of(rank).options(spec);
-    options.rank = static_cast<int32_t>(rank);
+    WorkerOptions options = racks.of(rank).options(spec, rank);
     options.transport = "tcp";
     options.await_ranks = false;
     return options;

@@ -1,5 +1,5 @@
-// Keys of whose gradients the rows are sent that are not zero: what every rank gets is what a job
-// gives whose rows are keys with null gradients (any_job_test: what one process computes alone).
+// Keys of whose gradients the rows are sent that are not zero, or factors: what travels, and what
+// is refused (any_job_test: what every rank has of them is what one process computes alone).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,11 +22,13 @@
 namespace phub {
 namespace rows_test {
 
+using testing::alone;
 using testing::Box;
 using testing::each_rank;
 using testing::expect_error;
 using testing::grouped_spec;
 using testing::GroupedTraining;
+using testing::Results;
 using testing::results_of;
 
 KeySpec table(const std::string& name, uint64_t rows, uint64_t columns, uint32_t rows_limit,
@@ -40,90 +42,14 @@ KeySpec table(const std::string& name, uint64_t rows, uint64_t columns, uint32_t
           .tile_rows = tile_rows};
 }
 
-KeySpec matrix(const std::string& name, uint64_t rows, uint64_t columns, uint32_t rank_limit) {
+KeySpec matrix(const std::string& name, uint64_t rows, uint64_t columns, uint32_t rank_limit,
+               uint32_t tile_rows = 0) {
   return {.name = name,
           .elements = rows * columns,
           .shape = {rows, columns},
           .format = "factors",
-          .rank_limit = rank_limit};
-}
-
-// A job in which each row is a key of its own, and null where it is not sent.
-TEST(Rows, AreAsKeysWithNullGradients) {
-  const auto seeds = testing::fresh_seeds(4);
-  constexpr uint32_t kRanks = 3;
-  Box box(2);
-  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
-    const char* const kOptimizers[] = {"none", "sgd", "momentum", "adam"};
-    GroupedTraining run{.spec = grouped_spec(fmt::format("rows{}", seed), kRanks, ""),
-                        .seed = seed % 1000};
-    run.spec.optimizer = kOptimizers[seed % 4];
-    run.spec.keys = {table("t", 50, 19, 30, 32)};
-    const auto seen = train(run, [&](uint32_t) { return box.options(run.spec); });
-
-    JobSpec dense = run.spec;
-    dense.name += "-dense";
-    dense.keys.clear();
-    for (size_t row = 0; row < 50; ++row) {
-      dense.keys.push_back({.name = std::to_string(row), .elements = 19});
-    }
-    each_rank(kRanks, [&](uint32_t rank) {
-      WorkerOptions options = box.options(dense);
-      options.rank = static_cast<int32_t>(rank);
-      Worker worker(options);
-      worker.wait_all();
-      for (uint64_t round = 1; round <= run.rounds; ++round) {
-        std::vector<std::vector<float>> gradients(50);
-        for (const auto& row : run.rows_of(rank, round, 0)) {
-          std::vector<float>& sum = gradients[static_cast<size_t>(row.index)];
-          for (size_t i = 0; i < sum.size(); ++i) sum[i] += row.elements[i];
-          if (sum.empty()) sum = row.elements;
-        }
-        for (size_t row = 0; row < 50; ++row) {
-          std::ranges::copy(gradients[row], worker.gradient(row).begin());
-          worker.push(row, {.null = gradients[row].empty()});
-        }
-        worker.wait_all();
-        std::vector<std::byte> all;
-        for (size_t row = 0; row < 50; ++row) {
-          const auto bytes = worker.parameter_bytes(row);
-          all.insert(all.end(), bytes.begin(), bytes.end());
-        }
-        EXPECT_TRUE(all == seen[rank][round - 1].keys[0])
-            << "seed " << seed << ", rank " << rank << ", round " << round;
-      }
-      worker.barrier();
-    });
-  }
-}
-
-// One key, one rank: what a lazy step leaves alone.
-TEST(Rows, OfALazyKeyTheOthersStayAsTheyAre) {
-  Box box(2);
-  JobSpec spec;
-  spec.name = "lazy";
-  spec.optimizer = "momentum";
-  spec.hyper = {{"lr", 1}, {"momentum", 0.5}, {"weight_decay", 0.25}};
-  spec.initial = "broadcast";
-  spec.keys = {table("lazy", 64, 2, 4, 32, true), table("dense", 64, 2, 4, 32)};
-  WorkerOptions options = box.options(spec);
-  options.rank = 0;
-  Worker worker(options);
-  worker.broadcast(std::vector<float>(256, 16.0f));
-  const std::vector<int64_t> rows = {40, 3};
-  const std::vector<float> ones(4, 1.0f);
-  const auto value = [&](size_t key, size_t row) { return worker.parameters(key)[2 * row + 1]; };
-  for (size_t key : {0, 1}) worker.push_rows(key, {rows, ones});
-  worker.wait_all();
-  EXPECT_EQ(value(0, 3), 16 - (1 + 4));
-  EXPECT_EQ(value(0, 40), 16 - (1 + 4));
-  EXPECT_EQ(value(0, 4), 16) << "neither decay";
-  EXPECT_EQ(value(1, 3), 16 - (1 + 4));
-  EXPECT_EQ(value(1, 4), 16 - 4) << "the gradient is zero, and decay is not";
-  for (size_t key : {0, 1}) worker.push_rows(key, {{}, {}});
-  worker.wait_all();
-  EXPECT_EQ(value(0, 3), 11) << "nor momentum";
-  EXPECT_EQ(value(1, 3), 11 - (0.5 * 5 + 0.25 * 11));
+          .rank_limit = rank_limit,
+          .tile_rows = tile_rows};
 }
 
 // As many bytes are sent as there are rows.
@@ -246,67 +172,6 @@ TEST(Rows, OutOfLockStepEachPushIsAStep) {
   }
 }
 
-// They come in as many parts as a slot needs for them; of factors, too.
-TEST(Rows, InitialParametersOfRankZero) {
-  Box box(2);
-  JobSpec spec;
-  spec.name = "initial";
-  spec.initial = "broadcast";
-  spec.optimizer = "sgd";
-  spec.world_size = 2;
-  spec.keys = {table("m", 7000, 90, 1), table("n", 31, 2, 3, 0, true), matrix("o", 700, 900, 1),
-               matrix("p", 31, 2, 3)};
-  std::vector<float> initial;
-  for (const KeySpec& key : spec.keys) initial.resize(initial.size() + key.elements);
-  std::iota(initial.begin(), initial.end(), 0.0f);
-  each_rank(2, [&](uint32_t rank) {
-    WorkerOptions options = box.options(spec);
-    options.rank = static_cast<int32_t>(rank);
-    Worker worker(options);
-    worker.broadcast(rank == 0 ? initial : std::vector<float>());
-    size_t first = 0;
-    for (size_t key = 0; key < worker.keys(); ++key) {
-      const auto parameters = worker.parameters(key);
-      EXPECT_TRUE(
-          std::ranges::equal(parameters, std::span(initial).subspan(first, parameters.size())));
-      first += parameters.size();
-    }
-    worker.barrier();
-  });
-}
-
-TEST(Rows, AJobThatCannotBeIsRefused) {
-  const auto refused = [](const std::string& what, const auto& change) {
-    JobSpec spec;
-    spec.name = "refused";
-    spec.optimizer = "adam";
-    spec.keys = {table("m", 100, 33, 4)};
-    change(spec, spec.keys[0]);
-    expect_error(ErrorCode::kInvalid, what, [&] { validate(spec); });
-  };
-  refused("keys[0].rows_limit: must be from 1 to 1048575 for format rows, got 0",
-          [](JobSpec&, KeySpec& key) { key.rows_limit = 0; });
-  refused("keys[0].rows_limit: must be from 1 to 1048575 for lazy, got 0",
-          [](JobSpec&, KeySpec& key) { key = {.name = "m", .elements = 4, .lazy = true}; });
-  refused("keys[0].rows_limit: must be from 1 to 1048575, got 1048576",
-          [](JobSpec&, KeySpec& key) { key.rows_limit = 1 << 20; });
-  refused("keys[0].rows_limit: needs format 'rows', got 'int8'",
-          [](JobSpec&, KeySpec& key) { key.format = "int8"; });
-  refused("keys[0].rank_limit: is 2, and so rows_limit must be 0, got 4",
-          [](JobSpec&, KeySpec& key) { key.rank_limit = 2, key.format = "factors"; });
-  refused("keys[0].rows_limit: needs the shape of a matrix, [rows, columns], got []",
-          [](JobSpec&, KeySpec& key) { key.shape.clear(); });
-  refused("keys[0].shape[1]: must be from 1 to 1048575, got 1048576",
-          [](JobSpec&, KeySpec& key) { key = table("m", 1, 1 << 20, 1); });
-  refused("their elements for 32 rows of 1048575 columns are more than a chunk may have",
-          [](JobSpec&, KeySpec& key) { key = table("m", 100, (1 << 20) - 1, 5); });
-  refused("keys[0].tile_rows: must be a multiple of 32 and at most 100, got 33",
-          [](JobSpec&, KeySpec& key) { key.tile_rows = 33; });
-  refused("gradient_dtype: must be", [](JobSpec& spec, KeySpec&) { spec.gradient_dtype = "rows"; });
-  refused("keys[0].lazy: steps are of single rows, and not of whole rounds",
-          [](JobSpec& spec, KeySpec& key) { spec.hyper["max_norm"] = 1, key.lazy = true; });
-}
-
 TEST(Rows, APushThatCannotBeIsRefused) {
   Box box(1);
   JobSpec spec = grouped_spec("job", 1, "");
@@ -353,6 +218,84 @@ TEST(Rows, APushThatCannotBeIsRefused) {
   other.keys[3].tile_rows = 0;  // as the job has it
   WorkerOptions second = box.options(other);
   expect_error(ErrorCode::kMismatch, "key 2 'odd': rows_limit is 3 here and 20 in the job",
+               [&] { const Worker wrong(second); });
+}
+
+JobSpec spec_of_factors(const std::string& name, uint32_t ranks) {
+  JobSpec spec = grouped_spec(name, ranks, "");
+  spec.keys[0].elements = 500;
+  spec.keys.push_back(matrix("wide", 5, 1000, 3, 4));
+  spec.keys.push_back(matrix("tall", 300, 2, 1, 48));
+  spec.keys.push_back(matrix("odd", 67, 33, 4, 32));
+  spec.keys.push_back(matrix("row", 1, 40, 2, 1));
+  return spec;
+}
+
+// The rows of a chunk are the server's to choose: as many chunks as it has cores.
+TEST(Factors, AMatrixHasAsManyChunksAsThereAreCores) {
+  Box box(2);
+  JobSpec spec = spec_of_factors("tiles", 2);
+  for (KeySpec& key : spec.keys) key.tile_rows = 0;
+  GroupedTraining run{.spec = spec, .seed = 3};
+  std::vector<std::vector<Results>> seen(2);
+  size_t cores = 0;  // of all boxes
+  each_worker(box, spec, [&](Worker& worker, uint32_t rank) {
+    if (rank == 0) {
+      run.spec = worker.spec();
+      cores = box.status().jobs.at(0).cores.size();
+    }
+    worker.barrier();
+    for (uint64_t round = 1; round <= run.rounds; ++round) {
+      train_round(run, worker, rank, round);
+      seen[rank].push_back(results_of(worker));
+    }
+    worker.barrier();
+  });
+  const std::vector<Results> want = alone(run, run.spec, box.log("tiles"));
+  EXPECT_TRUE(seen[0] == want);
+  EXPECT_TRUE(seen[1] == want);
+  for (size_t key = 2; key < run.spec.keys.size(); ++key) {
+    const KeySpec& of = run.spec.keys[key];
+    ASSERT_GT(of.tile_rows, 0u) << of.name;
+    EXPECT_EQ(of.tile_rows % rows_together(of) == 0 || of.tile_rows == of.shape[0], true);
+    EXPECT_EQ(of.tile_rows, tile_rows_for(of, cores, spec.chunk_elements)) << of.name;
+  }
+}
+
+TEST(Factors, APushThatCannotBeIsRefused) {
+  Box box(1);
+  JobSpec spec = spec_of_factors("job", 1);
+  WorkerOptions options = box.options(spec);
+  options.rank = 0;
+  Worker worker(options);
+  worker.wait_all();
+  const size_t key = worker.key("odd");
+  const std::vector<float> left(67 * 5, 1.0f), right(33 * 5, 1.0f);
+  expect_error(ErrorCode::kInvalid, "push_factors: 5 pairs for key 'odd', whose rank_limit is 4",
+               [&] {
+                 worker.push_factors(key, {left.data(), right.data(), 5});
+               });
+  expect_error(ErrorCode::kInvalid, "push_factors: 1 pairs of key 'odd' are null", [&] {
+    worker.push_factors(key, {left.data(), nullptr, 1});
+  });
+  expect_error(ErrorCode::kInvalid, "the gradient of key 'b' is sent as it is", [&] {
+    worker.push_factors(1, {left.data(), right.data(), 1});
+  });
+  expect_error(ErrorCode::kInvalid, "the factors of key 'odd' are sent: use push_factors()",
+               [&] { worker.push(key); });
+  expect_error(ErrorCode::kInvalid, "key 'odd' has no memory for its gradient",
+               [&] { worker.gradient(key); });
+  expect_error(ErrorCode::kInvalid, "key 'odd' can have no memory for its gradient",
+               [&] { worker.register_memory(key, {.gradient = left.data()}); });
+  worker.push_factors(key, {left.data(), right.data(), 4});
+  worker.wait(key);
+  EXPECT_EQ(worker.parameters(key)[66 * 33], 4.0f);
+
+  JobSpec other = spec;
+  other.keys[4].rank_limit = 3;
+  other.keys[2].tile_rows = 0;  // as the job has it
+  WorkerOptions second = box.options(other);
+  expect_error(ErrorCode::kMismatch, "key 4 'odd': rank_limit is 3 here and 4 in the job",
                [&] { const Worker wrong(second); });
 }
 

@@ -1,36 +1,26 @@
-// Shapes of keys, from the worker to the files of a checkpoint and back: the server is a process
-// that is killed.
-#include <fmt/format.h>
+// Shapes and types of keys, from the worker to the files of a checkpoint and back: the server is a
+// process that is killed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <csignal>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "phub/checkpoint/store.h"
-#include "tests/worker/server_process.h"
-#include "tests/worker/training.h"
+#include "tests/worker/box.h"
+#include "tests/worker/expect_error.h"
+#include "tests/worker/saved_box.h"
 
 namespace phub::testing {
 namespace shapes_test {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using Shape = std::vector<uint64_t>;
 
-class Shapes : public ::testing::Test {
+class Shapes : public SavedBoxTest {
  protected:
-  // The server, for the first time or again.
-  void serve() {
-    if (server_) {
-      EXPECT_EQ(server_->end(SIGKILL), -SIGKILL);
-    }
-    server_.emplace(PHUB_BINARY,
-                    std::vector<std::string>{"--checkpoints", folder(), "--checkpoint-every", "1"});
-  }
-  std::string folder() const { return directory_.path() + "/checkpoints"; }
+  Shapes() : SavedBoxTest(PHUB_BINARY) {}
 
   static JobSpec spec_of(const Shape& shape) {
     JobSpec spec;
@@ -67,40 +57,54 @@ class Shapes : public ::testing::Test {
     return all;
   }
 
-  const TemporaryDirectory directory_ = TemporaryDirectory::in_memory();
-  std::optional<ServerProcess> server_;
   std::optional<Worker> worker_;
 };
 
 TEST_F(Shapes, AreThoseOfParametersAndStates) {
-  serve();
+  serve(1);
   train({4, 5, 1000});
   const std::vector<Shape> keys = {{4, 5, 1000}, {7}};
   EXPECT_THAT(saved(), ElementsAre(keys, keys, keys));  // parameters, exp_avg, exp_avg_sq
-  serve();
+  die_and_come_back(1);
   for (const Shape& other : {Shape{5, 4, 1000}, Shape{}}) {
-    try {
-      join(other);
-      ADD_FAILURE() << "it joined";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::kMismatch);
-      EXPECT_THAT(error.what(), HasSubstr("in the job"));
-      EXPECT_THAT(error.what(), HasSubstr("key 0 'w': shape is"));
-    }
+    expect_error(ErrorCode::kMismatch, "key 0 'w': shape is", [&] { join(other); });
   }
   EXPECT_GT(join({4, 5, 1000}).first_round(), 1u);
 }
 
 TEST_F(Shapes, MayBeGivenToAJobThatWasSavedWithout) {
-  serve();
+  serve(1);
   train({});
   const std::vector<Shape> flat = {{20'000}, {7}};
   EXPECT_THAT(saved(), ElementsAre(flat, flat, flat));
-  serve();
+  die_and_come_back(1);
   train({200, 100});
   EXPECT_GT(worker_->first_round(), 1u);
   const std::vector<Shape> keys = {{200, 100}, {7}};
   EXPECT_THAT(saved(), ElementsAre(keys, keys, keys));
+}
+
+// Two words of a job are one value of a file.
+TEST(Values, AreSavedInTheirTypes) {
+  const TemporaryDirectory folder = TemporaryDirectory::in_memory();
+  Box box("core:2 pu:1", uint64_t{1} << 33, Box::Wrap(), {.folder = folder.path(), .every = 1000});
+  JobSpec spec;
+  spec.name = "saved";
+  spec.optimizer = "fold";
+  spec.keys = {
+      {.name = "f32", .elements = 6, .operation = "add", .value_type = "f32"},
+      {.name = "f64", .elements = 6, .operation = "add", .value_type = "f64"},
+      {.name = "i64", .elements = 12, .shape = {2, 6}, .operation = "max", .value_type = "i64"}};
+  Worker worker(box.options(spec));
+  for (size_t key = 0; key < worker.keys(); ++key) worker.push(key);
+  worker.wait_all();
+  worker.await_checkpoint(worker.checkpoint(), 60'000);
+  Checkpoints saved(folder.path());
+  const auto reader = saved.open(spec.name, saved.list(spec.name).at(0));
+  const std::vector<TensorInfo> want = {{"f32", TensorType::kF32, {6}},
+                                        {"f64", TensorType::kF64, {3}},
+                                        {"i64", TensorType::kI64, {2, 3}}};
+  EXPECT_EQ(reader->tensors(kParametersFile).tensors, want);
 }
 
 }  // namespace shapes_test
