@@ -8,7 +8,6 @@
 #include <fstream>
 #include <future>
 #include <memory>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -18,8 +17,7 @@
 #include "phub/checkpoint/store.h"
 #include "tests/worker/box.h"
 #include "tests/worker/expect_error.h"
-#include "tests/worker/server_process.h"
-#include "tests/worker/training.h"
+#include "tests/worker/saved_box.h"
 #include "transport/control/control_client.h"
 #include "transport/control/http_client.h"
 
@@ -58,36 +56,30 @@ struct State {
   KeyState key{.key = 0, .arrays = {memory[0], memory[1], memory[2]}};
 };
 
-class CheckpointCalls : public ::testing::Test {
+class CheckpointCalls : public SavedBoxTest {
  protected:
+  CheckpointCalls() : SavedBoxTest(PHUB_BINARY) {}
   // The server, for the first time or again.
-  void serve(const std::string& every = "1000000") {
+  void serve(uint64_t every = 1'000'000) {
     if (server_) {
       EXPECT_EQ(server_->end(SIGKILL), -SIGKILL);
     }
-    server_.emplace(PHUB_BINARY, std::vector<std::string>{"--checkpoints", folder(),
-                                                          "--checkpoint-every", every});
+    SavedBoxTest::serve(every);
   }
-  std::string folder() const { return directory_.path() + "/checkpoints"; }
   uint64_t newest(const std::string& job) {
     const auto all = Checkpoints(folder()).list(job);
     return all.empty() ? 0 : all.front().round;
   }
-
-  const TemporaryDirectory directory_ = TemporaryDirectory::in_memory();
-  std::optional<ServerProcess> server_;
 };
 
 // A job that all ranks have left is saved as they left it, whatever was saved last.
 TEST_F(CheckpointCalls, TheEndOfAJobIsSaved) {
   for (const uint32_t ranks : {1, 2}) {
     const std::string name = fmt::format("end{}", ranks);
-    serve("7");
+    serve(7);
     std::vector<float> last;
     each_rank(ranks, [&](uint32_t rank) {
-      WorkerOptions options = server_->options(spec_of(name, ranks));
-      options.rank = static_cast<int32_t>(rank);
-      Worker worker(options);
+      Worker worker(options(spec_of(name, ranks), static_cast<int32_t>(rank)));
       train(worker, 40);
       if (rank == 0) last.assign(worker.parameters(0).begin(), worker.parameters(0).end());
       worker.leave();
@@ -111,7 +103,7 @@ TEST_F(CheckpointCalls, TheEndOfAJobIsSaved) {
 
 // Its ranks save their own state every 1000 rounds, and a snapshot waits for such a round.
 TEST_F(CheckpointCalls, TheEndOfAJobWhoseRanksSaveIsSavedWithoutTheirState) {
-  serve("1000");
+  serve(1000);
   WorkerOptions options = server_->options(spec_of("saver"));
   options.saver = [](uint64_t) { return RankState{{"state", {}}}; };
   {
@@ -244,9 +236,7 @@ TEST_F(CheckpointCalls, OfSeveralRanksAreOne) {
   serve();
   constexpr uint64_t kRounds = 40;
   each_rank(3, [&](uint32_t rank) {
-    WorkerOptions options = server_->options(spec_of("several", 3));
-    options.rank = static_cast<int32_t>(rank);
-    Worker worker(options);
+    Worker worker(options(spec_of("several", 3), static_cast<int32_t>(rank)));
     for (uint64_t round = 1; round <= kRounds; ++round) {
       train(worker);
       if (round % 4 != rank) continue;
@@ -286,8 +276,7 @@ TEST_F(CheckpointCalls, KeepTheStepsThatWereSet) {
   expect_error(ErrorCode::kRewound, "", [&] {
     for (;;) train(*worker);
   });
-  WorkerOptions options = server_->options(spec_of("steps"));
-  worker = std::make_unique<Worker>(options);
+  worker = std::make_unique<Worker>(server_->options(spec_of("steps")));
   EXPECT_EQ(worker->first_round(), 6u);
   EXPECT_EQ(worker->get_state({&restored.key, 1}), 5u);
   EXPECT_EQ(restored.key.step, 1002u);
@@ -299,7 +288,7 @@ TEST_F(CheckpointCalls, KeepTheStepsThatWereSet) {
 }
 
 TEST_F(CheckpointCalls, WithRanksThatSaveAreOfTheirRounds) {
-  serve("5");
+  serve(5);
   WorkerOptions options = server_->options(spec_of("savers"));
   options.saver = [](uint64_t round) {
     if (round >= 15) throw std::runtime_error("no state");

@@ -141,19 +141,6 @@ TEST(DataShards, PrivateSamplesAreEachRanksOwn) {
   }
 }
 
-TEST(DataShards, OrdersFollowFromSeedAndEpochAndNothingElse) {
-  const uint64_t seed = fresh_seeds(1).first;
-  std::set<Numbers> orders;
-  for (uint64_t each = 0; each < 4; ++each) {
-    for (uint64_t epoch = 0; epoch < 4; ++epoch) {
-      const DataOptions options = {.samples = 100, .seed = seed + each};
-      EXPECT_TRUE(orders.insert(order_of(options, epoch)).second) << each << ", " << epoch;
-      EXPECT_FALSE(orders.insert(order_of(options, epoch)).second);
-    }
-  }
-  EXPECT_EQ(order_of({.samples = 100, .seed = seed, .shuffle = false}, 7), all_of(100));
-}
-
 // The sum of (observed - expected)² / expected as standard deviations of a normal distribution, by
 // Wilson and Hilferty's cube root: its own tail is long where there are few counts.
 double deviation(const std::map<Numbers, uint64_t>& counts) {
@@ -429,58 +416,6 @@ class DataOfAJob : public SavedBoxTest {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the box saves meanwhile
   }
 };
-
-TEST_F(DataOfAJob, GoesOnInTheMiddleOfAnEpoch) {
-  constexpr uint64_t kRounds = 150;
-  constexpr size_t kBatch = 4;
-  const uint64_t seed = fresh_seeds(1).first;
-  const DataOptions data = {.samples = 301, .world_size = 2, .seed = seed};  // 38 rounds an epoch
-  serve(5);
-  std::atomic<uint64_t> allowed = 0;
-  std::atomic<int> restored = 0;
-  std::vector<std::jthread> ranks;
-  for (uint32_t rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank] {
-      DataOptions mine = data;
-      mine.rank = rank;
-      DataShards shards(mine), undisturbed(mine);
-      std::vector<Numbers> expected;
-      for (uint64_t round = 1; round <= kRounds; ++round) {
-        expected.push_back(undisturbed.next(kBatch));
-      }
-      WorkerOptions options = this->options(spec_of("data", 2), static_cast<int32_t>(rank));
-      options.saver = [&](uint64_t) { return RankState{{"data", shards.cursor()}}; };
-      through_rewinds(options, seed % 2 == 0, [&](Worker& worker) {
-        shards = DataShards(mine);
-        if (const auto saved = worker.restored("data")) {
-          shards.restore(*saved);
-          ++restored;
-        }
-        worker.broadcast({});
-        for (uint64_t round = worker.first_round(); round <= kRounds; ++round) {
-          EXPECT_EQ(shards.next(kBatch), expected[round - 1]) << "round " << round;
-          train(worker);
-          while (round >= allowed) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        }
-        worker.barrier();
-        worker.leave();
-      });
-    });
-  }
-  uint64_t durable = 0;
-  for (int kill = 0; kill < 3; ++kill) {
-    EXPECT_TRUE(becomes_status("data", [&](const JobStatus& job) {
-      allowed = std::min(kRounds - 1, std::max<uint64_t>(allowed, job.next_saved_round + 3));
-      return job.durable_round > durable;
-    }));
-    durable = status("data").durable_round;
-    die_and_come_back(5);
-    allowed = allowed + 1;  // who waits for nothing would notice it late
-  }
-  allowed = kRounds + 1;
-  ranks.clear();
-  EXPECT_EQ(restored, 6);
-}
 
 // What the ranks of a job took, by round.
 class Taken {

@@ -148,21 +148,6 @@ class DigitsRun : public ::testing::Test {
   std::map<std::string, std::unique_ptr<Process>> ranks_;
 };
 
-TEST_F(DigitsRun, NothingHappens) {
-  start_all();
-  expect_reference();
-  EXPECT_EQ(records(LogRecord::Kind::kLost), 0u);
-}
-
-TEST_F(DigitsRun, ARankIsKilledAndTheOthersGoOn) {
-  start_all();
-  ASSERT_TRUE(reached(100));
-  ranks_["rank1"]->send(SIGKILL);
-  ranks_.erase("rank1");
-  expect_reference();
-  EXPECT_EQ(records(LogRecord::Kind::kLost), 1u);
-}
-
 TEST_F(DigitsRun, RanksAreKilledAndNewOnesJoin) {
   delay_ms_ = 15;  // the last one must be there before the last round
   start_all();
@@ -177,22 +162,6 @@ TEST_F(DigitsRun, RanksAreKilledAndNewOnesJoin) {
   expect_reference();
   EXPECT_EQ(records(LogRecord::Kind::kLost), 3u);
   EXPECT_EQ(records(LogRecord::Kind::kAdmitted), 6u);
-}
-
-TEST_F(DigitsRun, AStoppedRankIsReplacedAndChangesNothingWhenItGoesOn) {
-  start_all();
-  ASSERT_TRUE(reached(100));
-  ranks_["rank1"]->send(SIGSTOP);
-  const std::unique_ptr<Process> old = std::move(ranks_["rank1"]);
-  ranks_["rank1"] = start("new1", 1, true);
-  ASSERT_TRUE(ranks_["rank1"]->printed("rank 1 (incarnation 2)", kLimit))
-      << ranks_["rank1"]->output();
-  old->send(SIGCONT);
-  EXPECT_EQ(old->wait(kLimit), 1) << old->output();
-  EXPECT_THAT(old->output(), HasSubstr("rank 1"));
-  ranks_["new1"] = std::move(ranks_["rank1"]);
-  ranks_.erase("rank1");
-  expect_reference();
 }
 
 // Twice; the ranks wait for it, and end as those to whom nothing happened.

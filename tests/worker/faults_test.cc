@@ -33,7 +33,6 @@ using Clock = std::chrono::steady_clock;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using testing::scaled;
-using ::testing::StartsWith;
 using Kind = LogRecord::Kind;
 
 uint64_t seed() {
@@ -227,75 +226,6 @@ TEST(Faults, AStoppedWorkerThatWasReplacedChangesNothing) {
     EXPECT_THAT(old.output(), HasSubstr("fenced: "));
     EXPECT_THAT(old.output(), HasSubstr(fmt::format(" of rank {} was replaced", rank)));
   }
-  training.end();
-  training.check();
-}
-
-TEST(Faults, ALivingRankIsTakenOver) {
-  Box box;
-  Training training(box.address(), fault_spec("replaced", 2, "none"));
-  Process* present = &training.start(0);
-  training.start(1);
-  ASSERT_TRUE(training.goes_on(5));
-  for (uint32_t i = 2; i < 2 + scaled(5); ++i) {
-    Process& old = *present;
-    present = &training.start(0, {"--replace"});
-    EXPECT_TRUE(present->printed(fmt::format("joined rank 0 incarnation {} ", i), kLong))
-        << present->output();
-    EXPECT_EQ(old.wait(kLong), 3);
-    EXPECT_THAT(old.output(), HasSubstr("fenced: "));
-    EXPECT_TRUE(training.goes_on(5));
-  }
-  Process& refused = training.start(0);
-  EXPECT_EQ(refused.wait(kLong), 3);
-  EXPECT_THAT(refused.output(), StartsWith("taken: rank 0 of job 'replaced' is taken by"));
-  training.end();
-  training.check();
-}
-
-TEST(Faults, RanksComeAndGoInTheMiddle) {
-  Box box;
-  JobSpec spec = fault_spec("elastic", 2, "adam");
-  spec.max_ranks = 5;
-  Training training(box.address(), spec);
-  training.start(0);
-  Process& leaver = training.start(1, {"--leave-after", "40"});
-  ASSERT_TRUE(training.goes_on(10));
-  for (int i = 0; i < 3; ++i) {
-    Process& late = training.start(-1, {"--leave-after", std::to_string(20 + 30 * i)});
-    ASSERT_TRUE(late.printed("joined", kLong)) << late.output();
-    EXPECT_TRUE(training.goes_on(10));
-  }
-  EXPECT_TRUE(left(leaver)) << leaver.output();
-  Process& last = training.start(4, {"--patient"});
-  ASSERT_TRUE(last.printed("joined", kLong)) << last.output();
-  EXPECT_TRUE(training.goes_on(10));
-  training.end();
-  EXPECT_TRUE(left(last)) << last.output();
-  training.check();
-  size_t admitted = 0, gone = 0;
-  for (const LogRecord& record : training.log()) {
-    admitted += record.kind == Kind::kAdmitted;
-    gone += record.kind == Kind::kLeft;
-  }
-  EXPECT_EQ(admitted, 6u);
-  EXPECT_EQ(gone, 6u);
-}
-
-TEST(Faults, AWorkerThatHangsWithItsHeartbeatsGoingOnIsLost) {
-  Box box;
-  JobSpec spec = fault_spec("hangs", 3, "none");
-  spec.progress_limit_ms = 4000;
-  Training training(box.address(), spec);
-  training.start(0);
-  Process& hung = training.start(1, {"--hang-in", "15"});
-  training.start(2);
-  ASSERT_TRUE(becomes([&] { return training.round() >= 14; }));
-  const auto begin = Clock::now();
-  EXPECT_TRUE(training.goes_on(20));
-  fmt::print("progress limit of 4000 ms: the others went on after {:.0f} ms\n", ms_since(begin));
-  EXPECT_THAT(training.rank(1).reason, HasSubstr("while the others waited for it"));
-  hung.send(SIGKILL);
   training.end();
   training.check();
 }

@@ -1,29 +1,22 @@
-// Branches of saved jobs, of which some are killed and revived: to the bit what they would be if
-// neither they nor their box had ever been killed, with keys of every kind; and what becomes of
-// their files. In one box, and in three of which two are shards.
+// Branches of saved jobs, of which one is killed and revived: to the bit what it would be if
+// neither it nor its box had ever been killed, with keys of every kind (rack_sim: any decisions, in
+// any order); and what becomes of its files. In one box, and in three of which two are shards.
 #include "tests/worker/killed_branches.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
-#include <functional>
-#include <map>
 #include <memory>
-#include <optional>
-#include <random>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "phub/checkpoint/store.h"
-#include "tests/oracle/reference.h"
-#include "tests/seeds.h"
 #include "tests/worker/box.h"
 #include "tests/worker/branch_rounds.h"
 #include "tests/worker/expect_error.h"
@@ -35,213 +28,9 @@ namespace killed_branches_test {
 
 namespace fs = std::filesystem;
 
-// A decision that is one for a job whose branches are never killed, too.
-struct Decision {
-  BranchAction action;
-  uint64_t round = 0;
-  uint32_t branch = 0;
-  std::map<std::string, double> values = {};
-  std::vector<BranchTurn> turns = {};
-};
-using Decisions = std::map<uint64_t, std::vector<Decision>>;  // by the round before which
-
-void carry_out(Worker& worker, const Decision& decision) {
-  switch (decision.action) {
-    case BranchAction::kFork:
-      EXPECT_EQ(worker.fork(decision.branch, decision.values, decision.round).round,
-                decision.round);
-      return;
-    case BranchAction::kSchedule:
-      EXPECT_EQ(worker.schedule(decision.turns, decision.round), decision.round);
-      return;
-    default:
-      EXPECT_EQ(worker.discard(decision.branch, decision.round), decision.round);
-  }
-}
-
-// Decides at random what there is room for.
-class Decider {
- public:
-  explicit Decider(uint64_t seed) : random_(seed) {}
-
-  void decide(Worker& worker, uint64_t round) {
-    for (uint64_t i = below(3); i > 0; --i) {
-      if (last_ > round + 8) return;
-      decide_one(worker, std::max(last_, round + 2 + below(2)), round);
-    }
-  }
-  // Decides since the last checkpoint: no job goes on with it.
-  void decide_what_is_void(Worker& worker) {
-    const BranchTurn turns[] = {{any_of(alive_), 1}, {any_of(alive_), 0}};
-    worker.schedule(turns);
-    if (room(worker)) worker.fork(any_of(alive_), {{"lr", 0.5}});
-  }
-  std::vector<uint32_t> killed() const {
-    std::vector<uint32_t> branches;
-    for (const auto& [branch, round] : killed_) branches.push_back(branch);
-    return branches;
-  }
-  uint64_t last() const { return last_; }
-
-  Decisions made;  // without kills and revivals
-  uint64_t kills = 0, revivals = 0, from_disk = 0;
-
- private:
-  uint64_t below(uint64_t n) { return random_() % n; }
-  uint32_t any_of(const std::set<uint32_t>& branches) {
-    return *std::next(branches.begin(), static_cast<int64_t>(below(branches.size())));
-  }
-
-  static bool room(Worker& worker) {
-    const std::vector<BranchStatus> all = worker.branches().branches;
-    const auto on_disk = std::ranges::count(all, true, &BranchStatus::on_disk);
-    return all.size() - static_cast<size_t>(on_disk) <= kShelves;
-  }
-
-  void decide_one(Worker& worker, uint64_t at, uint64_t round) {
-    const bool has_room = room(worker);
-    const uint32_t branch = any_of(alive_);
-    const uint64_t what = below(8);
-    if (what == 0 && has_room) {
-      Decision fork{.action = BranchAction::kFork, .round = at, .branch = branch};
-      fork.values["lr"] = 0.015625 * static_cast<double>(1 + below(8));
-      alive_.insert(next_++);
-      return decided(worker, std::move(fork), round);
-    }
-    if ((what == 1 || what == 4) && branch != running_) {
-      EXPECT_EQ(worker.kill(branch, at), at);
-      alive_.erase(branch);
-      killed_[branch] = at;
-      last_ = at;
-      ++kills;
-      return;
-    }
-    if ((what == 2 || what == 5) && !killed_.empty()) {
-      const auto [killed, since] = *std::next(killed_.begin(), below(killed_.size()));
-      if (below(4) > 0 && since > round) return;
-      if (since <= round) await_on_disk(worker, killed);
-      return revive(worker, killed, at);
-    }
-    if (what == 3 && branch != running_ && below(3) == 0) {
-      alive_.erase(branch);
-      return decided(worker, {.action = BranchAction::kDiscard, .round = at, .branch = branch},
-                     round);
-    }
-    Decision turns{.action = BranchAction::kSchedule, .round = at};
-    for (uint64_t left = 1 + below(3); left > 0; --left) {
-      running_ = any_of(alive_);
-      turns.turns.push_back({running_, left > 1 ? 1 + below(2) : 0});
-    }
-    decided(worker, std::move(turns), round);
-  }
-
-  void revive(Worker& worker, uint32_t branch, uint64_t at) {
-    const bool was_on_disk = status_of(worker, branch).on_disk, has_room = room(worker);
-    if (was_on_disk && !has_room) {
-      return expect_error(ErrorCode::kFull, "no room", [&] { worker.revive(branch, at); });
-    }
-    try {
-      EXPECT_EQ(worker.revive(branch, at), at);
-    } catch (const Error& error) {  // it was revived for a later round, and discarded since
-      EXPECT_THAT(error.what(), ::testing::HasSubstr("wait for that round"));
-      return;
-    }
-    killed_.erase(branch);
-    alive_.insert(branch);
-    last_ = at;
-    ++revivals;
-    from_disk += was_on_disk;
-  }
-
-  void decided(Worker& worker, Decision decision, uint64_t round) {
-    carry_out(worker, decision);
-    last_ = decision.round;
-    for (const BranchTurn& turn : decision.turns) last_ += turn.rounds;
-    made[round].push_back(std::move(decision));
-  }
-
-  std::mt19937_64 random_;
-  std::set<uint32_t> alive_ = {0};
-  std::map<uint32_t, uint64_t> killed_;  // before which round
-  uint32_t running_ = 0, next_ = 1;
-  uint64_t last_ = 0;
-};
-
-// At the end every branch runs for two rounds, those that are killed too.
-void visit_all(const Workers& workers, uint64_t round, const std::vector<uint32_t>& killed,
-               SeenRounds& seen) {
-  Worker& worker = *workers[0];
-  for (const uint32_t branch : killed) {
-    await_on_disk(worker, branch);
-  }
-  uint64_t at = round + 40;
-  std::set<uint32_t> there;
-  for (const BranchStatus& status : worker.branches().branches) {
-    if (!status.on_disk) there.insert(status.branch);
-  }
-  const auto visit = [&](uint32_t branch) {
-    const BranchTurn turns[] = {{branch, 2}, {*there.begin(), 0}};
-    EXPECT_EQ(worker.schedule(turns, at), at);
-    at += 2;
-  };
-  for (const uint32_t branch : there) visit(branch);
-  for (const uint32_t branch : killed) {
-    train(workers, round, at, seen);  // what was revived before has its shelf
-    round = at + 1;
-    at += 3;
-    if (there.size() > kShelves) {
-      EXPECT_EQ(worker.discard(*there.rbegin(), at), at);
-      there.erase(*there.rbegin());
-    }
-    EXPECT_EQ(worker.revive(branch, at), at);
-    there.insert(branch);
-    const BranchTurn turns[] = {{branch, 2}, {*there.begin(), 0}};
-    EXPECT_EQ(worker.schedule(turns, at + 1), at + 1);
-    at += 3;
-  }
-  train(workers, round, at, seen);
-}
-
-// The same decisions, where nobody is killed; and the same visits.
-void visit_all_alive(const Workers& workers, uint64_t round, const std::vector<uint32_t>& killed,
-                     SeenRounds& seen) {
-  Worker& worker = *workers[0];
-  uint64_t at = round + 40;
-  std::set<uint32_t> there;
-  for (const BranchStatus& status : worker.branches().branches) {
-    if (std::ranges::count(killed, status.branch) == 0) there.insert(status.branch);
-  }
-  for (const uint32_t branch : there) {
-    const BranchTurn turns[] = {{branch, 2}, {*there.begin(), 0}};
-    EXPECT_EQ(worker.schedule(turns, at), at);
-    at += 2;
-  }
-  for (const uint32_t branch : killed) {
-    at += 3;
-    if (there.size() > kShelves) there.erase(*there.rbegin());
-    there.insert(branch);
-    const BranchTurn turns[] = {{branch, 2}, {*there.begin(), 0}};
-    EXPECT_EQ(worker.schedule(turns, at + 1), at + 1);
-    at += 3;
-  }
-  train(workers, round, at, seen);
-}
-
-void expect_same(const SeenRounds& got, const SeenRounds& want) {
-  ASSERT_EQ(got.size(), want.size());
-  for (size_t i = 0; i < got.size(); ++i) {
-    EXPECT_EQ(got[i].first, want[i].first) << "after round " << i + 1;
-    ASSERT_TRUE(got[i].second == want[i].second) << "after round " << i + 1;
-  }
-}
-
 // Dense keys, and matrices whose factors or rows are sent.
-JobSpec spec_of_all_kinds(const std::string& name, uint32_t branches, const std::string& optimizer,
-                          const std::string& dtype) {
-  JobSpec spec = spec_of(name, 2, branches);
-  spec.optimizer = optimizer;
-  if (optimizer != "momentum") spec.hyper.erase("momentum");
-  spec.gradient_dtype = spec.parameter_dtype = dtype;
+JobSpec spec_of_all_kinds(const std::string& name, uint32_t branches = kShelves) {
+  JobSpec spec = spec_of(name, 1, branches);
   for (const char* key : {"factors", "rows", "lazy"}) {
     spec.keys.push_back({.name = key, .elements = uint64_t{150} * 20, .shape = {150, 20}});
   }
@@ -255,72 +44,11 @@ uint32_t tile_rows_of(const Worker& worker) {
   return worker.spec().keys[worker.key("factors")].tile_rows;
 }
 
-class KilledBranches : public ::testing::TestWithParam<size_t> {};
-
-TEST_P(KilledBranches, AreToTheBitAsIfTheyHadNeverBeen) {
-  const Seeds seeds = fresh_seeds(scaled(4));
-  const std::vector<std::pair<std::string, std::string>> kinds = {{"adam", "f32"},
-                                                                  {"momentum", "bf16"},
-                                                                  {"momentum", "f32"},
-                                                                  {"sgd", "f32"},
-                                                                  {"rmsprop", "f16"}};
-  uint64_t kills = 0, revivals = 0, from_disk = 0;
-  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
-    SCOPED_TRACE(fmt::format("PHUB_SEED={}", seed));
-    std::mt19937_64 random(seed);
-    SavingServer server(PHUB_BINARY, GetParam(), 1 + static_cast<uint32_t>(random() % 2));
-    const auto& [optimizer, dtype] = kinds[seed % kinds.size()];
-    Decider decider(seed);
-    SeenRounds seen, want;
-    uint64_t round = 0;
-    uint32_t tile_rows = 0;
-    for (int life = 0; life < 3; ++life) {
-      if (life > 0) server.start(life == 1 ? "pack:1 core:4 pu:1" : "pack:1 core:3 pu:1");
-      const Workers workers = join(*server, spec_of_all_kinds("killed", kShelves, optimizer, dtype),
-                                   life == 1 ? "tcp" : server.transport());
-      ASSERT_EQ(workers[0]->first_round(), round + 1);
-      if (life == 0) tile_rows = tile_rows_of(*workers[0]);
-      ASSERT_EQ(tile_rows_of(*workers[0]), tile_rows) << "a saved job keeps its chunks";
-      const uint64_t last = round + 12 + random() % 20;
-      train(workers, round + 1, last, seen,
-            [&](uint64_t now) { decider.decide(*workers[0], now); });
-      round = last;
-      if (life < 2) {
-        ASSERT_EQ(save(*workers[0]), last);
-        decider.decide_what_is_void(*workers[0]);
-        server.kill();
-        continue;
-      }
-      const uint64_t end = std::max(round, decider.last()) + 2;
-      train(workers, round + 1, end, seen);
-      round = end;
-      visit_all(workers, round + 1, decider.killed(), seen);
-    }
-    const Workers workers = join(*server, spec_of_all_kinds("alive", 60, optimizer, dtype), "tcp");
-    EXPECT_NE(tile_rows_of(*workers[0]), tile_rows) << "there are other cores than at first";
-    train(workers, 1, round, want, [&](uint64_t now) {
-      if (!decider.made.contains(now)) return;
-      for (const Decision& decision : decider.made.at(now)) carry_out(*workers[0], decision);
-    });
-    visit_all_alive(workers, round + 1, decider.killed(), want);
-    expect_same(seen, want);
-    kills += decider.kills;
-    revivals += decider.revivals;
-    from_disk += decider.from_disk;
-    if (HasFailure()) return;
-  }
-  fmt::print("{} kills, {} revived, {} of them from disk\n", kills, revivals, from_disk);
-  if (seeds.count > 1) {
-    EXPECT_GT(kills, 0u);
-    EXPECT_GT(from_disk, 0u);
-  }
-}
-
 class OneKilled : public ::testing::TestWithParam<size_t> {
  protected:
   // Branch 1 has made a round of its own, and lies on its shelf from round 6 on.
   void begin(const std::string& job = "one") {
-    workers_ = join(*server_, spec_of(job), server_.transport());
+    workers_ = join(*server_, spec_of_all_kinds(job), server_.transport());
     worker().fork(0, {{"lr", 0.25}}, 3);
     const BranchTurn turns[] = {{1, 2}, {0, 0}};
     worker().schedule(turns, 4);
@@ -345,12 +73,15 @@ class OneKilled : public ::testing::TestWithParam<size_t> {
     run_some();
     await_on_disk(worker(), 1);
   }
+  // With other cores than before: a saved job keeps its chunks.
   void restart() {
     server_.kill();
+    const uint32_t tile_rows = tile_rows_of(worker());
     workers_.clear();  // else they leave, and the job has ended
-    server_.start();
-    workers_ = join(*server_, spec_of("one"), server_.transport());
+    server_.start("pack:1 core:4 pu:1");
+    workers_ = join(*server_, spec_of_all_kinds("one"), server_.transport());
     round_ = worker().first_round() - 1;
+    EXPECT_EQ(tile_rows_of(worker()), tile_rows);
   }
   // What branch 1 has, which makes a round then.
   Model run_it() {
@@ -462,7 +193,7 @@ TEST_P(OneKilled, IsRevivedFromItsShelfIfItIsStillThere) {
 }
 
 TEST_P(OneKilled, ComesBackAsOftenAsItIsKilled) {
-  workers_ = join(*server_, spec_of("one", 1, 1), server_.transport());
+  workers_ = join(*server_, spec_of_all_kinds("one", 1), server_.transport());
   worker().fork(0);
   run_some();
   for (int i = 0; i < 3; ++i) {
@@ -529,7 +260,7 @@ TEST_P(OneKilled, IsWhatItWasAfterAShardHasDied) {
   save(worker());
   server_.restart_shard(1);
   workers_.clear();
-  workers_ = join(*server_, spec_of("one"), server_.transport());
+  workers_ = join(*server_, spec_of_all_kinds("one"), server_.transport());
   round_ = worker().first_round() - 1;
   EXPECT_EQ(boxes_of("one"), 1 + GetParam());
   ASSERT_TRUE(status_of(worker(), 1).on_disk);
@@ -580,7 +311,6 @@ TEST(KilledBranchesWithoutFiles, AreRefused) {
   expect_error(ErrorCode::kInvalid, "is not killed", [&] { worker.revive(1); });
 }
 
-INSTANTIATE_TEST_SUITE_P(Every, KilledBranches, ::testing::Values(0, 2), name_of_shards);
 INSTANTIATE_TEST_SUITE_P(Every, OneKilled, ::testing::Values(0, 2), name_of_shards);
 
 }  // namespace killed_branches_test

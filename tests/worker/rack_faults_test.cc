@@ -78,25 +78,6 @@ std::vector<LogRecord> merged(const std::vector<LogRecord>& root,
   return all;
 }
 
-TEST_F(RackFaults, ARankThatIsKilledInTheMiddleOfARound) {
-  Training training(root_.address(), spec("killed", "shrink"));
-  start(training, 0);
-  start(training, 1);
-  start(training, 2);
-  Process& dies = start(training, 3, {"--die-in", "20"});
-  ASSERT_TRUE(training.goes_on(10));
-  EXPECT_EQ(dies.wait(kLong), -SIGKILL);
-  EXPECT_TRUE(becomes([&] { return training.rank(1).rack_live == std::vector<uint32_t>{2}; }));
-  ASSERT_TRUE(training.goes_on(20));
-  start(training, 3, {"--patient"});  // its successor
-  EXPECT_TRUE(becomes([&] {
-    return training.rank(1).rack_live == std::vector<uint32_t>{2, 3};
-  })) << "the root knows the ranks of its racks";
-  ASSERT_TRUE(training.goes_on(20));
-  training.end();
-  training.check(merged(training.log(), {log_of(0, "killed"), log_of(1, "killed")}));
-}
-
 TEST_F(RackFaults, ARackThatIsKilledAndComesBack) {
   Training training(root_.address(), spec("rack", "shrink"));
   start_all(training);
@@ -137,21 +118,6 @@ TEST_F(RackFaults, ThePolicyFailNamesTheRankOfARack) {
   ASSERT_TRUE(worker.wait(kLong).has_value());
   EXPECT_THAT(worker.output(), HasSubstr("rank 3 (incarnation 1) was lost in round"));
   training.end();
-}
-
-TEST_F(RackFaults, ALostRackIsWaitedFor) {
-  Training training(root_.address(), spec("wait", "wait"));
-  start_all(training);
-  ASSERT_TRUE(training.goes_on(10));
-  const std::vector<LogRecord> first_life = log_of(1, "wait");
-  racks_[1]->end(SIGKILL);
-  EXPECT_TRUE(becomes([&] { return training.status().state == "paused"; }));
-  start_rack(1);
-  start(training, 2);
-  start(training, 3);
-  ASSERT_TRUE(training.goes_on(20));
-  training.end();
-  training.check(merged(training.log(), {log_of(0, "wait"), first_life, log_of(1, "wait")}));
 }
 
 TEST_F(RackFaults, TheRootsDeathEndsTheRacksJobs) {
@@ -220,19 +186,6 @@ TEST_F(RackFaults, WorkersOfARackThatIsStartedAgainJoinIt) {
   ASSERT_TRUE(training.goes_on(20));
   training.end();
   training.check(merged(training.log(), {log_of(0, "again"), first_life, log_of(1, "again")}));
-}
-
-// When all have left, so has their rack.
-TEST_F(RackFaults, TheJobEndsEverywhere) {
-  Training training(root_.address(), spec("ends", "fail"));
-  start_all(training);
-  ASSERT_TRUE(training.goes_on(10));
-  training.end();
-  EXPECT_TRUE(becomes([&] { return ControlClient(root_.address()).status().jobs.empty(); }));
-  for (const auto& rack : racks_) {
-    EXPECT_TRUE(becomes([&] { return ControlClient(rack->address()).status().jobs.empty(); }));
-  }
-  training.check(merged(training.log(), {log_of(0, "ends"), log_of(1, "ends")}));
 }
 
 }  // namespace rack_faults_test

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "tests/seeds.h"
+#include "tests/worker/expect_error.h"
 #include "tests/worker/options.h"
 #include "tests/worker/server_process.h"
 #include "tests/worker/training.h"
@@ -81,19 +82,6 @@ class Rejoin : public ::testing::Test {
     });
     return durable;
   }
-  // The message of the error, which must have this code.
-  template <typename Call>
-  static std::string failure(ErrorCode code, Call call) {
-    try {
-      call();
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), code) << error.what();
-      return error.what();
-    }
-    ADD_FAILURE() << "did not fail";
-    return "";
-  }
-
   const TemporaryDirectory directory_ = TemporaryDirectory::in_memory();
   std::optional<ServerProcess> server_;
 };
@@ -159,8 +147,7 @@ TEST_F(Rejoin, ParametersAreThoseOfTheRoundBeforeTheFirst) {
   auto worker = std::make_unique<Worker>(options);
   const std::vector<float> initial(kElements, 0.0f);
   worker->broadcast(initial);
-  EXPECT_THAT(failure(ErrorCode::kInvalid, [&] { worker->rejoin(); }),
-              HasSubstr("has not lost its server"));
+  expect_error(ErrorCode::kInvalid, "has not lost its server", [&] { worker->rejoin(); });
   train(*worker, 25);
   const uint64_t last = saved("one", 10);
   serve(die());
@@ -184,10 +171,10 @@ TEST_F(Rejoin, RegisteredMemoryStaysRegistered) {
   EXPECT_THAT(parameters, Each(15.0f));
   const uint64_t last = saved("one", 10);
   serve(die());
-  EXPECT_EQ(failure(ErrorCode::kRewound,
-                    [&] {
-                      for (;;) worker->push_pull(0);
-                    })
+  EXPECT_EQ(error_of(ErrorCode::kRewound,
+                     [&] {
+                       for (;;) worker->push_pull(0);
+                     })
                 .empty(),
             false);
   worker = worker->rejoin();
@@ -206,7 +193,7 @@ TEST_F(Rejoin, AJobThatHasEndedMeanwhile) {
   serve(die());
   ControlClient(server_->address()).remove("one");
   EXPECT_EQ(train_until_it_fails(worker).code(), ErrorCode::kRewound);
-  EXPECT_THAT(failure(ErrorCode::kNotFound, [&] { worker.rejoin(); }), HasSubstr("has ended"));
+  expect_error(ErrorCode::kNotFound, "has ended", [&] { worker.rejoin(); });
 }
 
 // One that runs under its name is another one.
@@ -220,8 +207,7 @@ TEST_F(Rejoin, AnotherJobOfItsName) {
   ControlClient(server_->address()).remove("one");
   Worker another(options_of_one());
   EXPECT_EQ(another.first_round(), 1u);
-  EXPECT_THAT(failure(ErrorCode::kNotFound, [&] { worker.rejoin(); }),
-              HasSubstr("this is another one"));
+  expect_error(ErrorCode::kNotFound, "this is another one", [&] { worker.rejoin(); });
   train(another, 5);
 }
 
@@ -231,11 +217,9 @@ TEST_F(Rejoin, AServerThatDoesNotKnowTheJob) {
   train(worker, 3);
   serve(die(), "empty");
   EXPECT_EQ(train_until_it_fails(worker).code(), ErrorCode::kRewound);
-  EXPECT_THAT(failure(ErrorCode::kFenced, [&] { worker.rejoin(); }),
-              HasSubstr("this server knows of 0"));
-  EXPECT_THAT(
-      failure(ErrorCode::kNotFound, [&] { ControlClient(server_->address()).remove("nothing"); }),
-      HasSubstr("there is no job 'nothing'"));
+  expect_error(ErrorCode::kFenced, "this server knows of 0", [&] { worker.rejoin(); });
+  expect_error(ErrorCode::kNotFound, "there is no job 'nothing'",
+               [&] { ControlClient(server_->address()).remove("nothing"); });
 }
 
 // It has lasted longer than the heartbeats' interval.
@@ -248,7 +232,7 @@ TEST_F(Rejoin, ABarrierTellsThatTheServerIsGone) {
   options.rank = 1;
   Worker second(options);
   auto waits = std::async(std::launch::async,
-                          [&] { return failure(ErrorCode::kRewound, [&] { first.barrier(); }); });
+                          [&] { return error_of(ErrorCode::kRewound, [&] { first.barrier(); }); });
   EXPECT_EQ(waits.wait_for(std::chrono::milliseconds(1200)), std::future_status::timeout);
   die();
   EXPECT_THAT(waits.get(), HasSubstr("'two'"));
@@ -267,8 +251,8 @@ TEST_F(Rejoin, OnceMoreWhileOthersAreAwaited) {
   auto joining = std::async(std::launch::async, [&] { return join_as(0); });
   std::unique_ptr<Worker> second = join_as(1), first = joining.get();
   serve(die());
-  failure(ErrorCode::kRewound, [&] { first->barrier(); });
-  failure(ErrorCode::kRewound, [&] { second->barrier(); });
+  error_of(ErrorCode::kRewound, [&] { first->barrier(); });
+  error_of(ErrorCode::kRewound, [&] { second->barrier(); });
   auto rejoining = std::async(std::launch::async, [&] { return first->rejoin(); });
   ASSERT_TRUE(becomes([&] {
     const ServerStatus status = ControlClient(server_->address()).status();
@@ -291,7 +275,7 @@ TEST_F(Rejoin, AJobThatHasEndedUnsaved) {
   serve(die());
   EXPECT_EQ(train_until_it_fails(worker).code(), ErrorCode::kRewound);
   ControlClient(server_->address()).remove("one");
-  EXPECT_THAT(failure(ErrorCode::kNotFound, [&] { worker.rejoin(); }), HasSubstr("has ended"));
+  expect_error(ErrorCode::kNotFound, "has ended", [&] { worker.rejoin(); });
 }
 
 // The server stands still; another one takes the job over, with a copy of its checkpoints, as no
@@ -321,8 +305,7 @@ TEST_F(Rejoin, AServerThatWakesAfterAnotherTookOver) {
                             .rank = 0,
                             .transport = worker->connection().substr(0, 3),
                             .epoch = 2};
-  EXPECT_THAT(failure(ErrorCode::kFenced, [&] { first.join(request, 10'000); }),
-              HasSubstr("of job 'one'"));
+  expect_error(ErrorCode::kFenced, "of job 'one'", [&] { first.join(request, 10'000); });
   train(*worker, 5);
   EXPECT_THAT(worker->parameters(0), Each(static_cast<float>(last + 10)));
 }
@@ -334,7 +317,7 @@ TEST_F(Rejoin, EndsWithItsWorker) {
   die();
   EXPECT_EQ(train_until_it_fails(worker).code(), ErrorCode::kRewound);
   auto ended = std::async(std::launch::async,
-                          [&] { return failure(ErrorCode::kFenced, [&] { worker.rejoin(); }); });
+                          [&] { return error_of(ErrorCode::kFenced, [&] { worker.rejoin(); }); });
   EXPECT_EQ(ended.wait_for(std::chrono::milliseconds(200)), std::future_status::timeout);
   worker.end("the test is over");
   EXPECT_THAT(ended.get(), HasSubstr("ended while it rejoined"));
@@ -348,8 +331,8 @@ TEST_F(Rejoin, HasALimit) {
   train(worker, 5);
   die();
   EXPECT_EQ(train_until_it_fails(worker).code(), ErrorCode::kRewound);
-  failure(ErrorCode::kUnavailable, [&] { worker.rejoin(); });
-  failure(ErrorCode::kUnavailable, [&] { worker.rejoin(); });
+  error_of(ErrorCode::kUnavailable, [&] { worker.rejoin(); });
+  error_of(ErrorCode::kUnavailable, [&] { worker.rejoin(); });
 }
 
 // Without checkpoints a job dies with its server.
@@ -359,7 +342,7 @@ TEST_F(Rejoin, OnlyIfTheJobIsSaved) {
   train(worker, 5);
   die();
   EXPECT_EQ(train_until_it_fails(worker).code(), ErrorCode::kUnavailable);
-  failure(ErrorCode::kInvalid, [&] { worker.rejoin(); });
+  error_of(ErrorCode::kInvalid, [&] { worker.rejoin(); });
 }
 
 // --- the same in C -------------------------------------------------------------------------------

@@ -1,20 +1,14 @@
 // A server that dies, is told to end, or finds its checkpoints damaged, and is started again: real
 // processes, and every round compared with the replay of the log.
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
-#include <memory>
-#include <optional>
-#include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "tests/seeds.h"
-#include "tests/worker/server_process.h"
+#include "tests/worker/saved_box.h"
 #include "tests/worker/training.h"
 
 namespace phub::testing {
@@ -22,16 +16,12 @@ namespace restore_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using Kind = LogRecord::Kind;
 
-class Restore : public ::testing::Test {
+class Restore : public SavedBoxTest {
  protected:
+  Restore() : SavedBoxTest(PHUB_BINARY) {}
   // The server, for the first time or again.
-  void serve(const std::string& every = "20") {
-    server_.emplace(PHUB_BINARY, std::vector<std::string>{"--checkpoints", folder(),
-                                                          "--checkpoint-every", every});
-  }
-  std::string folder() const { return directory_.path() + "/checkpoints"; }
+  void serve(uint64_t every = 20) { SavedBoxTest::serve(every); }
 
   static std::vector<Process*> start(Training& training, int32_t ranks, const Flags& flags = {}) {
     std::vector<Process*> workers;
@@ -59,43 +49,10 @@ class Restore : public ::testing::Test {
   static bool saved(const Training& training, uint64_t round) {
     return becomes([&] { return training.status().durable_round >= round; });
   }
-
-  const TemporaryDirectory directory_ = TemporaryDirectory::in_memory();
-  std::optional<ServerProcess> server_;
 };
 
-TEST_F(Restore, AServerThatIsKilledGoesOnFromItsCheckpoint) {
-  std::mt19937_64 random(fresh_seeds(1).first);
-  for (const char* optimizer : {"adam", "nesterov"}) {
-    SCOPED_TRACE(optimizer);
-    serve();
-    Training training(server_->address(),
-                      fault_spec(fmt::format("killed.{}", optimizer), 3, optimizer));
-    std::vector<Process*> workers = start(training, 3);
-    EXPECT_EQ(first_round_of(*workers[0]), 1u);
-    for (int life = 0; life < 2; ++life) {
-      ASSERT_TRUE(saved(training, training.status().durable_round + 1));
-      std::this_thread::sleep_for(std::chrono::microseconds(random() % 100'000));
-      const JobStatus before = training.status();
-      end_server(SIGKILL, workers);
-      serve();
-      training.move_to(server_->address());
-      workers = start(training, 3);
-      const uint64_t first_round = first_round_of(*workers[0]);
-      EXPECT_GT(first_round, before.durable_round);
-      for (Process* worker : workers) EXPECT_EQ(first_round_of(*worker), first_round);
-      training.undo_from(first_round);
-      ASSERT_TRUE(training.goes_on(30));
-    }
-    training.end();
-    for (Process* worker : workers) EXPECT_TRUE(left(*worker)) << worker->output();
-    training.check();
-    server_.reset();
-  }
-}
-
 TEST_F(Restore, AServerThatIsToldToEndSavesFirst) {
-  serve("1000000000");
+  serve(1'000'000'000);
   Training training(server_->address(), fault_spec("told", 3, "adam"));
   std::vector<Process*> workers = start(training, 3);
   ASSERT_TRUE(training.goes_on(50));
@@ -148,29 +105,6 @@ TEST_F(Restore, AJobThatIsAbandonedGoesOnLater) {
   training.end();
 }
 
-TEST_F(Restore, WithOtherRanks) {
-  serve();
-  Training training(server_->address(), fault_spec("fewer", 3, "adam"));
-  std::vector<Process*> workers = start(training, 3);
-  ASSERT_TRUE(saved(training, 1));
-  end_server(SIGKILL, workers);
-  for (const int32_t ranks : {4, 1}) {
-    serve();
-    Training other(server_->address(), fault_spec("fewer", static_cast<uint32_t>(ranks), "adam"));
-    workers.clear();
-    for (int32_t rank = 0; rank < ranks; ++rank) workers.push_back(&other.start(-1));
-    EXPECT_GT(first_round_of(*workers[0]), 1u);
-    ASSERT_TRUE(saved(other, other.status().durable_round + 1));
-    ASSERT_TRUE(other.goes_on(10));
-    if (ranks > 1) {
-      end_server(SIGKILL, workers);
-      continue;
-    }
-    other.end();
-    other.check();  // the log of all three lives
-  }
-}
-
 TEST_F(Restore, WhatDiffersIsRefusedUntilTheJobIsDeleted) {
   serve();
   Training training(server_->address(), fault_spec("same", 2, "adam"));
@@ -190,39 +124,6 @@ TEST_F(Restore, WhatDiffersIsRefusedUntilTheJobIsDeleted) {
   Training anew(server_->address(), fault_spec("same", 2, "nesterov"));
   EXPECT_EQ(first_round_of(*start(anew, 2)[0]), 1u);
   anew.end();
-}
-
-// Places in groups are those of all ranks that a job may have: it goes on with fewer ranks, but not
-// with other groups.
-TEST_F(Restore, WithTheSameGroups) {
-  serve();
-  JobSpec spec = fault_spec("groups", 4, "adam");
-  spec.max_ranks = 4;
-  spec.groups = "1,3";
-  Training training(server_->address(), spec);
-  std::vector<Process*> workers = start(training, 4);
-  ASSERT_TRUE(saved(training, 1));
-  end_server(SIGKILL, workers);
-  serve();
-  JobSpec other = spec;
-  other.groups = "2,2";
-  Training refused(server_->address(), other);
-  EXPECT_EQ(refused.start(0).wait(kLong), 3);
-  other = fault_spec("groups", 3, "adam");
-  other.groups = "1,2";
-  Training fewer_places(server_->address(), other);
-  Process& worker = fewer_places.start(0);
-  EXPECT_EQ(worker.wait(kLong), 3);
-  EXPECT_THAT(worker.output(), HasSubstr("groups is '1,2' here and '1,3' in the job"));
-
-  spec.world_size = 3;
-  Training fewer(server_->address(), spec);
-  workers.clear();
-  for (int32_t rank = 0; rank < 3; ++rank) workers.push_back(&fewer.start(rank));
-  EXPECT_GT(first_round_of(*workers[0]), 1u);
-  ASSERT_TRUE(fewer.goes_on(10));
-  fewer.end();
-  fewer.check();
 }
 
 TEST_F(Restore, NoCheckpointIsWhole) {

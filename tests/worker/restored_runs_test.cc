@@ -1,31 +1,31 @@
-// Jobs whose box is killed, and that go on from their checkpoint on another box: with other cores
-// and nodes, over another transport, over more boxes or fewer, in every number format, in lock-step
-// or not; and jobs of several boxes of which one is killed. In the end every key has what one
-// process computes that adds all updates once.
+// Jobs of any kind whose box is killed, and that go on from their checkpoint on another box: with
+// other cores and nodes, over another transport, over more boxes or fewer, in lock-step or not; and
+// jobs of several boxes of which one is killed. In the end every rank has what one process computes
+// that adds all updates once.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <csignal>
-#include <cstring>
-#include <limits>
-#include <map>
+#include <functional>
+#include <future>
+#include <iterator>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "kernels/hyper.h"
-#include "tests/oracle/coded.h"
-#include "tests/oracle/groups.h"
+#include "kernels/kernels.h"
 #include "tests/oracle/reference.h"
+#include "tests/seeds.h"
 #include "tests/transport/shm_rig.h"
+#include "tests/worker/any_job.h"
 #include "tests/worker/box.h"
 #include "tests/worker/server_process.h"
 #include "tests/worker/shard_process.h"
@@ -34,132 +34,37 @@
 namespace phub::testing {
 namespace restored_runs_test {
 
-constexpr uint64_t kMoreRounds = 20;  // after the checkpoint
-constexpr uint64_t kMostLead = 10;    // of a rank, with any slack
-constexpr uint32_t kChunkElements = 256;
+constexpr uint64_t kRoundsAfter = 8;  // after the checkpoint
+constexpr uint64_t kMostLead = 5;     // of a rank, with any slack
 
 struct Place {
   std::string topology = "pack:1 core:2 pu:1", transport = "shm";
   uint32_t shards = 0;  // boxes that serve under the server
 };
-
-struct Scenario {
-  std::string name;
+const Place kTwoCores, kTcp{.transport = "tcp"};
+const Place kTwoBoxes{.transport = "tcp", .shards = 1};
+const Place kThreeBoxes{.topology = "pack:2 core:2 pu:1", .transport = "tcp", .shards = 2};
+const struct {
   Place before, after;
-  uint32_t ranks = 3;
-  std::string consistency = "bsp", optimizer = "adam", gradient_dtype = "f32",
-              parameter_dtype = "f32", rounding = "nearest";
-  std::string on_loss = "shrink", on_nonfinite = "stop", unused = "zero", groups = "";
-  bool whole_numbers = false;                   // whose sum is exact in any order
-  bool saves = false;                           // ranks have parts
-  std::map<std::string, double> schedule = {};  // of the learning rate
-};
-void PrintTo(const Scenario& run, std::ostream* out) { *out << run.name; }
+} kMoves[] = {{{"pack:1 core:1 pu:1"}, {"pack:1 core:3 pu:1"}},
+              {{"pack:1 core:4 pu:1"}, {"pack:1 core:1 pu:1"}},
+              {kTwoCores, {"pack:2 core:2 pu:1"}},
+              {{"pack:4 core:1 pu:1"}, kTwoCores},
+              {kTwoCores, kTcp},
+              {kTcp, kTwoCores},
+              {kTwoBoxes, kThreeBoxes},
+              {kThreeBoxes, kTwoCores},
+              {kTwoCores, kTwoBoxes}};
 
-JobSpec spec_of(const Scenario& run) {
-  JobSpec spec;
-  spec.name = run.name;
-  spec.keys = {{.name = "a", .elements = 1},
-               {.name = "b", .elements = 33},
-               {.name = "c", .elements = 5001},
-               {.name = "d", .elements = 512}};
-  spec.chunk_elements = kChunkElements;
-  spec.world_size = run.ranks;
-  spec.consistency = run.consistency;
-  if (run.consistency == "ssp") spec.slack = 4;
-  spec.optimizer = run.optimizer;
-  spec.gradient_dtype = run.gradient_dtype;
-  spec.parameter_dtype = run.parameter_dtype;
-  spec.rounding = run.rounding;
-  spec.on_loss = run.on_loss;
-  spec.on_nonfinite = run.on_nonfinite;
-  spec.unused = run.unused;
-  spec.groups = run.groups;
-  spec.lease_ms = 5000;  // on a machine with other things to do
-  if (run.whole_numbers && run.optimizer != "none") spec.hyper = {{"lr", 1.0}};
-  spec.hyper.insert(run.schedule.begin(), run.schedule.end());
-  return spec;
-}
-
-bool is_bad(const Scenario& run, uint32_t rank, uint64_t round, size_t key) {
-  return run.on_nonfinite == "exclude" && key == 2 && (rank + round) % 5 == 0;
-}
-
-// By the rank. Key c is used by one of them at most, and d by nobody in every third round.
-bool is_null(const Scenario& run, uint32_t rank, uint64_t round, size_t key) {
-  if (run.unused == "zero") return false;
-  return key == 2 ? round % 4 != rank : key == 3 && round % 3 == 0;
-}
-
-std::vector<std::byte> gradient_of(const Scenario& run, uint32_t rank, uint64_t round, size_t key,
-                                   uint64_t elements) {
-  const auto dtype = memory_dtype(spec_of(run), static_cast<uint32_t>(key));
-  std::vector<std::byte> gradient(elements * kernels::bytes_of(dtype));
-  for (uint64_t i = 0; i < elements; ++i) {
-    const uint64_t hash = (rank * 7919 + round * 104729 + key * 31 + i * 17 + 1) * 2654435761u;
-    const auto small = static_cast<float>((hash >> 12) % 15) - 7;
-    // Codes of fp8-e5m2 are fewer than these whole numbers; what is left of them is one, too.
-    reference::store(gradient.data(), dtype, i, run.whole_numbers ? small * 9 : small / 11);
-  }
-  for (uint64_t i = 0; i < elements && is_bad(run, rank, round, key); i += kChunkElements) {
-    reference::store(gradient.data(), dtype, i, std::numeric_limits<float>::quiet_NaN());
-  }
-  return gradient;
-}
-
-// What a key holds after these rounds of all ranks. Out of lock-step every update is a step.
-std::vector<std::byte> expected_of(const Scenario& run, size_t key, uint64_t elements,
-                                   uint64_t rounds) {
-  const JobSpec spec = spec_of(run);
-  const auto dtype = memory_dtype(spec, static_cast<uint32_t>(key));
-  const auto optimizer = *kernels::parse_optimizer(run.optimizer);
-  const bool lock_step = run.consistency == "bsp";
-  const bool adds = !lock_step && run.optimizer == "none";
-  reference::Hyper hyper = kernels::default_hyper(adds ? kernels::Optimizer::kSgd : optimizer);
-  if (run.whole_numbers) hyper.lr = adds ? -1 : 1;
-  reference::Model model(adds ? kernels::Optimizer::kSgd : optimizer, hyper,
-                         std::vector<float>(elements));
-  std::vector<float> view(elements);
-  std::vector<CodedRank> senders;
-  for (uint32_t rank = 0; rank < run.ranks; ++rank) senders.emplace_back(spec, rank);
-  for (const auto& [name, value] : run.schedule) kernels::set(hyper, name, value);
-  for (uint64_t round = 1; round <= rounds; ++round) {
-    model.hyper.lr = reference::learning_rate(hyper, round);
-    std::vector<std::vector<std::byte>> gradients;
-    for (uint32_t rank = 0; rank < run.ranks; ++rank) {
-      if (is_bad(run, rank, round, key) || is_null(run, rank, round, key)) continue;
-      gradients.push_back(gradient_of(run, rank, round, key, elements));
-      if (!is_coded(spec, static_cast<uint32_t>(key))) continue;
-      std::vector<float> pushed(elements);
-      std::memcpy(pushed.data(), gradients.back().data(), gradients.back().size());
-      const auto sent = senders[rank].send(static_cast<uint32_t>(key), round, pushed);
-      std::memcpy(gradients.back().data(), sent.data(), gradients.back().size());
-    }
-    std::vector<const void*> slots;
-    for (const auto& gradient : gradients) slots.push_back(gradient.data());
-    if (slots.empty() && run.unused == "skip") {
-      // It is no step.
-    } else if (!run.groups.empty()) {
-      std::vector<float> sum(elements);
-      reference::sum(reference::parse_groups(run.groups, run.ranks), slots, dtype, 1, sum.data(),
-                     elements);
-      model.step(sum);
-    } else if (lock_step) {
-      model.round(slots, dtype, 1);
-    } else {
-      for (const void*& slot : slots) model.round({&slot, 1}, dtype, 1);
-    }
-    move_view(spec, static_cast<uint32_t>(key), round, model.params, view);
-  }
-  const auto parameter_dtype = *kernels::parse_dtype(parameter_memory_format(spec));
-  std::vector<std::byte> result(elements * kernels::bytes_of(parameter_dtype));
-  const std::vector<float>& seen = difference_format(spec) ? view : model.params;
-  reference::convert(seen.data(), kernels::DType::kF32, result.data(), parameter_dtype, elements);
-  return result;
-}
-
-class RestoredRuns : public ::testing::TestWithParam<Scenario> {
+class RestoredRuns : public ::testing::Test {
  protected:
+  using TrainRound = std::function<void(Worker& worker, uint32_t rank, uint64_t round)>;
+  struct Outcome {
+    uint64_t last = 0;          // round
+    std::vector<Results> seen;  // by rank, after it
+    std::vector<LogRecord> log;
+  };
+
   void serve(const Place& place, std::string listen = "127.0.0.1:0") {
     shards_.clear();
     Flags flags = {"--checkpoints", directory_.path() + "/checkpoints", "--checkpoint-every", "3"};
@@ -170,6 +75,7 @@ class RestoredRuns : public ::testing::TestWithParam<Scenario> {
     }
     ASSERT_TRUE(becomes([&] { return status().shards.size() == place.shards; }));
   }
+  static void pause() { std::this_thread::sleep_for(std::chrono::milliseconds(3)); }
   ServerStatus status() const { return ControlClient(server_->address()).status(); }
   // How many boxes have a part of the job.
   size_t boxes() const {
@@ -179,300 +85,212 @@ class RestoredRuns : public ::testing::TestWithParam<Scenario> {
     }
     return boxes.size();
   }
-  std::unique_ptr<Worker> join(const Place& place, uint32_t rank) const {
-    WorkerOptions options = server_->options(spec_of(GetParam()));
+  bool saves(uint64_t round) const {
+    return becomes([&] {
+      const std::vector<JobStatus> jobs = status().jobs;
+      return !jobs.empty() && jobs.front().durable_round >= round;
+    });
+  }
+  std::unique_ptr<Worker> join(const JobSpec& spec, const Place& place, uint32_t rank,
+                               bool saves) const {
+    WorkerOptions options = server_->options(spec);
     options.transport = place.transport;
     options.rank = static_cast<int32_t>(rank);
-    if (GetParam().saves) {
+    if (saves) {
       options.saver = [](uint64_t round) {
-        const std::string text = std::to_string(round);
-        const auto bytes = std::as_bytes(std::span(text));
-        return RankState{{"round", {bytes.begin(), bytes.end()}}};
+        return RankState{{"round", std::vector<std::byte>(round)}};
       };
     }
     return std::make_unique<Worker>(options);
   }
-  // Some ranks are slower than others, but by less than the rounds after the checkpoint.
-  void train(Worker& worker, uint64_t until) {
-    const Scenario& run = GetParam();
-    worker.broadcast({});
-    for (uint64_t round = worker.first_round(); round <= until; ++round) {
-      done_.at(worker.rank()) = round - 1;
-      while (run.consistency == "async" && round > slowest() + kMostLead) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      }
-      for (size_t key = 0; key < worker.keys(); ++key) {
-        if (is_null(run, worker.rank(), round, key)) {
-          worker.push_null(key);
-          continue;
-        }
-        const auto gradient =
-            gradient_of(run, worker.rank(), round, key, worker.spec().keys[key].elements);
-        std::memcpy(worker.gradient_bytes(key).data(), gradient.data(), gradient.size());
-        worker.push(key);
-        if (key == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1 + worker.rank()));
+
+  // Trains until a box has died: the server, which is followed by one at another place, or, without
+  // `after`, a shard. Then each rank goes on from the checkpoint. `saves`: ranks have parts.
+  Outcome train_through(const GroupedTraining& run, const Place& before, const Place* after,
+                        bool saves, const TrainRound& train) {
+    const JobSpec& spec = run.spec;
+    const bool waits = spec.on_loss == "wait";
+    Outcome outcome{.seen = std::vector<Results>(spec.world_size)};
+    std::vector<std::atomic<uint64_t>> at(spec.world_size);  // rounds
+    std::atomic<uint64_t> first_round = 0;
+    std::promise<void> done;
+    const std::shared_future<void> is_back = done.get_future().share();
+    serve(before);
+    const auto begin = [&](Worker& worker, uint32_t rank) {
+      if (spec.initial == "broadcast") {
+        worker.broadcast(rank == 0 ? run.initial() : std::vector<float>());
       }
       worker.wait_all();
+    };
+    std::vector<std::jthread> ranks;
+    for (uint32_t rank = 0; rank < spec.world_size; ++rank) {
+      ranks.emplace_back([&, rank] {
+        std::unique_ptr<Worker> worker = join(spec, before, rank, saves);
+        try {
+          begin(*worker, rank);
+          for (uint64_t round = 1;; ++round) {
+            at.at(rank) = round;
+            while (round > *std::ranges::min_element(at) + kMostLead) pause();
+            train(*worker, rank, round);
+            pause();
+          }
+        } catch (const Error& error) {
+          EXPECT_EQ(error.code(), ErrorCode::kRewound) << error.what();
+        }
+        at.at(rank) = ~uint64_t{0} - kMostLead;  // it is not waited for
+        if (after) {
+          worker.reset();
+          is_back.wait();
+          worker = join(spec, *after, rank, saves);
+        } else {
+          worker = worker->rejoin();
+        }
+        begin(*worker, rank);
+        EXPECT_EQ(boxes(), after ? after->shards + 1 : before.shards + waits);
+        const uint64_t first = worker->first_round(), last = first + kRoundsAfter;
+        uint64_t others = 0;
+        EXPECT_TRUE(first_round.compare_exchange_strong(others, first) || others == first);
+        const auto part = worker->restored("round");
+        ASSERT_EQ(part.has_value(), saves);
+        if (saves) {
+          EXPECT_EQ(part->size(), first - 1);
+        }
+        for (uint64_t round = first; round <= last; ++round) train(*worker, rank, round);
+        worker->barrier();
+        if (spec.consistency != "bsp") {  // an update of nothing brings what the others did
+          for (size_t key = 0; key < worker->keys(); ++key) worker->push_null(key);
+          worker->wait_all();
+        }
+        outcome.seen[rank] = results_of(*worker);
+        if (rank == 0) outcome.log = ControlClient(server_->address()).log(spec.name);
+        worker->barrier();
+        worker->leave();
+      });
     }
-  }
-  void train_until_rewound(Worker& worker) {
-    try {
-      train(worker, std::numeric_limits<uint64_t>::max());
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::kRewound) << error.what();
+    EXPECT_TRUE(this->saves(6));
+    EXPECT_EQ(boxes(), before.shards + 1);
+    if (after) {
+      EXPECT_EQ(server_->end(SIGKILL), -SIGKILL);
+      serve(*after, server_->address());
+    } else {
+      shards_.front()->end(SIGKILL);
     }
-    done_.at(worker.rank()) = std::numeric_limits<uint64_t>::max() - kMostLead;  // not waited for
-  }
-  // Of a rank that trains until then: what it has in the end.
-  void train_and_check(Worker& worker, uint64_t last) {
-    const Scenario& run = GetParam();
-    train(worker, last);
-    worker.barrier();
-    for (size_t key = 0; key < worker.keys(); ++key) {
-      if (run.consistency != "bsp") {  // an update of nothing brings what the others did
-        worker.push_null(key);
-        worker.wait(key);
-      }
-      const auto bytes = worker.parameter_bytes(key);
-      const auto expected = expected_of(run, key, worker.spec().keys[key].elements, last);
-      EXPECT_TRUE(std::ranges::equal(bytes, expected))
-          << "key " << key << ", rank " << worker.rank();
+    if (!after && waits) {
+      EXPECT_TRUE(becomes([&] { return status().jobs.empty(); }));
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      EXPECT_TRUE(status().jobs.empty()) << "it waits for that box";
+      shards_.front() = std::make_unique<ShardProcess>(PHUB_BINARY, server_->address());
     }
-    worker.leave();
-  }
-  uint64_t durable_round() const {
-    const std::vector<JobStatus> jobs = status().jobs;
-    return jobs.empty() ? 0 : jobs.front().durable_round;
+    done.set_value();
+    EXPECT_TRUE(becomes([&] { return first_round > 0; }));
+    EXPECT_GT(first_round, 6u);
+    ranks.clear();
+    outcome.last = first_round + kRoundsAfter;
+    return outcome;
   }
 
-  uint64_t slowest() const {
-    return *std::min_element(done_.begin(), done_.begin() + GetParam().ranks);
+  // Of a job in lock-step.
+  void expect_as_alone(GroupedTraining run, const Place& before, const Place* after, bool saves) {
+    const Outcome outcome = train_through(run, before, after, saves,
+                                          [&](Worker& worker, uint32_t rank, uint64_t round) {
+                                            train_round(run, worker, rank, round);
+                                          });
+    run.rounds = outcome.last;
+    const auto saved_residuals = [](const Member& who) {
+      return who.incarnation == 1 ? std::nullopt
+                                  : std::optional(Member{who.rank, who.incarnation - 1});
+    };
+    const Results want = alone(run, run.spec, outcome.log, saved_residuals).back();
+    for (const Results& seen : outcome.seen) EXPECT_TRUE(seen == want) << "round " << run.rounds;
   }
 
   const TemporaryDirectory directory_ = TemporaryDirectory::in_memory();
   std::vector<std::unique_ptr<ShardProcess>> shards_;  // end after the server, which ends its jobs
   std::optional<ServerProcess> server_;
-  std::array<std::atomic<uint64_t>, 3> done_ = {};  // by rank
 };
 
-TEST_P(RestoredRuns, EndAsOneProcessThatAddsEverythingOnce) {
-  const Scenario& run = GetParam();
-  serve(run.before);
-  {
-    std::vector<std::jthread> ranks;
-    for (uint32_t rank = 0; rank < run.ranks; ++rank) {
-      ranks.emplace_back([&, rank] { train_until_rewound(*join(run.before, rank)); });
-    }
-    EXPECT_TRUE(becomes([&] { return durable_round() >= 6; }));
-    EXPECT_EQ(boxes(), run.before.shards + 1);
-    EXPECT_EQ(server_->end(SIGKILL), -SIGKILL);
-    serve(run.after, server_->address());  // which tells the ranks at once
-  }
-  std::mutex mutex;
-  uint64_t first_round = 0;
-  each_rank(run.ranks, [&](uint32_t rank) {
-    const std::unique_ptr<Worker> worker = join(run.after, rank);
-    {
-      const std::lock_guard lock(mutex);
-      if (first_round == 0) first_round = worker->first_round();
-    }
-    EXPECT_GT(first_round, 6u);
-    EXPECT_EQ(worker->first_round(), first_round);
-    const auto part = worker->restored("round");
-    ASSERT_EQ(part.has_value(), run.saves);
-    if (part) {
-      EXPECT_EQ(std::string(reinterpret_cast<const char*>(part->data()), part->size()),
-                std::to_string(first_round - 1));
-    }
-    EXPECT_EQ(boxes(), run.after.shards + 1);
-    train_and_check(*worker, first_round + kMoreRounds);
-  });
+// A job of few ranks.
+GroupedTraining draw(Jobs& jobs) {
+  GroupedTraining run = jobs.draw();
+  while (run.spec.world_size > 3) run = jobs.draw();
+  run.own_memory = false;
+  return run;
 }
 
-using ShardDies = RestoredRuns;
-
-// Over the other boxes, or, with on_loss wait, over as many as before.
-TEST_P(ShardDies, AndTheRanksGoOnFromTheCheckpoint) {
-  const Scenario& run = GetParam();
-  serve(run.before);
-  std::vector<std::jthread> ranks;
-  for (uint32_t rank = 0; rank < run.ranks; ++rank) {
-    ranks.emplace_back([&, rank] {
-      std::unique_ptr<Worker> worker = join(run.before, rank);
-      train_until_rewound(*worker);
-      worker = worker->rejoin();
-      EXPECT_GT(worker->first_round(), 6u);
-      train_and_check(*worker, worker->first_round() + kMoreRounds);
-    });
+TEST_F(RestoredRuns, EndAsOneProcessThatAddsEverythingOnce) {
+  const uint64_t seed = fresh_seeds(1).first;
+  Jobs jobs(seed);
+  for (size_t i = 0; i < scaled(2 * std::size(kMoves)) && !HasFailure(); ++i) {
+    const GroupedTraining run = draw(jobs);
+    SCOPED_TRACE(fmt::format("PHUB_SEED={}: {} {}", seed, i, fmt::join(features_of(run), " ")));
+    const auto& [before, after] = kMoves[i % std::size(kMoves)];
+    // All-reduce goes on with what its ranks saved.
+    expect_as_alone(run, before, &after, run.spec.optimizer == "none" || i % 3 == 0);
   }
-  EXPECT_TRUE(becomes([&] { return durable_round() >= 6; }));
-  EXPECT_EQ(boxes(), run.before.shards + 1);
-  shards_.front()->end(SIGKILL);
-  const bool waits = run.on_loss == "wait";
-  if (waits) {
-    ASSERT_TRUE(becomes([&] { return status().jobs.empty(); }));
-    std::this_thread::sleep_for(std::chrono::milliseconds(300));
-    EXPECT_TRUE(status().jobs.empty()) << "it waits for that box";
-    shards_.front() = std::make_unique<ShardProcess>(PHUB_BINARY, server_->address());
-  }
-  EXPECT_TRUE(becomes([&] { return boxes() == run.before.shards + waits; }));
 }
 
-const Place kTwoCores, kTcp{.transport = "tcp"};
-const Place kTwoBoxes{.transport = "tcp", .shards = 1};
-const Place kThreeBoxes{.topology = "pack:2 core:2 pu:1", .transport = "tcp", .shards = 2};
+TEST_F(RestoredRuns, GoOnFromTheCheckpointWhereAShardDies) {
+  const uint64_t seed = fresh_seeds(1).first;
+  Jobs jobs(seed);
+  for (size_t i = 0; i < 4 && !HasFailure(); ++i) {
+    GroupedTraining run = draw(jobs);
+    if (i == 2) run.spec.on_loss = "wait";
+    SCOPED_TRACE(fmt::format("PHUB_SEED={}: {} {}", seed, i, fmt::join(features_of(run), " ")));
+    expect_as_alone(run, i % 2 == 0 ? kTwoBoxes : kThreeBoxes, nullptr,
+                    run.spec.optimizer == "none" || i == 1);
+  }
+}
 
-INSTANTIATE_TEST_SUITE_P(
-    All, ShardDies,
-    ::testing::Values(Scenario{.name = "of_two", .before = kTwoBoxes},
-                      Scenario{.name = "coded",
-                               .before = kTwoBoxes,
-                               .gradient_dtype = "int4",
-                               .rounding = "stochastic"},
-                      Scenario{.name = "waits", .before = kTwoBoxes, .on_loss = "wait"},
-                      Scenario{.name = "of_three",
-                               .before = kThreeBoxes,
-                               .gradient_dtype = "bf16",
-                               .parameter_dtype = "f16",
-                               .unused = "skip",
-                               .saves = true}),
-    [](const auto& info) { return info.param.name; });
-
-INSTANTIATE_TEST_SUITE_P(
-    All, RestoredRuns,
-    ::testing::Values(
-        Scenario{.name = "more_cores",
-                 .before = {"pack:1 core:1 pu:1"},
-                 .after = {"pack:1 core:3 pu:1"}},
-        Scenario{.name = "fewer_cores",
-                 .before = {"pack:1 core:4 pu:1"},
-                 .after = {"pack:1 core:1 pu:1"}},
-        Scenario{.name = "more_nodes", .before = kTwoCores, .after = {"pack:2 core:2 pu:1"}},
-        Scenario{.name = "fewer_nodes", .before = {"pack:4 core:1 pu:1"}, .after = kTwoCores},
-        Scenario{.name = "to_tcp", .before = kTwoCores, .after = kTcp},
-        Scenario{.name = "from_tcp", .before = kTcp, .after = kTwoCores},
-        Scenario{.name = "more_boxes", .before = kTwoBoxes, .after = kThreeBoxes},
-        Scenario{.name = "fewer_boxes",
-                 .before = kThreeBoxes,
-                 .after = kTwoCores,
-                 .unused = "skip",
-                 .saves = true},
-        Scenario{
-            .name = "to_boxes", .before = kTwoCores, .after = kTwoBoxes, .parameter_dtype = "bf16"},
-        Scenario{.name = "boxes_in_ssp",
-                 .before = kTwoBoxes,
-                 .after = kThreeBoxes,
-                 .consistency = "ssp",
-                 .optimizer = "sgd",
-                 .whole_numbers = true},
-        Scenario{.name = "boxes_async",
-                 .before = kThreeBoxes,
-                 .after = kTwoBoxes,
-                 .consistency = "async",
-                 .optimizer = "none",
-                 .whole_numbers = true,
-                 .saves = true},
-        Scenario{.name = "f16", .gradient_dtype = "f16", .parameter_dtype = "f16"},
-        Scenario{.name = "bf16",
-                 .optimizer = "nesterov",
-                 .gradient_dtype = "bf16",
-                 .parameter_dtype = "bf16"},
-        Scenario{.name = "f16_gradients", .after = kTcp, .gradient_dtype = "f16"},
-        // Residuals are parts of ranks, with and without others.
-        Scenario{.name = "int4", .gradient_dtype = "int4"},
-        Scenario{.name = "topk",
-                 .before = kTcp,
-                 .gradient_dtype = "topk",
-                 .parameter_dtype = "bf16",
-                 .saves = true},
-        Scenario{.name = "fp8_at_random",
-                 .after = kTwoBoxes,
-                 .optimizer = "nesterov",
-                 .gradient_dtype = "fp8-e4m3",
-                 .rounding = "stochastic",
-                 .unused = "skip"},
-        Scenario{.name = "int8_sums",
-                 .optimizer = "none",
-                 .gradient_dtype = "int8",
-                 .rounding = "stochastic",
-                 .saves = true},
-        Scenario{.name = "coded_ssp",
-                 .after = {"pack:2 core:2 pu:1"},
-                 .consistency = "ssp",
-                 .optimizer = "sgd",
-                 .gradient_dtype = "fp8-e5m2",
-                 .whole_numbers = true},
-        // What ranks have is saved beside the parameters.
-        Scenario{.name = "differences", .parameter_dtype = "int4"},
-        Scenario{.name = "rounded_differences",
-                 .before = kTcp,
-                 .after = {"pack:1 core:3 pu:1", "tcp"},
-                 .gradient_dtype = "int8",
-                 .parameter_dtype = "fp8-e5m2",
-                 .rounding = "stochastic",
-                 .unused = "skip"},
-        Scenario{.name = "differences_of_boxes",
-                 .before = kTwoBoxes,
-                 .after = kThreeBoxes,
-                 .optimizer = "nesterov",
-                 .parameter_dtype = "fp8-e4m3"},
-        // Rates are of the job's rounds, whichever box computes them.
-        Scenario{.name = "warms_up",
-                 .after = kTcp,
-                 .schedule = {{"lr_warmup", 20}, {"lr_exponential", 0.875}}},
-        Scenario{.name = "cosine_of_boxes",
-                 .before = kTwoBoxes,
-                 .after = kThreeBoxes,
-                 .optimizer = "adamw",
-                 .unused = "skip",
-                 .schedule = {{"lr_cosine", 18}, {"lr_end", 0.25}}},
-        Scenario{.name = "polynomial_async",
-                 .after = {"pack:1 core:3 pu:1"},
-                 .ranks = 1,
-                 .consistency = "async",
-                 .schedule = {{"lr_polynomial", 25}, {"lr_inverse", 0.5}}},
-        Scenario{.name = "waits", .on_loss = "wait"}, Scenario{.name = "fails", .on_loss = "fail"},
-        Scenario{.name = "excludes", .on_nonfinite = "exclude"},
-        Scenario{.name = "groups", .after = kTcp, .groups = "1,2"},
-        Scenario{.name = "unused",
-                 .after = kTcp,
-                 .optimizer = "adamw",
-                 .parameter_dtype = "bf16",
-                 .unused = "skip"},
-        Scenario{.name = "only_parts", .after = kTcp, .optimizer = "none", .saves = true},
-        // Out of lock-step.
-        Scenario{.name = "ssp",
-                 .after = {"pack:2 core:2 pu:1"},
-                 .consistency = "ssp",
-                 .optimizer = "sgd",
-                 .whole_numbers = true},
-        Scenario{.name = "ssp_adds",
-                 .consistency = "ssp",
-                 .optimizer = "none",
-                 .on_loss = "wait",
-                 .whole_numbers = true},
-        Scenario{.name = "ssp_parts",
-                 .before = kTcp,
-                 .consistency = "ssp",
-                 .optimizer = "sgd",
-                 .whole_numbers = true,
-                 .saves = true},
-        Scenario{.name = "async",
-                 .after = kTcp,
-                 .consistency = "async",
-                 .optimizer = "sgd",
-                 .parameter_dtype = "bf16",
-                 .whole_numbers = true},
-        Scenario{.name = "async_parts",
-                 .consistency = "async",
-                 .optimizer = "none",
-                 .whole_numbers = true,
-                 .saves = true},
-        Scenario{.name = "async_steps",
-                 .after = {"pack:1 core:3 pu:1"},
-                 .ranks = 1,
-                 .consistency = "async"}),
-    [](const auto& info) { return info.param.name; });
+// Whole numbers, whose sum is the same in any order.
+TEST_F(RestoredRuns, OutOfLockStepEveryUpdateCountsOnce) {
+  const struct {
+    const char *consistency, *optimizer, *parameter_dtype;
+    Place before, after;
+  } kJobs[] = {{"ssp", "sgd", "f32", kTwoBoxes, kThreeBoxes},
+               {"async", "none", "f32", kThreeBoxes, kTwoBoxes},
+               {"ssp", "none", "f32", kTcp, kTwoCores},
+               {"async", "sgd", "bf16", kTwoCores, kTcp}};
+  const auto gradient = [](uint32_t rank, uint64_t round, size_t key, size_t i) {
+    return static_cast<float>((rank * 7 + round * 5 + key * 3 + i) % 15) - 7;
+  };
+  for (const auto& job : kJobs) {
+    SCOPED_TRACE(fmt::format("{} {}", job.consistency, job.optimizer));
+    GroupedTraining run{
+        .spec = grouped_spec(fmt::format("{}-{}", job.consistency, job.optimizer), 3, "")};
+    run.spec.consistency = job.consistency;
+    run.spec.slack = run.spec.consistency == "ssp" ? 4 : 0;
+    run.spec.optimizer = job.optimizer;
+    const bool adds = run.spec.optimizer == "none";
+    if (!adds) run.spec.hyper = {{"lr", 1}};
+    run.spec.parameter_dtype = job.parameter_dtype;
+    const Outcome outcome = train_through(
+        run, job.before, &job.after, adds, [&](Worker& worker, uint32_t rank, uint64_t round) {
+          for (size_t key = 0; key < worker.keys(); ++key) {
+            const std::span<float> out = worker.gradient(key);
+            for (size_t i = 0; i < out.size(); ++i) out[i] = gradient(rank, round, key, i);
+            worker.push(key);
+            // Some ranks are slower than others.
+            if (key == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1 + 2 * rank));
+          }
+          worker.wait_all();
+        });
+    Results want;
+    for (size_t key = 0; key < run.spec.keys.size(); ++key) {
+      std::vector<float> sums(run.spec.keys[key].elements);
+      for (uint64_t round = 1; round <= outcome.last; ++round) {
+        for (uint32_t rank = 0; rank < 3; ++rank) {
+          for (size_t i = 0; i < sums.size(); ++i) {
+            sums[i] += (adds ? 1 : -1) * gradient(rank, round, key, i);
+          }
+        }
+      }
+      const auto type = *kernels::parse_dtype(run.spec.parameter_dtype);
+      std::vector<std::byte>& bytes = want.keys.emplace_back(sums.size() * kernels::bytes_of(type));
+      reference::convert(sums.data(), kernels::DType::kF32, bytes.data(), type, sums.size());
+    }
+    for (const Results& seen : outcome.seen) EXPECT_TRUE(seen == want);
+  }
+}
 
 }  // namespace restored_runs_test
 }  // namespace phub::testing

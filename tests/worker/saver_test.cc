@@ -177,55 +177,6 @@ TEST_F(SaverTest, AServerThatIsToldToEndSavesWithTheParts) {
   EXPECT_EQ(result, run_saving(options_of_all(saving_spec("untold", 3)), rounds, rounds, false));
 }
 
-TEST_F(SaverTest, FewerAndMoreRanks) {
-  serve(5);
-  const auto train = [&](uint32_t ranks, const std::function<void(Worker&)>& joined) {
-    const JobSpec spec = saving_spec("other", ranks);
-    std::vector<std::jthread> threads;
-    std::atomic<uint64_t> first = 0;
-    std::atomic<uint32_t> there = 0;
-    for (uint32_t rank = 0; rank < ranks; ++rank) {
-      threads.emplace_back([&, rank] {
-        WorkerOptions mine = options(spec, static_cast<int32_t>(rank));
-        uint64_t position = 0;
-        mine.saver = [&](uint64_t) {
-          return RankState{{"who", bytes_of(fmt::format("{} of {} at {}", rank, ranks, position))}};
-        };
-        Worker worker(mine);
-        first = worker.first_round();
-        joined(worker);
-        ++there;
-        position = worker.first_round() - 1;
-        Program program(rank);
-        try {
-          for (;;) {
-            ++position;
-            program.train(worker);
-          }
-        } catch (const Error& error) {
-          EXPECT_EQ(error.code(), ErrorCode::kRewound) << error.what();
-        }
-      });
-    }
-    ASSERT_TRUE(becomes([&] { return there == ranks; }, std::chrono::seconds(120)));
-    ASSERT_TRUE(
-        becomes_status("other", [&](const JobStatus& job) { return job.durable_round >= first; }));
-    die_and_come_back(ranks == 3 ? 3 : 5);
-  };
-  train(3, [](Worker& worker) { EXPECT_FALSE(worker.restored("who")); });
-  uint32_t before = 3;
-  for (const uint32_t ranks : {2u, 4u}) {
-    train(ranks, [&](Worker& worker) {
-      const auto who = worker.restored("who");
-      EXPECT_EQ(who.has_value(), worker.rank() < before) << worker.rank() << " of " << ranks;
-      if (!who) return;
-      EXPECT_EQ(text_of(*who),
-                fmt::format("{} of {} at {}", worker.rank(), before, worker.first_round() - 1));
-    });
-    before = ranks;
-  }
-}
-
 phub_code save_as_c(void* user_data, uint64_t round, phub_state* state) {
   auto& last = *static_cast<std::pair<uint64_t, phub_state*>*>(user_data);
   last = {round, state};

@@ -23,8 +23,6 @@
 namespace phub::testing {
 namespace shards_test {
 
-using ::testing::Each;
-using ::testing::Gt;
 using ::testing::HasSubstr;
 
 // By the transport of rank 0: with "auto" it exchanges over memory, and rank 1 over TCP.
@@ -66,20 +64,6 @@ class ShardsTest : public ::testing::TestWithParam<const char*> {
   const ServerProcess server_;
   const Flags first_ = {"--transport", GetParam()}, tcp_ = {"--transport", "tcp"};
 };
-
-TEST_P(ShardsTest, EveryBoxHasAPartAndTheBitsAreThoseOfOne) {
-  start_shard();
-  start_shard();
-  ASSERT_TRUE(becomes_of(2));
-  Training training(server_.address(), spec("spread"));
-  training.start(0, first_);
-  training.start(1, tcp_);
-  ASSERT_TRUE(training.goes_on(30));
-  ASSERT_TRUE(becomes([&] { return arrivals("spread").size() == 3; }));
-  EXPECT_THAT(arrivals("spread"), Each(Gt(0u)));
-  training.end();
-  training.check();
-}
 
 TEST_P(ShardsTest, AShardThatIsKilledEndsItsJobsAndTheNextOnesDoWithoutIt) {
   ShardProcess& shard = start_shard();
