@@ -46,8 +46,7 @@ class BesideTest : public ::testing::Test {
   std::vector<std::unique_ptr<Worker>> join(const JobSpec& spec) {
     std::vector<std::unique_ptr<Worker>> workers;
     for (uint32_t rank = 0; rank < spec.world_size; ++rank) {
-      WorkerOptions options = box_->options(spec);
-      options.rank = static_cast<int32_t>(rank);
+      WorkerOptions options = box_->options(spec, rank);
       options.transport = rank == 0 ? "ofi" : "auto";
       options.await_ranks = false;
       workers.push_back(std::make_unique<Worker>(options));

@@ -159,8 +159,7 @@ TEST(Completions, ThePushThatIsLateFailsAlone) {
   spec.progress_limit_ms = 600'000;
   Said said;
   each_rank(2, [&](uint32_t rank) {
-    WorkerOptions options = box.options(spec);
-    options.rank = static_cast<int32_t>(rank);
+    WorkerOptions options = box.options(spec, rank);
     options.wait_timeout_ms = 6000;
     Worker worker(options);
     worker.wait_all();
@@ -194,8 +193,7 @@ TEST(Completions, AResultThatIsHereIsNotLate) {
   spec.lease_ms = spec.progress_limit_ms = 600'000;
   std::atomic<bool> here{false};
   each_rank(2, [&](uint32_t rank) {
-    WorkerOptions options = box.options(spec);
-    options.rank = static_cast<int32_t>(rank);
+    WorkerOptions options = box.options(spec, rank);
     if (rank == 0) options.wait_timeout_ms = 2000;
     Worker worker(options);
     worker.wait_all();
@@ -262,11 +260,7 @@ TEST(Completions, ThousandsOfKeysAreToldOfOnceEach) {
   spec.world_size = 2;
   spec.lease_ms = 60'000;
   constexpr uint64_t kRounds = 3;
-  each_rank(2, [&](uint32_t rank) {
-    WorkerOptions options = box.options(spec);
-    options.rank = static_cast<int32_t>(rank);
-    Worker worker(options);
-    worker.wait_all();
+  each_worker(box, spec, [&](Worker& worker, uint32_t) {
     Completions completions(worker);
     std::atomic<uint64_t> told = 0, wrong = 0;
     std::vector<uint64_t> last(worker.keys());

@@ -93,8 +93,7 @@ JobSpec spec_of(const std::string& name, uint32_t ranks) {
 }
 
 WorkerOptions options_of_rank(const Box& box, const JobSpec& spec, uint32_t rank) {
-  WorkerOptions options = box.options(spec);
-  options.rank = static_cast<int32_t>(rank);
+  WorkerOptions options = box.options(spec, rank);
   return options;
 }
 
@@ -118,6 +117,75 @@ uint32_t seed_of(uint32_t seed, uint32_t rank, uint64_t round, size_t key) {
   return static_cast<uint32_t>(seed + 1000 * round + 100 * rank + 10 * key + 1);
 }
 
+JobSpec spec_of_factors(const std::string& name, uint32_t ranks) {
+  JobSpec spec = spec_of(name, ranks);
+  spec.keys.push_back({.name = "matrix", .elements = 300 * 110, .shape = {300, 110}});
+  set_rank_limit(spec.keys.back(), 5);
+  return spec;
+}
+
+// Of one rank and round: in two parts, of which one or both may be empty.
+struct HostFactors {
+  HostFactors(uint32_t seed, const KeySpec& key) {
+    std::minstd_rand random(seed);
+    for (uint32_t limit = key.rank_limit, p = 0; p < 2; ++p) {
+      pairs[p] = random() % (limit + 1);
+      limit -= pairs[p];
+      for (auto* side : {&left[p], &right[p]}) {
+        side->resize(pairs[p] * key.shape[side == &left[p] ? 0 : 1]);
+        for (float& value : *side) value = static_cast<float>(random() % 2001) / 1000 - 1;
+      }
+    }
+  }
+  void push(Worker& worker, size_t key) const {
+    const FactorPairs parts[] = {{left[0].data(), right[0].data(), pairs[0]},
+                                 {left[1].data(), right[1].data(), pairs[1]}};
+    worker.push_factors(key, parts, {});
+  }
+
+  uint32_t pairs[2];
+  std::vector<float> left[2], right[2];
+};
+
+// What a rank pushes of a key in a round, on a device.
+class OnDevice {
+ public:
+  OnDevice(Device& device, const KeySpec& key, const Formats& formats, uint32_t seed)
+      : device_(device) {
+    if (!is_factors(key)) {
+      add(gradient_of(formats, seed, key.elements));
+      return;
+    }
+    const HostFactors of(seed, key);
+    for (const size_t part : {0, 1}) {
+      add(of.left[part]);
+      add(of.right[part]);
+      pairs_.push_back(of.pairs[part]);
+    }
+  }
+  void push(DeviceKeys& keys, size_t key, Stream& stream, const Formats& formats) const {
+    if (pairs_.empty()) {
+      const DevicePush how{.dtype = formats.gradient, .scale = formats.scale};
+      return keys.push(key, memory_[0].data(), stream, how);
+    }
+    const FactorPairs parts[] = {{memory_[0].floats(), memory_[1].floats(), pairs_[0]},
+                                 {memory_[2].floats(), memory_[3].floats(), pairs_[1]}};
+    keys.push_factors(key, parts, stream);
+  }
+
+ private:
+  template <typename T>
+  void add(const std::vector<T>& values) {
+    const size_t bytes = values.size() * sizeof(T);
+    memory_.emplace_back(device_, bytes, "gradient");
+    if (bytes > 0) device_.write(memory_.back().data(), values.data(), bytes);
+  }
+
+  Device& device_;
+  std::vector<DeviceMemory> memory_;
+  std::vector<uint32_t> pairs_;
+};
+
 class DeviceKeysTest : public ::testing::TestWithParam<DeviceFactory> {
  protected:
   void SetUp() override {
@@ -140,6 +208,10 @@ class DeviceKeysTest : public ::testing::TestWithParam<DeviceFactory> {
       for (uint64_t round = 1; round <= rounds; ++round) {
         for (size_t key = 0; key < worker.keys(); ++key) {
           const uint64_t elements = spec.keys[key].elements;
+          if (is_factors(spec.keys[key])) {
+            HostFactors(seed_of(seed, rank, round, key), spec.keys[key]).push(worker, key);
+            continue;
+          }
           const Bytes from = gradient_of(formats, seed_of(seed, rank, round, key), elements);
           kernels::convert_scaled(from.data(), formats.gradient, formats.scale,
                                   worker.gradient_bytes(key).data(),
@@ -171,15 +243,13 @@ class DeviceKeysTest : public ::testing::TestWithParam<DeviceFactory> {
       Worker worker(options_on(*device, spec, rank));
       {
         const auto stream = device->make_stream("program");
-        std::vector<DeviceMemory> pushed, pulled;
+        std::vector<OnDevice> pushed;
+        std::vector<DeviceMemory> pulled;
         DeviceKeys keys(worker, *device);
         std::minstd_rand random(seed + rank);
         for (uint64_t round = 1; round <= rounds; ++round) {
           for (size_t key = 0; key < worker.keys(); ++key) {
-            const Bytes from =
-                gradient_of(formats, seed_of(seed, rank, round, key), spec.keys[key].elements);
-            pushed.emplace_back(*device, from.size(), "gradient");
-            device->write(pushed.back().data(), from.data(), from.size());
+            pushed.emplace_back(*device, spec.keys[key], formats, seed_of(seed, rank, round, key));
             pulled.emplace_back(
                 *device, spec.keys[key].elements * kernels::bytes_of(formats.parameter), "result");
           }
@@ -192,8 +262,7 @@ class DeviceKeysTest : public ::testing::TestWithParam<DeviceFactory> {
         for (uint64_t round = 0; round < rounds; ++round) {
           std::shuffle(order.begin(), order.end(), random);
           for (const size_t key : order) {
-            keys.push(key, pushed[round * order.size() + key].data(), *stream,
-                      {.dtype = formats.gradient, .scale = formats.scale});
+            pushed[round * order.size() + key].push(keys, key, *stream, formats);
           }
           std::shuffle(order.begin(), order.end(), random);
           for (const size_t key : order) {
@@ -326,86 +395,9 @@ TEST_P(DeviceKeysTest, MoreCallsWaitForAnotherRankThanADriverTakes) {
   });
 }
 
-JobSpec spec_of_factors(const std::string& name, uint32_t ranks) {
-  JobSpec spec = spec_of(name, ranks);
-  spec.keys.push_back({.name = "matrix", .elements = 300 * 110, .shape = {300, 110}});
-  set_rank_limit(spec.keys.back(), 5);
-  return spec;
-}
-
-// Of one rank and round: in two parts, of which one or both may be empty.
-struct HostFactors {
-  HostFactors(uint32_t seed, const KeySpec& key) {
-    std::minstd_rand random(seed);
-    for (uint32_t limit = key.rank_limit, p = 0; p < 2; ++p) {
-      pairs[p] = random() % (limit + 1);
-      limit -= pairs[p];
-      for (auto* side : {&left[p], &right[p]}) {
-        side->resize(pairs[p] * key.shape[side == &left[p] ? 0 : 1]);
-        for (float& value : *side) value = static_cast<float>(random() % 2001) / 1000 - 1;
-      }
-    }
-  }
-  uint32_t pairs[2];
-  std::vector<float> left[2], right[2];
-};
-
-TEST_P(DeviceKeysTest, FactorsAreThoseOfAJobWithoutADevice) {
+TEST_P(DeviceKeysTest, SoAreFactors) {
   if (GetParam().name == kNic) GTEST_SKIP() << "the host puts factors together";
-  const auto seed = static_cast<uint32_t>(fresh_seeds(1).first);
-  SCOPED_TRACE(::testing::Message() << "PHUB_SEED=" << seed);
-  constexpr uint64_t kRounds = 6;
-  std::vector<float> results[2];
-  for (const bool on_device : {false, true}) {
-    const JobSpec spec = spec_of_factors(on_device ? "device" : "plain", 2);
-    each_rank(2, [&](uint32_t rank) {
-      const auto device = GetParam().make(kBudget);
-      Worker worker(options_of_rank(*box_, spec, rank));
-      const KeySpec& matrix = spec.keys[3];
-      std::vector<HostFactors> rounds;
-      for (uint64_t round = 1; round <= kRounds; ++round) {
-        rounds.emplace_back(seed_of(seed, rank, round, 3), matrix);
-      }
-      if (!on_device) {
-        for (const HostFactors& of : rounds) {
-          const FactorPairs parts[] = {{of.left[0].data(), of.right[0].data(), of.pairs[0]},
-                                       {of.left[1].data(), of.right[1].data(), of.pairs[1]}};
-          worker.push_factors(3, parts, {});
-          worker.wait(3);
-        }
-      } else {
-        const auto stream = device->make_stream("program");
-        std::vector<DeviceMemory> memory;
-        const auto on = [&](const std::vector<float>& values) {
-          const size_t bytes = values.size() * sizeof(float);
-          memory.emplace_back(*device, bytes, "factors");
-          if (bytes > 0) device->write(memory.back().data(), values.data(), bytes);
-          return memory.back().floats();
-        };
-        const DeviceMemory result(*device, matrix.elements * sizeof(float), "result");
-        DeviceKeys keys(worker, *device);
-        StreamGate gate;
-        gate.close(*stream);
-        for (const HostFactors& of : rounds) {
-          const FactorPairs parts[] = {{on(of.left[0]), on(of.right[0]), of.pairs[0]},
-                                       {on(of.left[1]), on(of.right[1]), of.pairs[1]}};
-          keys.push_factors(3, parts, *stream);
-          keys.pull(3, result.data(), *stream);
-        }
-        gate.open();
-        stream->synchronize();
-        keys.wait();
-        std::vector<float> pulled(matrix.elements);
-        device->read(pulled.data(), result.data(), result.bytes());
-        EXPECT_TRUE(std::ranges::equal(pulled, worker.parameters(3)));
-      }
-      const auto parameters = worker.parameters(3);
-      if (rank == 0) results[on_device].assign(parameters.begin(), parameters.end());
-      worker.leave();
-    });
-  }
-  EXPECT_TRUE(results[0] == results[1]);
-  EXPECT_TRUE(std::ranges::any_of(results[0], [](float value) { return value != 0; }));
+  expect_same_bits(spec_of_factors("factors", 2), {}, 6);
 }
 
 TEST_P(DeviceKeysTest, AStreamWaitsForTheOtherRanks) {
@@ -505,20 +497,14 @@ TEST_P(DeviceKeysEndTest, TheKeys) {
   workers_[0]->push(1);  // by the worker itself again
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, DeviceKeysTest,
-                         ::testing::Values(DeviceFactory{"host", make_host, none},
-                                           DeviceFactory{"slow", make_slow, none},
-                                           DeviceFactory{"staged", make_staged, none},
-                                           DeviceFactory{kNic, make_host, no_nic},
-                                           DeviceFactory{"cuda", make_cuda, no_cuda}),
-                         [](const auto& info) { return info.param.name; });
-INSTANTIATE_TEST_SUITE_P(Devices, DeviceKeysEndTest,
-                         ::testing::Values(DeviceFactory{"host", make_host, none},
-                                           DeviceFactory{"slow", make_slow, none},
-                                           DeviceFactory{"staged", make_staged, none},
-                                           DeviceFactory{kNic, make_host, no_nic},
-                                           DeviceFactory{"cuda", make_cuda, no_cuda}),
-                         [](const auto& info) { return info.param.name; });
+const DeviceFactory kDevices[] = {{"host", make_host, none},
+                                  {"slow", make_slow, none},
+                                  {"staged", make_staged, none},
+                                  {kNic, make_host, no_nic},
+                                  {"cuda", make_cuda, no_cuda}};
+const auto kName = [](const auto& info) { return info.param.name; };
+INSTANTIATE_TEST_SUITE_P(Devices, DeviceKeysTest, ::testing::ValuesIn(kDevices), kName);
+INSTANTIATE_TEST_SUITE_P(Devices, DeviceKeysEndTest, ::testing::ValuesIn(kDevices), kName);
 
 class HostDeviceKeysTest : public ::testing::Test {
  protected:

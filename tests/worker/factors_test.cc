@@ -109,8 +109,7 @@ TEST(Factors, EveryRankHasTheProductsOfAll) {
   for (const char* transport : {"shm", "tcp"}) {
     Box box(2);
     each_rank(3, [&](uint32_t rank) {
-      WorkerOptions options = box.options(spec_of("job", 3));
-      options.rank = static_cast<int32_t>(rank);
+      WorkerOptions options = box.options(spec_of("job", 3), rank);
       options.transport = transport;
       Worker worker(options);
       worker.wait_all();
@@ -130,8 +129,7 @@ TEST(Factors, WhoHasLeftHasNoSamples) {
   std::vector<std::unique_ptr<Worker>> workers(3);
   std::vector<std::unique_ptr<Factors>> factors(3);
   const auto join = [&](uint32_t rank) {
-    WorkerOptions options = box.options(spec_of("job", 2, 3));
-    options.rank = static_cast<int32_t>(rank);
+    WorkerOptions options = box.options(spec_of("job", 2, 3), rank);
     options.await_ranks = false;
     workers[rank] = std::make_unique<Worker>(options);
     factors[rank] = std::make_unique<Factors>(*workers[rank], kMatrices);

@@ -19,8 +19,10 @@
 #include "phub/server.h"
 #include "tests/transport/shm_rig.h"
 #include "tests/worker/box.h"
+#include "tests/worker/expect_error.h"
 #include "tests/worker/process.h"
 #include "tests/worker/server_process.h"
+#include "tests/worker/training.h"
 #include "transport/control/control_client.h"
 #include "transport/transport.h"
 
@@ -32,7 +34,6 @@ using Clock = std::chrono::steady_clock;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr milliseconds kLong{60000};  // far more than anything takes
 constexpr uint32_t kLongMs = 60000;
 
 JobSpec spec_of(const std::string& name, uint32_t ranks) {
@@ -50,26 +51,6 @@ std::string transport() {
 
 JoinRequest request_of(JobSpec spec, int32_t rank, std::string id = "") {
   return {.spec = std::move(spec), .rank = rank, .transport = transport(), .id = std::move(id)};
-}
-
-template <typename Condition>
-bool becomes(Condition condition) {
-  const auto until = Clock::now() + kLong;
-  while (!condition()) {
-    if (Clock::now() > until) return false;
-    std::this_thread::sleep_for(milliseconds(3));
-  }
-  return true;
-}
-
-template <typename F>
-std::string error_from(F f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return fmt::format("{}: {}", name_of(error.code()), error.what());
-  }
-  return "no error";
 }
 
 std::optional<JobStatus> job_of(const ServerStatus& status, const std::string& name) {
@@ -213,10 +194,10 @@ TEST(Joins, AnAnswerMayTakeLongerThanALease) {
   spec.lease_ms = 1000;
   ControlClient client(box.address());
   const JoinReply reply = client.join(request_of(spec, 0), kLongMs);
-  EXPECT_EQ(error_from([&] {
+  EXPECT_EQ(error_of([&] {
               client.heartbeat({"slow", reply.rank, reply.incarnation, reply.offer.ticket});
             }),
-            "no error");
+            "none");
   busy = false;
   ASSERT_TRUE(becomes([&] { return box.log("slow").size() > 1; }));
   EXPECT_THAT(box.log("slow").at(1).reason, HasSubstr("its lease of 1000 ms expired"));
@@ -277,7 +258,7 @@ TEST(Joins, ARefusedJoinLeavesNothingBehind) {
   ControlClient client(box.address());
   JobSpec wrong = spec_of("job", 2);
   wrong.keys[0].elements = 1 << 20;
-  EXPECT_THAT(error_from([&] { client.join(request_of(wrong, 2), kLongMs); }),
+  EXPECT_THAT(error_of([&] { client.join(request_of(wrong, 2), kLongMs); }),
               HasSubstr("full: rank 2 is out of range"));
   EXPECT_TRUE(box.becomes_empty());
   EXPECT_EQ(client.join(request_of(spec_of("job", 2), 1), kLongMs).rank, 1u);
@@ -308,7 +289,7 @@ TEST(Joins, LargeRequestsThatAreOverTakeNoMemory) {
   }
   const uint64_t before = resident_bytes(server.pid());
   for (int i = 0; i < 6; ++i) {
-    EXPECT_THAT(error_from([&] { client.join(request_of(spec, 2), kLongMs); }),
+    EXPECT_THAT(error_of([&] { client.join(request_of(spec, 2), kLongMs); }),
                 HasSubstr("full: rank 2 is out of range"));
   }
   EXPECT_TRUE(becomes([&] { return resident_bytes(server.pid()) < before + (32u << 20); }))
@@ -335,7 +316,7 @@ TEST(Joins, AJoinThatIsSentAgainGetsTheSameAnswer) {
   EXPECT_EQ(client.join(replace, kLongMs).offer.ticket, first.offer.ticket);
   // Others are others.
   EXPECT_NE(client.join(request_of(spec, -1, "two"), kLongMs).rank, first.rank);
-  EXPECT_THAT(error_from([&] { client.join(request_of(spec, 0, "three"), kLongMs); }),
+  EXPECT_THAT(error_of([&] { client.join(request_of(spec, 0, "three"), kLongMs); }),
               HasSubstr("taken: rank 0"));
   // Many at the same time are one rank, too.
   std::vector<std::future<JoinReply>> same;
@@ -403,7 +384,7 @@ TEST(Joins, ABarrierThatTimedOutIsNotEntered) {
     return {"job", reply.rank, reply.incarnation, reply.offer.ticket};
   };
   const Credential first = join(one, 0), second = join(two, 1);
-  EXPECT_THAT(error_from([&] { one.barrier(first, 200); }), HasSubstr("timeout"));
+  EXPECT_THAT(error_of([&] { one.barrier(first, 200); }), HasSubstr("timeout"));
   std::this_thread::sleep_for(milliseconds(100));  // the server hears of it
   auto waits = std::async(std::launch::async, [&] { two.barrier(second, kLongMs); });
   EXPECT_EQ(waits.wait_for(milliseconds(500)), std::future_status::timeout);
@@ -422,13 +403,13 @@ TEST(Joins, AJobThatIsDeletedIsGone) {
     std::future<std::string> boundary;  // is under way
     if (i % 2) {
       boundary = std::async(std::launch::async, [&] {
-        return error_from([&] { ControlClient(box.address()).join(request_of(spec, 0), kLongMs); });
+        return error_of([&] { ControlClient(box.address()).join(request_of(spec, 0), kLongMs); });
       });
     }
     client.remove("job");
     if (i % 2) {
       const std::string answer = boundary.get();  // taken, deleted, or it made the job anew
-      if (answer == "no error") client.remove("job");
+      if (answer == "none") client.remove("job");
     }
     const ServerStatus status = box.status();
     EXPECT_TRUE(status.jobs.empty());
@@ -442,8 +423,7 @@ TEST(Joins, AWorkerIsThereWhenAllAre) {
   Box box;
   std::atomic<bool> second{false};
   each_rank(2, [&](uint32_t rank) {
-    WorkerOptions options = box.options(spec_of("job", 2));
-    options.rank = static_cast<int32_t>(rank);
+    WorkerOptions options = box.options(spec_of("job", 2), rank);
     if (rank == 1) {
       std::this_thread::sleep_for(milliseconds(300));
       second = true;
@@ -464,7 +444,7 @@ TEST(Joins, WhoIsMissingIsNamed) {
     spec.on_loss = policies[i / 2];
     WorkerOptions options = box.options(spec);
     options.rank = static_cast<int32_t>(2 * (i % 2));
-    EXPECT_THAT(error_from([&] { const Worker worker(options); }),
+    EXPECT_THAT(error_of([&] { const Worker worker(options); }),
                 HasSubstr("rank_lost: rank 1, 3 did not join within 3000 ms"));
   });
 }
@@ -496,12 +476,10 @@ TEST(Joins, WhoeverLeavesBeforeTheJobHasBegunDoesNotHoldTheOthers) {
     spec.on_loss = policy;
     spec.wait_limit_ms = 300;
     each_rank(2, [&](uint32_t rank) {
-      WorkerOptions options = box.options(spec);
-      options.rank = static_cast<int32_t>(rank);
-      Worker worker(options);
+      Worker worker(box.options(spec, rank));
       worker.barrier();
       if (rank == 0) return worker.leave();  // it could not load its file
-      EXPECT_THAT(error_from([&] { worker.broadcast({}); }), HasSubstr("rank_lost: ")) << policy;
+      EXPECT_THAT(error_of([&] { worker.broadcast({}); }), HasSubstr("rank_lost: ")) << policy;
     });
   }
 }
@@ -523,8 +501,7 @@ TEST(Joins, ARestartUnderTheSameNameBeginsAnew) {
   spec.lease_ms = 3000;
   std::atomic<bool> over{false};
   each_rank(2, [&](uint32_t rank) {
-    WorkerOptions options = box.options(spec);
-    options.rank = static_cast<int32_t>(rank);
+    WorkerOptions options = box.options(spec, rank);
     Worker worker(options);
     const std::vector<float> initial(20007, 3);
     EXPECT_EQ(worker.initial_counts(), rank == 0);

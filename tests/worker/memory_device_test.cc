@@ -48,8 +48,7 @@ class MemoryDeviceTest : public ::testing::Test {
     box_ = std::make_unique<Box>();
   }
   WorkerOptions options(const JobSpec& spec, uint32_t rank = 0) {
-    WorkerOptions options = box_->options(spec);
-    options.rank = static_cast<int32_t>(rank);
+    WorkerOptions options = box_->options(spec, rank);
     options.memory_device = device_.get();
     return options;
   }

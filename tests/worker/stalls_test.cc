@@ -35,11 +35,7 @@ TEST(Stalls, AKeyThatOneRankPassesOverIsNamedToAllAndCanStillBePushed) {
   std::string told;
   std::atomic<bool> was_told = false;
   ::testing::internal::CaptureStderr();
-  each_rank(2, [&](uint32_t rank) {
-    WorkerOptions options = box.options(spec_of("passed"));
-    options.rank = static_cast<int32_t>(rank);
-    Worker worker(options);
-    worker.wait_all();
+  each_worker(box, spec_of("passed"), [&](Worker& worker, uint32_t rank) {
     worker.push(0);
     if (rank == 0) {
       worker.push(1);
@@ -91,8 +87,7 @@ TEST(Stalls, ARankThatIsSlowIsNamedToTheOthersAndNotRefused) {
   Box box;
   std::string told;
   each_rank(2, [&](uint32_t rank) {
-    WorkerOptions options = box.options(spec_of("slow"));
-    options.rank = static_cast<int32_t>(rank);
+    WorkerOptions options = box.options(spec_of("slow"), rank);
     if (rank == 0) options.wait_timeout_ms = 6'000;
     Worker worker(options);
     worker.wait_all();
