@@ -14,7 +14,6 @@ namespace membership_test {
 using testing::Assembled;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using testing::log_of;
 using testing::membership_spec;
 using testing::MembershipDriver;

@@ -18,7 +18,6 @@ namespace phub::testing {
 namespace bad_input_test {
 
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using enum ErrorCode;
 using Clock = std::chrono::steady_clock;
 constexpr double kBoundedMs = 60000;  // on a machine with other things to do

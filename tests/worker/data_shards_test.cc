@@ -3,7 +3,6 @@
 // it refuses; and real jobs whose server is killed.
 #include "worker/data_shards.h"
 
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

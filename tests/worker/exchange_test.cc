@@ -8,8 +8,6 @@
 #include <chrono>
 #include <cmath>
 #include <future>
-#include <limits>
-#include <mutex>
 #include <thread>
 
 #include "kernels/kernels.h"

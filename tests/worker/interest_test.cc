@@ -1,11 +1,9 @@
 // Ranks that write and read some chunks only: only what is touched travels, nobody waits for
 // others, and what is left alone follows (rack_sim: what each reads is what a dense job gives).
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <csignal>
 #include <functional>
 #include <memory>

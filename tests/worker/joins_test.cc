@@ -31,7 +31,6 @@ namespace joins_test {
 
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr uint32_t kLongMs = 60000;

@@ -3,14 +3,11 @@
 // any order); and what becomes of its files. In one box, and in three of which two are shards.
 #include "tests/worker/killed_branches.h"
 
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <csignal>
 #include <filesystem>
 #include <fstream>
-#include <memory>
 #include <set>
 #include <string>
 #include <utility>

@@ -1,13 +1,11 @@
 // Boxes below a parent, as processes that are killed and come back, with workers that are: what
 // every worker saw is what the root's log and those of the racks say together.
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <csignal>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 

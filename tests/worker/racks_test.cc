@@ -2,7 +2,6 @@
 // adds in the order of the job's groups alone, as of one box).
 #include "tests/worker/racks.h"
 
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -25,7 +25,6 @@
 namespace phub::testing {
 namespace rejoin_test {
 
-using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 

@@ -5,14 +5,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <numeric>
 #include <random>
 #include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "tests/seeds.h"
 #include "tests/worker/box.h"
 #include "tests/worker/expect_error.h"
 #include "tests/worker/grouped_training.h"
@@ -24,7 +22,6 @@ namespace rows_test {
 
 using testing::alone;
 using testing::Box;
-using testing::each_rank;
 using testing::expect_error;
 using testing::grouped_spec;
 using testing::GroupedTraining;

@@ -18,7 +18,6 @@
 #include <memory>
 #include <optional>
 #include <random>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
@@ -37,7 +36,6 @@ namespace phub::testing {
 namespace saver_test {
 
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 constexpr uint64_t kEvery = 7;
 
