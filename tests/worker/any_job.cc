@@ -4,6 +4,7 @@
 
 #include <map>
 
+#include "kernels/kernels.h"
 #include "tests/oracle/groups.h"
 #include "transport/control/rank_tree.h"
 
@@ -60,6 +61,13 @@ void add_folds(JobSpec& spec, bool lazy) {
 }
 
 }  // namespace
+
+std::vector<std::string> Jobs::optimizers() {
+  const auto names = kernels::optimizer_names();
+  std::vector<std::string> all(names.begin(), names.end());
+  all.push_back("fold");
+  return all;
+}
 
 GroupedTraining Jobs::draw() {
   const auto ranks =

@@ -44,6 +44,7 @@ class Jobs {
 
  private:
   Deck deck(std::vector<std::string> cards) { return {random_, std::move(cards)}; }
+  static std::vector<std::string> optimizers();
 
   void draw_formats(JobSpec& spec);
   void draw_steps(GroupedTraining& run);
@@ -55,8 +56,7 @@ class Jobs {
   Deck ranks_ = deck({"1", "2", "3", "4", "5", "8", "1", "2", "3", "4", "5", "17"});
   Deck grouped_ = deck({"yes", "no"}), spare_ = deck({"yes", "no", "no", "no"});
   Deck nulls_ = deck({"yes", "no"}), scale_ = deck({"yes", "no", "no", "no"});
-  Deck optimizer_ = deck({"none", "sgd", "momentum", "nesterov", "adam", "adamw", "adagrad",
-                          "rmsprop", "adadelta", "sparse-adam", "fold"});
+  Deck optimizer_ = deck(optimizers());
   Deck gradient_ =
       deck({"f32", "bf16", "f16", "fp8-e4m3", "fp8-e5m2", "int32", "int8", "int4", "topk"});
   Deck key_format_ =
