@@ -16,10 +16,9 @@ std::string unused(Optimizer optimizer, const HyperField& field, const std::stri
                    double value) {
   if (value == 0 || uses(optimizer, field)) return "";
   std::string users;
-  for (uint32_t o = 0; o <= static_cast<uint32_t>(Optimizer::kAdadelta); ++o) {
-    const auto other = static_cast<Optimizer>(o);
-    if (!uses(other, field)) continue;
-    users += fmt::format("{}{}", users.empty() ? "" : ", ", name_of(other));
+  for (const std::string_view other : optimizer_names()) {
+    if (!uses(*parse_optimizer(other), field)) continue;
+    users += fmt::format("{}{}", users.empty() ? "" : ", ", other);
   }
   if (field.used_by == kSteps) users = "all but none";
   return fmt::format(

@@ -2,7 +2,7 @@
 // pass. A rule (optimizers/*-inl.h) says how many state arrays it has and how it changes one
 // vector.
 //
-// A rule also holds its scalar part: its name, PyTorch's defaults, and the floats of a Step, which
+// A rule also holds its scalar part: PyTorch's defaults, and the floats of a Step, which
 // are computed in double and cast, as PyTorch does.
 #if defined(PHUB_KERNELS_UPDATE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef PHUB_KERNELS_UPDATE_INL_H_

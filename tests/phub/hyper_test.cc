@@ -156,6 +156,12 @@ TEST(Hyper, EachIsUsedByTheOptimizersThatAreDocumented) {
       // Nobody's steps depend on slack and batch, which check_for_job() looks at by themselves.
       if (!row.used_by.empty() && row.used_by.front() != "no optimizer") {
         EXPECT_EQ(kernels::uses(which, field), used) << name << " of " << optimizer;
+        const std::string refusal = kernels::unused(which, field, name, 1);
+        EXPECT_EQ(refusal.empty(), used);
+        for (const std::string& user : row.used_by) {
+          if (used || row.used_by.size() == kOptimizers.size() - 1) continue;  // "all but none"
+          EXPECT_NE(refusal.find(user), refusal.npos) << refusal;
+        }
       }
       EXPECT_EQ(train(which, before) != train(which, after), used) << name << " of " << optimizer;
     }

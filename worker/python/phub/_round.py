@@ -95,9 +95,8 @@ class Round:
             if not mine.pushed:
                 mine.push()
 
-    def synchronize(self, step: int) -> None:
-        """Finishes it and takes the results, before step()."""
-        self.finish(step)
+    def synchronize(self) -> None:
+        """Takes the results of a round that is finished, before step()."""
         self.take()
         self._synchronized = True
 

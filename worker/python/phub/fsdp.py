@@ -65,7 +65,8 @@ class FSDPState:
             if (name or "model") in self._parameters and isinstance(module, FSDPModule):
                 hook = functools.partial(self._exchange, name or "model", module)
                 module.set_all_reduce_hook(hook)
-        self._late: dict[str, torch.Tensor] = {}  # by key: gradients whose mean is on its way
+        # By key: the backward() that does not wait for the mean, and the gradients to be replaced.
+        self._late: dict[str, tuple[int, torch.Tensor]] = {}
         found = ((key, p) for key, of_key in self._parameters.items() for p in of_key)
         named = {f"{key}[{number}]": p for number, (key, p) in enumerate(found)}
         self._watch = Watch(self.worker.job, named, "phub's hook", _REMEDY)
@@ -110,32 +111,38 @@ class FSDPState:
                 f"'{key}' has gradients of {gradients.numel()} elements, and its parameters are "
                 f"{self._elements[key]}: every parameter must have a gradient in every step"
             )
-        if self._late.pop(key, None) is not None:  # of a backward() that failed
-            self.worker.wait(key)
+        if key in self._late:  # its module came twice, or its backward() failed
+            self._finish_one(key)
         slot = tensor_over(self.worker.gradient(key), DTYPES[self.worker.gradient_dtype(key)])
         slot.copy_(gradients)
         self.worker.push(key)
         if _is_read_late(module, self._parameters[key], gradients.dtype):
-            self._late[key] = gradients
-            Variable._execution_engine.queue_callback(self._finish)
+            backward = torch._C._current_graph_task_id()
+            self._late[key] = backward, gradients
+            Variable._execution_engine.queue_callback(lambda: self._finish(backward))
         else:
             self.worker.wait(key)
             gradients.copy_(self._result(key))
 
+    def _finish(self, backward: int) -> None:
+        """At the end of a backward(): parameters get the means that it has not waited for."""
+        for key in [key for key, (started, _) in self._late.items() if started == backward]:
+            self._finish_one(key)
+
     @torch.no_grad()
-    def _finish(self) -> None:
-        """At the end of a backward(): parameters get the means that have not been waited for."""
-        while self._late:
-            key = next(iter(self._late))
-            self.worker.wait(key)
-            gradients = self._late.pop(key).copy_(self._result(key))
-            parameters = self._parameters[key]
-            for at, p in zip(_places(parameters), parameters, strict=True):
-                assert isinstance(p.grad, DTensor)
-                mine = p.grad.to_local()
-                mean = gradients[at : at + mine.numel()].view(mine.shape)
-                if mine.data_ptr() != mean.data_ptr():  # it has another type
-                    mine.copy_(mean)
+    def _finish_one(self, key: str) -> None:
+        self.worker.wait(key)
+        _, gradients = self._late.pop(key)
+        gradients.copy_(self._result(key))
+        parameters = self._parameters[key]
+        for at, p in zip(_places(parameters), parameters, strict=True):
+            if p.grad is None:  # the backward() failed before
+                continue
+            assert isinstance(p.grad, DTensor)
+            mine = p.grad.to_local()
+            mean = gradients[at : at + mine.numel()].view(mine.shape)
+            if mine.data_ptr() != mean.data_ptr():  # it has another type
+                mine.copy_(mean)
 
     def _result(self, key: str) -> torch.Tensor:
         return tensor_over(self.worker.parameters(key))
@@ -145,8 +152,11 @@ def _is_read_late(module: FSDPModule, parameters: list[DTensor], dtype: torch.dt
     """Whether nobody reads what the hook leaves in the gradients before backward() ends.
 
     FSDP divides float16 afterwards, and sums that set_force_sum_reduction_for_comms() asks for. It
-    adds the mean to gradients that are there, and calls hooks of its parameters.
+    adds the mean to gradients that are there, and calls hooks of its parameters. Pipelines call
+    FSDP when backward() is over.
     """
+    if torch._C._current_graph_task_id() == -1:
+        return False
     state: Any = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None) or [
         getattr(state, "_fsdp_param_group", None)

@@ -283,7 +283,8 @@ class DistributedOptimizer(Optimizer):
         With overlap="forward" the parameters are new; what reads them in Python waits by itself.
         """
         if self._rule == "none":
-            self._round.synchronize(self.steps_done + 1)
+            self._round.finish(self.steps_done + 1)
+            self._round.synchronize()
         take_waiting(self._mine)
 
     def sync_buffers(self) -> None:

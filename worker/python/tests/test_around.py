@@ -265,8 +265,13 @@ def with_hooks(rank, store, how, waits):
     optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=False)
     for step in range(STEPS):
         optimizer.zero_grad()
+        model.set_requires_gradient_sync(how != "by hand")
         for turn in range(2 if how == "added up" else 1):
             model(text_batch(rank, 2 * step + turn)).backward()
+        if how == "by hand":  # as pipelines do
+            model.set_requires_gradient_sync(True)
+            for part in (*model.blocks, model):
+                part._get_fsdp_state()._fsdp_param_group.post_backward()
         optimizer.step()
     result = {name: p.full_tensor() for name, p in model.named_parameters()}
     leave(state)
@@ -275,7 +280,7 @@ def with_hooks(rank, store, how, waits):
 
 
 @pytest.mark.parametrize(
-    "how", ["plain", "of another type", "added up", "divided later", "seen at once"]
+    "how", ["plain", "of another type", "added up", "divided later", "seen at once", "by hand"]
 )
 def test_a_mean_is_waited_for_where_it_is_read(box, start, tmp_path, how):
     (one, calls), (other, _) = start(with_hooks, 2, tmp_path / "store", how, False).results()
