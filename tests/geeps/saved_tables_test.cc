@@ -499,20 +499,22 @@ class OverC {
   OverC(const OverC&) = delete;
   OverC& operator=(const OverC&) = delete;
 
-  // Adds one to every local row, also to those that are not saved.
+  // Adds one to every local row, also to those that are not saved. Any call may be the first that
+  // sees the box's death.
   phub_code train() {
     for (const uint32_t table : {1u, 2u}) {
       phub_buffer rows = buffer();
-      const phub_code code = phub_geeps_local_access(geeps_, table, nullptr, 0, 1, &rows);
+      phub_code code = phub_geeps_local_access(geeps_, table, nullptr, 0, 1, &rows);
       if (code != PHUB_OK) return code;
       for (int i = 0; i < 32; ++i) rows.data[i] += 1;
-      ok(phub_geeps_post_local_access(geeps_, rows.handle, 1));
+      code = phub_geeps_post_local_access(geeps_, rows.handle, 1);
+      if (code != PHUB_OK) return code;
     }
     phub_buffer parameters = buffer();
     phub_code code = phub_geeps_read(geeps_, 0, nullptr, 0, PHUB_STALENESS_OF_JOB, &parameters);
     if (code != PHUB_OK) return code;
-    ok(phub_geeps_post_read(geeps_, parameters.handle));
-    code = phub_geeps_table_clock(geeps_, 0);
+    code = phub_geeps_post_read(geeps_, parameters.handle);
+    if (code == PHUB_OK) code = phub_geeps_table_clock(geeps_, 0);
     return code == PHUB_OK ? phub_geeps_save_point(geeps_) : code;
   }
   uint64_t rejoin() {
