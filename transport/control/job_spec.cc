@@ -198,13 +198,13 @@ uint64_t rounding_seed(std::string_view job) {
 }
 
 std::vector<std::string_view> optimizer_states(const JobSpec& spec) {
-  static const std::map<std::string_view, std::vector<std::string_view>> kStates = {
+  static const std::map<std::string_view, std::vector<std::string_view>> all = {
 #define PHUB_OPTIMIZER(constant, rule, name, ...) {name, {__VA_ARGS__}},
 #include "kernels/optimizers.def"
 #undef PHUB_OPTIMIZER
   };
-  const auto found = kStates.find(spec.optimizer);
-  if (found == kStates.end()) return {};
+  const auto found = all.find(spec.optimizer);
+  if (found == all.end()) return {};
   std::vector<std::string_view> states = found->second;
   if (spec.optimizer == "rmsprop") {
     const auto momentum = spec.hyper.find("rmsprop_momentum");
