@@ -57,6 +57,7 @@ class FSDPState:
                 for key, parameters in self._parameters.items()
             }
         )
+        self._places = {key: _places(of_key) for key, of_key in self._parameters.items()}
         given: dict[str, Option] = {"on_nonfinite": "pass", **options}
         given |= {"reduction": "mean", "initial": "broadcast"}
         self.worker = Worker(self._elements, hyper=None, formats=formats, saver=None, **given)
@@ -89,13 +90,13 @@ class FSDPState:
         initial: dict[str, Memory] = {}
         for key, parameters in self._parameters.items():
             flat = torch.zeros(self._elements[key])
-            for at, p in zip(_places(parameters), parameters, strict=True):
+            for at, p in zip(self._places[key], parameters, strict=True):
                 flat[at : at + p.to_local().numel()] = p.to_local().flatten()
             initial[key] = memory_of(flat)
         self.worker.broadcast(initial)
         for key, parameters in self._parameters.items():
             result = self._result(key)
-            for at, p in zip(_places(parameters), parameters, strict=True):
+            for at, p in zip(self._places[key], parameters, strict=True):
                 mine = p.to_local()
                 mine.copy_(result[at : at + mine.numel()].view(mine.shape))
 
@@ -135,7 +136,7 @@ class FSDPState:
         _, gradients = self._late.pop(key)
         gradients.copy_(self._result(key))
         parameters = self._parameters[key]
-        for at, p in zip(_places(parameters), parameters, strict=True):
+        for at, p in zip(self._places[key], parameters, strict=True):
             if p.grad is None:  # the backward() failed before
                 continue
             assert isinstance(p.grad, DTensor)
