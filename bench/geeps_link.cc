@@ -41,7 +41,7 @@ void LinkedExchange::guarded(Run run) {
 void LinkedExchange::push(size_t key, int32_t priority) {
   here_.check();
   const std::lock_guard lock(mutex_);
-  keys_.at(key) = {};
+  keys_.at(key) = {.priority = priority};
   sending_.push({.priority = priority,
                  .order = pushes_++,
                  .key = key,
@@ -88,7 +88,7 @@ void LinkedExchange::send(const std::stop_token& stop) {
 void LinkedExchange::await_results() {
   while (const std::optional<size_t> key = behind_.next()) {
     const std::lock_guard lock(mutex_);
-    results_.push_back({*key, Clock::now()});
+    results_.push({keys_[*key].priority, results_so_far_++, *key, Clock::now()});
     results_changed_.notify_one();
   }
 }
@@ -98,8 +98,8 @@ void LinkedExchange::receive(const std::stop_token& stop) {
   std::unique_lock lock(mutex_);
   while (results_changed_.wait(lock, stop, [this] { return !results_.empty(); }),
          !stop.stop_requested()) {
-    const Result result = results_.front();
-    results_.pop_front();
+    const Result result = results_.top();
+    results_.pop();
     const Key key = keys_[result.key];
     const size_t bytes = elements(result.key) * sizeof(float);
     const auto first = key.null ? result.at : key.first_up + (result.at - key.last_up);

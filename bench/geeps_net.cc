@@ -50,13 +50,13 @@ Machine geeps_machine() {
       .flops_per_second = 3.52e12, .memory_bytes_per_second = 208e9, .copy_bytes_per_second = 6e9};
 }
 
-std::unique_ptr<Device> make_device(const Machine& machine, uint64_t budget_bytes) {
+std::unique_ptr<Device> make_device(const Machine& machine, uint64_t budget_bytes, double parts) {
   if (machine.cuda >= 0) {
     return make_cuda_device({.ordinal = machine.cuda, .budget_bytes = budget_bytes});
   }
   return make_host_device({.budget_bytes = budget_bytes,
                            .copy_bytes_per_second = machine.copy_bytes_per_second,
-                           .copy_latency = machine.copy_latency});
+                           .copy_latency = scaled(machine.copy_latency, 1 / parts)});
 }
 
 double Net::weights() const {
@@ -106,13 +106,20 @@ Net very_large(uint32_t layers) {
 
 Net part_of(Net net, double parts) {
   net.images /= parts;
+  net.parts *= parts;
   for (Layer& layer : net.layers) layer.weights /= parts;
   return net;
 }
 
 Training::Training(const Net& net, const Machine& machine, const Style& style)
-    : style_(style), weights_(net.weights()) {
-  if (style_.one_table) tables_.push_back({.name = "weights", .row_floats = kRowFloats});
+    : style_(style),
+      parts_(net.parts),
+      piece_bytes_(style.whole ? 0 : static_cast<uint64_t>(geeps::kPieceBytes / net.parts)),
+      weights_(net.weights()) {
+  if (style_.one_table) {
+    tables_.push_back(
+        {.name = "weights", .row_floats = kRowFloats, .keys = {}, .piece_bytes = piece_bytes_});
+  }
   input_ = add_table("input", net.inputs * net.images, true);
   double inputs = net.inputs;
   for (const Layer& layer : net.layers) {
@@ -136,8 +143,11 @@ Training::Training(const Net& net, const Machine& machine, const Style& style)
 
 Training::Rows Training::add_table(const std::string& name, double floats, bool local) {
   const auto rows = std::max<uint64_t>(1, static_cast<uint64_t>(std::ceil(floats / kRowFloats)));
-  tables_.push_back(
-      {.name = name, .row_floats = kRowFloats, .keys = geeps::dense(rows), .local = local});
+  tables_.push_back({.name = name,
+                     .row_floats = kRowFloats,
+                     .keys = geeps::dense(rows),
+                     .local = local,
+                     .piece_bytes = piece_bytes_});
   return {static_cast<uint32_t>(tables_.size() - 1), tables_.back().keys};
 }
 

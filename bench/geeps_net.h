@@ -35,7 +35,9 @@ Machine geeps_machine();
 // The same machine, slower by `factor` in everything. Ratios of times stay the same, and this
 // machine's processors have more time for their work.
 Machine slower(const Machine& machine, double factor);
-std::unique_ptr<Device> make_device(const Machine& machine, uint64_t budget_bytes);
+// A device for a part of a net (part_of()): its copies are such parts, and so is their latency.
+std::unique_ptr<Device> make_device(const Machine& machine, uint64_t budget_bytes,
+                                    double parts = 1);
 
 struct Layer {
   std::string name;
@@ -49,6 +51,7 @@ struct Net {
   double inputs = 0;  // floats per image
   std::vector<Layer> layers;
   double images = 0;  // per iteration
+  double parts = 1;   // this is such a part of the net that the figure is about
 
   double weights() const;
 };
@@ -61,12 +64,14 @@ Net adam_like();
 Net very_large(uint32_t layers);
 // AlexNet, to measure the memory that is free if gradients are summed elsewhere.
 Net alexnet();
-// A part of the net: of the images and the weights. Layers take a part of the time.
+// A part of the net: of the images and the weights, and of the size of the pieces of tables. Layers
+// take a part of the time.
 Net part_of(Net net, double parts);
 
 // The treatment of gradients and tables in an iteration.
 struct Style {
   bool one_table = false;  // all parameters, clocked together at the end
+  bool whole = false;      // tables of parameters are exchanged and copied whole
   // Weights and gradients stay on the device, where an optimizer uses them at the end of the
   // iteration: they are local data, without a log of updates and without an exchange.
   bool keep_gradients = false;
@@ -85,6 +90,7 @@ class Training {
   const std::vector<geeps::TableSpec>& tables() const { return tables_; }
   std::chrono::nanoseconds compute_time() const;  // that of an iteration
   double weights() const { return weights_; }
+  double parts() const { return parts_; }  // the net is such a part
 
   // Enqueues the computations on `compute`. In a virtual iteration that is null.
   void iterate(geeps::Cache& cache, Stream* compute) const;
@@ -127,6 +133,8 @@ class Training {
   Rows add_weights(const std::string& name, double floats);
 
   Style style_;
+  double parts_;
+  uint64_t piece_bytes_;
   std::vector<geeps::TableSpec> tables_;
   Rows input_;
   std::vector<Step> steps_;

@@ -31,13 +31,14 @@ TrainingRun::TrainingRun(const Training& training, const Machine& machine, uint6
     : TrainingRun({.tables = training.tables(),
                    .run = [training](geeps::Cache& cache,
                                      Stream* compute) { training.iterate(cache, compute); },
-                   .compute_time = [training] { return training.compute_time(); }},
+                   .compute_time = [training] { return training.compute_time(); },
+                   .parts = training.parts()},
                   machine, budget_bytes, partitions) {}
 
 TrainingRun::TrainingRun(Iteration iteration, const Machine& machine, uint64_t budget_bytes,
                          uint32_t partitions)
     : iteration_(std::move(iteration)),
-      device_(make_device(machine, budget_bytes)),
+      device_(make_device(machine, budget_bytes, iteration_.parts)),
       compute_(device_->make_stream("compute")),
       exchange_(std::make_unique<geeps::StandaloneExchange>(job_of(iteration_.tables))),
       cache_(std::make_unique<geeps::Cache>(*device_, *exchange_, iteration_.tables,

@@ -29,6 +29,7 @@ struct Iteration {
   std::vector<geeps::TableSpec> tables;
   std::function<void(geeps::Cache& cache, Stream* compute)> run;  // without a stream: virtual
   std::function<std::chrono::nanoseconds()> compute_time;         // that of one that has run
+  double parts = 1;                                               // see part_of()
 };
 
 class TrainingRun {

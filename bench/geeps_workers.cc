@@ -73,7 +73,7 @@ double timed(const Workers& workers, Worker& worker, Stream& compute, Iterate it
 
 Report train_cached(const Workers& workers, Worker& worker, geeps::Exchange& exchange,
                     const Training& training, const Machine& machine) {
-  const auto device = make_device(machine, training.everything_bytes());
+  const auto device = make_device(machine, training.everything_bytes(), training.parts());
   const auto compute = device->make_stream("compute");
   geeps::Cache cache(*device, exchange, training.tables(), cache_options(*compute));
   cache.begin_virtual();
@@ -111,8 +111,8 @@ Report train_one(const Workers& workers, uint32_t rank, const Training& training
 
 }  // namespace
 
-WorkersResult train(const Workers& workers, const Net& net, const Machine& machine,
-                    const Style& style) {
+WorkersResult train(const Workers& workers, const Net& net, const Machine& machine, Style style) {
+  style.whole |= !workers.cached;
   const Training training(net, machine, style);
   Reports reports(workers.workers);
   std::vector<Child> children;

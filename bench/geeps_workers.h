@@ -27,7 +27,6 @@ struct WorkersResult {
 // Everything fits the devices' memory; every worker has a link to the server as `machine` says.
 // Throws Error(kInternal) if a worker fails, which writes the reason to stderr. REQUIRES: the
 // calling process has one thread.
-WorkersResult train(const Workers& workers, const Net& net, const Machine& machine,
-                    const Style& style);
+WorkersResult train(const Workers& workers, const Net& net, const Machine& machine, Style style);
 
 }  // namespace phub::geeps_bench

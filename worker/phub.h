@@ -717,7 +717,7 @@ PHUB_API phub_code phub_geeps_options_destroy(phub_geeps_options* options);
  *   strict          1: a call outside the sequence is an error               0
  *   infer_clocks    1: the last update clocks a table that the sequence does not clock      0
  *   poison          1: released buffers become NaN                           0
- *   partitions      of the tables, each with its own copying threads         1
+ *   partitions      sets of copying threads, which share a table's pieces    1
  *   timeout_ms      of calls that wait; 0: none but the worker's             0
  *   trace           file for the trace (ui.perfetto.dev); "": none */
 PHUB_API phub_code phub_geeps_options_set(phub_geeps_options* options, const char* name,
@@ -755,8 +755,16 @@ PHUB_API phub_code phub_geeps_options_set_by_branch(phub_geeps_options* options,
 PHUB_API phub_code phub_geeps_options_set_samples(phub_geeps_options* options, uint32_t table,
                                                   uint32_t samples);
 
-/* Adds a key to the job for every table of parameters, in their order. The job has no other keys.
- */
+/* A table of more bytes is divided into pieces of so many, of whole rows: each is a key of the job
+ * "NAME[FIRST:END] #DIGEST", END being the row behind its last, and moves by itself to the server
+ * and to the device. The default is 1 MiB; 0: the table is one piece, and one key. With samples it
+ * is always one. Every worker sets the same for tables of parameters. PHUB_INVALID: there is no
+ * such table. */
+PHUB_API phub_code phub_geeps_options_set_piece_bytes(phub_geeps_options* options, uint32_t table,
+                                                      uint64_t bytes);
+
+/* Adds a key to the job for every piece of the tables of parameters, in their order: all parameters
+ * of the job are the rows of one table behind those of the other. The job has no other keys. */
 PHUB_API phub_code phub_options_add_tables(phub_options* options, const phub_geeps_options* tables);
 
 /* Makes a cache of the parameters of the worker's job. From now on only the cache pushes keys:

@@ -74,8 +74,12 @@ TEST(GeepsNet, ComputationTakesWhatItsOperationsDo) {
 // everything and in a part of it; no call is outside of the recorded sequence.
 TEST(GeepsNet, IterationsFollowTheirSequence) {
   const Net net = part_of(adam_like(), 400);
-  for (const Style style : {Style{}, Style{.one_table = true}}) {
+  for (const Style style : {Style{}, Style{.whole = true}, Style{.one_table = true},
+                            Style{.one_table = true, .whole = true}}) {
     const Training training(net, Machine(), style);
+    const size_t keys = geeps::keys_of(training.tables()).size();
+    const size_t tables = style.one_table ? 1 : 8;
+    EXPECT_EQ(keys == tables, style.whole) << keys << " keys";
     const uint64_t everything = training.everything_bytes();
     EXPECT_GE(everything, training.least_unmoved_bytes());
     for (const uint64_t budget : {everything, everything * 35 / 100}) {
@@ -85,7 +89,7 @@ TEST(GeepsNet, IterationsFollowTheirSequence) {
       const geeps::CacheStats stats = run.cache().stats();
       EXPECT_EQ(stats.outside_sequence, 0u);
       EXPECT_EQ(run.bytes_copied_by_caller(), 0u);
-      EXPECT_EQ(stats.pushes, 3u * (style.one_table ? 1 : 8));
+      EXPECT_EQ(stats.pushes, 3 * keys);
       EXPECT_EQ(run.cache().placement().moved_bytes == 0, budget == everything);
     }
   }

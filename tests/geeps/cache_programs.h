@@ -76,6 +76,8 @@ class RandomPrograms {
         table.spec.max_staleness = pick(3) == 0 ? 1 + pick(2) : 0;  // else kept once
         table.spec.read_my_writes = pick(4) == 0;
       }
+      table.spec.piece_bytes =
+          pick(3) == 0 ? 0 : sizeof(float) * table.spec.row_floats * (1 + pick(rows));
       for (size_t row = 0; row < rows; ++row) table.row_of[table.spec.keys[row]] = row;
       table.rows.resize(rows * table.spec.row_floats);
       table.log.resize(table.rows.size());

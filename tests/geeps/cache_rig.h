@@ -334,7 +334,11 @@ class CacheRig : private RandomPrograms {
     size_t key = 0;
     for (const FlatTable& table : tables_) {
       if (table.spec.local) continue;
-      const auto parameters = exchange.parameters(key++);
+      std::vector<float> parameters;
+      while (parameters.size() < table.rows.size()) {
+        const auto piece = exchange.parameters(key++);
+        parameters.insert(parameters.end(), piece.begin(), piece.end());
+      }
       for (size_t i = 0; i < table.rows.size(); ++i) {
         ASSERT_EQ(std::bit_cast<uint32_t>(table.rows[i]), std::bit_cast<uint32_t>(parameters[i]))
             << table.spec.name << " float " << i;

@@ -327,7 +327,7 @@ class SteppedDriver final : public Driver {
   void check(const Task& fill) const {
     for (const InProgress& other : tasks_) {
       const bool replaces = other.task && other.task->kind == Task::Kind::kPull;
-      EXPECT_FALSE(replaces && other.task->table == fill.table)
+      EXPECT_FALSE(replaces && other.task->table == fill.table && other.task->piece == fill.piece)
           << "rows of table " << fill.table << " are fetched while a result replaces them";
     }
   }

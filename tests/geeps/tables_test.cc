@@ -42,11 +42,40 @@ TEST(Tables, NamesTellDifferentRowsApart) {
                                          {"t", 3, dense(4)},  {"t", 4, {0, 1}}, {"t", 6, {0}},
                                          {"t", 6, {0, 1, 2}}, {"u", 6, {0, 1}}};
   std::set<std::string> names;
-  for (const TableSpec& table : tables) names.insert(key_name(table));
+  for (const TableSpec& table : tables) names.insert(key_names(table).front());
   EXPECT_EQ(names.size(), tables.size());
-  EXPECT_EQ(key_name({"t", 6, {0, 1}}), key_name({"t", 6, dense(2)}));
+  EXPECT_EQ(key_names({"t", 6, {0, 1}}), key_names({"t", 6, dense(2)}));
   // FNV-1a, computed apart: a job outlives a release of the library.
-  EXPECT_EQ(key_name({"t", 6, {0, 1}}), "t #158826567a790422");
+  EXPECT_THAT(key_names({"t", 6, {0, 1}}), ElementsAre("t #158826567a790422"));
+}
+
+TEST(Tables, APieceIsAKeyThatIsNamedByItsRows) {
+  const TableSpec table{.name = "t", .row_floats = 6, .keys = dense(7), .piece_bytes = 3 * 24 + 23};
+  const std::vector<KeySpec> keys = keys_of(std::span(&table, 1));
+  ASSERT_EQ(keys.size(), 3u);
+  const auto digest = key_names({"t", 6, dense(7)}).front().substr(1);
+  EXPECT_THAT(key_names(table),
+              ElementsAre("t[0:3]" + digest, "t[3:6]" + digest, "t[6:7]" + digest));
+  EXPECT_EQ(keys[1].elements, 18u);
+  EXPECT_THAT(keys[2].shape, ElementsAre(1, 6));
+  EXPECT_EQ(table_name(keys[0].name), "t[0:3]");
+}
+
+TEST(Tables, PiecesHaveWholeRowsAndIfTheyCanFullChunks) {
+  const auto rows_of_piece = [](uint32_t row_floats, uint64_t rows, uint64_t bytes) {
+    return split_of(
+               {.name = "t", .row_floats = row_floats, .keys = dense(rows), .piece_bytes = bytes})
+        .rows_per_piece;
+  };
+  constexpr uint64_t kMiB = 1 << 20;
+  EXPECT_EQ(rows_of_piece(1024, 1000, kMiB), 256u);
+  EXPECT_EQ(rows_of_piece(96, 10000, kMiB), 2560u);  // of 2730: of 256 rows each 3 chunks
+  EXPECT_EQ(rows_of_piece(785, 10000, kMiB), 333u);  // 8192 rows would fill chunks
+  EXPECT_EQ(rows_of_piece(500'000, 7, kMiB), 1u);    // a row is larger
+  EXPECT_EQ(rows_of_piece(1024, 100, kMiB), 100u);   // smaller than a piece
+  EXPECT_EQ(rows_of_piece(1024, 1000, 0), 1000u);    // 0: one piece
+  EXPECT_EQ(split_of({.name = "t", .row_floats = 1024, .keys = dense(1000), .samples = 3}).pieces(),
+            1u);
 }
 
 TEST(Tables, OnlyADigestIsTakenFromAName) {

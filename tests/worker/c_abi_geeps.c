@@ -2,6 +2,8 @@
 #include "tests/worker/c_abi_program.h"
 
 enum { kRanks = 2, kClocks = 6, kRows = 6, kFloats = 5, kLayerRows = 3, kLayerFloats = 128 };
+/* The first table is two pieces of at most 4 rows, so its keys are two. */
+enum { kPieceRows = 4, kFirstKeys = 2, kLayerKey = kFirstKeys };
 enum { kElements = kRows * kFloats + kLayerRows * kLayerFloats };
 
 static const uint64_t kKeys[kRows] = {60, 10, 50, 20, 40, 30};
@@ -49,6 +51,7 @@ static phub_geeps_options* tables(void) {
   OK(phub_geeps_options_add_table(options, "first", kFloats, kKeys, kRows));
   OK(phub_geeps_options_add_local(options, "hidden", 7, NULL, 4));
   OK(phub_geeps_options_add_table(options, "layer", kLayerFloats, NULL, kLayerRows));
+  OK(phub_geeps_options_set_piece_bytes(options, 0, kPieceRows * kFloats * sizeof(float)));
   OK(phub_geeps_options_set_number(options, "poison", 1));
   return options;
 }
@@ -176,7 +179,7 @@ static void train_in(phub_geeps* geeps, int rank, int ranks, struct oracle* orac
   }
   OK(phub_geeps_wait_all(geeps));
   OK(phub_geeps_stats(geeps, &counters));
-  CHECK(counters.pushes == 2 * kClocks && counters.pulls >= counters.pushes);
+  CHECK(counters.pushes == (kFirstKeys + 1) * kClocks && counters.pulls >= counters.pushes);
   CHECK(counters.bytes_copied_by_caller > 0 && counters.outside_sequence > 0);
   CHECK(counters.calls > 10 * kClocks);
 }
@@ -242,7 +245,7 @@ static void heed_options(void) {
   update_first(rig.geeps, kSome, 3); /* no clock: inferred */
   OK(phub_geeps_wait_all(rig.geeps));
   OK(phub_geeps_stats(rig.geeps, &counters));
-  CHECK(counters.pushes == 1);
+  CHECK(counters.pushes == kFirstKeys);
   FAILS(phub_geeps_read(rig.geeps, 0, kKeys, 1, 0, &buffer), PHUB_INVALID, "first"); /* strict */
   close_rig(&rig);
 }
@@ -314,6 +317,8 @@ static void misuse(void) {
   FAILS(phub_geeps_options_tune_table(options, 1, 1, 0), PHUB_INVALID, "table 1");
   FAILS(phub_geeps_options_tune_table(options, 3, 1, 0), PHUB_INVALID, "table 3");
   FAILS(phub_geeps_options_set_samples(options, 1, 1), PHUB_INVALID, "table 1");
+  FAILS(phub_geeps_options_set_piece_bytes(options, 3, 1), PHUB_INVALID, "table 3");
+  FAILS(phub_geeps_options_set_piece_bytes(NULL, 0, 1), PHUB_BAD_HANDLE, "null");
   FAILS(phub_options_add_tables(NULL, options), PHUB_BAD_HANDLE, "null");
 
   FAILS(phub_device_open_host(4096, -1, 0, &device), PHUB_INVALID, "bytes per second");
@@ -429,6 +434,11 @@ static void leave_while_waiting(void) {
   close_rig(&theirs);
 }
 
+static void push_first(phub_worker* worker) {
+  size_t key;
+  for (key = 0; key < kFirstKeys; ++key) OK(phub_push(worker, key, 0));
+}
+
 /* Results that come when the phub_geeps that pushed is gone: neither the worker's next one nor its
  * completions take them for their own. */
 static void destroy_before_results(void) {
@@ -436,24 +446,24 @@ static void destroy_before_results(void) {
   open_both("due", 5000);
   clock_first(ours.geeps);
   OK(phub_geeps_destroy(ours.geeps));
-  OK(phub_push(theirs.worker, 0, 0));
+  push_first(theirs.worker);
   OK(phub_geeps_create(ours.device, ours.worker, ours.tables, &ours.geeps));
   OK(phub_geeps_begin_virtual(ours.geeps));
   clock_first(ours.geeps);
   OK(phub_geeps_finish(ours.geeps));
-  OK(phub_push(theirs.worker, 0, 0));
+  push_first(theirs.worker);
   clock_first(ours.geeps);
   OK(phub_geeps_wait_all(ours.geeps));
   clock_first(ours.geeps);
   OK(phub_geeps_destroy(ours.geeps));
   ours.geeps = NULL;
-  OK(phub_push_then(ours.worker, 1, 0, tell, &told));
-  OK(phub_push(theirs.worker, 0, 0));
-  OK(phub_push(theirs.worker, 1, 0));
+  OK(phub_push_then(ours.worker, kLayerKey, 0, tell, &told));
+  push_first(theirs.worker);
+  OK(phub_push(theirs.worker, kLayerKey, 0));
   OK(phub_wait_all(theirs.worker));
   OK(phub_wait_all(ours.worker));
   await_told(&told, 1);
-  CHECK(told.all[0].key == 1 && told.all[0].round == 1 && told.all[0].code == PHUB_OK);
+  CHECK(told.all[0].key == kLayerKey && told.all[0].round == 1 && told.all[0].code == PHUB_OK);
   close_rig(&ours);
   CHECK(told.count == 1);
   close_rig(&theirs);

@@ -69,6 +69,12 @@ geeps::TableSpec& parameters_of(GeepsOptionsObject& all, uint32_t table) {
                             all.tables.size()));
 }
 
+geeps::TableSpec& table_at(GeepsOptionsObject& all, uint32_t table) {
+  if (table < all.tables.size()) return all.tables[table];
+  throw Refusal(PHUB_INVALID, fmt::format("there is no table {}: {} tables were added", table,
+                                          all.tables.size()));
+}
+
 void set_number(CacheOptions& options, const Option& option, int64_t value) {
   if (option.name == kTrace) {
     throw Refusal(PHUB_INVALID, fmt::format("option '{}' is a text", option.name));
@@ -170,6 +176,12 @@ phub_code phub_geeps_options_set_samples(phub_geeps_options* options, uint32_t t
                                          uint32_t samples) {
   return change(__func__, options,
                 [&](GeepsOptionsObject& all) { parameters_of(all, table).samples = samples; });
+}
+
+phub_code phub_geeps_options_set_piece_bytes(phub_geeps_options* options, uint32_t table,
+                                             uint64_t bytes) {
+  return change(__func__, options,
+                [&](GeepsOptionsObject& all) { table_at(all, table).piece_bytes = bytes; });
 }
 
 phub_code phub_geeps_options_set_scratch(phub_geeps_options* options, uint32_t table) {

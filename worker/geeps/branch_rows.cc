@@ -26,11 +26,11 @@ uint32_t BranchRows::add_copy() {
   return copy;
 }
 
-void BranchRows::keep(std::span<const Run> runs) {
+void BranchRows::keep(std::span<const Run> runs, uint32_t first) {
   const std::lock_guard lock(mutex_);
   if (branches_.empty()) return;
   for (const Run& run : runs) {
-    for (uint32_t r = run.source; r < run.source + run.rows; ++r) {
+    for (uint32_t r = first + run.source; r < first + run.source + run.rows; ++r) {
       uint32_t copy = kHome;
       for (auto& [branch, places] : branches_) {
         if (places[r] != kHome) continue;

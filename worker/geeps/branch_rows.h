@@ -25,8 +25,8 @@ class BranchRows {
   BranchRows(const BranchRows&) = delete;
   BranchRows& operator=(const BranchRows&) = delete;
 
-  // These rows of the home, by `source`, are to be written.
-  void keep(std::span<const Run> runs);
+  // These rows of the home are to be written: by `source`, counted from the row `first`.
+  void keep(std::span<const Run> runs, uint32_t first = 0);
 
   // A branch that has no rows here fails with Error(kInternal).
   void fork_running(uint32_t child);                // a copy of the branch that runs

@@ -114,7 +114,7 @@ void BranchTables::hold_fills() {
   for (const PlannedAccess& access : mover_.schedule->accesses) {
     const ListPlan& list = mover_.schedule->lists[access.list];
     if (!mover_.tables[list.table].branches) continue;
-    for (const uint32_t partition : list.partitions) access.ready[partition]->wait();
+    for (const auto& ready : access.ready) ready->wait();
   }
 }
 

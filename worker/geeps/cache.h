@@ -57,6 +57,8 @@ namespace phub::geeps {
 class Driver;
 class Mover;
 
+constexpr uint64_t kPieceBytes = 1 << 20;
+
 // A table: rows of `row_floats` floats, each with a key. REQUIRES, for parameters: every worker has
 // the same keys in the same order.
 struct TableSpec {
@@ -79,11 +81,17 @@ struct TableSpec {
   // parent's rows as they are at the fork. save_point() changes the rows over. No branches: no
   // effect.
   bool by_branch = false;
+  // The size of the pieces that move independently of each other: to and from the device, and, as a
+  // key of the job, to and from the box. A piece has whole rows, at least one. 0 means that the
+  // table is one piece; so is a table with samples. REQUIRES, for parameters: the same on every
+  // worker.
+  uint64_t piece_bytes = kPieceBytes;
 };
 
 std::vector<uint64_t> dense(uint64_t rows);  // keys 0 … rows − 1
-// The keys of the job: those of the tables of parameters, in their order. `devices`: of each
-// process, whose factors go together (device_group.h).
+// The keys of the job: the pieces of the tables of parameters, in their order. So all parameters of
+// the job are the rows of one table behind those of the other. `devices`: of each process, whose
+// factors go together (device_group.h).
 std::vector<KeySpec> keys_of(std::span<const TableSpec> tables, uint32_t devices = 1);
 
 struct CacheOptions {
@@ -99,7 +107,7 @@ struct CacheOptions {
                                 // of it; while a sequence is recorded, by finish_sequence()
   bool poison = false;          // released buffers become NaN, except those whose rows are kept for
                                 // the next read
-  uint32_t partitions = 1;      // parts of each table's rows, with copying threads of their own
+  uint32_t partitions = 1;      // sets of copying threads, which share the pieces of each table
   Stream* compute = nullptr;    // the application computes there; null: in the calling thread
   std::chrono::milliseconds timeout{0};  // limit of a blocking call; 0: only that of the exchange
   bool measure_stalls = false;  // with a compute stream: time its waits (two callbacks for each)

@@ -202,7 +202,8 @@ void Cache::Impl::fetch_planned(Lock& lock, Held& held, uint64_t back) {
     ++mover_.stats.prefetched;
     return waits_.for_memory(lock, instance, held.table);
   }
-  access.back = back;
+  if (std::exchange(access.back, back) != back && access.filling) mover_.cancel_fill(instance);
+  mover_.fills_may_begin();  // those that waited for a clock which the application has left out
   const auto filled_or_asked = [&] {
     if (access.filled > instance.iteration) {
       const bool fresh = access.call == Call::kRead ? access.version + back >= table.clocks
@@ -217,7 +218,7 @@ void Cache::Impl::fetch_planned(Lock& lock, Held& held, uint64_t back) {
   waits_.for_rows(lock, held.table, back, filled_or_asked);
   if (access.call == Call::kRead) held.buffer.age = age_of(access.version);
   lock.unlock();
-  for (const uint32_t i : list_of(held).partitions) waits_.for_event(*access.ready[i], held.table);
+  for (const auto& ready : access.ready) waits_.for_event(*ready, held.table);
   lock.lock();
 }
 
@@ -279,12 +280,14 @@ void Cache::Impl::read_pinned(Lock& lock, Held& held, const ListPlan& list, uint
   Table& table = table_of(held);
   if (held.call == Call::kRead) {
     waits_.for_rows(lock, held.table, back,
-                    [&] { return table.version + back >= table.clocks && !table.refreshing; });
+                    [&] { return table.version + back >= table.clocks && !table.is_refreshing(); });
     if (list.host.empty()) held.buffer.age = age_of(table.version);
   }
   const bool refreshed = std::exchange(table.refreshed_unseen, false);
   const Reading reading(mover_, lock, table);
-  if (refreshed) waits_.for_event(*table.refreshed, held.table);
+  if (refreshed) {
+    for (const Piece& piece : table.pieces) waits_.for_event(*piece.refreshed, held.table);
+  }
   work_.read_pinned(list, mover_.schedule->entries, table.row_floats, table.spec.read_my_writes,
                     held.buffer.data);
   if (table.kept_twice) work_.record(*table.gathered);

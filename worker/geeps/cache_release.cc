@@ -38,7 +38,7 @@ std::vector<FactorPairs> copy_factors(DeviceWork& work, const Table& table,
   size_t at = 0;
   const auto copy = [&](const float* from, size_t floats) {
     work.copy(table.factors.floats() + at, from, floats);
-    return table.log + std::exchange(at, at + floats);
+    return table.pieces.front().log + std::exchange(at, at + floats);
   };
   for (const FactorPairs& part : factors) {
     if (part.pairs == 0) continue;

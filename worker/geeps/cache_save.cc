@@ -17,7 +17,7 @@ void Cache::Impl::check_may_clock(const Table& table) const {
          "clock every table once, then call save_point()",
          table.spec.name, table.clocks);
   }
-  if (table.clocks < mover_.exchange.saved_after(table.key)) return;
+  if (table.clocks < mover_.exchange.saved_after(table.pieces.front().key)) return;
   fail(ErrorCode::kInvalid,
        "TableClock of '{}', before the state after its clock {} was saved: clock every table once, "
        "then call save_point()",

@@ -86,13 +86,8 @@ Placement Cache::Impl::place_anew(const Sequence& sequence, SequenceDemand& dema
 // REQUIRES: the results of all clocked updates are here.
 void Cache::Impl::install(Sequence sequence) {
   Lock lock(waits_);
-  mover_.waiting.clear();
-  if (mover_.schedule) {
-    waits_.until(
-        lock, 0,
-        [&] { return std::ranges::none_of(mover_.schedule->accesses, &PlannedAccess::filling); },
-        [] { return "copies that are in progress"; });
-  }
+  waits_.until(
+      lock, 0, [&] { return mover_.cancel_fills(); }, [] { return "copies that are in progress"; });
   for (const Lane& lane : mover_.lanes()) {
     if (lane.stream) lane.stream->synchronize();
   }

@@ -83,6 +83,7 @@ class Threads final : public Driver {
     wakes_[i].wait(lock, [&] {
       if (stopping_ || mover_.failed()) return true;
       if (lane.due) task = mover_.begin(lane);
+      if (!task) wake();  // begin() may have given parts to other lanes
       return task.has_value();
     });
     if (!task) return false;

@@ -1,5 +1,5 @@
 // The other side of a cache, which gets its updates and gives it parameters: the box, or the other
-// devices of this process. A key is a table: its rows one after another, f32.
+// devices of this process. A key is a piece of a table: its rows one after another, f32.
 //
 // The states of a key: here → push() → its memory is lent → next() returns it → here.
 #pragma once

@@ -1,75 +1,100 @@
 // The order of tasks: set-up, the accesses of the sequence that are open, and what they wait for.
 #include <algorithm>
+#include <numeric>
+#include <set>
 
 #include "worker/geeps/mover.h"
+#include "worker/geeps/tables.h"
 
 namespace phub::geeps {
 
 Mover::Mover(Device& of_device, Exchange& over_exchange, const CacheOptions& cache_options,
              const std::vector<TableSpec>& specs)
     : device(of_device), exchange(over_exchange), options(cache_options), staging(of_device) {
-  for (const TableSpec& spec : specs) {
-    Table& table = tables.emplace_back(spec);
-    table.split = {.rows = static_cast<uint32_t>(spec.keys.size()),
-                   .partitions = options.partitions,
-                   .first = static_cast<uint32_t>(tables.size() - 1) % options.partitions};
-    table.partitions = table.split.used();
-    for (auto* event : {&table.refreshed, &table.gathered, &table.clocked}) {
+  for (const TableSpec& spec : specs) add_table(spec);
+  if (pieces_of_keys_.size() != exchange.keys()) {
+    phub::fail(ErrorCode::kInvalid,
+               "tables of parameters with {} pieces in all, but the exchange has {} keys",
+               pieces_of_keys_.size(), exchange.keys());
+  }
+  add_lanes();
+}
+
+void Mover::add_table(const TableSpec& spec) {
+  Table& table = tables.emplace_back(spec);
+  table.split = split_of(spec);
+  table.first_partition = static_cast<uint32_t>(tables.size() - 1) % options.partitions;
+  if (spec.local) {  // no key: there is something for each partition
+    const uint32_t share = (table.split.rows + options.partitions - 1) / options.partitions;
+    table.split.rows_per_piece = std::min(table.split.rows_per_piece, share);
+  }
+  for (auto* event : {&table.gathered, &table.clocked}) *event = device.make_event();
+  for (uint32_t i = 0; i < table.split.pieces(); ++i) {
+    const auto [begin, end] = table.split.range_of(i);
+    Piece& piece = table.pieces.emplace_back();
+    piece.first_row = begin;
+    piece.row_count = end - begin;
+    for (auto* event : {&piece.refreshed, &piece.fetched, &piece.logged, &piece.saved}) {
       *event = device.make_event();
     }
-    for (uint32_t i = 0; i < options.partitions; ++i) {
-      table.parts.push_back({.fetched = device.make_event(),
-                             .logged = device.make_event(),
-                             .saved = device.make_event()});
-    }
+  }
+  if (!spec.local) return connect(table);
+  table.own_rows = HostMemory(device, table.floats() * sizeof(float), spec.name);
+  for (Piece& piece : table.pieces) piece.rows = table.own_rows_of(piece);
+  if (spec.by_branch) {
+    table.branches = std::make_unique<BranchRows>(table.own_rows.floats(), spec.row_floats);
+  }
+}
+
+// The pieces are the next keys of the exchange.
+void Mover::connect(Table& table) {
+  const TableSpec& spec = table.spec;
+  for (uint32_t i = 0; i < table.pieces.size(); ++i) {
+    Piece& piece = table.pieces[i];
+    piece.key = pieces_of_keys_.size();
+    piece.loose_log.assign(piece.row_count, HostLog::kOld);
+    pieces_of_keys_.push_back({static_cast<uint32_t>(tables.size() - 1), i});
+    const uint64_t elements = uint64_t{piece.row_count} * table.row_floats;
+    if (piece.key < exchange.keys() && exchange.elements(piece.key) == elements) continue;
+    phub::fail(ErrorCode::kInvalid,
+               "rows {} to {} of '{}' are not key {} of the exchange, with {} elements",
+               piece.first_row, piece.first_row + piece.row_count - 1, spec.name, piece.key,
+               elements);
+  }
+  const uint32_t samples = exchange.samples(table.pieces.front().key);
+  if (spec.samples > samples || (spec.samples == 0) != (samples == 0)) {
+    phub::fail(ErrorCode::kInvalid,
+               "table '{}' has {} samples, and its key takes {} of this device: a job's keys are "
+               "those of keys_of() for the same tables and devices",
+               spec.name, spec.samples, samples);
+  }
+  table.factors = DeviceMemory(
+      device, spec.samples * (spec.keys.size() + spec.row_floats) * sizeof(float), spec.name);
+  table.kept_twice = spec.max_staleness > exchange.slack().value_or(spec.max_staleness);
+  if (table.kept_twice) {
     const size_t bytes = table.floats() * sizeof(float);
-    if (spec.local) {
-      table.own_rows = HostMemory(device, bytes, spec.name);
-      table.rows = table.own_rows.floats().data();
-      if (spec.by_branch) {
-        table.branches = std::make_unique<BranchRows>(table.own_rows.floats(), spec.row_floats);
-      }
-      continue;
-    }
-    table.key = table_of_key_.size();
-    table_of_key_.push_back(static_cast<uint32_t>(tables.size() - 1));
-    if (table.key >= exchange.keys() || exchange.elements(table.key) != table.floats()) {
-      phub::fail(ErrorCode::kInvalid, "'{}' is not key {} of the exchange, with {} elements",
-                 spec.name, table.key, table.floats());
-    }
-    if (spec.samples > exchange.samples(table.key) ||
-        (spec.samples == 0) != (exchange.samples(table.key) == 0)) {
-      phub::fail(ErrorCode::kInvalid,
-                 "table '{}' has {} samples, and its key takes {} of this device: a job's keys are "
-                 "those of keys_of() for the same tables and devices",
-                 spec.name, spec.samples, exchange.samples(table.key));
-    }
-    table.factors = DeviceMemory(
-        device, spec.samples * (spec.keys.size() + spec.row_floats) * sizeof(float), spec.name);
-    table.loose_log.assign(spec.keys.size(), HostLog::kOld);
-    table.kept_twice = spec.max_staleness > exchange.slack().value_or(spec.max_staleness);
-    if (table.kept_twice) {
-      table.own_rows = HostMemory(device, bytes, spec.name);
-      table.own_log = HostMemory(device, bytes, spec.name);
-      std::ranges::copy(exchange.parameters(table.key), table.own_rows.floats().begin());
-      stats.bytes_copied_by_caller += bytes;
-      table.rows = table.own_rows.floats().data();
-      table.log = table.own_log.floats().data();
-    } else {
-      table.rows = exchange.parameters(table.key).data();
-      table.log = exchange.gradient(table.key).data();
-    }
+    table.own_rows = HostMemory(device, bytes, spec.name);
+    table.own_log = HostMemory(device, bytes, spec.name);
+    stats.bytes_copied_by_caller += bytes;
   }
-  if (table_of_key_.size() != exchange.keys()) {
-    phub::fail(ErrorCode::kInvalid, "{} tables of parameters, but the exchange has {} keys",
-               table_of_key_.size(), exchange.keys());
+  for (Piece& piece : table.pieces) {
+    const std::span<const float> parameters = exchange.parameters(piece.key);
+    piece.rows = table.kept_twice ? table.own_rows_of(piece) : parameters.data();
+    if (table.kept_twice) std::ranges::copy(parameters, table.own_rows_of(piece));
+    piece.log = table.kept_twice ? table.own_log.floats().data() + table.first_float_of(piece)
+                                 : exchange.gradient(piece.key).data();
   }
+}
+
+void Mover::add_lanes() {
   const auto add_lane = [&](Lane::Kind kind, uint32_t partition, const std::string& name) {
     Lane& lane =
         lanes_.emplace_back(Lane{.kind = kind, .stream = {}, .rows = {}, .partition = partition});
     if (name.empty()) return;
     lane.stream = device.make_stream(name);
     lane.rows = std::make_unique<HostRows>(device, *lane.stream);
+    if (kind == Lane::Kind::kPull) return;
+    for (auto& event : lane.enqueued) event = device.make_event();
   };
   for (uint32_t i = 0; i < options.partitions; ++i) {
     add_lane(Lane::Kind::kFetch, i, fmt::format("geeps fetch {}", i));
@@ -83,19 +108,20 @@ void Mover::make_due(Lane::Kind kind) {
   for (Lane& lane : lanes_) lane.due |= lane.kind == kind;
 }
 
-// Gives a part to the lane of each partition.
-void Mover::divide(const Task& task, Lane::Kind kind, const std::vector<uint32_t>& partitions) {
-  const auto parts = std::make_shared<TaskParts>(static_cast<uint32_t>(partitions.size()), staging);
-  for (const uint32_t partition : partitions) {
+// Gives the part of each of these pieces to the piece's lane.
+void Mover::divide(const Task& task, Lane::Kind kind, const std::vector<uint32_t>& pieces) {
+  const auto parts = std::make_shared<TaskParts>(static_cast<uint32_t>(pieces.size()), staging);
+  for (const uint32_t piece : pieces) {
+    Lane& own = lane(kind, tables[task.table], piece);
     Task part = task;
-    part.partition = partition;
+    part.piece = piece;
     part.parts = parts;
     if (task.planned) {
       PlannedAccess& access = schedule->accesses[task.planned->access];
-      part.done = (kind == Lane::Kind::kFetch ? access.ready : access.done)[partition].get();
+      part.done = (kind == Lane::Kind::kFetch ? access.ready : access.done)[own.partition].get();
     }
-    lane(kind, partition).tasks.push_back(std::move(part));
-    lane(kind, partition).due = true;
+    own.tasks.push_back(std::move(part));
+    own.due = true;
   }
 }
 
@@ -104,7 +130,50 @@ void Mover::add_waiting(Instance instance) {
   const ListPlan& list = schedule->lists[access.list];
   if (access.call == Call::kPreUpdate || list.host.empty()) return;
   if (std::ranges::find(waiting, instance) == waiting.end()) waiting.push_back(instance);
-  for (const uint32_t i : list.partitions) lane(Lane::Kind::kFetch, i).due = true;
+  make_due(Lane::Kind::kFetch);
+}
+
+void Mover::cancel_fill(Instance instance) {
+  std::optional<Task> dropped;
+  for (Lane& lane : lanes_) {
+    if (lane.kind != Lane::Kind::kFetch) continue;
+    std::erase_if(lane.tasks, [&](Task& task) {
+      if (task.planned != instance) return false;
+      --task.parts->left;
+      dropped = std::move(task);
+      return true;
+    });
+  }
+  if (!dropped) return;
+  schedule->accesses[instance.access].cancelled = true;
+  if (dropped->parts->left == 0) finish_last(*dropped);
+}
+
+bool Mover::cancel_fills() {
+  waiting.clear();
+  if (!schedule) return true;
+  std::set<std::pair<uint32_t, uint64_t>> begun;
+  for (const Lane& lane : lanes_) {
+    if (lane.kind != Lane::Kind::kFetch) continue;
+    for (const Task& task : lane.tasks) {
+      begun.emplace(task.planned->access, task.planned->iteration);
+    }
+  }
+  for (const auto& [access, iteration] : begun) cancel_fill({access, iteration});
+  return std::ranges::none_of(schedule->accesses, &PlannedAccess::filling);
+}
+
+void Mover::end_fill(Instance instance) {
+  PlannedAccess& access = schedule->accesses[instance.access];
+  const bool left_out = std::exchange(access.left_out, false);
+  access.filling = false;
+  if (std::exchange(access.cancelled, false)) {
+    make_due(Lane::Kind::kFetch);
+    if (left_out) release_unused(instance);
+    return;
+  }
+  access.filled = instance.iteration + 1;
+  if (left_out) leave_out(instance);
 }
 
 void Mover::post(Task task) {
@@ -115,19 +184,20 @@ void Mover::post(Task task) {
     releasing[offset] = reserved->release(offset).value();
   }
   if (task.kind == Task::Kind::kClock) {
-    divide(task, Lane::Kind::kStore, table.partitions);
-  } else if (task.kind == Task::Kind::kFree || task.list->partitions.empty()) {
-    // No rows to move: one part, in a lane where the table's next clock is behind it.
-    divide(task, Lane::Kind::kStore, {table.partitions.front()});
+    std::vector<uint32_t> all(table.pieces.size());
+    std::iota(all.begin(), all.end(), 0);
+    divide(task, Lane::Kind::kStore, all);
+  } else if (task.kind == Task::Kind::kFree || task.list->pieces.empty()) {
+    divide(task, Lane::Kind::kStore, {0});  // no rows to move: a part that frees the buffer
   } else {
-    divide(task, Lane::Kind::kStore, task.list->partitions);
+    divide(task, Lane::Kind::kStore, task.list->pieces);
   }
 }
 
 void Mover::arrived(size_t key) {
-  const uint32_t number = table_of_key_.at(key);
-  tables[number].refreshing = true;
-  pull_lane().tasks.push_back({.kind = Task::Kind::kPull, .table = number});
+  const auto [table, piece] = pieces_of_keys_.at(key);
+  tables[table].pieces[piece].refreshing = true;
+  pull_lane().tasks.push_back({.kind = Task::Kind::kPull, .table = table, .piece = piece});
   pull_lane().due = true;
 }
 
@@ -135,19 +205,18 @@ void Mover::end_reading(Table& table) {
   if (--table.moving > 0) return;
   if (table.spec.local) return make_due(Lane::Kind::kStore);
   pull_lane().due = true;
-  push_lane(table).due = true;
+  make_due(Lane::Kind::kPush);
 }
 
 void Mover::end_replacing(Table& table) {
   ++table.changes;
-  table.refreshing = false;
+  table.replacing = false;
   make_due(Lane::Kind::kFetch);
 }
 
 bool Mover::fills_replaced() const {
-  return std::ranges::any_of(tables, [](const Table& table) {
-    return table.spec.local && table.refreshing && table.moving > 0;
-  });
+  return std::ranges::any_of(
+      tables, [](const Table& table) { return table.replacing && table.moving > 0; });
 }
 
 bool Mover::fail(const std::exception_ptr& error) {
@@ -180,7 +249,7 @@ void Mover::install(Schedule placed) {
     Table& table = tables[i];
     table.regular_from = 0;
     if (table.spec.local) continue;
-    table.loose_log.assign(table.spec.keys.size(), HostLog::kOld);
+    for (Piece& piece : table.pieces) piece.loose_log.assign(piece.row_count, HostLog::kOld);
     table.loose_rows =
         std::ranges::find(schedule->entry_of_row[i], kNoEntry) != schedule->entry_of_row[i].end();
     // Tables that are read first have the highest priority.
@@ -231,14 +300,18 @@ void Mover::leave_out(Instance instance) {
   }
   if (access.filling) {
     access.left_out = true;
-    return;
+    return cancel_fill(instance);
   }
-  if (access.filled > instance.iteration) {
-    for (const uint32_t i : schedule->lists[access.list].partitions) {
-      lane(Lane::Kind::kFetch, i).stream->record(*access.done[i]);
-    }
-    access.done_recorded = true;
+  access.filled > instance.iteration ? release_unused(instance) : release(instance);
+}
+
+// Who uses the memory next waits for the copies that have begun.
+void Mover::release_unused(Instance instance) {
+  PlannedAccess& access = schedule->accesses[instance.access];
+  for (uint32_t i = 0; i < options.partitions; ++i) {
+    lane(Lane::Kind::kFetch, i).stream->record(*access.done[i]);
   }
+  access.done_recorded = true;
   release(instance);
 }
 
@@ -293,7 +366,7 @@ bool Mover::is_kept(const Instance& instance, uint64_t back) const {
 }
 
 bool Mover::rows_are_ready(const Table& table, uint64_t back, uint64_t ahead) const {
-  if (table.refreshing) return false;
+  if (table.replacing || table.is_refreshing()) return false;
   if (table.spec.local) return table.jobs == 0;
   if (table.spec.read_my_writes && table.jobs > 0) return false;
   return table.version + back >= table.clocks + ahead;
@@ -307,10 +380,24 @@ bool Mover::can_fill(const Instance& instance) const {
     return false;
   }
   if (table.spec.local) {
-    return instance.iteration < table.regular_from ? rows_are_ready(table, 0) : !table.refreshing;
+    return instance.iteration < table.regular_from ? rows_are_ready(table, 0) : !table.replacing;
   }
+  if (fills_by_piece(instance)) return true;
+  return rows_are_ready(table, access.back, clocks_ahead(instance));
+}
+
+// Its rows are those of one version then, whenever each piece is fetched.
+bool Mover::fills_by_piece(const Instance& instance) const {
+  const PlannedAccess& access = schedule->accesses[instance.access];
+  const TableSpec& spec = tables[schedule->lists[access.list].table].spec;
+  return !spec.local && !spec.read_my_writes && access.back == 0;
+}
+
+// The number of the table's clocks between now and the access.
+uint64_t Mover::clocks_ahead(const Instance& instance) const {
+  const PlannedAccess& access = schedule->accesses[instance.access];
   const uint64_t step = instance.iteration * follower.length() + access.step;
-  return rows_are_ready(table, access.back, follower.clocks_before(number, step));
+  return follower.clocks_before(schedule->lists[access.list].table, step);
 }
 
 }  // namespace phub::geeps

@@ -26,8 +26,8 @@ std::vector<bool> OwnCopies::save_dirty() {
     unclocked.push_back(mover_.tables[table].unclocked);
     if (!unclocked.back()) continue;
     StagedBuffers staged(mover_.staging);
-    for (const uint32_t partition : mover_.tables[table].partitions) {
-      mover_.complete_log(*lane_.rows, table, partition, used_logs, staged);
+    for (uint32_t piece = 0; piece < mover_.tables[table].pieces.size(); ++piece) {
+      mover_.complete_log(*lane_.rows, table, piece, used_logs, staged);
     }
   }
   store_dirty([](const Table&) { return true; });
@@ -41,9 +41,10 @@ void OwnCopies::store_dirty(const Tables& of) {
     if (!entry.dirty || !of(table)) continue;
     StagedBuffers staged(mover_.staging);
     for (const EntryPart& part : entry.parts) {
-      table.keep_rows(part.runs);
-      lane_.rows->store({entry.rows, part.stretch, staged}, table.own_rows.floats().data(),
-                        part.runs, table.row_floats);
+      const Piece& piece = table.pieces[part.piece];
+      table.keep_rows(piece, part.runs);
+      lane_.rows->store({entry.rows, part.stretch, staged}, table.own_rows_of(piece), part.runs,
+                        table.row_floats);
     }
     entry.dirty = false;
   }
@@ -55,7 +56,7 @@ void OwnCopies::settle(const Tables& of) {
   store_dirty(of);
   for (const Table& table : mover_.tables) {
     if (!of(table)) continue;
-    for (const Table::Part& part : table.parts) part.saved->wait();
+    for (const Piece& piece : table.pieces) piece.saved->wait();
   }
 }
 
@@ -67,17 +68,20 @@ void OwnCopies::load_pinned(const std::vector<bool>& unclocked) {
     for (EntryPart& part : entry.parts) {
       if (unclocked[entry.table] && !has_log) part.host_log = HostLog::kUsed;
       if (!entry.pinned) continue;
-      lane_.rows->fetch(entry.rows, table.rows, nullptr, part.runs, table.row_floats);
+      const Piece& piece = table.pieces[part.piece];
+      lane_.rows->fetch(entry.rows, piece.rows, nullptr, part.runs, table.row_floats);
       if (!has_log) continue;
-      lane_.rows->fetch(entry.log, table.log, nullptr, part.runs, table.row_floats);
+      lane_.rows->fetch(entry.log, piece.log, nullptr, part.runs, table.row_floats);
     }
   }
   for (uint32_t i = 0; i < mover_.tables.size(); ++i) {
     Table& table = mover_.tables[i];
     if (!unclocked[i]) continue;
-    for (uint32_t row = 0; row < table.loose_log.size(); ++row) {
-      if (mover_.schedule->entry_of_row[i][row] == kNoEntry) {
-        table.loose_log[row] = HostLog::kUsed;
+    for (Piece& piece : table.pieces) {
+      for (uint32_t row = 0; row < piece.row_count; ++row) {
+        if (mover_.schedule->entry_of_row[i][piece.first_row + row] == kNoEntry) {
+          piece.loose_log[row] = HostLog::kUsed;
+        }
       }
     }
   }
@@ -89,7 +93,8 @@ void OwnCopies::load_pinned_of(const Tables& of) {
     const Table& table = mover_.tables[entry.table];
     if (!entry.pinned || !of(table)) continue;
     for (const EntryPart& part : entry.parts) {
-      lane_.rows->fetch(entry.rows, table.rows, nullptr, part.runs, table.row_floats);
+      lane_.rows->fetch(entry.rows, table.pieces[part.piece].rows, nullptr, part.runs,
+                        table.row_floats);
     }
   }
   lane_.stream->synchronize();

@@ -58,22 +58,10 @@ void join_overlapping(std::vector<Stretch*> stretches) {
   }
 }
 
-std::pair<uint32_t, uint32_t> RowSplit::range_of(uint32_t partition) const {
-  const uint64_t place = (uint64_t{partition} + partitions - first) % partitions;
-  const auto begin = [&](uint64_t at) {
-    return static_cast<uint32_t>((at * rows + partitions - 1) / partitions);
-  };
-  return {begin(place), begin(place + 1)};
-}
-
-std::vector<uint32_t> RowSplit::used() const {
-  std::vector<uint32_t> used;
-  for (uint32_t i = 0; i < partitions; ++i) {
-    const uint32_t partition = (first + i) % partitions;
-    const auto [begin, end] = range_of(partition);
-    if (begin < end) used.push_back(partition);
-  }
-  return used;
+std::pair<uint32_t, uint32_t> RowSplit::range_of(uint32_t piece) const {
+  const uint64_t begin = uint64_t{piece} * rows_per_piece;
+  const uint64_t end = std::min<uint64_t>(begin + rows_per_piece, rows);
+  return {static_cast<uint32_t>(begin), static_cast<uint32_t>(end)};
 }
 
 RowMap::RowMap(std::span<const uint64_t> keys) : rows_(static_cast<uint32_t>(keys.size())) {

@@ -33,17 +33,17 @@ Stretch stretch_of(std::span<const Run> runs);
 // Joins stretches that overlap: each becomes the one that has them all.
 void join_overlapping(std::vector<Stretch*> stretches);
 
-// Divides the rows of a table among partitions: contiguous ranges of equal size, or of one row
-// more.
+// Divides the rows of a table into pieces: contiguous ranges of equal size. The last may be
+// smaller.
 struct RowSplit {
-  uint32_t rows = 0, partitions = 1;
-  uint32_t first = 0;  // the partition of the first range: others for other tables
+  uint32_t rows = 0;
+  uint32_t rows_per_piece = 1;
 
-  uint32_t partition_of(uint32_t row) const {
-    return static_cast<uint32_t>((first + uint64_t{row} * partitions / rows) % partitions);
+  uint32_t pieces() const {
+    return static_cast<uint32_t>((uint64_t{rows} + rows_per_piece - 1) / rows_per_piece);
   }
-  std::pair<uint32_t, uint32_t> range_of(uint32_t partition) const;  // [begin, end)
-  std::vector<uint32_t> used() const;  // the partitions that have rows, in their order
+  uint32_t piece_of(uint32_t row) const { return row / rows_per_piece; }
+  std::pair<uint32_t, uint32_t> range_of(uint32_t piece) const;  // [begin, end)
 };
 
 // A map from keys to rows. For keys 0, 1, 2, … it takes no memory.

@@ -20,7 +20,8 @@ size_t row_bytes(const Table& table) { return table.floats() * sizeof(float); }
 void check_saved_size(const Mover& mover) {
   const std::vector<Table>& tables = mover.tables;
   const bool saves = std::ranges::any_of(tables, [&](const Table& table) {
-    return !table.spec.local && mover.exchange.saved_after(table.key) != Exchange::kNever;
+    return !table.spec.local &&
+           mover.exchange.saved_after(table.pieces.front().key) != Exchange::kNever;
   });
   if (!saves) return;
   uint64_t bytes = 0;
@@ -55,7 +56,7 @@ void restore_local(Mover& mover) {
 
 bool must_save(const Mover& mover) {
   return std::ranges::all_of(mover.tables, [&](const Table& table) {
-    return table.spec.local || table.clocks >= mover.exchange.saved_after(table.key);
+    return table.spec.local || table.clocks >= mover.exchange.saved_after(table.pieces.front().key);
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "transport/error.h"
@@ -25,17 +26,29 @@ void set_stretches(std::vector<Part>& parts) {
   join_overlapping(std::move(stretches));
 }
 
-std::vector<EntryPart> parts_of(std::span<const uint32_t> rows, const RowSplit& split) {
-  std::vector<std::vector<uint32_t>> positions(split.partitions), sources(split.partitions);
+// Rows of a table that are in one of its pieces.
+struct RowsOfPiece {
+  std::vector<uint32_t> positions;  // indexes into the list of rows
+  std::vector<uint32_t> rows;       // counted in the piece
+};
+std::map<uint32_t, RowsOfPiece> rows_by_piece(std::span<const uint32_t> rows,
+                                              const RowSplit& split) {
+  std::map<uint32_t, RowsOfPiece> pieces;
   for (uint32_t i = 0; i < rows.size(); ++i) {
-    const uint32_t partition = split.partition_of(rows[i]);
-    positions[partition].push_back(i);
-    sources[partition].push_back(rows[i]);
+    const uint32_t piece = split.piece_of(rows[i]);
+    RowsOfPiece& in = pieces[piece];
+    in.positions.push_back(i);
+    in.rows.push_back(rows[i] - split.range_of(piece).first);
   }
+  return pieces;
+}
+
+std::vector<EntryPart> parts_of(std::span<const uint32_t> rows, const RowSplit& split) {
   std::vector<EntryPart> parts;
-  for (uint32_t i = 0; i < split.partitions; ++i) {
-    parts.push_back({.rows = static_cast<uint32_t>(sources[i].size()),
-                     .runs = runs_of(positions[i], sources[i])});
+  for (const auto& [piece, in] : rows_by_piece(rows, split)) {
+    parts.push_back({.piece = piece,
+                     .rows = static_cast<uint32_t>(in.rows.size()),
+                     .runs = runs_of(in.positions, in.rows)});
   }
   set_stretches(parts);
   return parts;
@@ -44,6 +57,7 @@ std::vector<EntryPart> parts_of(std::span<const uint32_t> rows, const RowSplit& 
 void add_entries(const SequenceDemand& demand, std::span<const RowMap* const> rows,
                  std::span<const RowSplit> splits, std::byte* memory, Schedule& schedule) {
   schedule.table_entries.resize(rows.size());
+  for (const RowSplit& split : splits) schedule.piece_entries.emplace_back(split.pieces());
   for (const RowMap* table : rows) {
     schedule.entry_of_row.emplace_back(table->rows(), kNoEntry);
     schedule.row_in_entry.emplace_back(table->rows(), 0);
@@ -68,6 +82,9 @@ void add_entries(const SequenceDemand& demand, std::span<const RowMap* const> ro
       if (demand.demand.entries[i].log_bytes > 0) entry.log = at(memory, place.log_offset);
     }
     schedule.table_entries[keys.table].push_back(i);
+    for (const EntryPart& part : entry.parts) {
+      schedule.piece_entries[keys.table][part.piece].push_back(i);
+    }
     schedule.entries.push_back(std::move(entry));
   }
 }
@@ -185,31 +202,41 @@ void add_openings(const Demand& demand, Schedule& schedule) {
 
 void add_host(ListPlan& plan, uint32_t entry, const RowSplit& split,
               std::span<const uint32_t> positions, std::span<const uint32_t> rows) {
-  std::map<uint32_t, std::pair<std::vector<uint32_t>, std::vector<uint32_t>>> parts;
-  for (size_t i = 0; i < rows.size(); ++i) {
-    auto& [part_positions, part_rows] = parts[split.partition_of(rows[i])];
-    part_positions.push_back(positions[i]);
-    part_rows.push_back(rows[i]);
-  }
-  for (const auto& [partition, part] : parts) {
-    plan.host.push_back({partition, entry, static_cast<uint32_t>(part.first.size()),
-                         runs_of(part.first, part.second)});
+  for (auto& [piece, in] : rows_by_piece(rows, split)) {
+    for (uint32_t& position : in.positions) position = positions[position];
+    plan.host.push_back(
+        {piece, entry, static_cast<uint32_t>(in.rows.size()), runs_of(in.positions, in.rows)});
   }
 }
 
 // An update of some rows of an entry zeroes the log of the others, wherever they are.
 void add_untouched(ListPlan& plan, uint32_t number, const PlacedEntry& entry) {
-  for (uint32_t i = 0; i < entry.parts.size(); ++i) {
-    const auto is_this = [&](const HostPart& part) {
-      return part.entry == number && part.partition == i;
-    };
-    if (entry.parts[i].rows > 0 && std::ranges::none_of(plan.host, is_this)) {
-      plan.host.push_back({i, number, 0, {}});
-    }
+  std::set<uint32_t> touched;
+  for (const HostPart& part : plan.host) {
+    if (part.entry == number) touched.insert(part.piece);
+  }
+  for (const EntryPart& part : entry.parts) {
+    if (!touched.contains(part.piece)) plan.host.push_back({part.piece, number, 0, {}});
   }
 }
 
 }  // namespace
+
+const EntryPart& PlacedEntry::part_of(uint32_t piece) const {
+  const auto found = std::ranges::lower_bound(parts, piece, {}, &EntryPart::piece);
+  PHUB_CHECK(found != parts.end() && found->piece == piece);
+  return *found;
+}
+
+EntryPart& PlacedEntry::part_of(uint32_t piece) {
+  return const_cast<EntryPart&>(std::as_const(*this).part_of(piece));
+}
+
+std::span<const HostPart> ListPlan::host_of(std::optional<uint32_t> piece) const {
+  if (!piece) return host;
+  const auto begin = std::ranges::lower_bound(host, *piece, {}, &HostPart::piece);
+  return {begin, std::ranges::upper_bound(host, *piece, {}, &HostPart::piece)};
+}
 
 ListPlan plan_list(const Schedule* schedule, uint32_t table, const RowSplit& split,
                    std::span<const uint32_t> rows, bool for_update) {
@@ -235,11 +262,9 @@ ListPlan plan_list(const Schedule* schedule, uint32_t table, const RowSplit& spl
     plan.pinned.push_back({number, count, runs_of(at, sources)});
   }
   set_stretches(plan.host);
-  std::ranges::stable_sort(plan.host, {}, &HostPart::partition);
+  std::ranges::stable_sort(plan.host, {}, &HostPart::piece);
   for (const HostPart& part : plan.host) {
-    if (plan.partitions.empty() || plan.partitions.back() != part.partition) {
-      plan.partitions.push_back(part.partition);
-    }
+    if (plan.pieces.empty() || plan.pieces.back() != part.piece) plan.pieces.push_back(part.piece);
   }
   return plan;
 }

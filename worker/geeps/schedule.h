@@ -22,12 +22,13 @@ enum class HostLog : uint8_t {
   kUsed,  // has updates
 };
 
-// The rows of an entry that are in a partition.
+// The rows of an entry that are in a piece of the table.
 struct EntryPart {
+  uint32_t piece = 0;
   uint32_t rows = 0;
-  std::vector<Run> runs;             // row of the entry -> row of the table
+  std::vector<Run> runs;             // row of the entry -> row of the piece
   Stretch stretch = {};              // the entry's, with all runs: stored with other parts
-  HostLog host_log = HostLog::kOld;  // used by the partition's store lane
+  HostLog host_log = HostLog::kOld;  // used by the piece's store lane
 };
 
 // Rows that are always used together.
@@ -37,7 +38,10 @@ struct PlacedEntry {
   float* rows = nullptr;  // place in device memory, if pinned
   float* log = nullptr;   // the updates of a clock, beside the rows; null: in host memory
   uint32_t count = 0;
-  std::vector<EntryPart> parts;  // by partition
+  std::vector<EntryPart> parts;  // by piece: of those that have rows of it
+
+  EntryPart& part_of(uint32_t piece);  // REQUIRES: the piece has rows of it
+  const EntryPart& part_of(uint32_t piece) const;
 
   // Used by the application's thread.
   bool log_used = false;  // `log` has updates of this clock
@@ -54,12 +58,13 @@ struct PinnedPart {
   std::optional<RowIndex> index = {};  // by row of the entry: the row of the list
 };
 
-// The rows of a list that are in host memory: those in a partition, of one entry or of none.
+// The rows of a list that are in host memory: those in a piece of the table, of one entry or of
+// none.
 struct HostPart {
-  uint32_t partition;
+  uint32_t piece;
   uint32_t entry;  // an entry, or kNoEntry
   uint32_t rows;
-  std::vector<Run> runs;  // row of the list -> row of the table
+  std::vector<Run> runs;  // row of the list -> row of the piece
   Stretch stretch = {};   // the list's, with all runs: stored with other parts
 };
 
@@ -68,8 +73,11 @@ struct ListPlan {
   uint32_t table = 0;
   uint32_t rows = 0;
   std::vector<PinnedPart> pinned;
-  std::vector<HostPart> host;             // by partition
-  std::vector<uint32_t> partitions = {};  // those of `host`, each once
+  std::vector<HostPart> host;         // by piece
+  std::vector<uint32_t> pieces = {};  // those of `host`, each once
+
+  // The host's parts of a piece; nullopt: of all.
+  std::span<const HostPart> host_of(std::optional<uint32_t> piece) const;
 };
 
 // An instance of an access must wait until `access` was released `behind` iterations before.
@@ -98,15 +106,16 @@ struct PlannedAccess {
   uint64_t filled = 0;      // instances whose fetch from host memory was enqueued (event `ready`)
   uint64_t released = 0;    // instances before this one were released (event `done`)
   uint64_t skipped_to = 0;  // instances before this one are omitted, once those before are released
-  bool filling = false;
-  bool left_out = false;  // set while filling: the application omits this instance
+  bool filling = false;     // some of its pieces are being fetched, or wait for that
+  bool cancelled = false;   // set while filling: not all of its pieces will be fetched
+  bool left_out = false;    // set while filling: the application omits this instance
   bool held = false;
   bool done_recorded = false;                                 // false: there is nothing to wait for
   uint64_t version = 0, changes = 0;                          // those of the table when it was
                                                               // filled
   uint64_t back = 0;                                          // the age in clocks that its rows may
                                                               // have
-  std::vector<std::unique_ptr<Event>> ready = {}, done = {};  // by partition
+  std::vector<std::unique_ptr<Event>> ready = {}, done = {};  // by partition of the cache
   std::unique_ptr<Event> computed = {};
 };
 
@@ -127,13 +136,15 @@ struct Schedule {
   std::vector<uint32_t> access_of_step;
   std::vector<Opening> openings;                     // by phase
   std::vector<std::vector<uint32_t>> table_entries;  // by table: its entries
-  std::vector<std::vector<uint32_t>> entry_of_row;   // by table and row; kNoEntry
-  std::vector<std::vector<uint32_t>> row_in_entry;   // by table and row
+  // By table and piece: the entries that have rows there.
+  std::vector<std::vector<std::vector<uint32_t>>> piece_entries;
+  std::vector<std::vector<uint32_t>> entry_of_row;  // by table and row; kNoEntry
+  std::vector<std::vector<uint32_t>> row_in_entry;  // by table and row
 };
 
 // The places of a table's rows, in the order of a list. For an update, rows of a pinned entry
 // without a log count as rows in host memory, since their log is there, and an entry is named with
-// every partition that has rows of it. Without a schedule all rows are in host memory.
+// every piece that has rows of it. Without a schedule all rows are in host memory.
 ListPlan plan_list(const Schedule* schedule, uint32_t table, const RowSplit& split,
                    std::span<const uint32_t> rows, bool for_update);
 

@@ -14,6 +14,8 @@ namespace {
 constexpr size_t kDigestDigits = 16;
 constexpr std::string_view kBeforeDigest = " #";
 constexpr size_t kSuffixBytes = kBeforeDigest.size() + kDigestDigits;
+constexpr size_t kRangeBytes = 23;         // of a piece's rows: brackets, a colon, two numbers
+constexpr uint32_t kChunkElements = 8192;  // those of a job that does not say otherwise
 
 // FNV-1a over the bytes of 64-bit numbers, the lowest first.
 class Digest {
@@ -57,9 +59,9 @@ void check(std::span<const TableSpec> tables) {
   for (size_t i = 0; i < tables.size(); ++i) {
     const TableSpec& table = tables[i];
     if (table.name.empty()) fail(ErrorCode::kInvalid, "table {} has no name", i);
-    if (table.name.size() > kMaxNameBytes - kSuffixBytes) {
+    if (table.name.size() > kMaxNameBytes - kRangeBytes - kSuffixBytes) {
       fail(ErrorCode::kInvalid, "table {}: its name has {} bytes, at most {} are allowed", i,
-           table.name.size(), kMaxNameBytes - kSuffixBytes);
+           table.name.size(), kMaxNameBytes - kRangeBytes - kSuffixBytes);
     }
     if (!names.insert(table.name).second) {
       fail(ErrorCode::kInvalid, "table '{}' is there twice", table.name);
@@ -100,10 +102,15 @@ std::vector<KeySpec> keys_of(std::span<const TableSpec> tables, uint32_t devices
   std::vector<KeySpec> keys;
   for (const TableSpec& table : tables) {
     if (table.local) continue;
-    const uint64_t rows = table.keys.size();
-    keys.push_back({.name = key_name(table),
-                    .elements = rows * table.row_floats,
-                    .shape = {rows, table.row_floats}});
+    const RowSplit split = split_of(table);
+    const std::vector<std::string> names = key_names(table);
+    for (uint32_t piece = 0; piece < split.pieces(); ++piece) {
+      const auto [begin, end] = split.range_of(piece);
+      const uint64_t rows = end - begin;
+      keys.push_back({.name = names[piece],
+                      .elements = rows * table.row_floats,
+                      .shape = {rows, table.row_floats}});
+    }
     if (table.samples == 0) continue;
     if (table.samples > kMaxRankLimit / devices) {
       fail(ErrorCode::kInvalid, "table '{}': {} samples of {} devices are more than {}", table.name,
@@ -121,8 +128,28 @@ uint64_t digest_of(const TableSpec& table) {
   return digest.value();
 }
 
-std::string key_name(const TableSpec& table) {
-  return fmt::format("{}{}{:0{}x}", table.name, kBeforeDigest, digest_of(table), kDigestDigits);
+RowSplit split_of(const TableSpec& table) {
+  const auto rows = static_cast<uint32_t>(table.keys.size());
+  if (table.piece_bytes == 0 || table.samples > 0) return {.rows = rows, .rows_per_piece = rows};
+  const uint64_t floats = table.piece_bytes / sizeof(float);
+  const uint64_t in_piece = std::clamp<uint64_t>(floats / table.row_floats, 1, rows);
+  const uint64_t whole_chunks =
+      kChunkElements / std::gcd(kChunkElements, table.row_floats);  // rows
+  const uint64_t rest = in_piece < rows && in_piece > whole_chunks ? in_piece % whole_chunks : 0;
+  return {.rows = rows, .rows_per_piece = static_cast<uint32_t>(in_piece - rest)};
+}
+
+std::vector<std::string> key_names(const TableSpec& table) {
+  const std::string digest =
+      fmt::format("{}{:0{}x}", kBeforeDigest, digest_of(table), kDigestDigits);
+  const RowSplit split = split_of(table);
+  if (split.pieces() == 1) return {table.name + digest};
+  std::vector<std::string> names;
+  for (uint32_t piece = 0; piece < split.pieces(); ++piece) {
+    const auto [begin, end] = split.range_of(piece);
+    names.push_back(fmt::format("{}[{}:{}]{}", table.name, begin, end, digest));
+  }
+  return names;
 }
 
 std::string table_name(std::string_view key_name) {

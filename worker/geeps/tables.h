@@ -11,6 +11,7 @@
 
 #include "transport/control/job_spec.h"
 #include "worker/geeps/cache.h"
+#include "worker/geeps/rows.h"
 
 namespace phub::geeps {
 
@@ -21,9 +22,14 @@ void check(std::span<const TableSpec> tables);
 // Covers the table's row_floats, and its keys in their order.
 uint64_t digest_of(const TableSpec& table);
 
-// A table's key is named "layer1 #c8f5a3d2e1907b64": its name and its digest. A server compares
-// names when a worker joins, so workers whose rows differ cannot meet in a job.
-std::string key_name(const TableSpec& table);
+// The pieces of a table: TableSpec::piece_bytes of rows or, if a piece has several chunks, up to a
+// chunk less, so that its last chunk is full.
+RowSplit split_of(const TableSpec& table);
+
+// The key of a piece is named "layer1[0:512] #c8f5a3d2e1907b64": the table's name, the piece's
+// rows, the table's digest. That of a table of one piece is "layer1 #c8f5a3d2e1907b64". A server
+// compares names when a worker joins, so workers whose rows differ cannot meet in a job.
+std::vector<std::string> key_names(const TableSpec& table);
 std::string table_name(std::string_view key_name);  // without a digest, if it has one
 
 // See Exchange::slack().
