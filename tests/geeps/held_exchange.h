@@ -19,6 +19,7 @@
 #include "worker/geeps/cache.h"
 #include "worker/geeps/exchange.h"
 #include "worker/geeps/key_queue.h"
+#include "worker/geeps/tables.h"
 
 namespace phub::geeps::testing {
 
@@ -80,9 +81,10 @@ class HeldExchange : public Exchange {
       at += floats;
     }
   }
-  // Those of tables.
-  explicit HeldExchange(std::span<const TableSpec> tables)
-      : HeldExchange(names_of(tables), elements_of(tables)) {}
+  // Those of keys, without digests.
+  explicit HeldExchange(std::span<const KeySpec> keys)
+      : HeldExchange(names_of(keys), elements_of(keys)) {}
+  explicit HeldExchange(std::span<const TableSpec> tables) : HeldExchange(keys_of(tables)) {}
 
   size_t keys() const override { return names_.size(); }
   const std::string& name(size_t key) const override { return names_[key]; }
@@ -139,18 +141,14 @@ class HeldExchange : public Exchange {
   }
 
  private:
-  static std::vector<std::string> names_of(std::span<const TableSpec> tables) {
+  static std::vector<std::string> names_of(std::span<const KeySpec> keys) {
     std::vector<std::string> names;
-    for (const TableSpec& table : tables) {
-      if (!table.local) names.push_back(table.name);
-    }
+    for (const KeySpec& key : keys) names.push_back(table_name(key.name));
     return names;
   }
-  static std::vector<size_t> elements_of(std::span<const TableSpec> tables) {
+  static std::vector<size_t> elements_of(std::span<const KeySpec> keys) {
     std::vector<size_t> elements;
-    for (const TableSpec& table : tables) {
-      if (!table.local) elements.push_back(table.keys.size() * table.row_floats);
-    }
+    for (const KeySpec& key : keys) elements.push_back(key.elements);
     return elements;
   }
   void add(Push push) {

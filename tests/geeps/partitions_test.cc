@@ -6,13 +6,16 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <future>
 #include <memory>
 #include <optional>
 #include <random>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "tests/geeps/held_exchange.h"
 #include "tests/geeps/plain_job.h"
 #include "tests/seeds.h"
 #include "worker/device/host_device.h"
@@ -24,6 +27,7 @@ namespace phub::geeps {
 namespace partitions_test {
 
 using ::testing::Each;
+using testing::HeldExchange;
 using testing::plain_job;
 
 // The update is outside of the sequence, and all its rows are pinned: no partition has any. The
@@ -176,6 +180,110 @@ TEST_F(ScatteredRows, AreCopiedOnceForANewSequence) {
     iterate();
   }
 }
+
+// A compute stream that stands still until it is let go.
+class Gate {
+ public:
+  explicit Gate(Stream& stream) {
+    stream.call([opened = opened_.get_future().share()] { opened.wait(); });
+  }
+  void open() { opened_.set_value(); }
+
+ private:
+  std::promise<void> opened_;
+};
+
+// Two tables of parameters, of a piece for each row, on a device that holds everything or nothing
+// of them.
+class PiecesInOrder : public ::testing::TestWithParam<uint64_t> {
+ protected:
+  static constexpr uint32_t kRows = 12, kFloats = 64;
+  static constexpr uint64_t kTop = 1, kTopKey = 1;  // the key of its first row; the bottom's is 0
+
+  void update(uint32_t table) {
+    UpdateBuffer buffer(cache_, table, specs_[table].keys);
+    if (buffer.data() != nullptr) compute_->fill(buffer.data(), 1, buffer.buffer().floats());
+    buffer.update();
+    cache_.table_clock(table);
+  }
+  void read(uint32_t table) { const ReadBuffer buffer(cache_, table, specs_[table].keys); }
+  // A net's: the table that is read first is updated last.
+  void record() {
+    cache_.begin_virtual();
+    read(0);
+    read(kTop);
+    update(kTop);
+    update(0);
+    cache_.finish_sequence();
+  }
+  void answer_all() {
+    for (size_t key = 0; key < exchange_.keys(); ++key) exchange_.answer(key);
+    cache_.wait_all();
+  }
+
+  const std::vector<TableSpec> specs_ = {
+      {.name = "bottom", .row_floats = kFloats, .keys = dense(1)},
+      {.name = "top", .row_floats = kFloats, .keys = dense(kRows), .piece_bytes = kFloats * 4}};
+  // A copy takes longer than all that is computed.
+  const std::unique_ptr<Device> device_ =
+      make_host_device({.budget_bytes = 1 << 20, .copy_latency = std::chrono::milliseconds(10)});
+  const std::unique_ptr<Stream> compute_ = device_->make_stream("compute");
+  HeldExchange exchange_{specs_};
+  Cache cache_{
+      *device_, exchange_, specs_, {.budget_bytes = GetParam(), .compute = compute_.get()}};
+};
+
+// Both are computed at nearly the same moment, that of the top first.
+TEST_P(PiecesInOrder, WhatIsReadFirstIsPushedAmidAnotherTable) {
+  record();
+  read(0);
+  read(kTop);
+  Gate gate(*compute_);
+  update(kTop);
+  update(0);
+  gate.open();
+  exchange_.wait_for_push(exchange_.keys());
+  const std::vector<size_t> pushed = exchange_.pushed();
+  const auto bottom = std::ranges::find(pushed, 0U) - pushed.begin();
+  EXPECT_LE(bottom, 4) << "so many were enqueued, of " << kRows;
+  answer_all();
+}
+
+TEST_P(PiecesInOrder, APieceWaitsForItsOwnResultAlone) {
+  record();
+  for (int iteration = 0; iteration < 3; ++iteration) {
+    SCOPED_TRACE(iteration);
+    read(0);
+    read(kTop);
+    update(kTop);
+    exchange_.wait_for_push(static_cast<size_t>(iteration) * exchange_.keys() + kRows);
+    update(0);
+    exchange_.wait_for_push((static_cast<size_t>(iteration) + 1) * exchange_.keys());
+    compute_->synchronize();
+    const uint64_t before = device_->stats().bytes_to_device;
+    const auto copied = [&](size_t pieces) {
+      const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+      const auto arrived = [&] { return device_->stats().bytes_to_device - before; };
+      while (arrived() < pieces * kFloats * 4 && std::chrono::steady_clock::now() < give_up) {
+        std::this_thread::yield();
+      }
+      return arrived() == pieces * kFloats * 4;
+    };
+    exchange_.answer(0);
+    ASSERT_TRUE(copied(1)) << "of the bottom";
+    for (size_t piece = kRows; piece-- > 0;) {
+      exchange_.answer(kTopKey + piece);
+      ASSERT_TRUE(copied(1 + kRows - piece)) << "piece " << piece << " of the top";
+    }
+    cache_.wait_all();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Budgets, PiecesInOrder, ::testing::Values(1 << 20, 16 << 10),
+                         [](const auto& info) {
+                           return info.param == 1 << 20 ? std::string("pinned")
+                                                        : std::string("moved");
+                         });
 
 TEST(Stretches, ThatOverlapBecomeOne) {
   Stretch a{0, 4}, b{4, 2}, c{3, 1}, none{0, 0}, d{9, 3}, e{10, 5}, f{11, 1};
