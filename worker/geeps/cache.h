@@ -93,6 +93,12 @@ std::vector<uint64_t> dense(uint64_t rows);  // keys 0 … rows − 1
 // the job are the rows of one table behind those of the other. `devices`: of each process, whose
 // factors go together (device_group.h).
 std::vector<KeySpec> keys_of(std::span<const TableSpec> tables, uint32_t devices = 1);
+// The rows that each of these keys has.
+struct RowsOfKey {
+  uint32_t table;
+  uint32_t first_row, rows;
+};
+std::vector<RowsOfKey> rows_of_keys(std::span<const TableSpec> tables);
 
 struct CacheOptions {
   uint64_t budget_bytes = 0;    // device memory to use; 0: all that the device has left

@@ -78,15 +78,15 @@ std::optional<Task> Mover::begin(Lane& lane) {
   return task;
 }
 
-// The task of the lane that begins now, if there is one. A piece waits for the events of another
-// only where both belong together.
+// The task of the lane that begins now, if there is one.
 Mover::Tasks::iterator Mover::next_task(Lane& lane) {
   if (lane.kind == Lane::Kind::kStore) return next_store(lane.tasks);
   return std::ranges::find_if(lane.tasks, [this](const Task& each) { return can_begin(each); });
 }
 
-// The tasks of a piece are in order. Of different tables, updates go first that are needed first,
-// once they are computed; of one, those that complete a piece.
+// The tasks of a piece stay in order. Among updates that have been computed, those of the table that
+// is read first go first, and of one table those that complete a piece. Local data is stored in the
+// order of its release, as it makes room for what is read next.
 Mover::Tasks::iterator Mover::next_store(Tasks& tasks) const {
   const auto is_update = [](const Task& task) {
     return task.kind == Task::Kind::kUpdate || task.kind == Task::Kind::kClock;

@@ -97,6 +97,19 @@ std::vector<uint64_t> dense(uint64_t rows) {
   return keys;
 }
 
+std::vector<RowsOfKey> rows_of_keys(std::span<const TableSpec> tables) {
+  std::vector<RowsOfKey> keys;
+  for (uint32_t i = 0; i < tables.size(); ++i) {
+    if (tables[i].local) continue;
+    const RowSplit split = split_of(tables[i]);
+    for (uint32_t piece = 0; piece < split.pieces(); ++piece) {
+      const auto [begin, end] = split.range_of(piece);
+      keys.push_back({.table = i, .first_row = begin, .rows = end - begin});
+    }
+  }
+  return keys;
+}
+
 std::vector<KeySpec> keys_of(std::span<const TableSpec> tables, uint32_t devices) {
   check(tables);
   std::vector<KeySpec> keys;

@@ -15,10 +15,15 @@ using iterstore::StoreThread;
 
 namespace {
 
+// Each piece of the parameters is a table of the store.
 std::vector<TableSpec> parameters_of(std::span<const TableSpec> tables) {
+  const std::vector<KeySpec> keys = geeps::keys_of(tables);
+  const std::vector<geeps::RowsOfKey> rows = geeps::rows_of_keys(tables);
   std::vector<TableSpec> parameters;
-  for (const TableSpec& table : tables) {
-    if (!table.local) parameters.push_back(table);
+  for (size_t key = 0; key < keys.size(); ++key) {
+    parameters.push_back({.name = geeps::table_name(keys[key].name),
+                          .row_floats = tables[rows[key].table].row_floats,
+                          .keys = geeps::dense(rows[key].rows)});
   }
   return parameters;
 }

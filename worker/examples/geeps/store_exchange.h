@@ -1,4 +1,4 @@
-// An exchange with a store of rows (../../iterstore/store.h): the tables of parameters are tables
+// An exchange with a store of rows (../../iterstore/store.h): the pieces of parameters are tables
 // of the store, whose rows every process reads, and adds −rate · gradient to. It is for plain SGD.
 // In lock-step the bits are those of a job of the box with that optimizer, if the rate is a power
 // of two: then no product is rounded.
@@ -58,7 +58,7 @@ class StoreExchange final : public geeps::Exchange {
   void exchange(iterstore::StoreThread& mine, std::span<const Pushed> pushed);
 
   const WorkerOptions worker_;
-  const std::vector<geeps::TableSpec> tables_;  // the tables of parameters
+  const std::vector<geeps::TableSpec> tables_;  // by key
   std::vector<std::vector<uint64_t>> rows_;     // by table: all of its rows
   std::atomic<float> rate_;
   KeyArrays gradients_, parameters_;

@@ -39,23 +39,31 @@ void write(const std::string& path, std::span<const float> values) {
   if (!file.flush()) fail(ErrorCode::kInternal, "{}: {}", path, std::strerror(errno));
 }
 
-// What the optimizer keeps of the keys, in one array.
+size_t floats_of(const geeps::TableSpec& table) { return table.keys.size() * table.row_floats; }
+
+// What the optimizer keeps of the tables of parameters, in one array: of each table one kind behind
+// the other.
 class OptimizerState {
  public:
-  OptimizerState(const Exchange& exchange, size_t arrays_of_key) {
+  OptimizerState(std::span<const geeps::TableSpec> tables, size_t arrays_of_table) {
+    std::vector<size_t> begin;  // by table
     size_t elements = 0;
-    for (size_t key = 0; key < exchange.keys(); ++key) elements += exchange.elements(key);
+    for (const geeps::TableSpec& table : tables) {
+      begin.push_back(elements);
+      if (!table.local) elements += floats_of(table);
+    }
     parameters_.resize(elements);
-    arrays_.resize(elements * arrays_of_key);
-    size_t at = 0;
-    for (size_t key = 0; key < exchange.keys(); ++key) {
-      const size_t count = exchange.elements(key);
-      KeyState& state = states_.emplace_back(KeyState{.key = key, .arrays = {}});
-      state.arrays.push_back(std::span(parameters_).subspan(at, count));
-      for (size_t i = 0; i < arrays_of_key; ++i) {
-        state.arrays.push_back(std::span(arrays_).subspan(at * arrays_of_key + i * count, count));
+    arrays_.resize(elements * arrays_of_table);
+    for (const geeps::RowsOfKey& rows : geeps::rows_of_keys(tables)) {
+      const geeps::TableSpec& table = tables[rows.table];
+      const size_t at = begin[rows.table], within = size_t{rows.first_row} * table.row_floats;
+      const size_t count = size_t{rows.rows} * table.row_floats;
+      KeyState& state = states_.emplace_back(KeyState{.key = states_.size(), .arrays = {}});
+      state.arrays.push_back(std::span(parameters_).subspan(at + within, count));
+      for (size_t i = 0; i < arrays_of_table; ++i) {
+        const size_t array = at * arrays_of_table + i * floats_of(table);
+        state.arrays.push_back(std::span(arrays_).subspan(array + within, count));
       }
-      at += count;
     }
   }
   OptimizerState(const OptimizerState&) = delete;
@@ -125,7 +133,7 @@ class Trainer {
   void begin(Exchange& exchange, SetHyper set_hyper, size_t state_arrays) {
     exchange_ = &exchange;
     set_hyper_ = std::move(set_hyper);
-    if (set_hyper_ && state_arrays > 0) optimizer_.emplace(exchange, state_arrays);
+    if (set_hyper_ && state_arrays > 0) optimizer_.emplace(tables().specs(), state_arrays);
     cache_.emplace(*device_.device, exchange, model_->tables().specs(),
                    cache_options(options_, share_.rank, device_.compute.get()));
     if (options_.gather != "virtual") return;
@@ -184,18 +192,25 @@ class Trainer {
     }
   }
 
-  // By table. REQUIRES: wait_all(), and no clock since.
-  Parameters parameters() const {
-    Parameters tables;
-    for (size_t key = 0; key < exchange_->keys(); ++key) {
-      tables.push_back(exchange_->parameters(key));
-    }
-    return tables;
-  }
+  // One table behind the other. REQUIRES: wait_all(), and no clock since.
   std::vector<float> all_parameters() const {
     std::vector<float> all;
-    for (const auto& table : parameters()) all.insert(all.end(), table.begin(), table.end());
+    for (size_t key = 0; key < exchange_->keys(); ++key) {
+      const std::span<const float> piece = exchange_->parameters(key);
+      all.insert(all.end(), piece.begin(), piece.end());
+    }
     return all;
+  }
+  std::string evaluate() const {
+    const std::vector<float> all = all_parameters();
+    std::span<const float> left = all;
+    Parameters by_table;
+    for (const geeps::TableSpec& table : tables().specs()) {
+      if (table.local) continue;
+      by_table.push_back(left.first(floats_of(table)));
+      left = left.subspan(floats_of(table));
+    }
+    return model_->evaluate(by_table);
   }
 
   void print_placement() const {
@@ -220,8 +235,7 @@ class Trainer {
     const auto iterations =
         static_cast<double>(clocks - std::max(reported_clocks_, checkpoint_.clock));
     fmt::print("iteration {:>6}   loss {:.4f}   {}   {:.2f} ms each, {:.0f}% stalled\n", clocks,
-               loss_ / iterations, model_->evaluate(parameters()), time.count() / iterations,
-               100 * stalled / time);
+               loss_ / iterations, evaluate(), time.count() / iterations, 100 * stalled / time);
     std::fflush(stdout);
     loss_ = 0;
     reported_clocks_ = clocks;
@@ -333,7 +347,8 @@ void train_in_store(const TrainingOptions& options, const std::string& name,
 void train(const TrainingOptions& options, const std::string& name, const MakeModel& make) {
   check_files(options);
   if (options.store) return train_in_store(options, name, make);
-  const JobSpec spec = job_spec(options, make(share_of(options, 0, 0))->tables());
+  const std::unique_ptr<Model> any = make(share_of(options, 0, 0));
+  const JobSpec spec = job_spec(options, any->tables());
   const size_t state_arrays = optimizer_states(spec).size();
   // Every rank says where it goes on, and rank 0's file has the state of the optimizer, which is
   // the job's. The server gives and takes it when it knows that the job has begun, as it does when
@@ -347,7 +362,7 @@ void train(const TrainingOptions& options, const std::string& name, const MakeMo
       fail(ErrorCode::kMismatch, "the ranks go on from different iterations: {}", error.what());
     }
     if (options.resume && state_arrays > 0 && exchange.rank() == 0) {
-      OptimizerState(exchange, state_arrays).set(exchange, checkpoint);
+      OptimizerState(any->tables().specs(), state_arrays).set(exchange, checkpoint);
     }
   };
   if (options.standalone) {

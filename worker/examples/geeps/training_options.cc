@@ -44,7 +44,7 @@ void add_device_options(CLI::App& app, TrainingOptions& o) {
   app.add_flag("--peak-first", o.peak_first, "Rows are pinned in the order of Algorithm 2")
       ->group(group);
   app.add_option("--partitions", o.partitions,
-                 "Of every table's rows, each with threads of its own")
+                 "Sets of copying threads, which share the pieces of tables")
       ->group(group)
       ->check(positive())
       ->capture_default_str();
