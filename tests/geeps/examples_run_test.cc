@@ -255,7 +255,7 @@ TEST_F(ExamplesRun, AResumedTrainingEndsWithTheSameBits) {
   }
   expect_resumed(small_text_ + rate, 1, 0, first, rest);
   expect_resumed(small_text_ + rate + "--devices 2", 2, 0, first, rest);
-  expect_resumed(small_text_ + rate, 2, 2, "", "--budget 40%");
+  expect_resumed(small_text_ + rate, 2, 2, "--piece 2K", "--budget 40%");
 }
 // With the optimizer's state and its count of steps, and the rate where its schedule was.
 TEST_F(ExamplesRun, AResumedOptimizerEndsWithTheSameBits) {
@@ -339,8 +339,8 @@ class ExamplesOn : public ExamplesRun, public ::testing::WithParamInterface<cons
     const std::string expected = digest(run(command + device_));
     for (const std::string& budget : budgets) {
       for (const char* way :
-           {"", "--prefetch off --poison", "--gather first --partitions 3 --poison",
-            "--partitions 3 --latency 100", "--peak-first --poison"}) {
+           {"", "--prefetch off --poison", "--gather first --partitions 3 --poison --piece 3K",
+            "--partitions 3 --latency 100", "--peak-first --poison --piece 0"}) {
         EXPECT_EQ(digest(run(command + device_ + fmt::format("--budget {} {}", budget, way))),
                   expected)
             << budget << ' ' << way;
@@ -404,7 +404,8 @@ TEST_P(ExamplesOn, NetworksAreThoseOfTheReference) {
 }
 
 TEST_P(ExamplesOn, AResumedTrainingEndsWithTheSameBits) {
-  expect_resumed(small_text_ + device_ + "--optimizer adam --lr 0.01", 1, 0, "--budget 60%");
+  expect_resumed(small_text_ + device_ + "--optimizer adam --lr 0.01", 1, 0,
+                 "--budget 60% --piece 2K");
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, ExamplesOn, ::testing::Values("host", "cuda"),

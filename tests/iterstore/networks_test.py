@@ -46,7 +46,7 @@ with tempfile.TemporaryDirectory() as folder, box_of(phub, folder) as server:
         return run_ranks(command, world, LIMIT_S, expect)
 
     for n, case in enumerate(CASES):
-        there, here = digests(run(case, f"box{n}")), digests(run(case, f"store{n}", "--store"))
+        there, here = digests(run(case, f"box{n}")), digests(run(case, f"store{n}", "--store", "--piece", "4K"))
         assert there == here, (case, there, here)
         print(f"{case}: {here}")
 

@@ -6,8 +6,11 @@ namespace phub::examples {
 
 uint32_t Tables::add(const std::string& name, size_t floats, size_t parts, bool local) {
   const size_t rows = (floats + kRowFloats - 1) / kRowFloats;
-  specs_.push_back(
-      {.name = name, .row_floats = kRowFloats, .keys = geeps::dense(rows * parts), .local = local});
+  specs_.push_back({.name = name,
+                    .row_floats = kRowFloats,
+                    .keys = geeps::dense(rows * parts),
+                    .local = local,
+                    .piece_bytes = piece_bytes_});
   floats_.push_back(floats);
   part_rows_.push_back(rows);
   return static_cast<uint32_t>(specs_.size() - 1);

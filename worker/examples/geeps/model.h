@@ -18,6 +18,7 @@ struct Share {
   uint32_t samples = 32;      // samples in a mini-batch of this worker
   uint32_t mini_batches = 1;  // per clock
   uint64_t seed = 1;
+  uint64_t piece_bytes = geeps::kPieceBytes;  // of tables
 
   // A sample's gradient is multiplied with this: parameters move by the mean of a clock.
   float scale() const {
@@ -30,6 +31,8 @@ struct Share {
 class Tables {
  public:
   static constexpr uint32_t kRowFloats = 128;
+
+  explicit Tables(uint64_t piece_bytes) : piece_bytes_(piece_bytes) {}
 
   uint32_t add_parameters(const std::string& name, size_t floats) {
     return add(name, floats, 1, false);
@@ -50,6 +53,7 @@ class Tables {
  private:
   uint32_t add(const std::string& name, size_t floats, size_t parts, bool local);
 
+  uint64_t piece_bytes_;
   std::vector<geeps::TableSpec> specs_;
   std::vector<size_t> floats_, part_rows_;  // those of a part
 };

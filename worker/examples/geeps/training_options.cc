@@ -48,6 +48,11 @@ void add_device_options(CLI::App& app, TrainingOptions& o) {
       ->group(group)
       ->check(positive())
       ->capture_default_str();
+  app.add_option("--piece", o.share.piece_bytes,
+                 "Of tables, what is exchanged and copied by itself: 64K; 0: they are whole")
+      ->group(group)
+      ->transform(CLI::AsSizeValue(false))
+      ->capture_default_str();
   app.add_flag("--poison", o.poison, "Memory that holds nothing is NaN")->group(group);
   app.add_option("--trace", o.trace, "Write a trace for ui.perfetto.dev; %r is the rank")
       ->group(group);
