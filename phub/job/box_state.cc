@@ -98,7 +98,7 @@ void BoxState::share() {
 void BoxState::decide() {
   remote_.moves().end({.state = state_->number});
   state_->stage = Stage::kDeciding;
-  if (membership_.move_state()) return;
+  if (membership_.changes().ask(&Boundary::moves_state)) return;
   refuse(ErrorCode::kInvalid,
          fmt::format("job '{}' has not begun: its ranks and initial parameters come first",
                      job_.spec().name));

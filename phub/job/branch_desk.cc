@@ -12,6 +12,7 @@ BranchDesk::BranchDesk(const JobContext& context, const HyperDesk& hyper)
     : host_(context.host),
       job_(context.job),
       membership_(context.membership),
+      branches_(membership_.changes().decisions().branches()),
       remote_(context.remote),
       life_(context.life),
       requests_(context.requests),
@@ -24,21 +25,20 @@ void BranchDesk::change(const BranchChange& change, Reply<BranchReply> reply) {
          job_.spec().name);
   }
   if (change.action == BranchAction::kList) return reply(list());
-  if (!losses_.empty()) losses_.learn(membership_.branches().runs(0));
+  if (!losses_.empty()) losses_.learn(branches_.runs(0));
   hyper_.check(change.values);
   if (change.action == BranchAction::kSchedule) hyper_.check_room();
   if (change.action == BranchAction::kKill) check_may_kill();
   if (change.action == BranchAction::kRevive) return revive(change, std::move(reply));
-  const uint32_t child = change.action == BranchAction::kFork ? membership_.branches().next() : 0;
+  const uint32_t child = change.action == BranchAction::kFork ? branches_.next() : 0;
   decide(change, child, std::move(reply));
 }
 
 BranchReply BranchDesk::list() const {
-  const uint64_t in_progress = membership_.completed_round() + 1;
-  const Branches& branches = membership_.branches();
-  return {.branches = branches.list(in_progress),
-          .runs = branches.runs(in_progress),
-          .forks = branches.forks(in_progress),
+  const uint64_t in_progress = membership_.rounds().completed() + 1;
+  return {.branches = branches_.list(in_progress),
+          .runs = branches_.runs(in_progress),
+          .forks = branches_.forks(in_progress),
           .batches = job_.hyper().view().batches(in_progress)};
 }
 
@@ -56,17 +56,17 @@ void BranchDesk::decide(const BranchChange& change, uint32_t child, Reply<Branch
     made.branch = child;
     return made;
   });
-  membership_.change_branches(token, change, child);
+  membership_.changes().decide(token, change, child);
   driver_.carry_out();
 }
 
 void BranchDesk::report_loss(const LossRequest& report) {
   // The membership knows of complete rounds as of the latest look at the cores.
   constexpr uint64_t kMostAhead = uint64_t{1} << 20;
-  losses_.learn(membership_.branches().runs(0));
+  losses_.learn(branches_.runs(0));
   losses_.add(report.rank, report.round,
               report.nonfinite ? std::numeric_limits<double>::quiet_NaN() : report.loss,
-              membership_.completed_round() + kMostAhead);
+              membership_.rounds().completed() + kMostAhead);
   driver_.count_growth();
 }
 
@@ -80,14 +80,14 @@ LossPage BranchDesk::losses(uint64_t from) const {
 
 void BranchDesk::revive(const BranchChange& change, Reply<BranchReply> reply) {
   const uint32_t branch = change.branch;
-  if (!membership_.branches().is_on_disk(branch)) {  // its shelf has it
+  if (!branches_.is_on_disk(branch)) {  // its shelf has it
     return decide(change, 0, std::move(reply));
   }
   if (revived_) {
     fail(ErrorCode::kTaken, "branch {} is being revived: wait until it is",
          revived_->change.branch);
   }
-  membership_.branches().check_room_for_one(hyper_.lowest_needed());
+  branches_.check_room_for_one(hyper_.lowest_needed());
   driver_.count_growth();
   const uint64_t bytes = Job::branch_bytes(job_.whole_plan(), job_.spec());
   if (!host_.budget.has_room(bytes)) {
@@ -175,8 +175,8 @@ uint64_t BranchDesk::at_boundary(std::span<const BranchOrder> orders) {
 void BranchDesk::tick() {
   if (job_.docked_bytes() == 0) return;
   for (uint32_t shelf = 1; shelf <= job_.spec().branches; ++shelf) {
-    const uint64_t in_progress = membership_.completed_round() + 1;
-    if (!job_.has_dock(shelf) || membership_.branches().needs_dock(shelf, in_progress)) continue;
+    const uint64_t in_progress = membership_.rounds().completed() + 1;
+    if (!job_.has_dock(shelf) || branches_.needs_dock(shelf, in_progress)) continue;
     drop_shelf(job_.exchange_dock(shelf, {}));
     remote_.free_dock(shelf);
   }

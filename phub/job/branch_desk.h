@@ -64,6 +64,7 @@ class BranchDesk {
   JobHost& host_;
   Job& job_;
   Membership& membership_;
+  Branches& branches_;
   RemoteParts& remote_;
   const SavedLife& life_;
   Requests& requests_;

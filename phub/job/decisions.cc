@@ -139,10 +139,28 @@ std::vector<uint64_t> Decisions::drop() {
   return tokens;
 }
 
-void Decisions::restore(const Manifest& saved) {
+// Decisions may hold from a future round.
+void Decisions::note(const LogRecord& record) {
+  using Kind = LogRecord::Kind;
+  switch (record.kind) {
+    case Kind::kHyper:
+    case Kind::kForked:
+    case Kind::kScheduled:
+    case Kind::kDiscarded:
+    case Kind::kKilled:
+    case Kind::kRevived:
+      return note(record.round);
+    default:
+      return;
+  }
+}
+
+void Decisions::restore(const Manifest& saved, const std::vector<uint64_t>& latest) {
   for (const HyperChange& change : saved.hyper) note(change.round);
   branches_.restore(saved);
   for (const BranchMove& move : saved.branches.moves) note(move.round);
+  if (spec_.branches == 0) return;
+  for (const uint64_t round : latest) note(round + 1);  // up to there, rounds have had their branch
 }
 
 }  // namespace phub

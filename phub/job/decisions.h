@@ -65,10 +65,11 @@ class Decisions {
   Branches& branches() { return branches_; }
   const Branches& branches() const { return branches_; }
 
-  // The job goes on from this checkpoint.
-  void restore(const Manifest& saved);
-  // A decision of `round` is known: no later one holds from an earlier round.
-  void note(uint64_t round) { last_ = std::max(last_, round); }
+  // The job goes on from this checkpoint, in which some chunks have rounds up to `latest`, by rank.
+  void restore(const Manifest& saved, const std::vector<uint64_t>& latest);
+  void save(Manifest& saved, uint64_t round) const { saved.branches = branches_.saved(round); }
+  // The log has this record: if it is a decision, no later one holds from an earlier round.
+  void note(const LogRecord& record);
 
  private:
   struct Hyper {
@@ -98,6 +99,7 @@ class Decisions {
   void check_distance(uint64_t round, const Rounds& rounds) const;
   void check_same(const Hyper& hyper) const;
   void remember(Hyper& hyper);
+  void note(uint64_t round) { last_ = std::max(last_, round); }
 
   const JobSpec& spec_;
   Queue<Hyper> hypers_;

@@ -21,7 +21,7 @@ void HyperDesk::set(uint32_t rank, const HyperChange& change, Reply<HyperReply> 
   check_room();
   const uint64_t token =
       requests_.expect(std::move(reply), [](uint64_t from) { return HyperReply{from}; });
-  membership_.set_hyper(token, rank, change);
+  membership_.changes().decide(token, rank, change);
   driver_.carry_out();
 }
 
@@ -44,15 +44,15 @@ void HyperDesk::check_room() const {
     fail(ErrorCode::kFull,
          "{} changes of hyperparameters are still needed: some key is in round {}, or changes were "
          "made far ahead; push every key in every round",
-         HyperTable::kMostChanges, membership_.completed_round() + 1);
+         HyperTable::kMostChanges, membership_.rounds().completed() + 1);
   }
 }
 
 uint64_t HyperDesk::lowest_needed() const {
-  const uint64_t round = membership_.completed_round() + 1;
+  const uint64_t round = membership_.rounds().completed() + 1;
   const bool may_lag =
       std::ranges::any_of(seats_, [](const Seat& s) { return !s.interest.empty(); });
-  const uint64_t lowest = may_lag ? std::min(round, membership_.lowest_round()) : round;
+  const uint64_t lowest = may_lag ? std::min(round, membership_.rounds().lowest()) : round;
   // The manifest of the snapshot that is copied has the changes from there on.
   const uint64_t copying = saves_.copying_round();
   return copying > 0 ? std::min(lowest, copying + 1) : lowest;

@@ -39,8 +39,8 @@ Job::Job(std::shared_ptr<const JobSpec> shared, Split plan, Transport& transport
     : JobPart(std::move(shared), std::move(plan.part), transport, store, snapshots, restored,
               numbers_of(plan.whole.get()), rack, switched),
       whole_(std::move(plan.whole)),
-      membership_(spec(), all_cores(), static_cast<uint32_t>(whole_plan().chunks.size()), ranks()) {
-  if (rack) membership_.begin_life(rack->incarnation);
+      membership_(spec(), all_cores(), static_cast<uint32_t>(whole_plan().chunks.size()), ranks(),
+                  rack ? rack->incarnation : 1) {
   if (!snapshots || saved_arrays() == 0) return;
   for (uint32_t box = 1; box < boxes(); ++box) {
     copies_.emplace_back(

@@ -68,7 +68,7 @@ class Job : public JobPart {
   // branches, and branches that are killed or come back.
   uint64_t grown_bytes() {
     return membership_.log().bytes() + hyper().bytes() + branch_orders().bytes() +
-           membership_.branches().killed_bytes() + docked_bytes();
+           membership_.changes().decisions().branches().killed_bytes() + docked_bytes();
   }
 
  private:

@@ -14,6 +14,7 @@ MemberDesk::MemberDesk(const JobContext& context, const std::string& transport, 
     : host_(context.host),
       job_(context.job),
       membership_(context.membership),
+      ranks_(membership_.ranks()),
       seats_(context.seats),
       requests_(context.requests),
       life_(context.life),
@@ -78,7 +79,7 @@ void MemberDesk::join(const JoinRequest& request, Reply<JoinReply> reply) {
   }
   for (uint32_t rank = 0; rank < seats_.size(); ++rank) {
     const Seat& seat = seats_[rank];
-    if (id.empty() || seat.id != id || !membership_.is_secure(rank, seat.incarnation)) continue;
+    if (id.empty() || seat.id != id || !ranks_.is_secure(rank, seat.incarnation)) continue;
     if (seat.caller.id != request.caller.id) continue;
     answer_join(rank, {std::move(reply)});
     return;
@@ -142,8 +143,8 @@ Story MemberDesk::answer_join(uint32_t rank, std::vector<Reply<JoinReply>> repli
   const auto nothing = [] {};
   co_await beside(driver_, host_.coder, nothing);
   answering_.erase(whose);
-  if (!membership_.is_secure(rank, incarnation)) co_return;
-  membership_.heartbeat(rank, host_.time.now_ms());
+  if (!ranks_.is_secure(rank, incarnation)) co_return;
+  membership_.leases().renew(rank, host_.time.now_ms());
 }
 
 // A loss, not a leave: a job whose ranks are lost goes on later.
@@ -168,17 +169,17 @@ void MemberDesk::authenticate(const Credential& who) {
   if (driver_.has_ended() && !driver_.end_error().empty()) {
     throw Error(driver_.end_code(), driver_.end_error());
   }
-  if (driver_.has_ended() || !membership_.is_current(who.rank, who.incarnation)) {
-    throw Error(ErrorCode::kFenced, membership_.why_not_current(who.rank, who.incarnation));
+  if (driver_.has_ended() || !ranks_.is_current(who.rank, who.incarnation)) {
+    throw Error(ErrorCode::kFenced, ranks_.why_not_current(who.rank, who.incarnation));
   }
   seat.control_ended = false;
 }
 
 Pulse MemberDesk::heartbeat(uint32_t rank) {
-  membership_.heartbeat(rank, host_.time.now_ms());
-  return {.completed_round = membership_.completed_round(),
+  membership_.leases().renew(rank, host_.time.now_ms());
+  return {.completed_round = membership_.rounds().completed(),
           .durable_round = saves_.durable_round(),
-          .missing = membership_.missing(),
+          .missing = ranks_.missing(),
           .assembling = !membership_.assembled()};
 }
 
@@ -202,19 +203,19 @@ void MemberDesk::take_news(uint32_t rank, RackNews news) {
 }
 
 void MemberDesk::leave(uint32_t rank, Reply<Done> reply) {
-  membership_.leave(requests_.expect_done(std::move(reply)), rank);
+  membership_.changes().leave(requests_.expect_done(std::move(reply)), rank);
   driver_.carry_out();
 }
 
 void MemberDesk::barrier(uint32_t rank, Reply<Done> reply) {
   if (rack_) reply = rack_->above(std::move(reply));
-  membership_.barrier(requests_.expect_done(std::move(reply)), rank);
+  membership_.enter_barrier(requests_.expect_done(std::move(reply)), rank);
   driver_.carry_out();
 }
 
 void MemberDesk::leave_barrier(const Credential& who) {
-  if (driver_.has_ended() || !membership_.is_current(who.rank, who.incarnation)) return;
-  membership_.leave_barrier(who.rank);
+  if (driver_.has_ended() || !ranks_.is_current(who.rank, who.incarnation)) return;
+  membership_.barrier().leave(who.rank);
   driver_.carry_out();
 }
 
@@ -251,7 +252,7 @@ void MemberDesk::expel(const std::function<std::string(const Caller& caller)>& w
   if (driver_.has_ended()) return;
   for (uint32_t rank = 0; rank < seats_.size(); ++rank) {
     const Seat& seat = seats_[rank];
-    if (!membership_.is_secure(rank, seat.incarnation)) continue;
+    if (!ranks_.is_secure(rank, seat.incarnation)) continue;
     if (const std::string why = why_not(seat.caller); !why.empty()) {
       lose(rank, seat.incarnation, why);
     }
@@ -260,18 +261,18 @@ void MemberDesk::expel(const std::function<std::string(const Caller& caller)>& w
 }
 
 void MemberDesk::lose(uint32_t rank, uint32_t incarnation, const std::string& why) {
-  if (!membership_.is_secure(rank, incarnation)) return;
+  if (!ranks_.is_secure(rank, incarnation)) return;
   host_.notes.add(host_.clock.now_ms(), fmt::format("job '{}': rank {} (incarnation {}) is out: {}",
                                                     job_.spec().name, rank, incarnation, why));
   seats_[rank].noted = true;
-  membership_.disconnected(rank, incarnation, why);
+  membership_.changes().lose(rank, why);
 }
 
 // The log does not know yet of a rank that the membership lost by itself: its lease expired, it
 // made no progress, or it was replaced.
 void MemberDesk::rank_gone(uint32_t rank) {
   const Seat& seat = seats_[rank];
-  const std::string why = membership_.why_not_current(rank, seat.incarnation);
+  const std::string why = ranks_.why_not_current(rank, seat.incarnation);
   if (seat.noted || why.ends_with(": left")) return;
   host_.notes.add(host_.clock.now_ms(), fmt::format("job '{}': {}", job_.spec().name, why));
 }
@@ -280,7 +281,7 @@ void MemberDesk::rank_gone(uint32_t rank) {
 
 void MemberDesk::tick(uint64_t now) {
   for (const auto& [rank, incarnation] : answering_) {
-    if (membership_.is_secure(rank, incarnation)) membership_.heartbeat(rank, now);
+    if (ranks_.is_secure(rank, incarnation)) membership_.leases().renew(rank, now);
   }
 }
 

@@ -76,6 +76,7 @@ class MemberDesk {
   JobHost& host_;
   Job& job_;
   Membership& membership_;
+  const RankTable& ranks_;
   Seats& seats_;
   Requests& requests_;
   const SavedLife& life_;

@@ -7,8 +7,6 @@
 #include <span>
 #include <utility>
 
-#include "phub/core/index_set.h"
-
 namespace phub {
 namespace {
 
@@ -27,342 +25,234 @@ std::string taken_rack_text(const JobSpec& spec, uint32_t rank) {
 
 }  // namespace
 
+using Stage = RankRecord::Stage;
+
 Membership::Membership(const JobSpec& spec, uint32_t cores, uint32_t chunks,
-                       const RankRange& served)
-    : spec_(spec),
-      rules_(rules_of(spec)),
-      cores_(cores),
-      chunks_(chunks),
-      served_(served),
-      ranks_(spec.max_ranks),
-      log_(chunks),
-      decisions_(spec) {
-  min_round_ = rules_.initial_broadcast() ? 0 : 1;
-  for (uint32_t r = served.first; r < std::min(served.end, spec.world_size); ++r) {
-    ranks_[r].expected = true;
-    ranks_[r].first = true;
-    ranks_[r].first_round = 1;
+                       const RankRange& served, uint32_t life)
+    : members_(spec, chunks, served, life), changes_(members_, cores, chunks) {}
+
+void Membership::restore(const Manifest& saved, const SavedClocks& clocks) {
+  restored_ = true;
+  members_.rounds.restore(saved.round);
+  changes_.restore(saved, clocks);
+}
+
+Manifest Membership::saved(uint64_t round) {
+  Manifest saved;
+  saved.round = round;
+  ranks().save(saved);
+  changes_.decisions().save(saved, round);
+  for (LogPage page{.more = true}; page.more;) {
+    page = log().page(page.first + page.records.size());
+    if (saved.log.empty()) saved.log_first = page.first;
+    saved.log.insert(saved.log.end(), page.records.begin(), page.records.end());
   }
+  return saved;
 }
 
-void Membership::begin_life(uint32_t incarnation) {
-  constexpr uint32_t kOfOneLife = 1024;
-  for (Rank& rank : ranks_) rank.incarnation = (incarnation - 1) * kOfOneLife;
-}
-
-bool Membership::take_snapshot() {
-  if (!has_begun()) return false;
-  snapshot_wanted_ = true;
-  advance();
-  return true;
-}
-
-bool Membership::move_state() {
-  if (!has_begun()) return false;
-  state_wanted_ = true;
-  advance();
-  return true;
-}
+// --- requests ------------------------------------------------------------------------------------
 
 void Membership::join(uint64_t token, int32_t wanted, bool replace, Ms now) {
-  now_ = now;
-  if (finished_) return reply_error(token, ErrorCode::kNotFound, "the job has ended");
-  if (assemble_until_ == 0) assemble_until_ = now + spec_.join_limit_ms;
-  const int32_t chosen = wanted >= 0 ? wanted : choose_rank();
+  const JobSpec& spec = members_.spec;
+  const auto refuse = [&](ErrorCode code, const std::string& why) {
+    actions().refuse(token, code, why);
+  };
+  leases().set_now(now);
+  if (finished_) return refuse(ErrorCode::kNotFound, "the job has ended");
+  members_.policy.joined(now);
+  const int32_t chosen = wanted >= 0 ? wanted : ranks().choose();
   if (chosen < 0) {
-    return reply_error(token, ErrorCode::kFull,
-                       fmt::format("job '{}' is full: all {} ranks are taken; raise max_ranks",
-                                   spec_.name, spec_.max_ranks));
+    return refuse(ErrorCode::kFull,
+                  fmt::format("job '{}' is full: all {} ranks are taken; raise max_ranks",
+                              spec.name, spec.max_ranks));
   }
   const auto rank = static_cast<uint32_t>(chosen);
-  if (rank >= spec_.max_ranks) {
-    reply_error(token, ErrorCode::kFull,
-                fmt::format("rank {} is out of range: job '{}' has max_ranks {}", rank, spec_.name,
-                            spec_.max_ranks));
+  if (rank >= spec.max_ranks) {
+    refuse(ErrorCode::kFull, fmt::format("rank {} is out of range: job '{}' has max_ranks {}", rank,
+                                         spec.name, spec.max_ranks));
     return check_abandoned();
   }
-  if (!served_.contains(rank)) {
-    reply_error(
-        token, ErrorCode::kInvalid,
-        fmt::format("rank {} is of another group of job '{}': this box sums ranks {} to {}, "
-                    "which joined it first",
-                    rank, spec_.name, served_.first, served_.end - 1));
+  const RankRange& served = ranks().served();
+  if (!served.contains(rank)) {
+    refuse(ErrorCode::kInvalid,
+           fmt::format("rank {} is of another group of job '{}': this box sums ranks {} to {}, "
+                       "which joined it first",
+                       rank, spec.name, served.first, served.end - 1));
     return check_abandoned();
   }
-  Rank& r = ranks_[rank];
-  if (r.state == State::kLive && !r.losing) {
-    if (!replace && !spec_.rack_ranks.empty()) {
-      return reply_error(token, ErrorCode::kTaken, taken_rack_text(spec_, rank));
+  const RankRecord& r = ranks()[rank];
+  if (r.stage == Stage::kLive && !r.losing) {
+    if (!replace && !spec.rack_ranks.empty()) {
+      return refuse(ErrorCode::kTaken, taken_rack_text(spec, rank));
     }
     if (!replace) {
-      return reply_error(
-          token, ErrorCode::kTaken,
+      return refuse(
+          ErrorCode::kTaken,
           fmt::format(
               "rank {} of job '{}' is taken by incarnation {}, which has its lease; stop it "
               "first, or join with replace",
-              rank, spec_.name, r.incarnation));
+              rank, spec.name, r.incarnation));
     }
-    lose(rank, "replaced by a new worker");
-  } else if (is_joining(rank)) {
-    return reply_error(
-        token, ErrorCode::kTaken,
-        fmt::format("rank {} of job '{}' is being taken by another worker", rank, spec_.name));
+    changes_.lose(rank, "replaced by a new worker");
+  } else if (r.joining) {
+    return refuse(
+        ErrorCode::kTaken,
+        fmt::format("rank {} of job '{}' is being taken by another worker", rank, spec.name));
   }
-  joins_.push_back({token, rank});
-  advance();
+  changes_.join(token, rank);
 }
 
-bool Membership::is_joining(uint32_t rank) const {
-  return ranks_[rank].state == State::kJoining ||
-         std::any_of(joins_.begin(), joins_.end(),
-                     [rank](const Join& j) { return j.rank == rank; });
-}
-
-// First come ranks that the job waits for; then those that never joined, were lost, have left, and
-// those that the next boundary takes out.
-int32_t Membership::choose_rank() const {
-  for (uint32_t r = 0; r < ranks_.size(); ++r) {
-    const Rank& rank = ranks_[r];
-    if (rank.expected && rank.state != State::kLive && !is_joining(r)) {
-      return static_cast<int32_t>(r);
-    }
-  }
-  auto first = [&](State state, uint32_t begin, uint32_t end) -> int32_t {
-    for (uint32_t r = std::max(begin, served_.first); r < std::min(end, served_.end); ++r) {
-      if (ranks_[r].state == state && !is_joining(r)) return static_cast<int32_t>(r);
-    }
-    return -1;
-  };
-  for (const auto& [state, begin, end] : {std::tuple{State::kAbsent, 0u, spec_.world_size},
-                                          {State::kLost, 0u, spec_.max_ranks},
-                                          {State::kLeft, 0u, spec_.max_ranks},
-                                          {State::kAbsent, 0u, spec_.max_ranks}}) {
-    if (int32_t rank = first(state, begin, end); rank >= 0) return rank;
-  }
-  for (uint32_t r = served_.first; r < served_.end; ++r) {
-    if (ranks_[r].losing && !is_joining(r)) return static_cast<int32_t>(r);
-  }
-  return -1;
-}
-
-void Membership::leave(uint64_t token, uint32_t rank) { lose(rank, "left", true, token); }
-
-void Membership::barrier(uint64_t token, uint32_t rank) {
-  if (auto old = barrier_.find(rank); old != barrier_.end()) {
-    reply_error(old->second, ErrorCode::kInvalid,
-                fmt::format("rank {} entered the barrier twice", rank));
-  }
-  barrier_[rank] = token;
+void Membership::enter_barrier(uint64_t token, uint32_t rank) {
+  barrier().enter(token, rank);
   check_barrier();
-}
-
-void Membership::leave_barrier(uint32_t rank) {
-  const auto waiting = barrier_.find(rank);
-  if (waiting == barrier_.end()) return;
-  reply_error(waiting->second, ErrorCode::kUnavailable,
-              fmt::format("the connection over which rank {} waited has ended", rank));
-  barrier_.erase(waiting);
 }
 
 // A rank that waits when the job is about to fail gets the reason, also after the last round.
 void Membership::check_barrier() {
-  if (barrier_.empty() || fail_after_ != kNever) return;
-  for (uint32_t r = 0; r < ranks_.size(); ++r) {
-    const bool awaited = ranks_[r].state == State::kLive || (ranks_[r].expected && !assembled_);
-    if (awaited && !barrier_.contains(r)) return;
+  if (barrier().empty() || members_.policy.is_failing()) return;
+  for (uint32_t r = 0; r < ranks().size(); ++r) {
+    const bool awaited = ranks()[r].stage == Stage::kLive || (ranks()[r].expected && !assembled());
+    if (awaited && !barrier().has(r)) return;
   }
-  for (const auto& [rank, token] : std::exchange(barrier_, {})) reply(token);
+  barrier().open();
 }
 
-void Membership::set_hyper(uint64_t token, uint32_t rank, const HyperChange& change) {
-  decisions_.ask(token, rank, change);
-  advance();
+// --- events of ranks and cores -------------------------------------------------------------------
+
+void Membership::admitted(uint32_t rank, bool ok, const std::string& message) {
+  changes_.admitted(rank, ok, message);
+  if (!ok) check_abandoned();
 }
 
-void Membership::change_branches(uint64_t token, const BranchChange& change, uint32_t child) {
-  decisions_.ask(token, change, child);
-  advance();
+void Membership::held(const CoreReport& report, Ms now) {
+  leases().set_now(now);
+  changes_.held(report);
 }
 
-void Membership::heartbeat(uint32_t rank, Ms now) {
-  now_ = now;
-  ranks_[rank].lease_until = now + spec_.lease_ms;
-}
-
-bool Membership::is_current(uint32_t rank, uint32_t incarnation) const {
-  return rank < ranks_.size() && ranks_[rank].incarnation == incarnation &&
-         ranks_[rank].state == State::kLive;
-}
-
-bool Membership::is_secure(uint32_t rank, uint32_t incarnation) const {
-  return is_current(rank, incarnation) && !ranks_[rank].losing;
-}
-
-std::string Membership::why_not_current(uint32_t rank, uint32_t incarnation) const {
-  if (rank >= ranks_.size()) return fmt::format("there is no rank {}", rank);
-  const Rank& r = ranks_[rank];
-  if (r.incarnation == incarnation && !r.reason.empty()) {
-    std::string why =
-        fmt::format("rank {} (incarnation {}) is out: {}", rank, incarnation, r.reason);
-    if (r.state == State::kLost && r.last_round > 0) {
-      why += fmt::format("; the last round it took part in is {}", r.last_round);
-    }
-    return why;
+void Membership::committed(const CoreReport& report, Ms now) {
+  leases().set_now(now);
+  if (!changes_.committed(report, now)) return;
+  if (failing_) return fail(failing_->code(), failing_->what());
+  LossPolicy& policy = members_.policy;
+  if (ranks().missing().empty()) policy.all_are_there();
+  if (const auto error = policy.lost(changes_.losses(), changes_.boundary().round, now)) {
+    fail(error->code(), error->what());
   }
-  return fmt::format("incarnation {} of rank {} was replaced", incarnation, rank);
+  check_abandoned();
+  check_barrier();
+  changes_.advance();
 }
 
-std::string Membership::why_lost(uint32_t rank, uint32_t incarnation) const {
-  const Rank& r = ranks_[rank];
-  const bool lost = r.state == State::kLost && r.incarnation == incarnation;
-  return lost ? why_not_current(rank, incarnation) : "";
+void Membership::probed(uint64_t min_round, const std::vector<uint64_t>& sent,
+                        const std::vector<uint64_t>& waited_for, Ms now) {
+  leases().set_now(now);
+  rounds().probed(min_round);
+  std::vector<uint64_t> awaited = waited_for;
+  // Before the initial parameters are here no rank can send gradients, so the cores see no rank
+  // that waits.
+  if (min_round == 0 && assembled() && ranks().live() > 1) awaited[0] |= 1;
+  leases().probed(sent, std::move(awaited), now);
+  check_leases(now);
 }
 
-void Membership::disconnected(uint32_t rank, uint32_t incarnation, const std::string& reason) {
-  if (is_current(rank, incarnation)) lose(rank, reason);
-}
-
-void Membership::lose(uint32_t rank, const std::string& reason, bool left, uint64_t token) {
-  Rank& r = ranks_[rank];
-  if (r.losing || finished_) {
-    if (token != 0) reply(token);
-    return;
-  }
-  r.losing = true;
-  r.reason = reason;
-  losses_.push_back({rank, left, reason, token});
-  advance();
-}
-
-// A rank that is expected but not there is not waited for any longer.
-void Membership::forget(uint32_t rank, const std::string& reason) {
-  Rank& r = ranks_[rank];
-  r.expected = false;
-  r.reason = reason;
-  forgotten_.push_back(rank);
-  if (std::exchange(r.state, State::kLost) == State::kAbsent) {  // otherwise its loss is there
-    log_.add({.kind = LogRecord::Kind::kLost,
-              .rank = rank,
-              .incarnation = r.incarnation,
-              .reason = reason,
-              .last_rounds = ranges_of(std::vector<uint64_t>(chunks_, 0))});
+void Membership::tick(Ms now) {
+  leases().set_now(now);
+  if (finished_) return;
+  if (leases().may_be_over(now)) check_leases(now);
+  check_join_limit(now);
+  if (finished_) return;
+  if (const auto error = members_.policy.overdue(now, changes_.is_idle())) {
+    fail(error->code(), error->what());
   }
 }
 
-std::string Membership::non_finite_text(uint32_t rank, const std::string& where) {
-  return rank == CoreReport::kNoRank
-             ? fmt::format("the sum of finite gradients overflowed in {}", where)
-             : fmt::format("rank {} sent a NaN or an infinity in {}", rank, where);
+void Membership::check_leases(Ms now) {
+  for (const Leases::Over& over : leases().check(now)) changes_.lose(over.rank, over.reason);
 }
 
-void Membership::non_finite(uint32_t rank, const std::string& where) {
-  fail_job(ErrorCode::kNonFinite, non_finite_text(rank, where));
+// The time for all first ranks to come is over. Ranks on their way still get it.
+void Membership::check_join_limit(Ms now) {
+  const LossPolicy& policy = members_.policy;
+  if (!policy.join_limit_is_over(now) || !changes_.nothing_waits()) return;
+  const std::vector<uint32_t> absent = ranks().missing();
+  if (absent.empty()) return;
+  if (const auto error = policy.without(absent)) return fail(error->code(), error->what());
+  changes_.forget(absent, policy.why_absent());
 }
 
-void Membership::excluded(uint32_t rank, uint32_t incarnation, uint32_t chunk, uint64_t round) {
-  log_.exclude(rank, incarnation, chunk, round);
+// --- the end -------------------------------------------------------------------------------------
+
+// No rank is there and none comes: the job ends, unless its policy is to wait. A later join under
+// its name makes a job of its own, whose ranks assemble and whose initial parameters count.
+void Membership::check_abandoned() {
+  if (finished_ || ranks().live() > 0 || !changes_.nothing_waits()) return;
+  if (assembled() && !ranks().missing().empty()) return;  // the pause has its limit
+  const std::span<const RankLoss> losses = changes_.losses();
+  const auto last =
+      std::find_if(losses.rbegin(), losses.rend(), [](const RankLoss& loss) { return !loss.left; });
+  if (assembled() && last != losses.rend()) {
+    return fail(ErrorCode::kRankLost, fmt::format("every rank was lost, the last one (rank {}): {}",
+                                                  last->rank, last->reason));
+  }
+  if (restored_ && !assembled()) {  // its checkpoint is still to be gone on from
+    return fail(ErrorCode::kRankLost, "its first ranks were not there together again");
+  }
+  if (saving_end_) return;
+  if (std::exchange(save_at_end_, false) && changes_.job_runs()) {
+    saving_end_ = true;
+    return actions().add({.type = MembershipAction::kSave});
+  }
+  finish(ErrorCode::kNotFound, "the job has ended");
+  actions().add({.type = MembershipAction::kEnd});
+}
+
+void Membership::end_saved() {
+  if (std::exchange(saving_end_, false)) check_abandoned();
 }
 
 void Membership::failed(const std::string& reason, ErrorCode code) {
-  fail_job(code, fmt::format("job '{}' ended: {}", spec_.name, reason));
+  fail(code, fmt::format("job '{}' ended: {}", members_.spec.name, reason));
 }
 
-void Membership::remove() { fail_job(ErrorCode::kNotFound, "the job was deleted"); }
-
-void Membership::fail_job(ErrorCode code, const std::string& message) {
+void Membership::fail(ErrorCode code, const std::string& message) {
   if (finished_) return;
-  if (phase_ == Phase::kCommitting) {
+  if (changes_.is_committing()) {
     // The boundary that the cores are carrying out counts, and belongs in the log: the end waits
     // for it.
     if (!failing_) failing_.emplace(code, message);
     return;
   }
   failed_ = true;
-  log_.add({.kind = LogRecord::Kind::kFailed, .reason = message});
+  log().add({.kind = LogRecord::Kind::kFailed, .reason = message});
   finish(code, message);
-  actions_.push_back({.type = MembershipAction::kFail, .code = code, .message = message});
+  actions().add({.type = MembershipAction::kFail, .code = code, .message = message});
 }
 
 // No call is answered after this, so all that wait are answered now.
 void Membership::finish(ErrorCode code, const std::string& message) {
   finished_ = true;
-  for (auto* joins : {&joins_, &current_joins_}) {
-    for (const Join& join : *joins) reply_error(join.token, code, message);
-    joins->clear();
-  }
-  for (const uint64_t token : decisions_.drop()) reply_error(token, code, message);
-  for (auto* losses : {&losses_, &current_losses_}) {
-    for (const Loss& loss : *losses) {
-      if (loss.leave_token != 0) reply(loss.leave_token);
-    }
-    losses->clear();
-  }
-  for (const auto& [rank, token] : std::exchange(barrier_, {})) reply_error(token, code, message);
+  changes_.close(code, message);
+  barrier().close(code, message);
 }
 
-uint32_t Membership::first_ranks() const {
-  return static_cast<uint32_t>(std::ranges::count_if(ranks_, &Rank::first));
-}
+// --- for people ----------------------------------------------------------------------------------
 
-uint32_t Membership::live() const {
-  return static_cast<uint32_t>(std::count_if(ranks_.begin(), ranks_.end(), [](const Rank& r) {
-    return r.state == State::kLive || r.state == State::kJoining;
-  }));
-}
-
-std::vector<uint32_t> Membership::missing() const {
-  std::vector<uint32_t> out;
-  for (uint32_t r = 0; r < ranks_.size(); ++r) {
-    if (ranks_[r].expected && ranks_[r].state != State::kLive) out.push_back(r);
-  }
-  return out;
-}
-
-std::vector<uint32_t> Membership::waiting_for() const {
-  std::vector<uint32_t> out;
-  for (uint32_t w = 0; w < waited_for_.size(); ++w) {
-    for_each_bit(waited_for_[w], w, [&out](uint32_t rank) { out.push_back(rank); });
-  }
-  return out;
-}
-
-std::vector<RankStatus> Membership::ranks() const {
-  static constexpr const char* kStates[] = {"absent", "joining", "live", "lost", "left"};
-  std::vector<RankStatus> out;
-  for (uint32_t r = 0; r < ranks_.size(); ++r) {
-    const Rank& rank = ranks_[r];
-    const Ms last_heartbeat = rank.lease_until - std::min<Ms>(rank.lease_until, spec_.lease_ms);
-    const Ms since_heartbeat = now_ - std::min(now_, last_heartbeat);
-    const Ms waited = rank.waited_since == 0 ? 0 : now_ - std::min(now_, rank.waited_since);
-    out.push_back({.rank = r,
-                   .incarnation = rank.incarnation,
-                   .state = kStates[static_cast<int>(rank.state)],
-                   .first_round = rank.first_round,
-                   .reason = rank.reason});
-    if (rank.state == State::kLive) {
-      out.back().lease_age_s = static_cast<double>(since_heartbeat) / 1000;
-    }
-    out.back().waited_s = static_cast<double>(waited) / 1000;
-  }
-  return out;
+std::vector<RankStatus> Membership::statuses() const {
+  std::vector<RankStatus> statuses = ranks().statuses();
+  leases().add_to(statuses);
+  return statuses;
 }
 
 std::string Membership::state() const {
   if (failed_) return "failed";
-  if (!assembled_) return "assembling";
-  return pause_until_ != 0 ? "paused" : "running";
+  if (!assembled()) return "assembling";
+  return members_.policy.is_paused() ? "paused" : "running";
 }
 
-void Membership::reply(uint64_t token) {
-  actions_.push_back({.type = MembershipAction::kReply, .token = token});
-}
-
-void Membership::reply_error(uint64_t token, ErrorCode code, const std::string& message) {
-  actions_.push_back({.type = MembershipAction::kReply,
-                      .token = token,
-                      .ok = false,
-                      .code = code,
-                      .message = message});
+std::string non_finite_text(uint32_t rank, const std::string& where) {
+  return rank == CoreReport::kNoRank
+             ? fmt::format("the sum of finite gradients overflowed in {}", where)
+             : fmt::format("rank {} sent a NaN or an infinity in {}", rank, where);
 }
 
 }  // namespace phub

@@ -25,8 +25,7 @@ void RackDesk::begin() {
     if (driver_.has_ended()) return;
     const std::string found = std::exchange(nonfinite_, "");
     const bool explains = why.code() == ErrorCode::kNonFinite && !found.empty();
-    membership_.parent_ended(why.code(),
-                             explains ? fmt::format("{} ({})", found, why.what()) : why.what());
+    membership_.fail(why.code(), explains ? fmt::format("{} ({})", found, why.what()) : why.what());
     driver_.carry_out();
   };
   uplink_.on_end(end);
@@ -38,7 +37,7 @@ void RackDesk::tick() {
   states_.tick();
   admit_delayed();
   news_.live.clear();
-  for (const RankStatus& rank : membership_.ranks()) {
+  for (const RankStatus& rank : membership_.statuses()) {
     if (rank.state != "live") continue;
     if (!job_.spec().rack_ranks.empty()) {
       std::ranges::copy(seats_[rank.rank].rack.live, std::back_inserter(news_.live));

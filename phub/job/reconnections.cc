@@ -7,7 +7,7 @@ namespace phub {
 
 Reconnections::Reconnections(const JobContext& context)
     : job_(context.job),
-      membership_(context.membership),
+      ranks_(context.membership.ranks()),
       everywhere_(context.everywhere),
       seats_(context.seats),
       driver_(context.driver) {}
@@ -16,7 +16,7 @@ void Reconnections::begin(const Credential& who, Reply<Offer> reply) {
   if (!job_.link().can_reconnect()) {
     fail(ErrorCode::kInvalid, "this job's transport cannot make a broken connection again");
   }
-  if (!membership_.is_secure(who.rank, who.incarnation) || by_rank_.contains(who.rank)) {
+  if (!ranks_.is_secure(who.rank, who.incarnation) || by_rank_.contains(who.rank)) {
     fail(ErrorCode::kTaken, "rank {} is being reconnected or fenced: try again", who.rank);
   }
   by_rank_[who.rank].reply = std::move(reply);
@@ -52,8 +52,8 @@ Task<Offer> Reconnections::connect_again(uint32_t rank, uint32_t incarnation) {
 
 void Reconnections::check_secure(uint32_t rank, uint32_t incarnation) const {
   if (driver_.has_ended()) fail(ErrorCode::kFenced, "the job has ended");
-  if (membership_.is_secure(rank, incarnation)) return;
-  throw Error(ErrorCode::kFenced, membership_.why_not_current(rank, incarnation));
+  if (ranks_.is_secure(rank, incarnation)) return;
+  throw Error(ErrorCode::kFenced, ranks_.why_not_current(rank, incarnation));
 }
 
 void Reconnections::core_answered(uint32_t rank) {

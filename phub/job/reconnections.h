@@ -36,7 +36,7 @@ class Reconnections {
   void check_secure(uint32_t rank, uint32_t incarnation) const;
 
   Job& job_;
-  Membership& membership_;
+  const RankTable& ranks_;
   const std::span<Part* const> everywhere_;
   Seats& seats_;
   JobDriver& driver_;

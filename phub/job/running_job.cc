@@ -110,10 +110,9 @@ void RunningJob::run_beside(Background& thread, Background::Work work, Backgroun
 
 // Carries out the membership's actions, in order. An action may lead to further ones.
 void RunningJob::carry_out() {
-  auto& actions = membership_.actions();
+  MembershipActions& actions = membership_.actions();
   while (!actions.empty()) {
-    MembershipAction action = std::move(actions.front());
-    actions.pop_front();
+    MembershipAction action = actions.take();
     act(action);
   }
   count_growth();
@@ -184,14 +183,14 @@ Story RunningJob::admit(uint32_t rank, Seat seat) {
 }
 
 void RunningJob::commit(const MembershipAction& action) {
-  Boundary& boundary = membership_.boundary();
-  const uint64_t branch = branches_.at_boundary(action.orders);
+  Boundary& boundary = membership_.changes().boundary();
+  const uint64_t branch = branches_.at_boundary(action.decided.orders);
   if (boundary.snapshot) saves_.at_boundary(boundary);
   const uint64_t state = boundary.moves_state ? state_.at_boundary(boundary) : 0;
   for (Part* const part : everywhere_) {
     part->commit({.boundary = boundary,
-                  .hyper = action.hyper,
-                  .orders = action.orders,
+                  .hyper = action.decided.hyper,
+                  .orders = action.decided.orders,
                   .lowest_round = action.lowest_round,
                   .state = state,
                   .branch = branch});
@@ -238,7 +237,7 @@ RunningJob::Remains RunningJob::finish() {
     const Seat& seat = seats_[rank];
     ended.members.push_back({.incarnation = seat.incarnation,
                              .ticket = seat.offer.ticket,
-                             .lost = membership_.why_lost(rank, seat.incarnation)});
+                             .lost = membership_.ranks().why_lost(rank, seat.incarnation)});
   }
   if (std::string why = why_abandoned(ended.members); error_.empty() && !why.empty()) {
     host_.notes.add(host_.clock.now_ms(), fmt::format("job '{}' ended: {}", ended.name, why));
@@ -272,7 +271,7 @@ LogPage RunningJob::log(uint64_t from) {
 
 void RunningJob::remove(Reply<Done> reply) {
   removals_.push_back(std::move(reply));
-  membership_.remove();
+  membership_.fail(ErrorCode::kNotFound, "the job was deleted");
   carry_out();
 }
 
@@ -292,19 +291,20 @@ JobStatus RunningJob::status() const {
   status.chunks = job_->plan().chunks.size();
   for (const KeySpec& key : spec.keys) status.elements += key.elements;
   status.memory_bytes = counted_bytes();
-  status.completed_round = membership_.completed_round();
+  status.completed_round = membership_.rounds().completed();
   saves_.add_to(status);
   if (!switch_ended_.empty()) status.switch_ended = switch_ended_.begin()->second;
   status.max_ranks = spec.max_ranks;
-  status.ranks = membership_.ranks();
+  status.ranks = membership_.statuses();
   for (RankStatus& rank : status.ranks) {
     rank.rack = seats_[rank.rank].rack.name;
     rank.rack_live = seats_[rank.rank].rack.live;
   }
   std::erase_if(status.ranks, [](const RankStatus& rank) { return rank.state == "absent"; });
-  status.missing = membership_.missing();
-  status.waiting_for = membership_.waiting_for();
-  status.branches = membership_.branches().list(membership_.completed_round() + 1);
+  status.missing = membership_.ranks().missing();
+  status.waiting_for = membership_.leases().waiting_for();
+  status.branches =
+      membership_.changes().decisions().branches().list(membership_.rounds().completed() + 1);
   meter_.add_to(status);
   return status;
 }

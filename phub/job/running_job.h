@@ -88,7 +88,7 @@ class RunningJob final : private JobDriver {
   // A box that has not answered in time. shard_moved(): a piece of any job moved to or from the
   // box.
   std::optional<RemoteParts::Late> late_shard(uint64_t now_ms) {
-    return remote_.late(now_ms, membership_.completed_round());
+    return remote_.late(now_ms, membership_.rounds().completed());
   }
   void shard_moved(uint64_t shard) { remote_.moved(shard); }
   // Returns how many other boxes must be there again before the job goes on from its checkpoint; 0:

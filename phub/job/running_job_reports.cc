@@ -55,7 +55,7 @@ void RunningJob::handle(const CoreReport& report) {
     return;
   }
   if (report.type == CoreReport::kExcluded) {  // belongs in the log even when the job is ending
-    membership_.excluded(report.rank, report.incarnation, report.chunk, report.round);
+    membership_.log().exclude(report.rank, report.incarnation, report.chunk, report.round);
     return count_growth();
   }
   if (ending_) return;
@@ -118,16 +118,19 @@ void RunningJob::handle(const CoreReport& report) {
       break;
     case CoreReport::kNonFinite:
       if (rack_) {
-        rack_->explain_nonfinite(Membership::non_finite_text(
+        rack_->explain_nonfinite(non_finite_text(
             report.rank, fmt::format("{}, in round {}", job_->where(report.chunk), report.round)));
         break;
       }
-      membership_.non_finite(
-          report.rank,
-          fmt::format("{}, in round {}{}", job_->where(report.chunk), report.round,
-                      report.rank == CoreReport::kNoRank && !job_->switch_offer().streams.empty()
-                          ? " (or some rank's gradient that came through the switch was not)"
-                          : ""));
+      membership_.fail(
+          ErrorCode::kNonFinite,
+          non_finite_text(
+              report.rank,
+              fmt::format(
+                  "{}, in round {}{}", job_->where(report.chunk), report.round,
+                  report.rank == CoreReport::kNoRank && !job_->switch_offer().streams.empty()
+                      ? " (or some rank's gradient that came through the switch was not)"
+                      : "")));
       break;
   }
   carry_out();

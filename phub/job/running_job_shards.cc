@@ -33,7 +33,7 @@ void RunningJob::handle(uint64_t shard, const ShardReport& report) {
   if (report.kind == ShardSays::kClosed && !ending_) close_gate(shard, report);
   const std::optional<CoreReport> core = remote_.take(
       shard, report, [this](uint32_t i) -> Probe& { return meter_.probe(i); },
-      membership_.boundary());
+      membership_.changes().boundary());
   if (report.kind == ShardSays::kProbed && job_->gate()) {
     job_->gate()->begin_elsewhere(report.round);
   }
@@ -82,8 +82,8 @@ size_t RunningJob::lose_shard(uint64_t shard) {
                      life_.epoch > 0 ? ErrorCode::kRewound : ErrorCode::kInternal);
   for (uint32_t i = 0; i < lost->committing; ++i) {  // for its cores, whose answers will not come
     membership_.committed({.type = CoreReport::kCommitted,
-                           .round = membership_.boundary().round,
-                           .min_round = membership_.boundary().round},
+                           .round = membership_.changes().boundary().round,
+                           .min_round = membership_.changes().boundary().round},
                           host_.time.now_ms());
   }
   carry_out();

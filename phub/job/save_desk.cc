@@ -65,13 +65,13 @@ void SaveDesk::checkpoint(uint64_t round, Reply<CheckpointReply> reply) {
 bool SaveDesk::is_saving() const {
   if (saving_end_) return true;
   const bool only_waits = parts_.round() > 0 && !snapped_;
-  return saving_ && !(only_waits && membership_.completed_round() <= durable_round_);
+  return saving_ && !(only_waits && membership_.rounds().completed() <= durable_round_);
 }
 
 void SaveDesk::save() {
   last_save_ = true;
   // The snapshot under way is as good as one that is taken now.
-  if (saving_ && (parts_.round() > 0 || membership_.awaits_snapshot())) return;
+  if (saving_ && (parts_.round() > 0 || membership_.changes().awaits_snapshot())) return;
   if (saving_) {
     save_again_ = true;
     return;
@@ -86,9 +86,10 @@ void SaveDesk::tick(uint64_t now) {
   const bool late = snapped_ && now > parts_until_ms_ && parts_.why_void().empty();
   if (late) check_late_parts();
   if (saving_ || last_save_ || saving_end_) return;
-  const uint64_t completed = membership_.completed_round();
+  const uint64_t completed = membership_.rounds().completed();
   // A snapshot that failed is not tried again at once.
-  const bool is_for_killed = membership_.branches().wants_checkpoint(failed_round_ + 1, completed);
+  const bool is_for_killed =
+      membership_.changes().decisions().branches().wants_checkpoint(failed_round_ + 1, completed);
   if (completed >= (savers_.any() ? durable_round_ : next_save_) || is_for_killed) take_snapshot();
 }
 
@@ -111,13 +112,13 @@ void SaveDesk::check_late_parts() {
 // is dropped; one that is being copied or written comes first.
 void SaveDesk::save_end() {
   saving_end_ = true;
-  const bool is_void = saving_ && copying_round_ > membership_.completed_round();
+  const bool is_void = saving_ && copying_round_ > membership_.rounds().completed();
   if (is_void) part_desk_.drop();
   if (is_void || !saving_) return continue_end();
 }
 
 void SaveDesk::continue_end() {
-  const uint64_t last = membership_.completed_round();
+  const uint64_t last = membership_.rounds().completed();
   saving_ = false;
   if (durable_round_ < last && !std::exchange(end_tried_, true)) take_snapshot();
   if (saving_) return;
@@ -130,12 +131,12 @@ void SaveDesk::continue_end() {
 void SaveDesk::take_snapshot() {
   if (!host_.checkpoints || !job_.takes_snapshots() || driver_.has_ended()) return;
   if (job_.saved_arrays() == 0 && !savers_.any()) return;
-  saving_ = membership_.take_snapshot();
+  saving_ = membership_.changes().ask(&Boundary::snapshot);
 }
 
 void SaveDesk::at_boundary(Boundary& boundary) {
   if (saving_end_) {
-    copying_round_ = membership_.completed_round();
+    copying_round_ = membership_.rounds().completed();
     boundary.snapshot_round = copying_round_ + 1;
     boundary.snapshot_at_end = true;
     cores_snapped_ = 0;
@@ -158,14 +159,14 @@ void SaveDesk::at_boundary(Boundary& boundary) {
     const uint64_t every = host_.checkpoints->every();
     const uint64_t first = job_.rules().lock_step()
                                ? boundary.round
-                               : std::max(boundary.round, membership_.started() + 1);
+                               : std::max(boundary.round, membership_.rounds().started() + 1);
     copying_round_ = (first + every - 1) / every * every;
     boundary.snapshot_round = copying_round_ + 1;
     parts_.begin(copying_round_);
   } else {
     parts_.end();
   }
-  membership_.keep_from(copying_round_ + 1);
+  membership_.rounds().keep_from(copying_round_ + 1);
   await_copies();
   if (failed_round_ >= copying_round_) failed_round_ = 0;  // it is tried again
   if (copying_round_ > 0) return answer(CheckpointReply{.round = copying_round_});
@@ -186,12 +187,12 @@ void SaveDesk::await_copies() {
 // cores have closed the round with the boundary's changes (a rank is lost, values are set). The
 // membership knows these, for the manifest, only when the boundary is over.
 void SaveDesk::finish_copy() {
-  if (cores_snapped_ < job_.all_cores() || membership_.is_committing()) return;
+  if (cores_snapped_ < job_.all_cores() || membership_.changes().is_committing()) return;
   const uint64_t round = copying_round_;
   cores_snapped_ = 0;
   copying_round_ = 0;
   remote_.moves().end({.round = round});
-  membership_.keep_from(kNever);
+  membership_.rounds().keep_from(kNever);
   if (round == durable_round_) {
     part_desk_.drop();
     return written(round, std::nullopt);
@@ -264,10 +265,10 @@ void SaveDesk::written(uint64_t round, const std::optional<Error>& failed) {
                      durable_round_, failed->what()));
   } else {
     durable_round_ = round;
-    membership_.branches().saved_durably(round);
+    membership_.changes().decisions().branches().saved_durably(round);
   }
   next_save_ =
-      (failed ? membership_.completed_round() : durable_round_) + host_.checkpoints->every();
+      (failed ? membership_.rounds().completed() : durable_round_) + host_.checkpoints->every();
   if (saving_end_) return continue_end();
   if (std::exchange(save_again_, false)) return save();
   if (!asked_.empty()) take_snapshot();

@@ -19,7 +19,7 @@ uint64_t Savers::every() const {
 
 bool Savers::saves(uint32_t rank) const {
   const Seat& seat = seats_[rank];
-  return seat.saves && membership_.is_current(rank, seat.incarnation);
+  return seat.saves && membership_.ranks().is_current(rank, seat.incarnation);
 }
 
 bool Savers::any() const {
@@ -57,7 +57,7 @@ std::vector<uint32_t> Savers::racks_to_say(uint64_t round) const {
 bool Savers::lose(uint32_t rank, uint64_t durable) {
   const Seat& seat = seats_[rank];
   if (!seat.saves || seat.first_round == 0 || every() == 0) return false;
-  const uint64_t last = membership_.last_round(rank);
+  const uint64_t last = membership_.ranks()[rank].last_round;
   std::vector<SaverStay> stays;
   if (has_racks()) {
     stays = seat.rack.savers;
@@ -128,10 +128,10 @@ bool Savers::must_tell_parent() {
 void Savers::add_to_news(RackNews& news) {
   news.saves = tells_parent_;
   const uint64_t every = this->every();
-  if (every == 0 || !news.saves || membership_.is_committing()) return;
+  if (every == 0 || !news.saves || membership_.changes().is_committing()) return;
   forget(uplink_->pulse().durable_round);
   news.savers = stays();
-  news.known_round = membership_.completed_round() / every * every;
+  news.known_round = membership_.rounds().completed() / every * every;
   for (const uint32_t rank : racks_to_say(news.known_round)) {
     const Seat& seat = seats_[rank];
     const uint64_t known = std::max(seat.rack.known_round, seat.first_round - 1);

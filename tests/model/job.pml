@@ -1,7 +1,7 @@
 /* A job in lock-step on a box that saves it: join, fence, commit, snapshot, restore.
  *
  * Every option of a process is one step. Names are those of the code: phub/core/ (boundary.cc, lock_step.*,
- * snapshot.*), phub/job/ (membership*.cc, save_desk.cc, saved_jobs.cc), phub/checkpoint/writer.cc.
+ * snapshot.*), phub/job/ (membership.cc, changes.cc, save_desk.cc, saved_jobs.cc), phub/checkpoint/writer.cc.
  *
  * What is smaller than the box:
  * - Results reach the workers as soon as a chunk completes its round. A worker that was fenced goes on sending.

@@ -23,7 +23,7 @@ uint64_t MembershipDriver::join(int32_t rank, bool replace) {
 uint64_t MembershipDriver::leave(uint32_t rank) {
   const uint64_t token = next_token_++;
   open_.insert(token);
-  membership_.leave(token, rank);
+  membership_.changes().leave(token, rank);
   carry_out();
   return token;
 }
@@ -31,7 +31,7 @@ uint64_t MembershipDriver::leave(uint32_t rank) {
 uint64_t MembershipDriver::barrier(uint32_t rank) {
   const uint64_t token = next_token_++;
   open_.insert(token);
-  membership_.barrier(token, rank);
+  membership_.enter_barrier(token, rank);
   carry_out();
   return token;
 }
@@ -40,7 +40,7 @@ uint64_t MembershipDriver::hyper(const std::map<std::string, double>& values, ui
                                  uint32_t rank) {
   const uint64_t token = next_token_++;
   open_.insert(token);
-  membership_.set_hyper(token, rank, {.round = round, .values = values});
+  membership_.changes().decide(token, rank, HyperChange{.round = round, .values = values});
   carry_out();
   return token;
 }
@@ -49,7 +49,8 @@ uint64_t MembershipDriver::branches(const BranchChange& change) {
   const uint64_t token = next_token_++;
   open_.insert(token);
   const bool forks = change.action == BranchAction::kFork;
-  membership_.change_branches(token, change, forks ? membership_.branches().next() : 0);
+  membership_.changes().decide(token, change,
+                               forks ? membership_.changes().decisions().branches().next() : 0);
   carry_out();
   return token;
 }
@@ -93,12 +94,7 @@ void MembershipDriver::tick(uint64_t ms) {
 }
 
 void MembershipDriver::carry_out() {
-  auto& actions = membership_.actions();
-  while (!actions.empty()) {
-    const MembershipAction action = std::move(actions.front());
-    actions.pop_front();
-    act(action);
-  }
+  while (!membership_.actions().empty()) act(membership_.actions().take());
 }
 
 void MembershipDriver::act(const MembershipAction& action) {
@@ -163,7 +159,7 @@ bool MembershipDriver::finish_admission() {
 }
 
 std::string MembershipDriver::describe_commit(const MembershipAction& action) {
-  const Boundary& boundary = membership_.boundary();
+  const Boundary& boundary = membership_.changes().boundary();
   std::string text = fmt::format("commit {}:", boundary.round);
   for (const auto& lost : boundary.lost) {
     text += fmt::format(" {}{}", lost.expected_again == kNever ? '-' : '~', lost.rank);
@@ -173,7 +169,7 @@ std::string MembershipDriver::describe_commit(const MembershipAction& action) {
   for (const auto& admitted : boundary.admitted) {
     text += fmt::format(" +{}.{}@{}", admitted.rank, admitted.incarnation, admitted.first_round);
   }
-  for (const HyperChange& change : action.hyper) {
+  for (const HyperChange& change : action.decided.hyper) {
     rule(change.round >= boundary.round, "a change of a round that may be complete");
     for (const auto& [name, value] : change.values) text += fmt::format(" {}={}", name, value);
     if (change.round != boundary.round) text += fmt::format("@{}", change.round);
@@ -183,7 +179,7 @@ std::string MembershipDriver::describe_commit(const MembershipAction& action) {
 
 // What the cores make of the boundary (phub/core/boundary.cc).
 void MembershipDriver::apply_commit() {
-  Boundary& boundary = membership_.boundary();
+  Boundary& boundary = membership_.changes().boundary();
   for (const auto& lost : boundary.lost) {
     uint64_t most = 0;
     rule(lost.last_rounds.size() == kChunks, "a loss without room for the last rounds");
@@ -207,8 +203,8 @@ void MembershipDriver::apply_commit() {
 // At rest, the membership and the cores agree on who is waited for.
 void MembershipDriver::check_expected() {
   std::set<uint32_t> here;
-  for (const uint32_t rank : membership_.missing()) here.insert(rank);
-  for (const RankStatus& rank : membership_.ranks()) {
+  for (const uint32_t rank : membership_.ranks().missing()) here.insert(rank);
+  for (const RankStatus& rank : membership_.statuses()) {
     if (rank.state != "live") continue;
     here.insert(rank.rank);
     rule(seats_.contains(rank.rank) && seats_[rank.rank] == rank.incarnation,

@@ -58,7 +58,7 @@ class MembershipDriver {
   // admitted.
   std::vector<std::string> take_trace();
   // Of a rank: its state's name.
-  std::string state_of(uint32_t rank) const { return membership_.ranks()[rank].state; }
+  std::string state_of(uint32_t rank) const { return membership_.statuses()[rank].state; }
   bool over() const { return over_; }
   std::vector<LogRecord> records() {  // of the whole log
     std::vector<LogRecord> all;

@@ -39,7 +39,7 @@ Assembled::Assembled(const JobSpec& spec) : MembershipDriver(spec) {
 }
 
 void lose(MembershipDriver& m, uint32_t rank) {
-  m->disconnected(rank, m->ranks()[rank].incarnation, "the process ended");
+  m->changes().lose(rank, "the process ended");
   m.carry_out();
 }
 
@@ -160,7 +160,7 @@ class Player {
   }
 
   void beat(const std::vector<uint32_t>& ranks) {
-    for (const uint32_t rank : ranks) m()->heartbeat(rank, m().now);
+    for (const uint32_t rank : ranks) m()->leases().renew(rank, m().now);
   }
   bool act(const std::string& what, Words& w);
   bool check(const std::string& what, Words& w);
@@ -180,8 +180,8 @@ bool Player::act(const std::string& what, Words& w) {
       {"at", [&] { m.now += w.number(); }},
       {"beat", [&] { beat(w.numbers()); }},
       {"committed", [&] { m.committed_at(w.number()); }},
-      {"remove", [&] { m->remove(); }},
-      {"give-up", [&] { m->leave_barrier(w.rank()); }},
+      {"remove", [&] { m->fail(ErrorCode::kNotFound, "the job was deleted"); }},
+      {"give-up", [&] { m->barrier().leave(w.rank()); }},
       {"forget-trace", [&] { m.take_trace(); }},
       {"lose", [&] { lose(m, w.rank()); }},
       {"cores",
@@ -215,7 +215,8 @@ bool Player::act(const std::string& what, Words& w) {
       {"nonfinite",
        [&] {
          const std::string rank = w.word();
-         m->non_finite(rank == "-" ? CoreReport::kNoRank : Words(rank).rank(), w.rest());
+         const uint32_t who = rank == "-" ? CoreReport::kNoRank : Words(rank).rank();
+         m->fail(ErrorCode::kNonFinite, non_finite_text(who, w.rest()));
        }},
       {"memory",
        [&] {
@@ -236,8 +237,8 @@ bool Player::check(const std::string& what, Words& w) {
   const auto rank = [&w] { return w.rank(); };
   const Commands kChecks = {
       {"state", [&] { EXPECT_EQ(m->state(), word()); }},
-      {"missing", [&] { EXPECT_EQ(m->missing(), w.numbers()); }},
-      {"waiting", [&] { EXPECT_EQ(m->waiting_for(), w.numbers()); }},
+      {"missing", [&] { EXPECT_EQ(m->ranks().missing(), w.numbers()); }},
+      {"waiting", [&] { EXPECT_EQ(m->leases().waiting_for(), w.numbers()); }},
       {"over", [&] { EXPECT_TRUE(m.over()); }},
       {"alive", [&] { EXPECT_FALSE(m.over()); }},
       {"trace", [&] { EXPECT_EQ(joined(m.take_trace()), w.rest()); }},
@@ -247,16 +248,16 @@ bool Player::check(const std::string& what, Words& w) {
       {"current",
        [&] {
          const uint32_t who = rank();
-         EXPECT_TRUE(m->is_current(who, w.incarnation()));
+         EXPECT_TRUE(m->ranks().is_current(who, w.incarnation()));
        }},
       {"insecure",
        [&] {
          const uint32_t who = rank();
-         EXPECT_FALSE(m->is_secure(who, w.incarnation()));
+         EXPECT_FALSE(m->ranks().is_secure(who, w.incarnation()));
        }},
       {"never-came",
        [&] {
-         const std::string why = m->ranks()[rank()].reason;
+         const std::string why = m->statuses()[rank()].reason;
          EXPECT_EQ(why, w.rest());
        }},
       {"of",
@@ -267,8 +268,8 @@ bool Player::check(const std::string& what, Words& w) {
       {"out",
        [&] {
          const uint32_t who = rank(), incarnation = w.incarnation();
-         EXPECT_FALSE(m->is_current(who, incarnation));
-         expect_text(m->why_not_current(who, incarnation), w.rest());
+         EXPECT_FALSE(m->ranks().is_current(who, incarnation));
+         expect_text(m->ranks().why_not_current(who, incarnation), w.rest());
        }},
   };
   const auto found = kChecks.find(what);

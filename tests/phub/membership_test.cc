@@ -314,13 +314,13 @@ TEST(Membership, InitialParametersAreWaitedForToo) {
   spec.initial = "broadcast";
   Assembled m(spec);
   for (int i = 0; i < 7 && !m.over(); ++i) {
-    m->heartbeat(0, m.now);
-    m->heartbeat(1, m.now);
+    m->leases().renew(0, m.now);
+    m->leases().renew(1, m.now);
     m.probe(0, {0, 0}, {});
     m.settle();
     m.tick(900);
   }
-  EXPECT_THAT(m->waiting_for(), ElementsAre(0));
+  EXPECT_THAT(m->leases().waiting_for(), ElementsAre(0));
   EXPECT_TRUE(m.over());
   EXPECT_THAT(m.records().back().reason, HasSubstr("rank 0 (incarnation 1) was lost"));
   EXPECT_EQ(m.wrong(), "");
@@ -392,10 +392,10 @@ TEST(Membership, WhatASnapshotIsToHaveIsKeptUntilItIsSaved) {
   m.branches({.action = BranchAction::kSchedule, .round = 5, .turns = {{1, 2}, {0, 1}, {1, 0}}});
   m.settle();
   m.cores_at(4, 4, 4);
-  ASSERT_TRUE(m->take_snapshot());
+  ASSERT_TRUE(m->changes().ask(&Boundary::snapshot));
   m.carry_out();
   m.settle();
-  m->keep_from(4);
+  m->rounds().keep_from(4);
   const SavedBranches before = m->saved(3).branches;
   EXPECT_EQ(before.moves.size(), 3u);
   m.cores_at(9, 9, 9);
@@ -411,7 +411,7 @@ TEST(Membership, WhatASnapshotIsToHaveIsKeptUntilItIsSaved) {
   EXPECT_TRUE(std::ranges::equal(before.moves, std::span(after.moves).first(3)));
   EXPECT_EQ(after.shelves, before.shelves);
   EXPECT_EQ(after.runs.front(), (BranchRun{1, 0}));
-  m->keep_from(kNever);
+  m->rounds().keep_from(kNever);
   m.cores_at(12, 12, 12);
   m.branches({.action = BranchAction::kSchedule, .turns = {{1, 0}}});
   m.settle();
@@ -483,10 +483,10 @@ TEST(Membership, WhatEndsAJobAnswersEverybody) {
 // What the cores are carrying out counts, and comes before the end in the log.
 TEST(Membership, AJobThatEndsInABoundaryEndsBehindIt) {
   Assembled m(membership_spec(3));
-  m->disconnected(1, 1, "the process ended");
+  m->changes().lose(1, "the process ended");
   m.carry_out();
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(m.answer());  // both hold, one has committed
-  m->remove();
+  m->fail(ErrorCode::kNotFound, "the job was deleted");
   m.carry_out();
   EXPECT_FALSE(m.over());
   EXPECT_NE(m.records().back().kind, Kind::kFailed);
@@ -500,7 +500,7 @@ TEST(Membership, AJobThatEndsInABoundaryEndsBehindIt) {
 
 TEST(Membership, ExclusionsAreLogged) {
   Assembled m(membership_spec(2));
-  m->excluded(1, 1, 2, 17);
+  m->log().exclude(1, 1, 2, 17);
   EXPECT_EQ(log_of(m).back(), "excluded 1.1 @17");
   EXPECT_EQ(m.records().back().chunks, (std::vector<ChunkSpan>{{2, 2}}));
 }
