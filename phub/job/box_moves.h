@@ -21,6 +21,9 @@ class BoxMoves {
     kSend,     // to the box, which reads the image
     kReceive,  // from the box, which writes it
   };
+  // A new number, by which other boxes know the state of keys, or the branch, that moves between
+  // boxes.
+  uint64_t new_number() { return ++numbers_; }
   // `box` is its index in the plan, from 1 on. `what` has a round, or the number of a state; its
   // offset and job do not count. The image's memory lives until end().
   void begin(uint32_t box, Direction direction, const CopyPlace& what, SavedImage image);
@@ -45,6 +48,7 @@ class BoxMoves {
   const Move* find(uint32_t box, Direction direction, const CopyPlace& what) const;
 
   std::vector<Move> moves_;
+  uint64_t numbers_ = 0;  // the latest of new_number()
 };
 
 }  // namespace phub

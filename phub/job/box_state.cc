@@ -35,7 +35,7 @@ void BoxState::begin(const StateRequest& request, Reply<StateReply> reply) {
          spec.rack_ranks.empty() ? "rank" : "a rank of rack", state_->rank,
          state_->sets ? "sets" : "reads", spec.name);
   }
-  auto transfer = std::make_shared<StateTransfer>(job_, driver_.new_number(), request);
+  auto transfer = std::make_shared<StateTransfer>(job_, remote_.moves().new_number(), request);
   drop(state_);
   driver_.count_growth();
   if (!host_.budget.has_room(transfer->bytes)) {

@@ -87,7 +87,7 @@ void BranchDesk::revive(const BranchChange& change, Reply<BranchReply> reply) {
     fail(ErrorCode::kTaken, "branch {} is being revived: wait until it is",
          revived_->change.branch);
   }
-  branches_.check_room_for_one(hyper_.lowest_needed());
+  branches_.shelf_for_one(hyper_.lowest_needed());
   driver_.count_growth();
   const uint64_t bytes = Job::branch_bytes(job_.whole_plan(), job_.spec());
   if (!host_.budget.has_room(bytes)) {
@@ -96,8 +96,10 @@ void BranchDesk::revive(const BranchChange& change, Reply<BranchReply> reply) {
          "no room now: end another job, or raise --memory-limit",
          branch, bytes);
   }
-  const auto revived = std::make_shared<Revived>(Revived{
-      .change = change, .number = driver_.new_number(), .bytes = bytes, .reply = std::move(reply)});
+  const auto revived = std::make_shared<Revived>(Revived{.change = change,
+                                                         .number = remote_.moves().new_number(),
+                                                         .bytes = bytes,
+                                                         .reply = std::move(reply)});
   revived->change.is_loaded = true;
   revived_ = revived;
   driver_.count_growth();
@@ -110,7 +112,7 @@ Story BranchDesk::bring_back(std::shared_ptr<Revived> revived) {
     host_.checkpoints->read_branch(job_, revived->change.branch, revived->files);
   };
   std::optional<Error> failed = co_await beside(driver_, host_.writer, read);
-  if (driver_.has_ended()) co_return refuse_revival(driver_.end_code(), "the job has ended");
+  if (driver_.has_ended()) co_return refuse_revival(driver_.end().code(), "the job has ended");
   if (!failed && !remote_.empty()) {
     const CopyPlace place{.state = revived->number};
     revived->is_shared = true;

@@ -68,9 +68,9 @@ class Branches {
   // round.
   bool needs_dock(uint32_t shelf, uint64_t in_progress) const;
   uint64_t killed_bytes() const;  // memory of the records of killed branches
-  // Throws Error(kFull) if there is no shelf for another branch that comes from files, where no
-  // chunk is in a lower round than this.
-  void check_room_for_one(uint64_t in_progress) const { shelf_for_one(in_progress); }
+  // Returns a shelf for another branch that comes from files, where no chunk is in a lower round
+  // than this. Throws Error(kFull) if there is none.
+  uint32_t shelf_for_one(uint64_t in_progress) const;
 
   std::vector<BranchStatus> list(uint64_t in_progress) const;
   std::vector<BranchRun> runs(uint64_t in_progress) const;    // from that round on
@@ -104,7 +104,6 @@ class Branches {
   void check_not_running(uint32_t branch, std::string_view what) const;
   // 0: there is none. Not one whose dock is needed, if no chunk is in a lower round.
   uint32_t free_shelf(uint64_t in_progress = kNever) const;
-  uint32_t shelf_for_one(uint64_t in_progress) const;
   [[noreturn]] void fail_no_room() const;
   uint64_t rounds_before(uint32_t number, const Branch& branch, uint64_t round) const;
 

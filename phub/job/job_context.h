@@ -15,6 +15,7 @@
 #include "phub/core/mail.h"
 #include "phub/job/ended_jobs.h"
 #include "phub/job/job.h"
+#include "phub/job/job_end.h"
 #include "phub/job/meter.h"
 #include "phub/job/part.h"
 #include "phub/job/remote_parts.h"
@@ -62,18 +63,13 @@ struct SavedLife {
 class JobDriver {
  public:
   virtual ~JobDriver() = default;
+  virtual const JobEnd& end() const = 0;
   // The job is over for its ranks, and the cores let go of it.
-  virtual bool has_ended() const = 0;
-  // The error that the job ended with; "": it ended well. REQUIRES: has_ended().
-  virtual ErrorCode end_code() const = 0;
-  virtual const std::string& end_error() const = 0;
+  bool has_ended() const { return end().has_come(); }
   // Carries out the membership's actions.
   virtual void carry_out() = 0;
   // Counts the job's growth in the budget.
   virtual void count_growth() = 0;
-  // A new number, by which other boxes know the state of keys, or the branch, that moves between
-  // boxes.
-  virtual uint64_t new_number() = 0;
   // Runs `work` on that thread, then `end` on this one with the error of `work`, if it threw one.
   // The job lives until then.
   virtual void run_beside(Background& thread, Background::Work work, Background::End end) = 0;

@@ -132,8 +132,8 @@ Story MemberDesk::answer_join(uint32_t rank, std::vector<Reply<JoinReply>> repli
   const std::optional<Error> failed = co_await beside(driver_, host_.coder, compose);
   if (failed) join_unanswered(rank, incarnation);
   std::optional<Error> refused = failed;
-  if (!refused && driver_.has_ended() && !driver_.end_error().empty()) {
-    refused.emplace(driver_.end_code(), driver_.end_error());
+  if (!refused && driver_.has_ended() && !driver_.end().is_good()) {
+    refused.emplace(driver_.end().code(), driver_.end().error());
   }
   Result<JoinReply> result = refused ? Result<JoinReply>(refused->code(), refused->what())
                                      : Result<JoinReply>(std::move(answer));
@@ -166,8 +166,8 @@ void MemberDesk::authenticate(const Credential& who) {
     fail(ErrorCode::kUnauthorized, "this is not the ticket of rank {} of job '{}'", who.rank,
          who.job);
   }
-  if (driver_.has_ended() && !driver_.end_error().empty()) {
-    throw Error(driver_.end_code(), driver_.end_error());
+  if (driver_.has_ended() && !driver_.end().is_good()) {
+    throw Error(driver_.end().code(), driver_.end().error());
   }
   if (driver_.has_ended() || !ranks_.is_current(who.rank, who.incarnation)) {
     throw Error(ErrorCode::kFenced, ranks_.why_not_current(who.rank, who.incarnation));

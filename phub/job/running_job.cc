@@ -41,6 +41,8 @@ RunningJob::RunningJob(std::shared_ptr<Job> job, std::string transport, std::vec
           host.mail, host.builder, host.budget),
       remote_(host.shards, host.next_job++, job_->whole_plan(), std::move(shards)),
       uplink_(std::move(uplink)),
+      probes_(*job_, meter_, everywhere_, host.clock, host.time),
+      switch_(*job_, host.notes, host.clock),
       seats_(job_->spec().max_ranks),
       life_(std::move(life)),
       savers_(context()),
@@ -86,14 +88,14 @@ uint64_t RunningJob::tick_ms(uint64_t most) const {
 uint64_t RunningJob::tick_ms() const { return tick_ms(kMostProbeMs); }
 
 void RunningJob::tick(uint64_t now) {
-  if (ending_ || now < next_tick_ms_) return;
+  if (end_.has_come() || now < next_tick_ms_) return;
   members_.tick(now);
   membership_.tick(now);
   if (rack_) rack_->tick();
   saves_.tick(now);
   branches_.tick();
-  probe(now);
-  const bool is_idle = !uplink_ && now - active_ms_ >= kRatesFadeMs;
+  probes_.tick(now);
+  const bool is_idle = !uplink_ && !probes_.rates_fade(now);
   next_tick_ms_ = now + tick_ms(is_idle ? kMostIdleProbeMs : kMostProbeMs);
   carry_out();
 }
@@ -152,12 +154,12 @@ void RunningJob::act(MembershipAction& action) {
       states().end(action.rank);
       return revoke(action.rank);
     case MembershipAction::kFail:
-      return end(action.code, action.message);
+      return end_with(action.code, action.message);
     case MembershipAction::kSave:
       ++host_.ending;
       return saves_.save_end();
     case MembershipAction::kEnd:
-      return end(ErrorCode::kInternal, "");
+      return end_with(ErrorCode::kInternal, "");
     case MembershipAction::kReply:
       return members_.answer(action);
   }
@@ -170,7 +172,7 @@ Story RunningJob::admit(uint32_t rank, Seat seat) {
       part->admit(rank, seat.incarnation, seat.interest, seat.offer, std::move(done));
     };
     const std::optional<Error> refused = co_await outcome_of(ask);
-    if (ending_) co_return;
+    if (end_.has_come()) co_return;
     if (!refused) continue;
     revoke(rank);
     membership_.admitted(rank, false, refused->what());
@@ -205,21 +207,16 @@ void RunningJob::revoke(uint32_t rank) {
 
 // The job stops on every core. When all of them have let go of it, its memory is freed and its
 // connections close, which wakes its workers.
-void RunningJob::end(ErrorCode code, const std::string& error) {
-  if (ending_) return;
-  ending_ = true;
+void RunningJob::end_with(ErrorCode code, const std::string& error) {
+  if (end_.has_come()) return;
   if (!saves_.is_saving_end()) ++host_.ending;
-  error_code_ = code;
-  error_ = error;
+  end_.come(code, error);
   if (!error.empty()) {
     host_.notes.add(host_.clock.now_ms(),
                     fmt::format("job '{}' ended: {}", job_->spec().name, error));
   }
-  if (error.empty()) {
-    reconnections_.refuse(ErrorCode::kFenced, "the job has ended");
-  } else {
-    reconnections_.refuse(code, error);
-  }
+  const Error answer = end_.answer(ErrorCode::kFenced);
+  reconnections_.refuse(answer.code(), answer.what());
   saves_.end();
   if (rack_) rack_->end(error);
   for (Part* const part : everywhere_) part->remove();
@@ -230,8 +227,8 @@ RunningJob::Remains RunningJob::finish() {
   EndedJob ended{.name = job_->spec().name,
                  .log = std::move(membership_.log()),
                  .members = {},
-                 .error_code = error_code_,
-                 .error = error_,
+                 .error_code = end_.code(),
+                 .error = end_.error(),
                  .ended_ms = host_.clock.now_ms()};
   for (uint32_t rank = 0; rank < seats_.size(); ++rank) {
     const Seat& seat = seats_[rank];
@@ -239,14 +236,15 @@ RunningJob::Remains RunningJob::finish() {
                              .ticket = seat.offer.ticket,
                              .lost = membership_.ranks().why_lost(rank, seat.incarnation)});
   }
-  if (std::string why = why_abandoned(ended.members); error_.empty() && !why.empty()) {
+  if (std::string why = why_abandoned(ended.members); end_.is_good() && !why.empty()) {
     host_.notes.add(host_.clock.now_ms(), fmt::format("job '{}' ended: {}", ended.name, why));
     ended.error_code = ErrorCode::kRankLost;
     ended.error = std::move(why);
   }
   host_.ended.add(std::move(ended));
-  const ErrorCode code = error_.empty() ? ErrorCode::kNotFound : error_code_;
-  const std::string message = error_.empty() ? "the job has ended" : error_;
+  const Error answer = end_.answer(ErrorCode::kNotFound);
+  const ErrorCode code = answer.code();
+  const std::string message = answer.what();
   members_.refuse(code, message);
   requests_.refuse(code, message);
   states().refuse(code, message);
@@ -259,7 +257,7 @@ RunningJob::Remains RunningJob::finish() {
   }
   meter_.count_flow();
   --host_.ending;
-  const bool over = error_.empty() || error_code_ == ErrorCode::kNotFound || !removals_.empty();
+  const bool over = end_.is_good() || end_.code() == ErrorCode::kNotFound || !removals_.empty();
   return {std::move(job_), over, std::move(removals_)};
 }
 
@@ -285,7 +283,7 @@ JobStatus RunningJob::status() const {
   JobStatus status;
   status.name = spec.name;
   status.state = membership_.state();
-  status.error = error_;
+  status.error = end_.error();
   status.optimizer = spec.optimizer;
   status.keys = spec.keys.size();
   status.chunks = job_->plan().chunks.size();
@@ -293,7 +291,7 @@ JobStatus RunningJob::status() const {
   status.memory_bytes = counted_bytes();
   status.completed_round = membership_.rounds().completed();
   saves_.add_to(status);
-  if (!switch_ended_.empty()) status.switch_ended = switch_ended_.begin()->second;
+  switch_.add_to(status);
   status.max_ranks = spec.max_ranks;
   status.ranks = membership_.statuses();
   for (RankStatus& rank : status.ranks) {

@@ -7,7 +7,6 @@
 
 #include <array>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,6 +18,8 @@
 #include "phub/job/branch_desk.h"
 #include "phub/job/hyper_desk.h"
 #include "phub/job/job_context.h"
+#include "phub/job/job_end.h"
+#include "phub/job/job_probes.h"
 #include "phub/job/local_part.h"
 #include "phub/job/member_desk.h"
 #include "phub/job/meter.h"
@@ -30,6 +31,7 @@
 #include "phub/job/savers.h"
 #include "phub/job/seats.h"
 #include "phub/job/state_desk.h"
+#include "phub/job/switch_use.h"
 #include "phub/job/uplink.h"
 #include "phub/task.h"
 
@@ -59,11 +61,11 @@ class RunningJob final : private JobDriver {
   void tick(uint64_t now);
   uint64_t tick_ms() const;  // the shortest interval in which tick() has something to do
   // No rank may join any more.
-  bool ending() const { return ending_ || saves_.is_saving_end(); }
+  bool ending() const { return end_.has_come() || saves_.is_saving_end(); }
   // All ranks have left, and the job is still being saved.
   bool all_have_left() const { return saves_.is_saving_end(); }
   // No core uses it any more, and no other thread.
-  bool gone() const { return ending_ && local_.gone() && remote_.gone() && tasks_ == 0; }
+  bool gone() const { return end_.has_come() && local_.gone() && remote_.gone() && tasks_ == 0; }
   // Ends a job that is gone: answers all calls that wait, but those that deleted it, which are
   // answered when its memory is free.
   struct Remains {
@@ -106,33 +108,16 @@ class RunningJob final : private JobDriver {
   StateDesk& states() { return rack_ ? rack_->states() : state_; }
 
  private:
-  // After the last round the rates are taken until they are 0.
-  static constexpr uint64_t kRatesFadeMs = 3000;
-
-  // running_job.cc
   uint64_t tick_ms(uint64_t most) const;
   JobContext context();
-  bool has_ended() const override { return ending_; }
-  ErrorCode end_code() const override { return error_code_; }
-  const std::string& end_error() const override { return error_; }
+  const JobEnd& end() const override { return end_; }
   void carry_out() override;
   void count_growth() override;
-  uint64_t new_number() override { return ++numbers_; }
   void act(MembershipAction& action);
   Story admit(uint32_t rank, Seat seat);
   void commit(const MembershipAction& action);
-  void end(ErrorCode code, const std::string& error);
+  void end_with(ErrorCode code, const std::string& error);
   void revoke(uint32_t rank);
-
-  // running_job_reports.cc
-  void switch_changed(const CoreReport& report);
-  void probe(uint64_t now);
-  void collect_probes();
-
-  // running_job_shards.cc
-  bool has_racks() const { return !job_->spec().rack_ranks.empty(); }
-  void check_rank(const ShardReport& report) const;
-  void close_gate(uint64_t shard, const ShardReport& report);
 
   JobHost& host_;
   std::shared_ptr<Job> job_;
@@ -143,19 +128,14 @@ class RunningJob final : private JobDriver {
   RemoteParts remote_;
   const std::array<Part*, 2> everywhere_{&local_, &remote_};
   const std::shared_ptr<Uplink> uplink_;  // null: there is no parent
+  JobProbes probes_;
+  SwitchUse switch_;
 
   Seats seats_;
   Requests requests_;
 
-  // Probes of the cores.
-  uint32_t probes_out_ = 0;
-  uint64_t next_tick_ms_ = 0;
-  uint64_t next_probe_ms_ = 0;
-  uint64_t active_ms_ = 0;  // the latest time at which the job was seen active
-
   const SavedLife life_;
-  std::map<uint32_t, std::string> switch_ended_;  // by core that takes no sums now: the reason
-
+  JobEnd end_;
   Savers savers_;
   PartDesk parts_;
   SaveDesk saves_;
@@ -165,13 +145,10 @@ class RunningJob final : private JobDriver {
   BoxState state_;
   const std::unique_ptr<RackDesk> rack_;  // null: there is no parent
   MemberDesk members_;
-  uint64_t numbers_ = 0;  // the latest of new_number()
 
   uint64_t grown_bytes_;  // as counted in the budget
   uint32_t tasks_ = 0;    // under way on other threads
-  bool ending_ = false;
-  ErrorCode error_code_ = ErrorCode::kInternal;
-  std::string error_;  // empty: it ends well
+  uint64_t next_tick_ms_ = 0;
   std::vector<Reply<Done>> removals_;
 };
 

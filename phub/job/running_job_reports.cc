@@ -1,22 +1,13 @@
-// A running job: the reports of its cores and connections, and the driver's probes.
+// A running job: the reports of its cores and connections.
 #include <fmt/format.h>
 
 #include <string_view>
 #include <utility>
 
-#include "phub/core/index_set.h"
 #include "phub/job/running_job.h"
 
 namespace phub {
 namespace {
-
-// A hundred times as long as a core looks at its chunks.
-uint64_t walk_ms(const Job& job) {
-  constexpr uint64_t kChunksPerMs = 1600;
-  const uint64_t ranks = job.spec().max_ranks;
-  const uint64_t words = job.rules().lock_step() ? bit_words(ranks) : (ranks + 7) / 8;
-  return job.plan().chunks.size() * words / (kChunksPerMs * job.cores());
-}
 
 // Says how a rank violated the protocol: for the log, and for the rank.
 std::string violation_text(const Job& job, const CoreReport& report) {
@@ -58,7 +49,7 @@ void RunningJob::handle(const CoreReport& report) {
     membership_.log().exclude(report.rank, report.incarnation, report.chunk, report.round);
     return count_growth();
   }
-  if (ending_) return;
+  if (end_.has_come()) return;
   const uint64_t now = host_.time.now_ms();
   switch (report.type) {
     case CoreReport::kAdded:
@@ -71,10 +62,10 @@ void RunningJob::handle(const CoreReport& report) {
     case CoreReport::kCommitted:
       membership_.committed(report, now);
       carry_out();  // its lost ranks count as lost first
-      if (!ending_) saves_.finish_copy();
+      if (!end_.has_come()) saves_.finish_copy();
       break;
     case CoreReport::kProbed:
-      if (--probes_out_ == 0) collect_probes();
+      probes_.answered();
       break;
     case CoreReport::kDetached:
     case CoreReport::kAttached:
@@ -106,7 +97,7 @@ void RunningJob::handle(const CoreReport& report) {
       break;
     case CoreReport::kSwitchEnded:
     case CoreReport::kSwitchBegun:
-      switch_changed(report);
+      switch_.changed(report);
       break;
     case CoreReport::kParentBroke:
       rack_->link_broke();
@@ -136,59 +127,14 @@ void RunningJob::handle(const CoreReport& report) {
   carry_out();
 }
 
-// The first core that ends it is mostly followed by the others.
-void RunningJob::switch_changed(const CoreReport& report) {
-  const std::string where =
-      fmt::format("job '{}', CPU {}", job_->spec().name, job_->plan().cores[report.core].os_cpu);
-  if (report.type == CoreReport::kSwitchBegun) {
-    switch_ended_.erase(report.core);
-    host_.notes.add(host_.clock.now_ms(), fmt::format("{}: the switch is used again, from round {}",
-                                                      where, report.round));
-    return;
-  }
-  std::string why = report.why;
-  if (report.rank != CoreReport::kNoRank) why += fmt::format(" (rank {})", report.rank);
-  if (report.said != 1) {
-    host_.notes.add(
-        host_.clock.now_ms(),
-        fmt::format("{}: the switch is not used now, and workers send directly: {}", where, why));
-  }
-  switch_ended_[report.core] = std::move(why);
-}
-
 void RunningJob::handle(const TransportEvent& event) {
-  if (ending_) return;
+  if (end_.has_come()) return;
   if (event.kind == TransportEvent::kFailed) {
     membership_.failed(event.reason);
   } else {
     members_.data_ended(event.rank, event.incarnation);
   }
   carry_out();
-}
-
-// The cores look at every chunk for it, so they are asked when something has happened, and no more
-// often than takes a hundredth of their time.
-void RunningJob::probe(uint64_t now) {
-  if (probes_out_ > 0 || now < next_probe_ms_) return;
-  const RoundGate* const gate = job_->gate();
-  const uint64_t begun = gate ? gate->begun() : 0;
-  for (Part* const part : everywhere_) {
-    if (part->wants_probe(begun)) active_ms_ = now;
-  }
-  if (active_ms_ != now) {                                  // the last answers still hold
-    if (now - active_ms_ < kRatesFadeMs) collect_probes();  // the rates fade
-    return;
-  }
-  next_probe_ms_ = now + walk_ms(*job_);
-  probes_out_ = job_->all_cores();
-  for (Part* const part : everywhere_) part->probe(begun);
-}
-
-void RunningJob::collect_probes() {
-  const Probe all = meter_.collect(host_.clock.now_ms());
-  std::vector<uint64_t> sent = all.arrivals;
-  for (size_t r = 0; r < sent.size(); ++r) sent[r] += all.parts[r];
-  membership_.probed(all.min_round, sent, all.waited_for, host_.time.now_ms());
 }
 
 }  // namespace phub

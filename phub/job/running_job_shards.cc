@@ -10,6 +10,32 @@
 #include "phub/job/running_job.h"
 
 namespace phub {
+namespace {
+
+void close_gate(Job& job, RemoteParts& remote, uint64_t shard, const ShardReport& report) {
+  const std::span<const uint32_t> chunks = remote.close_round(shard, report.round);
+  if (!job.gate() || report.squares.size() != chunks.size()) {
+    fail(ErrorCode::kInvalid,
+         "mail: a report does not fit its job: {} squares of {} chunks in round {}",
+         report.squares.size(), chunks.size(), report.round);
+  }
+  std::vector<double> squares;
+  squares.reserve(chunks.size());
+  for (const uint64_t bits : report.squares) squares.push_back(std::bit_cast<double>(bits));
+  job.gate()->close_for(chunks, squares, report.round);
+}
+
+// A box names ranks of the job; none, where a sum overflowed.
+void check_rank(const Job& job, const ShardReport& report) {
+  const bool is_none = report.kind == ShardSays::kNonFinite && report.rank == CoreReport::kNoRank;
+  const bool counts_ranks = report.kind == ShardSays::kViolation &&
+                            report.violation == CoreReport::kParticipants &&
+                            job.spec().rack_ranks.empty();
+  if ((is_none || report.rank < job.spec().max_ranks) && !counts_ranks) return;
+  fail(ErrorCode::kInvalid, "mail: a report does not fit its job: rank {}", report.rank);
+}
+
+}  // namespace
 
 void RunningJob::make_remote_parts(RemoteParts::Done done) {
   if (remote_.empty()) return done({});
@@ -29,8 +55,10 @@ void RunningJob::make_remote_parts(RemoteParts::Done done) {
 }
 
 void RunningJob::handle(uint64_t shard, const ShardReport& report) {
-  check_rank(report);
-  if (report.kind == ShardSays::kClosed && !ending_) close_gate(shard, report);
+  check_rank(*job_, report);
+  if (report.kind == ShardSays::kClosed && !end_.has_come()) {
+    close_gate(*job_, remote_, shard, report);
+  }
   const std::optional<CoreReport> core = remote_.take(
       shard, report, [this](uint32_t i) -> Probe& { return meter_.probe(i); },
       membership_.changes().boundary());
@@ -38,7 +66,7 @@ void RunningJob::handle(uint64_t shard, const ShardReport& report) {
     job_->gate()->begin_elsewhere(report.round);
   }
   if (core) return handle(*core);
-  if (ending_) return;
+  if (end_.has_come()) return;
   if (report.kind == ShardSays::kFailed) membership_.failed(report.text);
   if (report.kind == ShardSays::kDisconnected) {
     return handle(TransportEvent{.kind = TransportEvent::kDisconnected,
@@ -49,35 +77,13 @@ void RunningJob::handle(uint64_t shard, const ShardReport& report) {
   carry_out();
 }
 
-void RunningJob::close_gate(uint64_t shard, const ShardReport& report) {
-  const std::span<const uint32_t> chunks = remote_.close_round(shard, report.round);
-  if (!job_->gate() || report.squares.size() != chunks.size()) {
-    fail(ErrorCode::kInvalid,
-         "mail: a report does not fit its job: {} squares of {} chunks in round {}",
-         report.squares.size(), chunks.size(), report.round);
-  }
-  std::vector<double> squares;
-  squares.reserve(chunks.size());
-  for (const uint64_t bits : report.squares) squares.push_back(std::bit_cast<double>(bits));
-  job_->gate()->close_for(chunks, squares, report.round);
-}
-
-// A box names ranks of the job; none, where a sum overflowed.
-void RunningJob::check_rank(const ShardReport& report) const {
-  const bool is_none = report.kind == ShardSays::kNonFinite && report.rank == CoreReport::kNoRank;
-  const bool counts_ranks = report.kind == ShardSays::kViolation &&
-                            report.violation == CoreReport::kParticipants && !has_racks();
-  if ((is_none || report.rank < seats_.size()) && !counts_ranks) return;
-  fail(ErrorCode::kInvalid, "mail: a report does not fit its job: rank {}", report.rank);
-}
-
 // The job's memory there is gone, and so is the job. If it is saved, its ranks may join again: then
 // it goes on from its checkpoint, over the boxes that are there.
 size_t RunningJob::lose_shard(uint64_t shard) {
   const bool being_made = remote_.being_made();  // then it is not, and no core has it
   const std::optional<RemoteParts::Lost> lost = remote_.lose(shard);
   if (!lost || being_made) return 0;
-  if (ending_) return 0;
+  if (end_.has_come()) return 0;
   membership_.failed(fmt::format("the box '{}' had a part of it, and is lost", lost->name),
                      life_.epoch > 0 ? ErrorCode::kRewound : ErrorCode::kInternal);
   for (uint32_t i = 0; i < lost->committing; ++i) {  // for its cores, whose answers will not come

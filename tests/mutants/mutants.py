@@ -910,7 +910,7 @@ MUTANTS = [
            "  heard_ns_ = now_ns;\n  probes_ = false;", "  probes_ = false;", SWITCH),
     Mutant("switch-probe: another generation is given up no sooner than the first", "transport/switch/sender.cc",
            "  probes_ = true;", "  probes_ = false;", SWITCH),
-    Mutant("switched-parts: a rank has sent nothing until a chunk is complete", "phub/job/running_job_reports.cc",
+    Mutant("switched-parts: a rank has sent nothing until a chunk is complete", "phub/job/job_probes.cc",
            "  for (size_t r = 0; r < sent.size(); ++r) sent[r] += all.parts[r];\n", "", SWITCHED),
     Mutant("switched-direct: what comes directly does not end the generation", SWITCHED_WAY,
            "if (intake_->takes(index, stages_.table[index].round)) {",

@@ -521,15 +521,14 @@ TEST(Branches, ThereIsRoomForOneAgainWhenAllHaveCopiedTheOneBefore) {
   Branches branches(spec_of(1));
   branches.decide(fork_of(0, 3), branches.next(), 1);
   branches.decide(kill_of(1, 4), 0, 1);
-  expect_error(ErrorCode::kFull, "wait until it is on disk",
-               [&] { branches.check_room_for_one(5); });
+  expect_error(ErrorCode::kFull, "wait until it is on disk", [&] { branches.shelf_for_one(5); });
   branches.saved_durably(4);
-  branches.check_room_for_one(5);
+  branches.shelf_for_one(5);
   branches.decide(revival_of(1, 8), 0, 5);
   branches.decide(kill_of(1, 9), 0, 6);
   branches.saved_durably(9);
-  expect_error(ErrorCode::kFull, "wait for that round", [&] { branches.check_room_for_one(7); });
-  branches.check_room_for_one(8);
+  expect_error(ErrorCode::kFull, "wait for that round", [&] { branches.shelf_for_one(7); });
+  branches.shelf_for_one(8);
 }
 
 TEST(Branches, TheLogSaysWhatTheCoresDo) {
