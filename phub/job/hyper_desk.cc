@@ -16,7 +16,11 @@ HyperDesk::HyperDesk(const JobContext& context, const SaveDesk& saves)
 
 void HyperDesk::set(uint32_t rank, const HyperChange& change, Reply<HyperReply> reply) {
   check(change.values);
-  if (uplink_) return uplink_->set_hyper(change, std::move(reply));
+  if (uplink_) {
+    return uplink_->ask(std::move(reply), [&](Parent& parent, const Credential& who, auto answer) {
+      parent.set_hyper(who, {.round = change.round, .values = change.values}, std::move(answer));
+    });
+  }
   if (change.values.empty()) fail(ErrorCode::kInvalid, "there are no values to set");
   check_room();
   const uint64_t token =

@@ -52,9 +52,11 @@ void PartDesk::take(const Credential& who, const PartPiece& place, std::string p
   const uint64_t bytes = piece.size();
   check(who, place, bytes);
   if (uplink_) {
-    return uplink_->send_part(place, std::move(piece),
-                              [charge = std::move(charge), reply = std::move(reply)](
-                                  const Result<Done>& result) { reply(result); });
+    const Reply<Done> keeps_charge = [charge = std::move(charge), reply = std::move(reply)](
+                                         const Result<Done>& result) { reply(result); };
+    return uplink_->ask(keeps_charge, [&](Parent& parent, const Credential& rack, auto answer) {
+      parent.send_part(rack, place, std::move(piece), std::move(answer));
+    });
   }
   struct Upload {
     std::string bytes;
@@ -120,7 +122,11 @@ void PartDesk::read(uint32_t rank, uint32_t whose, uint64_t offset, Reply<PartBy
     fail(ErrorCode::kInvalid, "the part of rank {} of job '{}' has {} bytes, and none from {} on",
          whose, job_.spec().name, bytes, offset);
   }
-  if (uplink_) return uplink_->restored_part(whose, offset, std::move(reply));
+  if (uplink_) {
+    return uplink_->ask(std::move(reply), [&](Parent& parent, const Credential& who, auto answer) {
+      parent.restored_part(who, whose, offset, std::move(answer));
+    });
+  }
   const auto piece = std::make_shared<PartBytes>();
   driver_.run_beside(
       host_.builder,

@@ -25,12 +25,15 @@ void PassedState::begin(const StateRequest& request, Reply<StateReply> reply) {
   const bool sets_before = std::exchange(sets_, request.set);
   rank_ = request.rank;
   stage_ = Stage::kBeginning;
-  uplink_.begin_state(
-      request, [this, is_mine, sets_before, reply = std::move(reply)](Result<StateReply> result) {
-        if (!result && is_mine) sets_ = sets_before;
-        begun(result, is_mine);
-        reply(std::move(result));
-      });
+  const Reply<StateReply> begin = [this, is_mine, sets_before,
+                                   reply = std::move(reply)](Result<StateReply> result) {
+    if (!result && is_mine) sets_ = sets_before;
+    begun(result, is_mine);
+    reply(std::move(result));
+  };
+  uplink_.ask(begin, [&](Parent& parent, const Credential& who, auto answer) {
+    parent.begin_state(who, request, std::move(answer));
+  });
 }
 
 // If another state was open, a refusal may have left that one open at the parent.
@@ -49,7 +52,9 @@ void PassedState::check_open(uint32_t rank, bool sets) const {
 
 void PassedState::read(uint32_t rank, uint64_t offset, Reply<PartBytes> reply) {
   check_open(rank, false);
-  uplink_.read_state(offset, std::move(reply));
+  uplink_.ask(std::move(reply), [&](Parent& parent, const Credential& who, auto answer) {
+    parent.read_state(who, offset, std::move(answer));
+  });
 }
 
 void PassedState::check_piece(uint32_t rank, uint64_t offset, uint64_t bytes) const {
@@ -60,14 +65,18 @@ void PassedState::check_piece(uint32_t rank, uint64_t offset, uint64_t bytes) co
 void PassedState::write(uint32_t rank, uint64_t offset, std::string piece,
                         std::shared_ptr<void> charge, Reply<Done> reply) {
   check_piece(rank, offset, piece.size());
-  uplink_.write_state(offset, std::move(piece),
-                      [charge = std::move(charge),
-                       reply = std::move(reply)](const Result<Done>& result) { reply(result); });
+  const Reply<Done> keeps_charge = [charge = std::move(charge), reply = std::move(reply)](
+                                       const Result<Done>& result) { reply(result); };
+  uplink_.ask(keeps_charge, [&](Parent& parent, const Credential& who, auto answer) {
+    parent.write_state(who, offset, std::move(piece), std::move(answer));
+  });
 }
 
 void PassedState::apply(uint32_t rank, Reply<HyperReply> reply) {
   check_open(rank, true);
-  uplink_.apply_state(std::move(reply));
+  uplink_.ask(std::move(reply), [&](Parent& parent, const Credential& who, auto answer) {
+    parent.apply_state(who, std::move(answer));
+  });
 }
 
 void PassedState::end(uint32_t rank, Reply<Done> done) {
@@ -89,7 +98,7 @@ void PassedState::end(uint32_t rank, Reply<Done> done) {
 
 void PassedState::end_at_parent() {
   asks_ = true;
-  uplink_.end_state([this](const Result<Done>& result) {
+  const Reply<Done> ended = [this](const Result<Done>& result) {
     asks_ = false;
     if (!result && may_pass(result.code)) return;  // the next tick asks again
     free();
@@ -97,6 +106,9 @@ void PassedState::end_at_parent() {
     if (!waiting) return;
     const std::optional<Error> failed = error_of([&] { begin(waiting->request, waiting->reply); });
     if (failed) waiting->reply({failed->code(), failed->what()});
+  };
+  uplink_.ask(ended, [](Parent& parent, const Credential& who, auto answer) {
+    parent.end_state(who, std::move(answer));
   });
 }
 

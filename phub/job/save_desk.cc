@@ -32,7 +32,11 @@ SaveDesk::SaveDesk(const JobContext& context, Savers& savers, PartDesk& parts)
 // for the next one.
 void SaveDesk::checkpoint(uint64_t round, Reply<CheckpointReply> reply) {
   const std::string& name = job_.spec().name;
-  if (uplink_) return uplink_->checkpoint(round, std::move(reply));
+  if (uplink_) {
+    return uplink_->ask(std::move(reply), [&](Parent& parent, const Credential& who, auto answer) {
+      parent.checkpoint(who, {.round = round}, std::move(answer));
+    });
+  }
   if (!host_.checkpoints) {
     fail(ErrorCode::kInvalid,
          "this server keeps no checkpoints: start it with 'phub serve --checkpoints DIR'");

@@ -28,24 +28,6 @@ Credential Uplink::who() const {
           .epoch = admission_.epoch};
 }
 
-template <typename T>
-Reply<T> Uplink::guarded(std::function<void(Result<T>)> reply) {
-  return [weak = weak_from_this(), reply = std::move(reply)](Result<T> result) {
-    const std::shared_ptr<Uplink> alive = weak.lock();
-    if (alive && !alive->ended_) reply(std::move(result));
-  };
-}
-
-template <typename T>
-Reply<T> Uplink::or_refused(Reply<T> reply) {
-  const uint64_t number = next_call_++;
-  calls_[number] = [reply](ErrorCode code, const std::string& why) { reply({code, why}); };
-  return guarded<T>([this, number, reply = std::move(reply)](Result<T> result) {
-    calls_.erase(number);
-    reply(std::move(result));
-  });
-}
-
 // --- joining -------------------------------------------------------------------------------------
 
 void Uplink::join(Reply<Done> done) {
@@ -147,61 +129,13 @@ void Uplink::refuse_waiting(ErrorCode code, const std::string& why) {
 
 // --- calls ---------------------------------------------------------------------------------------
 
-template <typename T>
-bool Uplink::is_there(const Reply<T>& reply) const {
-  if (ended_) reply({ErrorCode::kUnavailable, "the parent's job has ended"});
-  return !ended_;
-}
-
 void Uplink::barrier(Reply<Done> reply) {
-  if (!is_there(reply)) return;
+  if (ended_) return reply({ErrorCode::kUnavailable, kHasEnded});
   barrier_.push_back(std::move(reply));
   if (barrier_.size() > 1) return;
   parent_.barrier(who(), guarded<Done>([this](const Result<Done>& result) {
                     for (const Reply<Done>& waiting : std::exchange(barrier_, {})) waiting(result);
                   }));
-}
-
-void Uplink::set_hyper(const HyperChange& change, Reply<HyperReply> reply) {
-  if (!is_there(reply)) return;
-  parent_.set_hyper(who(), {.round = change.round, .values = change.values},
-                    or_refused(std::move(reply)));
-}
-
-void Uplink::checkpoint(uint64_t round, Reply<CheckpointReply> reply) {
-  if (!is_there(reply)) return;
-  parent_.checkpoint(who(), {.round = round}, or_refused(std::move(reply)));
-}
-
-void Uplink::send_part(const PartPiece& place, std::string piece, Reply<Done> reply) {
-  if (!is_there(reply)) return;
-  parent_.send_part(who(), place, std::move(piece), or_refused(std::move(reply)));
-}
-
-void Uplink::restored_part(uint32_t whose, uint64_t offset, Reply<PartBytes> reply) {
-  if (!is_there(reply)) return;
-  parent_.restored_part(who(), whose, offset, or_refused(std::move(reply)));
-}
-
-void Uplink::begin_state(const StateRequest& request, Reply<StateReply> reply) {
-  if (is_there(reply)) parent_.begin_state(who(), request, or_refused(std::move(reply)));
-}
-
-void Uplink::read_state(uint64_t offset, Reply<PartBytes> reply) {
-  if (is_there(reply)) parent_.read_state(who(), offset, or_refused(std::move(reply)));
-}
-
-void Uplink::write_state(uint64_t offset, std::string piece, Reply<Done> reply) {
-  if (!is_there(reply)) return;
-  parent_.write_state(who(), offset, std::move(piece), or_refused(std::move(reply)));
-}
-
-void Uplink::apply_state(Reply<HyperReply> reply) {
-  if (is_there(reply)) parent_.apply_state(who(), or_refused(std::move(reply)));
-}
-
-void Uplink::end_state(Reply<Done> reply) {
-  if (is_there(reply)) parent_.end_state(who(), or_refused(std::move(reply)));
 }
 
 void Uplink::reconnect(Reply<Offer> reply) {

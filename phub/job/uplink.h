@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "phub/clock.h"
@@ -54,18 +55,13 @@ class Uplink : public std::enable_shared_from_this<Uplink> {
   // Answered when the ranks of all racks are there. All calls before the answer are one at the
   // parent.
   void barrier(Reply<Done> reply);
-  void set_hyper(const HyperChange& change, Reply<HyperReply> reply);
-  void checkpoint(uint64_t round, Reply<CheckpointReply> reply);
-  // Pieces of parts of its ranks.
-  void send_part(const PartPiece& place, std::string piece, Reply<Done> reply);
-  void restored_part(uint32_t whose, uint64_t offset, Reply<PartBytes> reply);
-  // The state of keys; the rack reads or sets one at a time.
-  void begin_state(const StateRequest& request, Reply<StateReply> reply);
-  void read_state(uint64_t offset, Reply<PartBytes> reply);
-  void write_state(uint64_t offset, std::string piece, Reply<Done> reply);
-  void apply_state(Reply<HyperReply> reply);
-  void end_state(Reply<Done> reply);
-  // (Calls of these that are open when this ends or leaves are refused.)
+  // Makes a call of a rank to the parent: call(parent, who, answer). Replies with the answer, or
+  // refuses when this ends or has left.
+  template <typename T, typename Call>
+  void ask(Reply<T> reply, const Call& call) {
+    if (ended_) return reply({ErrorCode::kUnavailable, kHasEnded});
+    call(parent_, who(), or_refused(std::move(reply)));
+  }
   void reconnect(Reply<Offer> reply);
   // All ranks have left; `last` is about those that save. After this no call goes to the parent.
   void leave(const RackNews& last = {});
@@ -80,6 +76,8 @@ class Uplink : public std::enable_shared_from_this<Uplink> {
   bool has_told_of_savers() const { return request_.saves || news_.saves; }
 
  private:
+  static constexpr const char* kHasEnded = "the parent's job has ended";
+
   Credential who() const;
   void try_to_join();
   void beat();
@@ -92,9 +90,6 @@ class Uplink : public std::enable_shared_from_this<Uplink> {
   // A reply that is refused when this ends, or has left.
   template <typename T>
   Reply<T> or_refused(Reply<T> reply);
-  // Returns false if the parent's job has ended; then it has refused `reply`.
-  template <typename T>
-  bool is_there(const Reply<T>& reply) const;
 
   Parent& parent_;
   // Measures time only while this box runs, so a pause does not count against an answer.
@@ -118,5 +113,23 @@ class Uplink : public std::enable_shared_from_this<Uplink> {
   std::map<uint64_t, Refuse> calls_;  // calls that the parent has not answered
   std::function<void(const Error& why)> on_end_;
 };
+
+template <typename T>
+Reply<T> Uplink::guarded(std::function<void(Result<T>)> reply) {
+  return [weak = weak_from_this(), reply = std::move(reply)](Result<T> result) {
+    const std::shared_ptr<Uplink> alive = weak.lock();
+    if (alive && !alive->ended_) reply(std::move(result));
+  };
+}
+
+template <typename T>
+Reply<T> Uplink::or_refused(Reply<T> reply) {
+  const uint64_t number = next_call_++;
+  calls_[number] = [reply](ErrorCode code, const std::string& why) { reply({code, why}); };
+  return guarded<T>([this, number, reply = std::move(reply)](Result<T> result) {
+    calls_.erase(number);
+    reply(std::move(result));
+  });
+}
 
 }  // namespace phub

@@ -50,6 +50,11 @@ class UplinkTest : public ::testing::Test {
     time_.begin_round(kLongestRound);
     uplink_->tick();
   }
+  void set_hyper(Reply<HyperReply> reply) {
+    uplink_->ask(std::move(reply), [](Parent& parent, const Credential& who, auto answer) {
+      parent.set_hyper(who, {}, answer);
+    });
+  }
 
   SetClock clock_;
   ServedTime time_{clock_};
@@ -215,10 +220,18 @@ TEST_F(UplinkTest, ThatRanksSaveIsKnownWhenTheParentHasAnswered) {
 TEST_F(UplinkTest, PiecesOfPartsGoUpUnderTheirRanks) {
   admit();
   std::vector<std::string> answers;
-  uplink_->send_part({.whose = 5, .round = 8, .offset = 3, .all = 7}, "piece",
-                     [&](const Result<Done>& r) { answers.push_back(r ? "there" : r.message); });
-  uplink_->restored_part(
-      4, 2, [&](const Result<PartBytes>& r) { answers.push_back(r ? r.value->bytes : r.message); });
+  const Reply<Done> sent = [&](const Result<Done>& r) {
+    answers.push_back(r ? "there" : r.message);
+  };
+  uplink_->ask(sent, [](Parent& parent, const Credential& who, auto answer) {
+    parent.send_part(who, {.whose = 5, .round = 8, .offset = 3, .all = 7}, "piece", answer);
+  });
+  const Reply<PartBytes> read = [&](const Result<PartBytes>& r) {
+    answers.push_back(r ? r.value->bytes : r.message);
+  };
+  uplink_->ask(read, [](Parent& parent, const Credential& who, auto answer) {
+    parent.restored_part(who, 4, 2, answer);
+  });
   ASSERT_EQ(parent_.sent.size(), 1u);
   EXPECT_EQ(parent_.sent[0].whose, 5u);
   EXPECT_EQ(parent_.sent[0].offset, 3u);
@@ -243,7 +256,7 @@ TEST_F(UplinkTest, AnswersThatComeTooLateChangeNothing) {
   admit();
   pass(kLease / 4);
   bool answered = false;
-  uplink_->set_hyper({}, [&](const Result<HyperReply>&) { answered = true; });
+  set_hyper([&](const Result<HyperReply>&) { answered = true; });
   uplink_.reset();
   EXPECT_THAT(parent_.forgotten, ElementsAre(3u));
   take(parent_.beats)({ErrorCode::kRankLost, "too late"});
@@ -268,8 +281,13 @@ TEST_F(UplinkTest, ABoxThatStandsStillAsksFirst) {
 TEST_F(UplinkTest, WhatTheParentHasNotAnsweredIsRefusedAtTheEnd) {
   admit();
   std::vector<std::string> answers;
-  uplink_->set_hyper({}, [&](const Result<HyperReply>& r) { answers.push_back(r.message); });
-  uplink_->checkpoint(0, [&](const Result<CheckpointReply>& r) { answers.push_back(r.message); });
+  set_hyper([&](const Result<HyperReply>& r) { answers.push_back(r.message); });
+  const Reply<CheckpointReply> saved = [&](const Result<CheckpointReply>& r) {
+    answers.push_back(r.message);
+  };
+  uplink_->ask(saved, [](Parent& parent, const Credential& who, auto answer) {
+    parent.checkpoint(who, {}, answer);
+  });
   pass(kLease / 4);
   take(parent_.beats)({ErrorCode::kRankLost, "over"});
   EXPECT_THAT(answers, ElementsAre(HasSubstr("over"), HasSubstr("over")));
@@ -281,7 +299,7 @@ TEST_F(UplinkTest, WhatTheParentHasNotAnsweredIsRefusedAtTheEnd) {
 TEST_F(UplinkTest, WhatTheParentHasNotAnsweredIsRefusedWhenAllHaveLeft) {
   admit();
   std::vector<ErrorCode> answers;
-  uplink_->set_hyper({}, [&](const Result<HyperReply>& r) { answers.push_back(r.code); });
+  set_hyper([&](const Result<HyperReply>& r) { answers.push_back(r.code); });
   uplink_->barrier([&](const Result<Done>& r) { answers.push_back(r.code); });
   uplink_->leave();
   EXPECT_THAT(answers, ElementsAre(ErrorCode::kNotFound, ErrorCode::kNotFound));
