@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <set>
 #include <string_view>
 #include <utility>
 
@@ -12,10 +11,6 @@
 
 namespace phub {
 namespace {
-
-[[noreturn]] void refuse_report(std::string_view what) {
-  fail(ErrorCode::kInvalid, "mail: a report does not fit its job: {}", what);
-}
 
 // Whether a core sends the report only when it is asked.
 bool is_answer(CoreReport::Type type) {
@@ -63,81 +58,25 @@ void take_probe(const ShardProbe& said, Probe& probe) {
 }  // namespace
 
 std::span<const uint32_t> RemoteParts::close_round(uint64_t shard, uint64_t round) {
-  Remote& part = part_of_shard(shard);
-  if (round <= decided_ || round <= part.closed_round) refuse_report("a round that is closed");
-  part.closed_round = round;
-  if (!part.chunks.empty()) return part.chunks;
-  for (uint32_t id = 0; id < plan_.chunks.size(); ++id) {
-    if (plan_.chunks[id].queue - part.first_queue < part.queues) part.chunks.push_back(id);
-  }
-  return part.chunks;
-}
-
-void RemoteParts::answered(Question& question, const Remote& part, const ShardReport& report) {
-  if (!question.awaited.contains(part.shard)) return;
-  if (report.refused && !question.failed) {
-    question.failed.emplace(report.code, fmt::format("{}: {}", part.name, report.text));
-  }
-  if (!report.refused && question.offer != nullptr) {
-    if (report.queues.size() != part.queues || report.tls != question.offer->tls) {
-      refuse_report("an offer");
-    }
-    std::ranges::copy(report.queues, question.offer->queues.begin() + part.first_queue);
-  }
-  question.awaited.erase(part.shard);
-  if (!question.awaited.empty()) return;
-  const Done done = std::exchange(question.done, nullptr);
-  const std::optional<Error> failed = question.failed;
-  done(failed);
-}
-
-// Each rank may come once, and each chunk once, ascending: otherwise the work could be the product
-// of the two lists' lengths, not their sum.
-void RemoteParts::check_last_rounds(Remote& part, std::span<const ShardRounds> all,
-                                    const Boundary& boundary) {
-  if (std::exchange(part.told_rounds, true)) refuse_report("last rounds that are known");
-  std::set<uint32_t> ranks;
-  for (const ShardRounds& rounds : all) {
-    if (!ranks.insert(rounds.rank).second) refuse_report("the last rounds of a rank come twice");
-    const auto lost = std::ranges::find(boundary.lost, rounds.rank, &Boundary::Lost::rank);
-    if (lost == boundary.lost.end()) refuse_report("a rank that is not lost");
-    uint64_t next = 0;
-    for (const ChunkRange& range : rounds.rounds) {
-      const bool is_behind = range.first >= next && range.last >= range.first;
-      if (!is_behind || range.last >= plan_.chunks.size()) refuse_report("a range of chunks");
-      next = uint64_t{range.last} + 1;
-    }
-  }
-}
-
-// REQUIRES: check_last_rounds().
-void RemoteParts::take_last_rounds(const Remote& part, std::span<const ShardRounds> all,
-                                   Boundary& boundary) const {
-  for (const ShardRounds& rounds : all) {
-    const auto lost = std::ranges::find(boundary.lost, rounds.rank, &Boundary::Lost::rank);
-    for (const ChunkRange& range : rounds.rounds) {
-      for (uint32_t c = range.first; c <= range.last; ++c) {
-        const uint32_t queue = plan_.chunks[c].queue - part.first_queue;
-        if (queue < part.queues) lost->last_rounds[c] = range.round;
-      }
-    }
-  }
+  RemoteBox& part = part_of_shard(shard);
+  if (round <= decided_) refuse_report("a round that is closed");
+  return part.close(round, plan_);
 }
 
 std::optional<CoreReport> RemoteParts::take(uint64_t shard, const ShardReport& report,
                                             const ProbeOf& probe_of, Boundary& boundary) {
-  const auto part = std::ranges::find(parts_, shard, &Remote::shard);
+  const auto part = std::ranges::find(parts_, shard, &RemoteBox::shard);
   if (part == parts_.end()) return std::nullopt;
   if (being_made() && report.kind != ShardSays::kMade) refuse_report("it is being made");
   if (report.kind == ShardSays::kActive) active_ = true;
-  if (report.kind == ShardSays::kMade) answered(making_, *part, report);
+  if (report.kind == ShardSays::kMade) making_.answered(*part, report);
   if (report.kind == ShardSays::kOffered) {
     const auto offer = offers_.find({report.rank, report.incarnation});
-    if (offer != offers_.end()) answered(offer->second, *part, report);
+    if (offer != offers_.end()) offer->second.answered(*part, report);
   }
   for (Shared* shared : {&keys_, &branch_}) {
     if (report.kind != ShardSays::kStateThere || report.state != shared->what.number) continue;
-    answered(shared->question, *part, report);
+    shared->question.answered(*part, report);
   }
   const std::optional<CoreReport::Type> type = report_of(report.kind);
   if (!type || type == CoreReport::kFailed) return std::nullopt;
@@ -162,8 +101,7 @@ std::optional<CoreReport> RemoteParts::take(uint64_t shard, const ShardReport& r
   }
   if (!report.last_rounds.empty()) {
     if (type != CoreReport::kCommitted) refuse_report("last rounds without a boundary");
-    check_last_rounds(*part, report.last_rounds, boundary);
-    take_last_rounds(*part, report.last_rounds, boundary);
+    part->take_last_rounds(report.last_rounds, plan_, boundary);
   }
   CoreReport out;
   out.type = *type;
@@ -199,13 +137,13 @@ std::optional<RemoteParts::Late> RemoteParts::late(uint64_t now_ms, uint64_t com
     return fmt::format("it sends mail, but has not answered for {} ms: it was asked {}", waited,
                        what);
   };
-  for_each_question([&](Question& question, std::string_view what) {
-    for (auto& [shard, since] : question.awaited) {
-      const uint64_t waited = late_by(shard, since, question.limit_ms);
+  for_each_question([&](BoxQuestion& question, std::string_view what) {
+    for (auto& [shard, since] : question.awaited()) {
+      const uint64_t waited = late_by(shard, since, question.limit_ms());
       if (waited > 0) found = {shard, text(waited, what)};
     }
   });
-  for (Remote& part : parts_) {
+  for (RemoteBox& part : parts_) {
     for (auto& [report, owed] : part.owed) {
       if (owed.from_round > completed_round) continue;
       const uint64_t waited = late_by(part.shard, owed.since_ms, kAnswerMs);
@@ -219,10 +157,11 @@ std::optional<RemoteParts::Late> RemoteParts::late(uint64_t now_ms, uint64_t com
 }
 
 void RemoteParts::moved(uint64_t shard) {
-  for_each_question([shard](Question& question, std::string_view) {
-    if (const auto at = question.awaited.find(shard); at != question.awaited.end()) at->second = 0;
+  for_each_question([shard](BoxQuestion& question, std::string_view) {
+    if (const auto at = question.awaited().find(shard); at != question.awaited().end())
+      at->second = 0;
   });
-  for (Remote& part : parts_) {
+  for (RemoteBox& part : parts_) {
     if (part.shard != shard) continue;
     for (auto& [report, owed] : part.owed) {
       const auto type = std::get<CoreReport::Type>(report);
@@ -232,16 +171,16 @@ void RemoteParts::moved(uint64_t shard) {
 }
 
 std::optional<RemoteParts::Lost> RemoteParts::lose(uint64_t shard) {
-  const auto part = std::ranges::find(parts_, shard, &Remote::shard);
+  const auto part = std::ranges::find(parts_, shard, &RemoteBox::shard);
   if (part == parts_.end()) return std::nullopt;
   const Lost lost{part->name, part->owing(CoreReport::kCommitted)};
   part->owed.clear();
   ShardReport gone{
       .refused = true, .code = ErrorCode::kUnavailable, .text = std::string(kServesNoMore)};
-  answered(making_, *part, gone);
-  for (auto& [of, question] : offers_) answered(question, *part, gone);
-  answered(keys_.question, *part, gone);
-  answered(branch_.question, *part, gone);
+  making_.answered(*part, gone);
+  for (auto& [of, question] : offers_) question.answered(*part, gone);
+  keys_.question.answered(*part, gone);
+  branch_.question.answered(*part, gone);
   return lost;
 }
 

@@ -11,58 +11,42 @@
 #include "transport/control/shard_fields.h"
 
 namespace phub {
+namespace {
+
+// The time to make memory for `copies` copies of a part's elements.
+uint64_t make_ms(const Plan& plan, uint64_t copies) {
+  constexpr uint64_t kBytesPerMs = 256 * 1024;
+  uint64_t elements = 0;  // those of all boxes, an upper bound for each of them
+  for (const ChunkLayout& chunk : plan.chunks) elements += chunk.elements;
+  return RemoteParts::kMakeMs + elements * sizeof(float) * copies / kBytesPerMs;
+}
+
+}  // namespace
+
 RemoteParts::RemoteParts(Shards& shards, uint64_t job, const Plan& plan,
                          std::vector<ShardBox> boxes)
     : shards_(shards), job_(job), plan_(plan) {
-  for (uint32_t i = 0; i < boxes.size(); ++i) {
-    const uint32_t box = i + 1, core = first_core_of(plan, box), queue = first_queue_of(plan, box);
-    parts_.push_back({.shard = boxes[i].id,
-                      .name = boxes[i].about.name,
-                      .box = box,
-                      .first_core = core,
-                      .cores = first_core_of(plan, box + 1) - core,
-                      .first_queue = queue,
-                      .queues = first_queue_of(plan, box + 1) - queue});
-  }
+  for (uint32_t i = 0; i < boxes.size(); ++i) parts_.emplace_back(plan, i + 1, boxes[i]);
 }
 
-void RemoteParts::Remote::owes(CoreReport::Type type, uint32_t rank, uint64_t from_round) {
-  for (uint32_t core = 0; core < cores; ++core) {
-    owed[{type, rank, core}] = {.from_round = from_round};
-  }
-}
-
-uint32_t RemoteParts::Remote::owing(CoreReport::Type type) const {
-  return static_cast<uint32_t>(std::ranges::count(
-      owed, type, [](const auto& report) { return std::get<CoreReport::Type>(report.first); }));
-}
-
-void RemoteParts::ask(Question& question, Offer* offer, Done done, uint64_t limit_ms) {
-  question = {.limit_ms = limit_ms, .failed = {}, .offer = offer, .done = std::move(done)};
-  for (const Remote& part : parts_) question.awaited[part.shard] = 0;
+BoxQuestion RemoteParts::ask(Offer* offer, Done done, uint64_t limit_ms) {
   if (offer != nullptr) offer->queues.resize(plan_.queues.size());
-}
-
-uint64_t RemoteParts::make_ms(uint64_t copies) const {
-  constexpr uint64_t kBytesPerMs = 256 * 1024;
-  uint64_t elements = 0;  // those of all boxes, an upper bound for each of them
-  for (const ChunkLayout& chunk : plan_.chunks) elements += chunk.elements;
-  return kMakeMs + elements * sizeof(float) * copies / kBytesPerMs;
+  return {parts_, offer, std::move(done), limit_ms};
 }
 
 void RemoteParts::order(ShardOrder order) {
   order.job = job_;
-  for (const Remote& part : parts_) shards_.send(part.shard, order);
+  for (const RemoteBox& part : parts_) shards_.send(part.shard, order);
 }
 
 void RemoteParts::make(const ShardPart& like, Done done) {
-  for (const Remote& part : parts_) {  // one may be lost since the job was begun
+  for (const RemoteBox& part : parts_) {  // one may be lost since the job was begun
     if (shards_.has(part.shard)) continue;
     return done(Error(ErrorCode::kUnavailable, fmt::format("{}: {}", part.name, kServesNoMore)));
   }
   constexpr uint64_t kOfBox = 8;  // parameters, sums, results, state, a snapshot
-  ask(making_, nullptr, std::move(done), make_ms(like.spec.max_ranks + kOfBox));
-  for (const Remote& part : parts_) {
+  making_ = ask(nullptr, std::move(done), make_ms(plan_, like.spec.max_ranks + kOfBox));
+  for (const RemoteBox& part : parts_) {
     const Plan plan = part_of(plan_, part.box);
     ShardPart made = like;
     made.queue_chunks = plan.queue_chunks;
@@ -81,7 +65,7 @@ void RemoteParts::make(const ShardPart& like, Done done) {
 }
 
 void RemoteParts::owe(CoreReport::Type type, uint32_t rank, uint64_t from_round) {
-  for (Remote& part : parts_) part.owes(type, rank, from_round);
+  for (RemoteBox& part : parts_) part.owes(type, rank, from_round);
 }
 
 void RemoteParts::start() {
@@ -105,7 +89,7 @@ void RemoteParts::attach(uint32_t rank, uint32_t incarnation) {
 }
 
 void RemoteParts::remove() {
-  for (Remote& part : parts_) {
+  for (RemoteBox& part : parts_) {
     for (auto& [report, owed] : part.owed) {
       if (std::get<CoreReport::Type>(report) == CoreReport::kRemoved) owed.from_round = 0;
     }
@@ -115,14 +99,14 @@ void RemoteParts::remove() {
 
 bool RemoteParts::gone() const {
   return std::ranges::all_of(
-      parts_, [](const Remote& part) { return part.owing(CoreReport::kRemoved) == 0; });
+      parts_, [](const RemoteBox& part) { return part.owing(CoreReport::kRemoved) == 0; });
 }
 
 void RemoteParts::admit(uint32_t rank, uint32_t incarnation, std::span<const KeyInterest> interest,
                         Offer& offer, Done done) {
   if (empty()) return done({});
-  std::erase_if(offers_, [](const auto& question) { return question.second.awaited.empty(); });
-  ask(offers_[{rank, incarnation}], &offer, std::move(done), make_ms(1));
+  std::erase_if(offers_, [](const auto& question) { return question.second.has_all_answers(); });
+  offers_[{rank, incarnation}] = ask(&offer, std::move(done), make_ms(plan_, 1));
   order({.kind = ShardDo::kAdmit,
          .rank = rank,
          .incarnation = incarnation,
@@ -132,7 +116,7 @@ void RemoteParts::admit(uint32_t rank, uint32_t incarnation, std::span<const Key
 
 void RemoteParts::reconnect(uint32_t rank, uint32_t incarnation, Offer& offer, Done done) {
   if (empty()) return done({});
-  ask(offers_[{rank, incarnation}], &offer, std::move(done));
+  offers_[{rank, incarnation}] = ask(&offer, std::move(done));
   order({.kind = ShardDo::kReconnect,
          .rank = rank,
          .incarnation = incarnation,
@@ -163,7 +147,7 @@ void RemoteParts::commit(const Commit& commit) {
   }
   if (commit.state > 0 && keys_.what.set) owe(CoreReport::kSetState, 0, boundary.round + 1);
   if (commit.state > 0 && !keys_.what.set) owe(CoreReport::kGotState, 0, boundary.round);
-  for (Remote& part : parts_) part.told_rounds = false;
+  for (RemoteBox& part : parts_) part.told_rounds = false;
   ShardOrder all{.kind = ShardDo::kCommit};
   all.boundary.push_back(std::move(sent));
   order(std::move(all));
@@ -172,7 +156,7 @@ void RemoteParts::commit(const Commit& commit) {
 void RemoteParts::share_state(const ShardKeys& state, Done done) {
   Shared& shared = state.keys.empty() ? branch_ : keys_;
   constexpr uint64_t kArrays = 4;  // parameters and state
-  ask(shared.question, nullptr, std::move(done), make_ms(kArrays));
+  shared.question = ask(nullptr, std::move(done), make_ms(plan_, kArrays));
   shared.what = state;
   ShardOrder share{.kind = ShardDo::kState};
   share.state.push_back(state);
@@ -205,8 +189,8 @@ void RemoteParts::decide(const Decision& decision) {
   order(std::move(decide));
 }
 
-const RemoteParts::Remote& RemoteParts::part_of_shard(uint64_t shard) const {
-  const auto part = std::ranges::find(parts_, shard, &Remote::shard);
+const RemoteBox& RemoteParts::part_of_shard(uint64_t shard) const {
+  const auto part = std::ranges::find(parts_, shard, &RemoteBox::shard);
   if (part == parts_.end()) fail(ErrorCode::kNotFound, "this box has no part of that job");
   return *part;
 }

@@ -6,11 +6,9 @@
 #include <functional>
 #include <map>
 #include <optional>
-#include <set>
 #include <span>
 #include <string>
 #include <string_view>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -18,6 +16,7 @@
 #include "phub/core/round_gate.h"
 #include "phub/job/box_moves.h"
 #include "phub/job/part.h"
+#include "phub/job/remote_box.h"
 #include "phub/job/shards.h"
 #include "phub/plan/plan.h"
 #include "transport/error.h"
@@ -35,7 +34,7 @@ class RemoteParts : public Part {
   RemoteParts(Shards& shards, uint64_t job, const Plan& plan, std::vector<ShardBox> boxes);
 
   bool empty() const { return parts_.empty(); }
-  bool being_made() const { return static_cast<bool>(making_.done); }
+  bool being_made() const { return making_.is_open(); }
   uint64_t job() const { return job_; }
 
   // Makes all boxes make their parts of a job like `part`. Calls `done` once, when all have
@@ -100,62 +99,30 @@ class RemoteParts : public Part {
 
  private:
   static constexpr std::string_view kServesNoMore = "it serves no more";
-  struct Remote {
-    uint64_t shard = 0;
-    std::string name;
-    uint32_t box = 0;
-    uint32_t first_core = 0, cores = 0;
-    uint32_t first_queue = 0, queues = 0;
-    // The reports that its cores owe, by type, the rank that it is about (0 means none), and the
-    // core.
-    struct Owed {
-      uint64_t from_round = 0;  // due when the job has completed this; kNever: not yet
-      uint64_t since_ms = 0;    // 0: late() has not seen it due
-    };
-    std::map<std::tuple<CoreReport::Type, uint32_t, uint32_t>, Owed> owed;
-    bool told_rounds = false;      // has told the last rounds of the boundary's lost ranks
-    uint64_t closed_round = 0;     // the latest round that it closed for a gate
-    std::vector<uint32_t> chunks;  // the box's, ascending; empty: not needed yet
 
-    // Each core owes one such report.
-    void owes(CoreReport::Type type, uint32_t rank = 0, uint64_t from_round = 0);
-    uint32_t owing(CoreReport::Type type) const;  // the number of cores
-  };
-  const Remote& part_of_shard(uint64_t shard) const;
-  Remote& part_of_shard(uint64_t shard) {
-    return const_cast<Remote&>(std::as_const(*this).part_of_shard(shard));
+  const RemoteBox& part_of_shard(uint64_t shard) const;
+  RemoteBox& part_of_shard(uint64_t shard) {
+    return const_cast<RemoteBox&>(std::as_const(*this).part_of_shard(shard));
   }
-  struct Question {  // a question to all parts, some of which have not answered
-    std::map<uint64_t, uint64_t> awaited = {};  // shards, and since when; 0: late() has not seen it
-    uint64_t limit_ms = kAnswerMs;
-    std::optional<Error> failed;
-    Offer* offer = nullptr;
-    Done done;
-  };
-  void ask(Question& question, Offer* offer, Done done, uint64_t limit_ms = kAnswerMs);
-  // The time to make memory for `copies` copies of the part's elements.
-  uint64_t make_ms(uint64_t copies) const;
+  // A question to all boxes, whose queues the answers add to the offer; null: they have none.
+  BoxQuestion ask(Offer* offer, Done done, uint64_t limit_ms = kAnswerMs);
   template <typename Visit>
   void for_each_question(Visit visit);
-  void answered(Question& question, const Remote& part, const ShardReport& report);
-  void check_last_rounds(Remote& part, std::span<const ShardRounds> all, const Boundary& boundary);
-  void take_last_rounds(const Remote& part, std::span<const ShardRounds> all,
-                        Boundary& boundary) const;
   void owe(CoreReport::Type type, uint32_t rank = 0, uint64_t from_round = 0);
   void order(ShardOrder order);
 
   Shards& shards_;
   const uint64_t job_;
   const Plan& plan_;
-  std::vector<Remote> parts_;
+  std::vector<RemoteBox> parts_;
   bool active_ = false;
   uint64_t begun_ = 0;  // the latest that the boxes were told
   uint64_t decided_ = 0;
-  Question making_;
-  std::map<std::pair<uint32_t, uint32_t>, Question> offers_;  // by rank and incarnation
-  struct Shared {                                             // the latest that was shared
+  BoxQuestion making_;
+  std::map<std::pair<uint32_t, uint32_t>, BoxQuestion> offers_;  // by rank and incarnation
+  struct Shared {                                                // the latest that was shared
     ShardKeys what;
-    Question question;
+    BoxQuestion question;
   };
   Shared keys_, branch_;
   BoxMoves moves_;
