@@ -18,6 +18,7 @@
 #include "tests/geeps/held_exchange.h"
 #include "tests/geeps/plain_job.h"
 #include "tests/seeds.h"
+#include "transport/error.h"
 #include "worker/device/host_device.h"
 #include "worker/geeps/cache.h"
 #include "worker/geeps/rows.h"
@@ -215,6 +216,7 @@ class PiecesInOrder : public ::testing::TestWithParam<uint64_t> {
     update(kTop);
     update(0);
     cache_.finish_sequence();
+    EXPECT_EQ(cache_.placement().entries[kTop].pinned, GetParam() == 1 << 20);
   }
   void answer_all() {
     for (size_t key = 0; key < exchange_.keys(); ++key) exchange_.answer(key);
@@ -279,7 +281,45 @@ TEST_P(PiecesInOrder, APieceWaitsForItsOwnResultAlone) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Budgets, PiecesInOrder, ::testing::Values(1 << 20, 16 << 10),
+// Its pieces wait for results that do not come, and another buffer lies in the same memory.
+TEST(Pieces, AReadThatIsLeftOutFreesItsMemory) {
+  const std::vector<TableSpec> specs = {
+      {.name = "w", .row_floats = 64, .keys = dense(8), .piece_bytes = 256},
+      {.name = "x", .row_floats = 64, .keys = dense(8), .local = true}};
+  const auto device = make_host_device({.budget_bytes = 1 << 20});
+  const auto iterate = [&](Cache& cache, bool reads) {
+    if (reads) const ReadBuffer read(cache, 0, specs[0].keys);
+    { const LocalBuffer local(cache, 1, specs[1].keys); }
+    UpdateBuffer update(cache, 0, specs[0].keys);
+    if (update.data() != nullptr) std::fill_n(update.data(), update.buffer().floats(), 1.0F);
+    update.update();  // in the memory of the read
+    cache.table_clock(0);
+  };
+  for (uint64_t budget = 256;; budget += 256) {  // the least
+    ASSERT_LT(budget, 1 << 16);
+    HeldExchange exchange(specs);
+    Cache cache(
+        *device, exchange, specs,
+        {.budget_bytes = budget, .reserved_bytes = 2048, .timeout = std::chrono::seconds(20)});
+    cache.begin_virtual();
+    iterate(cache, true);
+    try {
+      cache.finish_sequence();
+    } catch (const Error& error) {
+      ASSERT_EQ(error.code(), ErrorCode::kFull) << error.what();
+      continue;
+    }
+    ASSERT_EQ(cache.placement().accesses[0].offset, cache.placement().accesses[2].offset);
+    iterate(cache, true);
+    exchange.wait_for_push(exchange.keys());
+    iterate(cache, false);  // two calls show that the read before them is left out
+    for (size_t key = 0; key < exchange.keys(); ++key) exchange.answer(key);
+    exchange.wait_for_push(2 * exchange.keys());
+    break;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Budgets, PiecesInOrder, ::testing::Values(1 << 20, 7 << 10),
                          [](const auto& info) {
                            return info.param == 1 << 20 ? std::string("pinned")
                                                         : std::string("moved");

@@ -1140,7 +1140,7 @@ MUTANTS = [
     Mutant("piece-version: a piece is fetched before its own result is here", MOVER,
            "piece.version >= table.clocks + clocks_ahead(*task.planned)", "true", PARTITIONS),
     Mutant("piece-left-out: pieces wait for a read that the application has left out", MOVER_ORDER,
-           "    return cancel_fill(instance);\n", "    return;\n", SEEDED),
+           "    return cancel_fill(instance);\n", "    return;\n", PARTITIONS),
     Mutant("piece-cancelled: a buffer with some of its pieces is filled", MOVER_ORDER,
            "if (std::exchange(access.cancelled, false)) {", "if (std::exchange(access.cancelled, false) && left_out) {", SEEDED),
     Mutant("piece-clocks: nobody looks again at pieces that waited for a clock which is left out", "worker/geeps/cache_read.cc",
