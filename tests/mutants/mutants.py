@@ -22,6 +22,7 @@ STORE_IN_C = "worker/c_abi/iterstore.cc"
 CORE = "phub/core/core_job.cc"
 CHUNKS = "phub/core/chunk_table.cc"
 CHUNKS_H = "phub/core/chunk_table.h"
+CONTRIBUTIONS = "phub/core/contributions.h"
 READY = "phub/core/ready_chunks.h"
 REDUCER = "phub/core/reducer.cc"
 TREE_SUM = "phub/core/tree_sum.cc"
@@ -165,8 +166,8 @@ MUTANTS = [
     Mutant("stale: now and then the result of the round before goes out", LOCK_STEP_H,
            "return stages_.reducer.reduce(index, store_of(index)) ?",
            "return stages_.table[index].round % 5 == 3 || stages_.reducer.reduce(index, store_of(index)) ?", RACKS),
-    Mutant("null: a null contribution is read from the slot", CHUNKS_H,
-           "if (null) null_[at(index, rank / 64)] |= bit;",
+    Mutant("null: a null contribution is read from the slot", CONTRIBUTIONS,
+           "if (null) null_.set(rank, index);",
            "", RACKS),
     Mutant("owe: a result that found a full queue is forgotten", OUTBOX,
            "if (places.empty() && post(rank, index, completed, write)) return;",
@@ -1848,8 +1849,8 @@ MUTANTS = [
            ("worker/interest_test", "racks")),
     Mutant("interest: an idle rank is waited for", CHUNKS, "if (is_idle(rank, index)) return;", "",
            ("worker/interest_test", "racks")),
-    Mutant("interest: a reader is not waited for", CHUNKS, "set(idle_[at(i, rank / 64)], !of.any());",
-           "set(idle_[at(i, rank / 64)], !of.writes);", ("worker/interest_test", "racks")),
+    Mutant("interest: a reader is not waited for", CHUNKS, "idle_.set_to(rank, i, !of.any());",
+           "idle_.set_to(rank, i, !of.writes);", ("worker/interest_test", "racks")),
     Mutant("interest: results go to those who do not read them", OUTBOX, "if (idle || !table_.reads(rank, index)) {",
            "if (idle) {", ("worker/interest_test",)),
     Mutant("interest: an idle rank hears of every round", OUTBOX, "if (table_.rank(rank).attached && !told) send",
@@ -1867,7 +1868,7 @@ MUTANTS = [
            ("phub/core_job_test", "racks")),
     Mutant("interest: what it follows to is open to newcomers", BOUNDARY,
            "table_.open_round(i)});", "uint64_t{0}});", ("phub/core_job_test", "racks")),
-    Mutant("interest: a lost rank is still idle where it was", CHUNKS, "if (ranks_[rank].selective || !interest.empty()) set_interest",
+    Mutant("interest: a lost rank is still idle where it was", CHUNKS, "if (expected.selective || !interest.empty()) set_interest",
            "if (!interest.empty()) set_interest", ("phub/core_job_test", "racks")),
     Mutant("interest: a range reaches no further than the chunk that it begins in", "transport/control/interest.cc",
            "chunks[next].key_element < end; ++next", "chunks[next].key_element <= begin; ++next", ("worker/interest_test", "racks")),

@@ -1,0 +1,147 @@
+// The ranks of a core's part of a job, and which of them have contributed to each chunk's round in
+// progress.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "phub/core/index_set.h"
+#include "phub/core/queued_chunks.h"
+
+namespace phub {
+
+// A bit for each chunk and rank, in words of 64 ranks.
+class RankBits {
+ public:
+  RankBits(uint32_t chunks, uint32_t max_ranks)
+      : words_(static_cast<uint32_t>(bit_words(max_ranks))), bits_(size_t{chunks} * words_) {}
+
+  bool has(uint32_t rank, uint32_t index) const {
+    return ((word(index, rank / 64) >> (rank % 64)) & 1) != 0;
+  }
+  void set(uint32_t rank, uint32_t index) { word(index, rank / 64) |= mask(rank); }
+  void clear(uint32_t rank, uint32_t index) { word(index, rank / 64) &= ~mask(rank); }
+  void set_to(uint32_t rank, uint32_t index, bool yes) {
+    yes ? set(rank, index) : clear(rank, index);
+  }
+
+  uint32_t words() const { return words_; }  // of a chunk
+  uint64_t word(uint32_t index, uint32_t w) const { return bits_[size_t{index} * words_ + w]; }
+  uint64_t& word(uint32_t index, uint32_t w) { return bits_[size_t{index} * words_ + w]; }
+
+ private:
+  static uint64_t mask(uint32_t rank) { return uint64_t{1} << (rank % 64); }
+
+  const uint32_t words_;
+  std::vector<uint64_t> bits_;
+};
+
+struct CoreRank {
+  uint64_t first_round = kNever;   // expected from this round on; kNever: not at all
+  uint64_t results_from = kNever;  // receives the results of this round and later ones
+  uint64_t arrivals = 0;           // ever
+  const std::byte* slots = nullptr;
+  uint32_t incarnation = 0;
+  uint32_t open = 0;     // its contributions to chunks that are not complete
+  uint32_t unheard = 0;  // chunks that have heard nothing from it since it reconnected
+  bool attached = false;
+  bool broken = false;     // its connection is; ignored until a boundary or a reconnection
+  bool selective = false;  // there are chunks that it does not write, or not read
+};
+
+// It knows nothing of the ranks that are expected at a chunk, and begins no rounds. Nothing
+// allocates after construction.
+class Contributions : public QueuedChunks {
+ public:
+  Contributions(std::vector<CoreChunk> chunks, uint32_t queues, uint32_t max_ranks)
+      : QueuedChunks(std::move(chunks), queues),
+        ranks_(max_ranks),
+        arrived_(size(), max_ranks),
+        null_(size(), max_ranks),
+        unheard_(size(), max_ranks) {}
+
+  CoreRank& rank(uint32_t rank) { return ranks_[rank]; }
+  const CoreRank& rank(uint32_t rank) const { return ranks_[rank]; }
+  uint32_t max_ranks() const { return static_cast<uint32_t>(ranks_.size()); }
+  uint32_t words() const { return arrived_.words(); }  // each for 64 ranks
+
+  bool has(uint32_t rank, uint32_t index) const { return arrived_.has(rank, index); }
+  bool is_null(uint32_t rank, uint32_t index) const { return null_.has(rank, index); }
+  uint64_t arrived_word(uint32_t index, uint32_t word) const { return arrived_.word(index, word); }
+  void mark(uint32_t rank, uint32_t index, bool null);
+  void unmark(uint32_t rank, uint32_t index);
+  void unmark_all(uint32_t index);
+  // Calls visit(rank) in the order of the ranks.
+  template <typename Visit>
+  void for_each_arrived(uint32_t index, const Visit& visit) const {
+    for (uint32_t w = 0; w < words(); ++w) for_each_bit(arrived_.word(index, w), w, visit);
+  }
+  // Does the same without null contributions.
+  template <typename Visit>
+  void for_each_gradient(uint32_t index, const Visit& visit) const {
+    for (uint32_t w = 0; w < words(); ++w) {
+      for_each_bit(arrived_.word(index, w) & ~null_.word(index, w), w, visit);
+    }
+  }
+
+  // After a reconnection a rank sends its unanswered contributions again. Until that to a chunk is
+  // here, no result of the chunk goes to the rank: its next contribution could overtake the
+  // repeated one.
+  void reconnected(uint32_t rank);
+  void joined(uint32_t rank);  // none of its messages is under way
+  bool is_heard(uint32_t rank, uint32_t index) const {
+    return ranks_[rank].unheard == 0 || !unheard_.has(rank, index);
+  }
+  void hear(uint32_t rank, uint32_t index) {
+    if (is_heard(rank, index)) return;
+    unheard_.clear(rank, index);
+    --ranks_[rank].unheard;
+  }
+
+ private:
+  std::vector<CoreRank> ranks_;
+  RankBits arrived_, null_, unheard_;
+};
+
+inline void Contributions::mark(uint32_t rank, uint32_t index, bool null) {
+  CoreChunk& chunk = (*this)[index];
+  arrived_.set(rank, index);
+  if (null) null_.set(rank, index);
+  if (!null) counters()[chunk.queue].bytes_in += chunk.sent_bytes(ranks_[rank].slots);
+  ++chunk.arrived;
+  --chunk.missing;
+  ++ranks_[rank].open;
+}
+
+inline void Contributions::unmark(uint32_t rank, uint32_t index) {
+  arrived_.clear(rank, index);
+  null_.clear(rank, index);
+  --(*this)[index].arrived;
+  ++(*this)[index].missing;
+  --ranks_[rank].open;
+}
+
+inline void Contributions::unmark_all(uint32_t index) {
+  for (uint32_t w = 0; w < words(); ++w) {
+    for_each_bit(std::exchange(arrived_.word(index, w), 0), w,
+                 [this](uint32_t rank) { --ranks_[rank].open; });
+    null_.word(index, w) = 0;
+  }
+  (*this)[index].arrived = 0;
+}
+
+inline void Contributions::reconnected(uint32_t rank) {
+  for (uint32_t i = 0; i < size(); ++i) unheard_.set(rank, i);
+  ranks_[rank].unheard = size();
+}
+
+inline void Contributions::joined(uint32_t rank) {
+  for (uint32_t i = 0; i < size(); ++i) unheard_.clear(rank, i);
+  ranks_[rank].unheard = 0;
+}
+
+static_assert(kMaxRanks <= 0xffff, "ranks are counted in 16 bits");
+
+}  // namespace phub
