@@ -1,5 +1,5 @@
-// The server: a registry of jobs. It routes each call, report of a core and event of a transport to
-// its job (job/running_job.h).
+// The server: its loop, and the story of a join. It routes each call, report of a core and event of
+// a transport to its job (jobs.h, job/running_job.h) or desk.
 //
 // One control thread calls everything here. The cores' threads are reached through their mailboxes
 // only. Long work goes to more threads (background.h): one decodes and encodes messages, one plans,
@@ -9,12 +9,10 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "phub/background.h"
@@ -24,11 +22,15 @@
 #include "phub/job/parent.h"
 #include "phub/job/running_job.h"
 #include "phub/job_maker.h"
+#include "phub/jobs.h"
 #include "phub/machine.h"
+#include "phub/node_use.h"
 #include "phub/notes.h"
 #include "phub/quotas.h"
 #include "phub/server_trace.h"
+#include "phub/shard_desk.h"
 #include "phub/task.h"
+#include "phub/uplinks.h"
 #include "transport/control/rules.h"
 #include "transport/transport.h"
 
@@ -49,8 +51,6 @@ struct ServerOptions : MachineOptions {
 
 class Server final : public ControlHandler {
  public:
-  static constexpr uint64_t kIdleMs = 500;  // between polls while there are no jobs
-
   Server(ServerOptions options, std::vector<std::unique_ptr<Transport>> transports,
          const Clock& clock);
   ~Server() override;
@@ -69,18 +69,10 @@ class Server final : public ControlHandler {
 #define PHUB_CALL(name, Answer, ...) void name(const Credential& who, Reply<Answer> reply) override;
 #define PHUB_REQUEST(name, Request, Answer, ...) \
   void name(const Credential& who, const Request& request, Reply<Answer> reply) override;
+#define PHUB_PIECE(name, where, ...) void name(__VA_ARGS__) override;
+#define PHUB_NOTICE(name, where) void name(const Credential& who) override;
 #include "transport/control/calls.def"
-  void leave_barrier(const Credential& who) override;
   void losses(const std::string& job, uint64_t from, Reply<LossPage> reply) override;
-  void check_part(const Credential& who, const PartPiece& place, uint64_t bytes) override;
-  void take_part(const Credential& who, const PartPiece& place, std::string piece,
-                 std::shared_ptr<void> charge, Reply<Done> reply) override;
-  void restored_part(const Credential& who, uint32_t whose, uint64_t offset,
-                     Reply<PartBytes> reply) override;
-  void read_state(const Credential& who, uint64_t offset, Reply<PartBytes> reply) override;
-  void check_state_piece(const Credential& who, uint64_t offset, uint64_t bytes) override;
-  void write_state(const Credential& who, uint64_t offset, std::string piece,
-                   std::shared_ptr<void> charge, Reply<Done> reply) override;
   void log(const std::string& job, uint64_t from, Reply<LogPage> reply) override;
   void remove(const std::string& job, Reply<Done> reply) override;
   void check_ready(Reply<Done> reply) override;
@@ -88,14 +80,7 @@ class Server final : public ControlHandler {
   JobStatus job_status(const std::string& job) override;
   const JobOwner* owner(const std::string& job) const override;
   void expel(const WhyNot& why_not) override;
-  void connection_ended(const Credential& who) override;
-  void join_unanswered(const Credential& who) override;
-  void join_shard(ShardHello hello, Reply<ShardWelcome> reply) override;
-  void take_mail(uint64_t shard, ShardMail mail, Reply<ShardOrders> reply) override;
-  void read_copy(uint64_t shard, const CopyPlace& place, Reply<PartBytes> reply) override;
-  void check_copy(uint64_t shard, const CopyPlace& place, uint64_t bytes) override;
-  void write_copy(uint64_t shard, const CopyPlace& place, std::string_view piece,
-                  Reply<Done> reply) override;
+  ShardCalls& shards() override { return shards_; }
 
   // The server is about to end: saves every job that has something to save, once more. is_saving()
   // until that is done; from now on it is not ready.
@@ -108,10 +93,8 @@ class Server final : public ControlHandler {
   std::vector<int> event_fds() const;  // those of cores and transports; edge-triggered or eventfds
 
   Background& background() { return host_.coder; }  // decodes and encodes long messages
-  bool has_job(const std::string& name) const { return jobs_.contains(name); }
-  uint32_t cores() const { return machine_.cores(); }
-  Core& core(uint32_t i) { return machine_.core(i); }
-  std::string describe() const { return machine_.describe(); }
+  bool has_job(const std::string& name) const { return jobs_.find(name) != nullptr; }
+  Machine& machine() { return machine_; }
 
  private:
   using Join = std::shared_ptr<JoinRequest>;
@@ -119,49 +102,24 @@ class Server final : public ControlHandler {
   // server_jobs.cc
   Task<JoinReply> admit(Join join);     // a join, to its answer
   Task<RunningJob*> create(Join join);  // makes the job of a join
-  Task<std::shared_ptr<Uplink>> join_parent(Join join);
-  void add(const std::shared_ptr<RunningJob>& job);
   Story retire(std::string name);
-  RunningJob* find(const std::string& job);
-  RunningJob& find_running(const std::string& job);  // throws kNotFound
-  Features features_here(const JobSpec& spec) const;
-  RunningJob* find(const BoxLink* link);
-  RunningJob& find_part(uint64_t number);
-  RunningJob& authenticate(const Credential& who);
-  void handle(const TransportEvent& event);
-  void lose_shard(const ShardBox& shard, const std::string& why);
-  void lose_late_shards(uint64_t now);
-  void shard_moved(uint64_t shard, const CopyPlace& place);
-  void await_no_longer();
   void discard(std::shared_ptr<RunningJob> job);
-  void find_tick();
-  void sample_cores(uint64_t now);
-  std::vector<NodeStatus> status_of_nodes() const;
+  Features features_here(const JobSpec& spec) const;
 
   const ServerOptions options_;
   const Clock& clock_;
   const uint64_t started_ms_;
   std::unique_ptr<ServerTrace> trace_;  // outlives threads and jobs; null: no trace
   Machine machine_;
-  std::map<std::string, std::shared_ptr<RunningJob>> jobs_;
-  std::unordered_map<const CoreJob*, RunningJob*> by_core_job_;
-  std::map<uint64_t, std::shared_ptr<RunningJob>> by_number_;  // those with parts elsewhere
-  std::map<std::string, JobOwner> owners_;  // for those of jobs_ that were made with a token
-  std::map<std::string, Event> creating_;   // jobs that are being made: more joins wait for them
-  std::vector<std::weak_ptr<Uplink>> uplinks_;  // those of jobs, and of jobs that are being made
+  Jobs jobs_;
+  Uplinks uplinks_;
   // Joins wait until a job has ended whose name or memory they need, or boxes are there again.
   Event retry_;
-  uint32_t freeing_ = 0;        // jobs that have ended but still hold memory
-  uint64_t tick_ms_ = kIdleMs;  // the shortest of the jobs' intervals
-  // Jobs that have lost a box, and go on when there are so many other boxes, or at that time.
-  struct AwaitedShards {
-    size_t shards = 0;
-    uint64_t until_ms = 0;
-  };
-  std::map<std::string, AwaitedShards> awaited_;
+  ShardDesk shards_;
+  NodeUse nodes_;
+  uint32_t freeing_ = 0;   // jobs that have ended but still hold memory
   bool draining_ = false;  // save_all() was called
   uint64_t next_tick_ms_ = 0;
-  uint64_t sampled_ms_ = 0;
   std::vector<TransportEvent> events_;
   JobMaker maker_;      // the builder's thread uses it
   FolderWatch folder_;  // watches the folder of checkpoints

@@ -31,16 +31,16 @@ Task<JoinReply> Server::admit(Join join) {
   RunningJob* job = nullptr;
   bool has_created = false;
   for (;;) {  // a join that has waited begins anew, as jobs may have come and gone
-    if (const auto made = creating_.find(name); made != creating_.end()) {
+    if (const auto made = jobs_.making.find(name); made != jobs_.making.end()) {
       co_await made->second.next();
       continue;
     }
-    job = find(name);
-    if (!job && jobs_.size() + creating_.size() >= Core::kMaxJobs) {
+    job = jobs_.find(name);
+    if (!job && jobs_.all().size() + jobs_.making.size() >= Core::kMaxJobs) {
       fail(ErrorCode::kFull, "this server has {} jobs, which is the limit; remove one",
            Core::kMaxJobs);
     }
-    if (job ? job->ending() : awaited_.contains(name)) {
+    if (job ? job->ending() : shards_.awaits_boxes(name)) {
       co_await retry_.next();
       continue;
     }
@@ -55,14 +55,14 @@ Task<JoinReply> Server::admit(Join join) {
       if (differs) throw Error(*differs);
       break;
     }
-    creating_[name];
+    jobs_.making[name];
     std::optional<Error> refused;
     try {
       job = co_await create(join);
     } catch (const Error& error) {
       refused = error;
     }
-    Event made = std::move(creating_.extract(name).mapped());
+    Event made = std::move(jobs_.making.extract(name).mapped());
     co_await made.happen_after_me();
     has_created = !refused;
     if (has_created) break;
@@ -80,9 +80,9 @@ Task<JoinReply> Server::admit(Join join) {
     job->members().join(request, std::move(reply));
   };
   JoinReply admission = co_await answer_to<JoinReply>(ask);
-  if (const auto at = owners_.find(name); gets_token && at != owners_.end()) {
+  if (JobOwner* const there = jobs_.owner(name); gets_token && there != nullptr) {
     admission.job_token = make_token();
-    at->second.token_sha256 = hex_of(sha256(admission.job_token));
+    there->token_sha256 = hex_of(sha256(admission.job_token));
   }
   co_return admission;
 }
@@ -98,7 +98,7 @@ Features Server::features_here(const JobSpec& spec) const {
 Task<RunningJob*> Server::create(Join join) {
   const Quota quota = options_.quota_of ? options_.quota_of(join->caller) : Quota();
   std::shared_ptr<Uplink> uplink;
-  if (options_.parent) uplink = co_await join_parent(join);
+  if (options_.parent) uplink = co_await uplinks_.join(join);
   const numa::Topology topology = machine_.topology_for(machine_.transport_named(join->transport));
   const std::vector<ShardBox> shards = host_.shards.boxes();
   std::shared_ptr<RunningJob> job;
@@ -125,7 +125,7 @@ Task<RunningJob*> Server::create(Join join) {
   if (refused && uplink) uplink->leave();
   for (const std::string& line : passed_over) host_.notes.add(clock_.now_ms(), line);
   if (!refused && job->has_remote_parts()) {
-    by_number_[job->number()] = job;
+    jobs_.add_spread(job);
     const auto make_remote_parts = [&](RemoteParts::Done done) {
       job->make_remote_parts(std::move(done));
     };
@@ -138,38 +138,16 @@ Task<RunningJob*> Server::create(Join join) {
     }
     throw Error(*refused);
   }
-  add(job);
-  const JobOwner owner{.creator = join->caller, .join_id = join->id, .token_sha256 = {}};
-  if (!owner.creator.id.empty()) owners_[job->job().spec().name] = owner;
+  jobs_.add(job, {.creator = join->caller, .join_id = join->id, .token_sha256 = {}});
+  next_tick_ms_ = 0;
+  job->start();
   co_return job.get();
-}
-
-// A rack's job is made when the parent has admitted the rack: its plan and its first round follow
-// from the parent's.
-Task<std::shared_ptr<Uplink>> Server::join_parent(Join join) {
-  JoinRequest above;
-  const auto order = [&] {
-    complete_spec(join->spec);
-    check_rules(join->spec, Feature::kBelowParent);
-    above = {.spec = spec_above(join->spec),
-             .rank = rank_above(join->spec, join->rank),
-             .transport = options_.parent->transport(),
-             .id = make_ticket(),
-             .epoch = join->epoch,
-             .saves = join->saves};
-  };
-  if (const auto refused = co_await beside(host_.coder, order)) throw Error(*refused);
-  const auto uplink = std::make_shared<Uplink>(*options_.parent, host_.time, std::move(above));
-  uplinks_.push_back(uplink);
-  const auto ask = [&](Reply<Done> reply) { uplink->join(std::move(reply)); };
-  co_await answer_to<Done>(ask);
-  co_return uplink;
 }
 
 // One whose parts elsewhere could not be made.
 void Server::discard(std::shared_ptr<RunningJob> job) {
   job->drop_remote_parts();
-  by_number_.erase(job->number());
+  jobs_.drop_spread(job->number());
   host_.builder.run([this, job = std::move(job)]() mutable {
     const uint64_t bytes = job->counted_bytes();
     maker_.forget(job->job());
@@ -178,25 +156,11 @@ void Server::discard(std::shared_ptr<RunningJob> job) {
   });
 }
 
-void Server::add(const std::shared_ptr<RunningJob>& job) {
-  jobs_[job->job().spec().name] = job;
-  for (uint32_t i = 0; i < job->job().cores(); ++i) {
-    by_core_job_[&job->job().core_job(i)] = job.get();
-  }
-  find_tick();
-  job->start();
-}
-
 // The job's name is free at once, its memory when the builder has freed it: that takes a while for
 // many gigabytes.
 Story Server::retire(std::string name) {
-  RunningJob& gone = *jobs_.at(name);
-  for (uint32_t i = 0; i < gone.job().cores(); ++i) by_core_job_.erase(&gone.job().core_job(i));
-  by_number_.erase(gone.number());
-  RunningJob::Remains remains = gone.finish();
-  jobs_.erase(name);
-  owners_.erase(name);
-  find_tick();
+  RunningJob::Remains remains = jobs_.remove(name);
+  next_tick_ms_ = 0;
   ++freeing_;
   const auto free = [&] {
     std::optional<Error> not_ended;

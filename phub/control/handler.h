@@ -8,8 +8,8 @@
 #include <string>
 #include <string_view>
 
+#include "phub/control/shard_calls.h"
 #include "transport/control/calls.h"
-#include "transport/control/shard_messages.h"
 #include "transport/error.h"
 
 namespace phub {
@@ -31,6 +31,8 @@ class ControlHandler {
   // thread. Throws Error if there is no memory for it.
   virtual std::shared_ptr<void> hold_for_join(std::string_view /*text*/) { return nullptr; }
   // The calls of calls.def: a rank asks, or, where the table says so, an admin of the job.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-parameter"
 #define PHUB_CALL(name, Answer, ...) \
   virtual void name(const Credential& /*who*/, Reply<Answer> /*reply*/) { elsewhere(); }
 #define PHUB_REQUEST(name, Request, Answer, ...)                           \
@@ -38,44 +40,14 @@ class ControlHandler {
                     Reply<Answer> /*reply*/) {                             \
     elsewhere();                                                           \
   }
+#define PHUB_PIECE(name, where, ...) \
+  virtual void name(__VA_ARGS__) { elsewhere(); }
+#define PHUB_NOTICE(name, where) \
+  virtual void name(const Credential& /*who*/) {}
 #include "transport/control/calls.def"
-  // The connection over which this incarnation waits in a barrier has ended.
-  virtual void leave_barrier(const Credential& /*who*/) {}
+#pragma GCC diagnostic pop
   // The losses that ranks have reported, from round `from` on.
   virtual void losses(const std::string& /*job*/, uint64_t /*from*/, Reply<LossPage> /*reply*/) {
-    elsewhere();
-  }
-  // The answer to the join of this incarnation could not be made: nobody will use it.
-  virtual void join_unanswered(const Credential& /*who*/) {}
-  // A piece of a rank's part of a checkpoint. The first is asked before its bytes are read, and
-  // throws why they are not wanted. `charge` accounts for their memory, and is released with them.
-  virtual void check_part(const Credential& /*who*/, const PartPiece& /*place*/,
-                          uint64_t /*bytes*/) {
-    elsewhere();
-  }
-  virtual void take_part(const Credential& /*who*/, const PartPiece& /*place*/,
-                         std::string /*piece*/, std::shared_ptr<void> /*charge*/,
-                         Reply<Done> /*reply*/) {
-    elsewhere();
-  }
-  // A piece of the rank's part of the checkpoint that it goes on from; of a rack, of that of one of
-  // its ranks.
-  virtual void restored_part(const Credential& /*who*/, uint32_t /*whose*/, uint64_t /*offset*/,
-                             Reply<PartBytes> /*reply*/) {
-    elsewhere();
-  }
-  // A piece of the state of keys that the rank has begun to read or to set. One that comes is
-  // checked before its bytes are read, as a part is.
-  virtual void read_state(const Credential& /*who*/, uint64_t /*offset*/,
-                          Reply<PartBytes> /*reply*/) {
-    elsewhere();
-  }
-  virtual void check_state_piece(const Credential& /*who*/, uint64_t /*offset*/,
-                                 uint64_t /*bytes*/) {
-    elsewhere();
-  }
-  virtual void write_state(const Credential& /*who*/, uint64_t /*offset*/, std::string /*piece*/,
-                           std::shared_ptr<void> /*charge*/, Reply<Done> /*reply*/) {
     elsewhere();
   }
   // A page of the log, from record `from` on.
@@ -93,28 +65,8 @@ class ControlHandler {
   // Ends the ranks for which `why_not` has a reason; "": the rank may stay.
   using WhyNot = std::function<std::string(const Caller& caller, const std::string& job)>;
   virtual void expel(const WhyNot& /*why_not*/) {}
-  // A box comes to serve under this server; then its mail (transport/control/shard_messages.h).
-  virtual void join_shard(ShardHello /*hello*/, Reply<ShardWelcome> /*reply*/) { elsewhere(); }
-  virtual void take_mail(uint64_t /*shard*/, ShardMail /*mail*/, Reply<ShardOrders> /*reply*/) {
-    elsewhere();
-  }
-  // A piece of a shard's part of a job's checkpoint of that round: the job goes on from it, or it
-  // is to be written; or of the state of keys that a rank sets, or reads. As with a rank's part,
-  // one that comes is checked before its bytes are read.
-  virtual void read_copy(uint64_t /*shard*/, const CopyPlace& /*place*/,
-                         Reply<PartBytes> /*reply*/) {
-    elsewhere();
-  }
-  virtual void check_copy(uint64_t /*shard*/, const CopyPlace& /*place*/, uint64_t /*bytes*/) {
-    elsewhere();
-  }
-  virtual void write_copy(uint64_t /*shard*/, const CopyPlace& /*place*/,
-                          std::string_view /*piece*/, Reply<Done> /*reply*/) {
-    elsewhere();
-  }
-  // The last connection with heartbeats of this incarnation was closed by its process, or because
-  // its process ended.
-  virtual void connection_ended(const Credential& /*who*/) {}
+  // The calls of boxes that serve under this server.
+  virtual ShardCalls& shards() { elsewhere(); }
 
  protected:
   // A call that is not overridden is not done here.

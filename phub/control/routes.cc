@@ -124,11 +124,12 @@ void write_state(Call& call) {
 void join_shard(Call& call) {
   ShardHello hello = from_json<ShardHello>(call.request.body);
   call.about = fmt::format("shard={}", printable(hello.name));
-  call.handler.join_shard(std::move(hello), call.reply<ShardWelcome>());
+  call.handler.shards().join(std::move(hello), call.reply<ShardWelcome>());
 }
 void take_mail(Call& call) {
-  call.handler.take_mail(call.numbers.front(), from_json<ShardMail>(call.request.body),
-                         call.long_reply<ShardOrders>());
+  auto mail = from_json<ShardMail>(call.request.body);
+  call.handler.shards().take_mail(call.numbers.front(), std::move(mail),
+                                  call.long_reply<ShardOrders>());
 }
 // /copies/{part}/{round}/{offset}, behind the shard's number.
 CopyPlace of_checkpoint(const std::vector<uint64_t>& numbers) {
@@ -142,17 +143,19 @@ CopyPlace of_state(const std::vector<uint64_t>& numbers) {
 using PlaceIn = CopyPlace (*)(const std::vector<uint64_t>& numbers);
 template <PlaceIn kPlace>
 void read_copy(Call& call) {
-  call.handler.read_copy(call.numbers[0], kPlace(call.numbers), call.bytes_reply());
+  const CopyPlace place = kPlace(call.numbers);
+  call.handler.shards().read_copy(call.numbers[0], place, call.bytes_reply());
 }
 template <PlaceIn kPlace>
 void want_copy(const Credential& /*who*/, const std::vector<uint64_t>& numbers, uint64_t bytes,
                ControlHandler& handler) {
-  handler.check_copy(numbers[0], kPlace(numbers), bytes);
+  const CopyPlace place = kPlace(numbers);
+  handler.shards().check_copy(numbers[0], place, bytes);
 }
 template <PlaceIn kPlace>
 void write_copy(Call& call) {
-  call.handler.write_copy(call.numbers[0], kPlace(call.numbers), call.request.body,
-                          call.reply<Done>());
+  const CopyPlace place = kPlace(call.numbers);
+  call.handler.shards().write_copy(call.numbers[0], place, call.request.body, call.reply<Done>());
 }
 
 void remove(Call& call) { call.handler.remove(call.job, call.reply<Done>()); }

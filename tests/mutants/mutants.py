@@ -1043,7 +1043,7 @@ MUTANTS = [
            "return epoch <= ended_epoch(job);",
            "return false;", ("worker/restore_test:*BeginsAnew*",)),
     Mutant("told: a server that is told to end does not save", "phub/server.cc",
-           "for (auto& [name, job] : jobs_) job->saves().save();",
+           "for (const auto& [name, job] : jobs_.all()) job->saves().save();",
            "", ("worker/restore_test:*IsToldToEnd*",)),
 
     # The server dies, its workers do not.
@@ -1602,7 +1602,7 @@ MUTANTS = [
     Mutant("shard-rewound: who lost a box loses a job that is saved", "phub/job/running_job_shards.cc",
            "life_.epoch > 0 ? ErrorCode::kRewound : ErrorCode::kInternal", "ErrorCode::kInternal",
            ("worker/restored_runs_test:*ShardDies*",)),
-    Mutant("shard-leaves: a shard's goodbye is not heard", "phub/server.cc",
+    Mutant("shard-leaves: a shard's goodbye is not heard", "phub/shard_desk.cc",
            "if (report.kind == ShardSays::kLeaves) {", "if (false) {",
            ("worker/shards_test:*ShardsTest.AShardThatIsEnded*/tcp",)),
     Mutant("shard-gated: a job with gated rounds stays at the server", "phub/job_maker.cc",

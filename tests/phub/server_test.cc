@@ -127,7 +127,8 @@ class ServerTest : public ::testing::Test {
   void run() {
     for (int i = 0; i < 20; ++i) {
       server_->poll();
-      for (uint32_t core = 0; core < server_->cores(); ++core) server_->core(core).step();
+      for (uint32_t core = 0; core < server_->machine().cores(); ++core)
+        server_->machine().core(core).step();
     }
   }
   template <typename Condition>
@@ -370,7 +371,8 @@ TEST(ServerAboveRacks, NewsNameRanksOfTheRack) {
   server.join(request, [&](Result<JoinReply> result) { joined = std::move(result); });
   for (int i = 0; i < 20; ++i) {
     server.poll();
-    for (uint32_t core = 0; core < server.cores(); ++core) server.core(core).step();
+    for (uint32_t core = 0; core < server.machine().cores(); ++core)
+      server.machine().core(core).step();
   }
   ASSERT_TRUE(joined && *joined) << joined->message;
   const Credential who{"job", 1, joined->value->incarnation, joined->value->offer.ticket};

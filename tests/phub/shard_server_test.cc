@@ -28,7 +28,7 @@ class ShardServerTest : public ::testing::Test {
   using Change = std::function<void(ShardBoundary& boundary)>;
 
   ShardServerTest() {
-    server_.join_shard(shard_.hello(), [this](Result<ShardWelcome> welcome) {
+    server_.shards().join(shard_.hello(), [this](Result<ShardWelcome> welcome) {
       ASSERT_TRUE(welcome);
       post_.begin(*welcome.value);
     });
@@ -65,7 +65,8 @@ class ShardServerTest : public ::testing::Test {
     for (int i = 0; i < times; ++i) {
       server_.poll();
       shard_.poll();
-      for (uint32_t core = 0; core < server_.cores(); ++core) server_.core(core).step();
+      for (uint32_t core = 0; core < server_.machine().cores(); ++core)
+        server_.machine().core(core).step();
       for (uint32_t core = 0; core < shard_.cores(); ++core) shard_.core(core).step();
       carry_mail();
     }
@@ -124,9 +125,9 @@ class ShardServerTest : public ::testing::Test {
     const uint64_t shard = post_.welcome().shard;
     post_.add(shard_.take_reports());
     const ShardMail reports = post_.reporting();
-    server_.take_mail(shard, reports, [](const Result<ShardOrders>&) {});
+    server_.shards().take_mail(shard, reports, [](const Result<ShardOrders>&) {});
     post_.delivered(reports);
-    server_.take_mail(shard, post_.asking(), [this](Result<ShardOrders> result) {
+    server_.shards().take_mail(shard, post_.asking(), [this](Result<ShardOrders> result) {
       for (ShardOrder& order : post_.take(*result.value)) {
         for (ShardBoundary& boundary : order.boundary) {
           if (change_) change_(boundary);

@@ -223,7 +223,7 @@ Core* Rack::core_of(const BoxState& box, uint32_t core) const {
   const RackBox* const rack = below(box);
   if (box.number == 0 || rack) {
     Server* const server = rack ? rack->server() : server_.get();
-    return server ? &server->core(core) : nullptr;
+    return server ? &server->machine().core(core) : nullptr;
   }
   ShardServer* const shard = shards_[box.number - 1]->server();
   return shard ? &shard->core(core) : nullptr;

@@ -63,7 +63,7 @@ void Shard::join() {
   control_.call<ShardWelcome>(
       "join shard", mail_,
       [this, hello = server_->hello()](const Reply<ShardWelcome>& reply) {
-        handler_().join_shard(hello, reply);
+        handler_().shards().join(hello, reply);
       },
       [this](const Result<ShardWelcome>& result) {
         joining_ = false;
@@ -102,7 +102,7 @@ void Shard::ask() {
   control_.call<ShardOrders>(
       "orders", mail_,
       [this, as = post_.welcome().shard, mail](const Reply<ShardOrders>& reply) {
-        handler_().take_mail(as, mail, reply);
+        handler_().shards().take_mail(as, mail, reply);
       },
       [this, as = post_.welcome().shard](const Result<ShardOrders>& result) {
         asking_ = false;
@@ -117,7 +117,7 @@ void Shard::report() {
   control_.call<ShardOrders>(
       "reports", mail_,
       [this, as = post_.welcome().shard, mail](const Reply<ShardOrders>& reply) {
-        handler_().take_mail(as, *mail, reply);
+        handler_().shards().take_mail(as, *mail, reply);
       },
       [this, as = post_.welcome().shard, mail](const Result<ShardOrders>& result) {
         reporting_ = false;
@@ -143,7 +143,7 @@ void Shard::move(const ShardPiece& piece) {
     return control_.call<PartBytes>(
         "read copy", mail_,
         [this, as, piece](const Reply<PartBytes>& reply) {
-          handler_().read_copy(as, piece.place, reply);
+          handler_().shards().read_copy(as, piece.place, reply);
         },
         [ended, error_in, piece](const Result<PartBytes>& result) {
           if (result && result.value->bytes.size() == piece.bytes.size()) {
@@ -156,8 +156,8 @@ void Shard::move(const ShardPiece& piece) {
   control_.call<Done>(
       "write copy", mail_,
       [this, as, piece, bytes](const Reply<Done>& reply) {
-        handler_().check_copy(as, piece.place, bytes.size());
-        handler_().write_copy(as, piece.place, bytes, reply);
+        handler_().shards().check_copy(as, piece.place, bytes.size());
+        handler_().shards().write_copy(as, piece.place, bytes, reply);
       },
       [ended, error_in](const Result<Done>& result) { ended(error_in(result)); });
 }

@@ -44,8 +44,8 @@ Request sent_by(const Credential& who, Request request) {
 }
 
 namespace calls {
-#define PHUB_CALL(name, Answer, ...) inline constexpr CallInfo name{__VA_ARGS__};
-#define PHUB_REQUEST(name, Request, Answer, ...) inline constexpr CallInfo name{__VA_ARGS__};
+#define PHUB_CALL(name, Answer, where, ...) inline constexpr CallInfo name{__VA_ARGS__};
+#define PHUB_REQUEST(name, Request, Answer, where, ...) inline constexpr CallInfo name{__VA_ARGS__};
 #include "transport/control/calls.def"
 }  // namespace calls
 

@@ -1,17 +1,15 @@
-// Server: its status.
-#include <fmt/format.h>
+#include "phub/node_use.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
-
-#include "phub/server.h"
 
 namespace phub {
 
-void Server::sample_cores(uint64_t now) {
+void NodeUse::sample(uint64_t now) {
   if (now < sampled_ms_ + kRateMs) return;
   const double ns = static_cast<double>(now - sampled_ms_) * 1e6;
-  for (uint32_t i = 0; i < cores(); ++i) {
+  for (uint32_t i = 0; i < machine_.cores(); ++i) {
     CoreMeter& meter = host_.meters.cores[i];
     const uint64_t asleep_ns = machine_.core(i).usage().asleep_ns;
     const double asleep = static_cast<double>(asleep_ns - meter.asleep_ns) / ns;
@@ -21,33 +19,7 @@ void Server::sample_cores(uint64_t now) {
   sampled_ms_ = now;
 }
 
-ServerStatus Server::status() {
-  ServerStatus status;
-  status.topology = options_.topology.source;
-  for (const auto& transport : machine_.transports()) {
-    status.transports.emplace_back(transport->name());
-    status.nics.push_back(transport->describe());
-  }
-  status.cores = cores();
-  status.memory_bytes = host_.budget.used();
-  status.memory_limit_bytes = host_.budget.limit();
-  status.uptime_s = static_cast<double>(clock_.now_ms() - started_ms_) / 1000;
-  for (const auto& [name, job] : jobs_) {
-    if (!job->all_have_left()) status.jobs.push_back(job->status());  // else it is over
-  }
-  status.nodes = status_of_nodes();
-  for (const ShardBox& shard : host_.shards.boxes()) {
-    status.shards.push_back({shard.about.name, static_cast<uint32_t>(shard.about.cores.size())});
-  }
-  if (options_.parent) {
-    status.parent = options_.parent->name();
-    status.parent_budget_bytes_per_s = options_.parent->nic_bytes_per_s();
-  }
-  return status;
-}
-
-// The nodes that have a core or a NIC in use. Totals are of all jobs so far, rates of present jobs.
-std::vector<NodeStatus> Server::status_of_nodes() const {
+std::vector<NodeStatus> NodeUse::status(const Jobs::ByName& present) const {
   BoxMeters meters = host_.meters;
   for (const auto& transport : machine_.transports()) {
     const numa::Topology topology = machine_.topology_for(*transport);
@@ -56,12 +28,12 @@ std::vector<NodeStatus> Server::status_of_nodes() const {
                               NicMeter{topology.nodes[nic.node].os_node, {}});
     }
   }
-  for (const auto& [name, job] : jobs_) job->meter().add_rates(meters);
+  for (const auto& [name, job] : present) job->meter().add_rates(meters);
   std::vector<NodeStatus> nodes;
   for (uint32_t n = 0; n < machine_.topology().nodes.size(); ++n) {
     NodeStatus node{.node = machine_.topology().nodes[n].os_node,
                     .memory_bytes = machine_.topology().nodes[n].memory_bytes};
-    for (uint32_t i = 0; i < cores(); ++i) {
+    for (uint32_t i = 0; i < machine_.cores(); ++i) {
       if (machine_.topology().cores[i].node != n) continue;
       const CoreUsage usage = machine_.core(i).usage();
       CoreStatus core{.core = i,
