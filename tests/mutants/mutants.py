@@ -56,7 +56,7 @@ SHELVES = "phub/core/shelves.cc"
 BRANCHES_SAVED = "phub/job/branches_saved.cc"
 BRANCHES_KILLED = "phub/job/branches_killed.cc"
 SESSION = "worker/session/session.cc"
-SESSION_ORDER = "worker/session/session_order.cc"
+WAITING_SENDS = "worker/session/waiting_sends"
 PLAN = "phub/plan/plan.cc"
 LAYOUT = "transport/layout.cc"
 LIMITS = "phub/plan/limits.cc"
@@ -602,7 +602,7 @@ MUTANTS = [
     Mutant("held-large: one large write stops the other connections", "transport/in_flight.h",
            " || (held == 0 && held_[peer] < pairs_ * bytes);", ";", ("transport/tcp_stream_test:*LargeWrites*",)),
     Mutant("held-worker: what a flush made room for waits", "worker/session/session.cc",
-           "(post_first() || (flush() && post_first()))", "post_first()", ("worker/priority_test:*Flush*",)),
+           "if (!post_first() && !(flush() && post_first())) return false;", "if (!post_first()) return false;", ("worker/priority_test:*Flush*",)),
     Mutant("held-verbs: a NIC gets all that its queue takes", "transport/verbs/endpoint.cc",
            "         in_flight_.has_room(state.name.rank, state.outstanding_bytes, bytes);", "         true;",
            ("transport/verbs_failures_test:*PathHolds*",)),
@@ -1756,25 +1756,25 @@ MUTANTS = [
            "lane.next_rank = rank + 1;", "lane.next_rank = owes ? rank : rank + 1;", ("phub/core_job_test:*Turn*",)),
     Mutant("owed-order: what is owed goes out as it lies in the queue", OUTBOX,
            "table[a].priority > table[b].priority", "a < b", ("phub/core_job_test:*Turn*",)),
-    Mutant("order-nics: a NIC without budget holds the others up", SESSION_ORDER,
-           "queues_[q].nic = static_cast<uint32_t>(at - nics.begin());", "queues_[q].nic = 0;", SEND_ORDER),
-    Mutant("order-magnitude: small magnitudes are alike", SESSION_ORDER,
-           "std::bit_cast<int32_t>(chunk.magnitude)", "static_cast<int32_t>(chunk.magnitude)", SEND_ORDER),
-    Mutant("order-random: every round has the same order", SESSION_ORDER,
-           "shuffled(chunk.awaited << 32 | id)", "shuffled(id)", SEND_ORDER),
+    Mutant("order-nics: a NIC without budget holds the others up", WAITING_SENDS + ".cc",
+           "nic_of_[q] = static_cast<uint32_t>(at - nics.begin());", "nic_of_[q] = 0;", SEND_ORDER),
+    Mutant("order-magnitude: small magnitudes are alike", WAITING_SENDS + ".cc",
+           "std::bit_cast<int32_t>(weight.magnitude)", "static_cast<int32_t>(weight.magnitude)", SEND_ORDER),
+    Mutant("order-random: every round has the same order", WAITING_SENDS + ".cc",
+           "shuffled(weight.round << 32 | chunk)", "shuffled(chunk)", SEND_ORDER),
     Mutant("order-rank: every rank has the same order", SESSION,
            " ^ shuffled(reply.rank)", "", SEND_ORDER),
     Mutant("magnitude-absolute: magnitudes are not relative", "worker/memory/magnitude.cc",
            "if (parameters.data != nullptr && magnitude > 0) {", "if (false) {", SEND_ORDER),
-    Mutant("carry-sent: what was sent is carried over too", SESSION_ORDER,
+    Mutant("carry-sent: what was sent is carried over too", SESSION,
            " && !chunk.null && !chunk.posted;", " && !chunk.null;", SEND_ORDER),
-    Mutant("carry-end: chunks are carried over for ever", SESSION_ORDER,
-           "if (!asked || !may || chunk.carried >= most_rounds) continue;", "if (!asked || !may) continue;",
+    Mutant("carry-end: chunks are carried over for ever", SESSION,
+           "if (!asked || !may || chunk.carried >= most_rounds) return false;", "if (!asked || !may) return false;",
            SEND_ORDER + ("worker/budget_test:*Carried*",)),
     Mutant("carry-once: who was sent is not carried over any more", SESSION,
            "if (!chunk.null) chunk.carried = 0;", "", SEND_ORDER),
-    Mutant("carry-last: nulls wait for what is before them", SESSION_ORDER,
-           "each.priority = std::numeric_limits<int64_t>::max();", "", SEND_ORDER),
+    Mutant("carry-last: nulls wait for what is before them", WAITING_SENDS + ".h",
+           "send.place = std::numeric_limits<int64_t>::max();", "", SEND_ORDER),
     Mutant("carry-lost: what was carried over is not added", CODER,
            "gradient[i] += residual[i];", "", CARRIED),
     Mutant("carry-twice: what was carried over is added again and again", CODER,
@@ -1872,7 +1872,7 @@ MUTANTS = [
            "if (!interest.empty()) set_interest", ("phub/core_job_test", "racks")),
     Mutant("interest: a range reaches no further than the chunk that it begins in", "transport/control/interest.cc",
            "chunks[next].key_element < end; ++next", "chunks[next].key_element <= begin; ++next", ("worker/interest_test", "racks")),
-    Mutant("interest: a chunk that is only read is sent", "worker/session/session.cc", "measure(chunk, null || !chunk.interest.writes);",
+    Mutant("interest: a chunk that is only read is sent", "worker/session/session.cc", "measure(chunk, null || !chunk.writes);",
            "measure(chunk, null);", ("worker/interest_test", "racks")),
     Mutant("interest: who comes again has another", "worker/link/join.cc",
            ".epoch = lost.epoch,\n                         .saves = has_state(options),\n                         .interest = options.interest},",

@@ -92,7 +92,7 @@ Pushed KeyExchange::push(size_t key, const PushOptions& how, const CopyIn& copy_
   std::vector<float> magnitudes;
   if (!how.null && order_ == SendOrder::kMagnitude) magnitudes = memory_->magnitudes(key, lock);
   keeper_.check();
-  if (!session_->ready(key) || session_->sending_initial()) {
+  if (!session_->ready(key) || session_->initial().sending()) {
     fail(ErrorCode::kInvalid, "key '{}' was pushed while another thread {}",
          keeper_.spec().keys[key].name,
          session_->ready(key) ? "sends the initial parameters" : "pushed it too");
@@ -115,7 +115,7 @@ void KeyExchange::flush() {
 bool KeyExchange::broadcast(const std::function<const float*(size_t key)>& initial_of) {
   keeper_.check();
   Lock lock = sleeper_.lock();
-  const bool sends = session_->needs_initial();
+  const bool sends = session_->initial().needed();
   if (sends) session_->send_initial(initial_of);
   lock.unlock();
   try {

@@ -137,7 +137,7 @@ bool Sleeper::done(size_t key) {
 }
 
 void Sleeper::wait(Lock& lock, size_t key) {
-  if (session_->needs_initial()) {
+  if (session_->initial().needed()) {
     fail(ErrorCode::kInvalid,
          "job '{}' begins with rank 0's parameters: rank 0 must call broadcast() first",
          keeper_.spec().name);

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <utility>
 
-#include "kernels/encode.h"
 #include "kernels/slots.h"
 #include "transport/error.h"
 #include "transport/switch/generation.h"
@@ -20,135 +19,47 @@ constexpr uint32_t kGatheredWrites = 64;
 constexpr uint64_t kGatheredBytes = 32 << 10;
 constexpr std::chrono::microseconds kGatherFor{50};
 
-ResultFormat result_format_of(const JobSpec& spec) {
-  try {
-    return result_format(spec);
-  } catch (const Error& error) {
-    fail(ErrorCode::kInternal, "the server's answer: {}", error.what());
-  }
-}
-
-// By chunk; empty: everything.
-std::vector<ChunkInterest> interest_of(const JoinReply& reply, const Layout& layout) {
-  try {
-    check_interest(reply.interest, reply.spec);
-  } catch (const Error& error) {
-    fail(ErrorCode::kInternal, "the server's answer: {}", error.what());
-  }
-  return interest_in_chunks(reply.interest, reply.spec.keys, layout);
+uint32_t largest_of(const auto& chunks) {  // elements
+  uint32_t largest = 0;
+  for (const ChunkLayout& chunk : chunks) largest = std::max(largest, chunk.elements);
+  return largest;
 }
 
 }  // namespace
 
-LinkLayout link_layout_of(const JoinReply& reply) {
-  const bool lock_step = reply.spec.consistency == "bsp";
-  if (!lock_step && reply.rank >= reply.spec.max_ranks) {
-    fail(ErrorCode::kInternal, "the server's answer contradicts itself: rank {} of {}", reply.rank,
-         reply.spec.max_ranks);
-  }
-  LinkLayout layout =
-      link_layout(layout_of(reply), reply.spec.max_ranks, result_format_of(reply.spec),
-                  lock_step ? 1 : reply.spec.max_ranks);
-  if (!lock_step) layout.result_copy = reply.rank;
-  return layout;
-}
-
 Session::Session(const JoinReply& reply, WorkerLink& link, SendOrder order)
-    : link_(link),
-      order_(order),
-      shuffle_(shuffled(rounding_seed(reply.spec.name) ^ shuffled(reply.rank))),
-      gathers_(link.needs_polling()),
+    : SessionKeys(reply, link),
       gated_(is_gated(reply.spec)),
-      result_format_(result_format_of(reply.spec)),
-      whole_round_(reply.first_round - 1) {
-  Layout layout = layout_of(reply);
-  all_elements_ = layout.total_elements;
-  const uint64_t element_bytes = result_format_.element_bytes + result_format_.difference_bytes();
-  if (link_.gradients().size() < layout.gradients_bytes ||
-      link_.results().size() < layout.total_elements * element_bytes) {
-    fail(ErrorCode::kInternal,
-         "the server's answer contradicts itself: {} bytes of gradients and {} of results for "
-         "{} elements",
-         link_.gradients().size(), link_.results().size(), layout.total_elements);
+      gathers_(link.needs_polling()),
+      results_(result_format_, reply.first_round - 1, all_elements_, !link.zero_copy(),
+               largest_of(chunks_)),
+      wake_after_(queues_.size()),
+      waiting_(order, shuffled(rounding_seed(reply.spec.name) ^ shuffled(reply.rank))),
+      initial_(reply.send_initial) {
+  if (gated_) {
+    for (Queue& queue : queues_) queue.early.reserve(queue.chunks.size());
   }
-  if (result_format_.difference && !link_.zero_copy()) {
-    difference_ = kernels::parse_format(result_format_.difference->name);
-    uint32_t largest = 0;
-    for (const ChunkLayout& chunk : layout.chunks) largest = std::max(largest, chunk.elements);
-    decoded_.resize(largest);
-  }
-  next_round_ = reply.first_round;
-  needs_initial_ = reply.send_initial;
-  for (size_t k = 0; k < reply.spec.keys.size(); ++k) {
-    Key key;
-    key.offset = layout.key_offset[k];
-    key.elements = reply.spec.keys[k].elements;
-    key.priority = reply.spec.keys[k].priority;
-    key.lazy = reply.spec.keys[k].lazy;
-    if (layout.key_format[k].is_rows()) key.columns = layout.key_format[k].columns;
-    key.round = reply.first_round - 1;
-    keys_.push_back(key);
-  }
-  const std::vector<ChunkInterest> interest = interest_of(reply, layout);
-  for (uint32_t c = 0; c < layout.chunks.size(); ++c) {
-    Chunk chunk;
-    static_cast<ChunkLayout&>(chunk) = layout.chunks[c];
-    if (!interest.empty()) chunk.interest = interest[c];
-    chunk.awaited = reply.first_round - 1;
-    chunk.outstanding = true;
-    chunk.bytes = chunk.slot_bytes;
-    chunks_.push_back(chunk);
-    Key& key = keys_[chunk.key];
-    if (key.chunks++ == 0) {
-      key.first_chunk = c;
-      key.gradient_begin = chunk.gradient_offset;
-    }
-    key.gradient_end = chunk.gradient_offset + chunk.slot_bytes;
-    ++key.outstanding;
-    if (chunk.interest.any()) ++key.exchanged;
-  }
-  keys_outstanding_ = keys_.size();
-  for (std::vector<uint32_t>& chunks : layout.queue_chunks) {
-    Queue& queue = queues_.emplace_back();
-    queue.outstanding = static_cast<uint32_t>(chunks.size());
-    if (gated_) queue.early.reserve(chunks.size());
-    queue.chunks = std::move(chunks);
-  }
-  wake_after_.assign(queues_.size(), 0);
-  find_nics();
-  completed_.reserve(keys_.size());
+  begin_waiting();
 }
 
-std::span<std::byte> Session::gradient(size_t key) {
-  return link_.gradients().subspan(keys_[key].gradient_begin,
-                                   keys_[key].gradient_end - keys_[key].gradient_begin);
-}
-
-std::span<const std::byte> Session::result(size_t key) const {
-  const uint64_t bytes = result_format_.element_bytes;
-  return link_.results().subspan(keys_[key].offset * bytes, keys_[key].elements * bytes);
-}
-
-uint64_t Session::pushed_round(size_t key_index) const {
-  const Key& key = keys_[key_index];
-  const auto chunks = std::span(chunks_).subspan(key.first_chunk, key.chunks);
-  const bool waits = std::ranges::any_of(
-      chunks, [](const Chunk& chunk) { return chunk.outstanding && chunk.pushed; });
-  return key.round + (waits ? 1 : 0);
+void Session::begin_waiting() {
+  std::vector<size_t> chunks;
+  for (const Queue& queue : queues_) chunks.push_back(queue.chunks.size());
+  waiting_.begin(link_, chunks);
 }
 
 void Session::push(size_t key_index, int32_t priority, bool null,
                    std::span<const float> magnitudes) {
   Key& key = keys_[key_index];
-  PHUB_CHECK(key.outstanding == 0 && key.exchanged > 0 && initial_.empty());
+  PHUB_CHECK(key.outstanding == 0 && key.exchanged > 0 && !initial_.sending());
   if (trace_) pushed_ns_[key_index] = trace_now_ns();
   for (uint32_t c = key.first_chunk; c < key.first_chunk + key.chunks; ++c) {
     Chunk& chunk = chunks_[c];
-    if (!chunk.interest.any()) continue;
+    if (!chunk.exchanged()) continue;
     chunk.awaited = key.round + 1;
     chunk.outstanding = true;
     chunk.pushed = true;
-    measure(chunk, null || !chunk.interest.writes);
+    measure(chunk, null || !chunk.writes);
     chunk.posted = false;
     chunk.magnitude = magnitudes.empty() ? 0 : magnitudes[c - key.first_chunk];
     ++queues_[chunk.queue].outstanding;
@@ -174,28 +85,19 @@ void Session::measure(Chunk& chunk, bool null) const {
 }
 
 void Session::send_initial(const std::function<const float*(size_t key)>& of_key) {
-  std::vector<const float*> initial;
-  for (size_t k = 0; k < keys_.size(); ++k) initial.push_back(of_key(k));
-  initial_ = std::move(initial);
+  initial_.begin(keys(), of_key);
   for (uint32_t c = 0; c < chunks_.size(); ++c) {
     if (!chunks_[c].outstanding) continue;
-    stage_initial(c, 0);
+    initial_.stage(link_, chunks_[c], 0);
+    chunks_[c].initial_part = 0;
     enqueue(c, 0, ImmKind::kInitial);
   }
   post_waiting();
   flush();
-  needs_initial_ = false;
+  initial_.all_begun();
 }
 
-void Session::stage_initial(uint32_t c, uint32_t part) {
-  Chunk& chunk = chunks_[c];
-  const auto [first, count] = initial_part(chunk.elements, chunk.slot_bytes, part);
-  const float* const from = initial_[chunk.key] + chunk.key_element + first;
-  link_.write_gradients(chunk.gradient_offset, std::as_bytes(std::span(from, count)));
-  chunk.initial_part = static_cast<uint8_t>(part);
-}
-
-bool Session::post(const Waiting& waiting) {
+bool Session::post(const WaitingSend& waiting) {
   const Chunk& chunk = chunks_[waiting.chunk];
   Imm imm{chunk.index, low8(chunk.awaited), waiting.kind};
   uint64_t bytes = 0;
@@ -216,19 +118,25 @@ bool Session::post(const Waiting& waiting) {
 
 // Posts waiting chunks, highest priority first, as long as there is room.
 void Session::post_waiting() {
-  for (std::vector<Waiting>& waiting : waiting_of_) {
-    const auto post_first = [&] { return !broken_ && post(waiting.front()); };
+  waiting_.post_all([this](const WaitingSend& first) {
+    const auto post_first = [&] { return !broken_ && post(first); };
     // An endpoint that takes no more may do so once it has sent what it holds.
-    while (!waiting.empty() && (post_first() || (flush() && post_first()))) {
-      Chunk& chunk = chunks_[waiting.front().chunk];
-      if (!chunk.null) gathered_bytes_ += chunk.bytes;
-      chunk.posted = true;
-      ++gathered_;
-      std::pop_heap(waiting.begin(), waiting.end());
-      waiting.pop_back();
-      --waiting_;
-    }
-  }
+    if (!post_first() && !(flush() && post_first())) return false;
+    Chunk& chunk = chunks_[first.chunk];
+    if (!chunk.null) gathered_bytes_ += chunk.bytes;
+    chunk.posted = true;
+    ++gathered_;
+    return true;
+  });
+}
+
+void Session::enqueue(uint32_t id, int32_t priority, ImmKind kind) {
+  const Chunk& chunk = chunks_[id];
+  waiting_.add(chunk.queue, id,
+               {.priority = int64_t{keys_[chunk.key].priority} + priority,
+                .round = chunk.awaited,
+                .magnitude = chunk.magnitude},
+               kind);
 }
 
 bool Session::flush_is_due() const {
@@ -287,18 +195,18 @@ void Session::handle(const Arrival& arrival) {
   Queue& queue = queues_[arrival.queue];
   const uint32_t id = queue.chunks[imm.chunk];
   Chunk& chunk = chunks_[id];
-  const ResultPlace place = place_of_result(chunk);
+  const ResultPlace place = results_.place(chunk, chunk.awaited);
   const uint64_t bytes = imm.kind == ImmKind::kData ? place.bytes : 0;
   if (!arrival.fits(bytes, place.byte)) {
     return violation(fmt::format("the server sent {} bytes to {} for chunk {}, which has {} at {}",
                                  arrival.bytes, arrival.offset, id, bytes, place.byte));
   }
   if (imm.kind == ImmKind::kInitial) {
-    if (!chunk.outstanding || initial_.empty() || imm.round != chunk.initial_part) return;
-    stage_initial(id, chunk.initial_part + 1u);
+    if (!chunk.outstanding || !initial_.sending() || imm.round != chunk.initial_part) return;
+    initial_.stage(link_, chunk, ++chunk.initial_part);
     return enqueue(id, 0, ImmKind::kInitial);
   }
-  if (imm.kind == ImmKind::kNull && chunk.interest.reads && !keys_[chunk.key].lazy) {
+  if (imm.kind == ImmKind::kNull && chunk.reads && !keys_[chunk.key].lazy) {
     return violation(fmt::format(
         "the server sent no result for chunk {}, which this rank reads and whose key is not lazy",
         id));
@@ -327,24 +235,10 @@ void Session::read_verdict(Queue& queue, const Imm& imm) {
   queue.early.clear();
 }
 
-ResultPlace Session::place_of_result(const Chunk& chunk) const {
-  if (!result_format_.difference || chunk.awaited == whole_round_) {
-    return result_place(result_format_, chunk.offset, chunk.elements);
-  }
-  return difference_place(result_format_, all_elements_, chunk.offset, chunk.elements);
-}
-
-void Session::add_difference(const Chunk& chunk) {
-  const std::span<std::byte> results = link_.writable_results();
-  auto* const view = reinterpret_cast<float*>(
-      results.data() + result_place(result_format_, chunk.offset, chunk.elements).byte);
-  kernels::add_decoded(results.data() + place_of_result(chunk).byte, *difference_, decoded_.data(),
-                       view, chunk.elements);
-}
-
 void Session::complete(Chunk& chunk) {
-  const bool adds = difference_ && chunk.interest.reads;
-  if (adds && chunk.awaited != whole_round_) add_difference(chunk);
+  if (chunk.reads && results_.adds(chunk.awaited)) {
+    results_.add(link_.writable_results(), chunk, chunk.awaited);
+  }
   ++chunks_received_;
   Queue& queue = queues_[chunk.queue];
   if (gated_ && chunk.pushed) verdict_ = queue.verdict.verdict(chunk.awaited);
@@ -363,21 +257,41 @@ void Session::complete(Chunk& chunk) {
                  .subject = chunk.key,
                  .kind = TraceEvent::Kind::kOverlapping});
   }
-  if (--keys_outstanding_ == 0) initial_.clear();
+  if (--keys_outstanding_ == 0) initial_.forget();
+}
+
+std::chrono::nanoseconds Session::room_in() const {
+  return std::chrono::nanoseconds(waits_for_room() ? link_.endpoint().refused_for_ns() : 0);
+}
+
+void Session::carry_over(size_t key, uint32_t most_rounds, const Keep& keep) {
+  if (broken_ || (key != kAllKeys && ready(key))) return;
+  if (room_in().count() == 0) return;  // what waits for room alone goes soon
+  waiting_.advance([&](const WaitingSend& each) {
+    Chunk& chunk = chunks_[each.chunk];
+    const bool asked = key == kAllKeys || chunk.key == key;
+    const bool may = each.kind == ImmKind::kData && !chunk.null && !chunk.posted;
+    if (!asked || !may || chunk.carried >= most_rounds) return false;
+    const uint64_t offset = chunk.gradient_offset - keys_[chunk.key].gradient_begin;
+    if (!keep(chunk.key, chunk, offset)) return false;
+    chunk.null = true;
+    ++chunk.carried;
+    ++chunks_carried_over_;
+    return true;
+  });
+  post_waiting();
 }
 
 // Chunks without a result may or may not have arrived. They are sent again byte-identical, and
 // count once. A result that is awaited without a push before it is asked for.
 void Session::resend() {
   broken_ = false;
-  for (std::vector<Waiting>& waiting : waiting_of_) waiting.clear();
-  waiting_ = 0;
-  find_nics();
+  begin_waiting();
   for (Queue& queue : queues_) {
     queue.early.clear();
     queue.verdict = {};  // or parts that the box sends once more would meet those of the next round
   }
-  const ImmKind before_pushes = initial_.empty() ? ImmKind::kControl : ImmKind::kInitial;
+  const ImmKind before_pushes = initial_.sending() ? ImmKind::kInitial : ImmKind::kControl;
   for (uint32_t c = 0; c < chunks_.size(); ++c) {
     Chunk& chunk = chunks_[c];
     chunk.early = false;
@@ -392,7 +306,7 @@ void Session::resend() {
 bool Session::arm(size_t key_index) {
   std::fill(wake_after_.begin(), wake_after_.end(), 0);
   if (broken_) return false;
-  if (waiting_ > 0 || key_index == kAnyKey) return link_.endpoint().arm({});
+  if (waits_for_room() || key_index == kAnyKey) return link_.endpoint().arm({});
   if (key_index == kAllKeys) {
     const auto most = std::ranges::max_element(queues_, {}, &Queue::outstanding);
     const auto at = static_cast<size_t>(most - queues_.begin());

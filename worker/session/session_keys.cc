@@ -1,0 +1,112 @@
+#include "worker/session/session_keys.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "transport/control/interest.h"
+#include "transport/error.h"
+
+namespace phub {
+namespace {
+
+ResultFormat result_format_of(const JobSpec& spec) {
+  try {
+    return result_format(spec);
+  } catch (const Error& error) {
+    fail(ErrorCode::kInternal, "the server's answer: {}", error.what());
+  }
+}
+
+// By chunk; empty: everything.
+std::vector<ChunkInterest> interest_of(const JoinReply& reply, const Layout& layout) {
+  try {
+    check_interest(reply.interest, reply.spec);
+  } catch (const Error& error) {
+    fail(ErrorCode::kInternal, "the server's answer: {}", error.what());
+  }
+  return interest_in_chunks(reply.interest, reply.spec.keys, layout);
+}
+
+}  // namespace
+
+LinkLayout link_layout_of(const JoinReply& reply) {
+  const bool lock_step = reply.spec.consistency == "bsp";
+  if (!lock_step && reply.rank >= reply.spec.max_ranks) {
+    fail(ErrorCode::kInternal, "the server's answer contradicts itself: rank {} of {}", reply.rank,
+         reply.spec.max_ranks);
+  }
+  LinkLayout layout =
+      link_layout(layout_of(reply), reply.spec.max_ranks, result_format_of(reply.spec),
+                  lock_step ? 1 : reply.spec.max_ranks);
+  if (!lock_step) layout.result_copy = reply.rank;
+  return layout;
+}
+
+SessionKeys::SessionKeys(const JoinReply& reply, WorkerLink& link)
+    : link_(link), result_format_(result_format_of(reply.spec)), next_round_(reply.first_round) {
+  Layout layout = layout_of(reply);
+  all_elements_ = layout.total_elements;
+  const uint64_t element_bytes = result_format_.element_bytes + result_format_.difference_bytes();
+  if (link_.gradients().size() < layout.gradients_bytes ||
+      link_.results().size() < layout.total_elements * element_bytes) {
+    fail(ErrorCode::kInternal,
+         "the server's answer contradicts itself: {} bytes of gradients and {} of results for "
+         "{} elements",
+         link_.gradients().size(), link_.results().size(), layout.total_elements);
+  }
+  for (size_t k = 0; k < reply.spec.keys.size(); ++k) {
+    Key key;
+    key.offset = layout.key_offset[k];
+    key.elements = reply.spec.keys[k].elements;
+    key.priority = reply.spec.keys[k].priority;
+    key.lazy = reply.spec.keys[k].lazy;
+    if (layout.key_format[k].is_rows()) key.columns = layout.key_format[k].columns;
+    key.round = reply.first_round - 1;
+    keys_.push_back(key);
+  }
+  const std::vector<ChunkInterest> interest = interest_of(reply, layout);
+  for (uint32_t c = 0; c < layout.chunks.size(); ++c) {
+    Chunk chunk;
+    static_cast<ChunkLayout&>(chunk) = layout.chunks[c];
+    if (!interest.empty()) chunk.writes = interest[c].writes, chunk.reads = interest[c].reads;
+    chunk.awaited = reply.first_round - 1;
+    chunk.outstanding = true;
+    chunk.bytes = chunk.slot_bytes;
+    chunks_.push_back(chunk);
+    Key& key = keys_[chunk.key];
+    if (key.chunks++ == 0) {
+      key.first_chunk = c;
+      key.gradient_begin = chunk.gradient_offset;
+    }
+    key.gradient_end = chunk.gradient_offset + chunk.slot_bytes;
+    ++key.outstanding;
+    if (chunk.exchanged()) ++key.exchanged;
+  }
+  keys_outstanding_ = keys_.size();
+  for (std::vector<uint32_t>& chunks : layout.queue_chunks) {
+    Queue& queue = queues_.emplace_back();
+    queue.outstanding = static_cast<uint32_t>(chunks.size());
+    queue.chunks = std::move(chunks);
+  }
+  completed_.reserve(keys_.size());
+}
+
+std::span<std::byte> SessionKeys::gradient(size_t key) {
+  return link_.gradients().subspan(keys_[key].gradient_begin,
+                                   keys_[key].gradient_end - keys_[key].gradient_begin);
+}
+
+std::span<const std::byte> SessionKeys::result(size_t key) const {
+  const uint64_t bytes = result_format_.element_bytes;
+  return link_.results().subspan(keys_[key].offset * bytes, keys_[key].elements * bytes);
+}
+
+uint64_t SessionKeys::pushed_round(size_t key_index) const {
+  const Key& key = keys_[key_index];
+  const auto chunks = std::span(chunks_).subspan(key.first_chunk, key.chunks);
+  const bool waits = std::ranges::any_of(
+      chunks, [](const Chunk& chunk) { return chunk.outstanding && chunk.pushed; });
+  return key.round + (waits ? 1 : 0);
+}
+
+}  // namespace phub
