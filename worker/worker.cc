@@ -54,7 +54,7 @@ std::unique_ptr<Worker> Worker::rejoin() {
   return only_errors([&] {
     Impl& lost = *impl_;
     const std::lock_guard one(lost.rejoining);
-    if (lost.replaced || !lost.keeper.is_rewound()) {
+    if (lost.replaced || !lost.keeper.failure().is(ErrorCode::kRewound)) {
       fail(ErrorCode::kInvalid, "rank {} of job '{}' {}", rank(), spec().name,
            lost.replaced ? "has joined again already: use the worker that rejoin() returned"
                          : "has not lost its server: it need not rejoin");
@@ -220,7 +220,7 @@ void Worker::wait_all() {
 bool Worker::test(size_t key) {
   impl_->key(key);
   impl_->saver.check_not_within();
-  impl_->keeper.check();
+  impl_->keeper.failure().check();
   return only_errors([&] {
     if (!impl_->exchange.test(key)) return false;
     impl_->received(key);
@@ -229,7 +229,7 @@ bool Worker::test(size_t key) {
 }
 
 size_t Worker::poll() {
-  impl_->keeper.check();
+  impl_->keeper.failure().check();
   return only_errors([&] { return impl_->exchange.poll(); });
 }
 

@@ -38,7 +38,7 @@ std::vector<std::string> Worker::state_names() const {
 
 uint64_t Worker::get_state(std::span<KeyState> states) {
   return only_errors([&] {
-    impl_->keeper.check();
+    impl_->keeper.failure().check();
     impl_->exchange.rounds().check_between();
     const std::lock_guard lock(impl_->states);
     return phub::get_state(impl_->keeper, states);
@@ -106,13 +106,13 @@ void Worker::leave(uint32_t timeout_ms) {
     i.over.request_stop();
     const std::lock_guard one(i.leaving);
     if (i.left) return;
-    i.left = !i.keeper.failed();
+    i.left = !i.keeper.failure().happened();
     i.exchange.flush();  // pushes so far go out before the leave
     if (i.left) i.saver.finish(std::chrono::milliseconds(timeout_ms));
     i.keeper.end(fmt::format("rank {} has left job '{}'", rank(), spec().name));
     i.exchange.release_memory();
-    if (!i.left) i.keeper.check();     // throws the failure
-    i.keeper.tell_server(timeout_ms);  // last: its answer may take long
+    if (!i.left) i.keeper.failure().check();  // throws the failure
+    i.keeper.tell_server(timeout_ms);         // last: its answer may take long
   });
 }
 

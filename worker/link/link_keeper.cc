@@ -112,7 +112,7 @@ void LinkKeeper::stop() noexcept {
   heartbeat_.request_stop();
   pulse_.cancel();
   if (heartbeat_.joinable()) heartbeat_.join();
-  if (std::exchange(stopped_, true) || failed_) return;
+  if (std::exchange(stopped_, true) || failure_.happened()) return;
   try {
     control_.leave(credential_, kGoodbyeMs);
   } catch (...) {  // NOLINT(bugprone-empty-catch): then the lease expires
@@ -124,7 +124,7 @@ void LinkKeeper::heartbeat_loop(const std::stop_token& stop) {
   const auto patience = std::max(kLeastHeartbeatMs, static_cast<uint32_t>(period.count() / 2));
   SteadyTime last_answer = now();
   std::unique_lock lock(heartbeat_mutex_);
-  while (!stop.stop_requested() && !failed_) {
+  while (!stop.stop_requested() && !failure_.happened()) {
     lock.unlock();
     const SteadyTime give_up = now() + milliseconds(patience);
     try {
@@ -170,11 +170,7 @@ void LinkKeeper::fail_without_server(ErrorCode code, const std::string& message)
 }
 
 void LinkKeeper::fail_with(ErrorCode code, const std::string& message) {
-  {
-    const std::lock_guard lock(failure_mutex_);
-    if (!failure_) failure_.emplace(code, message);
-    failed_ = true;
-  }
+  failure_.keep(code, message);
   on_failure_();
   calls_.cancel();
   pulse_.cancel();
@@ -185,25 +181,13 @@ void LinkKeeper::fail_with_exception() noexcept {
   try {
     fail_with(error.code(), error.what());
   } catch (...) {
-    failed_ = true;  // no memory was left for the message
+    failure_.keep_without_message();  // no memory was left for it
   }
-}
-
-void LinkKeeper::check() const {
-  if (!failed_) return;
-  const std::lock_guard lock(failure_mutex_);
-  if (!failure_) fail(ErrorCode::kFull, "this process was out of memory");
-  throw Error(failure_->code(), failure_->what());  // not a copy, which would share its text
-}
-
-bool LinkKeeper::is_rewound() const {
-  const std::lock_guard lock(failure_mutex_);
-  return failure_ && failure_->code() == ErrorCode::kRewound;
 }
 
 void LinkKeeper::await_ranks() {
   for (milliseconds pause{1};; pause = std::min(2 * pause, between_questions(kBetweenJoined))) {
-    check();
+    failure_.check();
     try {
       const auto heartbeat = [&](ControlClient& client) { return client.heartbeat(credential_); };
       if (!ask(heartbeat).assembling) return;
@@ -215,11 +199,11 @@ void LinkKeeper::await_ranks() {
 }
 
 bool LinkKeeper::check_link() {
-  check();
+  failure_.check();
   if (link_->connected()) return true;
   if (link_->can_reconnect()) return false;
   const SteadyTime give_up = now() + milliseconds(2 * spec().lease_ms);
-  while (!failed_) {
+  while (!failure_.happened()) {
     try {
       ask([&](ControlClient& client) { client.heartbeat(credential_, kAskMs); });
       if (now() > give_up) {
@@ -238,14 +222,14 @@ bool LinkKeeper::check_link() {
       fail_with_exception();
     }
   }
-  check();
+  failure_.check();
   return true;
 }
 
 void LinkKeeper::reconnect() {
   const SteadyTime give_up = now() + milliseconds(2 * spec().lease_ms);
   Pause pause;
-  while (!failed_) {
+  while (!failure_.happened()) {
     try {
       link_->reconnect(ask([&](ControlClient& client) {
         return client.reconnect(credential_, std::max(1000u, spec().lease_ms));
@@ -269,7 +253,7 @@ void LinkKeeper::end(const std::string& why) {
 }
 
 void LinkKeeper::abandon() {
-  const bool failed = failed_;  // then the server knows
+  const bool failed = failure_.happened();  // then the server knows
   end(fmt::format("rank {} has given up job '{}'", credential_.rank, spec().name));
   if (failed) return;
   try {

@@ -1,6 +1,5 @@
 // A worker's membership in a job that it has joined: connects, renews the lease with heartbeats,
-// reconnects, and leaves. It also keeps the error that ended the worker: the first one, which every
-// later call throws.
+// reconnects, and leaves.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +9,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <thread>
 
@@ -18,6 +16,7 @@
 #include "transport/transport.h"
 #include "worker/any_error.h"
 #include "worker/link/control_calls.h"
+#include "worker/link/failure.h"
 #include "worker/link/join.h"
 #include "worker/worker.h"
 
@@ -51,9 +50,7 @@ class LinkKeeper {
   const Credential& credential() const { return credential_; }
   WorkerLink& link() { return *link_; }  // REQUIRES: connect() returned
 
-  bool failed() const { return failed_; }
-  bool is_rewound() const;  // failed with kRewound
-  void check() const;       // throws the worker's failure, if there is one
+  const Failure& failure() const { return failure_; }
   void fail_with(ErrorCode code, const std::string& message);
   void fail_with_exception() noexcept;  // REQUIRES: called in a catch block
 
@@ -61,12 +58,12 @@ class LinkKeeper {
   // call ends and throws the worker's failure.
   template <typename Body>
   auto ask(Body body) {
-    check();
+    failure_.check();
     try {
       return calls_.call(body);
     } catch (...) {
       if (error_in_flight().code() == ErrorCode::kRewound) fail_with_exception();
-      check();  // the reason why the call ended
+      failure_.check();  // the reason why the call ended
       throw;
     }
   }
@@ -122,7 +119,7 @@ class LinkKeeper {
     } catch (const Error& error) {
       const uint64_t enough = answers_ + 2;  // one may have been on its way
       while (error.code() == ErrorCode::kUnavailable && reply().epoch > 0 && answers_ < enough) {
-        check();
+        failure_.check();
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
       }
       throw;
@@ -142,9 +139,7 @@ class LinkKeeper {
   std::atomic<bool> linked_{false};  // `link_` is set
   std::function<void()> on_failure_ = [] {};
 
-  mutable std::mutex failure_mutex_;
-  std::optional<Error> failure_;
-  std::atomic<bool> failed_{false};
+  Failure failure_;
 
   std::mutex heartbeat_mutex_;
   std::condition_variable_any heartbeat_wake_;

@@ -48,7 +48,7 @@ void KeyExchange::register_memory(size_t key, const KeyMemory& memory) {
   try {
     while (memory_->is_lent(key)) sleeper_.wait(lock, key);
   } catch (...) {
-    if (!keeper_.failed()) throw;
+    if (!keeper_.failure().happened()) throw;
   }
   memory_->set(key, memory, lock);
   registered_[key] = memory;
@@ -81,7 +81,7 @@ void KeyExchange::await_turn(size_t key) {
          "key '{}' was pushed, and this rank joined with the interest to neither write nor read it",
          keeper_.spec().keys[key].name);
   }
-  keeper_.check();
+  keeper_.failure().check();
   wait(key);  // for the previous round
 }
 
@@ -91,7 +91,7 @@ Pushed KeyExchange::push(size_t key, const PushOptions& how, const CopyIn& copy_
   const bool copied_in = !how.null && copy_in(*memory_, lock);
   std::vector<float> magnitudes;
   if (!how.null && order_ == SendOrder::kMagnitude) magnitudes = memory_->magnitudes(key, lock);
-  keeper_.check();
+  keeper_.failure().check();
   if (!session_->ready(key) || session_->initial().sending()) {
     fail(ErrorCode::kInvalid, "key '{}' was pushed while another thread {}",
          keeper_.spec().keys[key].name,
@@ -113,7 +113,7 @@ void KeyExchange::flush() {
 }
 
 bool KeyExchange::broadcast(const std::function<const float*(size_t key)>& initial_of) {
-  keeper_.check();
+  keeper_.failure().check();
   Lock lock = sleeper_.lock();
   const bool sends = session_->initial().needed();
   if (sends) session_->send_initial(initial_of);
@@ -187,7 +187,7 @@ std::optional<Completion> KeyExchange::wait_any() {
   if (!ended) return std::nullopt;
   Completion completion{.pushed = ended->pushed, .tag = ended->tag};
   try {
-    if (ended->end == CompletionQueue::End::kFailed) keeper_.check();
+    if (ended->end == CompletionQueue::End::kFailed) keeper_.failure().check();
     if (ended->end == CompletionQueue::End::kLate) {
       completion.error = stalls_.timeout_of(ended->pushed.key);
     } else {

@@ -149,7 +149,7 @@ void Sleeper::wait(Lock& lock, size_t key) {
   const uint64_t begin_ns = trace_ ? trace_now_ns() : 0;
   const Waiting counted(*this, key);
   do {
-    keeper_.check();
+    keeper_.failure().check();
     if (can_poll() && move()) continue;
     if (can_poll() && must_reconnect()) {
       reconnect(lock);
@@ -175,12 +175,12 @@ std::optional<CompletionQueue::Ended> Sleeper::wait_any() {
   Lock lock(mutex_);
   for (;;) {
     announced_.wait(lock, [&] {
-      return queue_->expected() + queue_->ended() > 0 || woken_ || keeper_.failed();
+      return queue_->expected() + queue_->ended() > 0 || woken_ || keeper_.failure().happened();
     });
-    if (keeper_.failed()) queue_->fail_all();
+    if (keeper_.failure().happened()) queue_->fail_all();
     if (queue_->ended() > 0) return queue_->pop();
     if (std::exchange(woken_, false)) return std::nullopt;
-    if (keeper_.failed()) keeper_.check();
+    if (keeper_.failure().happened()) keeper_.failure().check();
     try {
       wait(lock, Session::kAnyKey);
     } catch (...) {
@@ -308,12 +308,13 @@ void Sleeper::reconnect(Lock& lock) {
   if (trace_) trace_->add("reconnect", Session::kAllKeys, 0, begin_ns);
   link_lost_ = false;
   ++reconnections_;
-  if (!keeper_.failed()) session_->resend();
+  if (!keeper_.failure().happened()) session_->resend();
 }
 
 // Whether results are outstanding that no thread of the caller waits for.
 bool Sleeper::has_work() const {
-  return has_progress_thread_ && waiters_ == 0 && !session_->all_ready() && !keeper_.failed();
+  return has_progress_thread_ && waiters_ == 0 && !session_->all_ready() &&
+         !keeper_.failure().happened();
 }
 
 void Sleeper::progress_loop(const std::stop_token& stop) {

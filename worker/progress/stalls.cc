@@ -140,7 +140,7 @@ std::string StallWatch::describe_missing() {
                        pulse.missing.empty() ? "none (all are slow)"
                                              : fmt::format("{}", fmt::join(pulse.missing, ", ")));
   } catch (const Error& error) {
-    keeper_.check();
+    keeper_.failure().check();
     return fmt::format("the server did not tell why: {}", error.what());
   }
 }

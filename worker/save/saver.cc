@@ -185,13 +185,13 @@ void Saver::deliver(uint64_t round, std::string_view part, const std::stop_token
 bool Saver::deliver_piece(const PartPiece& place, std::string_view piece,
                           const std::stop_token& stop) {
   const SteadyTime give_up = now() + milliseconds(kLongCallMs);
-  while (!stop.stop_requested() && !keeper_.failed()) {
+  while (!stop.stop_requested() && !keeper_.failure().happened()) {
     try {
       keeper_.ask(
           [&](ControlClient& client) { client.send_part(keeper_.credential(), place, piece); });
       return true;
     } catch (const Error& error) {
-      if (keeper_.failed() || stop.stop_requested()) return false;
+      if (keeper_.failure().happened() || stop.stop_requested()) return false;
       const PartEnd end = end_of_part(error.code());
       if (end == PartEnd::kOver || end == PartEnd::kThere) return end == PartEnd::kThere;
       if (end == PartEnd::kFailed || now() > give_up) throw;
