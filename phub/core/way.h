@@ -40,28 +40,12 @@ struct Stages {
   Shelves& shelves;
 };
 
-class Way {
+// Why chunks go on beside arrivals and boundaries: results that come from elsewhere, from behind a
+// gate or from a parent.
+class PendingResults {
  public:
-  enum class Verdict : uint8_t {
-    kAccepted,    // and marked in the table
-    kDuplicate,   // it has arrived already
-    kComplete,    // its round is complete, but the result may be lost: send it again
-    kWrongRound,  // a protocol violation
-  };
+  virtual ~PendingResults() = default;
 
-  enum class Closed : uint8_t {
-    kNotNow,   // it stays ready
-    kPending,  // next_done() tells when it is done
-    kDone,
-  };
-
-  explicit Way(const Stages& stages) : stages_(stages) {}
-  virtual ~Way() = default;
-
-  // Hot. A contribution of a rank has arrived.
-  virtual Verdict accept(uint32_t rank, uint32_t index, const Imm& imm) = 0;
-  virtual bool ready(uint32_t index) const = 0;
-  virtual Closed close(uint32_t index) = 0;  // REQUIRES: ready(index)
   // A pending chunk that is done now; kNoChunk: none. Asked in every pass.
   virtual uint32_t next_done() { return kNoChunk; }
   // Whether chunks may have become ready since the last call other than by an arrival or a
@@ -78,7 +62,34 @@ class Way {
   // wait is over. Returns for how long only an arrival makes another try worth while; 0: nothing
   // waits.
   virtual uint64_t waits_for_room_ns() const { return 0; }
-  virtual void finish(uint32_t index) = 0;  // REQUIRES: it is done
+  // Between these calls the core does not touch the connection to a parent, which another thread
+  // makes anew. Then unanswered sums are sent again.
+  virtual void suspend_parent() {}
+  virtual void resume_parent() {}
+};
+
+class Way : public PendingResults {
+ public:
+  enum class Verdict : uint8_t {
+    kAccepted,    // and marked in the table
+    kDuplicate,   // it has arrived already
+    kComplete,    // its round is complete, but the result may be lost: send it again
+    kWrongRound,  // a protocol violation
+  };
+
+  enum class Closed : uint8_t {
+    kNotNow,   // it stays ready
+    kPending,  // next_done() tells when it is done
+    kDone,
+  };
+
+  explicit Way(const Stages& stages) : stages_(stages) {}
+
+  // Hot. A contribution of a rank has arrived.
+  virtual Verdict accept(uint32_t rank, uint32_t index, const Imm& imm) = 0;
+  virtual bool ready(uint32_t index) const = 0;
+  virtual Closed close(uint32_t index) = 0;  // REQUIRES: ready(index)
+  virtual void finish(uint32_t index) = 0;   // REQUIRES: it is done
 
   // The latest round of which the rank may have the result now; kNever: none.
   virtual uint64_t completed(uint32_t rank, uint32_t index) const = 0;
@@ -115,11 +126,6 @@ class Way {
   virtual Intake* intake() { return nullptr; }
   // The participants of the chunk's round in progress can no longer change.
   virtual bool is_fixed(uint32_t index) const { return stages_.table[index].closed; }
-
-  // Between these calls the core does not touch the connection to a parent, which another thread
-  // makes anew. Then unanswered sums are sent again.
-  virtual void suspend_parent() {}
-  virtual void resume_parent() {}
 
   virtual bool anyone_waits(uint32_t index) const = 0;
   // A bit for each of 64 ranks: it has to contribute before the chunk goes on.

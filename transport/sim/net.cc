@@ -44,30 +44,10 @@ bool SimRandom::chance(double probability) {
   return static_cast<double>(next() >> 11) * 0x1p-53 < probability;
 }
 
-SimNet::SimNet(const SimOptions& options) : options_(options), random_(options.seed) {}
+SimNet::SimNet(const SimOptions& options)
+    : SimTrace(static_cast<const SimTime&>(*this)), options_(options), random_(options.seed) {}
 
 SimNet::~SimNet() = default;
-
-void SimNet::after(uint64_t delay_ns, std::function<void()> action) {
-  events_.push_back({now_ns_ + delay_ns, order_++, std::move(action)});
-  std::push_heap(events_.begin(), events_.end(), later);
-}
-
-uint64_t SimNet::next_ns() const { return events_.front().time; }
-
-void SimNet::run_next() {
-  std::pop_heap(events_.begin(), events_.end(), later);
-  Event event = std::move(events_.back());
-  events_.pop_back();
-  now_ns_ = std::max(now_ns_, event.time);
-  event.action();
-}
-
-void SimNet::advance(uint64_t ns) {
-  const uint64_t end = now_ns_ + ns;
-  while (!idle() && next_ns() <= end) run_next();
-  now_ns_ = end;
-}
 
 Transport& SimNet::transport(uint32_t box) {
   while (transports_.size() <= box) {
@@ -142,26 +122,6 @@ bool SimNet::core_awake(uint32_t core, uint32_t box) const {
 }
 
 bool SimNet::has_events(uint32_t box) const { return !transports_[box]->raised().empty(); }
-
-void SimNet::trace(std::string_view what, uint64_t a, uint64_t b, uint64_t c) {
-  for (uint64_t word : {now_ns_, static_cast<uint64_t>(what.size()), a, b, c}) {
-    hash_ = (hash_ ^ word) * 0x9e3779b97f4a7c15ull;
-    hash_ ^= hash_ >> 29;
-  }
-  trace_bytes(std::as_bytes(std::span(what)));
-  if (keep_text_) text_.push_back(fmt::format("{:>12} {} {} {} {}", now_ns_, what, a, b, c));
-}
-
-void SimNet::trace_bytes(std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    uint64_t word = 0;
-    const size_t n = std::min(bytes.size(), sizeof(word));
-    std::memcpy(&word, bytes.data(), n);
-    hash_ = (hash_ ^ word) * 0x100000001b3ull;
-    hash_ ^= hash_ >> 31;
-    bytes = bytes.subspan(n);
-  }
-}
 
 uint64_t SimNet::some_delay() {
   uint64_t delay = random_.between(options_.min_delay_ns, options_.max_delay_ns);

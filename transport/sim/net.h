@@ -26,13 +26,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
-#include <string>
-#include <string_view>
 #include <vector>
 
+#include "transport/sim/time.h"
+#include "transport/sim/trace.h"
 #include "transport/transport.h"
 
 namespace phub {
@@ -77,20 +76,12 @@ struct SimStats {
 class SimTransport;
 struct SimIncarnation;
 
-class SimNet {
+class SimNet : public SimTime, public SimTrace {
  public:
   explicit SimNet(const SimOptions& options);
   ~SimNet();  // all links must be gone
   SimNet(const SimNet&) = delete;
   SimNet& operator=(const SimNet&) = delete;
-
-  // Virtual time. Events of the same instant run in the order in which they were scheduled.
-  uint64_t now_ns() const { return now_ns_; }
-  void after(uint64_t delay_ns, std::function<void()> action);
-  bool idle() const { return events_.empty(); }
-  uint64_t next_ns() const;   // REQUIRES: !idle()
-  void run_next();            // REQUIRES: !idle()
-  void advance(uint64_t ns);  // moves the clock by `ns` and runs everything that is due
 
   Transport& transport(uint32_t box = 0);
   // `near`: the box on the worker's host. Throws Error(kUnauthorized) when the ticket was never
@@ -127,13 +118,6 @@ class SimNet {
   SimRandom& random() { return random_; }
   SimStats& stats() { return stats_; }
 
-  // Everything that happens goes into the hash; with keep_text, also into lines for people.
-  void trace(std::string_view what, uint64_t a = 0, uint64_t b = 0, uint64_t c = 0);
-  void trace_bytes(std::span<const std::byte> bytes);  // hash only
-  uint64_t trace_hash() const { return hash_; }
-  void keep_text(bool keep) { keep_text_ = keep; }
-  const std::vector<std::string>& text() const { return text_; }
-
   // The time that a packet, or a whole write with its retransmissions (kLost: the retry limit was
   // reached), is under way, for the queue pairs of this network.
   static constexpr uint64_t kLost = ~uint64_t{0};
@@ -146,26 +130,12 @@ class SimNet {
   uint32_t next_pair_id() { return pairs_made_++; }
 
  private:
-  struct Event {
-    uint64_t time;
-    uint64_t order;
-    std::function<void()> action;
-  };
   SimTransport* box_at(uint32_t box) const;  // kNoBox: null
-  static bool later(const Event& a, const Event& b) {
-    return a.time != b.time ? a.time > b.time : a.order > b.order;
-  }
 
   SimOptions options_;
   SimRandom random_;
   SimStats stats_;
-  uint64_t now_ns_ = 0;
-  uint64_t order_ = 0;
-  uint64_t hash_ = 0xcbf29ce484222325ull;
-  bool keep_text_ = false;
   uint32_t pairs_made_ = 0;
-  std::vector<std::string> text_;
-  std::vector<Event> events_;                              // a heap by time and order
   std::vector<std::unique_ptr<SimTransport>> transports_;  // by box
 };
 
