@@ -65,6 +65,15 @@ class Round:
             self.begin()
             mine.push()
 
+    def is_empty(self) -> bool:
+        """Whether no backward() came since the last step, and all gradients there are are zero."""
+        return not any(
+            mine.backwards
+            or mine.pushed
+            or (mine.tensor.grad is not None and bool(mine.tensor.grad.any()))
+            for mine in self._mine
+        )
+
     def begin(self) -> None:
         """Before the first push of a round; later calls do nothing."""
         self._watch.end()

@@ -108,6 +108,7 @@ class DistributedOptimizer(Optimizer):
         self.optimizer = optimizer
         self.param_groups = optimizer.param_groups
         self._overlap = overlap
+        self._made_for_state = False  # `state` has what a step left that was none of the job
         self._rule = _rules.name_of(optimizer) if server else "none"
         given: dict[str, Option] = {
             "reduction": "mean",
@@ -263,6 +264,14 @@ class DistributedOptimizer(Optimizer):
                 "the box has the scaled gradients, and torch's GradScaler does not tell it: use "
                 "phub.GradScaler(optimizer), or phub.ddp, or bfloat16, which needs no scaling"
             )
+        if self._rule == "none":
+            if self._is_for_state():
+                self._made_for_state = True
+                self.optimizer.step()
+                return loss
+            if self._made_for_state:
+                self.state.clear()
+                self._made_for_state = False
         self._round.finish(self.steps_done + 1)
         if self._overlap == "forward":
             self._round.take_later()
@@ -275,6 +284,19 @@ class DistributedOptimizer(Optimizer):
         self._round.end()
         self._steps.end_step()
         return loss
+
+    def _is_for_state(self) -> bool:
+        """Whether PyTorch makes this step to have a state that it can read or load.
+
+        `get_optimizer_state_dict` does, before the first step, with gradients and rates of 0. It is
+        no step of the job, which other ranks may not make. The real first one begins without what
+        it leaves, unless a state has been loaded since.
+        """
+        return (
+            (self._made_for_state or not self.state)
+            and all(not group.get("lr", 1) for group in self.param_groups)
+            and self._round.is_empty()
+        )
 
     def synchronize(self) -> None:
         """Waits for results that are under way.
@@ -383,7 +405,8 @@ class DistributedOptimizer(Optimizer):
         """
         if self._rule == "none":
             self.optimizer.load_state_dict(state_dict)
-            self.param_groups = self.optimizer.param_groups
+            self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
+            self._made_for_state = False
             return
         self._at_box.refuse_in_round("load_state_dict()")
         self.synchronize()

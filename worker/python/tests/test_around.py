@@ -20,6 +20,8 @@ from phub import fsdp
 
 OPTIMIZERS = {
     "adamw": (torch.optim.AdamW, {"lr": 1e-3}),
+    "rprop": (torch.optim.Rprop, {"lr": 1e-3}),
+    "sgd": (torch.optim.SGD, {"lr": 1e-2}),
     "momentum": (torch.optim.SGD, {"lr": 1e-2, "momentum": 0.9, "dampening": 0.5}),
 }
 
@@ -40,8 +42,8 @@ def train(rank, model, optimizer, steps):
 # ---- torch.distributed.checkpoint.
 
 
-def saves_and_loads(rank, folder, kind, zero_copy):
-    model, optimizer = made(kind, job=job(1), zero_copy=zero_copy)
+def saves_and_loads(rank, folder, kind, options):
+    model, optimizer = made(kind, job=job(1), **options)
     train(rank, model, optimizer, range(3))
     optimizer.zero_grad()
     for group in optimizer.param_groups:
@@ -56,7 +58,7 @@ def saves_and_loads(rank, folder, kind, zero_copy):
     optimizer.worker.barrier()
     expected = model.state_dict(), optimizer.state_dict()
 
-    other, again = made(kind, seed=2, job=job(2), zero_copy=zero_copy)
+    other, again = made(kind, seed=2, job=job(2), **options)
     model_state, optimizer_state = states.get_state_dict(other, again)
     given = {"model": model_state, "optimizer": optimizer_state}
     checkpoint.load(given, checkpoint_id=folder, no_dist=True)
@@ -73,10 +75,43 @@ def saves_and_loads(rank, folder, kind, zero_copy):
 
 
 @pytest.mark.parametrize(
-    ("kind", "zero_copy"), [("adamw", False), ("adamw", True), ("momentum", False)]
+    ("kind", "options"),
+    [
+        ("adamw", {}),
+        ("adamw", {"zero_copy": True}),
+        ("momentum", {}),
+        ("adamw", {"server": False}),
+        ("momentum", {"server": False}),
+        ("sgd", {"server": False}),
+    ],
 )
-def test_checkpoints_of_pytorch_have_model_and_optimizer(box, start, tmp_path, kind, zero_copy):
-    start(saves_and_loads, 2, tmp_path, kind, zero_copy).results()
+def test_checkpoints_of_pytorch_have_model_and_optimizer(box, start, tmp_path, kind, options):
+    start(saves_and_loads, 2, tmp_path, kind, options).results()
+
+
+def reads_state(rank, kind):
+    trained = []
+    for reads in (False, True):
+        model, optimizer = made(kind, job=job(reads), server=False)
+        for step in range(4):
+            if reads and rank == 0:  # alone, and while there are no gradients
+                for _ in range(2):
+                    states.get_optimizer_state_dict(model, optimizer)
+            train(rank, model, optimizer, [step])
+            optimizer.zero_grad()
+        assert optimizer.worker.round("last.weight") == 4
+        trained.append((model.state_dict(), optimizer.state_dict()))
+        optimizer.worker.barrier()
+    assert_same_bits(trained[0][0], trained[1][0])
+    assert_same_bits(trained[0][1], trained[1][1])
+    return trained[0][0]
+
+
+@pytest.mark.parametrize("kind", list(OPTIMIZERS))
+def test_reading_the_state_is_no_step(box, start, kind):
+    """Of the optimizer's own, which PyTorch makes a step for if it has none yet."""
+    first, second = start(reads_state, 2, kind).results()
+    assert_same_bits(first, second)
 
 
 # ---- torch.compile.
