@@ -44,8 +44,8 @@ Points sizes(const Pictures& pictures);
 // of the whole net.
 Points minibatches(const Pictures& pictures);
 
-// The gain of several partitions of every table (4.2): AdamLike with 35% of the memory that holds
-// everything. `partitions`, `images_per_s`, `never_waits`.
+// The gain of several partitions, which copy the pieces of tables (4.2): AdamLike with 35% of the
+// memory that holds everything. `partitions`, `images_per_s`, `never_waits`.
 Points partitions(const Pictures& pictures);
 
 // The longest videos (5.3) by the budget, with the network of worker/examples/geeps/video.h.

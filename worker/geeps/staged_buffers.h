@@ -1,5 +1,5 @@
 // Buffers on the device, copied to pinned host memory for all parts of a task: if rows of several
-// partitions lie among each other, the stretch from the first to the last of them is copied once.
+// pieces lie among each other, the stretch from the first to the last of them is copied once.
 #pragma once
 
 #include <cstddef>
