@@ -261,7 +261,7 @@ class SteppedExchange final : public Exchange {
 class SteppedDriver final : public Driver {
  public:
   SteppedDriver(Mover& mover, std::mutex& mutex, std::mt19937_64& random)
-      : Driver(mover, mutex), random_(random), tasks_(mover.lanes().size()) {}
+      : Driver(mover, mutex), random_(random), tasks_(mover.lanes.all().size()) {}
 
   void wake() override {}
   void stop() override {}
@@ -289,7 +289,7 @@ class SteppedDriver final : public Driver {
     auto& exchange = static_cast<SteppedExchange&>(mover_.exchange);
     std::vector<size_t> lanes;
     for (size_t i = 0; i < tasks_.size(); ++i) {
-      if (tasks_[i].task || mover_.lanes()[i].due) lanes.push_back(i);
+      if (tasks_[i].task || mover_.lanes.all()[i].due) lanes.push_back(i);
     }
     const auto queues = device.steps();
     const size_t pushed = exchange.pushed().size();
@@ -307,14 +307,14 @@ class SteppedDriver final : public Driver {
   }
 
   void step(std::unique_lock<std::mutex>& lock, size_t i) {
-    Lane& lane = mover_.lanes()[i];
+    Lane& lane = mover_.lanes.all()[i];
     InProgress& current = tasks_[i];
     if (!current.task) {
       current.task = mover_.begin(lane);
       if (current.task && current.task->kind == Task::Kind::kFill) check(*current.task);
     } else if (!current.ran) {
       lock.unlock();
-      mover_.run(lane, *current.task);
+      mover_.work.run(lane, *current.task);
       lock.lock();
       current.ran = true;
     } else {

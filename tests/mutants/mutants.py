@@ -68,6 +68,9 @@ SWITCHED = ("worker/switched_test",)
 SWITCHED_CORE = ("phub/core_job_switch_test",)
 MOVER = "worker/geeps/mover.cc"
 MOVER_ORDER = "worker/geeps/mover_order.cc"
+LANE_WORK = "worker/geeps/lane_work.cc"
+CONDITIONS = "worker/geeps/conditions.cc"
+NEXT_TASK = "worker/geeps/next_task.cc"
 CHECKPOINT = "phub/checkpoint/"
 CRASH = ("phub/checkpoint_crash_test",)
 DAMAGE = ("phub/checkpoint_damage_test",)
@@ -1124,33 +1127,33 @@ MUTANTS = [
            "", ("tcp/worker/exchange_test:*InPlace*",)),
 
     # The cache's mover.
-    Mutant("log: the log is written before that of the last clock is handed over", MOVER,
+    Mutant("log: the log is written before that of the last clock is handed over", CONDITIONS,
            "return piece.handed_over == task.clocks_before && (table.kept_twice || result_is_here);",
            "return true || result_is_here;", SEEDED),
-    Mutant("logged: a push does not wait for the copies of its log", MOVER,
+    Mutant("logged: a push does not wait for the copies of its log", LANE_WORK,
            "  piece.logged->wait();\n  piece.fetched->wait();",
            "  piece.fetched->wait();", SEEDED),
-    Mutant("clocked-add: the first update of a clock is added to the log of the last", MOVER,
+    Mutant("clocked-add: the first update of a clock is added to the log of the last", LANE_WORK,
            "if (entry.host_log == HostLog::kUsed) {",
            "if (entry.host_log != HostLog::kZero) {", SEEDED),
-    Mutant("buffer: a buffer is filled before its memory is given back", MOVER_ORDER,
+    Mutant("buffer: a buffer is filled before its memory is given back", CONDITIONS,
            "access.filled > instance.iteration || !memory_is_free(instance)",
            "access.filled > instance.iteration", SEEDED),
-    Mutant("refresh: rows are fetched while a result replaces them", MOVER_ORDER,
+    Mutant("refresh: rows are fetched while a result replaces them", CONDITIONS,
            "  if (table.replacing || table.is_refreshing()) return false;\n", "", SEEDED),
-    Mutant("piece-version: a piece is fetched before its own result is here", MOVER,
+    Mutant("piece-version: a piece is fetched before its own result is here", CONDITIONS,
            "piece.version >= table.clocks + clocks_ahead(*task.planned)", "true", PARTITIONS),
     Mutant("piece-left-out: pieces wait for a read that the application has left out", MOVER_ORDER,
            "    return cancel_fill(instance);\n", "    return;\n", PARTITIONS),
     Mutant("piece-cancelled: a buffer with some of its pieces is filled", MOVER_ORDER,
            "if (std::exchange(access.cancelled, false)) {", "if (std::exchange(access.cancelled, false) && left_out) {", SEEDED),
     Mutant("piece-clocks: nobody looks again at pieces that waited for a clock which is left out", "worker/geeps/cache_read.cc",
-           "  mover_.fills_may_begin();  // those", "  // those", SEEDED),
-    Mutant("piece-urgent: updates are stored in the order of their release", MOVER,
+           "  mover_.lanes.make_due(Lane::Kind::kFetch);\n", "", SEEDED),
+    Mutant("piece-urgent: updates are stored in the order of their release", NEXT_TASK,
            "if (priority != of_other) return priority > of_other;", "if (priority != of_other) return false;", PARTITIONS),
-    Mutant("piece-enqueued: all that is there is enqueued at once", MOVER,
+    Mutant("piece-enqueued: all that is there is enqueued at once", LANE_WORK,
            "if (before != nullptr) before->wait();", "", PARTITIONS),
-    Mutant("piece-alone: a read is filled when all of its pieces are here", MOVER_ORDER,
+    Mutant("piece-alone: a read is filled when all of its pieces are here", CONDITIONS,
            "if (fills_by_piece(instance)) return true;", "", PARTITIONS),
     Mutant("given-back: what is enqueued for a buffer's memory is not waited for", MOVER_ORDER,
            "if (!done->done()) events.push_back(done.get());",
@@ -1158,9 +1161,9 @@ MUTANTS = [
     Mutant("posted: the store lane is not told of a part", MOVER_ORDER,
            "own.due = true;",
            "own.due |= kind == Lane::Kind::kFetch;", SEEDED),
-    Mutant("part-order: an update is not before its clock", MOVER,
+    Mutant("part-order: an update is not before its clock", NEXT_TASK,
            "!seen.emplace(task->table, *task->piece).second || ", "", SEEDED),
-    Mutant("part-log: a piece writes the log of the first one", MOVER,
+    Mutant("part-log: a piece writes the log of the first one", LANE_WORK,
            "*task.piece, task.used_logs", "0, task.used_logs", SEEDED),
     Mutant("part-last: a buffer is free when its first part is stored", MOVER,
            "if (--task.parts->left > 0) return false;", "if (task.parts->left == 0) return false;\n    task.parts->left = 0;", SEEDED),
@@ -1175,10 +1178,10 @@ MUTANTS = [
     Mutant("part-clock: a clock completes the log of the first piece alone", MOVER_ORDER,
            "divide(task, Lane::Kind::kStore, all);",
            "divide(task, Lane::Kind::kStore, {0});", SEEDED),
-    Mutant("part-factors: the last factors are not copied", MOVER,
+    Mutant("part-factors: the last factors are not copied", LANE_WORK,
            "task.bytes = floats * sizeof(float);", "task.bytes = (floats - 1) * sizeof(float);",
            ("geeps/factors_test",)),
-    Mutant("part-poison: a buffer is poisoned before all parts are copied", MOVER,
+    Mutant("part-poison: a buffer is poisoned before all parts are copied", LANE_WORK,
            "for (const auto& done : access.done) stream.wait(*done);", "(void)access;", SEEDED),
 
     # Checkpoints.
@@ -1424,11 +1427,11 @@ MUTANTS = [
            "", TABLES),
     Mutant("tables-pinned: local rows in device memory are not saved", "worker/geeps/own_copies.cc",
            "  store_dirty(of);\n", "", TABLES),
-    Mutant("branches-keep: a row is saved in host memory that other branches share", "worker/geeps/mover.cc",
+    Mutant("branches-keep: a row is saved in host memory that other branches share", LANE_WORK,
            "table.keep_rows(piece, part.runs);", "", BRANCH_TABLES),
     Mutant("branches-pinned: pinned rows are those of the branch before", "worker/geeps/own_copies.cc",
            "if (!entry.pinned || !of(table)) continue;", "continue;", BRANCH_TABLES),
-    Mutant("branches-ahead: what was filled before a change is used after it", MOVER_ORDER,
+    Mutant("branches-ahead: what was filled before a change is used after it", "worker/geeps/table_use.cc",
            "  ++table.changes;\n", "", BRANCH_TABLES),
     Mutant("branches-saves: a change does not wait for saves in progress", "worker/geeps/own_copies.cc",
            "piece.saved->wait();", "(void)piece;", BRANCH_TABLES),

@@ -106,10 +106,10 @@ void BranchTables::hold_fills() {
   {
     CacheWaits::Lock lock(waits_);
     for (Table& table : mover_.tables) {
-      if (table.branches) mover_.begin_replacing(table);
+      if (table.branches) mover_.table_use.begin_replacing(table);
     }
-    lock.wait([&] { return mover_.failed() || !mover_.fills_replaced(); }, {});
-    mover_.throw_if_failed();
+    lock.wait([&] { return mover_.failure.happened() || !mover_.table_use.fills_replaced(); }, {});
+    mover_.failure.check();
   }
   for (const PlannedAccess& access : mover_.schedule->accesses) {
     const ListPlan& list = mover_.schedule->lists[access.list];
@@ -124,7 +124,7 @@ void BranchTables::go_on_with_rows() {
   copies_.load_pinned_of(is_by_branch);
   const CacheWaits::Lock lock(waits_);
   for (Table& table : mover_.tables) {
-    if (table.branches) mover_.end_replacing(table);
+    if (table.branches) mover_.table_use.end_replacing(table);
   }
 }
 

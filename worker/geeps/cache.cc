@@ -49,7 +49,7 @@ Cache::Impl::Impl(Device& device, Exchange& exchange, std::vector<TableSpec> tab
   budget_ = budget_ / Arena::kAlignment * Arena::kAlignment;
   if (budget_ == 0) fail(ErrorCode::kFull, "{}: no memory is left for the cache", device_.name());
   memory_ = DeviceMemory(device_, budget_, "cache");
-  mover_.reserved = std::make_unique<Arena>(budget_);
+  mover_.reserved.begin(budget_);
   // Tables that are kept twice are included: other caches of the process may copy them, and
   // neighbours that share a page are pinned together.
   std::vector<PageRange> exchanged;
@@ -74,7 +74,7 @@ Cache::Impl::~Impl() {
   mover_.exchange.leave();
   try {
     if (work_.in_stream()) work_.stream()->synchronize();
-    for (const Lane& lane : mover_.lanes()) {
+    for (const Lane& lane : mover_.lanes.all()) {
       if (lane.stream) lane.stream->synchronize();
     }
   } catch (...) {  // the device failed, which the calls have reported

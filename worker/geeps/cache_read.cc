@@ -91,7 +91,7 @@ Buffer Cache::Impl::acquire(Call call, uint32_t table, std::span<const uint64_t>
   const uint64_t back =
       call == Call::kRead ? clocks_back(mover_.tables[table].spec, mover_.exchange, staleness) : 0;
   Lock lock(waits_);
-  mover_.throw_if_failed();
+  mover_.failure.check();
   if (call == Call::kLocalAccess) held_.check_not_held(table, keys);
   ++mover_.stats.calls;
   if (call == Call::kPreUpdate) waits_.for_log(lock, table);
@@ -177,7 +177,7 @@ void Cache::Impl::acquire_planned(Lock& lock, Held& held, bool fetch, uint64_t b
       fetch_planned(lock, held, back);
     } else if (!access.in_place) {
       waits_.until(
-          lock, held.table, [&] { return mover_.memory_is_free(instance); },
+          lock, held.table, [&] { return mover_.conditions.memory_is_free(instance); },
           [&] { return fmt::format("memory for '{}'", table_of(held).spec.name); });
       waits_.for_memory(lock, instance, held.table);
     }
@@ -195,7 +195,7 @@ void Cache::Impl::fetch_planned(Lock& lock, Held& held, uint64_t back) {
   const Instance instance = *held.planned;
   PlannedAccess& access = access_of(instance);
   const Table& table = table_of(held);
-  if (mover_.is_kept(instance, back)) {
+  if (mover_.conditions.is_kept(instance, back)) {
     access.filled = instance.iteration + 1;
     access.version = access_of({*access.kept_from, instance.iteration}).version;
     held.buffer.age = age_of(access.version);
@@ -203,7 +203,8 @@ void Cache::Impl::fetch_planned(Lock& lock, Held& held, uint64_t back) {
     return waits_.for_memory(lock, instance, held.table);
   }
   if (std::exchange(access.back, back) != back && access.filling) mover_.cancel_fill(instance);
-  mover_.fills_may_begin();  // those that waited for a clock which the application has left out
+  // Those that waited for a clock which the application has left out may begin.
+  mover_.lanes.make_due(Lane::Kind::kFetch);
   const auto filled_or_asked = [&] {
     if (access.filled > instance.iteration) {
       const bool fresh = access.call == Call::kRead ? access.version + back >= table.clocks
@@ -235,7 +236,8 @@ void Cache::Impl::acquire_outside(Lock& lock, Held& held, bool fetch, uint64_t b
   try {
     const ListPlan& list = held.outside->list;
     if (!list.host.empty()) {
-      waits_.for_rows(lock, held.table, back, [&] { return mover_.rows_are_ready(table, back); });
+      waits_.for_rows(lock, held.table, back,
+                      [&] { return mover_.conditions.rows_are_ready(table, back); });
       if (reads) held.buffer.age = age_of(table.version);
       Task task = mover_.fill_task(*held.outside, held.buffer.data);
       const Reading reading(mover_, lock, table);
@@ -253,20 +255,20 @@ void Cache::Impl::acquire_outside(Lock& lock, Held& held, bool fetch, uint64_t b
 void Cache::Impl::reserve(Lock& lock, Held& held) {
   const size_t bytes = held.buffer.floats() * sizeof(float);
   const std::string& name = table_of(held).spec.name;
-  const std::optional<size_t> offset = mover_.reserved->allocate(bytes);
+  const std::optional<size_t> offset = mover_.reserved.arena().allocate(bytes);
   if (!offset) {
     fail(ErrorCode::kFull,
          "{} bytes for rows of '{}' outside of the sequence: of the {} bytes of reserved memory, "
          "{} are in use. Raise reserved_bytes, or record these calls",
-         bytes, name, mover_.reserved->size(), mover_.reserved->used());
+         bytes, name, mover_.reserved.arena().size(), mover_.reserved.arena().used());
   }
   try {
     waits_.until(
-        lock, held.table, [&] { return mover_.reserved_is_free(*offset, bytes); },
+        lock, held.table, [&] { return mover_.reserved.is_free(*offset, bytes); },
         [&] { return fmt::format("{} bytes of reserved memory for '{}'", bytes, name); });
   } catch (...) {
     if (!lock.owns_lock()) lock.lock();
-    mover_.reserved->release(*offset);
+    mover_.reserved.arena().release(*offset);
     throw;
   }
   held.outside->offset = *offset;

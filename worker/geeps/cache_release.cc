@@ -58,7 +58,7 @@ void Cache::Impl::release(Call call, uint64_t handle, bool use) {
   if (use && found.call == Call::kPreUpdate && !is_virtual) {
     // A log in device memory must not be written while it is copied for the last clock.
     Lock lock(waits_);
-    mover_.throw_if_failed();
+    mover_.failure.check();
     if (found.outside || !list_of(found).pinned.empty()) waits_.for_log(lock, found.table);
   }
   if (recorder_ && found.recorded) {
@@ -79,7 +79,7 @@ void Cache::Impl::release(Call call, uint64_t handle, bool use) {
     work_.in_stream() ? work_.stream()->call(add) : add();
   }
   Lock lock(waits_);
-  mover_.throw_if_failed();
+  mover_.failure.check();
   ++mover_.stats.calls;
   table_of(held).clocked_last = false;
   if (use && call == Call::kUpdate) table_of(held).unclocked = true;
@@ -149,7 +149,7 @@ void Cache::Impl::table_clock(uint32_t number, std::span<const FactorPairs> fact
   if (virtual_) return recorder_->table_clock(number);
   check_factors(device_, table, factors);
   Lock lock(waits_);
-  mover_.throw_if_failed();
+  mover_.failure.check();
   if (table.clocked_last) {
     fail(ErrorCode::kInvalid, "TableClock of '{}' twice, with no other call for it in between",
          table.spec.name);

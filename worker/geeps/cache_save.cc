@@ -37,7 +37,7 @@ void Cache::Impl::check_at_save_point() {
 std::optional<RankState> Cache::Impl::state_at_save_point() {
   {
     const Lock lock(waits_);
-    mover_.throw_if_failed();
+    mover_.failure.check();
     check_at_save_point();
     if (virtual_ || !must_save(mover_)) return std::nullopt;
   }
@@ -52,7 +52,7 @@ bool Cache::Impl::ends_round() {
   if (!branches_.any() || virtual_) return false;
   {
     const Lock lock(waits_);
-    mover_.throw_if_failed();
+    mover_.failure.check();
     check_at_save_point();
     if (!branches_.all_are_clocked()) return false;
   }

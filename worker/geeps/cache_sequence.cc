@@ -37,7 +37,7 @@ void Cache::Impl::finish_sequence() {
   }
   if (!virtual_) {
     const Lock lock(waits_);
-    mover_.throw_if_failed();
+    mover_.failure.check();
     std::vector<uint32_t> clocks;
     for (uint32_t table = 0; table < mover_.tables.size(); ++table) {
       if (!inferred[table] || !updated[table] || mover_.tables[table].clocked_last) continue;
@@ -88,7 +88,7 @@ void Cache::Impl::install(Sequence sequence) {
   Lock lock(waits_);
   waits_.until(
       lock, 0, [&] { return mover_.cancel_fills(); }, [] { return "copies that are in progress"; });
-  for (const Lane& lane : mover_.lanes()) {
+  for (const Lane& lane : mover_.lanes.all()) {
     if (lane.stream) lane.stream->synchronize();
   }
   SequenceDemand demand = demand_of(sequence);
@@ -104,7 +104,7 @@ void Cache::Impl::install(Sequence sequence) {
     mover_.install(make_schedule(std::move(sequence), demand, std::move(placement), maps, splits,
                                  device_, static_cast<std::byte*>(memory_.data())));
     reserved_offset_ = mover_.schedule->placement.reserved_offset;
-    mover_.reserved = std::make_unique<Arena>(budget_ - reserved_offset_);
+    mover_.reserved.begin(budget_ - reserved_offset_);
     copies_.load_pinned(unclocked);
     mover_.open_first();
   } catch (const Error& e) {  // the tables are in between two placements

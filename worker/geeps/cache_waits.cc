@@ -12,7 +12,8 @@ void CacheWaits::stop() {
     Lock lock(*this);
     lock.wait(
         [&] {  // for released buffers and clocked updates
-          return mover_.failed() || std::ranges::all_of(mover_.tables, [](const Table& table) {
+          return mover_.failure.happened() ||
+                 std::ranges::all_of(mover_.tables, [](const Table& table) {
                    return table.jobs == 0 && table.handed_over == table.clocks;
                  });
         },

@@ -43,7 +43,7 @@ class CacheWaits {
     Lock& operator=(const Lock&) = delete;
     void lock() { lock_.lock(); }
     void unlock() {
-      for (const Lane& lane : waits_.mover_.lanes()) {
+      for (const Lane& lane : waits_.mover_.lanes.all()) {
         if (!lane.due) continue;
         waits_.driver_->wake();
         break;
@@ -100,12 +100,12 @@ class Reading {
  public:
   Reading(Mover& mover, CacheWaits::Lock& lock, Table& table)
       : mover_(mover), lock_(lock), table_(table) {
-    mover_.begin_reading(table_);
+    mover_.table_use.begin_reading(table_);
     lock_.unlock();
   }
   ~Reading() {
     lock_.lock();
-    mover_.end_reading(table_);
+    mover_.table_use.end_reading(table_);
   }
   Reading(const Reading&) = delete;
   Reading& operator=(const Reading&) = delete;
@@ -118,15 +118,16 @@ class Reading {
 
 template <class Done, class What>
 void CacheWaits::until(Lock& lock, uint32_t table, Done done, What what) {
-  mover_.throw_if_failed();
+  mover_.failure.check();
   if (done()) return;
   const uint64_t begin = trace_now_ns();
-  const bool in_time = lock.wait([&] { return mover_.failed() || done(); }, options_.timeout);
+  const bool in_time =
+      lock.wait([&] { return mover_.failure.happened() || done(); }, options_.timeout);
   if (!work_.in_stream()) lost_ns_ += trace_now_ns() - begin;
   if (mover_.trace) {
     mover_.trace->add(CacheTrack::kWait, "wait", table, mover_.tables[table].clocks, begin);
   }
-  mover_.throw_if_failed();
+  mover_.failure.check();
   if (!in_time) {
     fail(ErrorCode::kTimeout, "waited {} ms for {}", options_.timeout.count(), what());
   }

@@ -15,7 +15,7 @@ void Driver::fail(const std::exception_ptr& error) {
     if (!mover_.fail(error)) return;
     wake();
   }
-  mover_.exchange.abandon(mover_.failure());  // which stays from here on
+  mover_.exchange.abandon(mover_.failure.error());  // which stays from here on
 }
 
 namespace {
@@ -24,10 +24,10 @@ class Threads final : public Driver {
  public:
   Threads(Mover& mover, std::mutex& mutex) : Driver(mover, mutex) {
     constexpr const char* kNames[] = {"geeps-fetch", "geeps-reclaim", "geeps-push", "geeps-pull"};
-    wakes_.resize(mover.lanes().size());
+    wakes_.resize(mover.lanes.all().size());
     try {
-      for (size_t i = 0; i < mover.lanes().size(); ++i) {
-        const Lane::Kind kind = mover.lanes()[i].kind;
+      for (size_t i = 0; i < mover.lanes.all().size(); ++i) {
+        const Lane::Kind kind = mover.lanes.all()[i].kind;
         threads_.push_back(start_thread(kNames[static_cast<size_t>(kind)],
                                         [this, i, kind](const std::stop_token&) {
                                           try {
@@ -46,9 +46,9 @@ class Threads final : public Driver {
 
   void wake() override {
     for (size_t i = 0; i < wakes_.size(); ++i) {
-      if (mover_.lanes()[i].due) wakes_[i].notify_one();
+      if (mover_.lanes.all()[i].due) wakes_[i].notify_one();
     }
-    if (mover_.failed()) changed_.notify_all();
+    if (mover_.failure.happened()) changed_.notify_all();
   }
 
   bool wait(std::unique_lock<std::mutex>& lock, const std::function<bool()>& over,
@@ -78,10 +78,10 @@ class Threads final : public Driver {
  private:
   // Waits for the lane's next task and runs it. False: there will be none.
   bool serve_one(std::unique_lock<std::mutex>& lock, size_t i) {
-    Lane& lane = mover_.lanes()[i];
+    Lane& lane = mover_.lanes.all()[i];
     std::optional<Task> task;
     wakes_[i].wait(lock, [&] {
-      if (stopping_ || mover_.failed()) return true;
+      if (stopping_ || mover_.failure.happened()) return true;
       if (lane.due) task = mover_.begin(lane);
       if (!task) wake();  // begin() may have given parts to other lanes
       return task.has_value();
@@ -91,7 +91,7 @@ class Threads final : public Driver {
     bool more = true;
     while (more) {
       lock.unlock();
-      mover_.run(lane, *task);
+      mover_.work.run(lane, *task);
       lock.lock();
       more = mover_.finish(*task);
       changed_.notify_all();

@@ -27,7 +27,7 @@ std::vector<bool> OwnCopies::save_dirty() {
     if (!unclocked.back()) continue;
     StagedBuffers staged(mover_.staging);
     for (uint32_t piece = 0; piece < mover_.tables[table].pieces.size(); ++piece) {
-      mover_.complete_log(*lane_.rows, table, piece, used_logs, staged);
+      mover_.work.complete_log(*lane_.rows, table, piece, used_logs, staged);
     }
   }
   store_dirty([](const Table&) { return true; });

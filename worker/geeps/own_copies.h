@@ -20,7 +20,7 @@ class OwnCopies {
   OwnCopies(Device& device, Mover& mover, DeviceWork& work);
 
   // A task of Mover::fill_task().
-  void run(Task& task) { mover_.run(lane_, task); }
+  void run(Task& task) { mover_.work.run(lane_, task); }
   void await();  // all of its copies
 
   // Saves rows that are newer in device memory to host memory. Returns, by table, whether its log
