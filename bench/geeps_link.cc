@@ -41,7 +41,7 @@ void LinkedExchange::guarded(Run run) {
 void LinkedExchange::push(size_t key, int32_t priority) {
   here_.check();
   const std::lock_guard lock(mutex_);
-  keys_.at(key) = {.priority = priority};
+  keys_.at(key) = {};
   sending_.push({.priority = priority,
                  .order = pushes_++,
                  .key = key,
@@ -88,7 +88,7 @@ void LinkedExchange::send(const std::stop_token& stop) {
 void LinkedExchange::await_results() {
   while (const std::optional<size_t> key = behind_.next()) {
     const std::lock_guard lock(mutex_);
-    results_.push({keys_[*key].priority, results_so_far_++, *key, Clock::now()});
+    results_.push({*key, Clock::now()});
     results_changed_.notify_one();
   }
 }

@@ -17,10 +17,10 @@
 namespace phub::geeps_bench {
 
 // A key goes up in slices of the size of a chunk, those of higher priority first; its last slice
-// pushes it. Keys come down whole, those of higher priority first. The slices of a key come in the
-// order in which they went up, but not before the other workers' slices went up: if a result comes
-// later than this worker's last slice, all slices of the others are assumed to be late by the same
-// time. Times are the link's own, so that delays of the machine do not add up.
+// pushes it. Keys come down whole, in their order. The slices of a key come in the order in which
+// they went up, but not before the other workers' slices went up: if a result comes later than this
+// worker's last slice, all slices of the others are assumed to be late by the same time. Times are
+// the link's own, so that delays of the machine do not add up.
 class LinkedExchange final : public geeps::Exchange {
  public:
   // REQUIRES: the exchange outlives this, and only this calls it.
@@ -55,17 +55,12 @@ class LinkedExchange final : public geeps::Exchange {
   };
   struct Key {
     bool null = false;
-    int32_t priority = 0;
     Clock::time_point first_up, last_up;  // when its first and its last slice were up
   };
   struct Result {
-    int32_t priority;
-    uint64_t order;
     size_t key;
     Clock::time_point at;
-    bool operator<(const Result& other) const {
-      return priority != other.priority ? priority < other.priority : order > other.order;
-    }
+    bool operator<(const Result& other) const { return key > other.key; }  // the first of a heap
   };
 
   Clock::duration time_of(size_t bytes) const;
@@ -84,7 +79,7 @@ class LinkedExchange final : public geeps::Exchange {
   std::priority_queue<Sending> sending_;
   std::priority_queue<Result> results_;
   std::vector<Key> keys_;
-  uint64_t pushes_ = 0, results_so_far_ = 0;
+  uint64_t pushes_ = 0;
 
   std::vector<std::jthread> threads_;
 };

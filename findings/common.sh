@@ -3,8 +3,15 @@ set -euo pipefail
 export PYTHONNOUSERSITE=1 PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1
 unset PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
+# What a program says there is shown if the script fails.
 folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
+errors=$folder/errors
+end() {
+  local -r status=$?
+  [[ $status == 0 || $status == 77 || ! -s $errors ]] || cat "$errors" >&2
+  rm -rf "$folder"
+}
+trap end EXIT
 
 # install PACKAGE==VERSION…: makes $python an interpreter that has them.
 install() {

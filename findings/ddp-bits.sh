@@ -50,7 +50,7 @@ if __name__ == "__main__":
     for ranks in (2, 4):
         mp.spawn(run, (ranks, sys.argv[1]), nprocs=ranks)
 PYTHON
-seen=$("$python" "$folder/bits.py" "$folder" 2>/dev/null)
+seen=$("$python" "$folder/bits.py" "$folder" 2>"$errors")
 verdict 'the same weights and batch have the same gradients in each step, and the mean of equal numbers is that number' "$seen" \
   "2.13.0
 2 ranks: other bits than in step 1: no no no; mean of 6e-8 in float16: 0e+00; 256 + 1 in bfloat16: 256

@@ -63,8 +63,9 @@ if comm.rank == 0:
     print(*lines, sep="\n")
 PYTHON
 
-seen="$("$python" "$folder/gloo.py" "$folder" 2>/dev/null)
-$("$folder/environment/bin/mpiexec" -n 4 "$python" "$folder/mpi.py")"
+gloo=$("$python" "$folder/gloo.py" "$folder" 2>"$errors")
+mpi=$("$folder/environment/bin/mpiexec" -n 4 "$python" "$folder/mpi.py")
+seen=$gloo$'\n'$mpi
 verdict 'the maximum of 1, 2, 3, 4 with one of them NaN is NaN, or the largest of the others, for all ranks' "$seen" \
   "2.13.0
 gloo, NaN at rank 0, 1, 2, 3: nan 1.0 2.0 3.0

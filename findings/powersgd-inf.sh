@@ -52,6 +52,6 @@ def run(rank, folder):
 if __name__ == "__main__":
     mp.spawn(run, (sys.argv[1],), nprocs=2)
 PYTHON
-seen=$("$python" "$folder/train.py" "$folder" 2>/dev/null)
+seen=$("$python" "$folder/train.py" "$folder" 2>"$errors")
 verdict 'one step is left out, with any hook' "$seen" \
   '2.13.0; of 40 steps are left out: no hook 1, fp16 1, PowerSGD 35'

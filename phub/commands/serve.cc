@@ -264,8 +264,8 @@ void serve(const ServeConfig& config) {
   check_exposed(config, port);
 
   server.start_threads();
-  announce(options.topology, server.machine().describe(), parent ? under(*parent, config.parent) : "", port,
-           tls != nullptr);
+  announce(options.topology, server.machine().describe(),
+           parent ? under(*parent, config.parent) : "", port, tls != nullptr);
   if (parent) server.background().run([&config] { look_at_parent(config); });
   io.run();
   port.stop();

@@ -61,6 +61,46 @@ TEST(Tables, APieceIsAKeyThatIsNamedByItsRows) {
   EXPECT_EQ(table_name(keys[0].name), "t[0:3]");
 }
 
+TEST(Tables, RowsOfKeysAreThoseOfPieces) {
+  const std::vector<TableSpec> tables = {
+      {.name = "a", .row_floats = 2, .keys = dense(5), .piece_bytes = 16},
+      {.name = "local", .row_floats = 2, .keys = dense(5), .local = true, .piece_bytes = 8},
+      {.name = "b", .row_floats = 2, .keys = dense(3), .piece_bytes = 0}};
+  const std::vector<RowsOfKey> rows = rows_of_keys(tables);
+  const std::vector<KeySpec> keys = keys_of(tables);
+  ASSERT_EQ(rows.size(), 4u);
+  ASSERT_EQ(keys.size(), rows.size());
+  const uint32_t want[][3] = {{0, 0, 2}, {0, 2, 2}, {0, 4, 1}, {2, 0, 3}};
+  for (size_t key = 0; key < rows.size(); ++key) {
+    EXPECT_EQ(rows[key].table, want[key][0]);
+    EXPECT_EQ(rows[key].first_row, want[key][1]);
+    EXPECT_EQ(rows[key].rows, want[key][2]);
+    EXPECT_EQ(keys[key].elements, 2 * rows[key].rows);
+  }
+  const std::vector<TableSpec> none = {{.name = "a", .row_floats = 0, .keys = dense(1)}};
+  EXPECT_THROW(rows_of_keys(none), Error);
+}
+
+TEST(Tables, MorePiecesThanAJobHasKeysAreRefused) {
+  std::vector<TableSpec> tables = {
+      {.name = "many", .row_floats = 1, .keys = dense((1 << 20) + 1), .piece_bytes = 1}};
+  EXPECT_THAT(refusal(tables), AllOf(HasSubstr("'many'"), HasSubstr("piece_bytes")));
+  tables[0].local = true;
+  EXPECT_THAT(refusal(tables), HasSubstr("piece_bytes"));
+  tables[0].piece_bytes = 8;
+  EXPECT_EQ(keys_of(tables).size(), 0u);
+}
+
+TEST(Tables, NamesOfPiecesHaveRoomForTheirRows) {
+  std::vector<TableSpec> tables = {
+      {.name = std::string(237, 'n'), .row_floats = 1, .keys = dense(2)}};
+  EXPECT_EQ(keys_of(tables).front().name.size(), 255u);
+  tables[0].piece_bytes = 4;
+  EXPECT_THAT(refusal(tables), HasSubstr("at most 214"));
+  tables[0].name.resize(214);
+  EXPECT_EQ(keys_of(tables).size(), 2u);
+}
+
 TEST(Tables, PiecesHaveWholeRowsAndIfTheyCanFullChunks) {
   const auto rows_of_piece = [](uint32_t row_floats, uint64_t rows, uint64_t bytes) {
     return split_of(
@@ -69,11 +109,12 @@ TEST(Tables, PiecesHaveWholeRowsAndIfTheyCanFullChunks) {
   };
   constexpr uint64_t kMiB = 1 << 20;
   EXPECT_EQ(rows_of_piece(1024, 1000, kMiB), 256u);
-  EXPECT_EQ(rows_of_piece(96, 10000, kMiB), 2560u);  // of 2730: of 256 rows each 3 chunks
-  EXPECT_EQ(rows_of_piece(785, 10000, kMiB), 333u);  // 8192 rows would fill chunks
-  EXPECT_EQ(rows_of_piece(500'000, 7, kMiB), 1u);    // a row is larger
-  EXPECT_EQ(rows_of_piece(1024, 100, kMiB), 100u);   // smaller than a piece
-  EXPECT_EQ(rows_of_piece(1024, 1000, 0), 1000u);    // 0: one piece
+  EXPECT_EQ(rows_of_piece(96, 10000, kMiB), 2560u);     // of 2730: of 256 rows each 3 chunks
+  EXPECT_EQ(rows_of_piece(17, 1 << 20, kMiB), 15420u);  // 8192 rows would be half of it
+  EXPECT_EQ(rows_of_piece(785, 10000, kMiB), 333u);     // 8192 rows would fill chunks
+  EXPECT_EQ(rows_of_piece(500'000, 7, kMiB), 1u);       // a row is larger
+  EXPECT_EQ(rows_of_piece(1024, 100, kMiB), 100u);      // smaller than a piece
+  EXPECT_EQ(rows_of_piece(1024, 1000, 0), 1000u);       // 0: one piece
   EXPECT_EQ(split_of({.name = "t", .row_floats = 1024, .keys = dense(1000), .samples = 3}).pieces(),
             1u);
 }

@@ -285,11 +285,9 @@ void Cache::Impl::read_pinned(Lock& lock, Held& held, const ListPlan& list, uint
                     [&] { return table.version + back >= table.clocks && !table.is_refreshing(); });
     if (list.host.empty()) held.buffer.age = age_of(table.version);
   }
-  const bool refreshed = std::exchange(table.refreshed_unseen, false);
+  const std::optional<uint32_t> refreshed = std::exchange(table.refreshed_last, std::nullopt);
   const Reading reading(mover_, lock, table);
-  if (refreshed) {
-    for (const Piece& piece : table.pieces) waits_.for_event(*piece.refreshed, held.table);
-  }
+  if (refreshed) waits_.for_event(*table.pieces[*refreshed].refreshed, held.table);
   work_.read_pinned(list, mover_.schedule->entries, table.row_floats, table.spec.read_my_writes,
                     held.buffer.data);
   if (table.kept_twice) work_.record(*table.gathered);

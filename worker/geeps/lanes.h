@@ -21,6 +21,7 @@ struct Lane {
   uint32_t partition = 0;
   std::deque<Task> tasks = {};  // in the order of post() or, of kFetch, of the accesses' beginning
   bool due = false;             // the result of begin() may have changed
+  uint64_t choices = 0;         // kStore: how often the next task was looked for
   // Of the latest tasks: so few are on the stream, and a task that is more urgent waits for no
   // more.
   std::array<std::unique_ptr<Event>, 2> enqueued = {};

@@ -16,7 +16,9 @@ Task Mover::fill_task(const Outside& outside, float* buffer) {
             .list = &outside.list,
             .buffer = buffer};
   if (table.spec.local) {
-    for (const Piece& piece : table.pieces) task.after.push_back(piece.saved.get());
+    for (const uint32_t piece : outside.list.pieces) {
+      task.after.push_back(table.pieces[piece].saved.get());
+    }
   }
   return task;
 }
@@ -94,7 +96,7 @@ bool Mover::finish(Task& task) {
     case Task::Kind::kPull:
       stats.bytes_to_device += task.bytes;
       piece.refreshing = false;
-      table.refreshed_unseen |= task.refreshed;
+      if (task.refreshed) table.refreshed_last = task.piece;
       ++piece.version;
       table.version = least(&Piece::version)->version;
       ++stats.pulls;

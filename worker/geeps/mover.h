@@ -11,9 +11,9 @@
 // exchange. An access and a clock are divided into parts, one for each piece that has rows of them;
 // the last part that finishes completes the whole. So a piece is pushed when its own log is stored,
 // and fetched when its own result is here, whatever the other pieces do. All parts of an access
-// have rows of one version. Each partition of the cache has one lane of each of the first three
-// kinds; the pieces of a table are dealt out to them. The driver (driver.h) runs a task of each
-// lane that is due:
+// have rows of one version, but for a staleness. Each partition of the cache has one lane of each
+// of the first three kinds; the pieces of a table are dealt out to them. The driver (driver.h) runs
+// a task of each lane that is due:
 //
 //   lock; task = begin(lane); do { unlock; work.run(lane, *task); lock; } while (finish(*task));
 //

@@ -192,11 +192,14 @@ void Mover::leave_out(Instance instance) {
   access.filled > instance.iteration ? release_unused(instance) : release(instance);
 }
 
-// Who uses the memory next waits for the copies that have begun.
+// Whoever uses the memory next waits for the copies that have begun, and for its use before them,
+// for which a lane has not waited that has begun none.
 void Mover::release_unused(Instance instance) {
   PlannedAccess& access = schedule->accesses[instance.access];
   for (uint32_t i = 0; i < options.partitions; ++i) {
-    lanes.of(Lane::Kind::kFetch, i).stream->record(*access.done[i]);
+    Stream& stream = *lanes.of(Lane::Kind::kFetch, i).stream;
+    stream.wait(*access.done[i]);
+    stream.record(*access.done[i]);
   }
   access.done_recorded = true;
   release(instance);

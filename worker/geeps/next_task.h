@@ -13,6 +13,6 @@ namespace phub::geeps {
 // The task of the lane that begins now, or the end of its tasks. REQUIRES: the caller holds the
 // cache's lock.
 std::deque<Task>::iterator next_task(Lane& lane, const Conditions& conditions,
-                                     const std::vector<Table>& tables);
+                                     std::vector<Table>& tables);
 
 }  // namespace phub::geeps

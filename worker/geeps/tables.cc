@@ -16,6 +16,7 @@ constexpr std::string_view kBeforeDigest = " #";
 constexpr size_t kSuffixBytes = kBeforeDigest.size() + kDigestDigits;
 constexpr size_t kRangeBytes = 23;         // of a piece's rows: brackets, a colon, two numbers
 constexpr uint32_t kChunkElements = 8192;  // those of a job that does not say otherwise
+constexpr size_t kMostRows = 1ull << 31;
 
 // FNV-1a over the bytes of 64-bit numbers, the lowest first.
 class Digest {
@@ -52,6 +53,28 @@ void check_samples(const TableSpec& table) {
        problem);
 }
 
+[[noreturn]] void fail_name(size_t number, const TableSpec& table, size_t suffix) {
+  fail(ErrorCode::kInvalid, "table {}: its name has {} bytes, at most {} are allowed", number,
+       table.name.size(), kMaxNameBytes - suffix);
+}
+
+void check_pieces(size_t number, const TableSpec& table) {
+  if (table.keys.size() > kMostRows) {
+    fail(ErrorCode::kInvalid, "table '{}': {} rows, at most {} are allowed", table.name,
+         table.keys.size(), kMostRows);
+  }
+  const uint32_t pieces = split_of(table).pieces();
+  if (pieces > kMaxKeys) {
+    fail(ErrorCode::kInvalid,
+         "table '{}': {} pieces of {} bytes (piece_bytes), and a job has at most {} keys",
+         table.name, pieces, table.piece_bytes, kMaxKeys);
+  }
+  if (pieces > 1 && !table.local &&
+      table.name.size() > kMaxNameBytes - kRangeBytes - kSuffixBytes) {
+    fail_name(number, table, kRangeBytes + kSuffixBytes);
+  }
+}
+
 }  // namespace
 
 void check(std::span<const TableSpec> tables) {
@@ -59,10 +82,7 @@ void check(std::span<const TableSpec> tables) {
   for (size_t i = 0; i < tables.size(); ++i) {
     const TableSpec& table = tables[i];
     if (table.name.empty()) fail(ErrorCode::kInvalid, "table {} has no name", i);
-    if (table.name.size() > kMaxNameBytes - kRangeBytes - kSuffixBytes) {
-      fail(ErrorCode::kInvalid, "table {}: its name has {} bytes, at most {} are allowed", i,
-           table.name.size(), kMaxNameBytes - kRangeBytes - kSuffixBytes);
-    }
+    if (table.name.size() > kMaxNameBytes - kSuffixBytes) fail_name(i, table, kSuffixBytes);
     if (!names.insert(table.name).second) {
       fail(ErrorCode::kInvalid, "table '{}' is there twice", table.name);
     }
@@ -84,6 +104,7 @@ void check(std::span<const TableSpec> tables) {
            table.local ? "scratch" : "holds parameters");
     }
     if (table.samples > 0) check_samples(table);
+    check_pieces(i, table);
     check_keys(table);
   }
 }
@@ -98,6 +119,7 @@ std::vector<uint64_t> dense(uint64_t rows) {
 }
 
 std::vector<RowsOfKey> rows_of_keys(std::span<const TableSpec> tables) {
+  check(tables);
   std::vector<RowsOfKey> keys;
   for (uint32_t i = 0; i < tables.size(); ++i) {
     if (tables[i].local) continue;
@@ -148,8 +170,9 @@ RowSplit split_of(const TableSpec& table) {
   const uint64_t in_piece = std::clamp<uint64_t>(floats / table.row_floats, 1, rows);
   const uint64_t whole_chunks =
       kChunkElements / std::gcd(kChunkElements, table.row_floats);  // rows
-  const uint64_t rest = in_piece < rows && in_piece > whole_chunks ? in_piece % whole_chunks : 0;
-  return {.rows = rows, .rows_per_piece = static_cast<uint32_t>(in_piece - rest)};
+  const uint64_t rest = in_piece < rows ? in_piece % whole_chunks : 0;
+  const bool rounds = 4 * rest <= in_piece;
+  return {.rows = rows, .rows_per_piece = static_cast<uint32_t>(in_piece - (rounds ? rest : 0))};
 }
 
 std::vector<std::string> key_names(const TableSpec& table) {

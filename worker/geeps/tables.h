@@ -22,8 +22,8 @@ void check(std::span<const TableSpec> tables);
 // Covers the table's row_floats, and its keys in their order.
 uint64_t digest_of(const TableSpec& table);
 
-// The pieces of a table: TableSpec::piece_bytes of rows or, if a piece has several chunks, up to a
-// chunk less, so that its last chunk is full.
+// The pieces of a table: TableSpec::piece_bytes of rows or, so that the last chunk of each is full,
+// up to a quarter less.
 RowSplit split_of(const TableSpec& table);
 
 // The key of a piece is named "layer1[0:512] #c8f5a3d2e1907b64": the table's name, the piece's

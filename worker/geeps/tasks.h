@@ -28,11 +28,12 @@ struct Piece {
   float* log = nullptr;
 
   // Guarded by the cache's mutex.
-  uint64_t handed_over = 0;  // the table's clocks that were pushed
-  uint64_t version = 0;      // those whose result is in `rows`
-  bool refreshing = false;   // `rows` are being replaced
-  uint32_t moving = 0;       // fetches of this piece alone that are in progress
-  uint64_t pushed_ns = 0;    // set only with a trace
+  uint64_t handed_over = 0;     // the table's clocks that were pushed
+  uint64_t version = 0;         // those whose result is in `rows`
+  bool refreshing = false;      // `rows` are being replaced
+  uint32_t moving = 0;          // fetches of this piece alone that are in progress
+  uint64_t pushed_ns = 0;       // set only with a trace
+  uint64_t seen_in_choice = 0;  // Lane::choices, when its store lane chose a task last
 
   // Used by the piece's store lane.
   std::vector<HostLog> loose_log;  // by row, of rows in no entry
@@ -75,18 +76,20 @@ struct Table {
   DeviceMemory factors;  // with samples: those of a clock, in the application's order
 
   // Guarded by the cache's mutex.
-  uint64_t clocks = 0;            // number of TableClocks
-  uint64_t handed_over = 0;       // those that were pushed, of every piece
-  uint64_t version = 0;           // those whose result is here, of every piece
-  bool replacing = false;         // local: rows are being replaced
-  bool refreshed_unseen = false;  // the application's work has not waited for `refreshed` of pieces
-  uint32_t moving = 0;            // reads of rows of any piece, or of pinned rows, in progress
-  uint32_t jobs = 0;              // releases and clocks that the store lane has not finished
-  uint32_t held = 0;              // buffers that the application holds
-  uint64_t regular_from = 0;      // local: before this iteration calls deviated from the sequence
-  uint64_t changes = 0;           // local: saves by calls outside the sequence
-  bool clocked_last = false;      // the table's latest call was TableClock
-  bool unclocked = false;         // it was updated since then
+  uint64_t clocks = 0;       // number of TableClocks
+  uint64_t handed_over = 0;  // those that were pushed, of every piece
+  uint64_t version = 0;      // those whose result is here, of every piece
+  bool replacing = false;    // local: rows are being replaced
+  // The piece whose pinned rows were refreshed last, until the application's work has waited for
+  // it: so it has for all, which are refreshed on one stream.
+  std::optional<uint32_t> refreshed_last;
+  uint32_t moving = 0;        // reads of rows of any piece, or of pinned rows, in progress
+  uint32_t jobs = 0;          // releases and clocks that the store lane has not finished
+  uint32_t held = 0;          // buffers that the application holds
+  uint64_t regular_from = 0;  // local: before this iteration calls deviated from the sequence
+  uint64_t changes = 0;       // local: saves by calls outside the sequence
+  bool clocked_last = false;  // the table's latest call was TableClock
+  bool unclocked = false;     // it was updated since then
 
   bool loose_rows = true;  // the table has rows in no entry
 

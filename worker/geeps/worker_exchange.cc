@@ -29,7 +29,7 @@ WorkerExchange::WorkerExchange(Worker& worker, std::span<const TableSpec> tables
     if (keys[k].name != expected[k].name) {
       fail(ErrorCode::kInvalid,
            "table '{}' is key '{}', but key {} of job '{}' is '{}': a job's keys are those of "
-           "keys_of() for the same tables",
+           "keys_of() for the same tables, in pieces of the same size (piece_bytes)",
            table, expected[k].name, k, worker_.spec().name, keys[k].name);
     }
     if (keys[k].elements != expected[k].elements) {

@@ -2,19 +2,19 @@
 
 namespace phub {
 
-void Failure::check() const {
+void WorkerFailure::check() const {
   if (!happened_) return;
   const std::lock_guard lock(mutex_);
   if (!first_) fail(ErrorCode::kFull, "this process was out of memory");
   throw Error(first_->code(), first_->what());  // not a copy, which would share its text
 }
 
-bool Failure::is(ErrorCode code) const {
+bool WorkerFailure::is(ErrorCode code) const {
   const std::lock_guard lock(mutex_);
   return first_ && first_->code() == code;
 }
 
-void Failure::keep(ErrorCode code, const std::string& message) {
+void WorkerFailure::keep(ErrorCode code, const std::string& message) {
   const std::lock_guard lock(mutex_);
   if (!first_) first_.emplace(code, message);
   happened_ = true;

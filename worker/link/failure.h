@@ -11,7 +11,7 @@
 namespace phub {
 
 // Thread-safe.
-class Failure {
+class WorkerFailure {
  public:
   bool happened() const { return happened_; }
   void check() const;  // throws the error, if there is one

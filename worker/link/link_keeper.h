@@ -50,7 +50,7 @@ class LinkKeeper {
   const Credential& credential() const { return credential_; }
   WorkerLink& link() { return *link_; }  // REQUIRES: connect() returned
 
-  const Failure& failure() const { return failure_; }
+  const WorkerFailure& failure() const { return failure_; }
   void fail_with(ErrorCode code, const std::string& message);
   void fail_with_exception() noexcept;  // REQUIRES: called in a catch block
 
@@ -139,7 +139,7 @@ class LinkKeeper {
   std::atomic<bool> linked_{false};  // `link_` is set
   std::function<void()> on_failure_ = [] {};
 
-  Failure failure_;
+  WorkerFailure failure_;
 
   std::mutex heartbeat_mutex_;
   std::condition_variable_any heartbeat_wake_;
