@@ -757,7 +757,7 @@ PHUB_API phub_code phub_geeps_options_set_samples(phub_geeps_options* options, u
 
 /* A table of more bytes is divided into pieces of so many, of whole rows: each is a key of the job
  * "NAME[FIRST:END] #DIGEST", END being the row behind its last, and moves by itself to the server
- * and to the device. The default is 4 MiB; 0: the table is one piece, and one key. With samples it
+ * and to the device. The default is 2 MiB; 0: the table is one piece, and one key. With samples it
  * is always one. Every worker sets the same for tables of parameters. PHUB_INVALID: there is no
  * such table. */
 PHUB_API phub_code phub_geeps_options_set_piece_bytes(phub_geeps_options* options, uint32_t table,

@@ -57,7 +57,7 @@ namespace phub::geeps {
 class Driver;
 class Mover;
 
-constexpr uint64_t kPieceBytes = 4 << 20;
+constexpr uint64_t kPieceBytes = 2 << 20;
 
 // A table: rows of `row_floats` floats, each with a key. REQUIRES, for parameters: every worker has
 // the same keys in the same order.
