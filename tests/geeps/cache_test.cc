@@ -178,13 +178,14 @@ TEST(Cache, ALastUpdateClocksItsTableOutsideOfTheSequenceToo) {
 
 // Updates of zeros that have a sign: where the log of a clock has nothing yet, they are not added
 // to zeros.
-TEST(Cache, BitsDependNeitherOnTheBudgetNorOnPartitions) {
-  const std::vector<TableSpec> tables = {{"w", 32, dense(8)}};
-  JobSpec job = plain_job(tables);
-  job.optimizer = "none";  // the parameters are the sums
-  job.hyper.clear();
+TEST(Cache, BitsDependNeitherOnTheBudgetNorOnPiecesNorOnPartitions) {
   const std::vector<uint64_t> a = {0, 1, 2, 3}, b = {4, 5, 6, 7}, odd = {7, 1, 5}, rest = {0, 2};
-  const auto run = [&](uint64_t budget, uint32_t partitions) {
+  const auto run = [&](uint64_t budget, uint32_t rows_per_piece, uint32_t partitions) {
+    const std::vector<TableSpec> tables = {
+        {.name = "w", .row_floats = 32, .keys = dense(8), .piece_bytes = rows_per_piece * 128}};
+    JobSpec job = plain_job(tables);
+    job.optimizer = "none";  // the parameters are the sums
+    job.hyper.clear();
     const auto device = make_host_device({.budget_bytes = 4 * kMiB});
     StandaloneExchange exchange(job);
     Cache cache(*device, exchange, tables, {.budget_bytes = budget, .partitions = partitions});
@@ -194,8 +195,10 @@ TEST(Cache, BitsDependNeitherOnTheBudgetNorOnPartitions) {
       cache.table_clock(0);
       cache.wait_all();
       auto& of_clock = bits.emplace_back();
-      for (const float value : exchange.parameters(0)) {
-        of_clock.push_back(std::bit_cast<uint32_t>(value));
+      for (size_t key = 0; key < exchange.keys(); ++key) {
+        for (const float value : exchange.parameters(key)) {
+          of_clock.push_back(std::bit_cast<uint32_t>(value));
+        }
       }
     };
     clock({odd});  // before there is a sequence
@@ -214,10 +217,12 @@ TEST(Cache, BitsDependNeitherOnTheBudgetNorOnPartitions) {
     clock({a, odd, b});
     return bits;
   };
-  const auto moved = run(2048, 1);
-  for (const uint32_t partitions : {1, 2, 3, 7}) {
-    EXPECT_EQ(run(2048, partitions), moved) << partitions;
-    EXPECT_EQ(run(kMiB, partitions), moved) << partitions;
+  const auto moved = run(2048, 8, 1);
+  for (const uint32_t rows_per_piece : {1, 3, 4, 8}) {
+    for (const uint32_t partitions : {1, 2, 3}) {
+      EXPECT_EQ(run(2048, rows_per_piece, partitions), moved) << rows_per_piece << partitions;
+      EXPECT_EQ(run(kMiB, rows_per_piece, partitions), moved) << rows_per_piece << partitions;
+    }
   }
   constexpr uint32_t kMinusZero = 0x8000'0000;
   EXPECT_EQ(moved[2], std::vector<uint32_t>(256, kMinusZero));
