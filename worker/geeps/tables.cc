@@ -133,19 +133,14 @@ std::vector<RowsOfKey> rows_of_keys(std::span<const TableSpec> tables) {
 }
 
 std::vector<KeySpec> keys_of(std::span<const TableSpec> tables, uint32_t devices) {
-  check(tables);
   std::vector<KeySpec> keys;
-  for (const TableSpec& table : tables) {
-    if (table.local) continue;
-    const RowSplit split = split_of(table);
-    const std::vector<std::string> names = key_names(table);
-    for (uint32_t piece = 0; piece < split.pieces(); ++piece) {
-      const auto [begin, end] = split.range_of(piece);
-      const uint64_t rows = end - begin;
-      keys.push_back({.name = names[piece],
-                      .elements = rows * table.row_floats,
-                      .shape = {rows, table.row_floats}});
-    }
+  std::vector<std::string> names;  // those of a table
+  for (const auto& [number, first_row, rows] : rows_of_keys(tables)) {
+    const TableSpec& table = tables[number];
+    if (first_row == 0) names = key_names(table);
+    keys.push_back({.name = names[split_of(table).piece_of(first_row)],
+                    .elements = uint64_t{rows} * table.row_floats,
+                    .shape = {rows, table.row_floats}});
     if (table.samples == 0) continue;
     if (table.samples > kMaxRankLimit / devices) {
       fail(ErrorCode::kInvalid, "table '{}': {} samples of {} devices are more than {}", table.name,
