@@ -37,14 +37,13 @@ bool Joins::admitted(uint32_t rank) {
   return true;
 }
 
-bool Joins::failed(uint32_t rank, const std::string& why) {
+void Joins::failed(uint32_t rank, const std::string& why) {
   const auto join = admitting(rank);
-  if (join == waiting_.end()) return false;
+  if (join == waiting_.end()) return;
   actions_.refuse(join->token, ErrorCode::kFull, why);
   ranks_[rank].stage = join->before;
   ranks_[rank].joining = false;
   waiting_.erase(join);
-  return true;
 }
 
 bool Joins::begin() {

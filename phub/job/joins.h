@@ -25,10 +25,9 @@ class Joins {
   Joins(RankTable& ranks, MembershipActions& actions) : ranks_(ranks), actions_(actions) {}
 
   void add(uint64_t token, uint32_t rank);
-  void admit_waiting();  // those whose predecessors are gone
-  // The admission of the rank is done, or has failed. Returns false if there is none.
-  bool admitted(uint32_t rank);
-  bool failed(uint32_t rank, const std::string& why);
+  void admit_waiting();          // those whose predecessors are gone
+  bool admitted(uint32_t rank);  // returns false if it is not being admitted
+  void failed(uint32_t rank, const std::string& why);
   bool wait() const { return !waiting_.empty(); }
 
   // A boundary begins: it takes those that are admitted. Returns false if there are none.
