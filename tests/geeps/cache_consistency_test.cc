@@ -146,12 +146,13 @@ class Trainer {
 };
 
 std::vector<TableSpec> tables_of(const Mode& mode) {
-  return {{.name = "large", .row_floats = 32, .keys = dense(40)},
+  return {{.name = "large", .row_floats = 32, .keys = dense(40), .piece_bytes = 12 * 128},
           {.name = "small", .row_floats = 8, .keys = {7, 2, 11}},
           {.name = "late",
            .row_floats = 16,
            .keys = dense(9),
-           .max_staleness = mode.consistency == std::string("async") ? 0 : mode.slack + kLater}};
+           .max_staleness = mode.consistency == std::string("async") ? 0 : mode.slack + kLater,
+           .piece_bytes = 4 * 64}};
 }
 
 // Parameters -= updates.
