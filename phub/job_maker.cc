@@ -191,7 +191,8 @@ Plan JobMaker::plan_for(const Order& order, const Transport& transport,
                       .chunk_elements = spec.chunk_elements,
                       .shared_memory = transport.shares_memory(),
                       .trailer_elements = trailer_of(spec),
-                      .gradient_dtype = spec.gradient_dtype};
+                      .gradient_dtype = spec.gradient_dtype,
+                      .slot_window = machine_.slot_window(transport)};
   if (rack) {
     for (const ChunkLayout& chunk : rack->above.chunks) options.units.push_back(chunk.queue);
   }
@@ -270,6 +271,7 @@ std::shared_ptr<RunningJob> JobMaker::make(const Order& order,
       host_.checkpoints != nullptr && (box_has_state(spec) || request.saves || saved);
   const std::optional<SwitchedJob> through =
       switched(spec, plan, link_transport, saved ? &*saved : nullptr, passed_over);
+  if (through) plan.slot_window = 0;
   const NodeMemory memory = Job::memory_for(plan, spec, snapshots, saved ? saved->ranks.size() : 0,
                                             rack, through ? &*through : nullptr);
   const Quotas::Needs needed = needs_of(spec, plan, memory);

@@ -20,6 +20,7 @@ Machine::Machine(const MachineOptions& options, std::vector<std::unique_ptr<Tran
                  const Clock& clock)
     : pin_(options.pin),
       spin_us_(options.spin_us),
+      slot_window_(options.slot_window),
       found_(options.topology),
       topology_(options.topology),
       transports_(std::move(transports)) {

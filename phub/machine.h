@@ -20,6 +20,9 @@ struct MachineOptions {
   uint32_t cores = 0;  // 0: all of the topology
   bool pin = true;
   int32_t spin_us = -1;  // how long an idle core spins; -1: 20 if more CPUs than cores are there
+  // Bytes for the gradients of each rank of a job, where the transport can do with less than slots
+  // of everything (transport/slot_window.h); 0: slots of everything.
+  uint64_t slot_window = 0;
 };
 
 class Machine {
@@ -40,6 +43,10 @@ class Machine {
   const std::vector<std::unique_ptr<Transport>>& transports() const { return transports_; }
   // Throws Error(kInvalid) that names the transports that are there.
   Transport& transport_named(std::string_view name) const;
+  // PlanOptions::slot_window of the jobs over a transport.
+  uint64_t slot_window(const Transport& transport) const {
+    return transport.takes_windows() ? slot_window_ : 0;
+  }
 
   // The topology with the cores in use only, and the NICs over which a plan may send with this
   // transport.
@@ -55,6 +62,7 @@ class Machine {
 
   const bool pin_;
   const int32_t spin_us_;
+  const uint64_t slot_window_;
   const numa::Topology found_;  // as it was given, with all cores and NICs
   numa::Topology topology_;
   std::vector<std::unique_ptr<Transport>> transports_;

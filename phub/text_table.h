@@ -75,5 +75,8 @@ inline uint64_t parse_bytes(std::string_view text) {
   }
   return static_cast<uint64_t>(bytes);
 }
+inline uint64_t parse_bytes_or_0(std::string_view text) {
+  return text == "0" ? 0 : parse_bytes(text);
+}
 
 }  // namespace phub

@@ -69,18 +69,21 @@ numa::Memory allocate(uint64_t bytes, uint32_t os_node, std::string_view what) {
 }
 
 BoxMemory::BoxMemory(const LinkLayout& layout, std::string_view transport)
-    : slots_bytes_(checked(layout, transport).slots_bytes), first_rank_(layout.first_rank) {
+    : slots_bytes_(checked(layout, transport).slots_bytes),
+      first_rank_(layout.first_rank),
+      windowed_(layout.windowed) {
   const uint32_t node = layout.core_node.empty() ? 0 : layout.core_node.front();
   const std::string what = fmt::format("{} job of {} ranks", transport, layout.max_ranks);
   results_ = allocate(layout.all_results_bytes(), node, what);
   place_results(results(), layout);
-  for (uint32_t rank = first_rank_; rank < layout.ranks_end(); ++rank) {
+  for (uint32_t rank = first_rank_; rank < layout.ranks_end() && !layout.windowed; ++rank) {
     slots_.push_back(allocate(skew_of(rank) + slots_bytes_, node, what));
     place(slots(rank), 1, layout.slot_runs);
   }
 }
 
 std::span<std::byte> BoxMemory::slots(uint32_t rank) const {
+  if (windowed_) return {};
   PHUB_CHECK(rank >= first_rank_ && rank - first_rank_ < slots_.size());
   return slots_[rank - first_rank_].bytes().subspan(skew_of(rank), slots_bytes_);
 }

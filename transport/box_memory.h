@@ -27,13 +27,14 @@ class BoxMemory {
   BoxMemory(const LinkLayout& layout, std::string_view transport);
 
   std::span<std::byte> results() const { return results_.bytes(); }
-  // REQUIRES: the layout has slots of the rank.
+  // REQUIRES: the layout has slots of the rank. Empty if it is windowed.
   std::span<std::byte> slots(uint32_t rank) const;
 
  private:
   uint64_t slots_bytes_;
   numa::Memory results_;
   uint32_t first_rank_;
+  bool windowed_;
   std::vector<numa::Memory> slots_;  // by rank, from first_rank_ on
 };
 

@@ -32,6 +32,10 @@ void place_results(std::span<const std::byte> results, const LinkLayout& layout)
   }
 }
 
+void BoxEndpoint::use_window(SlotWindow& /*window*/) {
+  fail(ErrorCode::kInvalid, "this transport writes gradients to fixed slots, not to a window");
+}
+
 std::unique_ptr<BoxLink> Transport::open_job_in(std::shared_ptr<const BoxMemory> /*memory*/,
                                                 const LinkLayout& /*layout*/) {
   fail(ErrorCode::kInvalid, "transport '{}' takes no memory of another one's", name());

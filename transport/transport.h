@@ -38,6 +38,8 @@
 
 namespace phub {
 
+class SlotWindow;  // slot_window.h
+
 // A queue pair of an endpoint.
 struct QueuePair {
   uint32_t queue = 0;  // at the box, among the queues of its core; at the worker, of the plan
@@ -138,6 +140,9 @@ class BoxEndpoint : public virtual Endpoint {
   virtual void attach(uint32_t rank, uint32_t incarnation) = 0;
   // Stops. After this nothing that the incarnation writes can arrive any more. It never throws.
   virtual void detach(uint32_t rank) = 0;
+  // If the layout is windowed: gradients land in the places of this window, which outlives the
+  // endpoint. Before the first attach(). Throws Error(kInvalid): this transport cannot.
+  virtual void use_window(SlotWindow& window);
 };
 
 // [first, first + count) of a job's memory on the box, in elements of its arrays or in bytes of a
@@ -166,6 +171,7 @@ struct LinkLayout {
   uint32_t all_queues = 0;
   uint32_t first_queue = 0;
   uint64_t slots_bytes = 0;             // at the box: the slots of one rank
+  bool windowed = false;                // at the box: its endpoints use windows in their place
   uint64_t results_bytes = 0;           // at the box: the results, one copy
   uint64_t worker_gradients_bytes = 0;  // at the worker: its gradients; 0: as at the box
   uint64_t worker_results_bytes = 0;    // at the worker: its results; 0: as at the box
@@ -257,7 +263,8 @@ class BoxLink {
   // job did.
   virtual void use_ticket(std::string ticket) = 0;
 
-  // The gradient slots of the rank's current incarnation. Valid from admit() to revoke(). If slots
+  // The gradient slots of the rank's current incarnation; none if the layout is windowed. Valid
+  // from admit() to revoke(). If slots
   // do not belong to the worker they are the same memory for every incarnation of a rank: a
   // contribution that was accepted outlives its sender.
   virtual std::span<const std::byte> slots(uint32_t rank) = 0;
@@ -311,6 +318,7 @@ class Transport {
   // The NICs that a plan gives queues to. Empty: one queue per core.
   virtual std::vector<NicPort> ports() const { return {}; }
   virtual bool shares_memory() const { return false; }    // the slots are the worker's memory
+  virtual bool takes_windows() const { return false; }    // LinkLayout::windowed
   virtual uint64_t nic_bytes_per_s() const { return 0; }  // limit of each NIC; 0: none
   virtual std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) = 0;
   // The same, with the results and slots in memory that the job has over another transport, too.

@@ -81,7 +81,7 @@ std::vector<std::string> split_list(std::string_view text) {
   return parts;
 }
 
-constexpr std::array<Option, 32> kOptions = {{
+constexpr std::array<Option, 33> kOptions = {{
     {"listen", "HOST:PORT", Kind::kTexts,
      "Address of the control port; may be given several times. Port 0: any free port; *:PORT: all "
      "addresses of this machine. [127.0.0.1:7717; with --join 127.0.0.1:0]",
@@ -199,6 +199,11 @@ constexpr std::array<Option, 32> kOptions = {{
      [](ServeConfig& config, Values values) {
        config.memory_limit_bytes = parse_bytes(values[0]);
      }},
+    {"slot-window", "BYTES", Kind::kBytes,
+     "Over tcp: room for the gradients of each rank of a job while they are summed, with K, M, G "
+     "or "
+     "T; 0: for all of them. [0]",
+     [](ServeConfig& config, Values values) { config.slot_window = parse_bytes_or_0(values[0]); }},
     {"socket-dir", "DIR", Kind::kText,
      "Directory of the shared-memory transport's Unix socket; only its owner may enter. "
      "[$XDG_RUNTIME_DIR/phub, or /tmp/phub-UID]",

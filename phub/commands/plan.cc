@@ -20,6 +20,7 @@
 #include "phub/plan/models.h"
 #include "phub/plan/overlap.h"
 #include "phub/plan/placement.h"
+#include "phub/text_table.h"
 #include "transport/control/choices.h"
 #include "transport/control/rules.h"
 #include "transport/error.h"
@@ -251,6 +252,7 @@ void run(PlanArguments arguments) {
 
   numa::Topology topology = load_topology(arguments.topology);
   if (arguments.nics) numa::set_nics(topology, *arguments.nics);
+  if (topology.nics.empty()) arguments.options.slot_window = 0;  // over shared memory
   const Plan plan = make_plan(topology, spec.keys, arguments.options);
 
   LimitInputs& inputs = arguments.limits;
@@ -369,6 +371,16 @@ void add_plan_command(CLI::App& app) {
       ->add_option("--dtype", arguments->spec.gradient_dtype,
                    "Gradients: f32, bf16, f16, fp8-e4m3, fp8-e5m2, int32, int8, int4 or topk")
       ->capture_default_str();
+  command->add_option_function<std::string>(
+      "--slot-window",
+      [arguments](const std::string& bytes) {
+        try {
+          arguments->options.slot_window = parse_bytes_or_0(bytes);
+        } catch (const Error& error) {
+          throw CLI::ValidationError("--slot-window", error.what());
+        }
+      },
+      "Over NICs: 'phub serve --slot-window', with K, M, G or T; 0: slots of everything [0]");
   command->add_flag("--checkpoints", arguments->checkpoints,
                     "With the copy that 'phub serve --checkpoints' takes of parameters and state");
   command->add_flag("--gated", arguments->gated,

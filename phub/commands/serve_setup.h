@@ -40,6 +40,7 @@ Options server_options(const ServeConfig& config) {
   options.pin = config.pin;
   options.spin_us = config.spin_us;
   options.memory_limit_bytes = config.memory_limit_bytes;
+  options.slot_window = config.slot_window;
   options.note = [](const std::string& line) { spdlog::warn("{}", escaped(line)); };
   return options;
 }

@@ -23,7 +23,7 @@ class ArrivalCheck {
     uint64_t said = 0;  // the number that the rank sent
   };
   // nullopt: it may. Then `participants` is the number of ranks that took part, as a rack says;
-  // from a rank that is no rack it is not changed.
+  // from a rank that is no rack it is not changed. REQUIRES: a payload has its place.
   // Inline: this is asked for every arrival.
   std::optional<Violation> operator()(const Arrival& arrival, uint32_t index, const Imm& imm,
                                       uint32_t& participants) const {
@@ -32,7 +32,7 @@ class ArrivalCheck {
     uint64_t bytes = 0;
     if (imm.kind == ImmKind::kData) {
       bytes = chunk.form == kernels::SlotForm::kRows
-                  ? chunk.sent_bytes(table_.rank(arrival.rank).slots)
+                  ? chunk.sent_bytes(table_.slot(arrival.rank, index))
                   : slot_bytes;
       // Rows say how many they are.
       if (bytes > slot_bytes) return Violation{CoreReport::kBytes, said(arrival, bytes)};
@@ -67,8 +67,7 @@ class ArrivalCheck {
   uint32_t participants_of(uint32_t rack, uint32_t index) const {
     const CoreChunk& chunk = table_[index];
     uint32_t participants = 0;
-    std::memcpy(&participants, table_.rank(rack).slots + chunk.slot_offset + chunk.slot_bytes(),
-                sizeof participants);
+    std::memcpy(&participants, table_.slot(rack, index) + chunk.slot_bytes(), sizeof participants);
     return participants;
   }
   static uint64_t said(const Arrival& arrival, uint64_t bytes) {

@@ -103,6 +103,7 @@ void CoreJob::detach(uint32_t rank) {
   if (!table_.rank(rank).attached) return;  // a reconnection that was given up
   endpoint_.detach(rank);
   table_.rank(rank).attached = false;
+  table_.free_unread_slots(rank);
   if (intake_) intake_->detached(rank);
 }
 

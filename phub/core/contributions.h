@@ -9,6 +9,7 @@
 
 #include "phub/core/index_set.h"
 #include "phub/core/queued_chunks.h"
+#include "transport/slot_window.h"
 
 namespace phub {
 
@@ -39,10 +40,10 @@ class RankBits {
 };
 
 struct CoreRank {
-  uint64_t first_round = kNever;   // expected from this round on; kNever: not at all
-  uint64_t results_from = kNever;  // receives the results of this round and later ones
-  uint64_t arrivals = 0;           // ever
-  const std::byte* slots = nullptr;
+  uint64_t first_round = kNever;     // expected from this round on; kNever: not at all
+  uint64_t results_from = kNever;    // receives the results of this round and later ones
+  uint64_t arrivals = 0;             // ever
+  const std::byte* slots = nullptr;  // of all chunks, unless the core has a window
   uint32_t incarnation = 0;
   uint32_t open = 0;     // its contributions to chunks that are not complete
   uint32_t unheard = 0;  // chunks that have heard nothing from it since it reconnected
@@ -66,6 +67,36 @@ class Contributions : public QueuedChunks {
   const CoreRank& rank(uint32_t rank) const { return ranks_[rank]; }
   uint32_t max_ranks() const { return static_cast<uint32_t>(ranks_.size()); }
   uint32_t words() const { return arrived_.words(); }  // each for 64 ranks
+
+  // Where a rank's gradients of a chunk are. With a window (slot_window.h; null: without) one has
+  // a place from its arrival until it is unmarked or freed.
+  void use_window(SlotWindow& window) { window_ = &window; }
+  const std::byte* slot(uint32_t rank, uint32_t index) const {  // null: it has no place
+    if (window_ != nullptr) return window_->at(rank, index);
+    return ranks_[rank].slots + (*this)[index].slot_offset;
+  }
+  void free_slot(uint32_t rank, uint32_t index) {
+    if (window_ != nullptr) window_->give_back(rank, index);
+  }
+  void free_slots(uint32_t index) {  // of all that have arrived
+    if (window_ == nullptr) return;
+    for_each_arrived(index, [&](uint32_t rank) { window_->give_back(rank, index); });
+  }
+  // What was in it is somebody else's.
+  bool has_lost_slot(uint32_t rank, uint32_t index) const {
+    return window_ != nullptr && window_->at(rank, index) == nullptr;
+  }
+  // Frees the slot unless a contribution in it is still to be read.
+  void free_unread_slot(uint32_t rank, uint32_t index) {
+    if (window_ == nullptr) return;
+    if (has(rank, index) && !is_null(rank, index) && !(*this)[index].closed) return;
+    window_->give_back(rank, index);
+  }
+  void free_unread_slots(uint32_t rank) {  // of a detached one
+    if (window_ == nullptr) return;
+    for (uint32_t i = 0; i < size(); ++i) free_unread_slot(rank, i);
+    window_->forget_shortage(rank);
+  }
 
   bool has(uint32_t rank, uint32_t index) const { return arrived_.has(rank, index); }
   bool is_null(uint32_t rank, uint32_t index) const { return null_.has(rank, index); }
@@ -103,13 +134,14 @@ class Contributions : public QueuedChunks {
  private:
   std::vector<CoreRank> ranks_;
   RankBits arrived_, null_, unheard_;
+  SlotWindow* window_ = nullptr;
 };
 
 inline void Contributions::mark(uint32_t rank, uint32_t index, bool null) {
   CoreChunk& chunk = (*this)[index];
   arrived_.set(rank, index);
   if (null) null_.set(rank, index);
-  if (!null) counters()[chunk.queue].bytes_in += chunk.sent_bytes(ranks_[rank].slots);
+  if (!null) counters()[chunk.queue].bytes_in += chunk.sent_bytes(slot(rank, index));
   ++chunk.arrived;
   --chunk.missing;
   ++ranks_[rank].open;
@@ -121,9 +153,11 @@ inline void Contributions::unmark(uint32_t rank, uint32_t index) {
   --(*this)[index].arrived;
   ++(*this)[index].missing;
   --ranks_[rank].open;
+  free_slot(rank, index);
 }
 
 inline void Contributions::unmark_all(uint32_t index) {
+  free_slots(index);
   for (uint32_t w = 0; w < words(); ++w) {
     for_each_bit(std::exchange(arrived_.word(index, w), 0), w,
                  [this](uint32_t rank) { --ranks_[rank].open; });

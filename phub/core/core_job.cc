@@ -33,7 +33,7 @@ std::unique_ptr<Way> way_of(const Stages& stages, const CoreJob::MakeLockStep& m
 CoreJob::CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays& arrays,
                  std::vector<CoreChunk> chunks, BoxEndpoint& endpoint, const HyperView& hyper,
                  std::span<const uint32_t> expected, uint32_t queues,
-                 const MakeLockStep& make_lock_step)
+                 const MakeLockStep& make_lock_step, SlotWindow* window)
     : endpoint_(endpoint),
       parameters_(parameters),
       table_(std::move(chunks), queues, parameters.max_ranks, expected),
@@ -48,8 +48,13 @@ CoreJob::CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays
       way_(way_of({parameters_, table_, reducer_, outbox_, trace_, reports_, shelves_},
                   make_lock_step)),
       intake_(way_->intake()),
+      shortage_(window, parameters_.progress_limit_ms),
       core_(core),
       wake_after_(parameters.max_ranks) {
+  if (window != nullptr) {
+    table_.use_window(*window);
+    endpoint_.use_window(*window);
+  }
   if (!parameters_.rack_ranks.empty()) table_.count_rack_ranks();
   // Below a parent the result of the round before the first is still to come.
   const uint64_t beginning = parameters_.rules.initial_broadcast() ? 0 : 1;
@@ -122,6 +127,9 @@ void CoreJob::receive(TheWay& way, const Arrival& arrival) {
   const Imm imm = decode(arrival.imm);
   const uint32_t index = table_.find(arrival.queue, imm.chunk);
   if (index == kNoChunk) return violation(rank, kNoChunk, CoreReport::kChunk, imm.chunk);
+  if (arrival.bytes > 0 && table_.has_lost_slot(rank, index)) {
+    return receive_lost(way, rank, index);
+  }
   uint32_t participants = 1;
   if (const auto refused = check_(arrival, index, imm, participants)) {
     return violation(rank, index, refused->what, refused->said);
@@ -130,7 +138,8 @@ void CoreJob::receive(TheWay& way, const Arrival& arrival) {
   const bool heard_before = table_.is_heard(rank, index);
   table_.hear(rank, index);
   if (imm.kind == ImmKind::kInitial) {
-    return receive_initial(rank, index, imm.round, heard_before);
+    receive_initial(rank, index, imm.round, heard_before);
+    return table_.free_unread_slot(rank, index);
   }
   if (imm.kind == ImmKind::kControl) return receive_request(rank, index, imm, heard_before);
   if (intake_) intake_->took_directly(rank, index);
@@ -138,16 +147,26 @@ void CoreJob::receive(TheWay& way, const Arrival& arrival) {
     case Way::Verdict::kAccepted:
       if (check_.is_of_racks()) table_.add_participants(index, rank, participants);
       if (way.ready(index)) make_ready(index);
-      return;
+      break;
     case Way::Verdict::kDuplicate:
-      return;
+      break;
     case Way::Verdict::kComplete:
       // The round came otherwise, and the rank did not know yet: its result is on its way.
-      if (intake_ && heard_before) return;
-      return way.resend(rank, index);
+      if (!intake_ || !heard_before) way.resend(rank, index);
+      break;
     case Way::Verdict::kWrongRound:
-      return violation(rank, index, CoreReport::kRound, imm.round);
+      violation(rank, index, CoreReport::kRound, imm.round);
+      break;
   }
+  table_.free_unread_slot(rank, index);
+}
+
+// A contribution that came once more had the place of the first, and the chunk was closed before
+// it was looked at.
+template <typename TheWay>
+void CoreJob::receive_lost(TheWay& way, uint32_t rank, uint32_t index) {
+  table_.hear(rank, index);
+  if (!table_[index].closed) way.resend(rank, index);
 }
 
 // A rank asks for the result of the round before its first one. Later results are asked for by the
@@ -225,7 +244,10 @@ bool CoreJob::close_ready(TheWay& way, uint64_t& bytes) {
   // A state that a rank has set differs from the result of the round before.
   if (moves_.sets(index)) table_[index].same = false;
   if (closed == Way::Closed::kDone) cost += finish(way, index);
-  if (closed == Way::Closed::kPending) table_[index].closed = true;
+  if (closed == Way::Closed::kPending) {
+    table_.free_slots(index);
+    table_[index].closed = true;
+  }
   bytes += cost;
   return true;
 }
@@ -285,6 +307,7 @@ uint64_t CoreJob::retry_ms() {
     ms = std::min(ms, std::clamp<uint64_t>((ns + kMs - 1) / kMs, 1, kLongestBudgetMs));
   };
   if (const uint64_t sums = way_->waits_for_room_ns(); sums > 0) within(sums);
+  if (shortage_.is_there()) within(shortage_.look_ns());
   if (!outbox_.owes()) return ms;
   if (const uint64_t budget = endpoint_.refused_for_ns(); budget > 0) {
     within(budget);
@@ -299,6 +322,7 @@ bool CoreJob::arm() {
   if (outbox_.has_unflushed() || !reports_.empty()) return false;
   if ((pass_was_full_ || !ready_.empty()) && !reducer_.stopped()) return false;
   if (moves_.are_due()) return false;
+  if (shortage_.relieve(table_, *way_, arrivals_)) return false;
   if (!way_->arm()) return false;
   const bool quiet = std::exchange(arrivals_when_armed_, arrivals_) == arrivals_;
   const uint32_t only =

@@ -29,6 +29,7 @@
 #include "phub/core/reducer.h"
 #include "phub/core/reports.h"
 #include "phub/core/shelves.h"
+#include "phub/core/shortage.h"
 #include "phub/core/trace.h"
 #include "phub/core/way.h"
 #include "transport/transport.h"
@@ -45,11 +46,11 @@ class CoreJob {
 
   // `chunks` come queue after queue, those of a queue in the order of their index in it. The arrays
   // behind `hyper` outlive the core job, or a boundary replaces them. The ranks in `expected` take
-  // part from round 1 on.
+  // part from round 1 on. `window`: gradients are in its places; null: in slots.
   CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays& arrays,
           std::vector<CoreChunk> chunks, BoxEndpoint& endpoint, const HyperView& hyper,
           std::span<const uint32_t> expected, uint32_t queues = 1,
-          const MakeLockStep& make_lock_step = {});
+          const MakeLockStep& make_lock_step = {}, SlotWindow* window = nullptr);
 
   // bytes() computes, before a core job is made, the memory that it holds, itself and its scratch
   // included.
@@ -145,9 +146,11 @@ class CoreJob {
 
   uint32_t core() const { return core_; }
   // Results wait for their rank to connect, for room in a queue or for the budget of a NIC, or sums
-  // wait like this on their way to the parent. It may be that nothing rings when the wait is over.
+  // wait like this on their way to the parent, or gradients for a place in a window. It may be that
+  // nothing rings when the wait is over.
   bool owes() const {
-    return (outbox_.owes() || way_->waits_for_room_ns() > 0) && failure_.empty();
+    return (outbox_.owes() || way_->waits_for_room_ns() > 0 || shortage_.is_there()) &&
+           failure_.empty();
   }
   // The time until the next try. If the wait is unknown, each time is twice the one before, until
   // something goes out or the endpoint has rung. REQUIRES: owes().
@@ -160,6 +163,8 @@ class CoreJob {
   bool pass(TheWay& way, uint64_t& bytes);
   template <typename TheWay>
   void receive(TheWay& way, const Arrival& arrival);
+  template <typename TheWay>
+  void receive_lost(TheWay& way, uint32_t rank, uint32_t index);
   template <typename TheWay>
   bool take_in(TheWay& way, uint64_t& bytes);
   void make_ready(uint32_t index) { ready_.insert(index, table_.follows(index)); }
@@ -197,6 +202,7 @@ class CoreJob {
   Shelves shelves_;
   const std::unique_ptr<Way> way_;
   Intake* const intake_;  // the way's; null: it has none
+  Shortage shortage_;
 
   const uint32_t core_;
   uint64_t arrivals_ = 0;                  // ever

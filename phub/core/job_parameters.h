@@ -34,6 +34,7 @@ struct JobParameters {
   std::optional<Differences> differences = {};  // if rules.difference
   RankTree tree = {};                           // the order of additions
   bool slots_belong_to_worker = false;
+  uint32_t progress_limit_ms = 60'000;  // JobSpec
   uint64_t slack = kNever;  // not in lock-step: how far a rank may be ahead of the slowest
   kernels::Store store = kernels::kDefaultStore;
   uint64_t first_round = 0;  // begins with the arrays' values; 0: the job's beginning

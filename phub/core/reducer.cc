@@ -71,11 +71,10 @@ float Reducer::factor_of(const CoreChunk& chunk, uint32_t participants) {
 }
 
 void Reducer::gather(uint32_t index) {
-  const CoreChunk& chunk = table_[index];
   slots_.clear();
   slot_ranks_.clear();
   table_.for_each_gradient(index, [&](uint32_t rank) {
-    slots_.push_back(slot_of(rank, chunk));
+    slots_.push_back(table_.slot(rank, index));
     slot_ranks_.push_back(rank);
   });
 }
@@ -323,7 +322,7 @@ bool Reducer::update(uint32_t rank, uint32_t index, uint64_t round, uint32_t pla
   const kernels::Hyper hyper = hyper_.of(round, chunk.hyper_class);
   const auto factor = static_cast<float>(
       1.0 / (hyper.grad_scale * (parameters_.rules.mean() ? table_.expected_count() : 1)));
-  const void* slot = slot_of(rank, chunk);
+  const void* slot = table_.slot(rank, index);
   const bool finite = kernels::sum({&slot, 1}, chunk.slot(), factor, scratch_.data());
   if (!finite && parameters_.rules.on_nonfinite != OnNonFinite::kPass) {
     if (!reports_.room_for_exclusions(1)) return false;  // they are read soon: again
@@ -353,7 +352,7 @@ void Reducer::copy_result(uint32_t rank, const CoreChunk& chunk, uint32_t place)
 
 void Reducer::store_initial(const CoreChunk& chunk, uint32_t part) {
   const auto [begin, count] = initial_part(chunk.elements, chunk.slot_bytes(), part);
-  const std::byte* slot = slot_of(0, chunk);
+  const std::byte* slot = table_.slot(0, table_.index_of(chunk));
   if (places_.has(Places::kParameters)) {
     std::memcpy(parameters_at(chunk) + begin, slot, count * sizeof(float));
   }

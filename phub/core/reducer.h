@@ -111,9 +111,6 @@ class Reducer {
   float* parameters_at(const CoreChunk& chunk) const {
     return places_.running(Places::kParameters, chunk);
   }
-  const std::byte* slot_of(uint32_t rank, const CoreChunk& chunk) const {
-    return table_.rank(rank).slots + chunk.slot_offset;
-  }
   std::byte* result_of(uint64_t element) const {
     return arrays_.results + kernels::slot_bytes(parameters_.rules.parameter_dtype, element);
   }

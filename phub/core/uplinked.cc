@@ -222,7 +222,7 @@ void Uplinked::store_initial(uint32_t index, uint32_t part) {
   const CoreChunk& chunk = stages_.table[index];
   const auto [begin, count] = initial_part(chunk.elements, chunk.slot_bytes(), part);
   std::memcpy(uplink_.sums.data() + uplink_.places[index].sum + begin * sizeof(float),
-              stages_.table.rank(0).slots + chunk.slot_offset, count * sizeof(float));
+              stages_.table.slot(0, index), count * sizeof(float));
 }
 
 void Uplinked::begin(uint32_t index) {

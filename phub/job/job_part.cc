@@ -35,6 +35,7 @@ LinkLayout link_layout(const JobSpec& spec, const Plan& plan, QueueNumbers queue
   }
   layout.runs = node_runs(plan);
   layout.slot_runs = slot_runs(plan);
+  layout.windowed = window_places(plan, plan.cores.front()).places > 0;
   return layout;
 }
 
@@ -57,6 +58,7 @@ JobParameters parameters_of(const JobSpec& spec, const JobRules& rules, const Pl
           .differences = differences_of(spec, rules, plan),
           .tree = has_parent ? RankTree() : RankTree(spec.groups, spec.max_ranks),
           .slots_belong_to_worker = link.slots_belong_to_worker(),
+          .progress_limit_ms = spec.progress_limit_ms,
           .slack = rules.consistency == Consistency::kSsp ? spec.slack : kNever,
           .store = store,
           .first_round = first_round,
@@ -112,6 +114,7 @@ JobPart::JobPart(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& tran
       hyper_(*spec_, rules_.optimizer, classes_),
       takes_snapshots_(snapshots),
       switch_offer_(switched ? switched->offer : SwitchOffer()),
+      short_ranks_(spec_->max_ranks),
       link_(transport.open_job(link_layout(*spec_, plan_, queues, ranks_))) {
   make_arrays(saved_ranks_of(*spec_, restored));
   if (restored) make_docks(restored->branches);
@@ -147,7 +150,7 @@ JobPart::JobPart(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& tran
     };
     core_jobs_.push_back(std::make_unique<CoreJob>(
         core, parameters, arrays_, chunks_of(core), link_->endpoint(core), hyper_.view(), expected,
-        static_cast<uint32_t>(plan_.cores[core].queues.size()), make_lock_step));
+        static_cast<uint32_t>(plan_.cores[core].queues.size()), make_lock_step, make_window(core)));
   }
 }
 
@@ -329,6 +332,26 @@ void JobPart::take_steps(const std::vector<uint64_t>& from, uint64_t round, uint
     const size_t at = from.size() == chunks ? i : from.size() == 1 ? 0 : plan_.chunks[i].key;
     to[i] = from.empty() ? round : from[at];
   }
+}
+
+// Null: the core has slots of everything.
+SlotWindow* JobPart::make_window(uint32_t core) {
+  const CorePlan& of = plan_.cores[core];
+  SlotWindow::Shape shape{.max_ranks = spec_->max_ranks,
+                          .first_rank = ranks_.first,
+                          .end_rank = ranks_.end,
+                          .places = window_places(plan_, of).places,
+                          .os_node = of.os_node,
+                          .short_ranks = &short_ranks_};
+  if (shape.places == 0) return nullptr;
+  for (const uint32_t queue : of.queues) {
+    shape.queue_chunks.push_back(static_cast<uint32_t>(plan_.queue_chunks[queue].size()));
+    for (const uint32_t id : plan_.queue_chunks[queue]) {
+      const ChunkLayout& chunk = plan_.chunks[id];
+      shape.slots.push_back({chunk.slot_offset, plan_.slot_room_of(chunk)});
+    }
+  }
+  return windows_.emplace_back(std::make_unique<SlotWindow>(std::move(shape))).get();
 }
 
 std::vector<CoreChunk> JobPart::chunks_of(uint32_t core) const {

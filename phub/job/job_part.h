@@ -150,6 +150,7 @@ class JobPart {
   CoreUplink uplink_of(uint32_t core, const Rack& rack);
   std::vector<uint64_t> gathered(const uint64_t* steps) const;
   std::vector<CoreChunk> chunks_of(uint32_t core) const;
+  SlotWindow* make_window(uint32_t core);
 
   const std::shared_ptr<const JobSpec> spec_;  // with a million keys it has 300 MB
   const Plan plan_;
@@ -162,6 +163,8 @@ class JobPart {
   BranchOrders branch_orders_;
   const bool takes_snapshots_;
   const SwitchOffer switch_offer_;
+  ShortRanks short_ranks_;
+  std::vector<std::unique_ptr<SlotWindow>> windows_;  // by core; empty: there are slots
   std::unique_ptr<BoxLink> link_;
   std::array<numa::Memory, kMostArrays> memory_of_arrays_;
   std::array<numa::Memory, kMostArrays> memory_of_copies_;

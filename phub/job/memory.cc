@@ -13,6 +13,7 @@
 #include "phub/text_table.h"
 #include "transport/error.h"
 #include "transport/shm/format.h"
+#include "transport/slot_window.h"
 #include "transport/tcp/format.h"
 
 namespace phub {
@@ -53,11 +54,20 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
   std::map<uint32_t, NodeMemory> nodes;  // by index, as the topology orders them
   uint64_t largest_chunk = 0;
   for (const CorePlan& core : plan.cores) nodes[core.node].os_node = core.os_node;
+  bool windowed = false;
+  for (const CorePlan& core : plan.cores) {
+    const auto [places, bytes] = window_places(plan, core);
+    if (places == 0) continue;
+    windowed = true;
+    nodes[core.node].slots += ranks_here * places * bytes;
+    nodes[core.node].bookkeeping +=
+        SlotWindow::bookkeeping(chunks_on(plan, core), ranks_here, places);
+  }
   for (const ChunkLayout& chunk : plan.chunks) {
     if (chunk.queue == kElsewhere) continue;
     NodeMemory& node = nodes[plan.cores[plan.queues[chunk.queue].core].node];
     const uint64_t elements = plan.box_slot(chunk);
-    node.slots += ranks_here * plan.slot_room_of(chunk);
+    if (!windowed) node.slots += ranks_here * plan.slot_room_of(chunk);
     node.parameters +=
         (lock_step ? 1 : ranks) * (element.parameter + element.difference) * elements;
     node.master += element.master * elements;

@@ -383,6 +383,7 @@ Plan make_plan(const numa::Topology& topology, std::span<const KeySpec> keys,
   plan.tile_rows.reserve(tiled.size());
   for (const KeySpec& key : tiled) plan.tile_rows.push_back(key.tile_rows);
   plan.trailer_elements = options.trailer_elements;
+  plan.slot_window = options.slot_window;
   deal(sites, queue_share, options, exchanged_bytes(plan, tiled, options.ranks), plan);
   lay_out_boxes(plan, options.shared_memory);
   return plan;

@@ -55,6 +55,8 @@ struct PlanOptions {
   uint32_t trailer_elements = 0;       // behind each chunk (Layout)
   std::string gradient_dtype = "f32";  // the format of keys without one of their own
   std::vector<PlanLoad> load = {};
+  // Of each rank at a box whose transport takes windows, in bytes; 0: slots of everything.
+  uint64_t slot_window = 0;
 };
 
 struct QueuePlan {  // one (core, NIC) pair; each worker has one queue pair per queue
@@ -83,6 +85,7 @@ struct Plan : Layout {
   std::vector<QueuePlan> queues;
   std::vector<CorePlan> cores;
   std::vector<NicPlan> nics;
+  uint64_t slot_window = 0;  // PlanOptions; counts only where slots of everything are larger
 };
 
 // Throws Error(kInvalid) if the options cannot be met: no keys, more cores than there are, a queue
@@ -108,6 +111,14 @@ uint32_t first_core_of(const Plan& plan, uint32_t box);
 std::vector<NodeRun> node_runs(const Plan& plan);
 // The parts of a rank's slots, in bytes.
 std::vector<NodeRun> slot_runs(const Plan& plan);
+
+// The places that each rank has in a core's window (transport/slot_window.h), and the bytes of one;
+// no places: it has slots of everything.
+struct WindowPlaces {
+  uint32_t places = 0;
+  uint64_t place_bytes = 0;
+};
+WindowPlaces window_places(const Plan& plan, const CorePlan& core);
 
 // The largest load in bytes over the mean, of cores and of NICs; 1.0 is perfect.
 double core_imbalance(const Plan& plan);

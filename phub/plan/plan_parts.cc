@@ -5,6 +5,7 @@
 #include "phub/job_rules.h"
 #include "phub/plan/plan.h"
 #include "transport/error.h"
+#include "transport/slot_window.h"
 
 namespace phub {
 namespace {
@@ -61,6 +62,7 @@ Plan part_of(const Plan& plan, uint32_t box) {
   PHUB_CHECK(first_core < end_core);
   Plan part;
   static_cast<Layout&>(part) = plan;
+  part.slot_window = plan.slot_window;
   part.cores.assign(plan.cores.begin() + first_core, plan.cores.begin() + end_core);
   for (CorePlan& core : part.cores) {
     for (uint32_t& queue : core.queues) queue -= first;
@@ -94,6 +96,24 @@ std::vector<NodeRun> node_runs(const Plan& plan) {
 
 std::vector<NodeRun> slot_runs(const Plan& plan) {
   return runs_of(plan, &ChunkLayout::slot_offset, &ChunkLayout::slot_bytes);
+}
+
+// Each core has a share of the window as of the slots.
+WindowPlaces window_places(const Plan& plan, const CorePlan& core) {
+  if (plan.slot_window == 0 || plan.slots_bytes <= plan.slot_window) return {};
+  uint64_t largest = 1, room = 0;
+  for (const uint32_t queue : core.queues) {
+    for (const uint32_t id : plan.queue_chunks[queue]) {
+      const uint64_t bytes = plan.slot_room_of(plan.chunks[id]);
+      largest = std::max(largest, bytes);
+      room += bytes;
+    }
+  }
+  const double share = static_cast<double>(room) / static_cast<double>(plan.slots_bytes);
+  const auto bytes = static_cast<uint64_t>(share * static_cast<double>(plan.slot_window));
+  const uint64_t of_place = SlotWindow::place_bytes(largest);
+  const uint64_t most = std::max<uint64_t>(chunks_on(plan, core), 1);
+  return {static_cast<uint32_t>(std::clamp<uint64_t>(bytes / of_place, 1, most)), of_place};
 }
 
 double core_imbalance(const Plan& plan) { return imbalance(plan.cores); }

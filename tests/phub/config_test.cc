@@ -79,6 +79,7 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
     EXPECT_EQ(config.nic_bytes_per_s, 31'250'000u);
     EXPECT_FALSE(config.pin);
     EXPECT_EQ(config.memory_limit_bytes, uint64_t{3} << 30);
+    EXPECT_EQ(config.slot_window, uint64_t{64} << 20);
     EXPECT_EQ(config.socket_dir, "/run/x");
     EXPECT_EQ(config.topology, "pack:2 core:4 pu:1");
     EXPECT_EQ(config.spin_us, 50);
@@ -103,6 +104,7 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
       {"cores", {"12"}, "12", "12"},
       {"pin", {"false"}, "no", "false"},
       {"memory_limit", {"3G"}, "3072M", "3221225472"},
+      {"slot_window", {"64M"}, "65536K", "67108864"},
       {"socket_dir", {"/run/x"}, "/run/x", "'/run/x'"},
       {"topology", {"pack:2 core:4 pu:1"}, "pack:2 core:4 pu:1", "'pack:2 core:4 pu:1'"},
       {"spin_us", {"50"}, "50", "50"},
@@ -159,6 +161,8 @@ TEST_F(Config, BadValuesNameTheirSource) {
   EXPECT_THAT(error_of({"--cores", "many"}),
               HasSubstr("--cores: must be an integer from 0 to 65536, got 'many'"));
   EXPECT_THAT(error_of({"--cores", "-1"}), HasSubstr("--cores: must be"));
+  EXPECT_EQ(load({"--slot-window", "0"}).slot_window, 0u);
+  EXPECT_THAT(error_of({"--slot-window", "0.5"}), HasSubstr("--slot-window: must be a number"));
   EXPECT_THAT(error_of({"--listen", "nowhere"}),
               HasSubstr("--listen: 'nowhere' is not an address"));
   EXPECT_THAT(error_of({"--log-level", "loud"}), HasSubstr("must be one of trace, debug"));

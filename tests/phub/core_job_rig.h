@@ -74,6 +74,7 @@ class FakeEndpoint : public InboxEndpoint<BoxEndpoint> {
   void detach(uint32_t rank) override {
     EXPECT_EQ(attached.erase(rank), 1u) << "rank " << rank << " is detached, but was not there";
   }
+  void use_window(SlotWindow&) override {}  // the test writes to its places
 
   std::set<uint32_t> attached;
   std::vector<uint32_t> wake_after;
@@ -96,6 +97,7 @@ struct BasicCoreJobRig {
     bool snapshots = false;
     uint32_t shelves = 0;
     CoreJob::MakeLockStep make_lock_step = {};
+    SlotWindow* window = nullptr;
   };
 
   // Parameters and one state of branches that do not run.
@@ -152,7 +154,8 @@ struct BasicCoreJobRig {
                      .clocks = options_.snapshots ? saved_clocks() : SavedClocks(),
                      .shelves = copied_shelves.view()},
             .shelves = shelves.view()},
-        std::move(chunks), endpoint, view(hyper), options_.expected, 1, options_.make_lock_step);
+        std::move(chunks), endpoint, view(hyper), options_.expected, 1, options_.make_lock_step,
+        options_.window);
     if (!options_.admit) return;
     job->hold();
     Boundary boundary{.round = 1};

@@ -14,6 +14,7 @@
 #include "phub/job/memory.h"
 #include "phub/plan/models.h"
 #include "tests/worker/expect_error.h"
+#include "transport/slot_window.h"
 #include "transport/tcp/format.h"
 
 namespace phub {
@@ -482,6 +483,39 @@ TEST(Plan, MemoryCountsTheRingsOfEveryRank) {
   EXPECT_GT(rings, 1'000'000u);
   EXPECT_GE(counted, rings);
   EXPECT_LT(counted, 2 * rings);
+}
+
+// The window is dealt out to the cores as the slots are.
+TEST(Plan, WindowsTakeThePlaceOfSlots) {
+  JobSpec spec;
+  spec.keys = make_keys({100'000, 30'000, 7});
+  spec.max_ranks = 5;
+  const auto plan_with = [&](uint64_t window) {
+    return make_plan(
+        make_topology({{2, 1}, {2, 1}}), spec.keys,
+        {.ranks = 5, .chunk_elements = 1024, .shared_memory = false, .slot_window = window});
+  };
+  const auto slots_of = [&](const Plan& plan) {
+    uint64_t slots = 0;
+    for (const NodeMemory& node : memory_needed(plan, spec)) slots += node.slots;
+    return slots;
+  };
+  const Plan whole = plan_with(0);
+  EXPECT_EQ(slots_of(plan_with(whole.slots_bytes)), slots_of(whole)) << "slots are no larger";
+  const Plan windowed = plan_with(100'000);
+  const uint64_t place = SlotWindow::place_bytes(4096);
+  uint64_t places = 0;
+  for (const CorePlan& core : windowed.cores) {
+    const WindowPlaces of_core = window_places(windowed, core);
+    EXPECT_EQ(of_core.place_bytes, place);
+    EXPECT_GE(of_core.places, 1u);
+    places += of_core.places;
+  }
+  EXPECT_EQ(slots_of(windowed), 5 * places * place);
+  EXPECT_LE(places * place, 100'000u);
+  EXPECT_GT(places * place, 100'000u - windowed.cores.size() * place);
+  const Plan least = plan_with(1);  // there is always a place
+  for (const CorePlan& core : least.cores) EXPECT_EQ(window_places(least, core).places, 1u);
 }
 
 // bench/control_bench says how long that takes.

@@ -51,6 +51,7 @@ class BorrowedTransport final : public Transport {
   }
   int event_fd() const override { return transport_.event_fd(); }
   bool shares_memory() const override { return transport_.shares_memory(); }
+  bool takes_windows() const override { return transport_.takes_windows(); }
   void handle_events(std::vector<TransportEvent>& out) override { transport_.handle_events(out); }
 
  private:
@@ -100,6 +101,7 @@ std::unique_ptr<Server> Rack::make_server(uint32_t box, uint32_t nodes, uint32_t
   std::vector<std::unique_ptr<Transport>> nics;
   nics.push_back(nic_of(box));
   options.topology = topology_of(nodes, cores);
+  options.slot_window = plan_.slot_window;
   options.cores = cores;
   options.pin = false;
   return std::make_unique<Server>(std::move(options), std::move(nics), clock);
@@ -154,6 +156,7 @@ void Rack::start_shards() {
       ShardServerOptions options;
       options.name = fmt::format("box{}", box);
       options.topology = topology_of(1, cores);
+      options.slot_window = plan_.slot_window;
       options.cores = cores;
       options.pin = false;
       return std::make_unique<ShardServer>(std::move(options), std::move(nics), clock_);

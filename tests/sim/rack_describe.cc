@@ -57,6 +57,9 @@ std::string describe(const RackPlan& plan) {
     fmt::format_to(out, "  {} of the workers and racks are on the host of a box\n",
                    plan.near_chance);
   }
+  if (plan.slot_window > 0) {
+    fmt::format_to(out, "  gradients of a rank have {} bytes at a box\n", plan.slot_window);
+  }
   for (const LossWindow& w : plan.windows) {
     fmt::format_to(out, "  loss {} from {} to {} ns\n", w.loss, w.from_ns, w.to_ns);
   }

@@ -682,6 +682,8 @@ RackPlan make_rack_plan(uint64_t seed) {
   if (!plan.net.shared_memory && !plan.through_switch && near.chance(0.5)) {
     plan.near_chance = pick(near, {0.3, 0.7, 1.0});
   }
+  SimRandom window(seed ^ 0x77696e646f77ull);
+  if (window.chance(0.5)) plan.slot_window = pick(window, {1ull, 500ull, 4'000ull, 20'000ull});
   for (JobPlan& job : plan.jobs) drop_unused(job);
   return plan;
 }

@@ -223,6 +223,7 @@ struct RackPlan {
   uint64_t box_bytes_per_s = 0, worker_bytes_per_s = 0, uplink_bytes_per_s = 0;
   // That a worker, or a rack, is on the host of one of the boxes that it sends to.
   double near_chance = 0;
+  uint64_t slot_window = 0;  // of each box; 0: slots of everything
   SendOrder send_order = SendOrder::kPriority;
   std::vector<JobPlan> jobs;
 };

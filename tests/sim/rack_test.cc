@@ -81,6 +81,8 @@ TEST_P(RackTest, EveryContributionCountsOnceAndNobodyHangs) {
     all.net.near_links += result.net.near_links;
     all.net.mixed_links += result.net.mixed_links;
     all.net.near_writes += result.net.near_writes;
+    all.net.window_writes += result.net.window_writes;
+    all.net.window_growths += result.net.window_growths;
     all.dead_devices += result.dead_devices;
     all.box_deaths += result.box_deaths;
     all.restored += result.restored;
@@ -112,6 +114,8 @@ TEST_P(RackTest, EveryContributionCountsOnceAndNobodyHangs) {
   EXPECT_GT(all.net.near_links, seeds.count / 2);
   EXPECT_GT(all.net.mixed_links, 0u);
   EXPECT_GT(all.net.near_writes, 10 * seeds.count);
+  EXPECT_GT(all.net.window_writes, 100 * seeds.count);
+  EXPECT_GT(all.net.window_growths, seeds.count);
   EXPECT_GT(all.dead_devices, 0u);
   EXPECT_GT(all.box_deaths, seeds.count / 10);
   EXPECT_GT(all.restored, 0u);

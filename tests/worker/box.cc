@@ -16,6 +16,7 @@
 #include "phub/shard/shard_link.h"
 #include "phub/shard/shard_loop.h"
 #include "phub/shard/shard_server.h"
+#include "phub/text_table.h"
 #include "transport/beside/transport.h"
 #include "transport/control/control_client.h"
 #include "transport/ofi/transport.h"
@@ -25,6 +26,17 @@
 namespace phub::testing {
 
 namespace {
+
+std::string text_of(const char* variable) {
+  const char* text = std::getenv(variable);
+  return text ? text : "";
+}
+
+// As `phub serve` reads it.
+uint64_t slot_window_wanted() {
+  const std::string text = text_of("PHUB_SLOT_WINDOW");
+  return text.empty() ? 0 : parse_bytes_or_0(text);
+}
 
 // A box that serves under the server at `address`.
 class Shard {
@@ -49,6 +61,7 @@ class Shard {
     options.topology = topology;
     options.pin = false;
     options.name = "a shard of the test";
+    options.slot_window = slot_window_wanted();
     return options;
   }
   static std::vector<std::unique_ptr<Transport>> transports() {
@@ -64,11 +77,6 @@ class Shard {
   std::unique_ptr<ShardLoop> loop_;
   std::thread thread_;
 };
-
-std::string text_of(const char* variable) {
-  const char* text = std::getenv(variable);
-  return text ? text : "";
-}
 
 size_t shards_wanted() {
   const std::string text = text_of("PHUB_TEST_SHARDS");
@@ -109,6 +117,7 @@ Box::Box(const std::string& topology, uint64_t memory_limit_bytes, const Wrap& w
   options.topology = numa::from_synthetic(topology);
   options.pin = false;
   options.memory_limit_bytes = memory_limit_bytes;
+  options.slot_window = slot_window_wanted();
   options.checkpoints = checkpoints;
   options.note = [&box](const std::string& line) { box.notes.push_back(line); };
   if (through_switch) options.through_switch = *through_switch;

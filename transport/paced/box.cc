@@ -24,6 +24,7 @@ class PacedBoxEndpoint final : public PacedEndpoint, public BoxEndpoint {
     box_endpoint_.attach(rank, incarnation);
   }
   void detach(uint32_t rank) override { box_endpoint_.detach(rank); }
+  void use_window(SlotWindow& window) override { box_endpoint_.use_window(window); }
 
  private:
   BoxEndpoint& box_endpoint_;
@@ -44,6 +45,7 @@ class PacedTransport final : public Transport {
            " from each NIC";
   }
   std::vector<NicPort> ports() const override { return transport_->ports(); }
+  bool takes_windows() const override { return transport_->takes_windows(); }
   uint64_t nic_bytes_per_s() const override { return shares_.budget().bytes_per_s; }
   std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) override;
   int event_fd() const override { return transport_->event_fd(); }

@@ -70,6 +70,7 @@ struct SimStats {
   uint64_t writes = 0, delivered = 0, lost = 0, duplicates = 0, breaks = 0, refused = 0;
   uint64_t overtakes = 0;    // writes that arrived before an earlier one of their queue pair
   uint64_t near_writes = 0;  // those that arrived within a host
+  uint64_t window_writes = 0, window_growths = 0;  // into windows (slot_window.h); that these grew
   uint64_t near_links = 0, mixed_links = 0;  // workers that exchange within a host alone, or also
 };
 

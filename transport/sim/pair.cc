@@ -1,6 +1,7 @@
 // What happens to a write between post() and poll(), and to all of them when a queue pair breaks.
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "transport/error.h"
 #include "transport/sim/transport.h"
@@ -22,12 +23,14 @@ void SimPair::establish() {
   net_.trace("established", id_);
   for (SimSide side : {kSimBox, kSimWorker}) {
     if (ends_[side].endpoint != nullptr) ends_[side].endpoint->wake_if_armed(*this, true);
+    make_room(side);
   }
 }
 
 bool SimPair::post(SimSide side, const Write& write) {
   End& end = ends_[side];
   PHUB_CHECK(fits(write.local_offset, write.bytes, end.source->size()));
+  if (!established_) end.refused = true;
   if (!established_ || end.noticed) return false;
   if (end.unacknowledged == net_.options().send_depth) {
     end.refused = true;
@@ -94,7 +97,7 @@ bool SimPair::lands_inside(const Write& write, SimSide from) const {
 void SimPair::land_part(const Write& write, SimSide from, size_t bytes) {
   const End& end = ends_[from];
   const SimMemory& target = ends_[other(from)].target;
-  if (target == nullptr || !lands_inside(write, from)) return;
+  if (target == nullptr || !lands_inside(write, from) || ends_[other(from)].windowed) return;
   std::memcpy(target->data() + write.remote_offset, end.source->data() + write.local_offset, bytes);
 }
 
@@ -136,15 +139,25 @@ void SimPair::arrive(SimSide from, const Write& write) {
     arrival.bytes = write.bytes;
     arrival.offset = write.remote_offset;
   }
-  receiver.inbox.push_back({arrival, write.local_offset});
+  receiver.inbox.push_back({arrival, write.local_offset, {}});
+  if (receiver.windowed && !near_) {
+    const auto payload = ends_[from].source->begin() + static_cast<ptrdiff_t>(write.local_offset);
+    receiver.inbox.back().payload.assign(payload, payload + write.bytes);
+  }
   if (receiver.endpoint != nullptr) receiver.endpoint->wake_if_armed(*this, false);
 }
 
 void SimPair::acknowledge(SimSide side) {
   End& end = ends_[side];
   if (end.unacknowledged > 0) --end.unacknowledged;
-  if (!end.refused) return;
-  end.refused = false;
+  make_room(side);
+}
+
+// Whoever is about to sleep is told, too.
+void SimPair::make_room(SimSide side) {
+  End& end = ends_[side];
+  if (!std::exchange(end.refused, false)) return;
+  end.has_room = true;
   if (end.endpoint != nullptr) end.endpoint->wake_if_armed(*this, true);
 }
 

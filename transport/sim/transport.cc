@@ -16,10 +16,40 @@ SimEndpoint::SimEndpoint(SimNet& net, SimSide side, uint32_t qps)
 
 SimEndpoint::~SimEndpoint() {
   for (uint32_t qp = 0; qp < qps(); ++qp) release(qp);
+  if (window_ != nullptr) net_.stats().window_growths += window_->grown();
 }
 
 void SimEndpoint::check_alive() const {
   if (!failure_.empty()) fail(ErrorCode::kInternal, "{}", failure_);
+}
+
+// In memory of the box, from the worker's or from what came with it.
+void SimEndpoint::land_in_window(const SimPair& pair, const SimPair::Arrived& next) const {
+  const Arrival& arrival = next.arrival;
+  if (window_ == nullptr || !arrival.ok || arrival.bytes == 0) return;
+  std::byte* const place =
+      window_->take(arrival.rank, arrival.queue, decode(arrival.imm).chunk, arrival.offset);
+  const std::byte* const from =
+      pair.near() ? pair.end(kSimWorker).source->data() + next.source : next.payload.data();
+  std::memcpy(place, from, arrival.bytes);
+  ++net_.stats().window_writes;
+}
+
+bool SimEndpoint::waits_for_place(const SimPair::Arrived& next) const {
+  const Arrival& arrival = next.arrival;
+  return window_ != nullptr && arrival.ok && arrival.bytes > 0 &&
+         !window_->has_room(arrival.rank, arrival.queue, decode(arrival.imm).chunk);
+}
+
+// If the queue pair is broken, what has no place is lost.
+bool SimEndpoint::has_arrivals(const std::shared_ptr<SimPair>& pair) const {
+  if (pair == nullptr) return false;
+  std::deque<SimPair::Arrived>& inbox = pair->end(side_).inbox;
+  while (!inbox.empty() && waits_for_place(inbox.front())) {
+    if (inbox.back().arrival.ok) return false;
+    inbox.pop_front();
+  }
+  return !inbox.empty();
 }
 
 // May stop before everything is taken: callers must not conclude that a short answer means empty.
@@ -30,13 +60,14 @@ size_t SimEndpoint::poll(std::span<Arrival> out) {
   while (taken < out.size() && empty < qps()) {
     next_qp_ = (next_qp_ + 1) % qps();
     const std::shared_ptr<SimPair>& pair = pairs_[next_qp_];
-    if (pair == nullptr || pair->end(side_).inbox.empty()) {
+    if (!has_arrivals(pair)) {
       ++empty;
       continue;
     }
     empty = 0;
-    const SimPair::Arrived next = pair->end(side_).inbox.front();
+    const SimPair::Arrived next = std::move(pair->end(side_).inbox.front());
     pair->end(side_).inbox.pop_front();
+    land_in_window(*pair, next);
     pair->taken(side_, next);
     out[taken++] = next.arrival;
     if (net_.random().chance(0.1)) break;
@@ -62,7 +93,8 @@ bool SimEndpoint::arm(std::span<const uint32_t> wake_after) {
   check_alive();
   PHUB_CHECK(wake_after.empty() || wake_after.size() >= qps());
   for (const auto& pair : pairs_) {
-    if (pair != nullptr && !pair->end(side_).inbox.empty()) return false;
+    if (has_arrivals(pair)) return false;
+    if (pair != nullptr && std::exchange(pair->end(side_).has_room, false)) return false;
   }
   wake_after_.assign(qps(), 1);
   if (!wake_after.empty()) std::copy_n(wake_after.begin(), qps(), wake_after_.begin());
@@ -316,6 +348,7 @@ Offer SimBoxLink::open(Incarnation& opened) {
     SimPair::End& end = pair->end(kSimBox);
     end.source = results_;
     if (!slots_belong_to_worker()) end.target = slots_[incarnation.rank];
+    end.windowed = layout_.windowed;
     incarnation.pairs.push_back(std::move(pair));
     offer.queues.push_back({.address = transport_.address()});
   }

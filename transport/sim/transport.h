@@ -10,6 +10,7 @@
 
 #include "transport/admission.h"
 #include "transport/sim/net.h"
+#include "transport/slot_window.h"
 #include "transport/transport.h"
 
 namespace phub {
@@ -30,7 +31,8 @@ class SimPair : public std::enable_shared_from_this<SimPair> {
   };
   struct Arrived {
     Arrival arrival;
-    uint64_t source = 0;  // place of the payload at the end that sent it
+    uint64_t source = 0;                  // place of the payload at the end that sent it
+    std::vector<std::byte> payload = {};  // to a windowed end, unless it is near
   };
 
   // The state of one end. A write posted at an end is read from its `source` and lands in the other
@@ -40,6 +42,7 @@ class SimPair : public std::enable_shared_from_this<SimPair> {
     QueuePair name;                   // its name for this queue pair
     SimMemory source;
     SimMemory target;
+    bool windowed = false;         // what arrives gets a place of a window when it is polled
     std::deque<Write> posted;      // not flushed
     std::deque<Flying> in_flight;  // flushed, not landed
     uint64_t launched = 0;
@@ -47,11 +50,13 @@ class SimPair : public std::enable_shared_from_this<SimPair> {
     uint32_t unacknowledged = 0;
     std::deque<Arrived> inbox;
     bool refused = false;   // a post found no room: the end wants to know when there is some
+    bool has_room = false;  // since then; the end does not know
     bool noticing = false;  // ok == false is on its way
     bool noticed = false;   // ok == false was seen
     bool closed = false;
   };
   End& end(SimSide side) { return ends_[side]; }
+  const End& end(SimSide side) const { return ends_[side]; }
   uint32_t id() const { return id_; }
   // Both ends are of one host: writes go through a socket of it, and memory.
   void make_near() { near_ = true; }
@@ -76,6 +81,7 @@ class SimPair : public std::enable_shared_from_this<SimPair> {
   void arrive(SimSide from, const Write& write);
   void settle(SimSide from, bool immediates);
   void acknowledge(SimSide side);
+  void make_room(SimSide side);
   void notice(SimSide side, uint64_t delay_ns);
 
   SimNet& net_;
@@ -114,11 +120,20 @@ class SimEndpoint : public virtual Endpoint {
 
  protected:
   void check_alive() const;
+  void set_window(SlotWindow& window) {
+    window_ = &window;
+    window.use_clock([this] { return net_.now_ns(); });
+  }
 
   SimNet& net_;
 
  private:
+  bool has_arrivals(const std::shared_ptr<SimPair>& pair) const;
+  bool waits_for_place(const SimPair::Arrived& next) const;
+  void land_in_window(const SimPair& pair, const SimPair::Arrived& next) const;
+
   const SimSide side_;
+  SlotWindow* window_ = nullptr;
   std::vector<std::shared_ptr<SimPair>> pairs_;
   uint32_t next_qp_ = 0;
   bool armed_ = false;
@@ -134,6 +149,7 @@ class SimCoreEndpoint final : public SimEndpoint, public BoxEndpoint {
   void attach(uint32_t rank, uint32_t incarnation) override;
   void detach(uint32_t rank) override;
   void detach_all();
+  void use_window(SlotWindow& window) override { set_window(window); }
 
  private:
   SimBoxLink& link_;
@@ -249,6 +265,7 @@ class SimTransport : public Transport {
   std::string_view name() const override { return "sim"; }
   std::string describe() const override;
   bool shares_memory() const override { return net_.options().shared_memory; }
+  bool takes_windows() const override { return !shares_memory(); }
   std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) override;
   int event_fd() const override { return -1; }
   void handle_events(std::vector<TransportEvent>& out) override;

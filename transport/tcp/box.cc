@@ -46,7 +46,8 @@ void TcpCoreEndpoint::attach(uint32_t rank, uint32_t incarnation) {
 }
 
 void TcpCoreEndpoint::connection_announced(QueuePair pair) {
-  const TcpQueuePair connected = link_.queue_pair(pair.rank, first_queue_ + pair.queue);
+  TcpQueuePair connected = link_.queue_pair(pair.rank, first_queue_ + pair.queue);
+  connected.window = window_;
   if (connected.stream.socket >= 0) open(pair, connected);
 }
 

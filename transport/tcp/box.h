@@ -46,6 +46,7 @@ class TcpCoreEndpoint final : public TcpEndpoint, public BoxEndpoint {
         queues_(queues) {}
   void attach(uint32_t rank, uint32_t incarnation) override;
   void detach(uint32_t rank) override;
+  void use_window(SlotWindow& window) override { window_ = &window; }
 
   QueuePair pair_of(uint32_t rank, uint32_t queue) const {  // any thread
     return {queue - first_queue_, rank};
@@ -56,6 +57,7 @@ class TcpCoreEndpoint final : public TcpEndpoint, public BoxEndpoint {
 
   TcpBoxLink& link_;
   const uint32_t first_queue_, queues_;
+  SlotWindow* window_ = nullptr;  // null: slots
 };
 
 class TcpBoxLink final : public AdmissionLink {

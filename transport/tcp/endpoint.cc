@@ -53,13 +53,24 @@ void TcpEndpoint::keep_in_step(uint32_t lead_chunks, uint64_t (*now_ns)()) {
 }
 
 // Not while it is too far ahead of others; what a peer sent before it ended is read in any case.
+bool TcpEndpoint::is_held(const Pair& pair) const {
+  return in_step_ && !pair.ending && in_step_->holds(index_of(pair.name));
+}
+
 bool TcpEndpoint::is_read(const Pair& pair) const {
-  return pair.readable && (!in_step_ || pair.ending || !in_step_->holds(index_of(pair.name)));
+  return pair.readable && !is_held(pair) && !pair.receiver.waits_for_place();
+}
+
+// The peer is gone, and for what it sent last there is no place: it would send that again, or is
+// lost.
+bool TcpEndpoint::is_given_up(const Pair& pair) {
+  return pair.ending && pair.receiver.waits_for_place();
 }
 
 bool TcpEndpoint::has_work(const Pair& pair) const {
   if (pair.status == Status::kBroken) return true;
-  return pair.status == Status::kLive && (is_read(pair) || pair.receiver.landed());
+  return pair.status == Status::kLive &&
+         (is_read(pair) || pair.receiver.landed() || is_given_up(pair));
 }
 
 void TcpEndpoint::look_at_leads() {
@@ -95,7 +106,7 @@ size_t TcpEndpoint::take(uint32_t qp, std::span<Arrival> out) {
       const ImmKind kind = decode(frame.imm).kind;
       const bool is_gradient = kind == ImmKind::kData || kind == ImmKind::kNull;
       if (in_step_ && is_gradient) in_step_->took_gradient(qp);
-    } else if (pair.receiver.violated()) {
+    } else if (pair.receiver.violated() || is_given_up(pair)) {
       break_off(pair);
     } else if (is_read(pair) && bytes < kVisitBytes) {
       receive(pair, bytes);
@@ -228,7 +239,7 @@ bool TcpEndpoint::arm(std::span<const uint32_t>) {
   for (const uint32_t qp : live_) {
     const Pair& pair = pairs_[qp];
     if (has_work(pair)) return false;
-    holds |= pair.status == Status::kLive && pair.readable;
+    holds |= pair.status == Status::kLive && pair.readable && is_held(pair);
   }
   if (holds) wake_in(in_step_->holds_for_ns());
   return true;
@@ -287,7 +298,8 @@ void TcpEndpoint::open(QueuePair name, const TcpQueuePair& connected) {
   pair.readable = pair.stream.tls != nullptr && pair.stream.tls->holds_more();
   pair.ending = false;
   const InPlace* in_place = connected.in_place;
-  pair.receiver.start(connected.target, in_place ? &in_place->results : nullptr, pair.stream.peer);
+  pair.receiver.start(connected.target, in_place ? &in_place->results : nullptr, pair.stream.peer,
+                      {connected.window, name});
   pair.sender.start(connected.ring, connected.source, in_place ? &in_place->gradients : nullptr);
   pair.writable = true;
   if (in_step_) in_step_->begin(qp);

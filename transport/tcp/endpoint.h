@@ -25,6 +25,7 @@ struct TcpQueuePair {
   std::span<const std::byte> source;  // writes are sent from here
   std::span<std::byte> target;        // frames land here
   const InPlace* in_place = nullptr;  // the worker's: parts of source and target that lie elsewhere
+  SlotWindow* window = nullptr;       // the box's: frames land in it, and not in the target
 };
 
 // Queue pairs are listed first and opened when their connection is there. An opened one is read
@@ -85,9 +86,11 @@ class TcpEndpoint : public virtual Endpoint {
   };
 
   uint32_t index_of(QueuePair pair) const { return pair.queue * ranks_ + pair.rank; }
+  bool is_held(const Pair& pair) const;
   bool is_read(const Pair& pair) const;
   // No queue pair is open, and none has been announced.
   bool is_idle() const { return open_ == 0 && !announced_.load(std::memory_order_acquire); }
+  static bool is_given_up(const Pair& pair);
   bool has_work(const Pair& pair) const;
   void look_at_leads();
   void wake_in(uint64_t ns);

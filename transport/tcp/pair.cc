@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "transport/error.h"
 
@@ -14,11 +15,6 @@ namespace {
 
 // Read in one call: few enough that what all peers sent is still in the cache when it is summed.
 constexpr size_t kReadBytes = 256 << 10;
-
-std::byte* place_of(const TcpFrame& frame, std::byte* target, const MovedRanges* moved) {
-  if (moved == nullptr) return target + frame.remote_offset;
-  return moved->find(target, frame.remote_offset, frame.bytes);
-}
 
 const std::byte* place_of(const Write& write, const std::byte* source, const MovedRanges* moved) {
   if (moved == nullptr) return source + write.local_offset;
@@ -39,11 +35,25 @@ struct TcpReceiver::Parts {
 };
 
 void TcpReceiver::start(std::span<std::byte> target, const MovedRanges* moved,
-                        const TcpPeerMemory* peer) {
+                        const TcpPeerMemory* peer, const TcpLanding& landing) {
   *this = {};
   target_ = target;
   moved_ = moved;
   peer_ = peer;
+  landing_ = landing;
+}
+
+// Null: there is none now.
+std::byte* TcpReceiver::place_of(const TcpFrame& frame) const {
+  if (landing_.window != nullptr) return landing_.take(frame);
+  if (moved_ == nullptr) return target_.data() + frame.remote_offset;
+  return moved_->find(target_.data(), frame.remote_offset, frame.bytes);
+}
+
+bool TcpReceiver::waits_for_place() const {
+  if (landing_.window == nullptr) return false;
+  if (peer_ != nullptr) return taken_ < filled_ && !landing_.has_room(batch_[taken_]);
+  return known_ == frames_ && filled_ < frames_ && !landing_.has_room(batch_[filled_]);
 }
 
 uint32_t TcpReceiver::table_size() const {
@@ -69,10 +79,14 @@ void TcpReceiver::add_parts(Parts& parts) {
     if (peer_ == nullptr) return;  // the payloads' places are in it
   }
   uint32_t done = payload_bytes_;
+  spoiled_ = spoiled_ || (done > 0 && landing_.has_lost(batch_[filled_]));
   for (uint32_t i = filled_; i < frames_ && peer_ == nullptr; ++i, done = 0) {
     if (parts.bytes >= kReadBytes) return;
     const uint32_t left = batch_[i].bytes - done;
-    if (left > 0) parts.add(place_of(batch_[i], target_.data(), moved_) + done, left);
+    if (left == 0) continue;
+    std::byte* const place = place_of(batch_[i]);
+    if (place == nullptr) return;
+    parts.add(place + done, left);
   }
   parts.add(reinterpret_cast<std::byte*>(&header_) + header_bytes_,
             sizeof(header_) - header_bytes_);
@@ -128,6 +142,7 @@ void TcpReceiver::fill(size_t& bytes) {
     payload_bytes_ += more;
     bytes -= more;
     if (payload_bytes_ < batch_[filled_].bytes) return;
+    if (std::exchange(spoiled_, false)) landing_.drop(batch_[filled_]);
     ++filled_;
     payload_bytes_ = 0;
   }
@@ -150,7 +165,8 @@ void TcpReceiver::open_batch() {
 
 void TcpReceiver::open_frames(uint32_t end) {
   for (; known_ < end; ++known_) {
-    violated_ = !lies_within(batch_[known_], target_.size());
+    violated_ = landing_.window != nullptr ? !landing_.fits(batch_[known_])
+                                           : !lies_within(batch_[known_], target_.size());
     if (violated_) return;
   }
 }
@@ -171,7 +187,7 @@ TcpFrame TcpReceiver::take() {
   if (peer_ != nullptr && frame.bytes > 0) {
     const std::byte* const from = peer_->source.empty() ? target_.data() + frame.remote_offset
                                                         : peer_->source.data() + sources_[taken_];
-    std::byte* const to = place_of(frame, target_.data(), moved_);
+    std::byte* const to = place_of(frame);
     if (to != from) std::memcpy(to, from, frame.bytes);
   }
   ++taken_;

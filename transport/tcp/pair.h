@@ -8,6 +8,7 @@
 #include <span>
 
 #include "transport/in_place.h"
+#include "transport/slot_window.h"
 #include "transport/tcp/format.h"
 #include "transport/tcp/near.h"
 #include "transport/tcp/tls.h"
@@ -34,6 +35,33 @@ struct TcpCounters {
   uint64_t chunks_sent = 0;
 };
 
+// Where frames land at a box with a window (slot_window.h).
+struct TcpLanding {
+  SlotWindow* window = nullptr;  // null: in the target
+  QueuePair pair;
+
+  bool fits(const TcpFrame& frame) const {
+    return frame.bytes == 0 ||
+           window->fits(pair.queue, decode(frame.imm).chunk, frame.remote_offset, frame.bytes);
+  }
+  // Null: there is no place now.
+  std::byte* take(const TcpFrame& frame) const {
+    return window->take(pair.rank, pair.queue, decode(frame.imm).chunk, frame.remote_offset);
+  }
+  // The frame's place, where a part of it was, is somebody else's: its chunk was summed, which had
+  // an earlier copy of it.
+  bool has_lost(const TcpFrame& frame) const {
+    return window != nullptr && !window->has_place(pair.rank, pair.queue, decode(frame.imm).chunk);
+  }
+  void drop(const TcpFrame& frame) const {
+    window->drop(pair.rank, pair.queue, decode(frame.imm).chunk);
+  }
+  bool has_room(const TcpFrame& frame) const {
+    return window == nullptr || frame.bytes == 0 ||
+           window->has_room(pair.rank, pair.queue, decode(frame.imm).chunk);
+  }
+};
+
 // Reads batches of frames into `target`. A call asks for the payloads of a batch and the header
 // behind them, so that many chunks that have arrived cost one. Payloads in memory of the peer's are
 // copied when their frame is taken.
@@ -46,19 +74,25 @@ class TcpReceiver {
   };
 
   // `moved` may be null, as `peer`: the stream's; both outlive this.
-  void start(std::span<std::byte> target, const MovedRanges* moved, const TcpPeerMemory* peer);
+  void start(std::span<std::byte> target, const MovedRanges* moved, const TcpPeerMemory* peer,
+             const TcpLanding& landing);
   // Makes one system call; over TLS, one for each record that is asked for. Adds the received bytes
   // to `bytes`, and over TLS more for records that hold little. REQUIRES: neither landed() nor
-  // violated().
+  // violated() nor waits_for_place().
   Result receive(const TcpStream& stream, uint64_t& bytes);
 
-  bool landed() const { return taken_ < filled_; }
+  bool landed() const {
+    return taken_ < filled_ && (peer_ == nullptr || landing_.has_room(batch_[taken_]));
+  }
+  // The next payload has no place, at a box with a window.
+  bool waits_for_place() const;
   TcpFrame take();  // the next frame that landed
   // The peer announced a batch that is too large, or a write that does not lie within the target.
   bool violated() const { return violated_; }
 
  private:
   struct Parts;
+  std::byte* place_of(const TcpFrame& frame) const;
   uint32_t table_size() const;
   bool waits_for_table() const { return frames_ > 0 && table_bytes_ < table_size(); }
   void add_table(Parts& parts);
@@ -73,6 +107,7 @@ class TcpReceiver {
   std::span<std::byte> target_;
   const MovedRanges* moved_ = nullptr;
   const TcpPeerMemory* peer_ = nullptr;
+  TcpLanding landing_;
   bool violated_ = false;
   // These are about the batch that is being read; all zero between two.
   uint32_t frames_ = 0;  // 0: its header is awaited
@@ -80,6 +115,7 @@ class TcpReceiver {
   uint32_t filled_ = 0;  // frames whose payload is here
   uint32_t taken_ = 0;
   uint32_t payload_bytes_ = 0;  // here, of the frame that is being filled
+  bool spoiled_ = false;        // a part of these is lost
   uint32_t table_bytes_ = 0;    // here, of the frames behind the first, and of the sources
   uint32_t header_bytes_ = 0;   // here, of the next header
   TcpBatch header_;

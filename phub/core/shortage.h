@@ -1,0 +1,49 @@
+// Ranks for whose gradients a core's window (transport/slot_window.h) has no place.
+//
+// Mostly the chunks that they wait for complete soon. But ranks that send in different orders may
+// each wait for a chunk that another one has no place for. Then these ranks get places:
+//
+// - at once if all ranks that some chunk waits for are short here;
+// - after a moment without any arrival if they are short at this core or another one of the box:
+//   what a worker sends to one core holds up what it sends to the others;
+// - after some seconds if one of them is short nowhere: it is late, or another box holds it up,
+//   which is not seen here. Not if it is not connected.
+//
+// All of that is long before a rank that is waited for counts as lost.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "phub/core/way.h"
+
+namespace phub {
+
+// It belongs to the core's thread.
+class Shortage {
+ public:
+  // `window` may be null. `progress_limit_ms`: JobSpec's.
+  Shortage(SlotWindow* window, uint32_t progress_limit_ms)
+      : late_ns_(std::min(kMostLateNs, uint64_t{progress_limit_ms} * 1'000'000 / 4)),
+        window_(window) {}
+
+  bool is_there() const { return window_ != nullptr && window_->is_short(); }
+  // How long the core sleeps at most while there is one.
+  uint64_t look_ns() const { return late_ns_ / 30; }
+  // Before the core sleeps; `arrivals` is the number of them so far. True: some ranks have got
+  // places, and can be read from. Throws Error(kFull).
+  bool relieve(const ChunkTable& table, const Way& way, uint64_t arrivals);
+
+ private:
+  static constexpr uint64_t kMostLateNs = 3'000'000'000;
+  uint64_t moment_ns() const { return late_ns_ / 15; }
+  // How long nothing must have arrived.
+  uint64_t patience_ns(const ChunkTable& table, const Way& way) const;
+
+  const uint64_t late_ns_;
+  SlotWindow* const window_;
+  uint64_t arrivals_ = kNever;
+  uint64_t since_ns_ = 0;  // there have been so many
+};
+
+}  // namespace phub

@@ -1,0 +1,82 @@
+#include "transport/slot_window.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "transport/box_memory.h"
+#include "transport/error.h"
+
+namespace phub {
+
+SlotWindow::SlotWindow(Shape shape)
+    : slots_(std::move(shape.slots)),
+      queue_first_(1, 0),
+      os_node_(shape.os_node),
+      short_ranks_(shape.short_ranks),
+      ranks_(shape.max_ranks) {
+  for (const uint32_t n : shape.queue_chunks) queue_first_.push_back(queue_first_.back() + n);
+  PHUB_CHECK(queue_first_.back() == slots_.size() && shape.places >= 1);
+  uint64_t largest = 1;
+  for (const Slot& slot : slots_) largest = std::max(largest, slot.bytes);
+  place_bytes_ = place_bytes(largest);
+  const uint64_t most = std::clamp<uint64_t>(kBlockBytes / place_bytes_, 1, shape.places);
+  while (uint64_t{2} << block_shift_ <= most) ++block_shift_;
+  for (uint32_t rank = shape.first_rank; rank < shape.end_rank; ++rank) {
+    ranks_[rank].place.assign(slots_.size(), kNoPlace);
+    while (ranks_[rank].free.size() < shape.places) add_block(ranks_[rank]);
+  }
+}
+
+void SlotWindow::add_block(Rank& rank) {
+  const uint32_t places = 1u << block_shift_;
+  const uint32_t first = static_cast<uint32_t>(rank.blocks.size()) << block_shift_;
+  rank.blocks.push_back(allocate(places * place_bytes_, os_node_, "a window of gradient slots"));
+  for (uint32_t i = 0; i < places; ++i) rank.free.insert(rank.free.begin(), first + i);
+}
+
+bool SlotWindow::fits(uint32_t queue, uint32_t chunk_of_queue, uint64_t offset,
+                      uint64_t bytes) const {
+  if (queue + 1 >= queue_first_.size()) return false;
+  const uint64_t index = uint64_t{queue_first_[queue]} + chunk_of_queue;
+  if (index >= queue_first_[queue + 1]) return false;
+  const Slot& slot = slots_[index];
+  return bytes <= slot.bytes && offset >= slot.offset && offset - slot.offset <= slot.bytes - bytes;
+}
+
+std::byte* SlotWindow::take(uint32_t rank, uint32_t queue, uint32_t chunk_of_queue,
+                            uint64_t offset) {
+  if (!has_room(rank, queue, chunk_of_queue)) return nullptr;
+  Rank& of = ranks_[rank];
+  const uint32_t index = queue_first_[queue] + chunk_of_queue;
+  uint32_t& place = of.place[index];
+  if (place == kNoPlace) {
+    place = of.free.back();
+    of.free.pop_back();
+  }
+  return address(rank, place) + (offset - slots_[index].offset);
+}
+
+void SlotWindow::give_back(uint32_t rank, uint32_t index) {
+  Rank& of = ranks_[rank];
+  const uint32_t place = std::exchange(of.place[index], kNoPlace);
+  if (place == kNoPlace) return;
+  of.free.push_back(place);
+  forget_shortage(rank);
+}
+
+void SlotWindow::note_shortage(uint32_t rank, bool is_short) {
+  if (std::exchange(ranks_[rank].is_short, is_short) == is_short) return;
+  short_ += is_short ? 1 : -1;
+  if (short_ranks_ != nullptr) (*short_ranks_)[rank] += is_short ? 1 : -1;
+}
+
+void SlotWindow::grow() {
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (!ranks_[rank].is_short) continue;
+    add_block(ranks_[rank]);
+    forget_shortage(rank);
+  }
+  ++grown_;
+}
+
+}  // namespace phub

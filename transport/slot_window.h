@@ -1,0 +1,130 @@
+// The places of gradients at a core of a box that holds a window of them, in place of a slot for
+// each chunk of each rank.
+//
+// A gradient gets a place before its first byte is read, and keeps it until the core has summed it.
+// A rank for which no place is free is not read from: its socket fills, and it waits. Ranks that
+// send the same chunks in about the same order need few places, however large the model is. If they
+// do not, each may wait for a chunk that another one cannot send: then the core makes room
+// (grow()), up to a place for each chunk.
+//
+// A place has the size of the largest slot of the core. Endpoint and core share a window, and the
+// thread.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "numa/memory.h"
+#include "transport/trace.h"
+
+namespace phub {
+
+// By rank, at how many cores of a box it is short. Any thread.
+using ShortRanks = std::vector<std::atomic<uint32_t>>;
+
+class SlotWindow {
+ public:
+  // Where a worker believes that the chunk's slot is, in bytes of its rank's slots.
+  struct Slot {
+    uint64_t offset = 0;
+    uint64_t bytes = 0;
+  };
+
+  struct Shape {
+    std::vector<Slot> slots;             // of the core's chunks, queue after queue
+    std::vector<uint32_t> queue_chunks;  // how many each queue has
+    uint32_t max_ranks = 0;
+    uint32_t first_rank = 0, end_rank = 0;  // these have places
+    uint32_t places = 1;                    // of each rank, at the beginning: at least 1
+    uint32_t os_node = 0;
+    ShortRanks* short_ranks = nullptr;  // of the box; outlives the window; null: it has one core
+  };
+  // Throws Error(kFull) where there is no memory.
+  explicit SlotWindow(Shape shape);
+
+  // The bytes of a place for slots of so many bytes, and of everything else in a window.
+  static constexpr uint64_t place_bytes(uint64_t slot_bytes) {
+    // Equal addresses modulo 4 KiB would compete for the same sets of a cache.
+    return (slot_bytes + kLine - 1) / kLine * kLine + kLine;
+  }
+  static constexpr uint64_t bookkeeping(uint64_t chunks, uint64_t ranks, uint64_t places) {
+    return chunks * sizeof(Slot) + ranks * (chunks + places) * sizeof(uint32_t);
+  }
+
+  // For the endpoint. Queues are those of the core.
+  // Whether the write lies within the chunk's slot.
+  bool fits(uint32_t queue, uint32_t chunk_of_queue, uint64_t offset, uint64_t bytes) const;
+  // The place of such a write; null: none is free, and the rank is short. REQUIRES: it fits.
+  std::byte* take(uint32_t rank, uint32_t queue, uint32_t chunk_of_queue, uint64_t offset);
+  // Whether the chunk has a place. REQUIRES: there is such a chunk.
+  bool has_place(uint32_t rank, uint32_t queue, uint32_t chunk_of_queue) const {
+    return at(rank, queue_first_[queue] + chunk_of_queue) != nullptr;
+  }
+  void drop(uint32_t rank, uint32_t queue, uint32_t chunk_of_queue) {  // what is there is worthless
+    give_back(rank, queue_first_[queue] + chunk_of_queue);
+  }
+  // Whether take() would find one. If not, the rank is short. REQUIRES: there is such a chunk.
+  bool has_room(uint32_t rank, uint32_t queue, uint32_t chunk_of_queue) {
+    Rank& of = ranks_[rank];
+    if (!of.free.empty() || of.place[queue_first_[queue] + chunk_of_queue] != kNoPlace) return true;
+    note_shortage(rank, true);
+    return false;
+  }
+
+  // For the core. Chunks are counted over its queues.
+  const std::byte* at(uint32_t rank, uint32_t index) const {  // null: it has no place
+    const uint32_t place = ranks_[rank].place[index];
+    return place == kNoPlace ? nullptr : address(rank, place);
+  }
+  void give_back(uint32_t rank, uint32_t index);  // if it has one
+
+  // Whether some rank is short, or this one: it had no place, and none has become free.
+  bool is_short() const { return short_ > 0; }
+  bool is_short(uint32_t rank) const { return ranks_[rank].is_short; }
+  bool is_short_somewhere(uint32_t rank) const {
+    return is_short(rank) ||
+           (short_ranks_ != nullptr && (*short_ranks_)[rank].load(std::memory_order_relaxed) > 0);
+  }
+  void forget_shortage(uint32_t rank) { note_shortage(rank, false); }  // the rank is detached
+  // The time by which the core waits with that: a simulated network has its own.
+  void use_clock(std::function<uint64_t()> now_ns) { now_ns_ = std::move(now_ns); }
+  uint64_t now_ns() const { return now_ns_(); }
+  // Gives each rank that is short more places. Throws Error(kFull).
+  void grow();
+  uint64_t grown() const { return grown_; }  // so many times
+
+ private:
+  static constexpr uint64_t kLine = 128;
+  static constexpr uint32_t kNoPlace = ~uint32_t{0};
+  static constexpr uint64_t kBlockBytes = 2 << 20;
+
+  struct Rank {
+    std::vector<uint32_t> place;  // by chunk
+    std::vector<uint32_t> free;   // the last is taken next: what was used lately is in a cache
+    std::vector<numa::Memory> blocks;
+    bool is_short = false;
+  };
+  void add_block(Rank& rank);
+  void note_shortage(uint32_t rank, bool is_short);
+  std::byte* address(uint32_t rank, uint32_t place) const {
+    const uint32_t in_block = place & ((1u << block_shift_) - 1);
+    return ranks_[rank].blocks[place >> block_shift_].bytes().data() + in_block * place_bytes_;
+  }
+
+  const std::vector<Slot> slots_;
+  std::vector<uint32_t> queue_first_;  // where each queue's chunks begin, and the end
+  const uint32_t os_node_;
+  ShortRanks* const short_ranks_;
+  uint64_t place_bytes_ = 0;
+  uint32_t block_shift_ = 0;  // a block has 2^this places
+  std::vector<Rank> ranks_;
+  uint32_t short_ = 0;  // ranks
+  uint64_t grown_ = 0;
+  std::function<uint64_t()> now_ns_ = trace_now_ns;
+};
+
+}  // namespace phub
