@@ -16,7 +16,7 @@ from phub.errors import InvalidError
 from phub.worker import Worker
 
 # What a job that exchanges gradients has, and this one, whose numbers stay exact, has not.
-_OTHERS = (
+OTHERS = (
     "memory_device",
     "gradient_dtype",
     "parameter_dtype",
@@ -212,7 +212,7 @@ def worker_beside(
     others: options that only the new job has.
     Raises InvalidError then.
     """
-    given = {option: value for option, value in options.items() if option not in _OTHERS}
+    given = {option: value for option, value in options.items() if option not in OTHERS}
     given |= {"rank": beside.rank, "world_size": beside.world_size, **others}
     job = f"{beside.job}-{name}"
     worker = Worker(by_name(keys), hyper=None, formats=None, saver=None, job=job, **given)

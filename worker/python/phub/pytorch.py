@@ -10,24 +10,25 @@ buckets anew after the first step.
 import inspect
 import queue
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import torch
 from torch import nn
-from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.distributed import GradBucket, ProcessGroup  # type: ignore[attr-defined]
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from phub import _alone, _device
-from phub._alone import USED, Group, Wrapped, refuse_within_another
+from phub._alone import Group, Wrapped, refuse_within_another
 from phub._buckets import Bucket, Buckets, answer, complete, gradients_of, start
-from phub._buffers import Buffers, check_statistics, worker_beside
+from phub._buffers import check_statistics, worker_beside
 from phub._factors import Factors
 from phub._gathered import gathered_of
 from phub._names import by_name, plain_name
 from phub._options import Key, Option, check_formats, check_results
 from phub._powersgd import PowerSGD
 from phub._same import Same
+from phub._state import State
 from phub._tensors import DTYPES, FORMATS, format_of_job, key_for, memory_of, pull_into
 from phub._watch import Watch
 from phub.errors import InvalidError
@@ -39,7 +40,7 @@ _SYNC_BUFFERS = next(
     for name in ("forward_sync_buffers", "broadcast_buffers")
     if name in inspect.signature(DistributedDataParallel.__init__).parameters
 )
-_REMEDY = (
+REMEDY = (
     "Register it at the DistributedDataParallel that the program calls, with "
     "register_comm_hook(phub.DDPState(ddp.module), phub.ddp_hook), or use phub.ddp; call these, "
     "never the module in them; and convert the model (bfloat16(), to()) before. Lightning "
@@ -48,7 +49,7 @@ _REMEDY = (
 )
 
 
-class DDPState:
+class DDPState(State):
     """What `ddp_hook` needs: a worker whose keys are the module's parameters.
 
     `ddp.register_comm_hook(phub.DDPState(ddp.module), phub.ddp_hook)`. Every rank makes it, with
@@ -82,11 +83,8 @@ class DDPState:
             with which results would not be gradients: see `check_results`.
         """
         check_results("DDPState", options)
-        named = {plain_name(name): p for name, p in module.named_parameters()}
-        self._parameters = {n: p for n, p in named.items() if p.requires_grad and p.numel()}
-        self._frozen = {n: p for n, p in named.items() if not p.requires_grad}
+        super().__init__(module, options)
         job_format = format_of_job(self._parameters)
-        self._name_of = {id(parameter): name for name, parameter in self._parameters.items()}
         given: dict[str, Option] = {
             "reduction": "mean",
             "on_nonfinite": "pass",
@@ -121,17 +119,13 @@ class DDPState:
         if not self._is_exact:
             given.pop("initial", None)  # it is another job's: see broadcast_parameters
         self.worker = Worker(by_name(keys), hyper=None, formats=formats, saver=None, **given)
-        self._module, self._options, self._has_released = module, options, False
+        self._has_released = False
         self._check_gathered()
         if self.factors:
             self.factors.join(self.worker, options)
         self._result_dtype = DTYPES.get(str(given["parameter_dtype"]), torch.float32)
-        self._buffers: Optional[Buffers] = None  # from the first sync_buffers() on
-        self._used: Optional[Worker] = None  # see count_used
         self._registered: dict[str, int] = {}
-        self._strides = {name: p.stride() for name, p in self._parameters.items()}
         self._staged: dict[str, torch.Tensor] = {}
-        self._outstanding: list[Bucket] = []
         self._buckets: Buckets = queue.SimpleQueue()
         last = self._buckets
         if self.powersgd:
@@ -139,18 +133,11 @@ class DDPState:
             last = queue.SimpleQueue()
             start(answer, self._buckets, last)
         start(complete, self.worker, last)
-        self.watch = Watch(self.worker.job, exchanged, "phub's hook", _REMEDY)
-        self.same = Same(module, self.worker, options) if self.world_size > 1 else None
+        self.watch = Watch(self.worker.job, exchanged, "phub's hook", REMEDY)
+        self.same = self._compared()
 
-    @property
-    def rank(self) -> int:
-        """Which rank this is, from 0."""
-        return self.worker.rank
-
-    @property
-    def world_size(self) -> int:
-        """The ranks of the job when it began."""
-        return self.worker.world_size
+    def _compared(self) -> Optional[Same]:
+        return Same(self._module, self.worker, self._options) if self.world_size > 1 else None
 
     def close(self) -> None:
         """Leaves the job. The others go on without this rank.
@@ -242,29 +229,6 @@ class DDPState:
             for name, place in group.places.items():
                 self._parameters[name].copy_(place)
 
-    def sync_buffers(self) -> None:
-        """Makes the module's buffers the same: see DistributedOptimizer.sync_buffers."""
-        self._buffers = self._buffers or Buffers(self._module, self.worker, self._options)
-        self._buffers.sync()
-
-    def count_used(self) -> Worker:
-        """The worker of a job that adds up which parameters the ranks used in a backward()."""
-        weights = self.factors.weights if self.factors else ()
-        parameters = [
-            name
-            for name, parameter in self._module.named_parameters()
-            if parameter.requires_grad and plain_name(name) not in weights
-        ]
-        self._used = worker_beside(
-            self.worker,
-            self._options,
-            USED,
-            {USED: Key(len(parameters))},
-            late="the other ranks made phub.ddp with find_unused_parameters",
-            reduction="sum",
-        )
-        return self._used
-
     def exchange(self, bucket: GradBucket) -> Future[torch.Tensor]:
         """Pushes the bucket's gradients. In the future is the bucket's buffer, with the results.
 
@@ -321,13 +285,6 @@ class DDPState:
             on_device.push(key, self._contiguous(key, gradient))
         return on_device.pull_later(gradients, bucket.buffer())
 
-    def _wait(self) -> None:
-        step, self._outstanding = self._outstanding, []
-        for bucket in step:
-            bucket.done.wait()
-            if bucket.error is not None:
-                raise bucket.error
-
     def _release_first_buckets(self) -> None:
         """After the first step DDP makes its buckets anew: the first ones must not live on."""
         if self._has_released:
@@ -336,32 +293,6 @@ class DDPState:
         for key in self._registered:
             self.worker.register_memory(key)
         self._registered.clear()
-
-    def _check_frozen(self) -> None:
-        """DDP does not exchange parameters that required no gradient when it was made."""
-        for name, parameter in self._frozen.items():
-            if parameter.requires_grad:
-                raise InvalidError(
-                    f"parameter '{name}' requires a gradient now, and did not when the job was "
-                    "made: nobody exchanges it, and every rank would train its own. Let it require "
-                    "one before DDP and its state are made, and freeze it afterwards by a rate of "
-                    "0; or close this job, and make both anew"
-                )
-
-    def _key_of(self, parameter: torch.Tensor) -> str:
-        key = self._name_of.get(id(parameter))
-        if key is None:
-            raise InvalidError(
-                f"a parameter of shape {tuple(parameter.shape)} is not in the module that DDPState "
-                "was made of: make it of the module that DDP has (ddp.module)"
-            )
-        if parameter.stride() != self._strides[key]:
-            raise InvalidError(
-                f"parameter '{key}' had strides {self._strides[key]} when the job was made, and "
-                f"has {parameter.stride()} now: DDP's gradients may have the old order. Change the "
-                "memory format before DDP and its state are made"
-            )
-        return key
 
     def _contiguous(self, key: str, gradient: torch.Tensor) -> torch.Tensor:
         """It, or a copy, which lives as long as this: ranks may have other orders in memory."""
@@ -387,7 +318,7 @@ class DDPState:
         self._registered[key] = address
 
 
-def ddp_hook(state: DDPState, bucket: GradBucket) -> Future[torch.Tensor]:
+def ddp_hook(state: State, bucket: GradBucket) -> Future[torch.Tensor]:
     """The hook for `DistributedDataParallel.register_comm_hook`; `state` is a `DDPState`."""
     return state.exchange(bucket)
 
@@ -399,6 +330,7 @@ def ddp(
     formats: Optional[Mapping[str, str]] = None,
     powersgd: Optional[int] = None,
     factors: Optional[Mapping[str, int]] = None,
+    node: Union[None, str, ProcessGroup] = None,
     **options: Option,
 ) -> DistributedDataParallel:
     """DDP whose only connection to other ranks is the box.
@@ -411,8 +343,12 @@ def ddp(
     ddp_options: arguments of DistributedDataParallel. find_unused_parameters, on all ranks: what
         each of them used is added up in a job of its own, JOB-used.
     formats, powersgd, factors, options: see `DDPState`.
-    Returns the wrapped module. Its attribute `phub` is the `DDPState`, with `rank`, `world_size`
-    and `close()`. A deepcopy of it, or what torch.load returns of it, is not in the job.
+    node: the processes of a host add up gradients among themselves, so that it sends one model to
+        the box: see `NodeState`. "reduce": those that the launcher has started there
+        (LOCAL_RANK and LOCAL_WORLD_SIZE); or a process group of PyTorch that has them.
+    Returns the wrapped module. Its attribute `phub` is the `DDPState`, or NodeState, with `rank`,
+    `world_size` and `close()`. A deepcopy of it, or what torch.load returns of it, is not in the
+    job.
     """
     for name in options.keys() & inspect.signature(DistributedDataParallel.__init__).parameters:
         raise InvalidError(
@@ -424,7 +360,16 @@ def ddp(
     arguments.pop("broadcast_buffers", None)
     arguments |= {"init_sync": False, _SYNC_BUFFERS: False}
     everything: dict[str, Option] = {"initial": "broadcast", **options}
-    state = DDPState(module, formats=formats, powersgd=powersgd, factors=factors, **everything)
+    group = Group()
+    state: State
+    if node is None:
+        state = DDPState(module, formats=formats, powersgd=powersgd, factors=factors, **everything)
+    else:
+        from phub._node import NodeState
+
+        alone = {"powersgd": powersgd, "factors": factors}  # which it refuses
+        state = NodeState(module, node, formats=formats, **alone, **everything)
+        group.host = state.host
     check_statistics(module, state.world_size)
     state.broadcast_parameters()
     if state.same:
@@ -436,7 +381,6 @@ def ddp(
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
             module, [name if "." in name else f".{name}" for name in left_out]
         )
-    group = Group()
     wrapped = Wrapped(module, process_group=group, **arguments)
     if arguments.get("find_unused_parameters"):
         group.used = state.count_used()
