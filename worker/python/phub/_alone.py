@@ -12,7 +12,6 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree
 
-from phub._host import Host
 from phub._views import tensor_over
 from phub._watch import Watch
 from phub.errors import InvalidError
@@ -27,7 +26,6 @@ class Group(distributed.ProcessGroup):
     def __init__(self) -> None:
         super().__init__(0, 1)  # type: ignore[call-arg]  # rank and size
         self.used: Optional[Worker] = None  # with find_unused_parameters: of all ranks
-        self.host: Optional[Host] = None  # whose processes make the same buckets
         options = distributed.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [distributed.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         backend = distributed.ProcessGroupGloo(HashStore(), 0, 1, options)
@@ -41,9 +39,7 @@ class Group(distributed.ProcessGroup):
     # GIL for that. The program's thread may wait for that lock with the GIL held: then neither goes
     # on.
     def broadcast(self, tensors: Any, *_: Any) -> Any:
-        """What this rank has is what it gets; or what the first process of the host has."""
-        if self.host:
-            self.host.broadcast(tensors)
+        """What this rank has is what it gets."""
         return done(tensors)
 
     def allgather(self, outputs: Any, inputs: Any, *_: Any) -> Any:

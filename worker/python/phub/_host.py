@@ -4,6 +4,7 @@
 
 import contextlib
 import os
+import threading
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Optional, Union
@@ -14,7 +15,7 @@ from torch.distributed import PrefixStore, ProcessGroup, TCPStore  # type: ignor
 
 from phub._options import Key
 from phub._views import tensor_over
-from phub.errors import InvalidError
+from phub.errors import Error, InvalidError, RankLostError
 from phub.worker import Worker
 
 Node = Union[str, ProcessGroup]
@@ -65,6 +66,7 @@ class Host:
         self._means: Optional[ProcessGroup] = _group(place, "means")
         self._kept: list[torch.Tensor] = []
         self._error: Optional[Exception] = None
+        self.job, self._lock = everyone.job, threading.Lock()
 
     def broadcast(self, tensors: list[torch.Tensor]) -> None:
         """They become those of the host's first rank."""
@@ -85,19 +87,34 @@ class Host:
         return self._connected(self._means)._allgather_base(rows.view(-1), mine)
 
     def leave(self, error: Exception) -> Exception:
-        """Ends the connection, or others would wait for this process. Returns the first error."""
-        self._error = self._error or error
-        for group in (self._sums, self._means):
-            if group is not None:
-                with contextlib.suppress(RuntimeError):
-                    group.abort()  # what gloo does when nobody refers to it
-        self._sums = self._means = None
+        """Ends the connection, or others would wait for this process. Returns the first error.
+
+        error: what later calls raise; of another kind than phub's, it is of the connection itself.
+        """
+        if not isinstance(error, Error):
+            error = RankLostError(
+                f"job '{self.job}': the processes of this host cannot exchange gradients any "
+                f"more, as after the end of one of them: {error}"
+            )
+        with self._lock:
+            self._error = self._error or error
+            groups = [group for group in (self._sums, self._means) if group is not None]
+            self._sums = self._means = None
+        # Gloo ends when nobody refers to it, and then waits for what has begun, without the GIL.
+        threading.Thread(target=_end, args=(groups,), name="phub-host", daemon=True).start()
         return self._error
 
     def _connected(self, group: Optional[ProcessGroup]) -> Any:
-        if group is None:
-            raise self._error or InvalidError("the state is closed")
+        if group is None and self._error:
+            raise self._error
         return group
+
+
+def _end(groups: list[ProcessGroup]) -> None:
+    for group in groups:
+        with contextlib.suppress(RuntimeError):
+            group.abort()  # of NCCL
+    groups.clear()
 
 
 def check_node(node: object) -> None:

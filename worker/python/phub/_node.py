@@ -18,6 +18,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 
 from phub import _device
+from phub._alone import Group, done
 from phub._buckets import Bucket, gradients_of, start
 from phub._buffers import OTHERS
 from phub._host import HOSTS, HOSTS_KEY, Host, Node, check_node
@@ -27,10 +28,11 @@ from phub._same import Same
 from phub._state import State
 from phub._tensors import format_of_job
 from phub._watch import Watch
-from phub.errors import Error, InvalidError, RankLostError
+from phub.errors import BadHandleError, Error, InvalidError
 from phub.pytorch import REMEDY, DDPState
 from phub.worker import Worker
 
+_LOOK_S = 1.0
 _COUNTS_RANKS = "it counts ranks, and the box sees one of each host"
 _REFUSED = {
     "powersgd": "its factors are of whole matrices, and a process has a part of each",
@@ -101,6 +103,7 @@ class NodeState(State):
         Raises InvalidError if there was a backward(), and never an exchange.
         """
         self._added.put(None)
+        self.host.leave(BadHandleError(f"job '{self.host.job}': close() was called"))
         for other in (self._buffers, self._used, self.same, self.parts, self.worker):
             if other:
                 other.close()
@@ -146,6 +149,16 @@ class NodeState(State):
                 self.same.look()
         return sent.future
 
+    def _wait(self) -> None:
+        """Also notices that the box is gone while it waits for the host's processes."""
+        for bucket in self._outstanding:
+            while not bucket.done.wait(_LOOK_S):
+                try:
+                    self.parts.worker.poll()
+                except Error as error:
+                    raise _ended(self.host, self.parts, error) from error
+        super()._wait()
+
     def _exchange_on_device(self, buffer: torch.Tensor, packed: Packed) -> Future[torch.Tensor]:
         """On two streams beside that of backward(): sums do not wait for means."""
         sums, means = self._streams
@@ -177,6 +190,18 @@ class NodeState(State):
             self._packed[bucket.index()] = packed
         packed.begin([gradient for _, gradient in found], is_last=bucket.is_last())
         return packed
+
+
+def group_of(host: Host) -> Group:
+    """For DDP: the host's processes make the buckets that its first one has, in this order."""
+
+    class Told(Group):
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def broadcast(self, tensors: Any, *_: Any) -> Any:
+            host.broadcast(tensors)
+            return done(tensors)
+
+    return Told()
 
 
 @dataclass
@@ -222,11 +247,6 @@ def _give(host: Host, parts: DDPState, pushed: _Queue) -> None:
 
 def _ended(host: Host, parts: DDPState, error: Exception) -> Exception:
     """The first error. Neither the host's processes nor other hosts wait for this one from now."""
-    if not isinstance(error, Error):
-        error = RankLostError(
-            f"job '{parts.worker.job}': the processes of this host cannot exchange gradients any "
-            f"more, as after the end of one of them: {error}"
-        )
     first = host.leave(error)
     parts.worker.abandon()
     return first

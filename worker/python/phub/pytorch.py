@@ -365,11 +365,11 @@ def ddp(
     if node is None:
         state = DDPState(module, formats=formats, powersgd=powersgd, factors=factors, **everything)
     else:
-        from phub._node import NodeState
+        from phub._node import NodeState, group_of
 
         alone = {"powersgd": powersgd, "factors": factors}  # which it refuses
         state = NodeState(module, node, formats=formats, **alone, **everything)
-        group.host = state.host
+        group = group_of(state.host)
     check_statistics(module, state.world_size)
     state.broadcast_parameters()
     if state.same:

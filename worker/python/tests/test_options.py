@@ -80,6 +80,10 @@ def with_state(net, options):
     return wrapped, state.close, None
 
 
+def with_node(net, options):
+    return with_ddp(net, {"node": distributed.group.WORLD, **options})
+
+
 def with_fsdp(net, options):
     fully_shard(net, mesh=init_device_mesh("cpu", (1,)))
     return net, phub.FSDPState(net, **options).close, None
@@ -94,7 +98,7 @@ def at_box(net, options):
     return net, optimizer.close, optimizer
 
 
-FORMS = {f.__name__: f for f in (with_ddp, with_state, with_fsdp, at_worker, at_box)}
+FORMS = {f.__name__: f for f in (with_ddp, with_node, with_state, with_fsdp, at_worker, at_box)}
 
 
 def plain(tensor):

@@ -62,6 +62,15 @@ MODELS = [  # of phub.ddp
     (mlp, {"powersgd": 2, "formats": {"none": "int8"}}, "no name of the .* keys .* matches 'none'"),
     (mlp, {"formats": {"*.wieght": "int8"}}, "wieght"),
     (mlp, {"memory_device": 0}, "is 0, and the parameters are on cpu"),
+    (mlp, {"node": 5}, "node=5: it is 'reduce', or a process group"),
+    (mlp, {"node": "reduce", "powersgd": 2}, "node and powersgd=2: its factors.*Leave one"),
+    (
+        mlp,
+        {"node": "reduce", "factors": {"*": 2}},
+        "node and factors=.*take the place of gradi",
+    ),
+    (mlp, {"node": "reduce", "groups": "2,2"}, "node and groups='2,2': it counts ranks"),
+    (mlp, {"node": "reduce", "min_ranks": 2}, "node and min_ranks=2: it counts ranks"),
 ]
 
 
