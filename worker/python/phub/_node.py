@@ -7,6 +7,7 @@ exchanges its part with those of its local rank on the other hosts; and all get 
 # No `from __future__ import annotations`: as in pytorch.py.
 
 import queue
+import weakref
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -92,8 +93,9 @@ class NodeState(State):
         self._streams = [_stream(device), _stream(device)]
         self._added: _Queue = queue.SimpleQueue()
         pushed: _Queue = queue.SimpleQueue()
-        start(_push, self.host, self.parts, self._added, pushed)
-        start(_give, self.host, self.parts, pushed)
+        self._ties = _Ties(self.host, self.parts, weakref.ref(self))
+        start(_push, self._ties, self._added, pushed)
+        start(_give, self._ties, pushed)
         self.watch = Watch(self.worker.job, self._parameters, "phub's hook", REMEDY)
         self.same = Same(module, self.worker, options) if self.world_size > 1 else None
 
@@ -104,10 +106,15 @@ class NodeState(State):
         """
         self._added.put(None)
         self.host.leave(BadHandleError(f"job '{self.host.job}': close() was called"))
-        for other in (self._buffers, self._used, self.same, self.parts, self.worker):
+        self.parts.close()
+        self.leave_others()
+        self.watch.close()
+
+    def leave_others(self) -> None:
+        """Leaves the jobs of all ranks."""
+        for other in (self._buffers, self._used, self.same, self.worker):
             if other:
                 other.close()
-        self.watch.close()
 
     @torch.no_grad()
     def broadcast_parameters(self) -> None:
@@ -156,7 +163,7 @@ class NodeState(State):
                 try:
                     self.parts.worker.poll()
                 except Error as error:
-                    raise _ended(self.host, self.parts, error) from error
+                    raise self._ties.end(error) from error
         super()._wait()
 
     def _exchange_on_device(self, buffer: torch.Tensor, packed: Packed) -> Future[torch.Tensor]:
@@ -176,7 +183,7 @@ class NodeState(State):
                 packed.take()
                 future.set_result(buffer)
         except Exception as error:
-            raise _ended(self.host, self.parts, error) from error
+            raise self._ties.end(error) from error
         return future
 
     def _packed_for(self, bucket: GradBucket) -> Packed:
@@ -205,6 +212,23 @@ def group_of(host: Host) -> Group:
 
 
 @dataclass
+class _Ties:
+    """What waits for this process."""
+
+    host: Host
+    parts: DDPState
+    state: weakref.ref[NodeState]  # threads do not keep it alive
+
+    def end(self, error: Exception) -> Exception:
+        """After a failure nobody waits any more, if the process lives on. The first error."""
+        first = self.host.leave(error)
+        self.parts.worker.abandon()
+        if state := self.state():
+            state.leave_others()
+        return first
+
+
+@dataclass
 class _Sent(Bucket):
     """A bucket of which the host adds up the gradients."""
 
@@ -216,40 +240,33 @@ class _Sent(Bucket):
 _Queue = queue.SimpleQueue[Optional[_Sent]]
 
 
-def _push(host: Host, parts: DDPState, added: _Queue, pushed: _Queue) -> None:
+def _push(ties: _Ties, added: _Queue, pushed: _Queue) -> None:
     """The thread that pushes sums, in the order of the buckets."""
     while (sent := added.get()) is not None:
         try:
             sent.work.wait()
-            sent.pushed = parts.exchange(sent.packed)
+            sent.pushed = ties.parts.exchange(sent.packed)
         except Exception as error:
-            sent.fail(_ended(host, parts, error))
+            sent.fail(ties.end(error))
         else:
             pushed.put(sent)
         del sent
     pushed.put(None)
 
 
-def _give(host: Host, parts: DDPState, pushed: _Queue) -> None:
+def _give(ties: _Ties, pushed: _Queue) -> None:
     """The thread that gives means to all processes of the host, in the same order."""
     while (sent := pushed.get()) is not None:
         try:
             sent.pushed.wait()
-            host.give_all(sent.packed.mine, sent.packed.rows).wait()
+            ties.host.give_all(sent.packed.mine, sent.packed.rows).wait()
             sent.packed.take()
         except Exception as error:
-            sent.fail(_ended(host, parts, error))
+            sent.fail(ties.end(error))
         else:
             sent.future.set_result(sent.buffer)
             sent.done.set()
         del sent
-
-
-def _ended(host: Host, parts: DDPState, error: Exception) -> Exception:
-    """The first error. Neither the host's processes nor other hosts wait for this one from now."""
-    first = host.leave(error)
-    parts.worker.abandon()
-    return first
 
 
 class _Parts(DDPState):

@@ -16,6 +16,7 @@ from test_device import take_the_way_of_a_gpu
 from torch import distributed, nn
 
 import phub
+from phub._packed import Packed, part_of
 
 HOSTS, LOCAL = 2, 2
 WORLD = HOSTS * LOCAL
@@ -134,6 +135,29 @@ def test_means_of_whole_numbers_are_exact(box, start, tmp_path, places, dtype):
     ranks = start(whole_numbers, WORLD, places, dtype, STORE=str(tmp_path / "store"))
     for found, expected in ranks.results():
         assert_same_bits(found, expected)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_rows_have_all_of_a_gradient_and_zeros(size):
+    random = torch.Generator().manual_seed(SEED)
+    gradients = [torch.randn(shape, generator=random) for shape in ((1,), (7,), (3, 4), (2, 5, 5))]
+    gradients.append(torch.randn(4, 6, generator=random).t())
+    parts = {str(n): part_of(nn.Parameter(g), size) for n, g in enumerate(gradients)}
+    packed = Packed(0, parts, size)
+    packed.rows.fill_(float("nan"))
+    packed.begin(gradients)
+    packed.fill(0.5)
+    before, columns = [g.clone() for g in gradients], [p.numel() for p in parts.values()]
+    for gradient, rows in zip(gradients, packed.rows.split(columns, 1), strict=True):
+        flat = rows.flatten()
+        assert torch.equal(flat[: gradient.numel()], 0.5 * gradient.flatten())
+        assert not flat[gradient.numel() :].any()
+    packed.rows.mul_(2)
+    for gradient in gradients:
+        gradient.fill_(0)
+    packed.take()
+    assert_same_bits(gradients, before)
+    assert [p.numel() for p in packed.gradients()] == columns
 
 
 # ---- What is sent.
@@ -375,7 +399,18 @@ def test_a_place_that_nobody_says(rank):
     refused(r"close\(\) was called", again, error=phub.BadHandleError)
 
 
-def trains_on(rank, reports, options):
+def trains_on(rank, reports, options, told=None):
+    """told: gets the error, after which this process lives on."""
+    try:
+        return trains_to_the_end(rank, reports, options)
+    except phub.Error as error:
+        if told is None:
+            raise
+        told.put((rank, type(error).__name__, str(error)))
+        time.sleep(600)
+
+
+def trains_to_the_end(rank, reports, options):
     on_host(rank % LOCAL)
     net = Net()
     wrapped = phub.ddp(net, **NODE, **options, **SMALL_BUCKETS)
@@ -390,20 +425,50 @@ def trains_on(rank, reports, options):
     return parameters_of(net)
 
 
-def begun(start, options, **environment):
+def begun(start, options, *more, **environment):
     """Ranks of which the last one has done 3 steps, and hangs."""
     reports = FORK.Queue()
-    ranks = start(trains_on, WORLD, reports, options, **environment)
+    ranks = start(trains_on, WORLD, reports, options, *more, **environment)
     while reports.get(timeout=120) != (WORLD - 1, 2):
         pass
     return ranks
 
 
 def test_the_other_hosts_go_on_when_a_process_dies(box, start):
-    ranks = begun(start, {})
+    """The other one of its host lives on, and nobody waits for it."""
+    told = FORK.Queue()
+    ranks = begun(start, {}, told)
     ranks.kill(WORLD - 1)
     assert_same_bits(ranks.result(0), ranks.result(1))
-    refused("the processes of this host cannot", ranks.result, 2, error=phub.RankLostError)
+    rank, kind, message = told.get(timeout=60)
+    assert (rank, kind) == (2, "RankLostError")
+    assert "the processes of this host cannot" in message
+
+
+def has_a_nan(rank, told):
+    """In the last element, which is of the parts of the last processes of each host."""
+    on_host(rank % LOCAL)
+    net = Net()
+    wrapped = phub.ddp(net, **NODE, on_nonfinite="stop")
+    if rank == 0:
+        net.first.weight.register_hook(lambda g: g.flatten().put(torch.tensor(-1), NAN).view_as(g))
+    try:
+        wrapped(batch_of(rank, 0)).sum().backward()
+    except phub.Error as error:
+        told.put((rank, type(error).__name__))
+        time.sleep(600)
+
+
+NAN = torch.tensor(float("nan"))
+
+
+def test_an_error_of_one_process_ends_those_of_its_host(box, start):
+    """All live on."""
+    told = FORK.Queue()
+    start(has_a_nan, WORLD, told)
+    kinds = dict(told.get(timeout=60) for _ in range(WORLD))
+    assert kinds[1] == kinds[3] == "NonFiniteError"
+    assert kinds.keys() == set(range(WORLD))
 
 
 @pytest.mark.parametrize(
