@@ -105,6 +105,8 @@ BRANCH_TABLES = ("geeps/branch_tables_test",)
 EXCHANGED = "worker/python/phub/_exchanged.py"
 KEY_EXCHANGE = "worker/progress/key_exchange.cc"
 OPTIMIZER = "worker/python/phub/optimizer.py"
+NODE = "worker/python/phub/_node.py"
+HOST = "worker/python/phub/_host.py"
 BOX_STATE = "worker/python/phub/_box_state.py"
 OWN_STATE = "worker/python/phub/_own_state.py"
 GUARDS = ("python/test_refused.py:test_guards",)
@@ -2192,4 +2194,36 @@ MUTANTS = [
     Mutant("fsdp-late: a mean of another type is lost", "worker/python/phub/fsdp.py",
            "if mine.data_ptr() != mean.data_ptr():", "if False:",
            ("python/test_around.py:mean_is_waited",)),
+
+    # A host that sends one model (node).
+    Mutant("node-scale: the sum of a host counts as one rank's gradient", NODE,
+           "1.0 if is_sum else 1 / self.host.size", "1.0", ("python/test_node.py:whole_numbers",)),
+    Mutant("node-part: all processes of a host begin with the part of its first one", NODE,
+           "part.copy_(one.rows[self.host.rank])", "part.copy_(one.rows[0])",
+           ("python/test_node.py:mean_of_all_ranks",)),
+    Mutant("node-waits: what is pushed waits for the means before", NODE,
+           "sent.pushed = ties.parts.exchange(sent.packed)",
+           "sent.pushed = ties.parts.exchange(sent.packed)\n            sent.pushed.wait()\n"
+           "            ties.host.give_all(sent.packed.mine, sent.packed.rows).wait()",
+           ("python/test_node.py:does_not_wait_for_means",)),
+    Mutant("node-buckets: processes of a host make buckets of their own", NODE,
+           "            host.broadcast(tensors)\n", "", ("python/test_node.py:another_order",)),
+    Mutant("node-lives: other hosts wait for a process that has failed and lives on", NODE,
+           "        self.parts.worker.abandon()\n", "", ("python/test_node.py:go_on",)),
+    Mutant("node-others: jobs of all ranks wait for a process that has failed and lives on", NODE,
+           "            state.leave_others()", "            pass", ("python/test_node.py:go_on",)),
+    Mutant("node-box: a process that waits for its host does not see that the box is gone", NODE,
+           "self.parts.worker.poll()", "pass", ("python/test_node.py:all_have_the_error",)),
+    Mutant("node-equal: hosts may have other numbers of processes", HOST,
+           "len(set(hosts.values())) > 1 or hosts", "hosts", ("python/test_node.py:not_alike",)),
+    Mutant("node-models: processes of a host may have other models", HOST,
+           "if digest != digests[0]:", "if False:", ("python/test_node.py:not_alike",)),
+    Mutant("node-leaves: a host's processes wait for one that has failed and lives on", HOST,
+           "            self._sums = self._means = None\n", "", ("python/test_node.py:ends_those",)),
+    Mutant("node-order: processes of a host are not told apart from ranks", HOST,
+           "members.index(first)", "0", ("python/test_node.py:whole_numbers",)),
+    Mutant("node-behind: what is behind a gradient's end is what was there", "worker/python/phub/_packed.py",
+           "row[rest:].zero_()", "pass", ("python/test_node.py:rows_have",)),
+    Mutant("node-strides: a gradient in another order in memory keeps its old values", "worker/python/phub/_packed.py",
+           "gradient.copy_(flat.view(gradient.shape))", "pass", ("python/test_node.py:rows_have",)),
 ]

@@ -5,7 +5,7 @@
 import contextlib
 import os
 import threading
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
@@ -64,19 +64,19 @@ class Host:
         self._store = place.store  # which serves the others
         self._sums: Optional[ProcessGroup] = _group(place, "sums")
         self._means: Optional[ProcessGroup] = _group(place, "means")
-        self._kept: list[torch.Tensor] = []
+        self._kept: deque[torch.Tensor] = deque(maxlen=4)
         self._error: Optional[Exception] = None
         self.job, self._lock = everyone.job, threading.Lock()
 
     def broadcast(self, tensors: list[torch.Tensor]) -> None:
         """They become those of the host's first rank."""
-        # Gloo's thread must not have the last reference to one: see Group.
-        self._kept = [tensor.detach().contiguous().clone() for tensor in tensors]
         options = distributed.BroadcastOptions()
         options.rootRank = self._root
-        for tensor, kept in zip(tensors, self._kept, strict=True):
-            self._connected(self._sums).broadcast([kept], options).wait()
-            tensor.detach().copy_(kept)
+        for tensor in tensors:
+            sent = tensor.detach().contiguous().clone()
+            self._kept.append(sent)  # gloo's thread must not have the last reference: see Group
+            self._connected(self._sums).broadcast([sent], options).wait()
+            tensor.detach().copy_(sent)
 
     def add_up(self, rows: torch.Tensor, mine: torch.Tensor) -> Any:
         """Begins: of all processes' rows, the sum of this process's goes to `mine`."""

@@ -101,16 +101,17 @@ def test_gradients_are_the_mean_of_all_ranks(box, start, options, dtype, on_gpu,
         assert_same_bits(each, means[0])
 
 
-def whole_numbers(rank, places, dtype):
-    """In hosts of any ranks, which a process group says."""
-    name = "-".join(map(str, places[0]))
-    store = f"file://{os.environ['STORE']}-{name}"
-    distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=WORLD)
+def whole_numbers(rank, places, is_turned, dtype):
+    """In hosts of any ranks, which a process group says, and whose ranks may be others."""
+    store, own = f"file://{os.environ['STORE']}", WORLD - 1 - rank if is_turned else rank
+    distributed.init_process_group("gloo", init_method=store, rank=own, world_size=WORLD)
     groups = [distributed.new_group(place) for place in places]
-    mine = next(group for group, place in zip(groups, places, strict=True) if rank in place)
+    mine = next(group for group, place in zip(groups, places, strict=True) if own in place)
     net = nn.ModuleList(nn.Linear(size, 3, bias=False, dtype=dtype) for size in (1, 2, 5, 64))
     net.forward = lambda inputs: sum(layer(x).sum() for layer, x in zip(net, inputs, strict=True))
+    nn.init.constant_(net[3].weight, rank + 1)
     wrapped = phub.ddp(net, node=mine)
+    assert (net[3].weight == 1).all()  # rank 0's
     found, expected = [], []
     for step in range(3):
         random = torch.Generator().manual_seed(SEED + step)
@@ -130,9 +131,13 @@ def whole_numbers(rank, places, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("places", [[[0, 1], [2, 3]], [[0, 2], [1, 3]], [[3, 0], [2, 1]]], ids=str)
-def test_means_of_whole_numbers_are_exact(box, start, tmp_path, places, dtype):
-    ranks = start(whole_numbers, WORLD, places, dtype, STORE=str(tmp_path / "store"))
+@pytest.mark.parametrize(
+    ("places", "is_turned"),
+    [([[0, 1], [2, 3]], False), ([[0, 2], [1, 3]], False), ([[0, 3], [1, 2]], True)],
+    ids=str,
+)
+def test_means_of_whole_numbers_are_exact(box, start, tmp_path, places, is_turned, dtype):
+    ranks = start(whole_numbers, WORLD, places, is_turned, dtype, STORE=str(tmp_path / "store"))
     for found, expected in ranks.results():
         assert_same_bits(found, expected)
 
