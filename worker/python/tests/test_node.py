@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import threading
 import time
 import urllib.request
@@ -439,15 +440,23 @@ def begun(start, options, *more, **environment):
     return ranks
 
 
-def test_the_other_hosts_go_on_when_a_process_dies(box, start):
+@pytest.mark.parametrize(
+    ("end", "options", "kind", "said"),
+    [
+        (signal.SIGKILL, {}, "RankLostError", "the processes of this host cannot"),
+        (signal.SIGSTOP, {"progress_limit_ms": 3000}, "FencedError", "sent nothing for"),
+    ],
+    ids=["dies", "hangs"],
+)
+def test_the_other_hosts_go_on_when_a_process(box, start, end, options, kind, said):
     """The other one of its host lives on, and nobody waits for it."""
     told = FORK.Queue()
-    ranks = begun(start, {}, told)
-    ranks.kill(WORLD - 1)
+    ranks = begun(start, options, told)
+    ranks.kill(WORLD - 1, end)
     assert_same_bits(ranks.result(0), ranks.result(1))
-    rank, kind, message = told.get(timeout=60)
-    assert (rank, kind) == (2, "RankLostError")
-    assert "the processes of this host cannot" in message
+    rank, found, message = told.get(timeout=60)
+    assert (rank, found) == (2, kind), message
+    assert said in message
 
 
 def has_a_nan(rank, told):
