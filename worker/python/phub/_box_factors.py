@@ -52,6 +52,7 @@ class BoxFactors(Exchanged):
     samples: int = 0  # of a step, at most
     count: int = field(init=False, default=0)  # so far
     latest: int = field(init=False, default=-1)  # backward()
+    sides: tuple[torch.Tensor, ...] = field(init=False, default=())  # that were lent
 
     def look(self) -> None:
         """As Exchanged: the worker has no memory for its gradient."""
@@ -91,6 +92,8 @@ class BoxFactors(Exchanged):
             )
         left, right = (side[: self.count] for side in (self.left, self.right))
         if self.worker.on_device:  # what the next step writes there comes behind this one's result
+            if self.delay:  # or before it
+                self.sides = left, right = left.clone(), right.clone()
             self.worker.on_device.push_factors(self.name, left, right)
         else:
             self.worker.push_factors(self.name, memory_of(left), memory_of(right))

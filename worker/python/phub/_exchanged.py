@@ -40,11 +40,13 @@ class Exchanged:
     tensor: nn.Parameter
     is_mean: bool  # what comes back is the mean of the gradients
     zero_copy: bool = False  # the parameter is a view of what comes back
+    delay: bool = False  # it comes late: the next backward() may write where its gradient was
     backwards: int = 0  # of this step
     pushed: bool = False
     gradient: torch.Tensor | None = None  # that was pushed; None: there was none
     version: int = 0  # of the gradient when it was pushed
     waits: bool = False  # its result is not copied yet; whoever reads the parameter waits for it
+    late: bool = False  # its result is not copied before the next push, and nobody waits until then
     written: int = 0  # the parameter's version after its result was copied
     lent: torch.Tensor | None = None  # on a GPU: what it may still read
     holders: int = HOLDERS_OF_ONE  # of the parameter's memory, if the program has no view of it
@@ -70,6 +72,7 @@ class Exchanged:
 
     def push(self) -> None:
         """Copies the gradient to the slot, in its format, and pushes it."""
+        self.take_late()
         if self.waits and not self.backwards:
             self.take()  # its module is not used
         if self.waits:
@@ -118,13 +121,18 @@ class Exchanged:
     @torch.no_grad()
     def _send(self, gradient: torch.Tensor | None) -> None:
         if self.worker.on_device:
-            self.lent = None if gradient is None else gradient.contiguous()
+            self.lent = None if gradient is None else self._to_lend(gradient)
             self.worker.on_device.push(self.name, self.lent)
         elif gradient is None:
             self.worker.push_null(self.name)
         else:
             self.slot.copy_(gradient)
             self.worker.push(self.name)
+
+    def _to_lend(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.delay:
+            return tensor.clone(memory_format=torch.contiguous_format)
+        return tensor.contiguous()
 
     def check_unchanged(self) -> None:
         """Raises RuntimeError if the gradient is not the one that was pushed."""
@@ -162,6 +170,22 @@ class Exchanged:
             return
         self.waits = True
         await_value(self.tensor, self.take)
+
+    def take_late(self) -> None:
+        """Waits for a result that comes late, and copies it to the parameter.
+
+        Not over what the program has written there meanwhile, which the next push refuses.
+        """
+        if not self.late:
+            return
+        self.late = False
+        if self.tensor._version == self.written:
+            self._take()
+        elif self.worker.on_device:
+            self.worker.on_device.pull(self.name, torch.empty_like(self.tensor))
+            self.lent = None
+        else:
+            self.worker.wait(self.name)
 
     def take(self) -> None:
         """Waits for the result, and copies it to the parameter, or a mean to its gradient.
@@ -233,6 +257,7 @@ class Exchanged:
     def look_away(self) -> None:
         """Before that memory becomes invalid. What is under way counts no more."""
         self._settled()
+        self.late = False
         self.hold()
         self.slot = self.result = torch.empty(0)
         self.end_step()
@@ -246,6 +271,7 @@ class Exchanged:
 def take_waiting(parameters: Sequence[Exchanged]) -> None:
     """Waits for results that are not copied yet."""
     for each in parameters:
+        each.take_late()
         if each.waits:
             each.take()
 

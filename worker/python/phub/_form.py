@@ -32,6 +32,44 @@ def check_form(
         raise InvalidError("zero_copy is for steps of the box (server=True)")
 
 
+def check_delay(
+    delay: object,
+    overlap: object,
+    *,
+    server: bool,
+    zero_copy: bool,
+    options: Mapping[str, Option],
+) -> None:
+    """Raises InvalidError for a delay that cannot be, or not with the others."""
+    if delay not in (0, 1) or isinstance(delay, bool):
+        raise InvalidError(
+            f"delay={delay!r}: it is 0 or 1. A key has one push under way, so that results are at "
+            "most a step late"
+        )
+    if not delay:
+        return
+    if not server:
+        raise InvalidError(
+            "delay is for steps of the box (server=True): with server=False every rank makes a "
+            "step of its own, of the gradients of that step"
+        )
+    if overlap == "forward":
+        raise InvalidError(
+            'overlap="forward" waits in forward() for the parameters of the step before, and with '
+            "delay=1 nothing does: leave overlap out"
+        )
+    if zero_copy:
+        raise InvalidError(
+            "delay=1 and zero_copy do not go together: results come while forward() and backward() "
+            "still use the parameters of the step before"
+        )
+    if options.get("branches"):
+        raise InvalidError(
+            "delay=1 and branches do not go together: a step's results would come into the "
+            "parameters of the branch that runs after it"
+        )
+
+
 def check_without_box(
     optimizer: Optimizer,
     factors: object,

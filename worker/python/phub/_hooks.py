@@ -25,10 +25,12 @@ class Hooks:
         on_gradient: Callable[[Exchanged], None] | None,
         *,
         has_views: bool,
+        take_late: Callable[[], None] | None,
     ) -> None:
         """on_gradient: called when backward() has a gradient, or factors; None: nothing is.
 
         has_views: the parameters are views of the worker's memory.
+        take_late: called before the model is saved or loaded, if results come late.
         """
         self._hooks: list[RemovableHandle] = []
         if on_gradient:  # where factors are sent, there is no gradient
@@ -36,6 +38,8 @@ class Hooks:
             self._hooks += _gradient_hooks(others, on_gradient)
         if has_views:
             self._hooks += _view_hooks(model, parameters)
+        if take_late:
+            self._hooks += _late_hooks(model, parameters, take_late)
         self._layers = [
             Layer(layers[each.name][0], each, on_gradient)
             for each in parameters
@@ -63,6 +67,30 @@ def _view_hooks(model: nn.Module, parameters: Sequence[Exchanged]) -> Iterator[R
     for module, own in _by_module(model, parameters):
         yield module.register_load_state_dict_pre_hook(_Hold(own))
         yield module.register_state_dict_post_hook(_copy_views)
+
+
+def _late_hooks(
+    model: nn.Module, parameters: Sequence[Exchanged], take_late: Callable[[], None]
+) -> Iterator[RemovableHandle]:
+    """A state_dict() has the results of all steps, and none comes over what is loaded."""
+    for module, _ in _by_module(model, parameters):
+        yield module.register_state_dict_pre_hook(_Take(take_late))
+        yield module.register_load_state_dict_pre_hook(_Take(take_late))
+
+
+class _Take:
+    """Calls this."""
+
+    def __init__(self, take_late: Callable[[], None] | None) -> None:
+        self._take_late = take_late
+
+    def __call__(self, *_: Any) -> None:
+        if self._take_late:
+            self._take_late()
+
+    def __reduce__(self) -> Any:
+        """A copy of the model is not trained by this optimizer."""
+        return _Take, (None,)
 
 
 class _Hold:

@@ -93,14 +93,15 @@ class Keys:
         kind = format_of_job(self.named)
         return {"gradient_dtype": kind, "parameter_dtype": kind}
 
-    def exchanged(self, worker: Worker, *, is_mean: bool, zero_copy: bool) -> list[Exchanged]:
+    def exchanged(
+        self, worker: Worker, *, is_mean: bool, zero_copy: bool, delay: bool
+    ) -> list[Exchanged]:
         """Each parameter, on its way to the box and back."""
+        form = is_mean, zero_copy, delay
         return [
-            BoxFactors(worker, name, tensor, is_mean, zero_copy, samples=self.layers[name][1])
+            BoxFactors(worker, name, tensor, *form, samples=self.layers[name][1])
             if name in self.layers
-            else (SparseRows if name in self._tables else Exchanged)(
-                worker, name, tensor, is_mean, zero_copy
-            )
+            else (SparseRows if name in self._tables else Exchanged)(worker, name, tensor, *form)
             for name, tensor in self.named.items()
         ]
 

@@ -11,6 +11,7 @@ from torch import nn
 from phub._awaited import parameters_in_compiled
 from phub._box_state import BoxState
 from phub._exchanged import Exchanged
+from phub._facts import Verdict
 from phub._model import Present
 from phub._same import Same, is_due
 from phub._values import Values
@@ -27,6 +28,7 @@ class Round:
     syncs = True  # False within no_sync(): backward() only accumulates
     _synchronized = False  # the means are in `.grad`, before step()
     _parts = 0  # steps one after the other that had fewer backward() than accumulate
+    _noted: Verdict | None = None  # of the round before the one that is under way
 
     def __init__(
         self,
@@ -39,11 +41,16 @@ class Round:
         at_box: BoxState,
         same: Same | None,
         watch: Watch,
+        notes_verdict: bool,
     ) -> None:
-        """frozen: the optimizer's parameters that are not exchanged, as they need no gradient."""
+        """frozen: the optimizer's parameters that are not exchanged, as they need no gradient.
+
+        notes_verdict: results come late, and rounds have verdicts.
+        """
         self._model, self._present = model, Present(model)
         self._mine, self._frozen, self._accumulate = mine, frozen, accumulate
         self._values, self._at_box, self._same, self._watch = values, at_box, same, watch
+        self._notes_verdict = notes_verdict
         me: Round = weakref.proxy(self)  # no cycle: all is freed with the optimizer
         watch.is_local = lambda: not me.syncs
 
@@ -100,6 +107,9 @@ class Round:
                 mine.check_unchanged()
         self._values.check_unchanged()
         self.begin()
+        if self._notes_verdict:
+            self._mine[0].take_late()
+            self._noted = self._mine[0].worker.verdict
         for mine in self._mine:
             if not mine.pushed:
                 mine.push()
@@ -116,6 +126,11 @@ class Round:
         for mine in self._mine:
             mine.take()
 
+    def take_at_next_step(self) -> None:
+        """The results come into the parameters before the next step's gradients are pushed."""
+        for mine in self._mine:
+            mine.late = True
+
     def take_later(self) -> None:
         """Whatever reads a parameter waits for its result; but compiled code is not told to."""
         compiled = parameters_in_compiled(self._model)
@@ -125,6 +140,15 @@ class Round:
         for mine in self._mine:
             if id(mine.tensor) in compiled:
                 mine.take()
+
+    def verdict(self) -> Verdict | None:
+        """Of the latest round whose results are in the parameters, or come there by themselves.
+
+        Of one whose results come late the worker may have it earlier on one rank than on another.
+        """
+        if any(mine.late for mine in self._mine):
+            return self._noted
+        return self._mine[0].worker.verdict
 
     def end(self) -> None:
         """The step is made."""
@@ -136,6 +160,7 @@ class Round:
     def forget(self) -> None:
         """The job has gone on from a checkpoint, with none of this round."""
         self._at_box.forget_loaded()
+        self._noted = None
         self._synchronized = False
 
     def _count_parts(self) -> None:

@@ -25,7 +25,7 @@ class Steps:
         *,
         has_branches: bool,
     ) -> None:
-        """synchronize: waits for the results of the step before. sent: the groups' values."""
+        """synchronize: takes the results of the step before. sent: the groups' values."""
         self.done = 0  # by the job
         self.restored: bytes | None = None  # not loaded yet
         self.restored_values: dict[str, float] | None = None  # of the groups, that were sent
@@ -34,11 +34,13 @@ class Steps:
         self._by_branch: ByBranch | None = None
         self._counts = False
         self._made = True  # the present one
+        self._saved = False  # what this rank has before it
 
     def save(self, _round: int) -> dict[str, bytes]:
         """The worker's saver."""
         if not self._counts:
             return {}
+        self._saved = True
         saved = {_ENTRY: self._own.saved()}
         if self._by_branch:
             saved[_OF_BRANCHES] = self._by_branch.saved()
@@ -80,6 +82,7 @@ class Steps:
                     f"step {self.done} of steps() was not made: call step() once in each"
                 )
         self._between_steps()
+        self._synchronize()
         self._worker.barrier()
 
     def _between_steps(self) -> None:
@@ -87,6 +90,9 @@ class Steps:
         if saved is not None:
             self._own.load(saved)
         self._worker.save_point(self.done)
+        if self._saved:  # who goes on from there begins with all results, and so does this rank
+            self._saved = False
+            self._synchronize()
         if self._by_branch:
             self._synchronize()
             self._by_branch.begin(self._worker, self.done + 1)

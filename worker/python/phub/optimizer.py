@@ -15,7 +15,7 @@ from phub import _device, _rules
 from phub._box_state import BoxState
 from phub._buffers import Buffers, check_statistics
 from phub._exchanged import take_waiting
-from phub._form import check_form, check_without_box
+from phub._form import check_delay, check_form, check_without_box
 from phub._hooks import Hooks
 from phub._memory import format_in_memory
 from phub._model import Keys, check_format
@@ -55,6 +55,7 @@ class DistributedOptimizer(Optimizer):
         accumulate: int = 1,
         server: bool = True,
         zero_copy: bool = False,
+        delay: int = 0,
         max_norm: float = 0.0,
         formats: Mapping[str, str] | None = None,
         factors: Mapping[str, int] | None = None,
@@ -78,6 +79,9 @@ class DistributedOptimizer(Optimizer):
             but LBFGS, with the mean in `.grad`.
         zero_copy: the parameters are views of the memory that results come in, read-only until
             `close`; needs parameters of one format.
+        delay: 1: step() waits for the parameters of the step before it, and this one's are on their
+            way while the next forward() and backward() compute, with those. 0: none is late. Until
+            step() gradients may be changed, as with overlap=False. `synchronize` takes the last.
         max_norm: the box clips the gradient of all parameters together to this norm, as
             clip_grad_norm_ does, after the mean; 0: it does not. `grad_norm` has what it was.
         formats: of gradients on the wire, by patterns of parameters' names: see `Worker`. Others
@@ -100,6 +104,7 @@ class DistributedOptimizer(Optimizer):
         Raises InvalidError, which names the parameter or the group, and what to do.
         """
         check_form(overlap, accumulate, server, zero_copy, options)
+        check_delay(delay, overlap, server=server, zero_copy=zero_copy, options=options)
         if not server:
             check_without_box(optimizer, factors, rows or lazy, max_norm, schedule)
         _rules.check_schedule(schedule or {})
@@ -107,7 +112,7 @@ class DistributedOptimizer(Optimizer):
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.optimizer = optimizer
         self.param_groups = optimizer.param_groups
-        self._overlap = overlap
+        self._overlap, self._delay = overlap, delay
         self._made_for_state = False  # `state` has what a step left that was none of the job
         self._rule = _rules.name_of(optimizer) if server else "none"
         given: dict[str, Option] = {
@@ -137,13 +142,15 @@ class DistributedOptimizer(Optimizer):
         me: DistributedOptimizer = weakref.proxy(self)  # no cycle: all is freed with the optimizer
         self._steps = Steps(
             OwnState(model, optimizer),
-            lambda: me.synchronize(),  # noqa: PLW0108  (a bound method would keep it alive)
+            lambda: take_waiting(me._mine),
             lambda: me._values.sent,
             has_branches=bool(options.get("branches")),
         )
         saver = self._steps.save if server else None
         self.worker = Worker(keys.keys, hyper=fixed, formats=formats, saver=saver, **given)
-        self._mine = keys.exchanged(self.worker, is_mean=not server, zero_copy=zero_copy)
+        self._mine = keys.exchanged(
+            self.worker, is_mean=not server, zero_copy=zero_copy, delay=bool(delay)
+        )
         self._begin()
         self._watch, self._same = self._watch_for(keys.named), self._same_for(server)
         self._values = Values(self.worker, self._rule, optimizer)
@@ -164,9 +171,16 @@ class DistributedOptimizer(Optimizer):
             at_box=self._at_box,
             same=self._same,
             watch=self._watch,
+            notes_verdict=bool(delay and (max_norm or options.get("on_nonfinite") == "skip")),
         )
-        on_gradient = self._round.on_gradient if overlap else None
-        self._hooks = Hooks(model, self._mine, keys.layers, on_gradient, has_views=zero_copy)
+        self._hooks = Hooks(
+            model,
+            self._mine,
+            keys.layers,
+            self._round.on_gradient if overlap and not delay else None,
+            has_views=zero_copy,
+            take_late=(lambda: take_waiting(me._mine)) if delay else None,
+        )
         self._complete = True
 
     @property
@@ -184,20 +198,23 @@ class DistributedOptimizer(Optimizer):
         """The norm of the latest step's gradient, before it was clipped. None: it is not known.
 
         It is known after a step with max_norm or on_nonfinite="skip"; with overlap="forward", once
-        a parameter's new value is there.
+        a parameter's new value is there. With delay=1 it is that of the step before.
         """
-        verdict = self.worker.verdict
+        verdict = self._round.verdict()
         return None if verdict is None else verdict.norm
 
     @property
     def skipped(self) -> bool:
-        """Whether the latest step was left out, on all ranks, because it is not finite."""
-        verdict = self.worker.verdict
+        """Whether the latest step was left out, on all ranks, because it is not finite.
+
+        With delay=1 it is that before, until `synchronize`.
+        """
+        verdict = self._round.verdict()
         return verdict is not None and verdict.skipped
 
     def await_skipped(self) -> bool:
         """`skipped`, once it is known: a gated round has no result before it is."""
-        take_waiting(self._mine[:1])
+        take_waiting(self._mine if self._delay else self._mine[:1])
         return self.skipped
 
     def use_scale(self, scale: Callable[[], float]) -> None:
@@ -206,6 +223,11 @@ class DistributedOptimizer(Optimizer):
             raise InvalidError(
                 "phub.GradScaler needs a DistributedOptimizer with on_nonfinite='skip' and "
                 "server=True: all ranks leave out the steps that overflow"
+            )
+        if self._delay:
+            raise InvalidError(
+                "a GradScaler and delay=1 do not go together: the scale of a step follows whether "
+                "the one before it overflowed, which is not known yet. Use bfloat16"
             )
         if self._options.get("branches"):
             raise InvalidError(
@@ -251,9 +273,10 @@ class DistributedOptimizer(Optimizer):
 
         closure: called once, at the beginning; step() returns what it returns.
 
-        With overlap="forward" it returns at once. A parameter without a gradient counts as one with
-        a gradient of zero. Raises RuntimeError, which names the parameter and what to do, if the
-        gradients that were pushed are not those that are there now.
+        With overlap="forward" it returns at once; with delay=1 when the parameters of the step
+        before are there. A parameter without a gradient counts as one with a gradient of zero.
+        Raises RuntimeError, which names the parameter and what to do, if the gradients that were
+        pushed are not those that are there now.
         """
         loss = None
         if closure is not None:
@@ -273,7 +296,9 @@ class DistributedOptimizer(Optimizer):
                 self.state.clear()
                 self._made_for_state = False
         self._round.finish(self.steps_done + 1)
-        if self._overlap == "forward":
+        if self._delay:
+            self._round.take_at_next_step()
+        elif self._overlap == "forward":
             self._round.take_later()
         else:
             self._round.take()
@@ -303,6 +328,8 @@ class DistributedOptimizer(Optimizer):
 
         With server=False the means are in `.grad` afterwards, and may be clipped before step().
         With overlap="forward" the parameters are new; what reads them in Python waits by itself.
+        With delay=1 they are those of the latest step, as after the last one they should be, and
+        the next forward() has them. The model's state_dict() and load_state_dict() call it.
         """
         if self._rule == "none":
             self._round.finish(self.steps_done + 1)
