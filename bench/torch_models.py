@@ -1,5 +1,7 @@
 """The models that bench/torch trains: of each the network, which returns its loss, and a batch of random data."""
 
+import time
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -99,9 +101,48 @@ class KeysOfGPT2(nn.Module):
         return torch.empty(0)
 
 
+class Waits(torch.autograd.Function):
+    """Takes the time that a GPU computes, and leaves the processor free: in backward() twice that of forward()."""
+
+    @staticmethod
+    def forward(context, x, seconds):
+        context.seconds = seconds
+        time.sleep(seconds)
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        time.sleep(2 * context.seconds)
+        return gradient, None
+
+
+class Waiting(nn.Module):
+    """2 MiB of parameters, in layers that hardly compute, and wait for 40 ms: each, or the last for all."""
+
+    count, width, step_s = 8, 256, 0.040
+
+    def __init__(self, each=True):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(self.width, self.width) for _ in range(self.count)))
+        self.waits = [1 / self.count] * self.count if each else [0] * (self.count - 1) + [1]
+
+    def forward(self, batch):
+        x = batch
+        for layer, share in zip(self.layers, self.waits):
+            x = torch.tanh(layer(x))
+            if share:
+                x = Waits.apply(x, share * self.step_s / 3)
+        return x.square().mean()
+
+    def batch(self):
+        return torch.randn(1, self.width)
+
+
 MODELS = {
     "resnet50": ResNet50,
     "gpt2": GPT2,
     "gpt2-keys": KeysOfGPT2,
+    "waiting": lambda: Waiting(each=False),
+    "waiting-layers": Waiting,
     "tiny": lambda: GPT2(symbols=128, context=TOKENS, width=48, layers=2, heads=4),
 }
