@@ -106,10 +106,11 @@ class Round:
             if mine.pushed:
                 mine.check_unchanged()
         self._values.check_unchanged()
-        self.begin()
+        # With its result all ranks have begun the round before: none sets values for that one now.
+        self._mine[0].take_late()
         if self._notes_verdict:
-            self._mine[0].take_late()
             self._noted = self._mine[0].worker.verdict
+        self.begin()
         for mine in self._mine:
             if not mine.pushed:
                 mine.push()

@@ -7,6 +7,7 @@ p[r - 1] with gradients of p[r - 2]: those that forward() and backward() of the 
 import copy
 import os
 import signal
+import time
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from conftest import leave, of_ranks, refused, wait_until
 from deaths import FORK, JOB, STEPS, NoDeath, death_anywhere, live
 from exact import assert_same_bits, exact_roots, gradients_of, job, mean, parameters_of
 from models import Branches, loss_of, make_net
-from test_device import take_the_way_of_a_gpu
+from test_device import HOST, take_the_way_of_a_gpu
 from test_optimizer import OPTIMIZERS, assert_same_state, plain, schedule_of
 from test_rejoin import Batches
 from test_rejoin import make_net as make_stateful
@@ -49,14 +50,14 @@ def gradients_at(parameters, rank, step, parts=1):
     return gradients_of(net)
 
 
-def formula(world, kind, steps, parts=1, seen=lambda _rank, step: step - 2, has_schedule=False):
+def formula(world, kind, steps, parts=1, seen=lambda _rank, step: step - 2, schedule=None):
     """The parameters p[0], p[1] … p[steps], and the optimizer's state.
 
-    seen: of which of them the gradients of a step are.
+    seen: of which of them the gradients of a step are. schedule: makes one of an optimizer.
     """
     net = make_net()
     optimizer = plain(net, kind)
-    schedule = schedule_of(optimizer) if has_schedule else None
+    rates = schedule(optimizer) if schedule else None
     after = [parameters_of(net)]
     for step in range(1, steps + 1):
         gradients = [
@@ -68,8 +69,8 @@ def formula(world, kind, steps, parts=1, seen=lambda _rank, step: step - 2, has_
                 parameter.grad = mean([of_rank[name] for of_rank in gradients])
         with exact_roots():
             optimizer.step()
-        if schedule:
-            schedule.step()
+        if rates:
+            rates.step()
         after.append(parameters_of(net))
     return after, optimizer.state_dict()
 
@@ -107,7 +108,7 @@ def test_a_step_has_gradients_of_the_parameters_before_the_latest(
     options = {"transport": transport, "overlap": overlap}
     results = start(trains, world, kinds, steps, options).results()
     for kind in kinds:
-        after, state = formula(world, kind, steps, PARTS, has_schedule=True)
+        after, state = formula(world, kind, steps, PARTS, schedule=schedule_of)
         assert not torch.equal(after[1]["2.weight"], after[2]["2.weight"])
         for result in results:
             there, found = result[kind]
@@ -205,39 +206,81 @@ def test_every_form_of_a_step_may_be_late(rank, way):
 # ---- What overlaps.
 
 
-def goes_ahead(rank, here, gone_ahead, transport):
-    """Rank 1 does nothing before rank 0 has come to the end of its second backward()."""
-    if here == "gpu":
+def goes_ahead(rank, way, gone_ahead, options):
+    """Rank 1 does nothing before rank 0 has made a step, and written where its gradients were."""
+    if way == HOST:
         take_the_way_of_a_gpu()
-    net = make_net()
-    factors = {"factors": {"2.weight": 8}} if here == "factors" else {}
-    _, optimizer = made(net, transport=transport, progress_limit_ms=100_000, **factors)
+    net, optimizer = made(job=job(way), progress_limit_ms=100_000, **options)
     if rank == 1:
         assert gone_ahead.wait(100)
     for step in range(3):
         make_step(net, optimizer, rank, step)
         if step == 0 and rank == 0:
-            assert optimizer.worker.round("0.weight") == 0
-            assert_same_bits(parameters_of(net), parameters_of(make_net()))
-            loss_of(net, rank, 7).backward()  # into the memory of the gradients before, and in vain
-            for p in net.parameters():
-                if p.grad is not None:
-                    p.grad.fill_(1e9)
+            loss_of(net, rank, 7).backward()  # and in vain
+            for mine in optimizer._mine:
+                for written in (mine.tensor.grad, getattr(mine, "left", None)):
+                    if written is not None:
+                        written.fill_(1e9)
+                mine.end_step()  # the samples of this backward() do not count
             assert optimizer.worker.round("0.weight") == 0
             gone_ahead.set()
             wait_until(lambda: optimizer.worker.ready("0.weight"), "the result of the first step")
             assert_same_bits(parameters_of(net), parameters_of(make_net()))  # not while computing
     optimizer.synchronize()
+    leave(optimizer)
     return parameters_of(net)
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-@pytest.mark.parametrize("here", ["cpu", "gpu"])
-def test_a_step_returns_before_the_box_has_its_result(box, start, here, transport):
-    results = start(goes_ahead, 2, here, FORK.Event(), transport).results()
+@pytest.mark.parametrize("way", ["cpu", HOST])
+def test_a_step_returns_before_the_box_has_its_result(box, start, way, transport):
+    """Whatever is done to this rank's gradients then."""
+    results = start(goes_ahead, 2, way, FORK.Event(), {"transport": transport}).results()
     after, _ = formula(2, "adamw", 3)
     for each in results:
         assert_same_bits(each, after[-1])
+
+
+def other_rates(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+
+
+def goes_ahead_with_other_rates(rank, gone_ahead):
+    """Rank 0 has a rate for its second step when rank 1 has none for the first yet."""
+    net, optimizer = made(progress_limit_ms=100_000)
+    schedule = other_rates(optimizer)
+    for step in range(4):
+        if (rank, step) == (0, 1):
+            gone_ahead.set()
+        if (rank, step) == (1, 0):
+            assert gone_ahead.wait(100)
+            time.sleep(0.1)  # rank 0 is in step()
+        make_step(net, optimizer, rank, step)
+        schedule.step()
+    optimizer.synchronize()
+    return parameters_of(net)
+
+
+def test_rates_are_those_of_the_step_however_far_a_rank_is_ahead(box, start):
+    results = start(goes_ahead_with_other_rates, 2, FORK.Event()).results()
+    after, _ = formula(2, "adamw", 4, schedule=other_rates)
+    for each in results:
+        assert_same_bits(each, after[-1])
+
+
+def calm(rank, options):
+    net, optimizer = made(job=job("calm"), **options)
+    for step in range(3):
+        make_step(net, optimizer, rank, step)
+    leave(optimizer)
+    return parameters_of(net)
+
+
+@pytest.mark.parametrize("way", ["cpu", HOST])
+def test_factors_may_be_written_over_too(box, start, way):
+    options = {"factors": {"2.weight": 8}}
+    found = start(goes_ahead, 2, way, FORK.Event(), options).results()
+    assert_same_bits(found, start(calm, 2, options).results())
 
 
 # ---- When the latest results are taken.

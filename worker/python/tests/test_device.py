@@ -147,8 +147,9 @@ def trains_optimizer(rank, way, options):
         {"server": False},
         {"max_norm": 0.5, "gradient_dtype": "bf16"},
         {"gradient_dtype": "int8", "formats": {"*bias": "topk", "3.weight": "f16"}},
+        {"delay": 1, "max_norm": 0.5, "accumulate": 2},
     ],
-    ids=["backward", "forward", "accumulate", "mean", "clipped", "coded"],
+    ids=["backward", "forward", "accumulate", "mean", "clipped", "coded", "late"],
 )
 def test_distributed_optimizer_has_the_same_bits(box, start, way, options):
     check(start, trains_optimizer, way, options)
@@ -190,8 +191,9 @@ def trains_with_factors(rank, way, options):
         {"overlap": "forward", "transport": "tcp"},
         {"overlap": False, "accumulate": 2},
         {"parameter_dtype": "bf16", "formats": {"0.0.*": "int8"}},
+        {"delay": 1},
     ],
-    ids=["backward", "forward", "accumulate", "coded"],
+    ids=["backward", "forward", "accumulate", "coded", "late"],
 )
 def test_factors_have_the_same_bits(box, start, way, options):
     check(start, trains_with_factors, way, options)

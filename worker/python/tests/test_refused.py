@@ -117,6 +117,12 @@ OPTIMIZERS = [
     (AdamW, {"schedule": {"lr_cosine": 9}, **ALONE}, "schedule is for steps of the box"),
     (AdamW, {"server": "host:7717"}, "server='host:7717'.*box='HOST:PORT'"),
     (AdamW, {"memory_device": 0}, "is 0, and the parameters are on cpu"),
+    (AdamW, {"delay": 2}, "delay=2: it is 0 or 1"),
+    (AdamW, {"delay": True}, "delay=True: it is 0 or 1"),
+    (AdamW, {"delay": 1, **ALONE}, "delay is for steps of the box"),
+    (AdamW, {"delay": 1, "overlap": "forward"}, "with delay=1 nothing does: leave overlap out"),
+    (AdamW, {"delay": 1, "zero_copy": True}, "delay=1 and zero_copy do not go together"),
+    (AdamW, {"delay": 1, "branches": 2}, "delay=1 and branches do not go together"),
     (sgd, {"formats": {"*": "bf16", "0.bias": "int8"}}, "'0.bias'"),  # frozen: no gradient
     (sgd, {"factors": {"*": 2}, **ALONE}, "server=True"),
     (sgd, {"factors": {"9.weight": 2}}, "'9.weight'"),
