@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from phub._box_factors import BoxFactors, Layer, Layers
-from phub._exchanged import Exchanged
+from phub._exchanged import Exchanged, take_waiting
 
 # mypy: disable-error-code="no-untyped-call"
 
@@ -25,12 +25,12 @@ class Hooks:
         on_gradient: Callable[[Exchanged], None] | None,
         *,
         has_views: bool,
-        take_late: Callable[[], None] | None,
+        is_late: bool,
     ) -> None:
         """on_gradient: called when backward() has a gradient, or factors; None: nothing is.
 
         has_views: the parameters are views of the worker's memory.
-        take_late: called before the model is saved or loaded, if results come late.
+        is_late: their values come a step late.
         """
         self._hooks: list[RemovableHandle] = []
         if on_gradient:  # where factors are sent, there is no gradient
@@ -38,8 +38,8 @@ class Hooks:
             self._hooks += _gradient_hooks(others, on_gradient)
         if has_views:
             self._hooks += _view_hooks(model, parameters)
-        if take_late:
-            self._hooks += _late_hooks(model, parameters, take_late)
+        if is_late:
+            self._hooks += _late_hooks(model, parameters)
         self._layers = [
             Layer(layers[each.name][0], each, on_gradient)
             for each in parameters
@@ -69,43 +69,36 @@ def _view_hooks(model: nn.Module, parameters: Sequence[Exchanged]) -> Iterator[R
         yield module.register_state_dict_post_hook(_copy_views)
 
 
-def _late_hooks(
-    model: nn.Module, parameters: Sequence[Exchanged], take_late: Callable[[], None]
-) -> Iterator[RemovableHandle]:
-    """A state_dict() has the results of all steps, and none comes over what is loaded."""
+def _late_hooks(model: nn.Module, parameters: Sequence[Exchanged]) -> Iterator[RemovableHandle]:
+    """A state_dict() has the values of the latest step; also a module's, of all parameters."""
     for module, _ in _by_module(model, parameters):
-        yield module.register_state_dict_pre_hook(_Take(take_late))
-        yield module.register_load_state_dict_pre_hook(_Take(take_late))
+        yield module.register_state_dict_pre_hook(_Take(parameters))
 
 
-class _Take:
-    """Calls this."""
-
-    def __init__(self, take_late: Callable[[], None] | None) -> None:
-        self._take_late = take_late
-
-    def __call__(self, *_: Any) -> None:
-        if self._take_late:
-            self._take_late()
-
-    def __reduce__(self) -> Any:
-        """A copy of the model is not trained by this optimizer."""
-        return _Take, (None,)
-
-
-class _Hold:
-    """Gives parameters memory of their own."""
+class _OfParameters:
+    """What a hook does with some of a model's."""
 
     def __init__(self, parameters: Sequence[Exchanged]) -> None:
         self._parameters = parameters
 
+    def __reduce__(self) -> Any:
+        """The parameters of a copy of the model are its own."""
+        return type(self), ((),)
+
+
+class _Take(_OfParameters):
+    """Takes what comes late."""
+
+    def __call__(self, *_: Any) -> None:
+        take_waiting(self._parameters)
+
+
+class _Hold(_OfParameters):
+    """Gives parameters memory of their own."""
+
     def __call__(self, *_: Any) -> None:
         for each in self._parameters:
             each.hold()
-
-    def __reduce__(self) -> Any:
-        """A copy of the model has parameters that have such memory."""
-        return _Hold, ((),)
 
 
 def _by_module(

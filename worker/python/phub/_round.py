@@ -161,7 +161,6 @@ class Round:
     def forget(self) -> None:
         """The job has gone on from a checkpoint, with none of this round."""
         self._at_box.forget_loaded()
-        self._noted = None
         self._synchronized = False
 
     def _count_parts(self) -> None:

@@ -179,7 +179,7 @@ class DistributedOptimizer(Optimizer):
             keys.layers,
             self._round.on_gradient if overlap and not delay else None,
             has_views=zero_copy,
-            take_late=(lambda: take_waiting(me._mine)) if delay else None,
+            is_late=bool(delay),
         )
         self._complete = True
 
@@ -329,7 +329,7 @@ class DistributedOptimizer(Optimizer):
         With server=False the means are in `.grad` afterwards, and may be clipped before step().
         With overlap="forward" the parameters are new; what reads them in Python waits by itself.
         With delay=1 they are those of the latest step, as after the last one they should be, and
-        the next forward() has them. The model's state_dict() and load_state_dict() call it.
+        the next forward() has them. The model's state_dict() does it, too.
         """
         if self._rule == "none":
             self._round.finish(self.steps_done + 1)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import leave, of_ranks, refused, wait_until
 from deaths import FORK, JOB, STEPS, NoDeath, death_anywhere, live
-from exact import assert_same_bits, exact_roots, gradients_of, job, mean, parameters_of
+from exact import assert_same_bits, exact_roots, gradients_of, job, mean, parameters_of, saved
 from models import Branches, loss_of, make_net
 from test_device import HOST, take_the_way_of_a_gpu
 from test_optimizer import OPTIMIZERS, assert_same_state, plain, schedule_of
@@ -372,13 +372,24 @@ def test_what_the_program_writes_is_not_overwritten_and_refused(rank):
 def test_a_copy_of_the_model_and_one_without_its_optimizer_are_as_ever(rank):
     net, optimizer = made()
     make_step(net, optimizer, rank, 0)
-    other = copy.deepcopy(net)
-    other.load_state_dict(other.state_dict())
-    assert_same_bits(parameters_of(other), parameters_of(make_net()))
-    optimizer.close()
-    net.load_state_dict(net.state_dict())
+    for other in (copy.deepcopy(net), saved(net)):
+        assert_same_bits(list(other.state_dict().items()), list(make_net().state_dict().items()))
+    assert_same_bits(parameters_of(net), parameters_of(make_net()))  # nobody took the results
     del optimizer
-    net.load_state_dict(net.state_dict())
+    after, _ = formula(1, "adamw", 1)
+    part = net[2].state_dict()
+    assert_same_bits(parameters_of(net), after[1])
+    assert_same_bits(part["weight"], after[1]["2.weight"])
+
+
+@of_ranks(2)
+def test_the_end_of_steps_has_the_latest_parameters(rank):
+    net, optimizer = made()
+    for step in optimizer.steps(4):
+        make_step(net, optimizer, rank, step)
+    found = parameters_of(net)
+    after, _ = formula(2, "adamw", 4)
+    assert_same_bits(found, after[-1])
 
 
 def test_a_scale_of_gradients_is_refused(box):
