@@ -48,6 +48,8 @@ def saves_and_loads(rank, folder, kind, options):
     optimizer.zero_grad()
     for group in optimizer.param_groups:
         group["lr"] /= 2  # another rate than a new optimizer has
+    if options.get("delay"):
+        optimizer.synchronize()  # all ranks go on with what rank 0 saves
     if rank == 0:
         model_state, optimizer_state = states.get_state_dict(model, optimizer)
         saved = {"model": model_state, "optimizer": optimizer_state}
@@ -79,6 +81,7 @@ def saves_and_loads(rank, folder, kind, options):
     [
         ("adamw", {}),
         ("adamw", {"zero_copy": True}),
+        ("adamw", {"delay": 1}),
         ("momentum", {}),
         ("adamw", {"server": False}),
         ("momentum", {"server": False}),

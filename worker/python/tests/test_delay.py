@@ -13,7 +13,16 @@ import pytest
 import torch
 from conftest import leave, of_ranks, refused, wait_until
 from deaths import FORK, JOB, STEPS, NoDeath, death_anywhere, live
-from exact import assert_same_bits, exact_roots, gradients_of, job, mean, parameters_of, saved
+from exact import (
+    assert_same_bits,
+    exact_roots,
+    gradients_of,
+    job,
+    mean,
+    parameters_of,
+    replay,
+    saved,
+)
 from models import Branches, loss_of, make_net
 from test_device import HOST, take_the_way_of_a_gpu
 from test_optimizer import OPTIMIZERS, assert_same_state, plain, schedule_of
@@ -266,6 +275,33 @@ def test_rates_are_those_of_the_step_however_far_a_rank_is_ahead(box, start):
     after, _ = formula(2, "adamw", 4, schedule=other_rates)
     for each in results:
         assert_same_bits(each, after[-1])
+
+
+@of_ranks(1)
+def test_a_rank_that_joins_later_begins_with_the_latest_parameters(rank):
+    nets, optimizers, seen = [], [], []
+    for step in range(1, 6):
+        if step in (1, 3):
+            net, optimizer = made(max_ranks=2, rank=len(nets))
+            nets.append(net)
+            optimizers.append(optimizer)
+        seen.append([parameters_of(net) for net in nets])
+        for number, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
+            make_step(net, optimizer, number, step - 1)
+    for optimizer in optimizers:
+        optimizer.synchronize()
+
+    net = make_net()
+    alone, after = plain(net), [parameters_of(net)]
+    for step, of_ranks_ in enumerate(seen, 1):
+        for number, found in enumerate(of_ranks_):
+            assert_same_bits(found, after[max(0, step - 2 + (number == 1 and step == 3))])
+        replay(
+            [[gradients_at(found, n, step - 1)] for n, found in enumerate(of_ranks_)], net, alone
+        )
+        after.append(parameters_of(net))
+    for each in nets:
+        assert_same_bits(parameters_of(each), after[-1])
 
 
 def calm(rank, options):
