@@ -107,6 +107,7 @@ KEY_EXCHANGE = "worker/progress/key_exchange.cc"
 OPTIMIZER = "worker/python/phub/optimizer.py"
 NODE = "worker/python/phub/_node.py"
 HOST = "worker/python/phub/_host.py"
+ROUND = "worker/python/phub/_round.py"
 BOX_STATE = "worker/python/phub/_box_state.py"
 OWN_STATE = "worker/python/phub/_own_state.py"
 GUARDS = ("python/test_refused.py:test_guards",)
@@ -327,7 +328,7 @@ MUTANTS = [
     Mutant("device-poison: after a failure streams go on with what was there", "worker/device/host_kernels.cc",
            "!= 0) poison(k.to, k.count);", "== 12345) poison(k.to, k.count);", KEYS),
     Mutant("device-order: a gradient goes to the box in the order of its memory", EXCHANGED,
-           "None if gradient is None else gradient.contiguous()", "gradient",
+           "return tensor.contiguous()", "return tensor",
            ("python/test_device.py:optimizer and backward",)),
     Mutant("why-lost: the reason of the last loss is not told", MEMBERS,
            "last->rank, last->reason));",
@@ -1559,7 +1560,27 @@ MUTANTS = [
     Mutant("py-scale: the box does not divide by the scale", "worker/python/phub/_values.py",
            "if self._scale else {}", "if False else {}", AMP),
     Mutant("py-scale-late: the scale follows the step before", OPTIMIZER,
-           "        take_waiting(self._mine[:1])\n        return", "        return", AMP),
+           "        take_waiting(self._mine if self._delay else self._mine[:1])\n        return",
+           "        return", AMP),
+    Mutant("late-lent: a GPU's gradient is lent while the next backward() writes it", EXCHANGED,
+           "return tensor.clone(memory_format=torch.contiguous_format)", "return tensor.contiguous()",
+           ("python/test_delay.py:returns_before",)),
+    Mutant("late-loaded: late results come over what the program has written", EXCHANGED,
+           "        self.late = False\n        if self.tensor._version == self.written:",
+           "        self.late = False\n        if True:", ("python/test_delay.py:loaded or refused",)),
+    Mutant("late-at-once: delayed results are waited for in their own step", OPTIMIZER,
+           "self._round.take_at_next_step()", "self._round.take()",
+           ("python/test_delay.py:rates or form",)),
+    Mutant("late-rates: a rank sets values while others have not begun the round before", ROUND,
+           "        self._mine[0].take_late()\n        if", "        if",
+           ("python/test_delay.py:rates or form",)),
+    Mutant("late-verdict: the verdict is that of whichever result has come", ROUND,
+           "return self._noted", "return self._mine[0].worker.verdict",
+           ("python/test_delay.py:form",)),
+    Mutant("late-saved: the step after a checkpoint begins without its results",
+           "worker/python/phub/_steps.py",
+           "            self._saved = False\n            self._synchronize()", "            self._saved = False",
+           ("python/test_delay.py:death",)),
     Mutant("py-scale-lost: a rank that joins later guesses the scale", OPTIMIZER,
            "if self.worker.first_round > 1 and self._steps.restored is None:", "if False:",
            ("python/test_amp.py:joins_later",)),

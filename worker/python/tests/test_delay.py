@@ -333,6 +333,8 @@ def saves_in_between(rank, who, how):
         if step == SAVES and rank in who:
             if how == "synchronize":
                 optimizer.synchronize()
+            elif how == "verdict":
+                assert not optimizer.await_skipped()
             elif how == "model":
                 model = copy.deepcopy(net.state_dict())
             else:
@@ -343,7 +345,7 @@ def saves_in_between(rank, who, how):
 
 
 @pytest.mark.parametrize("who", [(0,), (0, 1)])
-@pytest.mark.parametrize("how", ["synchronize", "model", "state"])
+@pytest.mark.parametrize("how", ["synchronize", "verdict", "model", "state"])
 def test_who_saves_has_the_latest_parameters_and_goes_on_with_them(box, start, who, how):
     results = start(saves_in_between, 2, who, how).results()
 
