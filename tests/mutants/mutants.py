@@ -1570,7 +1570,7 @@ MUTANTS = [
            "        self.late = False\n        if True:", ("python/test_delay.py:loaded or refused",)),
     Mutant("late-at-once: delayed results are waited for in their own step", OPTIMIZER,
            "self._round.take_at_next_step()", "self._round.take()",
-           ("python/test_delay.py:rates or form",)),
+           ("python/test_delay.py:form",)),
     Mutant("late-rates: a rank sets values while others have not begun the round before", ROUND,
            "        self._mine[0].take_late()\n        if", "        if",
            ("python/test_delay.py:rates or form",)),
