@@ -96,6 +96,13 @@ void populate(std::span<std::byte> range) {
   }
 }
 
+void release(std::span<std::byte> range) {
+  const auto address = reinterpret_cast<uintptr_t>(range.data());
+  const uintptr_t begin = round_up(address, page_bytes());
+  const uintptr_t end = round_down(address + range.size(), page_bytes());
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
+
 bool prefer_node(std::span<const std::byte> range, uint32_t os_node) {
   if (!has_several_nodes() || os_node >= kMaxNodes) return false;
   const auto address = reinterpret_cast<uintptr_t>(range.data());

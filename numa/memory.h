@@ -29,6 +29,9 @@ class Memory {
 // else writes there meanwhile.
 void populate(std::span<std::byte> range);
 
+// Gives the whole pages of the range back to the kernel. Their content is lost.
+void release(std::span<std::byte> range);
+
 // Asks that the whole pages inside `range` (mapped, not yet touched) come from `os_node`. A hint:
 // false where the machine has one node or the kernel refuses.
 bool prefer_node(std::span<const std::byte> range, uint32_t os_node);

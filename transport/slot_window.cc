@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "numa/memory.h"
 #include "transport/box_memory.h"
 #include "transport/error.h"
 
@@ -19,19 +20,25 @@ SlotWindow::SlotWindow(Shape shape)
   uint64_t largest = 1;
   for (const Slot& slot : slots_) largest = std::max(largest, slot.bytes);
   place_bytes_ = place_bytes(largest);
-  const uint64_t most = std::clamp<uint64_t>(kBlockBytes / place_bytes_, 1, shape.places);
+  places_ = shape.places;
+  const uint64_t most = std::clamp<uint64_t>(kBlockBytes / place_bytes_, 1, places_);
   while (uint64_t{2} << block_shift_ <= most) ++block_shift_;
   for (uint32_t rank = shape.first_rank; rank < shape.end_rank; ++rank) {
     ranks_[rank].place.assign(slots_.size(), kNoPlace);
-    while (ranks_[rank].free.size() < shape.places) add_block(ranks_[rank]);
+    add_places(ranks_[rank], places_);
   }
 }
 
-void SlotWindow::add_block(Rank& rank) {
-  const uint32_t places = 1u << block_shift_;
-  const uint32_t first = static_cast<uint32_t>(rank.blocks.size()) << block_shift_;
-  rank.blocks.push_back(allocate(places * place_bytes_, os_node_, "a window of gradient slots"));
-  for (uint32_t i = 0; i < places; ++i) rank.free.insert(rank.free.begin(), first + i);
+void SlotWindow::add_places(Rank& rank, uint32_t places) {
+  for (; places > 0; --places) {
+    if (rank.spare.empty()) {
+      const uint32_t first = static_cast<uint32_t>(rank.blocks.size()) << block_shift_;
+      rank.blocks.push_back(allocate(place_bytes_ << block_shift_, os_node_, "a window of slots"));
+      for (uint32_t i = 1u << block_shift_; i > 0; --i) rank.spare.push_back(first + i - 1);
+    }
+    rank.free.insert(rank.free.begin(), rank.spare.back());
+    rank.spare.pop_back();
+  }
 }
 
 bool SlotWindow::fits(uint32_t queue, uint32_t chunk_of_queue, uint64_t offset,
@@ -52,6 +59,7 @@ std::byte* SlotWindow::take(uint32_t rank, uint32_t queue, uint32_t chunk_of_que
   if (place == kNoPlace) {
     place = of.free.back();
     of.free.pop_back();
+    ++of.in_use;
   }
   return address(rank, place) + (offset - slots_[index].offset);
 }
@@ -60,8 +68,13 @@ void SlotWindow::give_back(uint32_t rank, uint32_t index) {
   Rank& of = ranks_[rank];
   const uint32_t place = std::exchange(of.place[index], kNoPlace);
   if (place == kNoPlace) return;
-  of.free.push_back(place);
-  forget_shortage(rank);
+  --of.in_use;
+  if (of.in_use + of.free.size() < places_) {
+    of.free.push_back(place);
+    return forget_shortage(rank);
+  }
+  of.spare.push_back(place);
+  numa::release({address(rank, place), place_bytes_});
 }
 
 void SlotWindow::note_shortage(uint32_t rank, bool is_short) {
@@ -70,12 +83,15 @@ void SlotWindow::note_shortage(uint32_t rank, bool is_short) {
   if (short_ranks_ != nullptr) (*short_ranks_)[rank] += is_short ? 1 : -1;
 }
 
-void SlotWindow::grow() {
+void SlotWindow::grow(uint32_t places) {
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (!ranks_[rank].is_short) continue;
-    add_block(ranks_[rank]);
-    forget_shortage(rank);
+    if (ranks_[rank].is_short) grow(rank, places);
   }
+}
+
+void SlotWindow::grow(uint32_t rank, uint32_t places) {
+  add_places(ranks_[rank], places);
+  forget_shortage(rank);
   ++grown_;
 }
 

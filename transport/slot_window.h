@@ -5,7 +5,7 @@
 // A rank for which no place is free is not read from: its socket fills, and it waits. Ranks that
 // send the same chunks in about the same order need few places, however large the model is. If they
 // do not, each may wait for a chunk that another one cannot send: then the core makes room
-// (grow()), up to a place for each chunk.
+// (grow()), up to a place for each chunk. Places beyond the window go once they are given back.
 //
 // A place has the size of the largest slot of the core. Endpoint and core share a window, and the
 // thread.
@@ -93,9 +93,11 @@ class SlotWindow {
   // The time by which the core waits with that: a simulated network has its own.
   void use_clock(std::function<uint64_t()> now_ns) { now_ns_ = std::move(now_ns); }
   uint64_t now_ns() const { return now_ns_(); }
-  // Gives each rank that is short more places. Throws Error(kFull).
-  void grow();
-  uint64_t grown() const { return grown_; }  // so many times
+  // Gives each rank that is short so many more places, or the rank. Throws Error(kFull).
+  void grow(uint32_t places);
+  void grow(uint32_t rank, uint32_t places);
+  uint32_t places() const { return places_; }  // of a rank's window
+  uint64_t grown() const { return grown_; }    // so many times
 
  private:
   static constexpr uint64_t kLine = 128;
@@ -105,10 +107,12 @@ class SlotWindow {
   struct Rank {
     std::vector<uint32_t> place;  // by chunk
     std::vector<uint32_t> free;   // the last is taken next: what was used lately is in a cache
+    std::vector<uint32_t> spare;  // not in the window, and without memory
+    uint32_t in_use = 0;          // places that chunks have
     std::vector<numa::Memory> blocks;
     bool is_short = false;
   };
-  void add_block(Rank& rank);
+  void add_places(Rank& rank, uint32_t places);
   void note_shortage(uint32_t rank, bool is_short);
   std::byte* address(uint32_t rank, uint32_t place) const {
     const uint32_t in_block = place & ((1u << block_shift_) - 1);
@@ -121,6 +125,7 @@ class SlotWindow {
   ShortRanks* const short_ranks_;
   uint64_t place_bytes_ = 0;
   uint32_t block_shift_ = 0;  // a block has 2^this places
+  uint32_t places_ = 1;
   std::vector<Rank> ranks_;
   uint32_t short_ = 0;  // ranks
   uint64_t grown_ = 0;

@@ -23,7 +23,7 @@ class ArrivalCheck {
     uint64_t said = 0;  // the number that the rank sent
   };
   // nullopt: it may. Then `participants` is the number of ranks that took part, as a rack says;
-  // from a rank that is no rack it is not changed. REQUIRES: a payload has its place.
+  // from a rank that is no rack it is not changed. REQUIRES: a payload has a slot.
   // Inline: this is asked for every arrival.
   std::optional<Violation> operator()(const Arrival& arrival, uint32_t index, const Imm& imm,
                                       uint32_t& participants) const {
@@ -31,7 +31,8 @@ class ArrivalCheck {
     const uint64_t slot_bytes = chunk.slot_bytes();
     uint64_t bytes = 0;
     if (imm.kind == ImmKind::kData) {
-      bytes = chunk.form == kernels::SlotForm::kRows
+      const bool is_here = arrival.bytes > 0;  // else it has no place, perhaps
+      bytes = chunk.form == kernels::SlotForm::kRows && is_here
                   ? chunk.sent_bytes(table_.slot(arrival.rank, index))
                   : slot_bytes;
       // Rows say how many they are.

@@ -21,6 +21,7 @@ CoreReport CoreJob::hold() {
     held.started = std::max(held.started, way_->started(i));
   }
   if (intake_) intake_->hold(held);
+  shortage_.before_boundary();
   table_.hold_from = held.round;
   return held;
 }
@@ -123,7 +124,7 @@ void CoreJob::probe(Probe& out) const {
     if (!table_.is_left_alone(i)) out.min_round = std::min(out.min_round, chunk.round);
     if (!way_->anyone_waits(i)) continue;
     for (uint32_t w = 0; w < table_.words(); ++w) {
-      out.add(chunk.id, chunk.round, w, way_->lacking(i, w));
+      out.add(chunk.id, chunk.round, w, table_.not_held_up(way_->lacking(i, w), w));
     }
   }
   if (intake_) intake_->probe(out);

@@ -5,7 +5,8 @@
 //                                                          └─ Reducer: sum, optimizer
 //
 // The control thread makes it; then the core's thread owns it until it reports kRemoved. Nothing
-// here allocates after construction, or makes system calls but the endpoint's.
+// here allocates after construction, or makes system calls but the endpoint's; except for a window
+// that grows (shortage.h).
 #pragma once
 
 #include <atomic>

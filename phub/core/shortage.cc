@@ -3,33 +3,56 @@
 #include <algorithm>
 #include <utility>
 
+#include "transport/error.h"
+
 namespace phub {
 
 bool Shortage::relieve(const ChunkTable& table, const Way& way, uint64_t arrivals) {
   if (!is_there()) return false;
   const uint64_t now = window_->now_ns();
   if (std::exchange(arrivals_, arrivals) != arrivals) since_ns_ = now;
-  if (now - since_ns_ < patience_ns(table, way)) return false;
+  if (std::exchange(completed_, table.chunks_completed()) != table.chunks_completed()) times_ = 0;
+  const Patience patience = patience_with(table, way, now - since_ns_);
+  if (now - since_ns_ < patience.ns) return false;
+  // For a late rank ever more slowly: it may take long.
+  times_ = std::min(times_ + patience.late, kMostTimes);
   since_ns_ = now;
-  window_->grow();
-  return true;
+  return grow(patience.late ? std::max(window_->places() / 8, 1u) : window_->places());
 }
 
-uint64_t Shortage::patience_ns(const ChunkTable& table, const Way& way) const {
-  uint64_t patience = 0;
+// Not more than the box has memory for.
+bool Shortage::grow(uint32_t places) {
+  try {
+    window_->grow(places);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+void Shortage::before_boundary() {
+  if (is_there()) grow(window_->places());
+}
+
+Shortage::Patience Shortage::patience_with(const ChunkTable& table, const Way& way,
+                                           uint64_t elapsed_ns) const {
+  Patience patience;
   bool waits = false;
-  for (uint32_t i = 0; i < table.size() && patience < kNever; ++i) {
+  for (uint32_t i = 0; i < table.size() && patience.ns <= elapsed_ns; ++i) {
     if (!way.anyone_waits(i)) continue;
     for (uint32_t w = 0; w < table.words(); ++w) {
       for_each_bit(way.lacking(i, w), w, [&](uint32_t rank) {
         waits = true;
         if (window_->is_short(rank)) return;
-        const uint64_t late = table.rank(rank).attached ? late_ns_ : kNever;
-        patience = std::max(patience, window_->is_short_somewhere(rank) ? moment_ns() : late);
+        const bool late = !window_->is_short_somewhere(rank);
+        const uint64_t ns = !late                       ? moment_ns()
+                            : table.rank(rank).attached ? late_ns_ << times_
+                                                        : kNever;
+        patience = {std::max(patience.ns, ns), patience.late || late};
       });
     }
   }
-  return waits ? patience : moment_ns();  // a boundary holds up the chunks
+  return waits ? patience : Patience{moment_ns(), false};  // a boundary holds up the chunks
 }
 
 }  // namespace phub

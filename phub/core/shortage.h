@@ -7,9 +7,10 @@
 // - after a moment without any arrival if they are short at this core or another one of the box:
 //   what a worker sends to one core holds up what it sends to the others;
 // - after some seconds if one of them is short nowhere: it is late, or another box holds it up,
-//   which is not seen here. Not if it is not connected.
+//   which is not seen here. An eighth of their window then, and later another, after twice as long.
+//   None if it is not connected.
 //
-// All of that is long before a rank that is waited for counts as lost.
+// The first of these is long before a rank that is waited for counts as lost.
 #pragma once
 
 #include <algorithm>
@@ -31,19 +32,29 @@ class Shortage {
   // How long the core sleeps at most while there is one.
   uint64_t look_ns() const { return late_ns_ / 30; }
   // Before the core sleeps; `arrivals` is the number of them so far. True: some ranks have got
-  // places, and can be read from. Throws Error(kFull).
+  // places, and can be read from.
   bool relieve(const ChunkTable& table, const Way& way, uint64_t arrivals);
+  // Ranks may leave at a boundary: what they have sent is read before, as far as their window again
+  // has room for it.
+  void before_boundary();
 
  private:
   static constexpr uint64_t kMostLateNs = 3'000'000'000;
   uint64_t moment_ns() const { return late_ns_ / 15; }
-  // How long nothing must have arrived.
-  uint64_t patience_ns(const ChunkTable& table, const Way& way) const;
+  static constexpr uint32_t kMostTimes = 20;
+  struct Patience {
+    uint64_t ns = 0;    // how long nothing must have arrived
+    bool late = false;  // and some rank may be late
+  };
+  Patience patience_with(const ChunkTable& table, const Way& way, uint64_t elapsed_ns) const;
+  bool grow(uint32_t places);
 
   const uint64_t late_ns_;
   SlotWindow* const window_;
   uint64_t arrivals_ = kNever;
   uint64_t since_ns_ = 0;  // there have been so many
+  uint64_t completed_ = 0;
+  uint32_t times_ = 0;  // that a late rank was the reason, since a chunk completed
 };
 
 }  // namespace phub

@@ -63,7 +63,7 @@ class CoreJobWindow : public ::testing::Test {
   }
 
   uint64_t now_ns_ = 0;
-  ShortRanks short_ranks_{kRanks};
+  ShortRanks short_ranks_ = ShortRanks(kRanks);
   std::unique_ptr<SlotWindow> window_;
   std::unique_ptr<CoreJobRig> rig_;
 };
@@ -98,7 +98,7 @@ TEST_F(CoreJobWindow, WhoWaitForEachOtherGetPlacesAtOnce) {
   EXPECT_FALSE(push(1, 0));
   EXPECT_TRUE(rig_->job->owes());
   EXPECT_FALSE(sleeps());
-  EXPECT_EQ(window_->grown(), 1u);
+  EXPECT_EQ(window_->grown(), 2u);
   EXPECT_FALSE(rig_->job->owes());
   EXPECT_TRUE(push(0, 1) && push(1, 0));
   EXPECT_EQ(rig_->result(0), 1 + 4);
@@ -120,7 +120,42 @@ TEST_F(CoreJobWindow, ForALateRankTheOthersWaitSomeSeconds) {
   EXPECT_TRUE(sleeps());
   now_ns_ += 200'000'000;
   EXPECT_FALSE(sleeps());
-  EXPECT_EQ(window_->grown(), 1u);
+  EXPECT_TRUE(push(0, 1) && push(1, 1));
+  EXPECT_FALSE(push(0, 2) || push(1, 2));
+  EXPECT_TRUE(sleeps());
+  now_ns_ += 5'900'000'000;  // the next time takes twice as long
+  EXPECT_TRUE(sleeps());
+  now_ns_ += 200'000'000;
+  EXPECT_FALSE(sleeps());
+}
+
+// Ranks that the box does not read from are not late.
+TEST_F(CoreJobWindow, WhoIsShortIsNotWaitedFor) {
+  start(1);
+  EXPECT_TRUE(push(0, 0) && push(1, 1));
+  EXPECT_FALSE(push(0, 1));
+  Probe probe{.arrivals = std::vector<uint64_t>(kRanks), .waited_for = {0}};
+  rig_->job->probe(probe);
+  EXPECT_EQ(probe.waited_for[0], 0b110u);
+  EXPECT_FALSE(push(1, 0));
+  rig_->job->probe(probe);
+  EXPECT_EQ(probe.waited_for[0], 0b100u);
+}
+
+TEST_F(CoreJobWindow, WhatHasNoPlaceIsReadBeforeABoundary) {
+  start(1);
+  EXPECT_TRUE(push(0, 0));
+  EXPECT_FALSE(push(0, 1));
+  rig_->job->hold();
+  EXPECT_TRUE(push(0, 1));
+}
+
+// A worker that says that it sends rows, and sends nothing.
+TEST_F(CoreJobWindow, AGradientWithoutAPayloadIsNone) {
+  start(1);
+  rig_->endpoint.inbox.push_back({.rank = 0, .imm = encode({0, 1, ImmKind::kData}), .bytes = 0});
+  rig_->run();
+  EXPECT_THAT(rig_->take_reports(), ElementsAre("violation 0 bytes 0"));
 }
 
 // What holds it up may be that it has no place at another core.

@@ -75,13 +75,31 @@ TEST(SlotWindow, OnlyWhoIsShortGetsMorePlaces) {
   ASSERT_NE(window.take(0, 0, 0, 0), nullptr);
   EXPECT_FALSE(window.has_room(0, 0, 1));
   ASSERT_NE(window.take(1, 0, 0, 0), nullptr);
-  window.grow();
+  window.grow(2);
   EXPECT_EQ(window.grown(), 1u);
   EXPECT_FALSE(window.is_short());
   EXPECT_TRUE(window.has_room(0, 0, 1));
   EXPECT_FALSE(window.has_room(1, 0, 1));
   window.forget_shortage(1);
   EXPECT_FALSE(window.is_short());
+}
+
+TEST(SlotWindow, PlacesBeyondTheWindowGoOnceTheyAreGivenBack) {
+  SlotWindow window(shape(1, {5}, 2));
+  for (int i = 0; i < 3; ++i) {
+    for (const uint32_t chunk : {0u, 1u})
+      ASSERT_NE(window.take(0, 0, chunk, chunk * kBytes), nullptr);
+    EXPECT_FALSE(window.has_room(0, 0, 2));
+    window.grow(1);
+    EXPECT_NE(window.take(0, 0, 2, 2 * kBytes), nullptr);
+    window.give_back(0, 1);
+    EXPECT_FALSE(window.has_room(0, 0, 3));
+    window.give_back(0, 2);
+    EXPECT_NE(window.take(0, 0, 3, 3 * kBytes), nullptr);
+    EXPECT_FALSE(window.has_room(0, 0, 4));
+    for (const uint32_t chunk : {0u, 3u}) window.give_back(0, chunk);
+    EXPECT_FALSE(window.is_short());
+  }
 }
 
 // Against a map of what lies where.
@@ -98,7 +116,7 @@ TEST(SlotWindow, PlacesDoNotOverlap) {
       std::byte* const place = window.take(rank, 0, chunk, uint64_t{chunk} * kBytes);
       if (place == nullptr) {
         EXPECT_FALSE(content.contains({rank, chunk}));
-        if (random() % 100 == 0) window.grow();
+        if (random() % 100 == 0) window.grow(3);
         continue;
       }
       std::memset(place, static_cast<int>(value), kBytes);
@@ -189,7 +207,7 @@ TEST_P(WindowOverTcp, WhatOneRankHasNoPlaceForHoldsUpNoOther) {
   EXPECT_TRUE(holds(1, 2, std::byte{2}));
 }
 
-TEST_P(WindowOverTcp, WhoIsGoneIsNoticedWithoutAPlace) {
+TEST_P(WindowOverTcp, WhatWhoIsGoneHadSentIsRead) {
   start(2, 3, 1);
   auto worker = join(1, 1);
   BoxEndpoint& core = box_->endpoint(0);
@@ -197,9 +215,11 @@ TEST_P(WindowOverTcp, WhoIsGoneIsNoticedWithoutAPlace) {
   EXPECT_EQ(poll(core, 1, &worker->endpoint()).size(), 1u);
   EXPECT_TRUE(poll(core, 0, &worker->endpoint()).empty());
   worker.reset();
-  const auto arrivals = poll(core, 1);
-  ASSERT_EQ(arrivals.size(), 1u);
-  EXPECT_TRUE(!arrivals[0].ok && !arrivals[0].violation);
+  const auto arrivals = poll(core, 3);
+  ASSERT_EQ(arrivals.size(), 3u);
+  EXPECT_TRUE(arrivals[0].ok && arrivals[1].ok);
+  EXPECT_TRUE(!arrivals[2].ok && !arrivals[2].violation);
+  for (uint32_t chunk = 0; chunk < 3; ++chunk) EXPECT_TRUE(holds(1, chunk, std::byte{3})) << chunk;
 }
 
 // A detached rank's places are given back by the core, and its next connection takes them.

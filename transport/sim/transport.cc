@@ -41,13 +41,13 @@ bool SimEndpoint::waits_for_place(const SimPair::Arrived& next) const {
          !window_->has_room(arrival.rank, arrival.queue, decode(arrival.imm).chunk);
 }
 
-// If the queue pair is broken, what has no place is lost.
+// If the queue pair is broken, what came before that gets places.
 bool SimEndpoint::has_arrivals(const std::shared_ptr<SimPair>& pair) const {
   if (pair == nullptr) return false;
   std::deque<SimPair::Arrived>& inbox = pair->end(side_).inbox;
   while (!inbox.empty() && waits_for_place(inbox.front())) {
     if (inbox.back().arrival.ok) return false;
-    inbox.pop_front();
+    window_->grow(inbox.front().arrival.rank, 1);
   }
   return !inbox.empty();
 }

@@ -61,16 +61,15 @@ bool TcpEndpoint::is_read(const Pair& pair) const {
   return pair.readable && !is_held(pair) && !pair.receiver.waits_for_place();
 }
 
-// The peer is gone, and for what it sent last there is no place: it would send that again, or is
-// lost.
-bool TcpEndpoint::is_given_up(const Pair& pair) {
-  return pair.ending && pair.receiver.waits_for_place();
+// What a peer sent before it ended is read: it is no more than a socket holds.
+void TcpEndpoint::make_place(const Pair& pair) {
+  if (pair.ending && pair.receiver.waits_for_place()) pair.receiver.make_place();
 }
 
 bool TcpEndpoint::has_work(const Pair& pair) const {
   if (pair.status == Status::kBroken) return true;
-  return pair.status == Status::kLive &&
-         (is_read(pair) || pair.receiver.landed() || is_given_up(pair));
+  if (pair.status == Status::kLive) make_place(pair);
+  return pair.status == Status::kLive && (is_read(pair) || pair.receiver.landed());
 }
 
 void TcpEndpoint::look_at_leads() {
@@ -82,7 +81,8 @@ size_t TcpEndpoint::poll(std::span<Arrival> out) {
   look_at_leads();
   const auto busy_both_ways = [this](uint32_t qp) {
     const Pair& pair = pairs_[qp];
-    return pair.status == Status::kLive && pair.readable && pair.writable;
+    return pair.status == Status::kLive && pair.readable && pair.writable &&
+           !pair.receiver.waits_for_place();
   };
   if (!std::all_of(live_.begin(), live_.end(), busy_both_ways)) take_events();
 
@@ -95,6 +95,7 @@ size_t TcpEndpoint::take(uint32_t qp, std::span<Arrival> out) {
   size_t taken = 0;
   uint64_t bytes = 0;
   while (pair.status == Status::kLive && taken < out.size()) {
+    make_place(pair);
     if (pair.receiver.landed()) {
       const TcpFrame frame = pair.receiver.take();
       out[taken++] = {.queue = pair.name.queue,
@@ -106,7 +107,7 @@ size_t TcpEndpoint::take(uint32_t qp, std::span<Arrival> out) {
       const ImmKind kind = decode(frame.imm).kind;
       const bool is_gradient = kind == ImmKind::kData || kind == ImmKind::kNull;
       if (in_step_ && is_gradient) in_step_->took_gradient(qp);
-    } else if (pair.receiver.violated() || is_given_up(pair)) {
+    } else if (pair.receiver.violated()) {
       break_off(pair);
     } else if (is_read(pair) && bytes < kVisitBytes) {
       receive(pair, bytes);

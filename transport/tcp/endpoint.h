@@ -90,7 +90,7 @@ class TcpEndpoint : public virtual Endpoint {
   bool is_read(const Pair& pair) const;
   // No queue pair is open, and none has been announced.
   bool is_idle() const { return open_ == 0 && !announced_.load(std::memory_order_acquire); }
-  static bool is_given_up(const Pair& pair);
+  static void make_place(const Pair& pair);
   bool has_work(const Pair& pair) const;
   void look_at_leads();
   void wake_in(uint64_t ns);

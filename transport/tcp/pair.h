@@ -86,6 +86,7 @@ class TcpReceiver {
   }
   // The next payload has no place, at a box with a window.
   bool waits_for_place() const;
+  void make_place() const { landing_.window->grow(landing_.pair.rank, 1); }
   TcpFrame take();  // the next frame that landed
   // The peer announced a batch that is too large, or a write that does not lie within the target.
   bool violated() const { return violated_; }

@@ -178,7 +178,6 @@ class Exchanged:
         """
         if not self.late:
             return
-        self.late = False
         if self.tensor._version == self.written:
             self._take()
         elif self.worker.on_device:
@@ -186,6 +185,7 @@ class Exchanged:
             self.lent = None
         else:
             self.worker.wait(self.name)
+        self.late = False
 
     def take(self) -> None:
         """Waits for the result, and copies it to the parameter, or a mean to its gradient.

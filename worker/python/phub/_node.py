@@ -76,8 +76,9 @@ class NodeState(State):
         device = next(iter(self._parameters.values())).device
         beside = {n: v for n, v in options.items() if n not in OTHERS or n == "job"}
         self.worker = Worker({HOSTS: HOSTS_KEY}, **{**beside, "reduction": "sum"})
+        host: Optional[Host] = None
         try:
-            self.host = Host(node, self.worker, device, _digest(self._parameters))
+            host = self.host = Host(node, self.worker, device, _digest(self._parameters))
             # Gradients are divided before they are added, as in DDP: float16 has no room.
             is_sum = options.get("reduction") == "sum"
             self._scale = 1.0 if is_sum else 1 / self.host.size
@@ -86,7 +87,9 @@ class NodeState(State):
             given |= {"rank": self.host.index, "world_size": self.host.count}
             given["job"] = f"{self.worker.job}-{self.host.rank}"
             self.parts = _Parts(_Module(self._part_of), formats=formats, **given)
-        except Exception:
+        except Exception as error:
+            if host:
+                host.leave(error)  # or its other processes would wait for this one
             self.worker.close()
             raise
         self._packed: dict[int, Packed] = {}  # by the bucket's index
@@ -119,6 +122,12 @@ class NodeState(State):
     @torch.no_grad()
     def broadcast_parameters(self) -> None:
         """Gives the module rank 0's parameters, before the first step."""
+        try:
+            self._broadcast_parameters()
+        except Exception as error:
+            raise self._ties.end(error) from error
+
+    def _broadcast_parameters(self) -> None:
         self.host.broadcast(list(self._parameters.values()))
         for name, part in self._part_of.items():
             one = Packed(0, {name: part}, self.host.size)
@@ -146,7 +155,10 @@ class NodeState(State):
         if _device.is_gpu(bucket.buffer().device):
             return self._exchange_on_device(bucket.buffer(), packed)
         packed.fill(self._scale)
-        work = self.host.add_up(packed.rows, packed.mine)
+        try:
+            work = self.host.add_up(packed.rows, packed.mine)
+        except Exception as error:
+            raise self._ties.end(error) from error
         sent = _Sent(bucket.buffer(), packed=packed, work=work)
         self._outstanding.append(sent)
         self._added.put(sent)
@@ -205,7 +217,10 @@ def group_of(host: Host) -> Group:
     class Told(Group):
         @torch.compiler.disable  # type: ignore[untyped-decorator]
         def broadcast(self, tensors: Any, *_: Any) -> Any:
-            host.broadcast(tensors)
+            try:
+                host.broadcast(tensors)
+            except Exception as error:
+                raise host.leave(error) from error
             return done(tensors)
 
     return Told()
