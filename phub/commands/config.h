@@ -41,7 +41,7 @@ struct ServeConfig {
   uint32_t cores = 0;               // for the data path; 0: all
   bool pin = true;                  // one thread per core, pinned to it
   uint64_t memory_limit_bytes = 0;  // limit for all jobs; 0 becomes default_memory_limit()
-  uint64_t slot_window = 0;         // MachineOptions
+  uint64_t slot_window = 64 << 20;  // MachineOptions
   std::string socket_dir;           // for the shm transport; "": its default
   std::string topology = "this";    // this machine, an hwloc XML file, or hwloc's synthetic form
   int32_t spin_us = -1;             // before a core sleeps; -1: by the number of CPUs

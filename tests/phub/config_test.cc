@@ -62,6 +62,7 @@ TEST_F(Config, Defaults) {
   EXPECT_EQ(config.cores, 0u);
   EXPECT_TRUE(config.pin);
   EXPECT_GT(config.memory_limit_bytes, uint64_t{64} << 20);
+  EXPECT_EQ(config.slot_window, uint64_t{64} << 20);
   EXPECT_EQ(config.topology, "this");
   EXPECT_EQ(config.spin_us, -1);
   EXPECT_EQ(config.log_level, "info");
@@ -79,7 +80,7 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
     EXPECT_EQ(config.nic_bytes_per_s, 31'250'000u);
     EXPECT_FALSE(config.pin);
     EXPECT_EQ(config.memory_limit_bytes, uint64_t{3} << 30);
-    EXPECT_EQ(config.slot_window, uint64_t{64} << 20);
+    EXPECT_EQ(config.slot_window, uint64_t{3} << 20);
     EXPECT_EQ(config.socket_dir, "/run/x");
     EXPECT_EQ(config.topology, "pack:2 core:4 pu:1");
     EXPECT_EQ(config.spin_us, 50);
@@ -104,7 +105,7 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
       {"cores", {"12"}, "12", "12"},
       {"pin", {"false"}, "no", "false"},
       {"memory_limit", {"3G"}, "3072M", "3221225472"},
-      {"slot_window", {"64M"}, "65536K", "67108864"},
+      {"slot_window", {"3M"}, "3072K", "3145728"},
       {"socket_dir", {"/run/x"}, "/run/x", "'/run/x'"},
       {"topology", {"pack:2 core:4 pu:1"}, "pack:2 core:4 pu:1", "'pack:2 core:4 pu:1'"},
       {"spin_us", {"50"}, "50", "50"},
