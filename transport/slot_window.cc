@@ -41,6 +41,15 @@ void SlotWindow::add_places(Rank& rank, uint32_t places) {
   }
 }
 
+bool SlotWindow::try_to_grow(uint32_t rank) {
+  try {
+    grow(rank, 1);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 bool SlotWindow::fits(uint32_t queue, uint32_t chunk_of_queue, uint64_t offset,
                       uint64_t bytes) const {
   if (queue + 1 >= queue_first_.size()) return false;

@@ -71,6 +71,7 @@ class SlotWindow {
   bool has_room(uint32_t rank, uint32_t queue, uint32_t chunk_of_queue) {
     Rank& of = ranks_[rank];
     if (!of.free.empty() || of.place[queue_first_[queue] + chunk_of_queue] != kNoPlace) return true;
+    if (is_open_ && try_to_grow(rank)) return true;
     note_shortage(rank, true);
     return false;
   }
@@ -97,7 +98,9 @@ class SlotWindow {
   void grow(uint32_t places);
   void grow(uint32_t rank, uint32_t places);
   uint32_t places() const { return places_; }  // of a rank's window
-  uint64_t grown() const { return grown_; }    // so many times
+  // While it is open, everybody gets as many places as there is memory for.
+  void open(bool is_open) { is_open_ = is_open; }
+  uint64_t grown() const { return grown_; }  // so many times
 
  private:
   static constexpr uint64_t kLine = 128;
@@ -113,6 +116,7 @@ class SlotWindow {
     bool is_short = false;
   };
   void add_places(Rank& rank, uint32_t places);
+  bool try_to_grow(uint32_t rank);
   void note_shortage(uint32_t rank, bool is_short);
   std::byte* address(uint32_t rank, uint32_t place) const {
     const uint32_t in_block = place & ((1u << block_shift_) - 1);
@@ -126,6 +130,7 @@ class SlotWindow {
   uint64_t place_bytes_ = 0;
   uint32_t block_shift_ = 0;  // a block has 2^this places
   uint32_t places_ = 1;
+  bool is_open_ = false;
   std::vector<Rank> ranks_;
   uint32_t short_ = 0;  // ranks
   uint64_t grown_ = 0;

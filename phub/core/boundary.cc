@@ -21,7 +21,7 @@ CoreReport CoreJob::hold() {
     held.started = std::max(held.started, way_->started(i));
   }
   if (intake_) intake_->hold(held);
-  shortage_.before_boundary();
+  shortage_.in_boundary(true);
   table_.hold_from = held.round;
   return held;
 }
@@ -55,6 +55,7 @@ uint64_t CoreJob::commit(const Boundary& boundary) {
     if (!table_.is_left_alone(i)) min_round = std::min(min_round, table_[i].round);
     moves_.reached(i);
   }
+  shortage_.in_boundary(false);
   endpoint_.flush();
   return min_round;
 }

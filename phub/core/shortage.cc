@@ -30,10 +30,6 @@ bool Shortage::grow(uint32_t places) {
   }
 }
 
-void Shortage::before_boundary() {
-  if (is_there()) grow(window_->places());
-}
-
 Shortage::Patience Shortage::patience_with(const ChunkTable& table, const Way& way,
                                            uint64_t elapsed_ns) const {
   Patience patience;

@@ -34,9 +34,10 @@ class Shortage {
   // Before the core sleeps; `arrivals` is the number of them so far. True: some ranks have got
   // places, and can be read from.
   bool relieve(const ChunkTable& table, const Way& way, uint64_t arrivals);
-  // Ranks may leave at a boundary: what they have sent is read before, as far as their window again
-  // has room for it.
-  void before_boundary();
+  // Ranks may leave at a boundary: what they have sent is read before, as without a window.
+  void in_boundary(bool is_in) {
+    if (window_ != nullptr) window_->open(is_in);
+  }
 
  private:
   static constexpr uint64_t kMostLateNs = 3'000'000'000;

@@ -640,7 +640,7 @@ MUTANTS = [
            "table_.not_held_up(way_->lacking(i, w), w)", "way_->lacking(i, w)",
            ("phub/core_job_window_test:*NotWaitedFor*",)),
     Mutant("window-boundary: what has no place is not read before a boundary", BOUNDARY,
-           "shortage_.before_boundary();", "", ("phub/core_job_window_test:*Boundary*",)),
+           "shortage_.in_boundary(true);", "", ("phub/core_job_window_test:*Boundary*",)),
     Mutant("window-spare: a window that grew stays as large", "transport/slot_window.cc",
            "if (of.in_use + of.free.size() < places_) {", "if (true) {",
            ("transport/slot_window_test:*Beyond*",)),
