@@ -14,10 +14,10 @@ bool Shortage::relieve(const ChunkTable& table, const Way& way, uint64_t arrival
   if (std::exchange(completed_, table.chunks_completed()) != table.chunks_completed()) times_ = 0;
   const Patience patience = patience_with(table, way, now - since_ns_);
   if (now - since_ns_ < patience.ns) return false;
-  // For a late rank ever more slowly: it may take long.
-  times_ = std::min(times_ + patience.late, kMostTimes);
   since_ns_ = now;
-  return grow(patience.late ? std::max(window_->places() / 8, 1u) : window_->places());
+  if (!patience.late) return grow(window_->places());
+  times_ = std::min(times_ + 1, kMostTimes);
+  return grow(std::max(window_->places() / 8, times_));
 }
 
 // Not more than the box has memory for.
@@ -42,7 +42,7 @@ Shortage::Patience Shortage::patience_with(const ChunkTable& table, const Way& w
         if (window_->is_short(rank)) return;
         const bool late = !window_->is_short_somewhere(rank);
         const uint64_t ns = !late                       ? moment_ns()
-                            : table.rank(rank).attached ? late_ns_ << times_
+                            : table.rank(rank).attached ? late_now_ns()
                                                         : kNever;
         patience = {std::max(patience.ns, ns), patience.late || late};
       });

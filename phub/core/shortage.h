@@ -7,7 +7,7 @@
 // - after a moment without any arrival if they are short at this core or another one of the box:
 //   what a worker sends to one core holds up what it sends to the others;
 // - after some seconds if one of them is short nowhere: it is late, or another box holds it up,
-//   which is not seen here. An eighth of their window then, and later another, after twice as long.
+//   which is not seen here. An eighth of their window then, and another after as long or longer.
 //   None if it is not connected.
 //
 // The first of these is long before a rank that is waited for counts as lost.
@@ -42,7 +42,9 @@ class Shortage {
  private:
   static constexpr uint64_t kMostLateNs = 3'000'000'000;
   uint64_t moment_ns() const { return late_ns_ / 15; }
-  static constexpr uint32_t kMostTimes = 20;
+  // A few times in a row, then ever more slowly: the rank may be late for long.
+  uint64_t late_now_ns() const { return late_ns_ << (std::max(times_, kAtFirst) - kAtFirst); }
+  static constexpr uint32_t kMostTimes = 20, kAtFirst = 4;
   struct Patience {
     uint64_t ns = 0;    // how long nothing must have arrived
     bool late = false;  // and some rank may be late
