@@ -29,25 +29,16 @@ SlotWindow::SlotWindow(Shape shape)
   }
 }
 
+// They are taken after those that are free already.
 void SlotWindow::add_places(Rank& rank, uint32_t places) {
-  for (; places > 0; --places) {
-    if (rank.spare.empty()) {
-      const uint32_t first = static_cast<uint32_t>(rank.blocks.size()) << block_shift_;
-      rank.blocks.push_back(allocate(place_bytes_ << block_shift_, os_node_, "a window of slots"));
-      for (uint32_t i = 1u << block_shift_; i > 0; --i) rank.spare.push_back(first + i - 1);
-    }
-    rank.free.insert(rank.free.begin(), rank.spare.back());
-    rank.spare.pop_back();
+  while (rank.spare.size() < places) {
+    const uint32_t first = static_cast<uint32_t>(rank.blocks.size()) << block_shift_;
+    rank.blocks.push_back(allocate(place_bytes_ << block_shift_, os_node_, "a window of slots"));
+    for (uint32_t i = 1u << block_shift_; i > 0; --i) rank.spare.push_back(first + i - 1);
   }
-}
-
-bool SlotWindow::try_to_grow(uint32_t rank) {
-  try {
-    grow(rank, 1);
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
+  const auto from = rank.spare.end() - places;
+  rank.free.insert(rank.free.begin(), from, rank.spare.end());
+  rank.spare.erase(from, rank.spare.end());
 }
 
 bool SlotWindow::fits(uint32_t queue, uint32_t chunk_of_queue, uint64_t offset,
@@ -92,16 +83,23 @@ void SlotWindow::note_shortage(uint32_t rank, bool is_short) {
   if (short_ranks_ != nullptr) (*short_ranks_)[rank] += is_short ? 1 : -1;
 }
 
-void SlotWindow::grow(uint32_t places) {
+bool SlotWindow::grow(uint32_t places) {
+  bool all = true;
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (ranks_[rank].is_short) grow(rank, places);
+    if (ranks_[rank].is_short) all = grow(rank, places) && all;
   }
+  return all;
 }
 
-void SlotWindow::grow(uint32_t rank, uint32_t places) {
-  add_places(ranks_[rank], places);
+bool SlotWindow::grow(uint32_t rank, uint32_t places) {
+  try {
+    add_places(ranks_[rank], places);
+  } catch (const Error&) {
+    return false;
+  }
   forget_shortage(rank);
   ++grown_;
+  return true;
 }
 
 }  // namespace phub

@@ -71,7 +71,7 @@ class SlotWindow {
   bool has_room(uint32_t rank, uint32_t queue, uint32_t chunk_of_queue) {
     Rank& of = ranks_[rank];
     if (!of.free.empty() || of.place[queue_first_[queue] + chunk_of_queue] != kNoPlace) return true;
-    if (is_open_ && try_to_grow(rank)) return true;
+    if (is_open_ && grow(rank, 1)) return true;
     note_shortage(rank, true);
     return false;
   }
@@ -94,9 +94,9 @@ class SlotWindow {
   // The time by which the core waits with that: a simulated network has its own.
   void use_clock(std::function<uint64_t()> now_ns) { now_ns_ = std::move(now_ns); }
   uint64_t now_ns() const { return now_ns_(); }
-  // Gives each rank that is short so many more places, or the rank. Throws Error(kFull).
-  void grow(uint32_t places);
-  void grow(uint32_t rank, uint32_t places);
+  // Gives each rank that is short so many more places, or the rank. False: there is no memory.
+  bool grow(uint32_t places);
+  bool grow(uint32_t rank, uint32_t places);
   uint32_t places() const { return places_; }  // of a rank's window
   // While it is open, everybody gets as many places as there is memory for.
   void open(bool is_open) { is_open_ = is_open; }
@@ -116,7 +116,6 @@ class SlotWindow {
     bool is_short = false;
   };
   void add_places(Rank& rank, uint32_t places);
-  bool try_to_grow(uint32_t rank);
   void note_shortage(uint32_t rank, bool is_short);
   std::byte* address(uint32_t rank, uint32_t place) const {
     const uint32_t in_block = place & ((1u << block_shift_) - 1);

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "transport/error.h"
-
 namespace phub {
 
 bool Shortage::relieve(const ChunkTable& table, const Way& way, uint64_t arrivals) {
@@ -15,19 +13,9 @@ bool Shortage::relieve(const ChunkTable& table, const Way& way, uint64_t arrival
   const Patience patience = patience_with(table, way, now - since_ns_);
   if (now - since_ns_ < patience.ns) return false;
   since_ns_ = now;
-  if (!patience.late) return grow(window_->places());
+  if (!patience.late) return window_->grow(window_->places());
   times_ = std::min(times_ + 1, kMostTimes);
-  return grow(std::max(window_->places() / 8, times_));
-}
-
-// Not more than the box has memory for.
-bool Shortage::grow(uint32_t places) {
-  try {
-    window_->grow(places);
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
+  return window_->grow(std::max(window_->places() / 8, times_));
 }
 
 Shortage::Patience Shortage::patience_with(const ChunkTable& table, const Way& way,

@@ -50,7 +50,6 @@ class Shortage {
     bool late = false;  // and some rank may be late
   };
   Patience patience_with(const ChunkTable& table, const Way& way, uint64_t elapsed_ns) const;
-  bool grow(uint32_t places);
 
   const uint64_t late_ns_;
   SlotWindow* const window_;
