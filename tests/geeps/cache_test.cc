@@ -337,6 +337,59 @@ TEST(Cache, AStaleReadDoesNotWait) {
   }
 }
 
+// Fetched rows have waited for the result of their piece, pinned rows are those of the table.
+TEST(Cache, TheAgeOfAStaleReadIsThatOfItsOldestRow) {
+  const auto all = dense(4);
+  const auto part = std::span(all).first(2);
+  const auto make = [](uint64_t budget) {
+    return std::make_unique<HeldRig>(
+        std::vector<TableSpec>{{.name = "w",
+                                .row_floats = 64,
+                                .keys = dense(4),
+                                .max_staleness = 1,
+                                .piece_bytes = 2 * 64 * sizeof(float)}},
+        CacheOptions{.budget_bytes = budget});
+  };
+  const auto iteration = [&](Cache& cache) {
+    (void)first_of(cache, 0, part);  // two entries: the rows of each piece
+    (void)first_of(cache, 0, all);
+    add(cache, 0, all, 1);
+    cache.table_clock(0);
+  };
+  // Only the second piece's rows are to be pinned.
+  std::unique_ptr<HeldRig> rig;
+  for (uint64_t budget = 2048; budget < 8192; budget += 256) {
+    rig = make(budget);
+    rig->cache->begin_virtual();
+    iteration(*rig->cache);
+    try {
+      rig->cache->finish_sequence();
+    } catch (const Error&) {
+      continue;
+    }
+    const auto& entries = rig->cache->placement().entries;
+    if (!entries[0].pinned && entries[1].pinned) break;
+  }
+  Cache& cache = *rig->cache;
+  ASSERT_TRUE(!cache.placement().entries[0].pinned && cache.placement().entries[1].pinned);
+  iteration(cache);
+  rig->exchange.wait_for_push(2);
+  const uint64_t before = cache.stats().bytes_to_device;
+  rig->exchange.answer(0);
+  // The first piece is fetched ahead, for both reads.
+  while (cache.stats().bytes_to_device < before + 2 * 512) std::this_thread::yield();
+  (void)first_of(cache, 0, part);
+  {
+    const ReadBuffer read(cache, 0, all, 1);
+    EXPECT_EQ(read.buffer().age, 0);
+    EXPECT_EQ(read.data()[2 * 64], 0) << "the second piece's result is not here";
+  }
+  rig->exchange.answer(1);
+  const ReadBuffer read(cache, 0, all);
+  EXPECT_EQ(read.buffer().age, 1);
+  EXPECT_EQ(read.data()[2 * 64], 1);
+}
+
 // The read waits for copies of the last result, which take long, while the log of its clock is
 // complete: that goes out afterwards.
 TEST(Cache, AReadThatTakesLongDoesNotHoldUpThePushForEver) {

@@ -283,7 +283,9 @@ void Cache::Impl::read_pinned(Lock& lock, Held& held, const ListPlan& list, uint
   if (held.call == Call::kRead) {
     waits_.for_rows(lock, held.table, back,
                     [&] { return table.version + back >= table.clocks && !table.is_refreshing(); });
-    if (list.host.empty()) held.buffer.age = age_of(table.version);
+    // Fetched rows may be newer: each waited for its own piece.
+    const std::optional<uint64_t> age = age_of(table.version);
+    held.buffer.age = list.host.empty() ? age : std::min(held.buffer.age, age);
   }
   const std::optional<uint32_t> refreshed = std::exchange(table.refreshed_last, std::nullopt);
   const Reading reading(mover_, lock, table);
