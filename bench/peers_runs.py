@@ -20,7 +20,7 @@ class Case:
     elements: int
     workers: int
     rounds: int
-    variants: tuple = ("",)  # "copy": phub's workers also copy the parameters
+    variants: tuple = ("",)  # of phub: what workers have in memory of their own (--copy)
 
     @property
     def bytes(self):
@@ -162,7 +162,7 @@ def run_phub(host, case, transport, variant):
         command = [*host.prefix, host.binary("zerocompute"), *case.model, "--workers",
                    str(case.workers), "--transport", transport, "-w", str(WARMUP), "-n",
                    str(case.rounds), "--no-limit", "--quiet", "--json", file.name]
-        run(command + (["--copy"] if variant == "copy" else []))
+        run(command + ([f"--copy={variant}"] if variant else []))
         return checked_us("phub", case, json.load(file)["rows"][0])
 
 

@@ -144,7 +144,10 @@ void declare(CLI::App& app, Raw& raw, ZerocomputeOptions& o) {
   app.add_flag("--no-optimize", raw.no_optimize, "The server sums and sends the sums back");
   app.add_flag("--no-sum", raw.no_sum,
                "The server neither sums nor optimizes: notifications travel, results stay zero");
-  app.add_flag("--copy", o.copy, "Each worker also copies the parameters into private memory");
+  app.add_flag("--copy{results}", o.copy,
+               "Each worker also copies the results into memory of its own, as part of the round; "
+               "with --copy=all its gradients come from such memory, too")
+      ->check(CLI::IsMember({"results", "all"}));
   const CLI::Range rounds(uint64_t{0}, uint64_t{1} << 32);
   app.add_option("-w", o.warmup, "Rounds before the measurement (default 3)")->check(rounds);
   CLI::Option* count = app.add_option("-n", o.rounds, "Rounds to measure")->check(rounds);

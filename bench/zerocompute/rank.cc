@@ -42,20 +42,35 @@ Rank::Rank(const CaseSpec& spec, uint32_t rank, std::span<std::byte> reference)
     key_first_.push_back(elements);
     elements += key.elements;
   }
-  if (spec.copy) copy_.resize(elements * width_);
+  if (!spec.copy.empty()) own_results_.resize(elements * width_);
+  if (spec.copy == "all") {
+    own_gradients_.resize(elements * kernels::bytes_of(gradient_dtype()));
+    for (size_t k = 0; k < keys_.size(); ++k) {
+      worker_.register_memory(k, {.gradient = is_compact(keys_[k]) ? nullptr : gradient(k),
+                                  .parameters = own_results_.data() + key_first_[k] * width_,
+                                  .in_place = false});
+    }
+  }
   worker_.wait_all();  // the parameters that the job begins with
 }
 
+kernels::DType Rank::gradient_dtype() const {
+  return kernels::is_plain(spec_.format) ? spec_.format : kernels::DType::kF32;
+}
+
+std::byte* Rank::gradient(size_t key) {
+  if (own_gradients_.empty()) return worker_.gradient_bytes(key).data();
+  return own_gradients_.data() + key_first_[key] * kernels::bytes_of(gradient_dtype());
+}
+
 void Rank::fill(uint64_t round) {
-  const kernels::DType memory_format =
-      kernels::is_plain(spec_.format) ? spec_.format : kernels::DType::kF32;
   for (size_t k = 0; k < key_first_.size(); ++k) {
     if (is_compact(keys_[k])) {
       fill_compact(k, round);
       continue;
     }
     fill_gradients(rank_, round, spec_.checker.pattern_first + key_first_[k], keys_[k].elements,
-                   memory_format, worker_.gradient_bytes(k).data());
+                   gradient_dtype(), gradient(k));
   }
 }
 
@@ -98,19 +113,20 @@ int64_t Rank::exchange() {
   const size_t keys = key_first_.size();
   for (size_t k = 0; k < keys; ++k) push(k);
   const int64_t pushed_ns = monotonic_ns();
-  if (!spec_.copy) {
+  if (spec_.copy != "results") {
     worker_.wait_all();
     return pushed_ns;
   }
   for (size_t k = 0; k < keys; ++k) {
     worker_.wait(k);
-    worker_.pull(k, {copy_.data() + key_first_[k] * width_, keys_[k].elements * width_});
+    worker_.pull(k, {own_results_.data() + key_first_[k] * width_, keys_[k].elements * width_});
   }
   return pushed_ns;
 }
 
 const std::byte* Rank::results(size_t key) const {
-  return spec_.copy ? copy_.data() + key_first_[key] * width_ : worker_.parameter_bytes(key).data();
+  if (own_results_.empty()) return worker_.parameter_bytes(key).data();
+  return own_results_.data() + key_first_[key] * width_;
 }
 
 void Rank::check_part(uint64_t round, uint64_t part, uint64_t parts) {

@@ -23,7 +23,7 @@ struct CaseSpec {
   kernels::DType format = kernels::DType::kF32;   // the format of the gradients on the wire
   kernels::DType results = kernels::DType::kF32;  // on the wire: dtype, or differences
   CheckerOptions checker;
-  bool copy = false;
+  std::string copy;      // as in ZerocomputeOptions
   WorkerOptions worker;  // server and job; the rank is set by each process
 };
 
@@ -59,6 +59,8 @@ class Rank {
   void fill_compact(size_t key, uint64_t round);
   void push(size_t key);
   uint32_t chunk_elements() const { return spec_.worker.spec.chunk_elements; }
+  kernels::DType gradient_dtype() const;  // in memory
+  std::byte* gradient(size_t key);
   const std::byte* results(size_t key) const;
   void note(uint64_t round, size_t key, uint64_t compared, const Mismatch& mismatch);
 
@@ -69,9 +71,9 @@ class Rank {
   const std::vector<KeySpec> keys_;  // as the job has them
   Checker checker_;
   const ModelChunks chunks_;
-  std::vector<uint64_t> key_first_;  // elements, as the chunks count them
-  std::vector<Compact> compact_;     // by key
-  std::vector<std::byte> copy_;
+  std::vector<uint64_t> key_first_;                     // elements, as the chunks count them
+  std::vector<Compact> compact_;                        // by key
+  std::vector<std::byte> own_gradients_, own_results_;  // empty: the library's
   uint64_t checked_ = 0, wrong_ = 0;
   std::string wrong_text_;
 };

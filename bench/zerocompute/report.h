@@ -20,7 +20,7 @@ struct ReportRow {
   std::string format;         // the format of the gradients
   std::string factors, rows;  // the keys that are sent as these, as it was asked for
   std::string work;           // "all", "sum" (not optimized) or "none" (neither)
-  bool copy = false;
+  std::string copy;
   uint32_t workers = 0;
   uint32_t job = 0, jobs = 1;  // one of so many jobs at the same time
   uint32_t chunk_elements = 0;

@@ -69,7 +69,7 @@ TEST(OptionsTest, Defaults) {
   EXPECT_EQ(options.models[0].name, "resnet50");
   EXPECT_THAT(options.workers, ElementsAre(4));
   EXPECT_EQ(options.optimizer, kernels::Optimizer::kNesterov);
-  EXPECT_TRUE(options.sum && options.optimize && options.limit && !options.copy);
+  EXPECT_TRUE(options.sum && options.optimize && options.limit && options.copy.empty());
 }
 
 TEST(OptionsTest, WithoutTheSumThereIsNothingToOptimize) {

@@ -135,10 +135,10 @@ TEST(ZerocomputeTest, FactorsAndRows) {
     {"name": "emb", "elements": 9000, "shape": [300, 30]}, {"name": "bias", "elements": 8193},
     {"name": "fc", "elements": 13467, "shape": [67, 201]},
     {"name": "fc2", "elements": 33000, "shape": [1000, 33]}]})";
-  for (const char* more :
-       {"--transport shm", "--transport tcp --dtype bf16",
-        "--format int8 --results int8 --groups '(1,1),1'", "--format int4 --optimizer adam --copy",
-        "--no-optimize --groups 2,1", "--no-sum", "--chunk-sizes 512,64K"}) {
+  for (const char* more : {"--transport shm", "--transport tcp --dtype bf16",
+                           "--format int8 --results int8 --groups '(1,1),1'",
+                           "--format int4 --optimizer adam --copy=all",
+                           "--no-optimize --groups 2,1", "--no-sum", "--chunk-sizes 512,64K"}) {
     const TemporaryFile json(".json");
     const Outcome outcome = zerocompute("--workers 3 -w 1 -n 4 --factors 5 --rows 40 --model " +
                                         model.path() + " " + more + " --json " + json.path());
@@ -163,6 +163,22 @@ TEST(ZerocomputeTest, FactorsAndRows) {
   EXPECT_EQ(row["bytes"],
             4 * (8193 + 33000 + 5 * (67 + 201) + 1) + 4 * 300 * 31 + 4 * (chunks_of_rows + 1));
   EXPECT_EQ(row["chunks"], 257 + 1032 + 1 + chunks_of_rows + 1);
+}
+
+// Of more bytes than are kept in caches, too, which are copied past them.
+TEST(ZerocomputeTest, MemoryOfTheWorkersOwn) {
+  for (const char* more : {"-b 300K --copy=all", "-b 6000004 --copy=all", "-b 6000004 --copy",
+                           "-b 3M --dtype bf16 "
+                           "--copy=all",
+                           "-b 6M --format int8 --results int8 --copy=all --transport tcp"}) {
+    const TemporaryFile json(".json");
+    const Outcome outcome =
+        zerocompute(std::string("--workers 3 -w 1 -n 4 ") + more + " --json " + json.path());
+    ASSERT_EQ(outcome.status, 0) << more << ": " << outcome.output;
+    const nlohmann::json row = rows_of(json)[0];
+    EXPECT_EQ(row["wrong"], 0u) << outcome.output;
+    EXPECT_GE(row["bytes_copied"], 15 * row["result_bytes"].get<uint64_t>() / 2);
+  }
 }
 
 TEST(ZerocomputeTest, GroupsOfCodedGradients) {

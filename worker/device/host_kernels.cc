@@ -5,9 +5,10 @@
 #include <cstring>
 
 #include "kernels/convert_scaled.h"
+#include "kernels/copy.h"
+#include "worker/device/add_rows.h"
 #include "worker/device/kernel.h"
 #include "worker/device/poison.h"
-#include "worker/device/row_copy.h"
 
 namespace phub {
 namespace {
@@ -46,9 +47,9 @@ void gather(const Kernel& k) {
   const auto next = [&](size_t entry) { return table + k.index[entry] * row_bytes; };
   if (is_streamed(k)) {
     for_runs(k, next, [&](size_t entry, size_t row, size_t rows) {
-      stream_copy(batch + entry * row_bytes, table + row * row_bytes, rows * row_bytes);
+      kernels::stream_copy(batch + entry * row_bytes, table + row * row_bytes, rows * row_bytes);
     });
-    finish_streaming();
+    kernels::finish_streaming();
   } else {
     for_runs(k, next, [&](size_t entry, size_t row, size_t rows) {
       std::memcpy(batch + entry * row_bytes, table + row * row_bytes, rows * row_bytes);
@@ -74,9 +75,9 @@ void scatter(const Kernel& k) {
   if (is_streamed(k)) {  // the table's lines are not read: what comes next is the batch's
     const auto next = [&](size_t entry) { return batch + entry * row_bytes; };
     for_runs(k, next, [&](size_t entry, size_t row, size_t rows) {
-      stream_copy(table + row * row_bytes, batch + entry * row_bytes, rows * row_bytes);
+      kernels::stream_copy(table + row * row_bytes, batch + entry * row_bytes, rows * row_bytes);
     });
-    finish_streaming();
+    kernels::finish_streaming();
   } else {
     const auto next = [&](size_t entry) { return table + k.index[entry] * row_bytes; };
     for_runs(k, next, [&](size_t entry, size_t row, size_t rows) {

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "transport/error.h"
-#include "worker/device/row_copy.h"
+#include "worker/device/add_rows.h"
 
 namespace phub::geeps {
 namespace {

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <string>
 
 #include "kernels/convert_scaled.h"
+#include "kernels/copy.h"
 #include "transport/error.h"
 #include "worker/memory/magnitude.h"
 
@@ -12,6 +14,8 @@ namespace phub {
 namespace {
 
 using kernels::DType;
+
+constexpr uint64_t kStreamedBytes = 4 << 20;  // twice the second cache of a core
 
 DType dtype_of(const std::string& name, const char* what) {
   const auto dtype = kernels::parse_dtype(name);
@@ -30,7 +34,8 @@ RegisteredMemory::RegisteredMemory(const JobSpec& spec, Session& session, Worker
       coder_(coder),
       parameter_dtype_(dtype_of(parameter_memory_format(spec), "parameter_dtype")),
       has_parameters_(spec.optimizer != "none" || spec.consistency != "bsp"),
-      entries_(spec.keys.size()) {
+      entries_(spec.keys.size()),
+      streams_(link.results().size() >= kStreamedBytes) {
   for (const KeySpec& key : spec.keys) {
     gradient_dtypes_.push_back(dtype_of(gradient_memory_format(spec, key), "gradient_dtype"));
   }
@@ -161,8 +166,8 @@ bool RegisteredMemory::copy_in(size_t key, Lock& lock) {
   const std::span<std::byte> slot = session_.gradient(key);
   unlocked(entry, lock, [&, entry] {
     if (entry.gradient) {
-      kernels::convert_scaled(entry.gradient, entry.gradient_dtype, entry.gradient_scale,
-                              slot.data(), gradient_dtypes_[key], elements(key));
+      convert(entry.gradient, entry.gradient_dtype, entry.gradient_scale, slot.data(),
+              gradient_dtypes_[key], elements(key));
     }
     if (coder_.carries()) coder_.add_carried(key, slot);
   });
@@ -260,10 +265,27 @@ void RegisteredMemory::copy_out(size_t key, Lock& lock) {
   const std::span<const std::byte> result = session_.result(key);
   entry.copied_round = session_.round(key);
   unlocked(entry, lock, [&, entry] {
-    kernels::convert_scaled(result.data(), parameter_dtype_, 1, entry.parameters,
-                            entry.parameter_dtype, elements(key));
+    convert(result.data(), parameter_dtype_, 1, entry.parameters, entry.parameter_dtype,
+            elements(key));
   });
   bytes_copied += result.size();
+}
+
+void RegisteredMemory::convert(const void* from, DType from_dtype, float scale, void* to,
+                               DType to_dtype, size_t elements) const {
+  if (from_dtype == to_dtype && scale == 1) {
+    return copy(to, from, elements * kernels::bytes_of(to_dtype));
+  }
+  kernels::convert_scaled(from, from_dtype, scale, to, to_dtype, elements);
+}
+
+void RegisteredMemory::copy(void* to, const void* from, size_t bytes) const {
+  if (!streams_) {
+    std::memcpy(to, from, bytes);
+    return;
+  }
+  kernels::stream_copy(to, from, bytes);
+  kernels::finish_streaming();
 }
 
 template <typename Copy>

@@ -58,6 +58,9 @@ class RegisteredMemory {
   // Whether copy_out() would copy a result.
   bool must_copy_out(size_t key) const;
   void copy_out(size_t key, Lock& lock);
+  // Copies between the library's memory and the application's. Any thread may call it, without the
+  // lock.
+  void copy(void* to, const void* from, size_t bytes) const;
   // Waits until no bytes are being copied to or from the key's memory; for Session::kAllKeys, of
   // any key.
   void await_copies(size_t key, Lock& lock);
@@ -77,6 +80,8 @@ class RegisteredMemory {
     bool result_lent = false;      // the transport writes results there
     bool result_is_there = false;  // it wrote the latest result there
   };
+  void convert(const void* from, kernels::DType from_dtype, float scale, void* to,
+               kernels::DType to_dtype, size_t elements) const;
   template <typename Copy>
   void unlocked(Entry& entry, Lock& lock, Copy copy);
   void encode(size_t key, Lock& lock);
@@ -97,6 +102,7 @@ class RegisteredMemory {
   const kernels::DType parameter_dtype_;         // the job's
   const bool has_parameters_;                    // results are those
   std::vector<Entry> entries_;
+  const bool streams_;  // the model is larger than what the caches keep until it is read
   bool ended_ = false;  // the memory is the caller's again, who may free it
   std::condition_variable copied_;
 };

@@ -1,7 +1,6 @@
 #include "worker/progress/key_exchange.h"
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "transport/error.h"
@@ -215,7 +214,7 @@ void KeyExchange::copy_result(size_t key, std::span<std::byte> into) {
   if (options_.memory_device != nullptr) {
     options_.memory_device->read(into.data(), from.data(), from.size());
   } else {
-    std::memcpy(into.data(), from.data(), from.size());
+    memory_->copy(into.data(), from.data(), from.size());
   }
   memory_->bytes_copied += from.size();
 }

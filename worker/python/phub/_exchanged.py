@@ -21,13 +21,14 @@ from phub._awaited import (
     writing,
 )
 from phub._device import DeviceKeys
-from phub._tensors import DTYPES, memory_of
+from phub._tensors import DTYPES, memory_of, pull_into
 from phub._views import tensor_over
 from phub.errors import InvalidError, TakenError
 from phub.worker import Worker
 
 _STATE_LIMIT_S = 60.0  # for which other ranks may read the state
 _BEGIN_LIMIT_S = 10.0  # after which the box must have noticed that the job has begun
+_LARGE_BYTES = 1 << 16  # the worker copies what is large, past the caches
 _T = TypeVar("_T")
 
 
@@ -235,10 +236,12 @@ class Exchanged:
     @torch.no_grad()
     def show(self) -> None:
         """Sets the parameter to the result."""
-        if self.worker.memory_device:
-            pulled = torch.empty(self.tensor.shape, dtype=DTYPES[self.worker.parameter_dtype])
-            self.worker.pull(self.name, memory_of(pulled))
-            self.tensor.copy_(pulled)
+        dtype = DTYPES[self.worker.parameter_dtype]
+        fits = self.tensor.dtype == dtype and self.tensor.is_contiguous()
+        is_large = fits and self.tensor.nbytes >= _LARGE_BYTES
+        if self.worker.memory_device or (is_large and not self.zero_copy):
+            pull_into(self.worker, self.name, self.tensor, dtype)
+            increment_version(self.tensor)
         elif not self.zero_copy:
             self.tensor.copy_(self.result)
         else:
