@@ -6,8 +6,11 @@
 
 #include <future>
 #include <limits>
+#include <ostream>
+#include <random>
 #include <thread>
 
+#include "kernels/kernels.h"
 #include "tests/geeps/exchange_rig.h"
 #include "tests/worker/box.h"
 #include "tests/worker/expect_error.h"
@@ -93,14 +96,92 @@ TEST(WorkerExchange, WhatDoesNotFitTheJobIsRefused) {
   spec.keys[3].shape.clear();
   EXPECT_THAT(refusal(spec, tables()), AllOf(HasSubstr("table 'large'"), HasSubstr("82501")));
   spec = spec_of("none", "sum", 1);
-  spec.gradient_dtype = "bf16";
-  EXPECT_THAT(refusal(spec, tables()), HasSubstr("gradient_dtype is bf16"));
-  spec = spec_of("none", "sum", 1);
-  spec.parameter_dtype = "f16";
-  EXPECT_THAT(refusal(spec, tables()), HasSubstr("parameter_dtype is f16"));
+  spec.keys[2].format = "rows";
+  spec.keys[2].rows_limit = 5;
+  EXPECT_THAT(refusal(spec, tables()), AllOf(HasSubstr("rows of table 'layer"), HasSubstr("sent")));
   // Rank 0 must have sent the initial parameters.
   EXPECT_THAT(refusal(spec_of("sgd", "sum", 1), tables()), HasSubstr("broadcast()"));
 }
+
+struct Formats {
+  const char* gradients;
+  const char* parameters;
+  const char* of_large;  // the key's own; empty: gradients
+};
+
+void PrintTo(const Formats& formats, std::ostream* out) {
+  *out << formats.gradients << " " << formats.parameters << " " << formats.of_large;
+}
+
+class WorkerExchangeFormats : public ::testing::TestWithParam<Formats> {};
+
+// A cache gives and takes f32, whatever the job's formats: it sees what a worker has that converts
+// by itself, to the bit.
+TEST_P(WorkerExchangeFormats, AreConvertedAsAWorkerDoes) {
+  constexpr uint64_t kRounds = 6;
+  JobSpec spec = spec_of("momentum", "mean", 2);  // its name: the rounding depends on it
+  spec.gradient_dtype = GetParam().gradients;
+  spec.parameter_dtype = GetParam().parameters;
+  spec.keys[3].format = GetParam().of_large;
+  const uint64_t seed = testing::random_seed();
+  SCOPED_TRACE(seed);
+  const auto initial_from = [&](uint32_t rank) {
+    return rank == 0 ? testing::initial_of(spec) : std::vector<float>();
+  };
+  testing::Parameters expected;
+  {
+    Box box;
+    each_rank(2, [&](uint32_t rank) {
+      Worker worker(options_of(box, spec, rank));
+      worker.broadcast(initial_from(rank));
+      for (uint64_t round = 1; round <= kRounds; ++round) {
+        for (size_t key = 0; key < worker.keys(); ++key) {
+          if (testing::is_null(rank, round, key)) {
+            worker.push(key, {.null = true});
+          } else {
+            std::vector<float> gradient(spec.keys[key].elements);
+            for (size_t i = 0; i < gradient.size(); ++i) {
+              gradient[i] = testing::gradient_of(seed, rank, round, key, i);
+            }
+            const auto dtype =
+                kernels::parse_dtype(gradient_memory_format(worker.spec(), worker.spec().keys[key]))
+                    .value();
+            kernels::convert(gradient.data(), kernels::DType::kF32,
+                             worker.gradient_bytes(key).data(), dtype, gradient.size());
+            worker.push(key);
+          }
+          worker.wait(key);
+        }
+      }
+      if (rank == 1) return worker.barrier();
+      for (size_t key = 0; key < worker.keys(); ++key) {
+        const auto dtype = kernels::parse_dtype(parameter_memory_format(worker.spec())).value();
+        kernels::convert(worker.parameter_bytes(key).data(), dtype,
+                         expected.emplace_back(spec.keys[key].elements).data(),
+                         kernels::DType::kF32, spec.keys[key].elements);
+      }
+      worker.barrier();
+    });
+  }
+  Box box;
+  each_rank(2, [&](uint32_t rank) {
+    Worker worker(options_of(box, spec, rank));
+    worker.broadcast(initial_from(rank));
+    {
+      WorkerExchange exchange(worker, tables());
+      testing::run(exchange, seed, rank, kRounds, std::mt19937_64(seed + rank));
+      EXPECT_TRUE(testing::same_bits(testing::parameters_of(exchange), expected));
+    }
+    worker.push_pull(0);  // of memory that is the library's again
+    worker.barrier();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, WorkerExchangeFormats,
+                         ::testing::Values(Formats{"bf16", "f32", ""}, Formats{"f16", "f16", "f32"},
+                                           Formats{"f32", "bf16", "int8"},
+                                           Formats{"int8", "f32", "bf16"},
+                                           Formats{"fp8-e4m3", "int8", "topk"}));
 
 // next() waits for a key that another worker holds up, and is woken for one that is pushed later.
 TEST(WorkerExchange, NextLearnsOfLaterPushes) {

@@ -27,6 +27,20 @@ namespace {
 using kernels::DType;
 using kernels::Optimizer;
 
+// Throws Error(kInvalid) unless gradients and parameters are f32: nothing is sent here.
+void check_formats(const JobSpec& spec) {
+  const auto check_format = [&](const char* field, const std::string& format) {
+    if (format != "f32") {
+      fail(ErrorCode::kInvalid, "job '{}': {} is {}; formats of what is sent need a server",
+           spec.name, field, format);
+    }
+  };
+  for (const KeySpec& key : spec.keys) {
+    if (!is_factors(key)) check_format("gradient_dtype", gradient_format(spec, key));
+  }
+  check_format("parameter_dtype", parameter_memory_format(spec));
+}
+
 JobSpec checked(JobSpec spec) {
   validate(spec);
   check_formats(spec);

@@ -208,17 +208,4 @@ std::vector<size_t> floats_of_factors(std::span<const KeySpec> keys) {
   return floats;
 }
 
-void check_formats(const JobSpec& spec) {
-  const auto check_format = [&](const char* field, const std::string& format) {
-    if (format != "f32") {
-      fail(ErrorCode::kInvalid, "job '{}': {} is {}; a parameter cache needs f32", spec.name, field,
-           format);
-    }
-  };
-  for (const KeySpec& key : spec.keys) {
-    if (!is_factors(key)) check_format("gradient_dtype", gradient_format(spec, key));
-  }
-  check_format("parameter_dtype", parameter_memory_format(spec));
-}
-
 }  // namespace phub::geeps

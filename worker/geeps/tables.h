@@ -38,7 +38,4 @@ std::optional<uint32_t> slack_of(const JobSpec& spec);
 // By key: floats of all the pairs that a rank may send; 0: its gradient is sent as it is.
 std::vector<size_t> floats_of_factors(std::span<const KeySpec> keys);
 
-// Throws Error(kInvalid) unless gradients and parameters are f32.
-void check_formats(const JobSpec& spec);
-
 }  // namespace phub::geeps

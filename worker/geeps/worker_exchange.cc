@@ -42,20 +42,59 @@ WorkerExchange::WorkerExchange(Worker& worker, std::span<const TableSpec> tables
     fail(ErrorCode::kInvalid, "key '{}' of job '{}' is no table", keys[expected.size()].name,
          worker_.spec().name);
   }
-  check_formats(worker_.spec());
+  make_own_memory();
   worker_.wait_all();
   worker_.save_by_call(true);
   for (size_t k = 0; k < names_.size(); ++k) begun_.push_back(worker_.round(k));
-  factors_ = std::make_unique<KeyArrays>(floats_of_factors(keys));
+}
+
+// The cache reads and writes f32: where the library's memory has another format, a push converts
+// the gradient, and a result that comes back is converted.
+void WorkerExchange::make_own_memory() {
+  const JobSpec& spec = worker_.spec();
+  std::vector<size_t> gradients = floats_of_factors(spec.keys), parameters(spec.keys.size());
+  const bool converts = parameter_memory_format(spec) != "f32";
+  for (size_t k = 0; k < spec.keys.size(); ++k) {
+    const KeySpec& key = spec.keys[k];
+    if (is_rows(key)) {
+      fail(ErrorCode::kInvalid, "rows of table '{}' are sent, and a cache pushes whole tables",
+           names_[k]);
+    }
+    const bool is_sent = !is_factors(key);
+    if (is_sent && gradient_memory_format(spec, key) != "f32") gradients[k] = key.elements;
+    if (converts) parameters[k] = key.elements;
+  }
+  gradients_ = std::make_unique<KeyArrays>(gradients);
+  parameters_ = std::make_unique<KeyArrays>(parameters);
+  for (size_t k = 0; k < spec.keys.size(); ++k) {
+    const bool has_gradient = gradients[k] > 0 && !is_factors(spec.keys[k]);
+    if (!has_gradient && !converts) continue;
+    worker_.register_memory(k, {.gradient = has_gradient ? (*gradients_)[k].data() : nullptr,
+                                .parameters = converts ? (*parameters_)[k].data() : nullptr,
+                                .gradient_dtype = "f32",
+                                .parameter_dtype = "f32",
+                                .in_place = false});
+    registered_.push_back(k);
+  }
 }
 
 WorkerExchange::~WorkerExchange() {
   worker_.forget_announced();
+  try {
+    for (const size_t key : registered_) worker_.register_memory(key, {});
+  } catch (const Error&) {  // the worker has failed: it uses no memory any more
+  }
   worker_.save_by_call(false);
 }
 
 std::span<float> WorkerExchange::gradient(size_t key) {
-  return samples(key) > 0 ? (*factors_)[key] : worker_.gradient(key);
+  const std::span<float> own = (*gradients_)[key];
+  return own.empty() ? worker_.gradient(key) : own;
+}
+
+std::span<const float> WorkerExchange::parameters(size_t key) const {
+  const std::span<const float> own = (*parameters_)[key];
+  return own.empty() ? worker_.parameters(key) : own;
 }
 
 template <typename Push>

@@ -1,6 +1,7 @@
 // An exchange with the box: the tables of parameters are the keys of a job (keys_of()). Gradients
-// and parameters are the worker's library memory, nothing is copied here. The worker's saver is
-// called by save().
+// and parameters are the worker's library memory, nothing is copied here, where that memory is f32;
+// else they are f32 arrays of this, which pushes and results are converted from and to. Gradients
+// may have coded formats. The worker's saver is called by save().
 #pragma once
 
 #include <memory>
@@ -24,9 +25,9 @@ namespace geeps {
 class WorkerExchange final : public Exchange {
  public:
   // Waits for the present parameters. Throws Error(kInvalid), which names the table, if the
-  // worker's keys are not those of keys_of(tables), or the job's formats are not f32. REQUIRES: if
-  // the job needs initial parameters, Worker::broadcast() was called; the worker outlives this;
-  // nothing else pushes to it or calls its wait_any().
+  // worker's keys are not those of keys_of(tables), or rows of a table are sent. REQUIRES: if the
+  // job needs initial parameters, Worker::broadcast() was called; the worker outlives this; nothing
+  // else pushes to it, calls its wait_any() or registers memory for it.
   WorkerExchange(Worker& worker, std::span<const TableSpec> tables);
   // Nobody is told of pushes in progress. REQUIRES: no next() is in progress.
   ~WorkerExchange() override;
@@ -38,7 +39,7 @@ class WorkerExchange final : public Exchange {
   size_t elements(size_t key) const override { return worker_.spec().keys.at(key).elements; }
   uint32_t samples(size_t key) const override { return worker_.spec().keys.at(key).rank_limit; }
   std::span<float> gradient(size_t key) override;
-  std::span<const float> parameters(size_t key) const override { return worker_.parameters(key); }
+  std::span<const float> parameters(size_t key) const override;
 
   void push(size_t key, int32_t priority) override;
   void push_factors(size_t key, std::span<const FactorPairs> factors, int32_t priority) override;
@@ -63,14 +64,17 @@ class WorkerExchange final : public Exchange {
   uint32_t world_size() const override { return worker_.world_size(); }
 
  private:
+  void make_own_memory();
   template <typename Push>
   void push_with(size_t key, Push push);
   [[noreturn]] void fail_with(const Error& error);
 
   Worker& worker_;
-  std::vector<std::string> names_;      // the keys' names, those of the tables
-  std::vector<uint64_t> begun_;         // by key: the round before the first push
-  std::unique_ptr<KeyArrays> factors_;  // empty where the gradient is sent as it is
+  std::vector<std::string> names_;  // the keys' names, those of the tables
+  std::vector<uint64_t> begun_;     // by key: the round before the first push
+  // Factors, and what the library has in another format than f32; empty: the library's.
+  std::unique_ptr<KeyArrays> gradients_, parameters_;
+  std::vector<size_t> registered_;  // keys
 
   std::mutex mutex_;        // guards the members below
   std::vector<bool> away_;  // by key: pushed and not yet returned by next()
