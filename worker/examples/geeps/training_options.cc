@@ -60,9 +60,19 @@ void add_device_options(CLI::App& app, TrainingOptions& o) {
 
 void add_job_options(CLI::App& app, TrainingOptions& o) {
   const std::string group = "Job";
-  app.add_flag("--standalone", o.standalone, "Without a box")->group(group);
-  app.add_flag("--store", o.store, "Parameters are rows of an IterStore, of plain SGD")
-      ->group(group);
+  CLI::Option* alone = app.add_flag("--standalone", o.standalone, "Without a box")->group(group);
+  CLI::Option* store =
+      app.add_flag("--store", o.store, "Parameters are rows of an IterStore, of plain SGD")
+          ->group(group);
+  app.add_option("--gradients", o.worker.spec.gradient_dtype,
+                 "Their format on the wire: f32, bf16, f16, int8, fp8-e4m3 …")
+      ->group(group)
+      ->excludes(alone, store)
+      ->capture_default_str();
+  app.add_option("--results", o.worker.spec.parameter_dtype, "That of parameters that come back")
+      ->group(group)
+      ->excludes(alone, store)
+      ->capture_default_str();
   app.add_option("--server", o.worker.server, "HOST:PORT of phub serve")
       ->group(group)
       ->capture_default_str();
