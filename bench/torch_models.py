@@ -141,6 +141,7 @@ class Waiting(nn.Module):
 MODELS = {
     "resnet50": ResNet50,
     "gpt2": GPT2,
+    "gpt-35m": lambda: GPT2(symbols=8192, context=TOKENS, width=512, layers=10, heads=8),
     "gpt2-keys": KeysOfGPT2,
     "waiting": lambda: Waiting(each=False),
     "waiting-layers": Waiting,
