@@ -20,11 +20,18 @@ class Case:
     elements: int
     workers: int
     rounds: int
-    variants: tuple = ("",)  # of phub: what workers have in memory of their own (--copy)
+    variants: tuple = ("",)  # of phub: names of VARIANTS, joined by "+"
 
     @property
     def bytes(self):
         return self.elements * 4
+
+
+VARIANTS = {
+    "sums": "--no-optimize",
+    "results": "--copy=results",  # which go into memory of the workers' own
+    "all": "--copy=all",  # gradients come from such memory, too
+}
 
 
 class Failure(Exception):
@@ -162,7 +169,7 @@ def run_phub(host, case, transport, variant):
         command = [*host.prefix, host.binary("zerocompute"), *case.model, "--workers",
                    str(case.workers), "--transport", transport, "-w", str(WARMUP), "-n",
                    str(case.rounds), "--no-limit", "--quiet", "--json", file.name]
-        run(command + ([f"--copy={variant}"] if variant else []))
+        run(command + [VARIANTS[name] for name in variant.split("+") if name])
         return checked_us("phub", case, json.load(file)["rows"][0])
 
 
