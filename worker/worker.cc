@@ -76,6 +76,9 @@ std::optional<std::span<const std::byte>> Worker::restored(std::string_view name
   return impl_->saver.restored(name);
 }
 bool Worker::saves() const { return impl_->options.saver && impl_->saver.is_active(); }
+bool Worker::saves_residuals() const {
+  return phub::saves_residuals(spec()) && impl_->saver.is_active();
+}
 void Worker::save_by_call(bool by_call) { impl_->saver.set_by_call(by_call); }
 uint64_t Worker::next_saved() const { return saves() ? impl_->saver.due() : 0; }
 void Worker::save(RankState more) {
@@ -172,6 +175,24 @@ Pushed Worker::push(size_t key, const PushOptions& how) {
     }
     return impl_->push(key, how, [&](RegisteredMemory& memory, KeyExchange::Lock& lock) {
       return memory.copy_in(key, lock);
+    });
+  });
+}
+
+Pushed Worker::push_copy(size_t key, std::span<const std::byte> gradient, const PushOptions& how) {
+  return only_errors([&] {
+    const size_t bytes = gradient_bytes(key).size();
+    if (memory_device() != nullptr) {
+      fail(ErrorCode::kInvalid, "push_copy: gradients of this worker lie in memory of {}",
+           memory_device()->name());
+    }
+    if (gradient.size() != bytes) {
+      fail(ErrorCode::kInvalid,
+           "push_copy: the gradient of key '{}' has {} bytes, and {} are given",
+           spec().keys[key].name, bytes, gradient.size());
+    }
+    return impl_->push(key, how, [&](RegisteredMemory& memory, KeyExchange::Lock& lock) {
+      return memory.copy_in_from(key, gradient.data(), lock);
     });
   });
 }

@@ -220,7 +220,8 @@ class Worker {
   // if there is none of this name: in a job that begins, for a new rank, or after joining a job in
   // progress the state follows from first_round().
   std::optional<std::span<const std::byte>> restored(std::string_view name) const;
-  bool saves() const;  // it has a saver, and the server saves the job
+  bool saves() const;            // it has a saver, and the server saves the job
+  bool saves_residuals() const;  // of coded gradients, with or without a saver
   // For a user that waits for results on threads of its own (geeps::WorkerExchange): while it is
   // set, only save() calls the saver, and a push beyond next_saved() throws kInvalid.
   void save_by_call(bool by_call);
@@ -268,6 +269,9 @@ class Worker {
   Pushed push(size_t key, const PushOptions& how);
   Pushed push(size_t key, int32_t priority = 0) { return push(key, {.priority = priority}); }
   Pushed push_null(size_t key) { return push(key, {.null = true}); }
+  // Does the same after copying the gradient from the caller's memory to gradient_bytes(). Throws
+  // Error(kInvalid) for another number of bytes, and if memory is registered for the gradient.
+  Pushed push_copy(size_t key, std::span<const std::byte> gradient, const PushOptions& how = {});
   // Does the same for a matrix whose gradient is sent as factors (KeySpec::rank_limit), in one part
   // or several: one of each device of this process, for example. They are copied before it returns.
   // The server adds up the outer products of all ranks, in the order of ranks and then of pairs

@@ -67,13 +67,13 @@ class Rank {
   const CaseSpec& spec_;
   const uint32_t rank_;
   const size_t width_;
-  Worker worker_;
-  const std::vector<KeySpec> keys_;  // as the job has them
+  std::vector<std::byte> own_gradients_, own_results_;  // empty: the library's
+  Worker worker_;                                       // ends before them
+  const std::vector<KeySpec> keys_;                     // as the job has them
   Checker checker_;
   const ModelChunks chunks_;
-  std::vector<uint64_t> key_first_;                     // elements, as the chunks count them
-  std::vector<Compact> compact_;                        // by key
-  std::vector<std::byte> own_gradients_, own_results_;  // empty: the library's
+  std::vector<uint64_t> key_first_;  // elements, as the chunks count them
+  std::vector<Compact> compact_;     // by key
   uint64_t checked_ = 0, wrong_ = 0;
   std::string wrong_text_;
 };

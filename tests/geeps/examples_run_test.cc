@@ -177,17 +177,21 @@ TEST_F(ExamplesRun, WorkersLearnOutOfLockStep) {
     EXPECT_GE(last_number(output, "held-out accuracy "), 90) << consistency << "\n" << output;
   }
 }
-// The random numbers of a coded format depend on the job's name: of those bits there is no second.
 TEST_F(ExamplesRun, FormatsOnTheWireAreTheJobs) {
   const Words mlp = digits_ + "--model mlp --lr 0.3 ";
-  const std::string bits = "--iterations 30 --gradients bf16 --results bf16 ";
-  const std::string whole = digest(run_with_box(mlp + bits, 2), 2);
-  EXPECT_EQ(digest(run_with_box(mlp + (bits + "--budget least --piece 3K"), 2), 2), whole);
-  EXPECT_NE(digest(run_with_box(mlp + "--iterations 30", 2), 2), whole);
+  const std::string whole = digest(run_with_box(mlp + "--iterations 30", 2), 2);
+  for (const std::string formats : {"--gradients bf16 --results bf16", "--gradients int8"}) {
+    const Words coded = mlp + ("--iterations 30 --piece 3K " + formats);
+    const std::string bits = digest(run_with_box(coded, 2), 2);
+    EXPECT_EQ(digest(run_with_box(coded + "--budget least", 2), 2), bits);
+    EXPECT_NE(bits, whole);
+  }
   const std::string output =
       run_with_box(mlp + "--iterations 400 --budget 50% --gradients int8 --results int8", 3);
   EXPECT_GE(last_number(output, "held-out accuracy "), 90) << output;
   EXPECT_THAT(errors_with_box(mlp + "--gradients float", 1), HasSubstr("float"));
+  EXPECT_THAT(errors_with_box(mlp + "--results bf16 --checkpoint " + file("saved"), 1),
+              HasSubstr("leave out --gradients and --results"));
 }
 TEST_F(ExamplesRun, LanguageModelLearnsMoreThanFrequencies) {
   const std::string output =

@@ -248,6 +248,32 @@ class SavedTables : public phub::testing::SavedBoxTest {
     return ranks.clear(), results;
   }
 
+  // The same, of a job whose server is killed `kills` times.
+  std::vector<std::string> run_and_kill(const JobSpec& spec, uint64_t rounds, const Way& way,
+                                        bool anew, int kills, std::mt19937_64& random) {
+    std::atomic<uint64_t> allowed = 0;
+    std::vector<std::string> results;
+    std::jthread training([&] { results = run(spec, rounds, allowed, way, anew); });
+    const auto allow = [&](uint64_t round) {
+      allowed = std::max<uint64_t>(allowed, std::min(rounds - 1, round));
+    };
+    uint64_t durable = 0;
+    for (int kill = 0; kill < kills; ++kill) {
+      EXPECT_TRUE(becomes([&] {
+        const JobStatus job = status(spec.name);
+        allow(job.next_saved_round + random() % 4);
+        return job.durable_round > durable;
+      }));
+      allow(allowed + random() % 8);
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % 20'000));
+      durable = std::max(durable, status(spec.name).durable_round);
+      die_and_come_back(kEvery);
+    }
+    allowed = rounds;
+    training.join();
+    return results;
+  }
+
   std::function<void(uint64_t round)> on_save_;
 };
 
@@ -264,28 +290,32 @@ TEST_F(SavedTables, ARunWhoseServerIsKilledEndsAsOneThatIsNot) {
     anew = !anew;
     SCOPED_TRACE(fmt::format("{}, {}", way.name, anew ? "new processes" : "rejoin"));
     const JobSpec spec = spec_of(fmt::format("killed-{}", &way - kWays), 2);
-    std::atomic<uint64_t> allowed = 0;
-    std::vector<std::string> results;
-    std::jthread training([&] { results = run(spec, kRounds, allowed, way, anew); });
-    const auto allow = [&](uint64_t round) {
-      allowed = std::max<uint64_t>(allowed, std::min(kRounds - 1, round));
-    };
-    uint64_t durable = 0;
-    for (int kill = 0; kill < (&way == kWays ? 3 : 1); ++kill) {
-      EXPECT_TRUE(becomes([&] {
-        const JobStatus job = status(spec.name);
-        allow(job.next_saved_round + random() % 4);
-        return job.durable_round > durable;
-      }));
-      allow(allowed + random() % 8);
-      std::this_thread::sleep_for(std::chrono::microseconds(random() % 20'000));
-      durable = std::max(durable, status(spec.name).durable_round);
-      die_and_come_back(kEvery);
-    }
-    allowed = kRounds;
-    training.join();
-    EXPECT_TRUE(results == expected);  // too long to print
+    const int kills = &way == kWays ? 3 : 1;
+    EXPECT_TRUE(run_and_kill(spec, kRounds, way, anew, kills, random) == expected);  // too long
   }
+}
+
+// The residuals of coded gradients are saved with the tables.
+TEST_F(SavedTables, ResidualsGoOnToo) {
+  constexpr uint64_t kRounds = 60;
+  std::mt19937_64 random(fresh_seeds(1).first);
+  serve(kEvery);
+  const auto coded = [](const char* name) {
+    JobSpec spec = spec_of(name, 2);
+    spec.gradient_dtype = "int8";
+    return spec;
+  };
+  const std::vector<std::string> expected =
+      run(coded("coded"), kRounds, std::atomic<uint64_t>(kRounds), kAllPinned, false);
+  ASSERT_FALSE(expected[0].empty());
+  const bool anew = random() % 2 == 0;
+  EXPECT_TRUE(run_and_kill(coded("coded-killed"), kRounds, kWays[1], anew, 1, random) == expected);
+  JobSpec alone = coded("no-saver");
+  alone.world_size = 1;
+  Worker worker(options(alone, 0));
+  worker.broadcast({});
+  EXPECT_THAT(error_of(ErrorCode::kInvalid, [&] { WorkerExchange refused(worker, tables()); }),
+              AllOf(HasSubstr("residuals"), HasSubstr("saver"), HasSubstr("save_point()")));
 }
 
 // After every round that is saved the next clock needs the save point.

@@ -103,6 +103,20 @@ TEST(WorkerExchange, WhatDoesNotFitTheJobIsRefused) {
   EXPECT_THAT(refusal(spec_of("sgd", "sum", 1), tables()), HasSubstr("broadcast()"));
 }
 
+// What it registered is not used any more when it could not be made.
+TEST(WorkerExchange, AWorkerIsAsBeforeARefusal) {
+  Box box;
+  JobSpec spec = spec_of("sgd", "sum", 1);
+  spec.parameter_dtype = "bf16";
+  Worker worker(box.options(spec));
+  EXPECT_THAT(error_of(ErrorCode::kInvalid, [&] { WorkerExchange refused(worker, tables()); }),
+              HasSubstr("broadcast()"));
+  worker.broadcast(testing::initial_of(spec));
+  for (size_t key = 0; key < worker.keys(); ++key) worker.push_pull(key);
+  WorkerExchange exchange(worker, tables());
+  EXPECT_NE(exchange.parameters(0)[0], 0);
+}
+
 struct Formats {
   const char* gradients;
   const char* parameters;

@@ -430,6 +430,8 @@ TEST_F(BadInput, CallsOfTheLibrary) {
       expect(kInvalid, kRange, [&] { worker.pull(key, {}); });
     }
     std::vector<std::byte> small(39);
+    expect(kInvalid, "push_copy: the gradient of key 'b' has 40 bytes, and 39 are given",
+           [&] { worker.push_copy(1, small); });
     expect(kInvalid, "pull: key 'b' has 40 bytes, the destination 39",
            [&] { worker.pull(1, small); });
     expect(kNotFound, "job 'job' has no key 'v'", [&] { worker.key("v"); });

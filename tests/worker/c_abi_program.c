@@ -510,6 +510,13 @@ static void rows(void) {
   FAILS(phub_push_rows(worker, 0, indices, elements, SIZE_MAX / 4, 0), PHUB_INVALID, "rows are");
   FAILS(phub_push_rows(worker, 1, indices, elements, 1, 0), PHUB_INVALID, "all rows are sent");
   FAILS(phub_push_rows(worker, 2, indices, elements, 1, 0), PHUB_INVALID, "out of range");
+  FAILS(phub_push_copy(worker, 0, elements, sizeof elements, 0), PHUB_INVALID, "rows are sent");
+  FAILS(phub_push_copy(worker, 1, elements, 19, 0), PHUB_INVALID, "has 20 bytes");
+  FAILS(phub_push_copy(worker, 1, NULL, 20, 0), PHUB_INVALID, "gradient is null");
+  OK(phub_push_copy(worker, 1, elements, 20, 0));
+  OK(phub_wait(worker, 1));
+  OK(phub_parameters(worker, 1, &parameters, &bytes));
+  CHECK(bytes == 20 && ((const float*)parameters)[4] == -elements[4]);
   FAILS(phub_push(worker, 0, 0), PHUB_INVALID, "push_rows");
   FAILS(phub_gradient(worker, 0, &gradient, &bytes), PHUB_INVALID, "no memory for its gradient");
   OK(phub_push_rows(worker, 0, NULL, NULL, 0, 0));

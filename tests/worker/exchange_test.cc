@@ -137,6 +137,43 @@ TEST(Exchange, RegisteredMemoryIsScaledAndThenCoded) {
   }
 }
 
+// Of few bytes and of more than caches keep, whose copies go past them. The library's memory has
+// them afterwards.
+TEST(Exchange, AGradientIsCopiedAndPushed) {
+  Box box;
+  for (const char* format : {"f32", "bf16", "int8"}) {
+    for (const size_t elements : {9001, 3'000'001}) {
+      SCOPED_TRACE(format + std::to_string(elements));
+      JobSpec spec;
+      spec.name = format + std::to_string(elements);
+      spec.keys = {{.name = "w", .elements = elements}};
+      spec.gradient_dtype = format;
+      Worker worker(box.options(spec));
+      worker.wait_all();
+      const DType inside = *kernels::parse_dtype(gradient_memory_format(spec, spec.keys[0]));
+      CodedRank sender(spec, 0);
+      for (uint64_t round = 1; round <= 2; ++round) {
+        std::vector<std::byte> gradient(1 + elements * kernels::bytes_of(inside));
+        const std::span<std::byte> odd = std::span(gradient).subspan(1);  // at any address
+        std::vector<std::byte> even(odd.size());
+        fill(even, inside, 5, 0, round, 0);
+        std::ranges::copy(even, odd.begin());
+        const uint64_t copied = worker.stats().bytes_copied;
+        worker.push_copy(0, odd);
+        EXPECT_GE(worker.stats().bytes_copied, copied + odd.size());
+        std::ranges::fill(gradient, std::byte{7});
+        EXPECT_TRUE(std::ranges::equal(worker.gradient_bytes(0), even));
+        worker.wait(0);
+        std::vector<float> pushed(elements);
+        for (size_t e = 0; e < elements; ++e) pushed[e] = reference::load(even.data(), inside, e);
+        const bool is_coded = format == std::string("int8");
+        EXPECT_TRUE(std::ranges::equal(worker.parameters(0),
+                                       is_coded ? sender.send(0, round, pushed) : pushed));
+      }
+    }
+  }
+}
+
 // Nothing is copied over TCP, each way once over shared memory.
 TEST(Exchange, MemoryThatIsRegisteredIsUsedInPlace) {
   constexpr uint32_t kRanks = 2;

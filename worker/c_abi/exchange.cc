@@ -111,6 +111,14 @@ phub_code phub_push_null(phub_worker* worker, size_t key) {
   return exchanging(__func__, worker, [&](Worker& w) { w.push_null(key); });
 }
 
+phub_code phub_push_copy(phub_worker* worker, size_t key, const void* gradient, size_t bytes,
+                         int32_t priority) {
+  return exchanging(__func__, worker, [&](Worker& w) {
+    need(gradient, "gradient");
+    w.push_copy(key, {static_cast<const std::byte*>(gradient), bytes}, {.priority = priority});
+  });
+}
+
 phub_code phub_push_factors(phub_worker* worker, size_t key, const float* left, const float* right,
                             uint32_t pairs, int32_t priority) {
   return exchanging(__func__, worker, [&](Worker& w) {

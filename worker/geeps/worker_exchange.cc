@@ -5,6 +5,35 @@
 
 namespace phub::geeps {
 
+// f32 arrays: factors, and what the library has in another format, which its keys use as long as
+// this is there. Empty: a key uses the library's.
+struct WorkerExchange::OwnMemory {
+  OwnMemory(Worker& of_worker, std::span<const size_t> of_gradients,
+            std::span<const size_t> of_parameters)
+      : worker(of_worker), gradients(of_gradients), parameters(of_parameters) {}
+  ~OwnMemory() {
+    try {
+      for (const size_t key : used) worker.register_memory(key, {});
+    } catch (const Error&) {  // the worker has failed: it uses no memory any more
+    }
+  }
+  OwnMemory(const OwnMemory&) = delete;
+  OwnMemory& operator=(const OwnMemory&) = delete;
+
+  void use(size_t key, bool gradient, bool result) {
+    used.push_back(key);
+    worker.register_memory(key, {.gradient = gradient ? gradients[key].data() : nullptr,
+                                 .parameters = result ? parameters[key].data() : nullptr,
+                                 .gradient_dtype = "f32",
+                                 .parameter_dtype = "f32",
+                                 .in_place = false});
+  }
+
+  Worker& worker;
+  KeyArrays gradients, parameters;
+  std::vector<size_t> used;
+};
+
 WorkerExchange::WorkerExchange(Worker& worker, std::span<const TableSpec> tables)
     : worker_(worker), away_(worker.keys()) {
   if (worker.memory_device() != nullptr) {
@@ -42,6 +71,12 @@ WorkerExchange::WorkerExchange(Worker& worker, std::span<const TableSpec> tables
     fail(ErrorCode::kInvalid, "key '{}' of job '{}' is no table", keys[expected.size()].name,
          worker_.spec().name);
   }
+  if (worker_.saves_residuals() && !worker_.saves()) {
+    fail(ErrorCode::kInvalid,
+         "job '{}' has coded gradients, whose residuals the server saves: give the worker a saver, "
+         "which may have nothing to save itself, and call save_point()",
+         worker_.spec().name);
+  }
   make_own_memory();
   worker_.wait_all();
   worker_.save_by_call(true);
@@ -64,36 +99,26 @@ void WorkerExchange::make_own_memory() {
     if (is_sent && gradient_memory_format(spec, key) != "f32") gradients[k] = key.elements;
     if (converts) parameters[k] = key.elements;
   }
-  gradients_ = std::make_unique<KeyArrays>(gradients);
-  parameters_ = std::make_unique<KeyArrays>(parameters);
+  own_ = std::make_unique<OwnMemory>(worker_, gradients, parameters);
   for (size_t k = 0; k < spec.keys.size(); ++k) {
     const bool has_gradient = gradients[k] > 0 && !is_factors(spec.keys[k]);
     if (!has_gradient && !converts) continue;
-    worker_.register_memory(k, {.gradient = has_gradient ? (*gradients_)[k].data() : nullptr,
-                                .parameters = converts ? (*parameters_)[k].data() : nullptr,
-                                .gradient_dtype = "f32",
-                                .parameter_dtype = "f32",
-                                .in_place = false});
-    registered_.push_back(k);
+    own_->use(k, has_gradient, converts);
   }
 }
 
 WorkerExchange::~WorkerExchange() {
   worker_.forget_announced();
-  try {
-    for (const size_t key : registered_) worker_.register_memory(key, {});
-  } catch (const Error&) {  // the worker has failed: it uses no memory any more
-  }
   worker_.save_by_call(false);
 }
 
 std::span<float> WorkerExchange::gradient(size_t key) {
-  const std::span<float> own = (*gradients_)[key];
+  const std::span<float> own = own_->gradients[key];
   return own.empty() ? worker_.gradient(key) : own;
 }
 
 std::span<const float> WorkerExchange::parameters(size_t key) const {
-  const std::span<const float> own = (*parameters_)[key];
+  const std::span<const float> own = own_->parameters[key];
   return own.empty() ? worker_.parameters(key) : own;
 }
 

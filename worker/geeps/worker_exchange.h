@@ -18,16 +18,15 @@
 
 namespace phub {
 
-class KeyArrays;
-
 namespace geeps {
 
 class WorkerExchange final : public Exchange {
  public:
   // Waits for the present parameters. Throws Error(kInvalid), which names the table, if the
-  // worker's keys are not those of keys_of(tables), or rows of a table are sent. REQUIRES: if the
-  // job needs initial parameters, Worker::broadcast() was called; the worker outlives this; nothing
-  // else pushes to it, calls its wait_any() or registers memory for it.
+  // worker's keys are not those of keys_of(tables), or rows of a table are sent, or the server
+  // saves residuals and the worker has no saver. REQUIRES: if the job needs initial parameters,
+  // Worker::broadcast() was called; the worker outlives this, which ends before Worker::rejoin();
+  // nothing else pushes to it, calls its wait_any() or registers memory for it.
   WorkerExchange(Worker& worker, std::span<const TableSpec> tables);
   // Nobody is told of pushes in progress. REQUIRES: no next() is in progress.
   ~WorkerExchange() override;
@@ -64,6 +63,7 @@ class WorkerExchange final : public Exchange {
   uint32_t world_size() const override { return worker_.world_size(); }
 
  private:
+  struct OwnMemory;
   void make_own_memory();
   template <typename Push>
   void push_with(size_t key, Push push);
@@ -72,9 +72,7 @@ class WorkerExchange final : public Exchange {
   Worker& worker_;
   std::vector<std::string> names_;  // the keys' names, those of the tables
   std::vector<uint64_t> begun_;     // by key: the round before the first push
-  // Factors, and what the library has in another format than f32; empty: the library's.
-  std::unique_ptr<KeyArrays> gradients_, parameters_;
-  std::vector<size_t> registered_;  // keys
+  std::unique_ptr<OwnMemory> own_;
 
   std::mutex mutex_;        // guards the members below
   std::vector<bool> away_;  // by key: pushed and not yet returned by next()

@@ -175,6 +175,22 @@ bool RegisteredMemory::copy_in(size_t key, Lock& lock) {
   return entry.gradient != nullptr;
 }
 
+bool RegisteredMemory::copy_in_from(size_t key, const void* gradient, Lock& lock) {
+  await_copies(key, lock);
+  if (ended_) return false;
+  if (entries_[key].gradient != nullptr) {
+    fail(ErrorCode::kInvalid,
+         "push_copy: memory is registered for the gradient of key '{}', and push() sends that",
+         spec_.keys[key].name);
+  }
+  const std::span<std::byte> into =
+      coder_.codes(key) ? std::as_writable_bytes(coder_.gradient(key)) : session_.gradient(key);
+  unlocked(entries_[key], lock, [&] { copy(into.data(), gradient, into.size()); });
+  bytes_copied += into.size();
+  copy_in(key, lock);
+  return true;
+}
+
 bool RegisteredMemory::copy_factors_in(size_t key, std::span<const FactorPairs> factors,
                                        Lock& lock) {
   Entry& entry = entries_[key];

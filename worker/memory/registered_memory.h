@@ -38,6 +38,9 @@ class RegisteredMemory {
   // whether bytes were copied. REQUIRES: the key is ready. (Another thread may have pushed it when
   // this returns.)
   bool copy_in(size_t key, Lock& lock);
+  // Does the same with this gradient, which is then in the library's memory for it. Throws
+  // Error(kInvalid) if other memory is registered for the key's gradient.
+  bool copy_in_from(size_t key, const void* gradient, Lock& lock);
   // Does the same for a key whose factors are sent: parts follow each other in the slots of all
   // chunks.
   bool copy_factors_in(size_t key, std::span<const FactorPairs> factors, Lock& lock);

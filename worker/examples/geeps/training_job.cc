@@ -92,6 +92,13 @@ JobSpec job_spec(const TrainingOptions& options, const Tables& tables) {
   spec.on_loss = "fail";
   spec.consistency = options.consistency;
   spec.slack = options.slack;
+  if (!options.checkpoint.empty() &&
+      (spec.gradient_dtype != "f32" || spec.parameter_dtype != "f32")) {
+    fail(ErrorCode::kInvalid,
+         "--checkpoint: the file would have parameters of {} and no residuals of {}, so that a "
+         "resumed training would go on with others; leave out --gradients and --results",
+         spec.parameter_dtype, spec.gradient_dtype);
+  }
   const bool keeps_state = !optimizer_states(spec).empty();
   if (keeps_state && !options.checkpoint.empty() && options.consistency != "bsp") {
     fail(ErrorCode::kInvalid,

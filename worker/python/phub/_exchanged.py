@@ -21,14 +21,13 @@ from phub._awaited import (
     writing,
 )
 from phub._device import DeviceKeys
-from phub._tensors import DTYPES, memory_of, pull_into
+from phub._tensors import DTYPES, memory_of, pull_into, push_from, take_into
 from phub._views import tensor_over
 from phub.errors import InvalidError, TakenError
 from phub.worker import Worker
 
 _STATE_LIMIT_S = 60.0  # for which other ranks may read the state
 _BEGIN_LIMIT_S = 10.0  # after which the box must have noticed that the job has begun
-_LARGE_BYTES = 1 << 16  # the worker copies what is large, past the caches
 _T = TypeVar("_T")
 
 
@@ -127,8 +126,7 @@ class Exchanged:
         elif gradient is None:
             self.worker.push_null(self.name)
         else:
-            self.slot.copy_(gradient)
-            self.worker.push(self.name)
+            push_from(self.worker, self.name, gradient, self.slot)
 
     def _to_lend(self, tensor: torch.Tensor) -> torch.Tensor:
         if self.delay:
@@ -231,19 +229,15 @@ class Exchanged:
         if self.tensor.grad is None:
             self.tensor.grad = self.result.to(self.tensor.dtype, copy=True)
         else:
-            self.tensor.grad.copy_(self.result)
+            take_into(self.worker, self.name, self.tensor.grad, self.result)
 
     @torch.no_grad()
     def show(self) -> None:
         """Sets the parameter to the result."""
-        dtype = DTYPES[self.worker.parameter_dtype]
-        fits = self.tensor.dtype == dtype and self.tensor.is_contiguous()
-        is_large = fits and self.tensor.nbytes >= _LARGE_BYTES
-        if self.worker.memory_device or (is_large and not self.zero_copy):
-            pull_into(self.worker, self.name, self.tensor, dtype)
-            increment_version(self.tensor)
+        if self.worker.memory_device:
+            pull_into(self.worker, self.name, self.tensor, DTYPES[self.worker.parameter_dtype])
         elif not self.zero_copy:
-            self.tensor.copy_(self.result)
+            take_into(self.worker, self.name, self.tensor, self.result)
         else:
             if self.tensor.data_ptr() != self.result.data_ptr():
                 self.tensor.data = self.result

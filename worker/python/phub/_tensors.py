@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import nn
+from torch.autograd.graph import increment_version
 
 from phub import _device
 from phub._memory import Memory
@@ -15,6 +16,8 @@ from phub.worker import Worker
 
 FORMATS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 DTYPES = {name: dtype for dtype, name in FORMATS.items()}
+_LARGE_BYTES = 1 << 16
+_PLAIN = (torch.Tensor, nn.Parameter)  # subclasses may have their numbers elsewhere
 
 
 def key_for(parameter: nn.Parameter) -> Key:
@@ -26,6 +29,37 @@ def key_for(parameter: nn.Parameter) -> Key:
 def memory_of(tensor: torch.Tensor) -> Memory:
     """For the worker."""
     return Memory(tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)
+
+
+def push_from(
+    worker: Worker, key: str, gradient: torch.Tensor, slot: torch.Tensor, priority: int = 0
+) -> None:
+    """Pushes a gradient, which is copied to the slot: the worker's memory for it."""
+    if _is_copied_by_worker(gradient) and gradient.dtype == slot.dtype:
+        worker.push_copy(key, memory_of(gradient.detach()), priority)
+    else:
+        slot.copy_(gradient)
+        worker.push(key, priority)
+
+
+def take_into(worker: Worker, key: str, tensor: torch.Tensor, result: torch.Tensor) -> None:
+    """Copies the key's result, the worker's memory that has it, to the tensor."""
+    if _is_copied_by_worker(tensor) and tensor.dtype == result.dtype:
+        worker.pull(key, memory_of(tensor.detach()))
+        increment_version(tensor)
+    else:
+        tensor.copy_(result)
+
+
+def _is_copied_by_worker(tensor: torch.Tensor) -> bool:
+    """If it is large: the worker copies past the caches."""
+    return (
+        tensor.nbytes >= _LARGE_BYTES
+        and tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+        and type(tensor) in _PLAIN
+    )
 
 
 def pull_into(worker: Worker, key: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 from phub._memory import Memory
 from phub._names import by_name
 from phub._options import Option, check_results
-from phub._tensors import DTYPES, memory_of
+from phub._tensors import DTYPES, memory_of, push_from, take_into
 from phub._views import tensor_over
 from phub._watch import Watch
 from phub.errors import InvalidError
@@ -115,15 +115,14 @@ class FSDPState:
         if key in self._late:  # its module came twice, or its backward() failed
             self._finish_one(key)
         slot = tensor_over(self.worker.gradient(key), DTYPES[self.worker.gradient_dtype(key)])
-        slot.copy_(gradients)
-        self.worker.push(key)
+        push_from(self.worker, key, gradients, slot)
         if _is_read_late(module, self._parameters[key], gradients.dtype):
             backward = torch._C._current_graph_task_id()
             self._late[key] = backward, gradients
             Variable._execution_engine.queue_callback(lambda: self._finish(backward))
         else:
             self.worker.wait(key)
-            gradients.copy_(self._result(key))
+            take_into(self.worker, key, gradients, self._result(key))
 
     def _finish(self, backward: int) -> None:
         """At the end of a backward(): parameters get the means that it has not waited for."""
@@ -134,7 +133,7 @@ class FSDPState:
     def _finish_one(self, key: str) -> None:
         self.worker.wait(key)
         _, gradients = self._late.pop(key)
-        gradients.copy_(self._result(key))
+        take_into(self.worker, key, gradients, self._result(key))
         parameters = self._parameters[key]
         for at, p in zip(self._places[key], parameters, strict=True):
             if p.grad is None:  # the backward() failed before

@@ -14,7 +14,7 @@ from phub._facts import Stats, Verdict
 from phub._handle import Handle
 from phub._key_states import StateCalls
 from phub._library import call
-from phub._memory import format_in_memory, memory_of_numbers
+from phub._memory import Memory, format_in_memory, memory_of_numbers
 from phub._memory_device import MemoryDevice
 from phub._numbers import real_number, signed_number
 from phub._options import Key, Option, add_keys, set_formats, set_options
@@ -238,6 +238,14 @@ class Worker(BranchCalls, StateCalls):
         here. `priority` is added to the key's, for this push.
         """
         call("push", self._worker, self._at(key), _priority(priority))
+
+    def push_copy(self, key: str, gradient: Any, priority: int = 0) -> None:
+        """As `push`, after copying the gradient from a contiguous buffer to `gradient(key)`."""
+        memory = gradient
+        if not isinstance(gradient, Memory):
+            memory = self._memory(key, gradient, self.gradient_dtype(key))
+        at = self._at(key)
+        call("push_copy", self._worker, at, memory.address, memory.bytes, _priority(priority))
 
     def push_null(self, key: str) -> None:
         """Pushes a gradient of zero: nothing is sent, and this rank counts as having taken part."""
