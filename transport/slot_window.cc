@@ -13,7 +13,7 @@ SlotWindow::SlotWindow(Shape shape)
     : slots_(std::move(shape.slots)),
       queue_first_(1, 0),
       os_node_(shape.os_node),
-      short_ranks_(shape.short_ranks),
+      box_(shape.box),
       ranks_(shape.max_ranks) {
   for (const uint32_t n : shape.queue_chunks) queue_first_.push_back(queue_first_.back() + n);
   PHUB_CHECK(queue_first_.back() == slots_.size() && shape.places >= 1);
@@ -26,6 +26,7 @@ SlotWindow::SlotWindow(Shape shape)
   for (uint32_t rank = shape.first_rank; rank < shape.end_rank; ++rank) {
     ranks_[rank].place.assign(slots_.size(), kNoPlace);
     add_places(ranks_[rank], places_);
+    if (box_ != nullptr) box_->bytes += places_ * place_bytes_;
   }
 }
 
@@ -75,12 +76,13 @@ void SlotWindow::give_back(uint32_t rank, uint32_t index) {
   }
   of.spare.push_back(place);
   numa::release({address(rank, place), place_bytes_});
+  release(1);
 }
 
 void SlotWindow::note_shortage(uint32_t rank, bool is_short) {
   if (std::exchange(ranks_[rank].is_short, is_short) == is_short) return;
   short_ += is_short ? 1 : -1;
-  if (short_ranks_ != nullptr) (*short_ranks_)[rank] += is_short ? 1 : -1;
+  if (box_ != nullptr) box_->short_ranks[rank] += is_short ? 1 : -1;
 }
 
 bool SlotWindow::grow(uint32_t places) {
@@ -92,14 +94,37 @@ bool SlotWindow::grow(uint32_t places) {
 }
 
 bool SlotWindow::grow(uint32_t rank, uint32_t places) {
+  places = reserve(places);
+  if (places == 0) return false;
   try {
     add_places(ranks_[rank], places);
   } catch (const Error&) {
+    release(places);
     return false;
   }
   forget_shortage(rank);
   ++grown_;
+  if (box_ != nullptr) ++box_->growths;
   return true;
+}
+
+// Returns for how many places beyond the window the limit has room.
+uint32_t SlotWindow::reserve(uint32_t places) {
+  if (box_ == nullptr) return places;
+  if (box_->limit != nullptr) {
+    places = static_cast<uint32_t>(box_->limit->take(places, place_bytes_));
+    if (places == 0) box_->refused = true;
+  }
+  box_->bytes += places * place_bytes_;
+  box_->grown_bytes += places * place_bytes_;
+  return places;
+}
+
+void SlotWindow::release(uint32_t places) {
+  if (box_ == nullptr) return;
+  box_->bytes -= places * place_bytes_;
+  box_->grown_bytes -= places * place_bytes_;
+  if (box_->limit != nullptr) box_->limit->release(places * place_bytes_);
 }
 
 }  // namespace phub

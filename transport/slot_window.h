@@ -19,12 +19,27 @@
 #include <vector>
 
 #include "numa/memory.h"
+#include "transport/memory_limit.h"
 #include "transport/trace.h"
 
 namespace phub {
 
-// By rank, at how many cores of a box it is short. Any thread.
-using ShortRanks = std::vector<std::atomic<uint32_t>>;
+// What the windows of a job at all cores of a box have in common. Any thread. It outlives them.
+struct WindowsOfBox {
+  explicit WindowsOfBox(uint32_t ranks) : short_ranks(ranks) {}
+  ~WindowsOfBox() {
+    if (limit != nullptr) limit->release(grown_bytes);
+  }
+
+  std::vector<std::atomic<uint32_t>> short_ranks;  // by rank, at how many cores it is short
+  std::atomic<uint64_t> bytes{0};                  // of all places
+  std::atomic<uint64_t> grown_bytes{0};            // of the places beyond the windows' size
+  std::atomic<uint64_t> growths{0};                // so many times
+  // It has room for what the windows grow by; it outlives this; null: they grow without a limit.
+  // REQUIRES, to set it: no core uses its window yet.
+  MemoryLimit* limit = nullptr;
+  std::atomic<bool> refused{false};  // the limit had no room for some growth
+};
 
 class SlotWindow {
  public:
@@ -41,7 +56,7 @@ class SlotWindow {
     uint32_t first_rank = 0, end_rank = 0;  // these have places
     uint32_t places = 1;                    // of each rank, at the beginning: at least 1
     uint32_t os_node = 0;
-    ShortRanks* short_ranks = nullptr;  // of the box; outlives the window; null: it has one core
+    WindowsOfBox* box = nullptr;  // null: there is one window, which grows without a limit
   };
   // Throws Error(kFull) where there is no memory.
   explicit SlotWindow(Shape shape);
@@ -88,13 +103,14 @@ class SlotWindow {
   bool is_short(uint32_t rank) const { return ranks_[rank].is_short; }
   bool is_short_somewhere(uint32_t rank) const {
     return is_short(rank) ||
-           (short_ranks_ != nullptr && (*short_ranks_)[rank].load(std::memory_order_relaxed) > 0);
+           (box_ != nullptr && box_->short_ranks[rank].load(std::memory_order_relaxed) > 0);
   }
   void forget_shortage(uint32_t rank) { note_shortage(rank, false); }  // the rank is detached
   // The time by which the core waits with that: a simulated network has its own.
   void use_clock(std::function<uint64_t()> now_ns) { now_ns_ = std::move(now_ns); }
   uint64_t now_ns() const { return now_ns_(); }
-  // Gives each rank that is short so many more places, or the rank. False: there is no memory.
+  // Gives each rank that is short so many more places, or the rank; fewer where the limit has room
+  // for no more. False: there is no memory.
   bool grow(uint32_t places);
   bool grow(uint32_t rank, uint32_t places);
   uint32_t places() const { return places_; }  // of a rank's window
@@ -116,6 +132,8 @@ class SlotWindow {
     bool is_short = false;
   };
   void add_places(Rank& rank, uint32_t places);
+  uint32_t reserve(uint32_t places);
+  void release(uint32_t places);
   void note_shortage(uint32_t rank, bool is_short);
   std::byte* address(uint32_t rank, uint32_t place) const {
     const uint32_t in_block = place & ((1u << block_shift_) - 1);
@@ -125,7 +143,7 @@ class SlotWindow {
   const std::vector<Slot> slots_;
   std::vector<uint32_t> queue_first_;  // where each queue's chunks begin, and the end
   const uint32_t os_node_;
-  ShortRanks* const short_ranks_;
+  WindowsOfBox* const box_;
   uint64_t place_bytes_ = 0;
   uint32_t block_shift_ = 0;  // a block has 2^this places
   uint32_t places_ = 1;

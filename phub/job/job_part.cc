@@ -114,7 +114,7 @@ JobPart::JobPart(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& tran
       hyper_(*spec_, rules_.optimizer, classes_),
       takes_snapshots_(snapshots),
       switch_offer_(switched ? switched->offer : SwitchOffer()),
-      short_ranks_(spec_->max_ranks),
+      box_windows_(spec_->max_ranks),
       link_(transport.open_job(link_layout(*spec_, plan_, queues, ranks_))) {
   make_arrays(saved_ranks_of(*spec_, restored));
   if (restored) make_docks(restored->branches);
@@ -342,7 +342,7 @@ SlotWindow* JobPart::make_window(uint32_t core) {
                           .end_rank = ranks_.end,
                           .places = window_places(plan_, of).places,
                           .os_node = of.os_node,
-                          .short_ranks = &short_ranks_};
+                          .box = &box_windows_};
   if (shape.places == 0) return nullptr;
   for (const uint32_t queue : of.queues) {
     shape.queue_chunks.push_back(static_cast<uint32_t>(plan_.queue_chunks[queue].size()));
@@ -352,6 +352,15 @@ SlotWindow* JobPart::make_window(uint32_t core) {
     }
   }
   return windows_.emplace_back(std::make_unique<SlotWindow>(std::move(shape))).get();
+}
+
+std::string JobPart::note_of_windows() {
+  if (!box_windows_.refused || std::exchange(told_of_refusal_, true)) return "";
+  return fmt::format(
+      "job '{}': its windows of gradients cannot grow, as all of --memory-limit is in use: ranks "
+      "that push in different orders wait until there is room; end another job, or raise "
+      "--memory-limit",
+      spec_->name);
 }
 
 std::vector<CoreChunk> JobPart::chunks_of(uint32_t core) const {

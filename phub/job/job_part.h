@@ -76,6 +76,11 @@ class JobPart {
   BranchOrders& branch_orders() { return branch_orders_; }
   RoundGate* gate() { return gate_.get(); }  // null: rounds are not gated
 
+  // Those of all cores together.
+  WindowsOfBox& windows() { return box_windows_; }
+  // A line for the log, once, if they could not grow; else "".
+  std::string note_of_windows();
+
   bool takes_snapshots() const { return takes_snapshots_; }
   // The f32 arrays of which a checkpoint keeps every element: the parameters, the optimizer's
   // states, and the view.
@@ -163,7 +168,8 @@ class JobPart {
   BranchOrders branch_orders_;
   const bool takes_snapshots_;
   const SwitchOffer switch_offer_;
-  ShortRanks short_ranks_;
+  WindowsOfBox box_windows_;
+  bool told_of_refusal_ = false;
   std::vector<std::unique_ptr<SlotWindow>> windows_;  // by core; empty: there are slots
   std::unique_ptr<BoxLink> link_;
   std::array<numa::Memory, kMostArrays> memory_of_arrays_;

@@ -23,7 +23,7 @@ class LocalPart : public Part {
   using ProbeOf = std::function<Probe&(uint32_t core)>;
 
   // `cores` are those of the machine, by core of the part. The budget counts the interest that
-  // ranks declare. All of these outlive this.
+  // ranks declare, and what windows grow by. All of these outlive this, and the budget the job.
   LocalPart(JobPart& job, std::vector<uint32_t> cores, ProbeOf probe_of, CoreMail& mail,
             Background& builder, MemoryBudget& budget)
       : job_(job),
@@ -32,7 +32,9 @@ class LocalPart : public Part {
         mail_(mail),
         builder_(builder),
         budget_(budget),
-        cores_left_(static_cast<uint32_t>(cores_.size())) {}
+        cores_left_(static_cast<uint32_t>(cores_.size())) {
+    job_.windows().limit = &budget_;
+  }
 
   void start() override;
   void admit(uint32_t rank, uint32_t incarnation, std::span<const KeyInterest> interest,

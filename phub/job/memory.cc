@@ -159,9 +159,8 @@ std::string describe_memory(const Plan& plan, const JobSpec& spec, bool snapshot
   return "\nMemory (over shared memory, the gradient slots are the workers' own)\n" + table.text();
 }
 
-// Only the builder makes and frees jobs, so no other thread reserves at the same time.
 void MemoryBudget::reserve(const JobSpec& spec, const NodeMemory& memory) {
-  if (memory.total() > limit_ - std::min<uint64_t>(used_, limit_)) {
+  if (take(1, memory.total()) == 0) {
     constexpr double kMiB = 1 << 20;
     fail(ErrorCode::kFull,
          "job '{}' needs {:.1f} MiB (gradients of {} ranks {:.1f}, parameters {:.1f}, optimizer "
@@ -178,7 +177,6 @@ void MemoryBudget::reserve(const JobSpec& spec, const NodeMemory& memory) {
          static_cast<double>(memory.bookkeeping) / kMiB, static_cast<double>(used_) / kMiB,
          static_cast<double>(limit_) / kMiB);
   }
-  used_ += memory.total();
 }
 
 std::shared_ptr<void> MemoryBudget::hold_for_join(std::string_view text) {

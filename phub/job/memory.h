@@ -10,6 +10,7 @@
 
 #include "phub/job/rack.h"
 #include "phub/plan/plan.h"
+#include "transport/memory_limit.h"
 
 namespace phub {
 
@@ -53,21 +54,13 @@ NodeMemory total_memory(const Plan& plan, const JobSpec& spec, bool snapshots = 
 std::string describe_memory(const Plan& plan, const JobSpec& spec, bool snapshots = false);
 
 // The memory that all jobs hold, and its limit. The builder reserves and releases; the control
-// thread adds the growth of running jobs.
-class MemoryBudget {
+// thread adds the growth of running jobs, and cores take what their windows grow by.
+class MemoryBudget : public MemoryLimit {
  public:
-  explicit MemoryBudget(uint64_t limit) : limit_(limit) {}
+  using MemoryLimit::MemoryLimit;
 
-  uint64_t limit() const { return limit_; }
-  uint64_t used() const { return used_; }
-  bool has_room(uint64_t bytes) const {
-    const uint64_t used = used_;
-    return used <= limit_ && bytes <= limit_ - used;
-  }
-  uint64_t excess() const { return used_ > limit_ ? used_ - limit_ : 0; }
   // Throws Error(kFull) that adds up the job's needs.
   void reserve(const JobSpec& spec, const NodeMemory& memory);
-  void release(uint64_t bytes) { used_ -= bytes; }
   void grow(uint64_t before, uint64_t now) { used_ += now - before; }
   // Holds the memory of a join with this text, once it is decoded, until the result is destroyed;
   // null: it needs next to none. Any thread. Throws Error: kUnavailable if there is room when other
@@ -75,8 +68,6 @@ class MemoryBudget {
   std::shared_ptr<void> hold_for_join(std::string_view text);
 
  private:
-  const uint64_t limit_;
-  std::atomic<uint64_t> used_{0};
   // Memory of joins, beside used_. Its holders may outlive this.
   const std::shared_ptr<std::atomic<uint64_t>> held_ = std::make_shared<std::atomic<uint64_t>>(0);
 };

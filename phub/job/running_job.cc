@@ -95,6 +95,7 @@ void RunningJob::tick(uint64_t now) {
   saves_.tick(now);
   branches_.tick();
   probes_.tick(now);
+  if (const std::string note = job_->note_of_windows(); !note.empty()) host_.notes.add(now, note);
   const bool is_idle = !uplink_ && !probes_.rates_fade(now);
   next_tick_ms_ = now + tick_ms(is_idle ? kMostIdleProbeMs : kMostProbeMs);
   carry_out();

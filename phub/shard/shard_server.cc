@@ -89,6 +89,10 @@ void ShardServer::poll() {
   for (auto at = parts_.begin(); at != parts_.end();) {
     ServedPart& part = at->second;
     part.tell_if_active();
+    if (part.is_made() && !part.ending()) {
+      const std::string note = part.job().note_of_windows();
+      if (!note.empty()) notes_.add(clock_.now_ms(), note);
+    }
     if (!part.gone()) {
       ++at;
       continue;

@@ -23,11 +23,12 @@ class CoreJobWindow : public ::testing::Test {
  protected:
   void start(uint32_t places, std::vector<uint32_t> expected = {0, 1, 2},
              JobParameters parameters = {.max_ranks = kRanks}) {
+    box_.limit = &limit_;
     SlotWindow::Shape shape{.queue_chunks = {kChunks},
                             .max_ranks = kRanks,
                             .end_rank = kRanks,
                             .places = places,
-                            .short_ranks = &short_ranks_};
+                            .box = &box_};
     for (uint32_t i = 0; i < kChunks; ++i) shape.slots.push_back({i * kBytes, kBytes});
     window_ = std::make_unique<SlotWindow>(std::move(shape));
     window_->use_clock([this] { return now_ns_; });
@@ -63,7 +64,8 @@ class CoreJobWindow : public ::testing::Test {
   }
 
   uint64_t now_ns_ = 0;
-  ShortRanks short_ranks_ = ShortRanks(kRanks);
+  MemoryLimit limit_{100 * SlotWindow::place_bytes(kBytes)};
+  WindowsOfBox box_{kRanks};
   std::unique_ptr<SlotWindow> window_;
   std::unique_ptr<CoreJobRig> rig_;
 };
@@ -103,6 +105,21 @@ TEST_F(CoreJobWindow, WhoWaitForEachOtherGetPlacesAtOnce) {
   EXPECT_TRUE(push(0, 1) && push(1, 0));
   EXPECT_EQ(rig_->result(0), 1 + 4);
   EXPECT_EQ(rig_->result(1), 1 + 4);
+}
+
+TEST_F(CoreJobWindow, WithoutRoomWhoWaitForEachOtherWaitOn) {
+  start(1, {0, 1});
+  limit_.take(1, limit_.limit());
+  EXPECT_TRUE(push(0, 0) && push(1, 1));
+  EXPECT_FALSE(push(0, 1) || push(1, 0));
+  for (int i = 0; i < 10; ++i, now_ns_ += 1'000'000'000) EXPECT_TRUE(sleeps());
+  EXPECT_TRUE(box_.refused);
+  EXPECT_TRUE(rig_->job->owes());
+  limit_.release(limit_.limit());
+  EXPECT_FALSE(sleeps());
+  EXPECT_TRUE(push(0, 1) && push(1, 0));
+  EXPECT_EQ(rig_->result(0), 1 + 4);
+  EXPECT_EQ(limit_.used(), 0u);
 }
 
 TEST_F(CoreJobWindow, ForALateRankTheOthersWaitSomeSeconds) {
@@ -146,7 +163,10 @@ TEST_F(CoreJobWindow, WhatHasNoPlaceIsReadBeforeABoundary) {
   start(1);
   EXPECT_TRUE(push(0, 0));
   EXPECT_FALSE(push(0, 1));
+  limit_.take(1, limit_.limit());
   rig_->job->hold();
+  EXPECT_FALSE(push(0, 1));
+  limit_.release(limit_.limit());
   EXPECT_TRUE(push(0, 1));
 }
 
@@ -163,7 +183,7 @@ TEST_F(CoreJobWindow, ForARankThatIsShortElsewhereTheyWaitLess) {
   start(1);
   EXPECT_TRUE(push(0, 0) && push(1, 0));
   EXPECT_FALSE(push(0, 1));
-  short_ranks_[2] = 1;
+  box_.short_ranks[2] = 1;
   EXPECT_TRUE(sleeps());
   now_ns_ += 100'000'000;
   EXPECT_TRUE(sleeps());
@@ -190,7 +210,7 @@ TEST_F(CoreJobWindow, OfADetachedRankWhatIsAcceptedStays) {
   EXPECT_TRUE(has_place(0, 0));
   EXPECT_FALSE(has_place(0, 1));
   EXPECT_FALSE(window_->is_short());
-  EXPECT_EQ(short_ranks_[0], 0u);
+  EXPECT_EQ(box_.short_ranks[0], 0u);
   EXPECT_TRUE(push(1, 0) && push(2, 0));
   EXPECT_EQ(rig_->result(0), 1 + 4 + 16);
 }

@@ -16,6 +16,7 @@
 #include "tests/transport/link_test.h"
 #include "tests/transport/tcp_raw_worker.h"
 #include "tests/transport/tcp_rig.h"
+#include "tests/transport/tcp_tls_rig.h"
 #include "transport/shm/transport.h"
 #include "transport/wire.h"
 
@@ -102,6 +103,65 @@ TEST(SlotWindow, PlacesBeyondTheWindowGoOnceTheyAreGivenBack) {
   }
 }
 
+struct Limited {
+  explicit Limited(uint64_t places) : limit(places * kPlace) { box.limit = &limit; }
+  SlotWindow window(uint32_t ranks, uint32_t chunks, uint32_t places) {
+    SlotWindow::Shape of = shape(ranks, {chunks}, places);
+    of.box = &box;
+    return SlotWindow(std::move(of));
+  }
+
+  static constexpr uint64_t kPlace = SlotWindow::place_bytes(kBytes);
+  MemoryLimit limit;
+  WindowsOfBox box{2};
+};
+
+TEST(SlotWindow, WhatItGrewByCountsUntilItIsGivenBack) {
+  constexpr uint64_t kPlace = Limited::kPlace;
+  MemoryLimit limit(100 * kPlace);
+  {
+    Limited of(0);
+    of.box.limit = &limit;
+    SlotWindow window = of.window(2, 5, 2);
+    EXPECT_EQ(of.box.bytes, 2 * 2 * kPlace);
+    for (const uint32_t chunk : {0u, 1u}) {
+      ASSERT_NE(window.take(0, 0, chunk, chunk * kBytes), nullptr);
+    }
+    EXPECT_FALSE(window.has_room(0, 0, 2));
+    EXPECT_TRUE(window.grow(3));
+    EXPECT_EQ(of.box.bytes, 7 * kPlace);
+    EXPECT_EQ(of.box.grown_bytes, 3 * kPlace);
+    EXPECT_EQ(of.box.growths, 1u);
+    EXPECT_EQ(limit.used(), 3 * kPlace);
+    window.give_back(0, 0);
+    EXPECT_EQ(of.box.bytes, 6 * kPlace);
+    EXPECT_EQ(of.box.grown_bytes, 2 * kPlace);
+    EXPECT_EQ(limit.used(), 2 * kPlace);
+    EXPECT_FALSE(of.box.refused);
+  }
+  EXPECT_EQ(limit.used(), 0u);
+}
+
+TEST(SlotWindow, GrowsByWhatTheLimitHasRoomFor) {
+  Limited of(2);
+  SlotWindow window = of.window(2, 5, 1);
+  for (const uint32_t rank : {0u, 1u}) {
+    ASSERT_NE(window.take(rank, 0, 0, 0), nullptr);
+    EXPECT_FALSE(window.has_room(rank, 0, 1));
+  }
+  EXPECT_FALSE(window.grow(3));
+  EXPECT_TRUE(of.box.refused);
+  EXPECT_EQ(of.box.growths, 1u);
+  EXPECT_NE(window.take(0, 0, 1, kBytes), nullptr);
+  EXPECT_NE(window.take(0, 0, 2, 2 * kBytes), nullptr);
+  EXPECT_EQ(window.take(0, 0, 3, 3 * kBytes), nullptr);
+  window.open(true);
+  EXPECT_EQ(window.take(1, 0, 1, kBytes), nullptr);
+  window.give_back(0, 1);
+  EXPECT_NE(window.take(1, 0, 1, kBytes), nullptr);
+  EXPECT_EQ(of.limit.used(), of.limit.limit());
+}
+
 // Against a map of what lies where.
 TEST(SlotWindow, PlacesDoNotOverlap) {
   std::mt19937_64 random(fresh_seeds(1).first);
@@ -139,14 +199,16 @@ TEST(SlotWindow, PlacesDoNotOverlap) {
 
 class WindowTest : public LinkTest {
  protected:
-  void start(uint32_t ranks, uint32_t chunks, uint32_t places, bool near) {
-    rig_ = std::make_unique<TcpRig>(TcpOptions(), TcpTrust(), nullptr, near);
+  void start(std::unique_ptr<TcpRig> rig, uint32_t ranks, uint32_t chunks, uint32_t places) {
+    rig_ = std::move(rig);
     layout_.max_ranks = ranks;
     layout_.cores = 1;
     layout_.queue_chunks = {chunks};
     layout_.slots_bytes = layout_.results_bytes = uint64_t{chunks} * kBytes;
     layout_.windowed = true;
-    window_ = std::make_unique<SlotWindow>(shape(ranks, {chunks}, places));
+    SlotWindow::Shape of = shape(ranks, {chunks}, places);
+    of.box = &windows_;
+    window_ = std::make_unique<SlotWindow>(std::move(of));
     box_ = rig_->transport().open_job(layout_);
     box_->endpoint(0).use_window(*window_);
   }
@@ -161,19 +223,31 @@ class WindowTest : public LinkTest {
     return at != nullptr && std::all_of(at, at + kBytes, [&](std::byte b) { return b == value; });
   }
 
+  MemoryLimit limit_{1000 * SlotWindow::place_bytes(kBytes)};
+  WindowsOfBox windows_{4};
   std::unique_ptr<SlotWindow> window_;
 };
 
-// Payloads through sockets, or through memory of one host.
-class WindowOverTcp : public WindowTest, public ::testing::WithParamInterface<bool> {
+enum class Payloads { kSockets, kTls, kNear };  // the last: through memory of one host
+
+class WindowOverTcp : public WindowTest, public ::testing::WithParamInterface<Payloads> {
  protected:
   void start(uint32_t ranks, uint32_t chunks, uint32_t places) {
-    WindowTest::start(ranks, chunks, places, GetParam());
+    const bool near = GetParam() == Payloads::kNear;
+    auto rig = GetParam() == Payloads::kTls
+                   ? make_tcp_tls_rig()
+                   : std::make_unique<TcpRig>(TcpOptions(), TcpTrust(), nullptr, near);
+    WindowTest::start(std::move(rig), ranks, chunks, places);
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(, WindowOverTcp, ::testing::Bool(),
-                         [](const auto& info) { return info.param ? "Near" : "Sockets"; });
+INSTANTIATE_TEST_SUITE_P(, WindowOverTcp,
+                         ::testing::Values(Payloads::kSockets, Payloads::kTls, Payloads::kNear),
+                         [](const auto& info) {
+                           return info.param == Payloads::kSockets ? "Sockets"
+                                  : info.param == Payloads::kTls   ? "Tls"
+                                                                   : "Near";
+                         });
 
 TEST_P(WindowOverTcp, WhatHasNoPlaceIsNotRead) {
   start(2, 3, 2);
@@ -222,6 +296,25 @@ TEST_P(WindowOverTcp, WhatWhoIsGoneHadSentIsRead) {
   for (uint32_t chunk = 0; chunk < 3; ++chunk) EXPECT_TRUE(holds(1, chunk, std::byte{3})) << chunk;
 }
 
+TEST_P(WindowOverTcp, WhatWhoIsGoneHadSentWaitsUntilTheLimitHasRoom) {
+  windows_.limit = &limit_;
+  limit_.take(1, limit_.limit());
+  start(2, 2, 1);
+  auto worker = join(1, 1);
+  BoxEndpoint& core = box_->endpoint(0);
+  for (uint32_t chunk = 0; chunk < 2; ++chunk) push(*worker, chunk, std::byte{3});
+  EXPECT_EQ(poll(core, 1, &worker->endpoint()).size(), 1u);
+  worker.reset();
+  EXPECT_TRUE(poll(core, 0).empty());
+  EXPECT_TRUE(core.arm({})) << "it does not spin until there is room";
+  core.disarm();
+  limit_.release(limit_.limit());
+  const auto arrivals = poll(core, 2);
+  ASSERT_EQ(arrivals.size(), 2u);
+  EXPECT_TRUE(arrivals[0].ok && !arrivals[1].ok);
+  EXPECT_TRUE(holds(1, 0, std::byte{3}) && holds(1, 1, std::byte{3}));
+}
+
 // A detached rank's places are given back by the core, and its next connection takes them.
 TEST_P(WindowOverTcp, AWriteOutsideOfItsChunksSlotBreaksItsQueuePair) {
   start(1, 3, 3);
@@ -243,7 +336,7 @@ TEST_P(WindowOverTcp, AWriteOutsideOfItsChunksSlotBreaksItsQueuePair) {
 // The first part of a repeated gradient is here when its chunk is summed with the earlier one, and
 // another chunk takes the place: nobody is to read what is left.
 TEST_F(WindowTest, APayloadThatLostItsPlaceHalfwayIsDropped) {
-  start(1, 3, 1, false);
+  start(std::make_unique<TcpRig>(), 1, 3, 1);
   const Offer offer = box_->admit(0, 1);
   RawTcp raw(offer.queues[0].address);
   raw.send_struct(tcp_hello_of(offer, layout_, 0));

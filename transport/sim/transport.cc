@@ -47,7 +47,7 @@ bool SimEndpoint::has_arrivals(const std::shared_ptr<SimPair>& pair) const {
   std::deque<SimPair::Arrived>& inbox = pair->end(side_).inbox;
   while (!inbox.empty() && waits_for_place(inbox.front())) {
     if (inbox.back().arrival.ok) return false;
-    window_->grow(inbox.front().arrival.rank, 1);
+    if (!window_->grow(inbox.front().arrival.rank, 1)) return false;
   }
   return !inbox.empty();
 }
