@@ -95,8 +95,15 @@ std::string through_switch(const JobStatus& job) {
   return text;
 }
 
-// The lines below the table: missing and slow ranks, branches, and what came
-// through a switch.
+// "windows of gradients have 76.00 MiB, 12.00 MiB more than at first", while they are larger.
+std::string windows_note(const JobStatus& job) {
+  if (job.window_grown_bytes == 0) return "";
+  return fmt::format("windows of gradients have {}, {} more than at first",
+                     human_bytes(job.window_bytes), human_bytes(job.window_grown_bytes));
+}
+
+// The lines below the table: missing and slow ranks, branches, what came through a switch, and
+// windows that have grown.
 std::string job_notes(const JobStatus& job) {
   std::vector<std::string> ranks, waits;
   for (const RankStatus& rank : job.ranks) {
@@ -117,8 +124,9 @@ std::string job_notes(const JobStatus& job) {
   const std::string name = printable(job.name);
   std::string out;
   if (!job.error.empty()) out += fmt::format("{}: failed: {}\n", name, printable(job.error));
-  const std::string switched = through_switch(job);
-  if (!switched.empty()) out += fmt::format("{}: {}\n", name, switched);
+  for (const std::string& note : {through_switch(job), windows_note(job)}) {
+    if (!note.empty()) out += fmt::format("{}: {}\n", name, note);
+  }
   if (!job.missing.empty()) {
     out += fmt::format("{}: missing: rank {}\n", name, fmt::join(job.missing, ", "));
   }

@@ -289,6 +289,12 @@ constexpr auto kMetrics = std::to_array<std::pair<MetricInfo, WriteSamples>>({
     {{"phub_job_elements", kGauge, "Elements of the model."}, of_job<&JobStatus::elements>},
     {{"phub_job_memory_bytes", kGauge, "Memory that the job holds."},
      of_job<&JobStatus::memory_bytes>},
+    {{"phub_job_window_bytes", kGauge, "Windows of gradients of all ranks."},
+     of_job<&JobStatus::window_bytes>},
+    {{"phub_job_window_grown_bytes", kGauge, "By how much these are larger than at first."},
+     of_job<&JobStatus::window_grown_bytes>},
+    {{"phub_job_window_growths_total", kCounter, "Times that the window of a rank and core grew."},
+     of_job<&JobStatus::window_growths>},
 
     {{"phub_rank_lease_age_seconds", kGauge, "Time since the last heartbeat of a live rank."},
      lease_age},

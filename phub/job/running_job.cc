@@ -289,7 +289,11 @@ JobStatus RunningJob::status() const {
   status.keys = spec.keys.size();
   status.chunks = job_->plan().chunks.size();
   for (const KeySpec& key : spec.keys) status.elements += key.elements;
-  status.memory_bytes = counted_bytes();
+  const auto& windows = job_->windows();
+  status.window_bytes = windows.bytes;
+  status.window_grown_bytes = windows.grown_bytes;
+  status.window_growths = windows.growths;
+  status.memory_bytes = counted_bytes() + status.window_grown_bytes;
   status.completed_round = membership_.rounds().completed();
   saves_.add_to(status);
   switch_.add_to(status);

@@ -98,6 +98,9 @@ ServerStatus sample() {
   job.transport = "tcp";
   job.optimizer = "adam";
   job.completed_round = 417;
+  job.window_bytes = 90;
+  job.window_grown_bytes = 30;
+  job.window_growths = 6;
   job.flow = flow;
   job.ranks = {{.rank = 0, .incarnation = 2, .state = "live"},
                {.rank = 1, .incarnation = 1, .state = "lost"}};
@@ -179,6 +182,9 @@ TEST(Metrics, HaveTheValuesOfTheStatus) {
   EXPECT_EQ(value("phub_job_chunks_total", job), 7);
   EXPECT_EQ(value("phub_job_ranks", of_job({{"state", "lost"}})), 1);
   EXPECT_EQ(value("phub_job_missing_ranks", job), 1);
+  EXPECT_EQ(value("phub_job_window_bytes", job), 90);
+  EXPECT_EQ(value("phub_job_window_grown_bytes", job), 30);
+  EXPECT_EQ(value("phub_job_window_growths_total", job), 6);
   EXPECT_EQ(value("phub_rank_lease_age_seconds", of_job({{"rank", "0"}})), 0.5);
   EXPECT_EQ(value("phub_rank_lease_age_seconds", of_job({{"rank", "1"}})), -2) << "it is lost";
   EXPECT_EQ(value("phub_rank_contributions_total", of_job({{"rank", "0"}})), 11);

@@ -107,6 +107,16 @@ TEST(Status, ManyRanksAreCutShort) {
   EXPECT_THAT(text, HasSubstr("digits: … and 80 more\n"));
 }
 
+TEST(Status, ShowsWindowsWhileTheyAreLarger) {
+  ServerStatus status = sample();
+  status.jobs[0].window_bytes = 80u << 20;
+  status.jobs[0].window_growths = 3;
+  EXPECT_THAT(describe(status), Not(HasSubstr("windows")));
+  status.jobs[0].window_grown_bytes = 16u << 20;
+  EXPECT_THAT(describe(status), HasSubstr("digits: windows of gradients have 80.00 MiB, 16.00 "
+                                          "MiB more than at first\n"));
+}
+
 TEST(Status, ShowsBranches) {
   ServerStatus status = sample();
   status.jobs[0].branches = {{.branch = 0, .rounds = 30},

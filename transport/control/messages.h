@@ -313,6 +313,9 @@ struct JobStatus {
   std::string error;
   std::string optimizer;
   uint64_t keys = 0, chunks = 0, elements = 0, memory_bytes = 0;
+  // The windows of its gradients in the server: their bytes now, by how many they are larger than
+  // they were made, and how often they grew.
+  uint64_t window_bytes = 0, window_grown_bytes = 0, window_growths = 0;
   uint64_t completed_round = 0;  // by every chunk
   uint64_t durable_round = 0;    // in the newest checkpoint; 0: there is none
   // If ranks save their own state: the round of the next checkpoint, which has their parts; 0: not

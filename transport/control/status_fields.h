@@ -97,6 +97,9 @@ void fields(A& a, const JobStatus*) {
   a.required("chunks", &JobStatus::chunks);
   a.required("elements", &JobStatus::elements);
   a.required("memory_bytes", &JobStatus::memory_bytes);
+  a.optional("window_bytes", &JobStatus::window_bytes);
+  a.optional("window_grown_bytes", &JobStatus::window_grown_bytes);
+  a.optional("window_growths", &JobStatus::window_growths);
   a.required("completed_round", &JobStatus::completed_round);
   a.optional("durable_round", &JobStatus::durable_round);
   a.optional("next_saved_round", &JobStatus::next_saved_round);
