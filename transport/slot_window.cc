@@ -113,7 +113,7 @@ uint32_t SlotWindow::reserve(uint32_t places) {
   if (box_ == nullptr) return places;
   if (box_->limit != nullptr) {
     places = static_cast<uint32_t>(box_->limit->take(places, place_bytes_));
-    if (places == 0) box_->refused = true;
+    box_->refused = places == 0;
   }
   box_->bytes += places * place_bytes_;
   box_->grown_bytes += places * place_bytes_;

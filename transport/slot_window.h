@@ -38,7 +38,7 @@ struct WindowsOfBox {
   // It has room for what the windows grow by; it outlives this; null: they grow without a limit.
   // REQUIRES, to set it: no core uses its window yet.
   MemoryLimit* limit = nullptr;
-  std::atomic<bool> refused{false};  // the limit had no room for some growth
+  std::atomic<bool> refused{false};  // the limit had no room for the latest growth
 };
 
 class SlotWindow {
@@ -104,6 +104,9 @@ class SlotWindow {
   bool is_short_somewhere(uint32_t rank) const {
     return is_short(rank) ||
            (box_ != nullptr && box_->short_ranks[rank].load(std::memory_order_relaxed) > 0);
+  }
+  bool is_refused() const {  // the limit had no room for what was to grow last, at any core
+    return box_ != nullptr && box_->refused.load(std::memory_order_relaxed);
   }
   void forget_shortage(uint32_t rank) { note_shortage(rank, false); }  // the rank is detached
   // The time by which the core waits with that: a simulated network has its own.

@@ -75,9 +75,10 @@ class Contributions : public QueuedChunks {
     if (window_ != nullptr) return window_->at(rank, index);
     return ranks_[rank].slots + (*this)[index].slot_offset;
   }
-  // Those of 64 ranks that nothing keeps from sending, here or at another core of the box.
+  // Those of 64 ranks that nothing keeps from sending, here or at another core of the box. All of
+  // them where windows cannot grow: or nobody would ever be late, and all wait for ever.
   uint64_t not_held_up(uint64_t ranks, uint32_t word) const {
-    if (window_ == nullptr || ranks == 0) return ranks;
+    if (window_ == nullptr || ranks == 0 || window_->is_refused()) return ranks;
     uint64_t kept = 0;
     for_each_bit(ranks, word, [&](uint32_t rank) {
       if (!window_->is_short_somewhere(rank)) kept |= uint64_t{1} << (rank % 64);

@@ -63,6 +63,12 @@ class CoreJobWindow : public ::testing::Test {
     return armed;
   }
 
+  uint64_t waited_for() {  // a bit for each rank
+    Probe probe{.arrivals = std::vector<uint64_t>(kRanks), .waited_for = {0}};
+    rig_->job->probe(probe);
+    return probe.waited_for[0];
+  }
+
   uint64_t now_ns_ = 0;
   MemoryLimit limit_{100 * SlotWindow::place_bytes(kBytes)};
   WindowsOfBox box_{kRanks};
@@ -112,11 +118,14 @@ TEST_F(CoreJobWindow, WithoutRoomWhoWaitForEachOtherWaitOn) {
   limit_.take(1, limit_.limit());
   EXPECT_TRUE(push(0, 0) && push(1, 1));
   EXPECT_FALSE(push(0, 1) || push(1, 0));
+  EXPECT_EQ(waited_for(), 0u);
   for (int i = 0; i < 10; ++i, now_ns_ += 1'000'000'000) EXPECT_TRUE(sleeps());
   EXPECT_TRUE(box_.refused);
+  EXPECT_EQ(waited_for(), 3u) << "or nobody would ever be late";
   EXPECT_TRUE(rig_->job->owes());
   limit_.release(limit_.limit());
   EXPECT_FALSE(sleeps());
+  EXPECT_FALSE(box_.refused);
   EXPECT_TRUE(push(0, 1) && push(1, 0));
   EXPECT_EQ(rig_->result(0), 1 + 4);
   EXPECT_EQ(limit_.used(), 0u);
@@ -151,12 +160,9 @@ TEST_F(CoreJobWindow, WhoIsShortIsNotWaitedFor) {
   start(1);
   EXPECT_TRUE(push(0, 0) && push(1, 1));
   EXPECT_FALSE(push(0, 1));
-  Probe probe{.arrivals = std::vector<uint64_t>(kRanks), .waited_for = {0}};
-  rig_->job->probe(probe);
-  EXPECT_EQ(probe.waited_for[0], 0b110u);
+  EXPECT_EQ(waited_for(), 0b110u);
   EXPECT_FALSE(push(1, 0));
-  rig_->job->probe(probe);
-  EXPECT_EQ(probe.waited_for[0], 0b100u);
+  EXPECT_EQ(waited_for(), 0b100u);
 }
 
 TEST_F(CoreJobWindow, WhatHasNoPlaceIsReadBeforeABoundary) {
