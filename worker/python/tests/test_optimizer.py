@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import SGD, Adadelta, Adagrad, Adam, AdamW, RMSprop
 
 import phub
+from phub import _tensors
 
 OPTIMIZERS = {
     "sgd": (SGD, {"lr": 0.05}),
@@ -51,6 +52,8 @@ def is_view(parameter, optimizer):
 
 
 def trains(rank, kinds, steps, dtype, options):
+    if options.pop("copied", False):  # by the worker, as those of large parameters are
+        _tensors._LARGE_BYTES = 0
     results = {}
     for kind in kinds:
         net = make_net().to(dtype)
@@ -89,6 +92,9 @@ TWO = "momentum", "adamw"
         (4, 12, "tcp", OPTIMIZERS, {}),
         (2, 12, "shm", TWO, {"overlap": "forward"}),
         (2, 12, "shm", TWO, {"overlap": False}),
+        (2, 12, "shm", TWO, {"copied": True}),
+        (2, 12, "tcp", TWO, {"copied": True, "overlap": "forward"}),
+        (2, 5, "shm", ["adam"], {"copied": True, "dtype": torch.bfloat16}),
         (2, 5, "tcp", ["adam"], {"gradient_dtype": "bf16"}),
         (2, 5, "shm", ["adam"], {"dtype": torch.bfloat16}),
         (2, 12, "shm", OPTIMIZERS, {"zero_copy": True}),
