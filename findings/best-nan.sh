@@ -20,20 +20,28 @@ NAN = float("nan")
 
 
 def by_orbax(losses):
-    """The losses of the checkpoint that is kept of those with losses, and of the one that is best."""
-    options = orbax.CheckpointManagerOptions(max_to_keep=1, best_fn=lambda metrics: metrics["loss"], best_mode="min")
+    """The loss of the checkpoint that is kept, and of the one that is said to be the best."""
+    options = orbax.CheckpointManagerOptions(
+        max_to_keep=1, best_fn=lambda metrics: metrics["loss"], best_mode="min"
+    )
+    model = orbax.args.StandardSave({"weight": numpy.ones(2)})
     with orbax.CheckpointManager(tempfile.mkdtemp(dir=sys.argv[1]), options=options) as manager:
         for step, loss in enumerate(losses):
-            manager.save(step, args=orbax.args.StandardSave({"weight": numpy.ones(2)}), metrics={"loss": loss})
+            manager.save(step, args=model, metrics={"loss": loss})
             manager.wait_until_finished()
-        return f"keeps {[losses[step] for step in manager.all_steps()]}, its best is {losses[manager.best_step()]}"
+        kept = [losses[step] for step in manager.all_steps()]
+        return f"keeps {kept}, its best is {losses[manager.best_step()]}"
 
 
 def by_ignite(accuracies):
     engine = Engine(lambda engine, batch: None)
-    saver = DiskSaver(tempfile.mkdtemp(dir=sys.argv[1]))
-    model = {"model": torch.nn.Linear(1, 1)}
-    keeper = Checkpoint(model, saver, n_saved=1, score_name="accuracy", score_function=lambda e: accuracies[e.state.step])
+    keeper = Checkpoint(
+        {"model": torch.nn.Linear(1, 1)},
+        DiskSaver(tempfile.mkdtemp(dir=sys.argv[1])),
+        n_saved=1,
+        score_name="accuracy",
+        score_function=lambda engine: accuracies[engine.state.step],
+    )
     for step in range(len(accuracies)):
         engine.state.step = engine.state.iteration = step
         keeper(engine)

@@ -34,8 +34,13 @@ for name, function in FUNCTIONS.items():
 
 print("JAX", jax.__version__)
 many = jnp.zeros(TIMES, jnp.int32)
-for name, function in {"sum": lambda w: w + jnp.zeros((TIMES, 4), w.dtype), "w[tokens]": lambda w: w[many]}.items():
-    found = [jax.grad(lambda w: function(w).sum().astype("float32"))(jnp.zeros((1, 4), d)) for d in ("float32", "bfloat16")]
+FUNCTIONS = {
+    "sum": lambda w: w + jnp.zeros((TIMES, 4), w.dtype),
+    "w[tokens]": lambda w: w[many],
+}
+for name, function in FUNCTIONS.items():
+    gradients = jax.grad(lambda w: function(w).sum().astype("float32"))
+    found = [gradients(jnp.zeros((1, 4), dtype)) for dtype in ("float32", "bfloat16")]
     print(f"{name}:", *(int(weight[0, 0]) for weight in found))
 PYTHON
 )

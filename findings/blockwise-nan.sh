@@ -14,11 +14,13 @@ PLACE = 3
 
 
 def eight(numbers):
-    return functional.dequantize_blockwise(*functional.quantize_blockwise(numbers, blocksize=256), blocksize=256)
+    packed, state = functional.quantize_blockwise(numbers, blocksize=256)
+    return functional.dequantize_blockwise(packed, state, blocksize=256)
 
 
 def four(numbers):
-    return functional.dequantize_4bit(*functional.quantize_4bit(numbers, blocksize=256, quant_type="nf4")).flatten()
+    packed, state = functional.quantize_4bit(numbers, blocksize=256, quant_type="nf4")
+    return functional.dequantize_4bit(packed, state).flatten()
 
 
 print("bitsandbytes", version("bitsandbytes"), "with a block of numbers up to 1")
@@ -27,8 +29,8 @@ for name, function in (("8 bits", eight), ("4 bits", four)):
         numbers = torch.linspace(-1, 1, 256).to(dtype)
         numbers[PLACE] = torch.nan
         found = function(numbers)
-        others = found[torch.arange(256) != PLACE]
-        print(f"{name}, {dtype}: NaN is {found[PLACE]:.2f}, of the others {int(others.isnan().sum())} are NaN")
+        others = int(found[torch.arange(256) != PLACE].isnan().sum())
+        print(f"{name}, {dtype}: NaN is {found[PLACE]:.2f}, of the others {others} are NaN")
 PYTHON
 )
 verdict 'a NaN is NaN afterwards, or the whole block' "$seen" \

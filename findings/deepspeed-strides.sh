@@ -33,7 +33,8 @@ for kind in (torch.optim.Adam, DeepSpeedCPUAdam, DeepSpeedCPUAdagrad):
     for name in ("contiguous_format", "channels_last"):
         print(f"{kind.__name__}, {name}:", trained(kind, getattr(torch, name)))
 PYTHON
-seen=$("$python" -W ignore "$folder/train.py" 2>"$errors" | grep -E '^[0-9]+\.[0-9.]+$|^(Adam|DeepSpeedCPU[A-Za-z]*),')
+seen=$("$python" -W ignore "$folder/train.py" 2>"$errors" |
+  grep -E '^[0-9]+\.[0-9.]+$|^(Adam|DeepSpeedCPU[A-Za-z]*),')
 verdict 'all weights are trained, or the optimizer refuses them' "$seen" \
   "0.19.8
 Adam, contiguous_format: weight 0.1, bias 0.1

@@ -28,7 +28,8 @@ def run(rank, folder):
         weights = [torch.empty(3, 1) for _ in range(2)]
         dist.all_gather(weights, layer.weight.detach())
         if rank == 0:
-            print(f"max_norm={max_norm}: ranks have", *([round(w, 2) for w in weight.flatten().tolist()] for weight in weights))
+            found = [[round(row, 2) for row in weight.flatten().tolist()] for weight in weights]
+            print(f"max_norm={max_norm}: ranks have", *found)
     dist.barrier()
 
 

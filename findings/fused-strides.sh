@@ -15,7 +15,8 @@ OPTIMIZERS = {
     "AdamW": (optim.AdamW, {"weight_decay": 0}),
     "Adagrad": (optim.Adagrad, {}),
 }
-SUMMED = torch.tensor([1.0, -1.0, 1.0, 1.0])  # the gradients of all ranks, added up in one flat array
+# The gradients of all ranks, added up in one flat array.
+SUMMED = torch.tensor([1.0, -1.0, 1.0, 1.0])
 
 
 def zeros():
@@ -30,7 +31,7 @@ def step(kind, options, fused):
 
 
 def resume(fused):
-    """The parameter after a step with a gradient of 0, and a momentum of [[1, 2], [3, 4]] that is loaded."""
+    """The parameter after a step without a gradient, with a loaded momentum of [[1, 2], [3, 4]]."""
     saved = torch.nn.Parameter(torch.zeros(2, 2))
     first = optim.SGD([saved], lr=1.0, momentum=1.0)
     saved.grad = torch.tensor([[1.0, 2.0], [3.0, 4.0]])

@@ -21,7 +21,8 @@ def moved(**options):
     """How far one step with a rate of 1 moves the weights, of a batch of 8 equal samples."""
     strategy = tf.distribute.MirroredStrategy([f"CPU:{device}" for device in range(devices)])
     with strategy.scope():
-        model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="zeros", use_bias=False)])
+        layer = keras.layers.Dense(1, kernel_initializer="zeros", use_bias=False)
+        model = keras.Sequential([layer])
         model.compile(optimizer=keras.optimizers.SGD(1.0, **options), loss="mse")
     model.fit(numpy.ones((8, 4)), numpy.full((8, 1), 100.0), batch_size=8, verbose=0)
     return f"{numpy.linalg.norm(model.get_weights()[0]):.0f}"
@@ -32,8 +33,9 @@ if devices == 1:
 print("devices:", devices, "step without clipping", moved(), end=", ")
 print("with global_clipnorm=1", moved(global_clipnorm=1.0), "with clipnorm=1", moved(clipnorm=1.0))
 PYTHON
+export KERAS_BACKEND=tensorflow KERAS_HOME=$folder
 seen=$(for devices in 1 2 4; do
-  KERAS_BACKEND=tensorflow KERAS_HOME=$folder "$python" -W ignore "$folder/clip.py" "$devices" 2>>"$errors"
+  "$python" -W ignore "$folder/clip.py" "$devices" 2>>"$errors"
 done)
 verdict 'clipped to 1, a step with a rate of 1 has the norm 1, as the batch is the same' "$seen" \
   "TensorFlow 2.21.0 Keras 3.15.1

@@ -41,9 +41,9 @@ def run(rank, folder):
         sizes = [None, None]
         dist.all_gather_object(sizes, trained(kind, True))
         if rank == 0:
-            same = "have the same step size" if sizes[0] == sizes[1] else "have different step sizes"
-            of_one = "both that of one process" if all(abs(s / size - 1) < 0.01 for s in sizes) else "not that of one process"
-            print(f"{kind.__name__}: ranks {same}, {of_one}")
+            ranks = "the same step size" if sizes[0] == sizes[1] else "different step sizes"
+            right = all(abs(found / size - 1) < 0.01 for found in sizes)
+            print(f"{kind.__name__}: ranks have {ranks},{'' if right else ' not'} that of one process")
             print(kind.__name__, size, sizes, file=sys.stderr)
     dist.barrier()
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Optimizers of the package pytorch_optimizer under DistributedDataParallel over gloo, each rank with
-# a seed of its own, as dropout needs it. DistributedDataParallel never sends parameters again.
+# Optimizers of the package pytorch_optimizer under DistributedDataParallel over gloo, each rank
+# with a seed of its own, as dropout needs it. DistributedDataParallel never sends parameters again.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 install torch==2.13.0 pytorch_optimizer==4.1.0 numpy==2.4.6
 
@@ -42,7 +42,8 @@ def run(rank, folder):
     for name in ("adamw", "shampoo", "soap", "kron", "magma"):
         found = drift(name, rank)
         if rank == 1:
-            print(f"{name}: ranks", "have the same parameters" if found == 0 else "differ by more than 1%" if found > 0.01 else found)
+            large = "differ by more than 1%" if found > 0.01 else f"differ by {found}"
+            print(f"{name}: ranks", large if found else "have the same parameters")
     dist.barrier()
 
 

@@ -21,31 +21,34 @@ with tf.GradientTape() as tape:
 gradient = tape.gradient(loss, weight)
 print(f"TensorFlow {tf.__version__}: a gradient with the norm {norm(gradient):.0f}")
 print(f"global_norm: {tf.linalg.global_norm([gradient]):.0f}")
-print(f"norm after clip_by_global_norm to 1: {norm(tf.clip_by_global_norm([gradient], 1.0)[0][0]):.0f}")
+(clipped,), _ = tf.clip_by_global_norm([gradient], 1.0)
+print(f"norm after clip_by_global_norm to 1: {norm(clipped):.0f}")
 print(f"norm after clip_by_norm to 1: {norm(tf.clip_by_norm(gradient, 1.0)):.0f}")
 
 
 def moved(**options):
     """By how much SGD with a rate of 1 changes the row of that token in Keras."""
     model = keras.Sequential([keras.layers.Embedding(4, 1, embeddings_initializer="zeros")])
-    model.compile(optimizer=keras.optimizers.SGD(1.0, **options), loss=lambda expected, found: -tf.reduce_sum(found))
+    optimizer = keras.optimizers.SGD(1.0, **options)
+    model.compile(optimizer=optimizer, loss=lambda expected, found: -tf.reduce_sum(found))
     inputs = tf.constant(TOKENS)
     model.fit(inputs, tf.zeros((1, 100, 1)), epochs=1, verbose=0)
     return round(float(model.get_weights()[0][0, 0]))
 
 
 print("Keras", keras.__version__)
-for options in ({}, {"global_clipnorm": 1.0}, {"clipnorm": 1.0}, {"clipvalue": 1.0}):
-    print("SGD with", *(f"{name}={value}" for name, value in options.items()) if options else ["nothing"], "moves by", moved(**options))
+print("SGD moves by", moved())
+for name in ("global_clipnorm", "clipnorm", "clipvalue"):
+    print(f"SGD with {name}=1 moves by", moved(**{name: 1.0}))
 PYTHON
 )
-verdict 'after clipping to 1 the norm is 1, and a step with a rate of 1 moves by 1 at most' "$seen" \
+verdict 'clipped to 1 the norm is 1, and a step with a rate of 1 moves by 1 at most' "$seen" \
   "TensorFlow 2.21.0: a gradient with the norm 100
 global_norm: 10
 norm after clip_by_global_norm to 1: 10
 norm after clip_by_norm to 1: 10
 Keras 3.15.1
-SGD with nothing moves by 100
-SGD with global_clipnorm=1.0 moves by 10
-SGD with clipnorm=1.0 moves by 10
-SGD with clipvalue=1.0 moves by 100"
+SGD moves by 100
+SGD with global_clipnorm=1 moves by 10
+SGD with clipnorm=1 moves by 10
+SGD with clipvalue=1 moves by 100"

@@ -17,7 +17,8 @@ workers = [torch.nn.Linear(2, 1, bias=False) for _ in range(2)]
 mean = torch.tensor([1.0, 2.0])
 for worker in workers:
     vector_to_parameters(mean, worker.parameters())
-optimizer = torch.optim.SGD(workers[0].parameters(), lr=1.0)  # the first one trains, the second does not
+# The first one trains, the second does not.
+optimizer = torch.optim.SGD(workers[0].parameters(), lr=1.0)
 workers[0](torch.ones(1, 2)).sum().backward()
 optimizer.step()
 print(torch.__version__.split("+")[0])
