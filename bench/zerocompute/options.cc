@@ -146,7 +146,8 @@ void declare(CLI::App& app, Raw& raw, ZerocomputeOptions& o) {
                "The server neither sums nor optimizes: notifications travel, results stay zero");
   app.add_flag("--copy{results}", o.copy,
                "Each worker also copies the results into memory of its own, as part of the round; "
-               "with --copy=all its gradients come from such memory, too")
+               "with --copy=all such memory is registered for gradients, too, and copied where the "
+               "transport cannot use it as it is")
       ->check(CLI::IsMember({"results", "all"}));
   const CLI::Range rounds(uint64_t{0}, uint64_t{1} << 32);
   app.add_option("-w", o.warmup, "Rounds before the measurement (default 3)")->check(rounds);

@@ -29,8 +29,8 @@ struct ZerocomputeOptions {
   std::vector<uint32_t> chunk_elements = {8192};  // one, or a sweep
   bool sum = true;                                // --no-sum: notifications only
   bool optimize = true;                           // --no-optimize: sums come back
-  // What each worker has in memory of its own, which the exchange copies: "results", or "all" for
-  // gradients, too; empty: nothing.
+  // What each worker has in memory of its own: "results", which it pulls, or "all" for gradients,
+  // too, where both are registered; empty: nothing.
   std::string copy;
   uint64_t warmup = 3;
   uint64_t rounds = 0;  // 0: by seconds

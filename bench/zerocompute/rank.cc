@@ -47,8 +47,7 @@ Rank::Rank(const CaseSpec& spec, uint32_t rank, std::span<std::byte> reference)
     own_gradients_.resize(elements * kernels::bytes_of(gradient_dtype()));
     for (size_t k = 0; k < keys_.size(); ++k) {
       worker_.register_memory(k, {.gradient = is_compact(keys_[k]) ? nullptr : gradient(k),
-                                  .parameters = own_results_.data() + key_first_[k] * width_,
-                                  .in_place = false});
+                                  .parameters = own_results_.data() + key_first_[k] * width_});
     }
   }
   worker_.wait_all();  // the parameters that the job begins with
