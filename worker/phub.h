@@ -431,8 +431,9 @@ PHUB_API phub_code phub_broadcast_keys(phub_worker* worker, const float* const* 
 PHUB_API phub_code phub_push(phub_worker* worker, size_t key, int32_t priority);
 /* A gradient of zero: nothing is sent, and the rank counts as having taken part. */
 PHUB_API phub_code phub_push_null(phub_worker* worker, size_t key);
-/* As phub_push, after copying the gradient from memory of the caller to that of phub_gradient, which
- * has as many bytes. PHUB_INVALID: another number, or memory is registered for the gradient. */
+/* As phub_push, after copying the gradient from memory of the caller to that of phub_gradient,
+ * which has as many bytes. PHUB_INVALID: another number, or memory is registered for the
+ * gradient. */
 PHUB_API phub_code phub_push_copy(phub_worker* worker, size_t key, const void* gradient,
                                   size_t bytes, int32_t priority);
 /* As phub_push, of a key with a rank_limit: sends `pairs` pairs of vectors, whose outer products
