@@ -31,6 +31,7 @@ class MemoryLimit {
       if (used_.compare_exchange_weak(used, used + taken * piece_bytes)) return taken;
     }
   }
+  void take_beyond(uint64_t bytes) { used_ += bytes; }  // whether there is room or not
   void release(uint64_t bytes) { used_ -= bytes; }
 
  protected:

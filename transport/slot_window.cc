@@ -111,7 +111,9 @@ bool SlotWindow::grow(uint32_t rank, uint32_t places) {
 // Returns for how many places beyond the window the limit has room.
 uint32_t SlotWindow::reserve(uint32_t places) {
   if (box_ == nullptr) return places;
-  if (box_->limit != nullptr) {
+  if (box_->limit != nullptr && is_open_) {  // a boundary ends only once all of it is read
+    box_->limit->take_beyond(places * place_bytes_);
+  } else if (box_->limit != nullptr) {
     places = static_cast<uint32_t>(box_->limit->take(places, place_bytes_));
     box_->refused = places == 0;
   }

@@ -117,7 +117,7 @@ class SlotWindow {
   bool grow(uint32_t places);
   bool grow(uint32_t rank, uint32_t places);
   uint32_t places() const { return places_; }  // of a rank's window
-  // While it is open, everybody gets as many places as there is memory for.
+  // While it is open, everybody gets as many places as there is memory for, beyond the limit, too.
   void open(bool is_open) { is_open_ = is_open; }
   uint64_t grown() const { return grown_; }  // so many times
 

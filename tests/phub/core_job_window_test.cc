@@ -171,9 +171,9 @@ TEST_F(CoreJobWindow, WhatHasNoPlaceIsReadBeforeABoundary) {
   EXPECT_FALSE(push(0, 1));
   limit_.take(1, limit_.limit());
   rig_->job->hold();
-  EXPECT_FALSE(push(0, 1));
+  EXPECT_TRUE(push(0, 1)) << "or a full limit would hold up the loss of a rank";
+  EXPECT_GT(limit_.used(), limit_.limit());
   limit_.release(limit_.limit());
-  EXPECT_TRUE(push(0, 1));
 }
 
 // A worker that says that it sends rows, and sends nothing.
