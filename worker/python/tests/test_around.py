@@ -292,10 +292,12 @@ def with_hooks(rank, store, how, waits):
             part.set_gradient_divide_factor(3.0)
     state = phub.FSDPState(model, rank=rank, world_size=2, job=job(f"{waits}"))
     calls, seen = [], []
-    for name in ("push", "wait"):
+    for name, kind in {"push": "push", "push_copy": "push", "wait": "wait"}.items():
         call = getattr(state.worker, name)
         setattr(
-            state.worker, name, lambda key, name=name, call=call: (calls.append(name), call(key))
+            state.worker,
+            name,
+            lambda *given, kind=kind, call=call: (calls.append(kind), call(*given)),
         )
     if how == "seen at once":
         for p in model.parameters():
