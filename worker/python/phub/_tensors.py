@@ -45,8 +45,7 @@ def push_from(
 def take_into(worker: Worker, key: str, tensor: torch.Tensor, result: torch.Tensor) -> None:
     """Copies the key's result, the worker's memory that has it, to the tensor."""
     if _is_copied_by_worker(tensor) and tensor.dtype == result.dtype:
-        worker.pull(key, memory_of(tensor.detach()))
-        increment_version(tensor)
+        pull_into(worker, key, tensor, result.dtype)
     else:
         tensor.copy_(result)
 
@@ -66,6 +65,7 @@ def pull_into(worker: Worker, key: str, tensor: torch.Tensor, dtype: torch.dtype
     """The key's parameters, of this format; without a copy beside it where that can be."""
     if tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.dtype == dtype:
         worker.pull(key, memory_of(tensor.detach()))
+        increment_version(tensor)
         return
     received = torch.empty(tensor.shape, dtype=dtype)
     worker.pull(key, memory_of(received))
