@@ -192,7 +192,11 @@ Plan JobMaker::plan_for(const Order& order, const Transport& transport,
                       .shared_memory = transport.shares_memory(),
                       .trailer_elements = trailer_of(spec),
                       .gradient_dtype = spec.gradient_dtype,
-                      .slot_window = machine_.slot_window(transport)};
+                      .slot_window = machine_.slot_window(transport),
+                      .shares_slots = transport.windows() == Windows::kShared};
+  // A rack sends its sums, and a switch its chunks, without looking at slots.
+  const bool may_share = spec.rack_ranks.empty() && !options_.through_switch;
+  if (options.shares_slots && !may_share) options.slot_window = 0;
   if (rack) {
     for (const ChunkLayout& chunk : rack->above.chunks) options.units.push_back(chunk.queue);
   }

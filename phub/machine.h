@@ -45,7 +45,7 @@ class Machine {
   Transport& transport_named(std::string_view name) const;
   // PlanOptions::slot_window of the jobs over a transport.
   uint64_t slot_window(const Transport& transport) const {
-    return transport.takes_windows() ? slot_window_ : 0;
+    return transport.windows() != Windows::kNone ? slot_window_ : 0;
   }
 
   // The topology with the cores in use only, and the NICs over which a plan may send with this

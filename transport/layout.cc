@@ -28,20 +28,19 @@ SlotFormat format_of(const KeySpec& key, std::string_view gradient_dtype) {
   return *format;
 }
 
-// Where queues begin whose chunks take so much.
+// Where queues begin that take so much.
 template <typename RoomOf>
-std::vector<uint64_t> begins_of(std::span<const std::vector<uint32_t>> queue_chunks,
-                                std::span<const uint32_t> queue_node, uint64_t node_alignment,
+std::vector<uint64_t> begins_of(std::span<const uint32_t> queue_node, uint64_t node_alignment,
                                 RoomOf room_of) {
   std::vector<uint64_t> begins;
-  begins.reserve(queue_chunks.size());
+  begins.reserve(queue_node.size());
   uint64_t at = 0;
-  for (size_t q = 0; q < queue_chunks.size(); ++q) {
+  for (size_t q = 0; q < queue_node.size(); ++q) {
     if (q > 0 && queue_node[q] != queue_node[q - 1]) {
       at = (at + node_alignment - 1) / node_alignment * node_alignment + node_alignment;
     }
     begins.push_back(at);
-    for (const uint32_t id : queue_chunks[q]) at += room_of(id);
+    at += room_of(q);
   }
   return begins;
 }
@@ -106,29 +105,39 @@ void lay_out_queue(Layout& layout, uint32_t queue, std::span<const uint32_t> chu
   if (slot > kMaxSlotsBytes) {
     fail(ErrorCode::kInvalid, "the slots of queue {} begin at byte {}", queue, slot);
   }
+  const uint32_t shared = layout.shares_slots() ? layout.queue_shares[queue] : 0;
+  const uint64_t shared_room = shared > 0 ? layout.shared_room(chunks) : 0;
+  if (shared > 0 && shared > (kMaxSlotsBytes - slot) / shared_room) {
+    fail(ErrorCode::kInvalid, "queue {} has {} slots of {} bytes", queue, shared, shared_room);
+  }
   for (uint32_t i = 0; i < chunks.size(); ++i) {
     ChunkLayout& chunk = layout.chunks[chunks[i]];
     chunk.queue = queue;
     chunk.index = i;
     chunk.box_offset = at;
-    chunk.slot_offset = slot;
+    chunk.slot_offset = shared > 0 ? slot + i % shared * shared_room : slot;
     at += layout.box_slot(chunk);
-    slot += layout.slot_room_of(chunk);
+    if (shared == 0) slot += layout.slot_room_of(chunk);
   }
   layout.box_elements = std::max(layout.box_elements, at);
-  layout.slots_bytes = std::max(layout.slots_bytes, slot);
+  layout.slots_bytes = std::max(layout.slots_bytes, slot + shared * shared_room);
 }
 
 void lay_out_queues(Layout& layout, std::vector<std::vector<uint32_t>> queue_chunks,
                     QueueOffsets offsets) {
   const bool as_worker = offsets.elements.empty();
-  const auto expect_offsets = [&](const std::vector<uint64_t>& given) {
+  const auto expect_of_all = [&](const auto& given) {
     if (given.size() == queue_chunks.size()) return;
     fail(ErrorCode::kInvalid, "{} queues have {} offsets", queue_chunks.size(), given.size());
   };
-  if (!as_worker) expect_offsets(offsets.elements);
-  const bool slots_follow = as_worker || element_bytes_of_all(layout) > 0;
-  if (!slots_follow || !offsets.slots.empty()) expect_offsets(offsets.slots);
+  const bool shares = !offsets.shares.empty();
+  if (!as_worker || shares) expect_of_all(offsets.elements);
+  const bool slots_follow = (as_worker || element_bytes_of_all(layout) > 0) && !shares;
+  if (!slots_follow || !offsets.slots.empty()) expect_of_all(offsets.slots);
+  if (shares) expect_of_all(offsets.shares);
+  if (std::ranges::count(offsets.shares, 0u) > 0) {
+    fail(ErrorCode::kInvalid, "the chunks of a queue share no slot");
+  }
   std::vector<bool> routed(layout.chunks.size());
   uint64_t count = 0;
   for (uint32_t q = 0; q < queue_chunks.size(); ++q) {
@@ -146,6 +155,7 @@ void lay_out_queues(Layout& layout, std::vector<std::vector<uint32_t>> queue_chu
   }
   layout.queue_offset = std::move(offsets.elements);
   layout.queue_slots = std::move(offsets.slots);
+  layout.queue_shares = std::move(offsets.shares);
   layout.box_elements = as_worker ? layout.total_elements : 0;
   layout.slots_bytes = as_worker ? layout.gradients_bytes : 0;
   for (uint32_t q = 0; q < queue_chunks.size(); ++q) {
@@ -175,13 +185,23 @@ std::vector<uint64_t> offsets_of_sums(const Layout& layout) {
 
 QueueOffsets offsets_of_queues(const Layout& layout,
                                std::span<const std::vector<uint32_t>> queue_chunks,
-                               std::span<const uint32_t> queue_node) {
-  QueueOffsets offsets;
-  offsets.elements = begins_of(queue_chunks, queue_node, kNodeAlignment,
-                               [&](uint32_t id) { return layout.box_slot(layout.chunks[id]); });
-  if (element_bytes_of_all(layout) > 0) return offsets;
-  offsets.slots = begins_of(queue_chunks, queue_node, kPageBytes,
-                            [&](uint32_t id) { return layout.slot_room_of(layout.chunks[id]); });
+                               std::span<const uint32_t> queue_node, std::vector<uint32_t> shares) {
+  const auto sum_of = [&](size_t queue, auto room_of) {
+    uint64_t sum = 0;
+    for (const uint32_t id : queue_chunks[queue]) sum += room_of(layout.chunks[id]);
+    return sum;
+  };
+  QueueOffsets offsets{.elements = {}, .slots = {}, .shares = std::move(shares)};
+  offsets.elements = begins_of(queue_node, kNodeAlignment, [&](size_t queue) {
+    return sum_of(queue, [&](const ChunkLayout& chunk) { return layout.box_slot(chunk); });
+  });
+  if (element_bytes_of_all(layout) > 0 && offsets.shares.empty()) return offsets;
+  offsets.slots = begins_of(queue_node, kPageBytes, [&](size_t queue) {
+    if (!offsets.shares.empty()) {
+      return offsets.shares[queue] * layout.shared_room(queue_chunks[queue]);
+    }
+    return sum_of(queue, [&](const ChunkLayout& chunk) { return layout.slot_room_of(chunk); });
+  });
   return offsets;
 }
 
@@ -190,7 +210,8 @@ JobLayout routes_of(const Layout& layout) {
           .queue_chunks = layout.queue_chunks,
           .total_elements = layout.total_elements,
           .queue_offset = layout.queue_offset,
-          .queue_slots = layout.queue_slots};
+          .queue_slots = layout.queue_slots,
+          .queue_shares = layout.queue_shares};
 }
 
 Layout layout_of(const JoinReply& reply) {
@@ -207,8 +228,9 @@ Layout layout_of(const JoinReply& reply) {
   }
   layout.trailer_elements = trailer_of(reply.spec);
   try {
-    lay_out_queues(layout, reply.layout.queue_chunks,
-                   {reply.layout.queue_offset, reply.layout.queue_slots});
+    lay_out_queues(
+        layout, reply.layout.queue_chunks,
+        {reply.layout.queue_offset, reply.layout.queue_slots, reply.layout.queue_shares});
   } catch (const Error& error) {
     malformed(error.what());
   }

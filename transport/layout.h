@@ -5,6 +5,7 @@
 // offset.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -61,8 +62,13 @@ struct Layout {
   // out as the worker's.
   std::vector<uint64_t> queue_offset;
   // The beginning of each queue's slots, in bytes. Empty: they begin as the arrays do, since all
-  // keys have one plain format.
+  // keys have one plain format, and each chunk has its own.
   std::vector<uint64_t> queue_slots;
+  // The number of slots of each queue, at least 1, which its chunks share in turn: they are as
+  // large as its largest chunk needs. A rank has one gradient in a slot at a time: it sends another
+  // when the result of that one is here, or the box has said that it was taken (wire.h, kInitial).
+  // Empty: each chunk has a slot.
+  std::vector<uint32_t> queue_shares;
   uint64_t box_elements = 0;      // the box's arrays: with the padding between nodes
   uint64_t slots_bytes = 0;       // the box's slots of one rank, the same
   uint32_t trailer_elements = 0;  // at the box, behind each chunk: kTrailerElements below racks
@@ -73,6 +79,13 @@ struct Layout {
   }
   uint64_t slot_room_of(const ChunkLayout& chunk) const {
     return slot_room(key_format[chunk.key], uint64_t{chunk.elements} + trailer_elements);
+  }
+  bool shares_slots() const { return !queue_shares.empty(); }
+  // Of a slot that these chunks share.
+  uint64_t shared_room(std::span<const uint32_t> of) const {
+    uint64_t room = kSlotAlignment;
+    for (const uint32_t id : of) room = std::max(room, slot_room_of(chunks[id]));
+    return room;
   }
 };
 
@@ -91,10 +104,12 @@ uint32_t element_bytes_of_all(const Layout& layout);
 Layout lay_out_keys(std::span<const KeySpec> keys, uint32_t chunk_elements,
                     std::string_view gradient_dtype = "f32");
 
-// The beginnings of queues at the box:  Layout::queue_offset, queue_slots.
+// The beginnings of queues at the box, and how many slots chunks share: Layout::queue_offset,
+// queue_slots, queue_shares.
 struct QueueOffsets {
   std::vector<uint64_t> elements;
   std::vector<uint64_t> slots;
+  std::vector<uint32_t> shares;
 };
 
 // The box's side. Throws Error(kInvalid) unless every chunk is in one queue exactly and the number
@@ -103,8 +118,8 @@ void lay_out_queues(Layout& layout, std::vector<std::vector<uint32_t>> queue_chu
                     QueueOffsets offsets);
 
 // Lays out the chunks of a queue, one after another from its offsets on; lay_out_queues() does so
-// for each. REQUIRES: layout.queue_offset[queue], and queue_slots[queue] unless that is empty; the
-// chunks exist. Throws Error(kInvalid): the offsets are out of range.
+// for each. REQUIRES: layout.queue_offset[queue], and queue_slots[queue] and queue_shares[queue]
+// unless these are empty; the chunks exist. Throws Error(kInvalid): the offsets are out of range.
 void lay_out_queue(Layout& layout, uint32_t queue, std::span<const uint32_t> chunks);
 
 // The places of a rack's sums: chunk after chunk, each with its trailer, for all boxes that they go
@@ -112,10 +127,11 @@ void lay_out_queue(Layout& layout, uint32_t queue, std::span<const uint32_t> chu
 std::vector<uint64_t> offsets_of_sums(const Layout& layout);
 
 // The beginnings of these nodes' queues at the box: one after another, each node on pages of its
-// own.
+// own. `shares`: Layout::queue_shares of these queues.
 QueueOffsets offsets_of_queues(const Layout& layout,
                                std::span<const std::vector<uint32_t>> queue_chunks,
-                               std::span<const uint32_t> queue_node);
+                               std::span<const uint32_t> queue_node,
+                               std::vector<uint32_t> shares = {});
 
 // Initial parameters are f32. Where a chunk's gradient takes fewer bytes, its slot takes them in
 // parts of about equal size. (A part never has more bytes than the slot has room for.)

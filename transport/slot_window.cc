@@ -16,16 +16,17 @@ SlotWindow::SlotWindow(Shape shape)
       box_(shape.box),
       ranks_(shape.max_ranks) {
   for (const uint32_t n : shape.queue_chunks) queue_first_.push_back(queue_first_.back() + n);
-  PHUB_CHECK(queue_first_.back() == slots_.size() && shape.places >= 1);
+  PHUB_CHECK(queue_first_.back() == slots_.size());
   uint64_t largest = 1;
   for (const Slot& slot : slots_) largest = std::max(largest, slot.bytes);
   place_bytes_ = place_bytes(largest);
   places_ = shape.places;
-  const uint64_t most = std::clamp<uint64_t>(kBlockBytes / place_bytes_, 1, places_);
+  const uint64_t of_block = std::max({places_, shape.block_places, 1u});
+  const uint64_t most = std::clamp<uint64_t>(kBlockBytes / place_bytes_, 1, of_block);
   while (uint64_t{2} << block_shift_ <= most) ++block_shift_;
   for (uint32_t rank = shape.first_rank; rank < shape.end_rank; ++rank) {
     ranks_[rank].place.assign(slots_.size(), kNoPlace);
-    add_places(ranks_[rank], places_);
+    if (places_ > 0) add_places(ranks_[rank], places_);
     if (box_ != nullptr) box_->bytes += places_ * place_bytes_;
   }
 }
@@ -54,15 +55,24 @@ bool SlotWindow::fits(uint32_t queue, uint32_t chunk_of_queue, uint64_t offset,
 std::byte* SlotWindow::take(uint32_t rank, uint32_t queue, uint32_t chunk_of_queue,
                             uint64_t offset) {
   if (!has_room(rank, queue, chunk_of_queue)) return nullptr;
-  Rank& of = ranks_[rank];
   const uint32_t index = queue_first_[queue] + chunk_of_queue;
+  return place_for(rank, index) + (offset - slots_[index].offset);
+}
+
+std::byte* SlotWindow::move_in(uint32_t rank, uint32_t index) {
+  if (ranks_[rank].free.empty() && !grow(rank, 1)) return nullptr;
+  return place_for(rank, index);
+}
+
+std::byte* SlotWindow::place_for(uint32_t rank, uint32_t index) {
+  Rank& of = ranks_[rank];
   uint32_t& place = of.place[index];
   if (place == kNoPlace) {
     place = of.free.back();
     of.free.pop_back();
     ++of.in_use;
   }
-  return address(rank, place) + (offset - slots_[index].offset);
+  return address(rank, place);
 }
 
 void SlotWindow::give_back(uint32_t rank, uint32_t index) {

@@ -54,7 +54,9 @@ class SlotWindow {
     std::vector<uint32_t> queue_chunks;  // how many each queue has
     uint32_t max_ranks = 0;
     uint32_t first_rank = 0, end_rank = 0;  // these have places
-    uint32_t places = 1;                    // of each rank, at the beginning: at least 1
+    // Of each rank, at the beginning. 0: each that is needed comes with move_in().
+    uint32_t places = 1;
+    uint32_t block_places = 1;  // then, how many of them are allocated at once at most
     uint32_t os_node = 0;
     WindowsOfBox* box = nullptr;  // null: there is one window, which grows without a limit
   };
@@ -91,6 +93,10 @@ class SlotWindow {
     return false;
   }
 
+  // The place for a gradient that the core takes out of its slot; null: there is no memory, or the
+  // limit has no room. REQUIRES: the chunk has none.
+  std::byte* move_in(uint32_t rank, uint32_t index);
+
   // For the core. Chunks are counted over its queues.
   const std::byte* at(uint32_t rank, uint32_t index) const {  // null: it has no place
     const uint32_t place = ranks_[rank].place[index];
@@ -109,6 +115,7 @@ class SlotWindow {
     return box_ != nullptr && box_->refused.load(std::memory_order_relaxed);
   }
   void forget_shortage(uint32_t rank) { note_shortage(rank, false); }  // the rank is detached
+  void note_shortage(uint32_t rank, bool is_short);
   // The time by which the core waits with that: a simulated network has its own.
   void use_clock(std::function<uint64_t()> now_ns) { now_ns_ = std::move(now_ns); }
   uint64_t now_ns() const { return now_ns_(); }
@@ -118,7 +125,7 @@ class SlotWindow {
   bool grow(uint32_t rank, uint32_t places);
   uint32_t places() const { return places_; }  // of a rank's window
   // While it is open, everybody gets as many places as there is memory for, beyond the limit, too.
-  void open(bool is_open) { is_open_ = is_open; }
+  bool open(bool is_open) { return std::exchange(is_open_, is_open); }
   uint64_t grown() const { return grown_; }  // so many times
 
  private:
@@ -137,7 +144,7 @@ class SlotWindow {
   void add_places(Rank& rank, uint32_t places);
   uint32_t reserve(uint32_t places);
   void release(uint32_t places);
-  void note_shortage(uint32_t rank, bool is_short);
+  std::byte* place_for(uint32_t rank, uint32_t index);
   std::byte* address(uint32_t rank, uint32_t place) const {
     const uint32_t in_block = place & ((1u << block_shift_) - 1);
     return ranks_[rank].blocks[place >> block_shift_].bytes().data() + in_block * place_bytes_;

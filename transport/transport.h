@@ -299,6 +299,13 @@ struct NicPort {
   uint32_t os_node = 0;
 };
 
+// How the box needs less memory for a rank's gradients than a slot for each chunk.
+enum class Windows : uint8_t {
+  kNone,    // not at all
+  kPlaces,  // a gradient gets a place before it is read (slot_window.h); workers do not know of it
+  kShared,  // chunks share slots, and a worker sends a gradient once its slot is free (layout.h)
+};
+
 struct TransportEvent {
   // kFailed: of the whole link, whose device is gone; its job ends. kRefused: of no incarnation.
   enum Kind { kDisconnected, kFailed, kRefused } kind;
@@ -317,8 +324,8 @@ class Transport {
 
   // The NICs that a plan gives queues to. Empty: one queue per core.
   virtual std::vector<NicPort> ports() const { return {}; }
-  virtual bool shares_memory() const { return false; }    // the slots are the worker's memory
-  virtual bool takes_windows() const { return false; }    // LinkLayout::windowed
+  virtual bool shares_memory() const { return false; }  // the slots are the worker's memory
+  virtual Windows windows() const { return Windows::kNone; }
   virtual uint64_t nic_bytes_per_s() const { return 0; }  // limit of each NIC; 0: none
   virtual std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) = 0;
   // The same, with the results and slots in memory that the job has over another transport, too.

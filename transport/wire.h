@@ -8,9 +8,11 @@ namespace phub {
 // The kind of message that an immediate announces. Every kind but kData has no payload of gradients
 // behind it.
 enum class ImmKind : uint32_t {
-  kData = 0,     // to the box: this rank's gradient; to the worker: the chunk's result
-  kNull = 1,     // to the box: this rank's gradient is zero: it took part, nothing was written
-  kInitial = 2,  // to the box: initial parameters, part `round` of them; to the worker: part taken
+  kData = 0,  // to the box: this rank's gradient; to the worker: the chunk's result
+  kNull = 1,  // to the box: this rank's gradient is zero: it took part, nothing was written
+  // To the box: initial parameters, part `round` of them. To the worker: that part was taken out of
+  // the slot; or, after a push, the gradient of the round was, and its result is to come.
+  kInitial = 2,
   kControl = 3,  // to the worker: part of a verdict (verdict.h); to the box: it lacks this result
 };
 

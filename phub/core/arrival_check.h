@@ -52,6 +52,10 @@ class ArrivalCheck {
       return Violation{CoreReport::kBytes, said(arrival, bytes)};
     }
     if (imm.kind > ImmKind::kNull) return {};
+    // What was there is lost: a worker waits until it is taken.
+    if (imm.kind == ImmKind::kData && table_.is_slot_taken(arrival.rank, index)) {
+      return Violation{CoreReport::kSlot, chunk.slot_offset};
+    }
     if (is_of_racks()) {
       participants = participants_of(arrival.rank, index);  // read once: it may change meanwhile
       if (!may_take_part(arrival.rank, participants, imm)) {

@@ -85,6 +85,7 @@ void CoreJob::admit(const Boundary::Admitted& admitted) {
 }
 
 void CoreJob::attach(uint32_t rank, uint32_t incarnation) {
+  shortage_.clear_slots(table_, rank);  // those of an earlier incarnation, or connection
   endpoint_.attach(rank, incarnation);
   table_.rank(rank).incarnation = incarnation;
   table_.rank(rank).attached = true;
@@ -125,7 +126,7 @@ void CoreJob::probe(Probe& out) const {
     if (!table_.is_left_alone(i)) out.min_round = std::min(out.min_round, chunk.round);
     if (!way_->anyone_waits(i)) continue;
     for (uint32_t w = 0; w < table_.words(); ++w) {
-      out.add(chunk.id, chunk.round, w, table_.not_held_up(way_->lacking(i, w), w));
+      out.add(chunk.id, chunk.round, w, table_.not_held_up(i, way_->lacking(i, w), w));
     }
   }
   if (intake_) intake_->probe(out);

@@ -29,9 +29,10 @@ namespace phub {
 
 class ChunkTable : public Contributions {
  public:
-  // The ranks in `expected` take part from round 1 on.
+  // The ranks in `expected` take part from round 1 on. `window`, `shared`: as in CoreJob.
   ChunkTable(std::vector<CoreChunk> chunks, uint32_t queues, uint32_t max_ranks,
-             std::span<const uint32_t> expected);
+             std::span<const uint32_t> expected, SlotWindow* window = nullptr,
+             SharedSlots* shared = nullptr);
 
   // The bytes that a table holds beside itself, mostly chunks and their words of ranks.
   static constexpr uint64_t bytes(uint64_t chunks, uint64_t queues, uint64_t max_ranks) {

@@ -43,9 +43,12 @@ bool Clocked::apply(uint32_t rank, uint32_t index) {
     if (!stages_.table.is_null(rank, index) && !update(rank, index, round)) return false;
     clocks_.set_latest(index, rank, round);
   }
+  const bool is_gradient = !stages_.table.is_null(rank, index);
   stages_.table.unmark(rank, index);
   clocks_.tick(index, rank);
   clocks_.withhold(index, rank, true);
+  // Its result may wait for slower ranks, and they for other chunks of the slot.
+  if (is_gradient) stages_.outbox.tell_taken(rank, index, taken(rank, index));
   return true;
 }
 

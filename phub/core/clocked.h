@@ -39,6 +39,11 @@ class Clocked final : public Way {
     return clocks_.withheld(index, rank) ? kNever : clocks_.of(index, rank);
   }
 
+  uint64_t taken(uint32_t rank, uint32_t index) const override {
+    if (stages_.table.is_moved(rank, index)) return clocks_.of(index, rank) + 1;
+    return clocks_.withheld(index, rank) ? clocks_.of(index, rank) : kNever;
+  }
+
   void begin(uint32_t index) override;
   uint64_t started(uint32_t index) const override {
     return clocks_.fastest(index) + (stages_.table[index].arrived > 0 ? 1 : 0);

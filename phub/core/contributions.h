@@ -4,11 +4,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <utility>
 #include <vector>
 
 #include "phub/core/index_set.h"
 #include "phub/core/queued_chunks.h"
+#include "phub/core/shared_slots.h"
 #include "transport/slot_window.h"
 
 namespace phub {
@@ -56,12 +58,15 @@ struct CoreRank {
 // allocates after construction.
 class Contributions : public QueuedChunks {
  public:
-  Contributions(std::vector<CoreChunk> chunks, uint32_t queues, uint32_t max_ranks)
+  Contributions(std::vector<CoreChunk> chunks, uint32_t queues, uint32_t max_ranks,
+                SlotWindow* window = nullptr, SharedSlots* shared = nullptr)
       : QueuedChunks(std::move(chunks), queues),
         ranks_(max_ranks),
         arrived_(size(), max_ranks),
         null_(size(), max_ranks),
-        unheard_(size(), max_ranks) {}
+        unheard_(size(), max_ranks),
+        window_(window),
+        shared_(shared) {}
 
   CoreRank& rank(uint32_t rank) { return ranks_[rank]; }
   const CoreRank& rank(uint32_t rank) const { return ranks_[rank]; }
@@ -69,38 +74,54 @@ class Contributions : public QueuedChunks {
   uint32_t words() const { return arrived_.words(); }  // each for 64 ranks
 
   // Where a rank's gradients of a chunk are. With a window (slot_window.h; null: without) one has
-  // a place from its arrival until it is unmarked or freed.
-  void use_window(SlotWindow& window) { window_ = &window; }
+  // a place from its arrival until it is unmarked or freed. Where chunks share slots, the window
+  // has those gradients that were taken out of them.
   const std::byte* slot(uint32_t rank, uint32_t index) const {  // null: it has no place
-    if (window_ != nullptr) return window_->at(rank, index);
+    if (window_ != nullptr) {
+      const std::byte* const place = window_->at(rank, index);
+      if (place != nullptr || shared_ == nullptr) return place;
+    }
     return ranks_[rank].slots + (*this)[index].slot_offset;
   }
-  // Those of 64 ranks that nothing keeps from sending, here or at another core of the box. All of
-  // them where windows cannot grow: or nobody would ever be late, and all wait for ever.
-  uint64_t not_held_up(uint64_t ranks, uint32_t word) const {
+  const SharedSlots* shared_slots() const { return shared_; }  // null: each chunk has its own
+  // Another gradient of the rank is in the chunk's slot.
+  bool is_slot_taken(uint32_t rank, uint32_t index) const {
+    return shared_ != nullptr && shared_->is_taken(rank, index);
+  }
+  // Its gradient was taken out of the slot that it shares.
+  bool is_moved(uint32_t rank, uint32_t index) const {
+    return shared_ != nullptr && window_->at(rank, index) != nullptr;
+  }
+  // Takes it out. False: there is no room elsewhere. REQUIRES: it is in its shared slot.
+  bool move_out(uint32_t rank, uint32_t index);
+  // Those of 64 ranks that nothing keeps from sending the chunk, here or at another core of the
+  // box. All of them where windows cannot grow: or nobody would ever be late, and all wait for
+  // ever.
+  uint64_t not_held_up(uint32_t index, uint64_t ranks, uint32_t word) const {
     if (window_ == nullptr || ranks == 0 || window_->is_refused()) return ranks;
     uint64_t kept = 0;
     for_each_bit(ranks, word, [&](uint32_t rank) {
-      if (!window_->is_short_somewhere(rank)) kept |= uint64_t{1} << (rank % 64);
+      if (!is_held_up(rank, index)) kept |= uint64_t{1} << (rank % 64);
     });
     return kept;
   }
   void free_slot(uint32_t rank, uint32_t index) {
     if (window_ != nullptr) window_->give_back(rank, index);
+    if (shared_ != nullptr) shared_->free(rank, index);
   }
   void free_slots(uint32_t index) {  // of all that have arrived
     if (window_ == nullptr) return;
-    for_each_arrived(index, [&](uint32_t rank) { window_->give_back(rank, index); });
+    for_each_arrived(index, [&](uint32_t rank) { free_slot(rank, index); });
   }
   // What was in it is somebody else's.
   bool has_lost_slot(uint32_t rank, uint32_t index) const {
-    return window_ != nullptr && window_->at(rank, index) == nullptr;
+    return window_ != nullptr && shared_ == nullptr && window_->at(rank, index) == nullptr;
   }
   // Frees the slot unless a contribution in it is still to be read.
   void free_unread_slot(uint32_t rank, uint32_t index) {
     if (window_ == nullptr) return;
     if (has(rank, index) && !is_null(rank, index) && !(*this)[index].closed) return;
-    window_->give_back(rank, index);
+    free_slot(rank, index);
   }
   void free_unread_slots(uint32_t rank) {  // of a detached one
     if (window_ == nullptr) return;
@@ -142,9 +163,14 @@ class Contributions : public QueuedChunks {
   }
 
  private:
+  bool is_held_up(uint32_t rank, uint32_t index) const {
+    return shared_ != nullptr ? shared_->is_taken(rank, index) : window_->is_short_somewhere(rank);
+  }
+
   std::vector<CoreRank> ranks_;
   RankBits arrived_, null_, unheard_;
-  SlotWindow* window_ = nullptr;
+  SlotWindow* const window_;
+  SharedSlots* const shared_;
 };
 
 inline void Contributions::mark(uint32_t rank, uint32_t index, bool null) {
@@ -152,9 +178,19 @@ inline void Contributions::mark(uint32_t rank, uint32_t index, bool null) {
   arrived_.set(rank, index);
   if (null) null_.set(rank, index);
   if (!null) counters()[chunk.queue].bytes_in += chunk.sent_bytes(slot(rank, index));
+  if (!null && shared_ != nullptr) shared_->put(rank, index);
   ++chunk.arrived;
   --chunk.missing;
   ++ranks_[rank].open;
+}
+
+inline bool Contributions::move_out(uint32_t rank, uint32_t index) {
+  const std::byte* const from = slot(rank, index);
+  std::byte* const to = window_->move_in(rank, index);
+  if (to == nullptr) return false;
+  std::memcpy(to, from, (*this)[index].slot_bytes());
+  shared_->free(rank, index);
+  return true;
 }
 
 inline void Contributions::unmark(uint32_t rank, uint32_t index) {

@@ -33,10 +33,10 @@ std::unique_ptr<Way> way_of(const Stages& stages, const CoreJob::MakeLockStep& m
 CoreJob::CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays& arrays,
                  std::vector<CoreChunk> chunks, BoxEndpoint& endpoint, const HyperView& hyper,
                  std::span<const uint32_t> expected, uint32_t queues,
-                 const MakeLockStep& make_lock_step, SlotWindow* window)
+                 const MakeLockStep& make_lock_step, SlotWindow* window, SharedSlots* shared)
     : endpoint_(endpoint),
       parameters_(parameters),
-      table_(std::move(chunks), queues, parameters.max_ranks, expected),
+      table_(std::move(chunks), queues, parameters.max_ranks, expected, window, shared),
       check_(parameters_, table_),
       ready_(table_.chunks()),
       places_(arrays, table_),
@@ -51,10 +51,7 @@ CoreJob::CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays
       shortage_(window, parameters_.progress_limit_ms),
       core_(core),
       wake_after_(parameters.max_ranks) {
-  if (window != nullptr) {
-    table_.use_window(*window);
-    endpoint_.use_window(*window);
-  }
+  if (window != nullptr && shared == nullptr) endpoint_.use_window(*window);
   if (!parameters_.rack_ranks.empty()) table_.count_rack_ranks();
   // Below a parent the result of the round before the first is still to come.
   const uint64_t beginning = parameters_.rules.initial_broadcast() ? 0 : 1;
@@ -90,7 +87,8 @@ bool CoreJob::step(uint64_t& bytes) {
 template <typename TheWay>
 bool CoreJob::pass(TheWay& way, uint64_t& bytes) {
   const auto completed_round = [&way](uint32_t r, uint32_t i) { return way.completed(r, i); };
-  if (outbox_.pay(completed_round)) {
+  const auto taken_round = [&way](uint32_t r, uint32_t i) { return way.taken(r, i); };
+  if (outbox_.pay(completed_round, taken_round)) {
     retries_in_vain_ = 0;
     note_activity();
   }
@@ -149,10 +147,12 @@ void CoreJob::receive(TheWay& way, const Arrival& arrival) {
       if (way.ready(index)) make_ready(index);
       break;
     case Way::Verdict::kDuplicate:
+      outbox_.tell_taken(rank, index, way.taken(rank, index));
       break;
     case Way::Verdict::kComplete:
       // The round came otherwise, and the rank did not know yet: its result is on its way.
       if (!intake_ || !heard_before) way.resend(rank, index);
+      outbox_.tell_taken(rank, index, way.taken(rank, index));
       break;
     case Way::Verdict::kWrongRound:
       violation(rank, index, CoreReport::kRound, imm.round);
@@ -247,6 +247,10 @@ bool CoreJob::close_ready(TheWay& way, uint64_t& bytes) {
   if (closed == Way::Closed::kPending) {
     table_.free_slots(index);
     table_[index].closed = true;
+    if (table_.shared_slots() != nullptr) {
+      table_.for_each_gradient(
+          index, [&](uint32_t rank) { outbox_.tell_taken(rank, index, way.taken(rank, index)); });
+    }
   }
   bytes += cost;
   return true;
@@ -322,7 +326,7 @@ bool CoreJob::arm() {
   if (outbox_.has_unflushed() || !reports_.empty()) return false;
   if ((pass_was_full_ || !ready_.empty()) && !reducer_.stopped()) return false;
   if (moves_.are_due()) return false;
-  if (shortage_.relieve(table_, *way_, arrivals_)) return false;
+  if (shortage_.relieve(table_, *way_, outbox_, arrivals_)) return false;
   if (!way_->arm()) return false;
   const bool quiet = std::exchange(arrivals_when_armed_, arrivals_) == arrivals_;
   const uint32_t only =

@@ -47,11 +47,14 @@ class CoreJob {
 
   // `chunks` come queue after queue, those of a queue in the order of their index in it. The arrays
   // behind `hyper` outlive the core job, or a boundary replaces them. The ranks in `expected` take
-  // part from round 1 on. `window`: gradients are in its places; null: in slots.
+  // part from round 1 on. `window`: gradients are in its places; null: in slots. `shared`: they are
+  // in slots that chunks share, and in the window if they were taken out of these; null: each chunk
+  // has its own.
   CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays& arrays,
           std::vector<CoreChunk> chunks, BoxEndpoint& endpoint, const HyperView& hyper,
           std::span<const uint32_t> expected, uint32_t queues = 1,
-          const MakeLockStep& make_lock_step = {}, SlotWindow* window = nullptr);
+          const MakeLockStep& make_lock_step = {}, SlotWindow* window = nullptr,
+          SharedSlots* shared = nullptr);
 
   // bytes() computes, before a core job is made, the memory that it holds, itself and its scratch
   // included.

@@ -32,6 +32,12 @@ class LockStep : public Way {
     return stages_.table[index].round - 1;
   }
 
+  uint64_t taken(uint32_t rank, uint32_t index) const final {
+    const ChunkTable& table = stages_.table;
+    const bool is_out = table[index].closed || table.is_moved(rank, index);
+    return is_out && table.has(rank, index) ? table[index].round : kNever;
+  }
+
   void begin(uint32_t index) override { begin_round(index, stages_.table.next_round(index, 0)); }
   // Counts a round that is complete here: ranks may have sent other chunks of it, which are still
   // on their way through a switch.

@@ -149,6 +149,7 @@ struct CoreReport {
     kPlace,         // another place than the chunk's
     kInterest,      // a chunk that the rank neither writes nor reads
     kParticipants,  // a rack without ranks that took part, or with more than it has
+    kSlot,          // a gradient where another one of the rank lies
   };
   static constexpr uint32_t kNoRank = ~0u;
   Type type = kAdded;

@@ -37,6 +37,7 @@ Outbox::Outbox(const JobParameters& parameters, const JobArrays& arrays, Endpoin
     first += chunks[queue];
     owed_.resize(owed_.size() + table.max_ranks(), IndexSet(chunks[queue]));
   }
+  if (table.shared_slots() != nullptr) untold_.resize(table.max_ranks(), IndexSet(table.size()));
 }
 
 // False: there is nothing that the rank should receive.
@@ -109,10 +110,32 @@ void Outbox::attached(uint32_t rank) {
   verdict_.attached(rank);
 }
 
+bool Outbox::post_taken(uint32_t rank, uint32_t index, uint64_t round) {
+  const Imm imm{table_.index_in_queue(index), low8(round), ImmKind::kInitial};
+  return endpoint_.post({table_[index].queue, rank}, {.imm = encode(imm)});
+}
+
+void Outbox::tell_taken(uint32_t rank, uint32_t index, uint64_t round) {
+  const CoreRank& to = table_.rank(rank);
+  if (table_.shared_slots() == nullptr || round == kNever || !to.attached || to.broken) return;
+  ++unflushed_;
+  if (untold_[rank].empty() && post_taken(rank, index, round)) return;
+  const size_t before = untold_[rank].size();
+  untold_[rank].insert(index);
+  untold_total_ += untold_[rank].size() - before;
+}
+
+void Outbox::clear_untold(uint32_t rank, uint32_t index) {
+  const size_t before = untold_[rank].size();
+  untold_[rank].erase(index);
+  untold_total_ -= before - untold_[rank].size();
+}
+
 void Outbox::send(uint32_t rank, uint32_t index, uint64_t completed) {
   Write write;
   if (table_.rank(rank).broken || !table_.is_heard(rank, index)) return;
   if (!write_of(rank, index, completed, write)) return;
+  if (untold_total_ > 0 && table_[index].round > 0) clear_untold(rank, index);
   const uint32_t queue = table_[index].queue;
   IndexSet& places = owed(queue, rank);
   if (places.empty() && post(rank, index, completed, write)) return;
@@ -135,6 +158,9 @@ void Outbox::forget(uint32_t rank) {
     count_owed(queue, places.size(), 0);
     places.clear();
   }
+  if (untold_.empty()) return;
+  untold_total_ -= untold_[rank].size();
+  untold_[rank].clear();
 }
 
 bool Outbox::flush_if_due(bool moved, size_t completed) {

@@ -39,12 +39,17 @@ class Outbox {
   void send(uint32_t rank, uint32_t index, uint64_t completed);
   void send_to_all(uint32_t index, uint64_t completed);
 
-  // Posts owed results, as far as there is room now. completed(rank, index) is the round of the
-  // result. Returns false if none went out.
-  template <typename Completed>
-  bool pay(const Completed& completed);
-  bool owes() const { return owed_total_ > 0; }
-  void forget(uint32_t rank);  // drops the results owed to it
+  // Where chunks share slots: tells a rank that its gradient of this round was taken out of the
+  // slot; kNever: there is none.
+  void tell_taken(uint32_t rank, uint32_t index, uint64_t round);
+
+  // Posts owed results, as far as there is room now; and before them, what is still to be told.
+  // completed(rank, index) is the round of the result, taken(rank, index) that of tell_taken().
+  // Returns false if none went out.
+  template <typename Completed, typename Taken>
+  bool pay(const Completed& completed, const Taken& taken);
+  bool owes() const { return owed_total_ + untold_total_ > 0; }
+  void forget(uint32_t rank);  // drops what is owed to it
 
   // In a gated job: the verdict goes out with the first result of its round, on every queue and to
   // every rank that was to take part in the round.
@@ -64,6 +69,10 @@ class Outbox {
   bool has_unflushed() const { return unflushed_ > 0; }
 
  private:
+  bool post_taken(uint32_t rank, uint32_t index, uint64_t round);
+  template <typename Taken>
+  bool tell_all(const Taken& taken);
+  void clear_untold(uint32_t rank, uint32_t index);
   bool write_of(uint32_t rank, uint32_t index, uint64_t completed, Write& write) const;
   bool post(uint32_t rank, uint32_t index, uint64_t completed, const Write& write);
   bool has_notice() const { return (verdict_.number() | beginning_.number()) != 0; }
@@ -96,14 +105,18 @@ class Outbox {
   std::vector<uint32_t> chunk_;  // queue after queue, by place
   std::vector<IndexSet> owed_;   // [queue][rank]: places
   size_t owed_total_ = 0;
+  // [rank]: chunks whose gradient was taken out of its slot, and nobody told it. Empty: chunks do
+  // not share slots.
+  std::vector<IndexSet> untold_;
+  size_t untold_total_ = 0;
   Notice verdict_;    // of a gated job; its number is the round
   Notice beginning_;  // of a switch's generation
 };
 
-template <typename Completed>
-bool Outbox::pay(const Completed& completed) {
-  if (owed_total_ == 0) return false;
-  bool tried = false, paid = false;
+template <typename Completed, typename Taken>
+bool Outbox::pay(const Completed& completed, const Taken& taken) {
+  if (!owes()) return false;
+  bool paid = untold_total_ > 0 && tell_all(taken), tried = untold_total_ > 0 || paid;
   for (uint32_t queue = 0; queue < lanes_.size(); ++queue) {
     Lane& lane = lanes_[queue];
     // Each rank gets a result in turn, until no rank gets one; the first of these is next.
@@ -119,6 +132,22 @@ bool Outbox::pay(const Completed& completed) {
   }
   if (tried) endpoint_.flush();
   return paid;
+}
+
+// Returns false if none went out.
+template <typename Taken>
+bool Outbox::tell_all(const Taken& taken) {
+  bool any = false;
+  for (uint32_t rank = 0; rank < untold_.size(); ++rank) {
+    while (!untold_[rank].empty() && !table_.rank(rank).broken) {
+      const uint32_t index = untold_[rank].lowest();
+      const uint64_t round = taken(rank, index);
+      if (round != kNever && !post_taken(rank, index, round)) break;
+      clear_untold(rank, index);
+      any = true;
+    }
+  }
+  return any;
 }
 
 // Posts the first result that is owed to a rank on a queue. Returns false if there is no room.

@@ -10,11 +10,16 @@
 //   which is not seen here. An eighth of their window then, and another after as long or longer.
 //   None if it is not connected.
 //
+// Where chunks share slots (shared_slots.h) a rank is short of a chunk's slot while another of its
+// gradients is there; other queues go on. Instead of getting places, these gradients are taken out
+// of the slots.
+//
 // The first of these is long before a rank that is waited for counts as lost.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "phub/core/way.h"
 
@@ -32,8 +37,11 @@ class Shortage {
   // How long the core sleeps at most while there is one.
   uint64_t look_ns() const { return late_ns_ / 30; }
   // Before the core sleeps; `arrivals` is the number of them so far. True: some ranks have got
-  // places, and can be read from.
-  bool relieve(const ChunkTable& table, const Way& way, uint64_t arrivals);
+  // places, and can be read from; or have been told of slots that are free.
+  bool relieve(ChunkTable& table, const Way& way, Outbox& outbox, uint64_t arrivals);
+  // Takes all gradients of the rank out of the slots, which somebody else will write to, beyond the
+  // limit for memory. Throws Error(kFull).
+  void clear_slots(ChunkTable& table, uint32_t rank);
   // Ranks may leave at a boundary: what they have sent is read before, as without a window.
   void in_boundary(bool is_in) {
     if (window_ != nullptr) window_->open(is_in);
@@ -50,13 +58,16 @@ class Shortage {
     bool late = false;  // and some rank may be late
   };
   Patience patience_with(const ChunkTable& table, const Way& way, uint64_t elapsed_ns) const;
+  void note_used_slots(const SharedSlots& shared);
+  bool take_out(ChunkTable& table, const Way& way, Outbox& outbox, uint32_t gradients);
 
   const uint64_t late_ns_;
   SlotWindow* const window_;
   uint64_t arrivals_ = kNever;
   uint64_t since_ns_ = 0;  // there have been so many
   uint64_t completed_ = 0;
-  uint32_t times_ = 0;  // that a late rank was the reason, since a chunk completed
+  std::vector<uint32_t> taken_out_;  // by rank
+  uint32_t times_ = 0;               // that a late rank was the reason, since a chunk completed
 };
 
 }  // namespace phub

@@ -111,6 +111,10 @@ class Way : public PendingResults {
   // Called for each chunk after all these changes.
   virtual void settle(uint32_t /*index*/) {}
 
+  // The round of the rank's gradient that was taken out of the slot which it shared, while the
+  // result is still to come; kNever: there is none.
+  virtual uint64_t taken(uint32_t rank, uint32_t index) const = 0;
+
   // The rank has reconnected and lacks the result that it may have: sends it.
   virtual void resend(uint32_t rank, uint32_t index);
 

@@ -74,6 +74,9 @@ float* floats(const numa::Memory& memory) {
   return reinterpret_cast<float*>(memory.bytes().data());
 }
 
+// Gradients that are taken out of their slots: so many places are allocated at once at most.
+constexpr uint32_t kMostMoved = 16;
+
 uint32_t saved_ranks_of(const JobSpec& spec, const Manifest* restored) {
   const size_t saved = restored ? restored->ranks.size() : 0;
   return std::max(spec.max_ranks, static_cast<uint32_t>(saved));
@@ -150,7 +153,8 @@ JobPart::JobPart(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& tran
     };
     core_jobs_.push_back(std::make_unique<CoreJob>(
         core, parameters, arrays_, chunks_of(core), link_->endpoint(core), hyper_.view(), expected,
-        static_cast<uint32_t>(plan_.cores[core].queues.size()), make_lock_step, make_window(core)));
+        static_cast<uint32_t>(plan_.cores[core].queues.size()), make_lock_step, make_window(core),
+        make_shared_slots(core)));
   }
 }
 
@@ -341,9 +345,10 @@ SlotWindow* JobPart::make_window(uint32_t core) {
                           .first_rank = ranks_.first,
                           .end_rank = ranks_.end,
                           .places = window_places(plan_, of).places,
+                          .block_places = kMostMoved,
                           .os_node = of.os_node,
                           .box = &box_windows_};
-  if (shape.places == 0) return nullptr;
+  if (shape.places == 0 && !plan_.shares_slots()) return nullptr;
   for (const uint32_t queue : of.queues) {
     shape.queue_chunks.push_back(static_cast<uint32_t>(plan_.queue_chunks[queue].size()));
     for (const uint32_t id : plan_.queue_chunks[queue]) {
@@ -352,6 +357,25 @@ SlotWindow* JobPart::make_window(uint32_t core) {
     }
   }
   return windows_.emplace_back(std::make_unique<SlotWindow>(std::move(shape))).get();
+}
+
+// Null: each chunk has a slot.
+SharedSlots* JobPart::make_shared_slots(uint32_t core) {
+  if (!plan_.shares_slots()) return nullptr;
+  std::vector<uint32_t> slot_of;
+  uint32_t slots = 0;
+  for (const uint32_t queue : plan_.cores[core].queues) {
+    const uint32_t shared = plan_.queue_shares[queue];
+    for (size_t i = 0; i < plan_.queue_chunks[queue].size(); ++i) {
+      slot_of.push_back(slots + static_cast<uint32_t>(i % shared));
+    }
+    slots += shared;
+    const uint64_t bytes = shared * plan_.shared_room(plan_.queue_chunks[queue]);
+    box_windows_.bytes += (ranks_.end - ranks_.first) * bytes;
+  }
+  return shared_
+      .emplace_back(std::make_unique<SharedSlots>(std::move(slot_of), slots, spec_->max_ranks))
+      .get();
 }
 
 std::string JobPart::note_of_windows() {

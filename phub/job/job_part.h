@@ -156,6 +156,7 @@ class JobPart {
   std::vector<uint64_t> gathered(const uint64_t* steps) const;
   std::vector<CoreChunk> chunks_of(uint32_t core) const;
   SlotWindow* make_window(uint32_t core);
+  SharedSlots* make_shared_slots(uint32_t core);
 
   const std::shared_ptr<const JobSpec> spec_;  // with a million keys it has 300 MB
   const Plan plan_;
@@ -171,6 +172,7 @@ class JobPart {
   WindowsOfBox box_windows_;
   bool told_of_refusal_ = false;
   std::vector<std::unique_ptr<SlotWindow>> windows_;  // by core; empty: there are slots
+  std::vector<std::unique_ptr<SharedSlots>> shared_;  // by core; empty: each chunk has its own
   std::unique_ptr<BoxLink> link_;
   std::array<numa::Memory, kMostArrays> memory_of_arrays_;
   std::array<numa::Memory, kMostArrays> memory_of_copies_;

@@ -8,6 +8,7 @@
 #include "phub/core/core_job.h"
 #include "phub/core/hyper.h"
 #include "phub/core/round_gate.h"
+#include "phub/core/shared_slots.h"
 #include "phub/job/membership_log.h"
 #include "phub/job_rules.h"
 #include "phub/text_table.h"
@@ -57,6 +58,18 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
   bool windowed = false;
   for (const CorePlan& core : plan.cores) {
     const auto [places, bytes] = window_places(plan, core);
+    if (plan.shares_slots()) {
+      windowed = true;
+      uint64_t slots = 0;
+      for (const uint32_t queue : core.queues) {
+        slots += plan.queue_shares[queue];
+        nodes[core.node].slots +=
+            ranks_here * plan.queue_shares[queue] * plan.shared_room(plan.queue_chunks[queue]);
+      }
+      const uint64_t chunks = chunks_on(plan, core);
+      nodes[core.node].bookkeeping += SharedSlots::bytes(chunks, slots, ranks_here) +
+                                      SlotWindow::bookkeeping(chunks, ranks_here, 0);
+    }
     if (places == 0) continue;
     windowed = true;
     nodes[core.node].slots += ranks_here * places * bytes;

@@ -52,6 +52,7 @@ void RemoteParts::make(const ShardPart& like, Done done) {
     made.queue_chunks = plan.queue_chunks;
     made.queue_offset = plan.queue_offset;
     made.queue_slots = plan.queue_slots;
+    made.queue_shares = plan.queue_shares;
     made.first_queue = part.first_queue;
     made.all_queues = static_cast<uint32_t>(plan_.queues.size());
     for (const CorePlan& core : plan.cores) made.cpus.push_back(core.os_cpu);

@@ -32,6 +32,11 @@ std::string violation_text(const Job& job, const CoreReport& report) {
     case CoreReport::kParticipants:
       return sent(fmt::format("{} ranks that took part, and the rack has {},", report.said,
                               job.spec().rack_ranks[report.rank]));
+    case CoreReport::kSlot:
+      return sent(fmt::format(
+          "a gradient to offset {}, where one of its others lies, and nobody had told it that this "
+          "was taken,",
+          report.said));
     case CoreReport::kPlace:
       return sent(fmt::format("a payload to offset {}, where it does not lie,", report.said));
   }

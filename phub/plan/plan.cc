@@ -337,20 +337,49 @@ std::vector<std::vector<uint32_t>> chunks_of_queues(const Plan& plan) {
   return queues;
 }
 
+// The slots that the chunks of each queue share: as large a part of the window as they are of their
+// box's gradients. Empty: at no box are these larger than the window.
+std::vector<uint32_t> shares_of(const Plan& plan,
+                                std::span<const std::vector<uint32_t>> queue_chunks,
+                                uint64_t window) {
+  std::vector<uint64_t> bytes, bytes_of_box(boxes_of(plan));
+  for (size_t q = 0; q < queue_chunks.size(); ++q) {
+    bytes.push_back(0);
+    for (const uint32_t id : queue_chunks[q]) bytes[q] += plan.slot_room_of(plan.chunks[id]);
+    bytes_of_box[plan.cores[plan.queues[q].core].box] += bytes[q];
+  }
+  if (window == 0 || std::ranges::max(bytes_of_box) <= window) return {};
+  std::vector<uint32_t> shares;
+  for (size_t q = 0; q < queue_chunks.size(); ++q) {
+    const uint64_t of_box = bytes_of_box[plan.cores[plan.queues[q].core].box];
+    const double part = std::min(1.0, static_cast<double>(window) / static_cast<double>(of_box));
+    const auto room = static_cast<double>(plan.shared_room(queue_chunks[q]));
+    const auto slots = static_cast<uint64_t>(part * static_cast<double>(bytes[q]) / room);
+    const uint64_t most = std::max<uint64_t>(queue_chunks[q].size(), 1);
+    shares.push_back(static_cast<uint32_t>(std::clamp<uint64_t>(slots, 1, most)));
+  }
+  return shares;
+}
+
 // The memory of every box begins at 0.
-void lay_out_boxes(Plan& plan, bool shared_memory) {
+void lay_out_boxes(Plan& plan, const PlanOptions& options) {
   std::vector<std::vector<uint32_t>> chunks = chunks_of_queues(plan);
+  std::vector<uint32_t> shares;
+  if (options.shares_slots) shares = shares_of(plan, chunks, options.slot_window);
   std::vector<uint32_t> node;
   for (const QueuePlan& queue : plan.queues) node.push_back(plan.cores[queue.core].node);
   QueueOffsets offsets;
-  for (uint32_t box = 0; box < boxes_of(plan) && !shared_memory; ++box) {
+  for (uint32_t box = 0; box < boxes_of(plan) && !options.shared_memory; ++box) {
     const size_t first = offsets.elements.size(), end = first_queue_of(plan, box + 1);
+    std::vector<uint32_t> shares_here;
+    if (!shares.empty()) shares_here = {shares.begin() + first, shares.begin() + end};
     const QueueOffsets of_box =
         offsets_of_queues(plan, std::span(chunks).subspan(first, end - first),
-                          std::span(node).subspan(first, end - first));
+                          std::span(node).subspan(first, end - first), std::move(shares_here));
     offsets.elements.insert(offsets.elements.end(), of_box.elements.begin(), of_box.elements.end());
     offsets.slots.insert(offsets.slots.end(), of_box.slots.begin(), of_box.slots.end());
   }
+  offsets.shares = std::move(shares);
   lay_out_queues(plan, std::move(chunks), std::move(offsets));
 }
 
@@ -383,9 +412,9 @@ Plan make_plan(const numa::Topology& topology, std::span<const KeySpec> keys,
   plan.tile_rows.reserve(tiled.size());
   for (const KeySpec& key : tiled) plan.tile_rows.push_back(key.tile_rows);
   plan.trailer_elements = options.trailer_elements;
-  plan.slot_window = options.slot_window;
+  if (!options.shares_slots) plan.slot_window = options.slot_window;
   deal(sites, queue_share, options, exchanged_bytes(plan, tiled, options.ranks), plan);
-  lay_out_boxes(plan, options.shared_memory);
+  lay_out_boxes(plan, options);
   return plan;
 }
 

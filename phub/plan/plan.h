@@ -57,6 +57,7 @@ struct PlanOptions {
   std::vector<PlanLoad> load = {};
   // Of each rank at a box whose transport takes windows, in bytes; 0: slots of everything.
   uint64_t slot_window = 0;
+  bool shares_slots = false;  // Windows::kShared: the chunks of a queue share slots of the window
 };
 
 struct QueuePlan {  // one (core, NIC) pair; each worker has one queue pair per queue
@@ -85,7 +86,8 @@ struct Plan : Layout {
   std::vector<QueuePlan> queues;
   std::vector<CorePlan> cores;
   std::vector<NicPlan> nics;
-  uint64_t slot_window = 0;  // PlanOptions; counts only where slots of everything are larger
+  // PlanOptions, for Windows::kPlaces; counts only where slots of everything are larger.
+  uint64_t slot_window = 0;
 };
 
 // Throws Error(kInvalid) if the options cannot be met: no keys, more cores than there are, a queue

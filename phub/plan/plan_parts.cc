@@ -23,7 +23,8 @@ std::vector<NodeRun> runs_of(const Plan& plan, uint64_t ChunkLayout::*offset,
     if (chunk.queue == kElsewhere) continue;
     const uint32_t node = plan.cores[plan.queues[chunk.queue].core].os_node;
     if (runs.empty() || runs.back().os_node != node) runs.push_back({node, chunk.*offset, 0});
-    runs.back().count = chunk.*offset + chunk.*size - runs.back().first;
+    const uint64_t end = chunk.*offset + chunk.*size;  // chunks may share slots
+    runs.back().count = std::max(runs.back().count, end - runs.back().first);
   }
   if (runs.size() == 1) runs.clear();
   return runs;
@@ -79,6 +80,9 @@ Plan part_of(const Plan& plan, uint32_t box) {
   }
   if (!plan.queue_slots.empty()) {
     part.queue_slots.assign(plan.queue_slots.begin() + first, plan.queue_slots.begin() + end);
+  }
+  if (plan.shares_slots()) {
+    part.queue_shares.assign(plan.queue_shares.begin() + first, plan.queue_shares.begin() + end);
   }
   for (ChunkLayout& chunk : part.chunks) {
     const bool here = chunk.queue >= first && chunk.queue < end;

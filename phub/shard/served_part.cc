@@ -110,7 +110,9 @@ std::shared_ptr<JobPart> ServedPart::make_part(const ShardPart& order) {
   const bool goes_on = !order.restored.empty();
   if (goes_on) restored_ = manifest_of(order.restored.front(), order.spec);
   Plan plan = plan_of(order, host_.machine);
-  plan.slot_window = host_.machine.slot_window(transport);
+  if (transport.windows() == Windows::kPlaces) {
+    plan.slot_window = host_.machine.slot_window(transport);
+  }
   const NodeMemory memory = total_memory(plan, order.spec, order.saved, restored_.ranks.size());
   host_.budget.reserve(order.spec, memory);
   try {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "transport/error.h"
@@ -26,8 +27,11 @@ Plan plan_of(const ShardPart& order, const Machine& machine) {
   plan.trailer_elements = trailer_of(order.spec);
   plan.queue_offset = order.queue_offset;
   plan.queue_slots = order.queue_slots;
-  if (plan.queue_slots.size() != (element_bytes_of_all(plan) > 0 ? 0 : queues))
-    refuse_order("slots");
+  plan.queue_shares = order.queue_shares;
+  const bool slots_follow = element_bytes_of_all(plan) > 0 && !plan.shares_slots();
+  const bool shares_fit = !plan.shares_slots() || (plan.queue_shares.size() == queues &&
+                                                   std::ranges::count(plan.queue_shares, 0u) == 0);
+  if (plan.queue_slots.size() != (slots_follow ? 0 : queues) || !shares_fit) refuse_order("slots");
   for (const uint32_t cpu : order.cpus) {
     const numa::Topology& topology = machine.topology();
     const auto core = std::ranges::find(topology.cores, cpu, &numa::Core::os_cpu);

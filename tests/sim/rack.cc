@@ -51,7 +51,7 @@ class BorrowedTransport final : public Transport {
   }
   int event_fd() const override { return transport_.event_fd(); }
   bool shares_memory() const override { return transport_.shares_memory(); }
-  bool takes_windows() const override { return transport_.takes_windows(); }
+  Windows windows() const override { return transport_.windows(); }
   void handle_events(std::vector<TransportEvent>& out) override { transport_.handle_events(out); }
 
  private:

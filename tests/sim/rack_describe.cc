@@ -58,7 +58,8 @@ std::string describe(const RackPlan& plan) {
                    plan.near_chance);
   }
   if (plan.slot_window > 0) {
-    fmt::format_to(out, "  gradients of a rank have {} bytes at a box\n", plan.slot_window);
+    fmt::format_to(out, "  gradients of a rank have {} bytes at a box{}\n", plan.slot_window,
+                   plan.net.shared_slots ? ", in slots that they share" : "");
   }
   for (const LossWindow& w : plan.windows) {
     fmt::format_to(out, "  loss {} from {} to {} ns\n", w.loss, w.from_ns, w.to_ns);

@@ -688,6 +688,9 @@ RackPlan make_rack_plan(uint64_t seed) {
     // boxes is seen by the passing of time alone: with a chunk or two for a core, ranks that push
     // in random orders are late.
     plan.slot_window = pick(window, {4'000ull, 8'000ull, 20'000ull});
+    plan.net.shared_slots = window.chance(0.5);
+    // Nobody has to see that ranks wait for each other: one slot for a queue will do.
+    if (plan.net.shared_slots) plan.slot_window = pick(window, {1ull, 1'000ull, 8'000ull});
     for (JobPlan& job : plan.jobs) job.spec.progress_limit_ms *= 4;
   }
   for (JobPlan& job : plan.jobs) drop_unused(job);

@@ -52,7 +52,7 @@ struct Totals {
   uint64_t coded_jobs = 0, residuals_restored = 0, jobs_of_differences = 0, jobs_of_factors = 0;
   uint64_t jobs_of_rows = 0, lazy_jobs = 0, jobs_of_interest = 0;
   uint64_t limited_racks = 0, limited_uplinks = 0, near_links = 0, mixed_links = 0, near_writes = 0;
-  uint64_t window_writes = 0, window_growths = 0;
+  uint64_t window_writes = 0, window_growths = 0, taken = 0;
   uint64_t chunks_carried = 0, forks = 0, switches = 0, restored_with_branches = 0;
   uint64_t kills = 0, revivals = 0, spread_kills = 0, spread_revivals = 0, revived_runs = 0;
   uint64_t racked_jobs = 0, racks_admitted = 0, racks_lost = 0, boxes_below_died = 0;
@@ -113,6 +113,7 @@ bool run_one(uint64_t seed, const Options& options, Totals& totals) {
   totals.near_writes += result.net.near_writes;
   totals.window_writes += result.net.window_writes;
   totals.window_growths += result.net.window_growths;
+  totals.taken += result.net.taken;
   totals.chunks_carried += result.chunks_carried;
   totals.forks += result.forks;
   totals.switches += result.switches;
@@ -158,7 +159,7 @@ int run_range(uint64_t first, uint64_t last, uint64_t stride, const Options& opt
       "{} over several boxes; {} times one that had been killed went on; {} jobs were behind a "
       "switch, "
       "{} chunks came through it, in {} generations; {} writes went into windows, which grew {} "
-      "times\n",
+      "times; {} times a worker heard that a gradient had left a slot that chunks share\n",
       totals.racks, totals.failures, totals.observations, totals.states, totals.admitted,
       totals.lost, totals.failed_jobs, totals.writes, totals.overtakes, totals.breaks, totals.steps,
       totals.box_deaths, totals.restored, totals.parts_restored, totals.parts_restored_below,
@@ -170,7 +171,7 @@ int run_range(uint64_t first, uint64_t last, uint64_t stride, const Options& opt
       totals.near_writes, totals.chunks_carried, totals.forks, totals.switches,
       totals.restored_with_branches, totals.kills, totals.spread_kills, totals.revivals,
       totals.spread_revivals, totals.revived_runs, totals.switched_jobs, totals.switch_chunks,
-      totals.switch_generations, totals.window_writes, totals.window_growths);
+      totals.switch_generations, totals.window_writes, totals.window_growths, totals.taken);
   return totals.failures == 0 ? 0 : 1;
 }
 

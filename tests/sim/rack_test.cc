@@ -83,6 +83,7 @@ TEST_P(RackTest, EveryContributionCountsOnceAndNobodyHangs) {
     all.net.near_writes += result.net.near_writes;
     all.net.window_writes += result.net.window_writes;
     all.net.window_growths += result.net.window_growths;
+    all.net.taken += result.net.taken;
     all.dead_devices += result.dead_devices;
     all.box_deaths += result.box_deaths;
     all.restored += result.restored;
@@ -116,6 +117,7 @@ TEST_P(RackTest, EveryContributionCountsOnceAndNobodyHangs) {
   EXPECT_GT(all.net.near_writes, 10 * seeds.count);
   EXPECT_GT(all.net.window_writes, 100 * seeds.count);
   EXPECT_GT(all.net.window_growths, 0u);
+  EXPECT_GT(all.net.taken, 10 * seeds.count);
   EXPECT_GT(all.dead_devices, 0u);
   EXPECT_GT(all.box_deaths, seeds.count / 10);
   EXPECT_GT(all.restored, 0u);

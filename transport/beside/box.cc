@@ -47,6 +47,7 @@ class BesideTransport final : public Transport {
   }
   std::vector<NicPort> ports() const override { return network_->ports(); }
   uint64_t nic_bytes_per_s() const override { return network_->nic_bytes_per_s(); }
+  Windows windows() const override { return network_->windows(); }
   std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) override;
   int event_fd() const override { return epoll_.get(); }
   void handle_events(std::vector<TransportEvent>& out) override;

@@ -146,6 +146,7 @@ void fields(A& a, const JobLayout*) {
   a.required("total_elements", &JobLayout::total_elements);
   a.optional("queue_offset", &JobLayout::queue_offset, {0, 1u << 16});
   a.optional("queue_slots", &JobLayout::queue_slots, {0, 1u << 16});
+  a.optional("queue_shares", &JobLayout::queue_shares, {0, 1u << 16});
 }
 
 template <class A>

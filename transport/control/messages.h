@@ -69,7 +69,8 @@ struct JobLayout {
   // another, each at a multiple of kChunkAlignment. Empty: the box's memory is laid out as the
   // worker's.
   std::vector<uint64_t> queue_offset;
-  std::vector<uint64_t> queue_slots;  // and their gradients, in bytes (Layout)
+  std::vector<uint64_t> queue_slots;   // and their gradients, in bytes (Layout)
+  std::vector<uint32_t> queue_shares;  // and how many slots they share (Layout)
 
   friend bool operator==(const JobLayout&, const JobLayout&) = default;
 };

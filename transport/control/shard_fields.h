@@ -72,6 +72,7 @@ void fields(A& a, const ShardPart*) {
   a.required("queue_chunks", &ShardPart::queue_chunks, {1, 1u << 16});
   a.optional("queue_offset", &ShardPart::queue_offset, {0, 1u << 16});
   a.optional("queue_slots", &ShardPart::queue_slots, {0, 1u << 16});
+  a.optional("queue_shares", &ShardPart::queue_shares, {0, 1u << 16});
   a.required("first_queue", &ShardPart::first_queue);
   a.required("all_queues", &ShardPart::all_queues);
   a.optional("saved", &ShardPart::saved);

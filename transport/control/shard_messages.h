@@ -123,6 +123,7 @@ struct ShardPart {
   std::vector<std::vector<uint32_t>> queue_chunks;  // as in JobLayout
   std::vector<uint64_t> queue_offset;
   std::vector<uint64_t> queue_slots;
+  std::vector<uint32_t> queue_shares;
   uint32_t first_queue = 0, all_queues = 0;  // as workers count them
   bool saved = false;                        // snapshots are taken of it
   std::vector<ShardRestored> restored;       // one, or none: the job begins

@@ -37,6 +37,7 @@ class OfiTransport final : public SocketTransport {
     return fmt::format("ofi: libfabric's provider {}; {}", places_.provider,
                        fmt::join(places_.addresses, ", "));
   }
+  Windows windows() const override { return Windows::kShared; }
   std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) override {
     return open_job_in(std::make_shared<const BoxMemory>(layout, "ofi"), layout);
   }

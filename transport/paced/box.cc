@@ -45,7 +45,7 @@ class PacedTransport final : public Transport {
            " from each NIC";
   }
   std::vector<NicPort> ports() const override { return transport_->ports(); }
-  bool takes_windows() const override { return transport_->takes_windows(); }
+  Windows windows() const override { return transport_->windows(); }
   uint64_t nic_bytes_per_s() const override { return shares_.budget().bytes_per_s; }
   std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) override;
   int event_fd() const override { return transport_->event_fd(); }

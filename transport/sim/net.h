@@ -54,6 +54,7 @@ class SimRandom {
 struct SimOptions {
   uint64_t seed = 1;
   bool shared_memory = false;
+  bool shared_slots = false;  // with windows, workers share slots, as over RDMA; else as over tcp
   uint64_t min_delay_ns = 1'000;
   uint64_t max_delay_ns = 20'000;
   uint64_t retransmit_ns = 100'000;  // the time that a lost packet costs
@@ -71,6 +72,7 @@ struct SimStats {
   uint64_t overtakes = 0;    // writes that arrived before an earlier one of their queue pair
   uint64_t near_writes = 0;  // those that arrived within a host
   uint64_t window_writes = 0, window_growths = 0;  // into windows (slot_window.h); that these grew
+  uint64_t taken = 0;  // times that a worker heard that its gradient was, where slots are shared
   uint64_t near_links = 0, mixed_links = 0;  // workers that exchange within a host alone, or also
 };
 

@@ -131,6 +131,8 @@ void SimPair::arrive(SimSide from, const Write& write) {
   if (!near_) land_part(write, from, write.bytes);
   ++net_.stats().delivered;
   net_.stats().near_writes += near_;
+  const bool taken = from == kSimBox && decode(write.imm).kind == ImmKind::kInitial;
+  net_.stats().taken += taken && net_.options().shared_slots;
   net_.trace(from == kSimWorker ? "to box" : "to worker", id_, write.imm, write.bytes);
   net_.trace_bytes(std::span(*ends_[from].source).subspan(write.local_offset, write.bytes));
   End& receiver = ends_[other(from)];

@@ -436,6 +436,11 @@ std::unique_ptr<BoxLink> SimTransport::open_job(const LinkLayout& layout) {
   return std::make_unique<SimBoxLink>(*this, layout);
 }
 
+Windows SimTransport::windows() const {
+  if (shares_memory()) return Windows::kNone;
+  return net_.options().shared_slots ? Windows::kShared : Windows::kPlaces;
+}
+
 void SimTransport::handle_events(std::vector<TransportEvent>& out) {
   out.insert(out.end(), raised_.begin(), raised_.end());
   raised_.clear();

@@ -265,7 +265,7 @@ class SimTransport : public Transport {
   std::string_view name() const override { return "sim"; }
   std::string describe() const override;
   bool shares_memory() const override { return net_.options().shared_memory; }
-  bool takes_windows() const override { return !shares_memory(); }
+  Windows windows() const override;
   std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) override;
   int event_fd() const override { return -1; }
   void handle_events(std::vector<TransportEvent>& out) override;

@@ -22,7 +22,7 @@ class TcpTransport final : public SocketTransport {
   std::string_view name() const override { return "tcp"; }
   std::string describe() const override;
   std::vector<NicPort> ports() const override;
-  bool takes_windows() const override { return true; }
+  Windows windows() const override { return Windows::kPlaces; }
   std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) override {
     return open_job_in(std::make_shared<const BoxMemory>(layout, "tcp"), layout);
   }

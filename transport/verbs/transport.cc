@@ -41,6 +41,7 @@ class VerbsTransport final : public Transport {
   std::string_view name() const override { return "verbs"; }
   std::string describe() const override;
   std::vector<NicPort> ports() const override;
+  Windows windows() const override { return Windows::kShared; }
   std::unique_ptr<BoxLink> open_job(const LinkLayout& layout) override {
     return open_job_in(std::make_shared<const BoxMemory>(layout, "verbs"), layout);
   }

@@ -35,6 +35,7 @@ Session::Session(const JoinReply& reply, WorkerLink& link, SendOrder order)
                largest_of(chunks_)),
       wake_after_(queues_.size()),
       waiting_(order, shuffled(rounding_seed(reply.spec.name) ^ shuffled(reply.rank))),
+      turns_(queue_shares_),
       initial_(reply.send_initial) {
   if (gated_) {
     for (Queue& queue : queues_) queue.early.reserve(queue.chunks.size());
@@ -46,6 +47,7 @@ void Session::begin_waiting() {
   std::vector<size_t> chunks;
   for (const Queue& queue : queues_) chunks.push_back(queue.chunks.size());
   waiting_.begin(link_, chunks);
+  turns_.begin();
 }
 
 void Session::push(size_t key_index, int32_t priority, bool null,
@@ -116,9 +118,26 @@ bool Session::post(const WaitingSend& waiting) {
                                                .imm = encode(imm)});
 }
 
+// Whether nothing else is in the slot that it shares. If not, it waits for the slot.
+bool Session::may_have_slot(const WaitingSend& waiting) {
+  const Chunk& chunk = chunks_[waiting.chunk];
+  const bool has_payload =
+      waiting.kind == ImmKind::kInitial || (waiting.kind == ImmKind::kData && !chunk.null);
+  return !turns_.are_there() || !has_payload || turns_.take(chunk.queue, chunk.index, waiting);
+}
+
+// If it has it: the next one may.
+void Session::leave_slot(const Chunk& chunk) {
+  const auto id = queues_[chunk.queue].chunks[chunk.index];
+  if (const auto next = turns_.release(chunk.queue, chunk.index, id)) {
+    waiting_.add_again(chunk.queue, *next);
+  }
+}
+
 // Posts waiting chunks, highest priority first, as long as there is room.
 void Session::post_waiting() {
   waiting_.post_all([this](const WaitingSend& first) {
+    if (!may_have_slot(first)) return true;
     const auto post_first = [&] { return !broken_ && post(first); };
     // An endpoint that takes no more may do so once it has sent what it holds.
     if (!post_first() && !(flush() && post_first())) return false;
@@ -201,6 +220,10 @@ void Session::handle(const Arrival& arrival) {
     return violation(fmt::format("the server sent {} bytes to {} for chunk {}, which has {} at {}",
                                  arrival.bytes, arrival.offset, id, bytes, place.byte));
   }
+  if (imm.kind == ImmKind::kInitial && chunk.pushed) {  // its gradient was taken
+    if (imm.round == low8(chunk.awaited)) leave_slot(chunk);
+    return;
+  }
   if (imm.kind == ImmKind::kInitial) {
     if (!chunk.outstanding || !initial_.sending() || imm.round != chunk.initial_part) return;
     initial_.stage(link_, chunk, ++chunk.initial_part);
@@ -242,6 +265,7 @@ void Session::complete(Chunk& chunk) {
   ++chunks_received_;
   Queue& queue = queues_[chunk.queue];
   if (gated_ && chunk.pushed) verdict_ = queue.verdict.verdict(chunk.awaited);
+  leave_slot(chunk);
   if (!chunk.null) chunk.carried = 0;
   chunk.outstanding = chunk.pushed = chunk.early = false;
   --queue.outstanding;

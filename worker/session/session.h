@@ -19,6 +19,7 @@
 #include "worker/session/results.h"
 #include "worker/session/send_order.h"
 #include "worker/session/session_keys.h"
+#include "worker/session/slot_turns.h"
 #include "worker/session/waiting_sends.h"
 
 namespace phub {
@@ -58,7 +59,7 @@ class Session : public SessionKeys {
 
   // Handles arrivals, and sends chunks that waited for room. Returns whether anything happened.
   bool poll();
-  bool waits_for_room() const { return waiting_.size() > 0; }
+  bool waits_for_room() const { return waiting_.size() > 0 || turns_.waiting() > 0; }
   // The time until there is room for the chunks that wait, if nothing arrives meanwhile. 0 means
   // that it is not known.
   std::chrono::nanoseconds room_in() const;
@@ -101,6 +102,8 @@ class Session : public SessionKeys {
   void violation(std::string problem);
   void begin_waiting();
   void enqueue(uint32_t chunk, int32_t priority, ImmKind kind);
+  bool may_have_slot(const WaitingSend& waiting);
+  void leave_slot(const Chunk& chunk);
   bool post(const WaitingSend& waiting);
   void post_waiting();
 
@@ -112,6 +115,7 @@ class Session : public SessionKeys {
   Results results_;
   std::vector<uint32_t> wake_after_;
   WaitingSends waiting_;
+  SlotTurns turns_;
   InitialParameters initial_;
   std::optional<RoundVerdict> verdict_;
   bool broken_ = false;

@@ -83,6 +83,7 @@ SessionKeys::SessionKeys(const JoinReply& reply, WorkerLink& link)
     if (chunk.exchanged()) ++key.exchanged;
   }
   keys_outstanding_ = keys_.size();
+  queue_shares_ = std::move(layout.queue_shares);
   for (std::vector<uint32_t>& chunks : layout.queue_chunks) {
     Queue& queue = queues_.emplace_back();
     queue.outstanding = static_cast<uint32_t>(chunks.size());

@@ -99,7 +99,8 @@ class SessionKeys {
 
   WorkerLink& link_;
   const ResultFormat result_format_;
-  uint64_t all_elements_ = 0;  // the number of elements in all results
+  std::vector<uint32_t> queue_shares_;  // Layout's
+  uint64_t all_elements_ = 0;           // the number of elements in all results
   std::vector<Key> keys_;
   std::vector<Chunk> chunks_;
   std::vector<Queue> queues_;

@@ -38,8 +38,12 @@ int64_t WaitingSends::place_of(uint32_t chunk, const Weight& weight) const {
 }
 
 void WaitingSends::add(uint32_t queue, uint32_t chunk, const Weight& weight, ImmKind kind) {
+  add_again(queue, {place_of(chunk, weight), sequence_++, chunk, kind});
+}
+
+void WaitingSends::add_again(uint32_t queue, const WaitingSend& send) {
   std::vector<WaitingSend>& waiting = of_nic_[nic_of_[queue]];
-  waiting.push_back({place_of(chunk, weight), sequence_++, chunk, kind});
+  waiting.push_back(send);
   std::push_heap(waiting.begin(), waiting.end());
   ++size_;
 }

@@ -40,6 +40,8 @@ class WaitingSends {
     float magnitude = 0;
   };
   void add(uint32_t queue, uint32_t chunk, const Weight& weight, ImmKind kind);
+  // Adds one that was removed before, at its place.
+  void add_again(uint32_t queue, const WaitingSend& send);
   size_t size() const { return size_; }
 
   // Calls post(send) for the first of each NIC, and removes it if that returns true; and so on.

@@ -1,0 +1,70 @@
+// The slots at the box that chunks of a queue share (Layout::queue_shares): which chunk may write
+// to a slot, and which ones wait for it.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "worker/session/waiting_sends.h"
+
+namespace phub {
+
+// It is used by one thread at a time.
+class SlotTurns {
+ public:
+  // `shares`: by queue; empty: each chunk has a slot.
+  explicit SlotTurns(std::span<const uint32_t> shares) {
+    for (const uint32_t slots : shares) queues_.emplace_back(slots);
+  }
+
+  bool are_there() const { return !queues_.empty(); }
+  // Nobody has a slot, and nobody waits.
+  void begin() {
+    waiting_ = 0;
+    for (std::vector<Slot>& queue : queues_) std::ranges::fill(queue, Slot{});
+  }
+
+  // True: the chunk has the slot from here on. False: another one has it, and the message waits
+  // until release() returns it.
+  bool take(uint32_t queue, uint32_t index, const WaitingSend& send) {
+    Slot& slot = slot_of(queue, index);
+    if (slot.chunk == kNone || slot.chunk == send.chunk) return slot.chunk = send.chunk, true;
+    slot.waiting.push_back(send);
+    std::push_heap(slot.waiting.begin(), slot.waiting.end());
+    ++waiting_;
+    return false;
+  }
+  // If the chunk has its slot, it is free. Returns the first message that waits for it.
+  std::optional<WaitingSend> release(uint32_t queue, uint32_t index, uint32_t chunk) {
+    if (!are_there() || slot_of(queue, index).chunk != chunk) return std::nullopt;
+    Slot& slot = slot_of(queue, index);
+    slot.chunk = kNone;
+    if (slot.waiting.empty()) return std::nullopt;
+    std::pop_heap(slot.waiting.begin(), slot.waiting.end());
+    const WaitingSend first = slot.waiting.back();
+    slot.waiting.pop_back();
+    --waiting_;
+    return first;
+  }
+  size_t waiting() const { return waiting_; }  // messages
+
+ private:
+  static constexpr uint32_t kNone = ~uint32_t{0};
+  struct Slot {
+    uint32_t chunk = kNone;
+    std::vector<WaitingSend> waiting;  // a heap
+  };
+  Slot& slot_of(uint32_t queue, uint32_t index) {
+    return queues_[queue][index % queues_[queue].size()];
+  }
+
+  std::vector<std::vector<Slot>> queues_;
+  size_t waiting_ = 0;
+};
+
+}  // namespace phub
