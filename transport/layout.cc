@@ -107,8 +107,8 @@ void lay_out_queue(Layout& layout, uint32_t queue, std::span<const uint32_t> chu
   }
   const uint32_t shared = layout.shares_slots() ? layout.queue_shares[queue] : 0;
   const uint64_t shared_room = shared > 0 ? layout.shared_room(chunks) : 0;
-  if (shared > 0 && shared > (kMaxSlotsBytes - slot) / shared_room) {
-    fail(ErrorCode::kInvalid, "queue {} has {} slots of {} bytes", queue, shared, shared_room);
+  if (shared > std::max<size_t>(chunks.size(), 1)) {
+    fail(ErrorCode::kInvalid, "queue {} has {} slots for {} chunks", queue, shared, chunks.size());
   }
   for (uint32_t i = 0; i < chunks.size(); ++i) {
     ChunkLayout& chunk = layout.chunks[chunks[i]];

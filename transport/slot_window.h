@@ -14,13 +14,11 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <utility>
 #include <vector>
 
 #include "numa/memory.h"
 #include "transport/memory_limit.h"
-#include "transport/trace.h"
 
 namespace phub {
 
@@ -116,9 +114,6 @@ class SlotWindow {
   }
   void forget_shortage(uint32_t rank) { note_shortage(rank, false); }  // the rank is detached
   void note_shortage(uint32_t rank, bool is_short);
-  // The time by which the core waits with that: a simulated network has its own.
-  void use_clock(std::function<uint64_t()> now_ns) { now_ns_ = std::move(now_ns); }
-  uint64_t now_ns() const { return now_ns_(); }
   // Gives each rank that is short so many more places, or the rank; fewer where the limit has room
   // for no more. False: there is no memory.
   bool grow(uint32_t places);
@@ -161,7 +156,6 @@ class SlotWindow {
   std::vector<Rank> ranks_;
   uint32_t short_ = 0;  // ranks
   uint64_t grown_ = 0;
-  std::function<uint64_t()> now_ns_ = trace_now_ns;
 };
 
 }  // namespace phub

@@ -6,6 +6,7 @@
 
 #include "numa/memory.h"
 #include "transport/error.h"
+#include "transport/trace.h"
 
 namespace phub {
 
@@ -31,6 +32,8 @@ void place_results(std::span<const std::byte> results, const LinkLayout& layout)
     place(of_copy.subspan(own_bytes), layout.difference_bytes, layout.runs);
   }
 }
+
+uint64_t BoxEndpoint::now_ns() const { return trace_now_ns(); }
 
 void BoxEndpoint::use_window(SlotWindow& /*window*/) {
   fail(ErrorCode::kInvalid, "this transport writes gradients to fixed slots, not to a window");

@@ -143,6 +143,8 @@ class BoxEndpoint : public virtual Endpoint {
   // If the layout is windowed: gradients land in the places of this window, which outlives the
   // endpoint. Before the first attach(). Throws Error(kInvalid): this transport cannot.
   virtual void use_window(SlotWindow& window);
+  // The time by which a core waits for late ranks: a simulated network has its own.
+  virtual uint64_t now_ns() const;
 };
 
 // [first, first + count) of a job's memory on the box, in elements of its arrays or in bytes of a

@@ -326,7 +326,7 @@ bool CoreJob::arm() {
   if (outbox_.has_unflushed() || !reports_.empty()) return false;
   if ((pass_was_full_ || !ready_.empty()) && !reducer_.stopped()) return false;
   if (moves_.are_due()) return false;
-  if (shortage_.relieve(table_, *way_, outbox_, arrivals_)) return false;
+  if (shortage_.relieve(table_, *way_, outbox_, arrivals_, endpoint_.now_ns())) return false;
   if (!way_->arm()) return false;
   const bool quiet = std::exchange(arrivals_when_armed_, arrivals_) == arrivals_;
   const uint32_t only =

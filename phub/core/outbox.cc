@@ -118,6 +118,7 @@ bool Outbox::post_taken(uint32_t rank, uint32_t index, uint64_t round) {
 void Outbox::tell_taken(uint32_t rank, uint32_t index, uint64_t round) {
   const CoreRank& to = table_.rank(rank);
   if (table_.shared_slots() == nullptr || round == kNever || !to.attached || to.broken) return;
+  if (!table_.is_heard(rank, index)) return;  // it is told when that gradient has come once more
   ++unflushed_;
   if (untold_[rank].empty() && post_taken(rank, index, round)) return;
   const size_t before = untold_[rank].size();

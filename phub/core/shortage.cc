@@ -7,16 +7,16 @@
 
 namespace phub {
 
-bool Shortage::relieve(ChunkTable& table, const Way& way, Outbox& outbox, uint64_t arrivals) {
+bool Shortage::relieve(ChunkTable& table, const Way& way, Outbox& outbox, uint64_t arrivals,
+                       uint64_t now_ns) {
   const SharedSlots* const shared = table.shared_slots();
   if (shared != nullptr) note_used_slots(*shared);
   if (!is_there()) return false;
-  const uint64_t now = window_->now_ns();
-  if (std::exchange(arrivals_, arrivals) != arrivals) since_ns_ = now;
+  if (std::exchange(arrivals_, arrivals) != arrivals) since_ns_ = now_ns;
   if (std::exchange(completed_, table.chunks_completed()) != table.chunks_completed()) times_ = 0;
-  const Patience patience = patience_with(table, way, now - since_ns_);
-  if (now - since_ns_ < patience.ns) return false;
-  since_ns_ = now;
+  const Patience patience = patience_with(table, way, now_ns - since_ns_);
+  if (now_ns - since_ns_ < patience.ns) return false;
+  since_ns_ = now_ns;
   const uint32_t places = shared != nullptr ? shared->slots() : window_->places();
   if (patience.late) times_ = std::min(times_ + 1, kMostTimes);
   const uint32_t more = patience.late ? std::max(places / 8, times_) : places;

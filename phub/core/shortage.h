@@ -36,9 +36,10 @@ class Shortage {
   bool is_there() const { return window_ != nullptr && window_->is_short(); }
   // How long the core sleeps at most while there is one.
   uint64_t look_ns() const { return late_ns_ / 30; }
-  // Before the core sleeps; `arrivals` is the number of them so far. True: some ranks have got
-  // places, and can be read from; or have been told of slots that are free.
-  bool relieve(ChunkTable& table, const Way& way, Outbox& outbox, uint64_t arrivals);
+  // Before the core sleeps; `arrivals` is the number of them so far, `now_ns` the endpoint's. True:
+  // some ranks have got places, and can be read from; or have been told of slots that are free.
+  bool relieve(ChunkTable& table, const Way& way, Outbox& outbox, uint64_t arrivals,
+               uint64_t now_ns);
   // Takes all gradients of the rank out of the slots, which somebody else will write to, beyond the
   // limit for memory. Throws Error(kFull).
   void clear_slots(ChunkTable& table, uint32_t rank);

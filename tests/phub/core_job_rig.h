@@ -75,9 +75,11 @@ class FakeEndpoint : public InboxEndpoint<BoxEndpoint> {
     EXPECT_EQ(attached.erase(rank), 1u) << "rank " << rank << " is detached, but was not there";
   }
   void use_window(SlotWindow&) override {}  // the test writes to its places
+  uint64_t now_ns() const override { return time_ns; }
 
   std::set<uint32_t> attached;
   std::vector<uint32_t> wake_after;
+  uint64_t time_ns = 0;
 };
 
 template <typename TheEndpoint>
@@ -98,6 +100,8 @@ struct BasicCoreJobRig {
     uint32_t shelves = 0;
     CoreJob::MakeLockStep make_lock_step = {};
     SlotWindow* window = nullptr;
+    SharedSlots* shared = nullptr;
+    uint32_t shared_slots = 0;  // so many slots the chunks share; 0: each has its own
   };
 
   // Parameters and one state of branches that do not run.
@@ -124,7 +128,7 @@ struct BasicCoreJobRig {
     for (uint32_t i = 0; i < options_.chunks; ++i) {
       CoreChunk chunk;
       chunk.offset = uint64_t{i} * stride();
-      chunk.slot_offset = kernels::slot_bytes(options_.dtype, chunk.offset);
+      chunk.slot_offset = kernels::slot_bytes(options_.dtype, uint64_t{slot_of(i)} * stride());
       chunk.dtype = options_.dtype;
       chunk.elements = options_.elements;
       chunk.form = options_.form;
@@ -155,7 +159,7 @@ struct BasicCoreJobRig {
                      .shelves = copied_shelves.view()},
             .shelves = shelves.view()},
         std::move(chunks), endpoint, view(hyper), options_.expected, 1, options_.make_lock_step,
-        options_.window);
+        options_.window, options_.shared);
     if (!options_.admit) return;
     job->hold();
     Boundary boundary{.round = 1};
@@ -188,8 +192,11 @@ struct BasicCoreJobRig {
   void arrive(uint32_t rank, const Imm& imm) {
     endpoint.inbox.push_back({.rank = rank, .imm = encode(imm)});
   }
+  uint32_t slot_of(uint32_t chunk) const {
+    return options_.shared_slots > 0 ? chunk % options_.shared_slots : chunk;
+  }
   void fill(uint32_t rank, uint32_t chunk, float value) {
-    auto* slot = reinterpret_cast<float*>(slots[rank].data()) + chunk * stride();
+    auto* slot = reinterpret_cast<float*>(slots[rank].data()) + slot_of(chunk) * stride();
     std::fill_n(slot, options_.elements, value);
   }
   // The gradient of the rank's chunk becomes `value`, and is announced.
@@ -241,8 +248,8 @@ struct BasicCoreJobRig {
         {CoreReport::kSnapped, "snapped"},     {CoreReport::kGotState, "got"},
         {CoreReport::kSetState, "set"},        {CoreReport::kParentBroke, "parent"},
         {CoreReport::kSwitchEnded, "switch"},  {CoreReport::kSwitchBegun, "begun"}};
-    static constexpr const char* kViolations[] = {"stream", "chunk", "kind",     "round",
-                                                  "bytes",  "place", "interest", "participants"};
+    static constexpr const char* kViolations[] = {
+        "stream", "chunk", "kind", "round", "bytes", "place", "interest", "participants", "slot"};
     std::vector<std::string> out;
     CoreReport report;
     while (job->next_report(report)) {

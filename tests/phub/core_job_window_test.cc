@@ -31,7 +31,6 @@ class CoreJobWindow : public ::testing::Test {
                             .box = &box_};
     for (uint32_t i = 0; i < kChunks; ++i) shape.slots.push_back({i * kBytes, kBytes});
     window_ = std::make_unique<SlotWindow>(std::move(shape));
-    window_->use_clock([this] { return now_ns_; });
     rig_ = std::make_unique<CoreJobRig>(CoreJobRig::Options{.parameters = std::move(parameters),
                                                             .expected = std::move(expected),
                                                             .window = window_.get()});
@@ -69,7 +68,6 @@ class CoreJobWindow : public ::testing::Test {
     return probe.waited_for[0];
   }
 
-  uint64_t now_ns_ = 0;
   MemoryLimit limit_{100 * SlotWindow::place_bytes(kBytes)};
   WindowsOfBox box_{kRanks};
   std::unique_ptr<SlotWindow> window_;
@@ -119,7 +117,7 @@ TEST_F(CoreJobWindow, WithoutRoomWhoWaitForEachOtherWaitOn) {
   EXPECT_TRUE(push(0, 0) && push(1, 1));
   EXPECT_FALSE(push(0, 1) || push(1, 0));
   EXPECT_EQ(waited_for(), 0u);
-  for (int i = 0; i < 10; ++i, now_ns_ += 1'000'000'000) EXPECT_TRUE(sleeps());
+  for (int i = 0; i < 10; ++i, rig_->endpoint.time_ns += 1'000'000'000) EXPECT_TRUE(sleeps());
   EXPECT_TRUE(box_.refused);
   EXPECT_EQ(waited_for(), 3u) << "or nobody would ever be late";
   EXPECT_TRUE(rig_->job->owes());
@@ -136,22 +134,22 @@ TEST_F(CoreJobWindow, ForALateRankTheOthersWaitSomeSeconds) {
   EXPECT_TRUE(push(0, 0) && push(1, 0));
   EXPECT_FALSE(push(0, 1) || push(1, 1));
   EXPECT_TRUE(sleeps());
-  now_ns_ += 2'900'000'000;
+  rig_->endpoint.time_ns += 2'900'000'000;
   EXPECT_TRUE(sleeps());
   EXPECT_EQ(rig_->job->retry_ms(), 100u);
   announce(2, 3, 1, ImmKind::kNull);  // that counts anew
   rig_->run();
   EXPECT_TRUE(sleeps());
-  now_ns_ += 2'900'000'000;
+  rig_->endpoint.time_ns += 2'900'000'000;
   EXPECT_TRUE(sleeps());
-  now_ns_ += 200'000'000;
+  rig_->endpoint.time_ns += 200'000'000;
   EXPECT_FALSE(sleeps());
   EXPECT_TRUE(push(0, 1) && push(1, 1));
   EXPECT_FALSE(push(0, 2) || push(1, 2));
   EXPECT_TRUE(sleeps());
-  now_ns_ += 2'900'000'000;
+  rig_->endpoint.time_ns += 2'900'000'000;
   EXPECT_TRUE(sleeps());
-  now_ns_ += 200'000'000;
+  rig_->endpoint.time_ns += 200'000'000;
   EXPECT_FALSE(sleeps());
 }
 
@@ -191,9 +189,9 @@ TEST_F(CoreJobWindow, ForARankThatIsShortElsewhereTheyWaitLess) {
   EXPECT_FALSE(push(0, 1));
   box_.short_ranks[2] = 1;
   EXPECT_TRUE(sleeps());
-  now_ns_ += 100'000'000;
+  rig_->endpoint.time_ns += 100'000'000;
   EXPECT_TRUE(sleeps());
-  now_ns_ += 200'000'000;
+  rig_->endpoint.time_ns += 200'000'000;
   EXPECT_FALSE(sleeps());
 }
 
@@ -202,7 +200,7 @@ TEST_F(CoreJobWindow, ForARankThatIsGoneTheyWait) {
   EXPECT_TRUE(push(0, 0) && push(1, 0));
   EXPECT_FALSE(push(0, 1));
   rig_->job->detach(2);
-  for (int i = 0; i < 100; ++i, now_ns_ += 1'000'000'000) ASSERT_TRUE(sleeps());
+  for (int i = 0; i < 100; ++i, rig_->endpoint.time_ns += 1'000'000'000) ASSERT_TRUE(sleeps());
   EXPECT_EQ(window_->grown(), 0u);
 }
 

@@ -518,6 +518,36 @@ TEST(Plan, WindowsTakeThePlaceOfSlots) {
   for (const CorePlan& core : least.cores) EXPECT_EQ(window_places(least, core).places, 1u);
 }
 
+// Where chunks share slots, a rank's take no more than the window; each queue has one at least, and
+// a window in which all fit changes nothing.
+TEST(Plan, SlotsAreSharedWhereTheyExceedTheWindow) {
+  JobSpec spec;
+  spec.keys = make_keys({100'000, 30'000, 7});
+  spec.max_ranks = 5;
+  const auto plan_with = [&](uint64_t window) {
+    return make_plan(make_topology({{2, 1}, {2, 1}}), spec.keys,
+                     {.ranks = 5,
+                      .chunk_elements = 1024,
+                      .shared_memory = false,
+                      .slot_window = window,
+                      .shares_slots = true});
+  };
+  const auto slots_of = [&](const Plan& plan) { return total_memory(plan, spec).slots; };
+  const Plan whole = plan_with(0);
+  EXPECT_FALSE(whole.shares_slots());
+  EXPECT_FALSE(plan_with(whole.slots_bytes).shares_slots());
+  const Plan shared = plan_with(100'000);
+  ASSERT_EQ(shared.queue_shares.size(), shared.queues.size());
+  EXPECT_EQ(shared.slot_window, 0u) << "the box chooses no places";
+  uint64_t slots = 0;
+  for (const uint32_t of_queue : shared.queue_shares) slots += of_queue;
+  EXPECT_EQ(slots_of(shared), 5 * slots * 4096);
+  EXPECT_LE(slots * 4096, 100'000u);
+  EXPECT_GT(slots * 4096, 100'000u - shared.queues.size() * 4096);
+  EXPECT_LT(shared.slots_bytes, 100'000u + 3 * 4096u) << "with what is between nodes";
+  for (const uint32_t of_queue : plan_with(1).queue_shares) EXPECT_EQ(of_queue, 1u);
+}
+
 // bench/control_bench says how long that takes.
 TEST(Plan, HoldsForAHundredThousandChunks) {
   constexpr uint32_t kChunk = 8192;

@@ -132,6 +132,41 @@ TEST(Layout, EveryChunkHasItsOwnPlaceOnBothSides) {
   }
 }
 
+// Chunks of a queue that share slots have them in turn, each in room enough, and no two queues have
+// the same.
+TEST(Layout, ChunksShareSlotsInTurn) {
+  for (uint64_t seed = 1; seed <= 100; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const Sample s = sample(seed);
+    std::vector<uint32_t> shares;
+    for (size_t q = 0; q < s.queue_chunks.size(); ++q) {
+      const size_t most = std::max<size_t>(s.queue_chunks[q].size(), 1);
+      shares.push_back(static_cast<uint32_t>(std::min<size_t>(1 + (seed + q) % 3, most)));
+    }
+    Layout layout = lay_out_keys(s.keys, s.chunk_elements);
+    lay_out_queues(layout, s.queue_chunks,
+                   offsets_of_queues(layout, s.queue_chunks, s.queue_node, shares));
+    std::map<uint64_t, std::pair<uint32_t, uint32_t>> slot_at;  // of which queue, which one
+    for (const ChunkLayout& chunk : layout.chunks) {
+      const auto slot = std::pair(chunk.queue, chunk.index % shares[chunk.queue]);
+      ASSERT_EQ(slot_at.try_emplace(chunk.slot_offset, slot).first->second, slot);
+      ASSERT_EQ(chunk.slot_offset % kSlotAlignment, 0u);
+      auto next = slot_at.upper_bound(chunk.slot_offset);
+      const uint64_t end = next == slot_at.end() ? layout.slots_bytes : next->first;
+      ASSERT_LE(chunk.slot_offset + layout.slot_room_of(chunk), end);
+    }
+    JoinReply reply;
+    reply.layout = routes_of(layout);
+    reply.spec.keys = s.keys;
+    reply.spec.chunk_elements = s.chunk_elements;
+    const Layout worker = phub::layout_of(reply);
+    for (size_t c = 0; c < layout.chunks.size(); ++c) {
+      ASSERT_EQ(worker.chunks[c].slot_offset, layout.chunks[c].slot_offset);
+    }
+    EXPECT_EQ(worker.queue_shares, shares);
+  }
+}
+
 // Each sum of a rack has its trailer behind it, and no sum is in another's place.
 TEST(Layout, SumsOfARack) {
   for (uint64_t seed = 1; seed <= 50; ++seed) {
@@ -357,6 +392,10 @@ TEST(Layout, AnAnswerThatDoesNotFitTogetherIsRefused) {
       {"chunks", [](auto& r, auto&) { r.spec.chunk_elements += 1; }},
       {"offsets", [](auto&, auto& l) { l.queue_slots.clear(); }},
       {"begin at byte", [&](auto&, auto& l) { l.queue_slots[full] = ~uint64_t{0}; }},
+      {"", [&](auto&, auto& l) { l.queue_shares.assign(l.queue_chunks.size(), 1); }},
+      {"offsets", [&](auto&, auto& l) { l.queue_shares.assign(l.queue_chunks.size() + 1, 1); }},
+      {"no slot", [&](auto&, auto& l) { l.queue_shares.assign(l.queue_chunks.size(), 0); }},
+      {"slots for", [&](auto&, auto& l) { l.queue_shares.assign(l.queue_chunks.size(), ~0u); }},
   };
   for (const auto& [says, spoil] : kCases) {
     JoinReply reply = good;

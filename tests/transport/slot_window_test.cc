@@ -404,10 +404,10 @@ TEST_P(WindowOverTcp, EveryPayloadIsInItsPlace) {
   EXPECT_EQ(left, 0u);
 }
 
-// A transport whose NICs write by themselves needs slots.
+// Over shared memory the slots are the workers' own.
 TEST(SlotWindow, TransportsThatCannotSaySo) {
-  EXPECT_FALSE(make_shm_transport()->takes_windows());
-  EXPECT_TRUE(make_tcp_transport()->takes_windows());
+  EXPECT_EQ(make_shm_transport()->windows(), Windows::kNone);
+  EXPECT_EQ(make_tcp_transport()->windows(), Windows::kPlaces);
 }
 
 }  // namespace slot_window_test

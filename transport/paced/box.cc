@@ -25,6 +25,7 @@ class PacedBoxEndpoint final : public PacedEndpoint, public BoxEndpoint {
   }
   void detach(uint32_t rank) override { box_endpoint_.detach(rank); }
   void use_window(SlotWindow& window) override { box_endpoint_.use_window(window); }
+  uint64_t now_ns() const override { return box_endpoint_.now_ns(); }
 
  private:
   BoxEndpoint& box_endpoint_;

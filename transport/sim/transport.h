@@ -120,10 +120,7 @@ class SimEndpoint : public virtual Endpoint {
 
  protected:
   void check_alive() const;
-  void set_window(SlotWindow& window) {
-    window_ = &window;
-    window.use_clock([this] { return net_.now_ns(); });
-  }
+  void set_window(SlotWindow& window) { window_ = &window; }
 
   SimNet& net_;
 
@@ -150,6 +147,7 @@ class SimCoreEndpoint final : public SimEndpoint, public BoxEndpoint {
   void detach(uint32_t rank) override;
   void detach_all();
   void use_window(SlotWindow& window) override { set_window(window); }
+  uint64_t now_ns() const override { return net_.now_ns(); }
 
  private:
   SimBoxLink& link_;
