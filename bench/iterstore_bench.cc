@@ -1,6 +1,7 @@
 // What the specialisations of a store (worker/iterstore) bring: PageRank with all of them, without
 // each one that can be switched off, and with nothing recorded; and what learning the accesses
 // costs, and brings, from a virtual and from the first real iteration (002, section 3.3, figure 5).
+// With --compute-ms: what a consistency brings where the link takes as long as the computing.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -13,6 +14,7 @@
 #include <numeric>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -44,6 +46,8 @@ struct Options {
   uint32_t links = 300'000;
   std::string packages;  // empty: a random graph
   std::string transport = "shm";
+  std::string budget;     // of a rank; empty: none
+  double compute_ms = 0;  // of an iteration; above 0: consistencies are compared
   std::string json;
   bool tiny = false;
 };
@@ -57,6 +61,8 @@ struct Variant {
   bool none = false;   // of the specialisations
   bool other = false;  // what is recorded are the links of another thread
   double again = 0;    // gather_again
+  std::string consistency = "bsp";
+  uint32_t slack = 0;
 };
 
 const std::vector<Variant> kVariants = {
@@ -68,6 +74,12 @@ const std::vector<Variant> kVariants = {
     {.name = "without static index", .off = &StoreOptions::static_index},
     {.name = "all, another pattern was recorded", .other = true},
     {.name = "all, another pattern was recorded, gather_again", .other = true, .again = 0.5},
+};
+const std::vector<Variant> kConsistencies = {
+    {.name = "bsp"},
+    {.name = "ssp, slack 1", .consistency = "ssp", .slack = 1},
+    {.name = "ssp, slack 3", .consistency = "ssp", .slack = 3},
+    {.name = "async", .consistency = "async"},
 };
 constexpr uint32_t kNotTimed = 3;  // a pattern that is new is recorded and placed within these
 
@@ -138,9 +150,12 @@ class Run {
     WorkerOptions& worker = store_options.worker;
     worker.server = server_;
     worker.transport = options_.transport;
+    worker.nic_budget = options_.budget;
     worker.rank = static_cast<int32_t>(rank);
     worker.spec.name = job_;
     worker.spec.world_size = options_.world;
+    worker.spec.consistency = variant_.consistency;
+    worker.spec.slack = variant_.slack;
     worker.spec.lease_ms = 10'000;  // on a busy machine
     worker.local_world_size = options_.world;
     if (variant_.off != nullptr) store_options.*variant_.off = false;
@@ -151,8 +166,9 @@ class Run {
     Store store(store_options);
     std::vector<std::future<Times>> threads;
     for (uint32_t t = 0; t < options_.threads; ++t) {
-      threads.push_back(std::async(std::launch::async,
-                                   [this, &store, rank, t] { return run_thread(store, rank, t); }));
+      threads.push_back(std::async(std::launch::async, [this, &store, rank, t] {
+        return options_.compute_ms > 0 ? run_computing(store, t) : run_thread(store, rank, t);
+      }));
     }
     Times slowest;
     for (auto& thread : threads) slowest = slower(slowest, thread.get());
@@ -202,6 +218,29 @@ class Run {
     return times;
   }
 
+  // As a training has it: an iteration reads all rows, computes, and updates all of them. (Whole
+  // numbers, so that the outcome is the same however old the rows are.)
+  Times run_computing(Store& store, uint32_t thread) {
+    std::vector<uint64_t> rows(graph_.names.size());
+    std::iota(rows.begin(), rows.end(), 0);
+    std::vector<double> values(rows.size());
+    const std::vector<double> by(rows.size(), 1);
+    StoreThread mine(store, thread);
+    const auto iterate = [&](double compute_ms) {
+      mine.read_batch(0, std::span<const uint64_t>(rows), std::span(values));
+      std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(compute_ms));
+      mine.update_batch(0, std::span<const uint64_t>(rows), std::span(by));
+      mine.clock();
+    };
+    mine.begin_virtual();
+    iterate(0);
+    mine.finish();
+    for (uint32_t i = 0; i < kNotTimed; ++i) iterate(0);
+    const auto begin = Clock::now();
+    for (uint32_t i = 0; i < options_.iterations; ++i) iterate(options_.compute_ms);
+    return {.later = seconds_since(begin) / options_.iterations};
+  }
+
   const Options& options_;
   const PackageGraph& graph_;
   const PageRank page_rank_;
@@ -235,6 +274,12 @@ Options parse(int argc, char** argv) {
   app.add_option("--packages", options.packages,
                  "Debian's packages instead: what `apt-cache dumpavail` prints");
   app.add_option("--transport", options.transport)->check(CLI::IsMember({"shm", "tcp"}));
+  app.add_option("--compute-ms", options.compute_ms,
+                 "An iteration computes for so long (it sleeps), between reading all rows and "
+                 "updating all; what differs is the consistency")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--budget", options.budget,
+                 "What each rank may send, over tcp: 250mbit, or bytes per second");
   app.add_option("--json", options.json, "Write the results to this file");
   app.add_flag("--tiny", options.tiny, "A small graph, once: whether it works");
   examples::parse_or_exit(app, argc, argv);
@@ -247,10 +292,11 @@ Options parse(int argc, char** argv) {
   return options;
 }
 
-void write_json(const Options& options, const std::vector<Times>& medians) {
+void write_json(const Options& options, const std::vector<Variant>& variants,
+                const std::vector<Times>& medians) {
   nlohmann::json rows;
-  for (size_t v = 0; v < kVariants.size(); ++v) {
-    rows.push_back({{"name", kVariants[v].name},
+  for (size_t v = 0; v < variants.size(); ++v) {
+    rows.push_back({{"name", variants[v].name},
                     {"preprocessing_s", medians[v].preprocessing},
                     {"initialization_s", medians[v].initialization},
                     {"first_s", medians[v].first},
@@ -259,36 +305,17 @@ void write_json(const Options& options, const std::vector<Times>& medians) {
                     {"placed", medians[v].placed},
                     {"chunks", medians[v].chunks}});
   }
-  const nlohmann::json report = {{"world", options.world},
-                                 {"threads", options.threads},
-                                 {"transport", options.transport},
-                                 {"rows", rows}};
+  const nlohmann::json report = {
+      {"world", options.world},         {"threads", options.threads},
+      {"transport", options.transport}, {"compute_ms", options.compute_ms},
+      {"budget", options.budget},       {"rows", rows}};
   examples::write_file(options.json, report.dump(1) + '\n');
 }
 
-void run(const Options& options) {
-  examples::check_can_write(options.json);
-  const OwnServer server(beside_this_program("phub"), options.transport, {});
-  const PackageGraph graph = options.packages.empty() ? random_graph(options.pages, options.links)
-                                                      : examples::read_packages(options.packages);
-  std::vector<std::vector<Times>> times(kVariants.size());
-  for (uint32_t turn = 0; turn < options.turns; ++turn) {
-    for (size_t v = 0; v < kVariants.size(); ++v) {
-      const std::string job = fmt::format("iterstore-{}-{}", turn, v);
-      times[v].push_back(Run(options, graph, kVariants[v], server.address(), job).measure());
-      // Each does the same work.
-      if (times[v].back().norm == times[0][0].norm) continue;
-      fail(ErrorCode::kInternal, "'{}' comes to other ranks: {:.17g}, not {:.17g}",
-           kVariants[v].name, times[v].back().norm, times[0][0].norm);
-    }
-  }
-  fmt::print("{} pages, {} links, {} ranks of {} threads, {}\n", graph.names.size(),
-             graph.links.size(), options.world, options.threads, options.transport);
+void print_specialisations(const std::vector<Times>& medians) {
   TextTable table({"preprocessing ms", "initialization ms", "first ms", "between ms", "later ms",
                    "of none", "chunks", "with"},
                   true);
-  std::vector<Times> medians;
-  for (const auto& of_variant : times) medians.push_back(median_of(of_variant));
   for (size_t v = 0; v < kVariants.size(); ++v) {
     const Times& of = medians[v];
     table.add({fmt::format("{:.1f}", 1e3 * of.preprocessing),
@@ -299,7 +326,42 @@ void run(const Options& options) {
                fmt::format("{:.0f}", of.chunks), kVariants[v].name});
   }
   fmt::print("{}", table.text());
-  write_json(options, medians);
+}
+
+void print_consistencies(const std::vector<Times>& medians) {
+  TextTable table({"iteration ms", "iterations/s", "of bsp", "with"}, true);
+  for (size_t v = 0; v < kConsistencies.size(); ++v) {
+    const double later = medians[v].later;
+    table.add({fmt::format("{:.1f}", 1e3 * later), fmt::format("{:.1f}", 1 / later),
+               fmt::format("{:.2f}", medians[0].later / later), kConsistencies[v].name});
+  }
+  fmt::print("{}", table.text());
+}
+
+void run(const Options& options) {
+  const bool computes = options.compute_ms > 0;
+  const std::vector<Variant>& variants = computes ? kConsistencies : kVariants;
+  examples::check_can_write(options.json);
+  const OwnServer server(beside_this_program("phub"), options.transport, {});
+  const PackageGraph graph = options.packages.empty() ? random_graph(options.pages, options.links)
+                                                      : examples::read_packages(options.packages);
+  std::vector<std::vector<Times>> times(variants.size());
+  for (uint32_t turn = 0; turn < options.turns; ++turn) {
+    for (size_t v = 0; v < variants.size(); ++v) {
+      const std::string job = fmt::format("iterstore-{}-{}", turn, v);
+      times[v].push_back(Run(options, graph, variants[v], server.address(), job).measure());
+      // Each does the same work.
+      if (times[v].back().norm == times[0][0].norm) continue;
+      fail(ErrorCode::kInternal, "'{}' comes to other ranks: {:.17g}, not {:.17g}",
+           variants[v].name, times[v].back().norm, times[0][0].norm);
+    }
+  }
+  fmt::print("{} pages, {} links, {} ranks of {} threads, {}\n", graph.names.size(),
+             graph.links.size(), options.world, options.threads, options.transport);
+  std::vector<Times> medians;
+  for (const auto& of_variant : times) medians.push_back(median_of(of_variant));
+  computes ? print_consistencies(medians) : print_specialisations(medians);
+  write_json(options, variants, medians);
 }
 
 }  // namespace

@@ -38,6 +38,10 @@ constexpr uint32_t kAsyncCarries = 3;  // rounds, where no slack says how many
 
 // What follows the consistency: "+carry", or an order.
 void parse_addition(const std::string& word, Mode& mode) {
+  if (word == "late") {
+    mode.late = true;
+    return;
+  }
   if (word == "carry") {
     mode.carry_over = mode.consistency == "ssp" ? mode.slack : kAsyncCarries;
     return;
@@ -46,7 +50,8 @@ void parse_addition(const std::string& word, Mode& mode) {
     parse_send_order(word);
   } catch (const Error&) {
     throw CLI::ValidationError(
-        "--modes", "'" + word + "' is not carry, nor an order: priority, fifo, random, magnitude");
+        "--modes",
+        "'" + word + "' is not late, carry, nor an order: priority, fifo, random, magnitude");
   }
   mode.order = word;
 }
@@ -136,6 +141,7 @@ nlohmann::json json_of(const Options& options, const std::vector<Mode>& modes,
   for (size_t m = 0; m < modes.size(); ++m) {
     rows.push_back({{"consistency", modes[m].consistency},
                     {"slack", modes[m].slack},
+                    {"late", modes[m].late},
                     {"order", modes[m].order},
                     {"carry_over", modes[m].carry_over},
                     {"carried", results[m].carried},
@@ -188,10 +194,12 @@ std::vector<Result> measure(const Options& options, const std::vector<Mode>& mod
 
 void add_options(CLI::App& app, Options& options) {
   add_options(app, options.run.training);
-  app.add_option("--modes", options.modes,
-                 "bsp, ssp:SLACK, async; separated by commas. Behind each, with a '+': an order of "
-                 "what waits for the budget (fifo, random, magnitude), and 'carry', that chunks "
-                 "without it are left to later rounds")
+  app.add_option(
+         "--modes", options.modes,
+         "bsp, ssp:SLACK, async; separated by commas. Behind each, with a '+': 'late', that "
+         "a round of the slack (in bsp the one before) is under way while the next gradient "
+         "is computed; an order of what waits for the budget (fifo, random, magnitude); "
+         "and 'carry', that chunks without it are left to later rounds")
       ->delimiter(',')
       ->capture_default_str();
   app.add_option("--compute-ms", options.run.compute_ms, "A gradient takes this long")

@@ -17,10 +17,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-class PlainRank final : public Rank {
+class PlainRank : public Rank {
  public:
   PlainRank(const Training& training, const Dataset& data, const WorkerOptions& options)
-      : training_(training), data_(data), network_(network(training)), worker_(options) {}
+      : worker_(options), training_(training), data_(data), network_(network(training)) {}
 
   Worker& worker() override { return worker_; }
   std::vector<float> initial() const override { return network_.initial(training_.seed); }
@@ -39,33 +39,74 @@ class PlainRank final : public Rank {
   std::vector<float> parameters() const override {
     std::vector<float> all;
     for (size_t key = 0; key < worker_.keys(); ++key) {
-      const std::span<const float> values = worker_.parameters(key);
-      all.insert(all.end(), values.begin(), values.end());
+      const std::span<const float> of_key = values(key);
+      all.insert(all.end(), of_key.begin(), of_key.end());
     }
     return all;
   }
 
- private:
+ protected:
+  virtual std::span<const float> values(size_t key) const { return worker_.parameters(key); }
+  virtual std::span<float> gradient(size_t key) { return worker_.gradient(key); }
+
   void compute(uint64_t round) {
     const Samples batch = digits::batch(data_.train, training_.seed, worker_.rank(),
                                         training_.world, round, training_.batch);
     network_.start(batch.images);
     for (size_t l = 0; l < network_.layers(); ++l) {
-      network_.forward(l, worker_.parameters(Network::weights_key(l)),
-                       worker_.parameters(Network::bias_key(l)));
+      network_.forward(l, values(Network::weights_key(l)), values(Network::bias_key(l)));
     }
     network_.loss(batch.labels);
     for (size_t l = network_.layers(); l-- > 0;) {
       const size_t weights = Network::weights_key(l);
-      network_.backward(l, worker_.parameters(weights), worker_.gradient(weights),
-                        worker_.gradient(Network::bias_key(l)));
+      network_.backward(l, values(weights), gradient(weights), gradient(Network::bias_key(l)));
     }
   }
 
+  Worker worker_;
+
+ private:
   const Training& training_;
   const Dataset& data_;
   Network network_;
-  Worker worker_;
+};
+
+// It computes with parameters and gradients of its own, while the worker has the round before.
+class LateRank final : public PlainRank {
+ public:
+  LateRank(const Training& training, const Dataset& data, const WorkerOptions& options)
+      : PlainRank(training, data, options) {
+    for (const KeySpec& key : worker_.spec().keys) {
+      parameters_.emplace_back(key.elements);
+      gradients_.emplace_back(key.elements);
+    }
+  }
+
+  void begin() override {
+    for (size_t key = 0; key < worker_.keys(); ++key) pull(key);
+  }
+
+  uint64_t train(uint64_t round, std::chrono::nanoseconds time,
+                 const std::function<void()>& computed) override {
+    const auto done = Clock::now() + time;
+    compute(round);
+    std::this_thread::sleep_until(done);
+    computed();
+    for (size_t key = 0; key < worker_.keys(); ++key) {
+      pull(key);
+      worker_.push_copy(key, std::as_bytes(std::span(gradients_[key])));
+    }
+    return round;
+  }
+
+  void end() override { worker_.wait_all(); }
+
+ private:
+  std::span<const float> values(size_t key) const override { return parameters_[key]; }
+  std::span<float> gradient(size_t key) override { return gradients_[key]; }
+  void pull(size_t key) { worker_.pull(key, std::as_writable_bytes(std::span(parameters_[key]))); }
+
+  std::vector<std::vector<float>> parameters_, gradients_;  // by key
 };
 
 // Computes, and takes at least a stated time for it: each product of an iteration the same part.
@@ -109,13 +150,14 @@ class PacedMath final : public examples::Math {
 class CachedRank final : public Rank {
  public:
   CachedRank(const Training& training, const Dataset& data, WorkerOptions options,
-             const std::string& budget)
+             const std::string& budget, bool late)
       : training_(training),
         layers_(network(training)),
         share_{.rank = static_cast<uint32_t>(options.rank),
                .world = training.world,
                .samples = training.batch,
-               .seed = training.seed},
+               .seed = training.seed,
+               .staleness = staleness_of(options.spec, late)},
         network_(layers(training), data, share_),
         device_(device(data, budget)),
         worker_(options_of(std::move(options))) {}
@@ -168,6 +210,11 @@ class CachedRank final : public Rank {
     return layers;
   }
 
+  static std::optional<uint32_t> staleness_of(const JobSpec& spec, bool late) {
+    if (!late) return std::nullopt;
+    return (spec.consistency == "ssp" ? spec.slack : 0) + 1;
+  }
+
   // Its gradients are divided by the number of ranks.
   WorkerOptions options_of(WorkerOptions options) const {
     options.spec.keys = geeps::keys_of(network_.tables().specs());
@@ -199,7 +246,7 @@ class CachedRank final : public Rank {
   void read_parameters() {
     parameters_.clear();
     for (uint32_t layer = 0; layer < layers_.layers(); ++layer) {
-      const geeps::ReadBuffer rows(*cache_, layer, network_.tables().rows(layer));
+      const geeps::ReadBuffer rows = network_.tables().read(*cache_, layer);
       if (rows.data() == nullptr) continue;  // virtual
       parameters_.insert(parameters_.end(), rows.data(), rows.data() + floats_of(layer));
     }
@@ -220,13 +267,15 @@ class CachedRank final : public Rank {
 }  // namespace
 
 std::unique_ptr<Rank> make_plain_rank(const Training& training, const Dataset& data,
-                                      const WorkerOptions& options) {
+                                      const WorkerOptions& options, bool late) {
+  if (late) return std::make_unique<LateRank>(training, data, options);
   return std::make_unique<PlainRank>(training, data, options);
 }
 
 std::unique_ptr<Rank> make_cached_rank(const Training& training, const Dataset& data,
-                                       const WorkerOptions& options, const std::string& budget) {
-  return std::make_unique<CachedRank>(training, data, options, budget);
+                                       const WorkerOptions& options, const std::string& budget,
+                                       bool late) {
+  return std::make_unique<CachedRank>(training, data, options, budget, late);
 }
 
 }  // namespace phub::digits

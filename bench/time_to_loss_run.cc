@@ -36,7 +36,7 @@ class Run {
         worker_(std::move(worker)),
         pushed_(options.training.world) {
     worker_.spec.consistency = mode.consistency;
-    worker_.spec.slack = mode.slack;
+    worker_.spec.slack = mode.job_slack();
     worker_.send_order = mode.order;
     worker_.carry_over = mode.carry_over;
   }
@@ -60,8 +60,9 @@ class Run {
     WorkerOptions options = worker_;
     options.rank = static_cast<int32_t>(number);
     const std::unique_ptr<Rank> rank =
-        options_.cache.empty() ? make_plain_rank(training_, data_, options)
-                               : make_cached_rank(training_, data_, options, options_.cache);
+        options_.cache.empty()
+            ? make_plain_rank(training_, data_, options, mode_.late)
+            : make_cached_rank(training_, data_, options, options_.cache, mode_.late);
     Worker& worker = rank->worker();
     worker.broadcast(number == 0 ? rank->initial() : std::vector<float>());
     rank->begin();
@@ -99,7 +100,7 @@ class Run {
     return std::chrono::nanoseconds(static_cast<int64_t>(ms * 1e6));
   }
 
-  // How many rounds a rank that has its result is ahead of the slowest.
+  // How many rounds a rank that begins the next one is ahead of the slowest.
   void note_lead(uint64_t round) {
     uint64_t slowest = round;
     for (const auto& pushed : pushed_) slowest = std::min<uint64_t>(slowest, pushed);

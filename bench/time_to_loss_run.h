@@ -18,15 +18,22 @@ namespace phub::digits {
 struct Mode {
   std::string consistency;
   uint32_t slack = 0;
+  // A round of the slack is under way while the next gradient is computed.
+  bool late = false;
   std::string order = "priority";  // the order of chunks that wait for a budget
   uint32_t carry_over = 0;         // rounds
 
   std::string name() const {
     std::string text = consistency == "ssp" ? fmt::format("ssp, slack {}", slack) : consistency;
+    if (late) text += ", late";
     if (order != "priority") text += ", " + order;
     return carry_over > 0 ? text + ", carried" : text;
   }
-  uint64_t largest_lead() const { return consistency == "async" ? ~uint64_t{0} : slack; }
+  // What the box is told: a round that is under way at the rank is not the box's to allow.
+  uint32_t job_slack() const { return late && slack > 0 ? slack - 1 : slack; }
+  uint64_t largest_lead() const {
+    return consistency == "async" ? ~uint64_t{0} : uint64_t{job_slack()} + late;
+  }
 };
 
 // The training and its goals.

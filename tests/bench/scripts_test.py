@@ -438,7 +438,7 @@ def time_to_loss_refuses(folder, binaries):
     program = binaries / "time_to_loss"
     expect(run(program, "--modes", "bsp,lazy", status=2), "'lazy' is not bsp, ssp:SLACK or async")
     expect(run(program, "--modes", "ssp", status=2), "'ssp' is not")
-    expect(run(program, "--modes", "bsp+best", status=2), "'best' is not carry, nor an order")
+    expect(run(program, "--modes", "bsp+best", status=2), "'best' is not late, carry, nor an order")
     expect(run(program, "--straggler", "none", status=2), "--straggler")
     expect(run(program, "--data", folder / "none.csv", status=1), "none.csv")
     return 0

@@ -28,6 +28,8 @@ WorkerOptions options_of_rows(const WorkerOptions& store, const std::string& nam
   }
   WorkerOptions options = options_of_job(store, name, std::move(keys));
   options.spec.initial = "broadcast";
+  // The last clock of the slack is under way (look_ahead()): the box allows the others.
+  if (options.spec.consistency == "ssp" && options.spec.slack > 0) --options.spec.slack;
   options.interest = interest_of(plan, tables, use, store.spec.chunk_elements);
   return options;
 }
@@ -53,6 +55,8 @@ SharedRows::SharedRows(const WorkerOptions& store, const std::string& name,
       use_(std::move(use)),
       options_(options_of_rows(store, name, tables, plan_, use_)),
       rest_(std::move(states)),
+      reads_ahead_(store.spec.consistency == "async" ||
+                   (store.spec.consistency == "ssp" && store.spec.slack > 0)),
       worker_(options_),
       now_(now) {
   check_is_new(worker_);
@@ -109,9 +113,25 @@ void SharedRows::await(size_t k) {
   Key& key = keys_[k];
   const std::lock_guard one(key.awaiting);
   if (key.here.load(std::memory_order_relaxed) == now_) return;
-  worker_.wait(k);
-  key.state = worker_.parameter_bytes(k).data();
+  if (!key.ahead.empty() && !worker_.test(k)) {
+    key.state = key.ahead.data();
+  } else {
+    worker_.wait(k);
+    key.state = worker_.parameter_bytes(k).data();
+  }
   key.here.store(now_, std::memory_order_release);
+}
+
+// After a clock's push its result travels while the next updates are made. What is read meanwhile
+// is the result before, with this process's updates of the clock: of the others it has all but one
+// clock of what the result will have. REQUIRES: that result is here; the updates are combined.
+void SharedRows::look_ahead(size_t k, bool updated) {
+  Key& key = keys_[k];
+  const std::span<const std::byte> state = worker_.parameter_bytes(k);
+  key.ahead.assign(state.begin(), state.end());
+  if (!updated) return;
+  kernels::fold(key.table->fold, worker_.gradient_bytes(k).data(), key.ahead.data(),
+                key.ahead.size() / sizeof(uint32_t));
 }
 
 SharedRows::Stripe& SharedRows::stripe_of(uint32_t table, uint64_t row) {
@@ -234,8 +254,10 @@ Tally SharedRows::clock(const Tally& mine) {
   const auto dynamic = updated_rows();
   for (size_t k = 0; k < keys_.size(); ++k) {
     if (!keys_[k].exchanged) continue;
-    await(k);  // what was pushed before is in the key's memory until then
-    worker_.push(k, {.null = !combine(k, dynamic[k])});
+    worker_.wait(k);  // what was pushed before is in the key's memory until then
+    const bool updated = combine(k, dynamic[k]);
+    if (reads_ahead_) look_ahead(k, updated);
+    worker_.push(k, {.null = !updated});
   }
   const Tally before = tally_of_all();
   std::memcpy(worker_.gradient_bytes(keys_.size()).data(), &mine, sizeof mine);
@@ -281,7 +303,8 @@ void SharedRows::settle() {
   worker_.barrier();
   for (size_t k = 0; k < worker_.keys(); ++k) worker_.push_null(k);
   worker_.wait_all();
-  worker_.barrier();  // nobody's next clock comes before the last one has that
+  worker_.barrier();                    // nobody's next clock comes before the last one has that
+  for (Key& key : keys_) key.here = 0;  // it is read from now on
 }
 
 States SharedRows::states(const std::string& name) {

@@ -98,6 +98,8 @@ class SharedRows {
     bool exchanged = true;  // this rank reads or writes some of it
     const std::byte* state = nullptr;
     std::atomic<uint64_t> here = 0;  // state is that before this clock's updates
+    // Out of lock-step: what may be read while the latest push is under way. Empty: nothing.
+    std::vector<std::byte> ahead;
     std::mutex awaiting;
     std::vector<Row> rows;
     std::vector<Source> sources;
@@ -125,6 +127,7 @@ class SharedRows {
   Stripe& stripe_of(uint32_t table, uint64_t row);
   std::vector<std::vector<const DynamicRow*>> updated_rows();  // those in the map; by key
   bool combine(size_t key, std::span<const DynamicRow* const> dynamic);
+  void look_ahead(size_t key, bool updated);
   void combine_dynamic(const DynamicRow& row, std::byte* to) const;
 
   const std::span<const Table> tables_;
@@ -132,6 +135,7 @@ class SharedRows {
   const Use use_;
   const WorkerOptions options_;
   States rest_;  // narrow tables' rows that nobody accesses, and others as they were
+  const bool reads_ahead_;
   Worker worker_;
   uint64_t now_;
   Tally last_tally_;   // the sum over all clocks, as far as it is known

@@ -161,8 +161,8 @@ void Lstm::begin(Cache& cache, Math* math, const Window& window) {
 
 void Lstm::forward(Cache& cache, Math* math, const Window& window, size_t step) {
   const size_t streams = share_.samples, units = streams * sizes_.hidden;
-  ReadBuffer recurrent(cache, recurrent_, tables_.rows(recurrent_));
-  ReadBuffer output(cache, output_, tables_.rows(output_));
+  ReadBuffer recurrent = tables_.read(cache, recurrent_);
+  ReadBuffer output = tables_.read(cache, output_);
   LocalBuffer before(cache, states_, tables_.rows(states_, step), Fetch::kYes, Save::kNo);
   LocalBuffer after(cache, states_, tables_.rows(states_, step + 1), Fetch::kNo);
   LocalBuffer symbols(cache, symbols_, tables_.rows(symbols_, step), Fetch::kNo);
@@ -191,8 +191,8 @@ void Lstm::forward(Cache& cache, Math* math, const Window& window, size_t step) 
 void Lstm::backward(Cache& cache, Math* math, size_t step) const {
   const size_t streams = share_.samples, units = streams * sizes_.hidden;
   const bool top = step + 1 == steps_;
-  ReadBuffer recurrent(cache, recurrent_, tables_.rows(recurrent_));
-  ReadBuffer output(cache, output_, tables_.rows(output_));
+  ReadBuffer recurrent = tables_.read(cache, recurrent_);
+  ReadBuffer output = tables_.read(cache, output_);
   UpdateBuffer recurrent_update(cache, recurrent_, tables_.rows(recurrent_));
   UpdateBuffer output_update(cache, output_, tables_.rows(output_));
   LocalBuffer before(cache, states_, tables_.rows(states_, step), Fetch::kYes, Save::kNo);

@@ -86,7 +86,7 @@ class Lstm : public Model {
   LstmSizes sizes_;
   size_t steps_;
   Share share_;
-  Tables tables_{share_.piece_bytes};
+  Tables tables_{share_};
   uint32_t recurrent_, output_;  // parameters
   // Tables with a part for every step: its symbols and labels, gates, error of the logits. The
   // states have one for every step and one before the first: cells and outputs.

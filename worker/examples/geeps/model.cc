@@ -10,6 +10,7 @@ uint32_t Tables::add(const std::string& name, size_t floats, size_t parts, bool 
                     .row_floats = kRowFloats,
                     .keys = geeps::dense(rows * parts),
                     .local = local,
+                    .max_staleness = local ? 0 : staleness_.value_or(0),
                     .piece_bytes = piece_bytes_});
   floats_.push_back(floats);
   part_rows_.push_back(rows);

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,6 +20,7 @@ struct Share {
   uint32_t mini_batches = 1;  // per clock
   uint64_t seed = 1;
   uint64_t piece_bytes = geeps::kPieceBytes;  // of tables
+  std::optional<uint32_t> staleness;          // of reads; nullopt: what the job's consistency has
 
   // A sample's gradient is multiplied with this: parameters move by the mean of a clock.
   float scale() const {
@@ -32,7 +34,8 @@ class Tables {
  public:
   static constexpr uint32_t kRowFloats = 128;
 
-  explicit Tables(uint64_t piece_bytes) : piece_bytes_(piece_bytes) {}
+  explicit Tables(const Share& share)
+      : piece_bytes_(share.piece_bytes), staleness_(share.staleness) {}
 
   uint32_t add_parameters(const std::string& name, size_t floats) {
     return add(name, floats, 1, false);
@@ -46,6 +49,10 @@ class Tables {
   std::span<const uint64_t> rows(uint32_t table, size_t part = 0) const {
     return std::span(specs_[table].keys).subspan(part * part_rows_[table], part_rows_[table]);
   }
+  // Reads a table of parameters.
+  geeps::ReadBuffer read(geeps::Cache& cache, uint32_t table) const {
+    return {cache, table, rows(table), staleness_};
+  }
   size_t part_floats(uint32_t table) const { return part_rows_[table] * kRowFloats; }
   // Zeroes the padding of a part behind its floats.
   void clear_padding(Math& math, uint32_t table, float* part) const;
@@ -54,6 +61,7 @@ class Tables {
   uint32_t add(const std::string& name, size_t floats, size_t parts, bool local);
 
   uint64_t piece_bytes_;
+  std::optional<uint32_t> staleness_;
   std::vector<geeps::TableSpec> specs_;
   std::vector<size_t> floats_, part_rows_;  // those of a part
 };

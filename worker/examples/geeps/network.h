@@ -32,7 +32,7 @@ class Network : public Model {
 
   const digits::Dataset& data_;
   Share share_;
-  Tables tables_{share_.piece_bytes};
+  Tables tables_{share_};
   Stack stack_;
   std::optional<Loss> loss_;  // set by the constructor
 };

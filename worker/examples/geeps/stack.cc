@@ -78,7 +78,7 @@ void Stack::forward(Cache& cache, Math* math, size_t part) const {
 
 void Stack::forward_layer(Cache& cache, Math* math, size_t l, ForwardMemory memory) const {
   const uint32_t table = parameters_[l];
-  const ReadBuffer parameters(cache, table, tables_.rows(table));
+  const ReadBuffer parameters = tables_.read(cache, table);
   std::optional<LocalBuffer> scratch;
   if (scratch_[l] != kNone) {
     scratch.emplace(cache, scratch_[l], tables_.rows(scratch_[l]), Fetch::kNo, Save::kNo);
@@ -119,7 +119,7 @@ void Stack::backward(Cache& cache, Math* math, bool last, size_t part) const {
 
 void Stack::backward_layer(Cache& cache, Math* math, size_t l, BackwardMemory memory) const {
   const uint32_t table = parameters_[l];
-  const ReadBuffer parameters(cache, table, tables_.rows(table));
+  const ReadBuffer parameters = tables_.read(cache, table);
   UpdateBuffer update(cache, table, tables_.rows(table));
   std::optional<LocalBuffer> scratch;
   if (scratch_[l] != kNone) {

@@ -106,7 +106,7 @@ void VideoNetwork::set_frame(Cache& cache, Math* math, const Clips* clips, size_
 // The gates replace what the frame adds to them.
 void VideoNetwork::forward_cell(Cache& cache, Math* math, size_t frame) const {
   const size_t streams = share_.samples, units = streams * hidden_;
-  ReadBuffer weights(cache, cell_, tables_.rows(cell_));
+  ReadBuffer weights = tables_.read(cache, cell_);
   LocalBuffer before(cache, states_, tables_.rows(states_, frame), Fetch::kYes, Save::kNo);
   LocalBuffer after(cache, states_, tables_.rows(states_, frame + 1), Fetch::kNo);
   LocalBuffer gates(cache, frames_.output(), tables_.rows(frames_.output(), frame));
@@ -124,7 +124,7 @@ void VideoNetwork::forward_cell(Cache& cache, Math* math, size_t frame) const {
 void VideoNetwork::backward_cell(Cache& cache, Math* math, size_t frame) const {
   const size_t streams = share_.samples, units = streams * hidden_;
   const uint32_t error_table = frames_.output_error();
-  ReadBuffer weights(cache, cell_, tables_.rows(cell_));
+  ReadBuffer weights = tables_.read(cache, cell_);
   UpdateBuffer update(cache, cell_, tables_.rows(cell_));
   LocalBuffer before(cache, states_, tables_.rows(states_, frame), Fetch::kYes, Save::kNo);
   LocalBuffer after(cache, states_, tables_.rows(states_, frame + 1), Fetch::kYes, Save::kNo);

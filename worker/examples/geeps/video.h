@@ -47,7 +47,7 @@ class VideoNetwork : public Model {
   const Videos& videos_;
   Share share_;
   size_t hidden_;
-  Tables tables_{share_.piece_bytes};
+  Tables tables_{share_};
   Stack frames_;
   uint32_t cell_;  // parameters
   Stack classes_;
