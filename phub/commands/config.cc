@@ -200,7 +200,8 @@ constexpr std::array<Option, 33> kOptions = {{
        config.memory_limit_bytes = parse_bytes(values[0]);
      }},
     {"slot-window", "BYTES", Kind::kBytes,
-     "Over tcp: room for the gradients of each rank of a job while they are summed, at least for a "
+     "Over NICs: room for the gradients of each rank of a job while they are summed, at least for "
+     "a "
      "chunk at each core, with K, M, G or T; 0: for all of them. [64M]",
      [](ServeConfig& config, Values values) { config.slot_window = parse_bytes_or_0(values[0]); }},
     {"socket-dir", "DIR", Kind::kText,

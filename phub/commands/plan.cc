@@ -380,9 +380,7 @@ void add_plan_command(CLI::App& app) {
           throw CLI::ValidationError("--slot-window", error.what());
         }
       },
-      "Over NICs and tcp: 'phub serve --slot-window', with K, M, G or T; 0: slots of everything, "
-      "as "
-      "over verbs and ofi [0]");
+      "Over NICs: 'phub serve --slot-window', with K, M, G or T; 0: slots of everything [0]");
   command->add_flag("--checkpoints", arguments->checkpoints,
                     "With the copy that 'phub serve --checkpoints' takes of parameters and state");
   command->add_flag("--gated", arguments->gated,

@@ -6,8 +6,8 @@
 namespace phub {
 
 ChunkTable::ChunkTable(std::vector<CoreChunk> chunks, uint32_t queues, uint32_t max_ranks,
-                       std::span<const uint32_t> expected, SlotWindow* window, SharedSlots* shared)
-    : Contributions(std::move(chunks), queues, max_ranks, window, shared),
+                       std::span<const uint32_t> expected, GradientPlaces places)
+    : Contributions(std::move(chunks), queues, max_ranks, places),
       in_round_(size(), max_ranks),
       idle_(size(), max_ranks),
       unread_(size(), max_ranks),

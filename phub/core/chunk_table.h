@@ -29,10 +29,9 @@ namespace phub {
 
 class ChunkTable : public Contributions {
  public:
-  // The ranks in `expected` take part from round 1 on. `window`, `shared`: as in CoreJob.
+  // The ranks in `expected` take part from round 1 on.
   ChunkTable(std::vector<CoreChunk> chunks, uint32_t queues, uint32_t max_ranks,
-             std::span<const uint32_t> expected, SlotWindow* window = nullptr,
-             SharedSlots* shared = nullptr);
+             std::span<const uint32_t> expected, GradientPlaces places = {});
 
   // The bytes that a table holds beside itself, mostly chunks and their words of ranks.
   static constexpr uint64_t bytes(uint64_t chunks, uint64_t queues, uint64_t max_ranks) {

@@ -54,19 +54,25 @@ struct CoreRank {
   bool selective = false;  // there are chunks that it does not write, or not read
 };
 
+// Where gradients are beside slots of their own; both null: nowhere. As in CoreJob.
+struct GradientPlaces {
+  SlotWindow* window = nullptr;
+  SharedSlots* shared = nullptr;
+};
+
 // It knows nothing of the ranks that are expected at a chunk, and begins no rounds. Nothing
 // allocates after construction.
 class Contributions : public QueuedChunks {
  public:
   Contributions(std::vector<CoreChunk> chunks, uint32_t queues, uint32_t max_ranks,
-                SlotWindow* window = nullptr, SharedSlots* shared = nullptr)
+                GradientPlaces places = {})
       : QueuedChunks(std::move(chunks), queues),
         ranks_(max_ranks),
         arrived_(size(), max_ranks),
         null_(size(), max_ranks),
         unheard_(size(), max_ranks),
-        window_(window),
-        shared_(shared) {}
+        window_(places.window),
+        shared_(places.shared) {}
 
   CoreRank& rank(uint32_t rank) { return ranks_[rank]; }
   const CoreRank& rank(uint32_t rank) const { return ranks_[rank]; }

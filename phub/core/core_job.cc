@@ -36,7 +36,7 @@ CoreJob::CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays
                  const MakeLockStep& make_lock_step, SlotWindow* window, SharedSlots* shared)
     : endpoint_(endpoint),
       parameters_(parameters),
-      table_(std::move(chunks), queues, parameters.max_ranks, expected, window, shared),
+      table_(std::move(chunks), queues, parameters.max_ranks, expected, {window, shared}),
       check_(parameters_, table_),
       ready_(table_.chunks()),
       places_(arrays, table_),

@@ -33,8 +33,7 @@ void Shortage::note_used_slots(const SharedSlots& shared) {
 // Of each rank so many gradients that are where another one is waited for. False: none.
 bool Shortage::take_out(ChunkTable& table, const Way& way, Outbox& outbox, uint32_t gradients) {
   bool any = false;
-  std::fill(taken_out_.begin(), taken_out_.end(), 0);
-  taken_out_.resize(table.max_ranks());
+  taken_out_.assign(table.max_ranks(), 0);
   for (uint32_t i = 0; i < table.size(); ++i) {
     if (!way.anyone_waits(i)) continue;
     for (uint32_t w = 0; w < table.words(); ++w) {

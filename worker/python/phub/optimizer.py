@@ -15,7 +15,7 @@ from phub import _device, _rules
 from phub._box_state import BoxState
 from phub._buffers import Buffers, check_statistics
 from phub._exchanged import take_waiting
-from phub._form import check_delay, check_form, check_without_box
+from phub._form import check_delay, check_form, check_without_box, take_slack
 from phub._hooks import Hooks
 from phub._memory import format_in_memory
 from phub._model import Keys, check_format
@@ -82,6 +82,7 @@ class DistributedOptimizer(Optimizer):
         delay: 1: step() waits for the parameters of the step before it, and this one's are on their
             way while the next forward() and backward() compute, with those. 0: none is late. Until
             step() gradients may be changed, as with overlap=False. `synchronize` takes the last.
+            consistency="ssp" with slack=1 is another name of it.
         max_norm: the box clips the gradient of all parameters together to this norm, as
             clip_grad_norm_ does, after the mean; 0: it does not. `grad_norm` has what it was.
         formats: of gradients on the wire, by patterns of parameters' names: see `Worker`. Others
@@ -103,6 +104,7 @@ class DistributedOptimizer(Optimizer):
             on_nonfinite="skip" all ranks leave out a step with a NaN or an infinity: `skipped`.
         Raises InvalidError, which names the parameter or the group, and what to do.
         """
+        delay, options = take_slack(delay, options)
         check_form(overlap, accumulate, server, zero_copy, options)
         check_delay(delay, overlap, server=server, zero_copy=zero_copy, options=options)
         if not server:

@@ -39,7 +39,9 @@ PARTS = 2  # backward() of a step
 
 def made(net=None, kind="adamw", **options):
     net = net or make_net()
-    return net, phub.DistributedOptimizer(plain(net, kind), net, delay=1, **options)
+    if "slack" not in options:
+        options["delay"] = 1
+    return net, phub.DistributedOptimizer(plain(net, kind), net, **options)
 
 
 def make_step(net, optimizer, rank, step, parts=1):
@@ -418,6 +420,14 @@ def test_a_copy_of_the_model_and_one_without_its_optimizer_are_as_ever(rank):
     part = net[2].state_dict()
     assert_same_bits(parameters_of(net), after[1])
     assert_same_bits(part["weight"], after[1]["2.weight"])
+
+
+@of_ranks(2)
+def test_a_slack_of_one_is_a_delay(rank):
+    net, optimizer = made(consistency="ssp", slack=1)
+    for step in optimizer.steps(4):
+        make_step(net, optimizer, rank, step)
+    assert_same_bits(parameters_of(net), formula(2, "adamw", 4)[0][-1])
 
 
 @of_ranks(2)
