@@ -406,8 +406,8 @@ TEST(Store, ReadsWithASlackDoNotWaitForTheLatestClock) {
     });
     return seconds;
   };
-  EXPECT_GE(seconds_of_reads("waits", "bsp"), 0.5);
-  EXPECT_LE(seconds_of_reads("goes-on", "ssp"), 0.3);
+  const double waits = seconds_of_reads("waits", "bsp");
+  EXPECT_LT(2 * seconds_of_reads("goes-on", "ssp"), waits);
 }
 
 TEST(Store, WrongCallsAreRefused) {

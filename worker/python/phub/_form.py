@@ -32,7 +32,7 @@ def check_form(
         raise InvalidError("zero_copy is for steps of the box (server=True)")
 
 
-def take_slack(delay: int, options: Mapping[str, Option]) -> tuple[int, Mapping[str, Option]]:
+def take_slack(delay: int, options: Mapping[str, Option]) -> tuple[int, dict[str, Option]]:
     """Returns the delay that consistency="ssp" with this slack asks for, and the other options.
 
     In lock-step a step that is late by d has all gradients up to d steps before it, of every rank:
@@ -41,12 +41,12 @@ def take_slack(delay: int, options: Mapping[str, Option]) -> tuple[int, Mapping[
     """
     slack = options.get("slack")
     if options.get("consistency") != "ssp" or slack is None:
-        return delay, options
+        return delay, dict(options)
     if str(slack) not in ("0", "1") or (delay and str(slack) != str(delay)):
         raise InvalidError(
             f"consistency='ssp' with slack={slack!r} and delay={delay!r}: the slack is 0 or 1, "
-            "which stands for delay=0 and delay=1. A key has one push under way, so that results are at "
-            "most a step late"
+            "which stands for delay=0 and delay=1. A key has one push under way, so that results "
+            "are at most a step late"
         )
     rest = {name: value for name, value in options.items() if name not in ("consistency", "slack")}
     return int(slack), rest
