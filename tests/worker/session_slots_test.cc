@@ -74,6 +74,34 @@ TEST(SessionSlots, TheFirstInTheOrderHasTheSlotNext) {
   EXPECT_THAT(worker.posted(), ElementsAre(2));
 }
 
+// What finds no room in a queue has no slot yet.
+TEST(SessionSlots, WhatWaitsForRoomIsOvertakenInItsSlot) {
+  Worker worker({0, 0, 1});
+  worker.wire.room = false;
+  worker.push_all();
+  worker.wire.room = true;
+  worker.arrive({});
+  EXPECT_THAT(worker.posted(), ElementsAre(2, 1));
+  worker.arrive({Worker::result(2, 1)});
+  EXPECT_THAT(worker.posted(), ElementsAre(0));
+}
+
+// The next one for a slot is left to a later round before it is sent: the one behind it goes on.
+TEST(SessionSlots, WhoDoesNotNeedTheSlotAfterAllHoldsUpNobody) {
+  Worker worker({0, 0, 2, 0, 1});
+  worker.push_all();
+  EXPECT_THAT(worker.posted(), ElementsAre(0, 1));
+  worker.wire.room = false;
+  worker.wire.refused_ns = 1;
+  worker.arrive({Worker::result(0, 1)});
+  worker.session.carry_over(2, 1, [](size_t, const ChunkLayout&, size_t) { return true; });
+  worker.wire.room = true;
+  worker.arrive({});
+  EXPECT_THAT(worker.posted(), ElementsAre(2)) << "as a null";
+  worker.arrive({Worker::result(2, 1)});
+  EXPECT_THAT(worker.posted(), ElementsAre(4));
+}
+
 TEST(SessionSlots, AGradientThatWasTakenLeavesTheSlot) {
   Worker worker({0, 0, 0, 0});
   worker.push_all();

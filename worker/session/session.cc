@@ -118,15 +118,13 @@ bool Session::post(const WaitingSend& waiting) {
                                                .imm = encode(imm)});
 }
 
-// Whether nothing else is in the slot that it shares. If not, it waits for the slot.
-bool Session::may_have_slot(const WaitingSend& waiting) {
-  const Chunk& chunk = chunks_[waiting.chunk];
-  const bool has_payload =
-      waiting.kind == ImmKind::kInitial || (waiting.kind == ImmKind::kData && !chunk.null);
-  return !turns_.are_there() || !has_payload || turns_.take(chunk.queue, chunk.index, waiting);
+bool Session::needs_shared_slot(const WaitingSend& waiting) const {
+  const bool has_payload = waiting.kind == ImmKind::kInitial ||
+                           (waiting.kind == ImmKind::kData && !chunks_[waiting.chunk].null);
+  return turns_.are_there() && has_payload;
 }
 
-// If it has it: the next one may.
+// If it has one that it shares: the next one may.
 void Session::leave_slot(const Chunk& chunk) {
   const auto id = queues_[chunk.queue].chunks[chunk.index];
   if (const auto next = turns_.release(chunk.queue, chunk.index, id)) {
@@ -137,11 +135,13 @@ void Session::leave_slot(const Chunk& chunk) {
 // Posts waiting chunks, highest priority first, as long as there is room.
 void Session::post_waiting() {
   waiting_.post_all([this](const WaitingSend& first) {
-    if (!may_have_slot(first)) return true;
+    Chunk& chunk = chunks_[first.chunk];
+    const bool takes = needs_shared_slot(first);
+    if (takes && !turns_.may_take(chunk.queue, chunk.index, first)) return true;
     const auto post_first = [&] { return !broken_ && post(first); };
     // An endpoint that takes no more may do so once it has sent what it holds.
     if (!post_first() && !(flush() && post_first())) return false;
-    Chunk& chunk = chunks_[first.chunk];
+    if (takes) turns_.take(chunk.queue, chunk.index, first.chunk);
     if (!chunk.null) gathered_bytes_ += chunk.bytes;
     chunk.posted = true;
     ++gathered_;

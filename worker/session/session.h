@@ -102,7 +102,7 @@ class Session : public SessionKeys {
   void violation(std::string problem);
   void begin_waiting();
   void enqueue(uint32_t chunk, int32_t priority, ImmKind kind);
-  bool may_have_slot(const WaitingSend& waiting);
+  bool needs_shared_slot(const WaitingSend& waiting) const;
   void leave_slot(const Chunk& chunk);
   bool post(const WaitingSend& waiting);
   void post_waiting();

@@ -29,22 +29,24 @@ class SlotTurns {
     for (std::vector<Slot>& queue : queues_) std::ranges::fill(queue, Slot{});
   }
 
-  // True: the chunk has the slot from here on. False: another one has it, and the message waits
-  // until release() returns it.
-  bool take(uint32_t queue, uint32_t index, const WaitingSend& send) {
+  // False: another chunk has the slot, and the message waits until release() returns it.
+  bool may_take(uint32_t queue, uint32_t index, const WaitingSend& send) {
     Slot& slot = slot_of(queue, index);
-    if (slot.chunk == kNone || slot.chunk == send.chunk) return slot.chunk = send.chunk, true;
+    if (slot.chunk == kNone || slot.chunk == send.chunk) return true;
     slot.waiting.push_back(send);
     std::push_heap(slot.waiting.begin(), slot.waiting.end());
     ++waiting_;
     return false;
   }
-  // If the chunk has its slot, it is free. Returns the first message that waits for it.
+  // The chunk's gradient is on its way into the slot. REQUIRES: may_take().
+  void take(uint32_t queue, uint32_t index, uint32_t chunk) { slot_of(queue, index).chunk = chunk; }
+  // If the chunk has its slot, that is free. Returns the first message that waits for a free slot:
+  // also when the chunk, which had waited for it, did not need it.
   std::optional<WaitingSend> release(uint32_t queue, uint32_t index, uint32_t chunk) {
-    if (!are_there() || slot_of(queue, index).chunk != chunk) return std::nullopt;
+    if (!are_there()) return std::nullopt;
     Slot& slot = slot_of(queue, index);
-    slot.chunk = kNone;
-    if (slot.waiting.empty()) return std::nullopt;
+    if (slot.chunk == chunk) slot.chunk = kNone;
+    if (slot.chunk != kNone || slot.waiting.empty()) return std::nullopt;
     std::pop_heap(slot.waiting.begin(), slot.waiting.end());
     const WaitingSend first = slot.waiting.back();
     slot.waiting.pop_back();
