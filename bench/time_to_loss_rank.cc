@@ -27,10 +27,7 @@ class PlainRank : public Rank {
 
   uint64_t train(uint64_t round, std::chrono::nanoseconds time,
                  const std::function<void()>& computed) override {
-    const auto done = Clock::now() + time;
-    compute(round);
-    std::this_thread::sleep_until(done);
-    computed();
+    compute(round, time, computed);
     for (size_t key = 0; key < worker_.keys(); ++key) worker_.push(key);
     worker_.wait_all();
     return round;
@@ -49,7 +46,10 @@ class PlainRank : public Rank {
   virtual std::span<const float> values(size_t key) const { return worker_.parameters(key); }
   virtual std::span<float> gradient(size_t key) { return worker_.gradient(key); }
 
-  void compute(uint64_t round) {
+  // The gradients of a round, which take this long.
+  void compute(uint64_t round, std::chrono::nanoseconds time,
+               const std::function<void()>& computed) {
+    const auto done = Clock::now() + time;
     const Samples batch = digits::batch(data_.train, training_.seed, worker_.rank(),
                                         training_.world, round, training_.batch);
     network_.start(batch.images);
@@ -61,6 +61,8 @@ class PlainRank : public Rank {
       const size_t weights = Network::weights_key(l);
       network_.backward(l, values(weights), gradient(weights), gradient(Network::bias_key(l)));
     }
+    std::this_thread::sleep_until(done);
+    computed();
   }
 
   Worker worker_;
@@ -88,10 +90,7 @@ class LateRank final : public PlainRank {
 
   uint64_t train(uint64_t round, std::chrono::nanoseconds time,
                  const std::function<void()>& computed) override {
-    const auto done = Clock::now() + time;
-    compute(round);
-    std::this_thread::sleep_until(done);
-    computed();
+    compute(round, time, computed);
     for (size_t key = 0; key < worker_.keys(); ++key) {
       pull(key);
       worker_.push_copy(key, std::as_bytes(std::span(gradients_[key])));
