@@ -67,8 +67,8 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
             ranks_here * plan.queue_shares[queue] * plan.shared_room(plan.queue_chunks[queue]);
       }
       const uint64_t chunks = chunks_on(plan, core);
-      nodes[core.node].bookkeeping += SharedSlots::bytes(chunks, slots, ranks_here) +
-                                      SlotWindow::bookkeeping(chunks, ranks_here, 0);
+      nodes[core.node].bookkeeping +=
+          SharedSlots::bytes(chunks, slots, ranks) + SlotWindow::bookkeeping(chunks, ranks_here, 0);
     }
     if (places == 0) continue;
     windowed = true;
