@@ -81,6 +81,7 @@ Reply<Done> RackDesk::above(Reply<Done> reply) {
 // The parent's job may have ended: then its answer says why. Otherwise the cores stop using the
 // connection, there is a new offer, and they go on.
 void RackDesk::link_broke() {
+  broke_again_ |= link_ == Link::kResuming;
   if (link_ != Link::kFine) return;
   link_ = Link::kStopping;
   uplink_.check([this] {
@@ -94,6 +95,7 @@ void RackDesk::core_answered(CoreReport::Type type) {
   if (++answers_ < job_.cores()) return;
   if (type == CoreReport::kAttached) {
     link_ = Link::kFine;
+    if (std::exchange(broke_again_, false)) link_broke();
   } else {
     reconnect();
   }

