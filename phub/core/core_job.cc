@@ -48,7 +48,7 @@ CoreJob::CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays
       way_(way_of({parameters_, table_, reducer_, outbox_, trace_, reports_, shelves_},
                   make_lock_step)),
       intake_(way_->intake()),
-      shortage_(window, parameters_.progress_limit_ms),
+      shortage_(window, parameters_.progress_limit_ms, table_.size()),
       core_(core),
       wake_after_(parameters.max_ranks) {
   if (window != nullptr && shared == nullptr) endpoint_.use_window(*window);
@@ -65,7 +65,7 @@ CoreJob::CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays
 uint64_t CoreJob::bytes(const Size& size) {
   return sizeof(CoreJob) + ChunkTable::bytes(size.chunks, size.queues, size.max_ranks) +
          ReadyChunks::bytes(size.chunks) +
-         Outbox::bytes({size.chunks, size.queues, size.max_ranks, size.gated}) +
+         Outbox::bytes({size.chunks, size.queues, size.max_ranks, size.gated, size.shares_slots}) +
          Moves::bytes(size.chunks) + Reports::most(size.max_ranks) * sizeof(CoreReport) +
          Reducer::bytes(size.max_ranks, size.classes, size.largest_chunk, size.levels,
                         size.differences, size.lazy) +

@@ -66,6 +66,7 @@ class CoreJob {
     uint64_t places = 1;         // places of branches, docks included
     bool lock_step = true;
     bool gated = false;
+    bool shares_slots = false;
     bool differences = false;
     bool lazy = false;  // some key is
     bool of_racks = false;

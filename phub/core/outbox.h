@@ -26,10 +26,12 @@ class Outbox {
   struct Size {
     uint64_t chunks = 0, queues = 1, max_ranks = 1;
     bool gated = false;
+    bool shares_slots = false;
   };
   static constexpr uint64_t bytes(const Size& size) {  // held
     const uint64_t owed = IndexSet::bytes(size.chunks) + size.queues * IndexSet::bytes(128);
-    return size.chunks * 2 * sizeof(uint32_t) + size.max_ranks * owed +
+    const uint64_t untold = size.shares_slots ? IndexSet::bytes(size.chunks) : 0;
+    return size.chunks * 2 * sizeof(uint32_t) + size.max_ranks * (owed + untold) +
            (size.gated ? Notice::bytes(size.queues, size.max_ranks) : 0);
   }
 

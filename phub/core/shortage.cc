@@ -14,7 +14,10 @@ bool Shortage::relieve(ChunkTable& table, const Way& way, Outbox& outbox, uint64
   if (!is_there()) return false;
   if (std::exchange(arrivals_, arrivals) != arrivals) since_ns_ = now_ns;
   if (std::exchange(completed_, table.chunks_completed()) != table.chunks_completed()) times_ = 0;
-  const Patience patience = patience_with(table, way, now_ns - since_ns_);
+  is_due_ = now_ns >= look_at_ns_;
+  if (!is_due_) return false;
+  look_at_ns_ = now_ns + between_ns_;
+  const Patience patience = patience_with(table, way);
   if (now_ns - since_ns_ < patience.ns) return false;
   since_ns_ = now_ns;
   const uint32_t places = shared != nullptr ? shared->slots() : window_->places();
@@ -62,16 +65,15 @@ void Shortage::clear_slots(ChunkTable& table, uint32_t rank) {
   if (!all) fail(ErrorCode::kFull, "there is no memory for the gradients of rank {}", rank);
 }
 
-Shortage::Patience Shortage::patience_with(const ChunkTable& table, const Way& way,
-                                           uint64_t elapsed_ns) const {
+Shortage::Patience Shortage::patience_with(const ChunkTable& table, const Way& way) const {
   Patience patience;
   const bool shares = table.shared_slots() != nullptr;
-  bool waits = false;
-  for (uint32_t i = 0; i < table.size() && patience.ns <= elapsed_ns; ++i) {
-    if (!way.anyone_waits(i)) continue;
+  uint64_t lowest = kNever;
+  for (uint32_t i = 0; i < table.size(); ++i) {
+    if (table[i].round > lowest || !way.anyone_waits(i)) continue;
     for (uint32_t w = 0; w < table.words(); ++w) {
       for_each_bit(way.lacking(i, w), w, [&](uint32_t rank) {
-        waits = true;
+        if (std::exchange(lowest, table[i].round) > table[i].round) patience = {};
         if (shares ? table.is_slot_taken(rank, i) : window_->is_short(rank)) return;
         const bool late = shares || !window_->is_short_somewhere(rank);
         const uint64_t ns = !late                       ? moment_ns()
@@ -81,6 +83,7 @@ Shortage::Patience Shortage::patience_with(const ChunkTable& table, const Way& w
       });
     }
   }
+  const bool waits = lowest != kNever;
   return waits ? patience : Patience{moment_ns(), false};  // a boundary holds up the chunks
 }
 

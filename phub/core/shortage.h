@@ -3,7 +3,8 @@
 // Mostly the chunks that they wait for complete soon. But ranks that send in different orders may
 // each wait for a chunk that another one has no place for. Then these ranks get places:
 //
-// - at once if all ranks that some chunk waits for are short here;
+// - at once if all ranks that some chunk waits for are short here. The chunks of the lowest round
+//   that anybody waits in decide: who is not there in a later round may wait for these;
 // - after a moment without any arrival if they are short at this core or another one of the box:
 //   what a worker sends to one core holds up what it sends to the others;
 // - after some seconds if one of them is short nowhere: it is late, or another box holds it up,
@@ -29,13 +30,17 @@ namespace phub {
 class Shortage {
  public:
   // `window` may be null. `progress_limit_ms`: JobSpec's.
-  Shortage(SlotWindow* window, uint32_t progress_limit_ms)
+  Shortage(SlotWindow* window, uint32_t progress_limit_ms, uint32_t chunks)
       : late_ns_(std::min(kMostLateNs, uint64_t{progress_limit_ms} * 1'000'000 / 4)),
+        between_ns_(chunks * kBetweenLooksNs),
         window_(window) {}
 
   bool is_there() const { return window_ != nullptr && window_->is_short(); }
   // How long the core sleeps at most while there is one.
-  uint64_t look_ns() const { return late_ns_ / 30; }
+  uint64_t look_ns() const {
+    const uint64_t most = late_ns_ / 30;
+    return is_due_ ? most : std::min(most, between_ns_);
+  }
   // Before the core sleeps; `arrivals` is the number of them so far, `now_ns` the endpoint's. True:
   // some ranks have got places, and can be read from; or have been told of slots that are free.
   bool relieve(ChunkTable& table, const Way& way, Outbox& outbox, uint64_t arrivals,
@@ -50,6 +55,7 @@ class Shortage {
 
  private:
   static constexpr uint64_t kMostLateNs = 3'000'000'000;
+  static constexpr uint64_t kBetweenLooksNs = 500;  // for each chunk: a look takes some percent
   uint64_t moment_ns() const { return late_ns_ / 15; }
   // A few times in a row, then ever more slowly: the rank may be late for long.
   uint64_t late_now_ns() const { return late_ns_ << (std::max(times_, kAtFirst) - kAtFirst); }
@@ -58,14 +64,17 @@ class Shortage {
     uint64_t ns = 0;    // how long nothing must have arrived
     bool late = false;  // and some rank may be late
   };
-  Patience patience_with(const ChunkTable& table, const Way& way, uint64_t elapsed_ns) const;
+  Patience patience_with(const ChunkTable& table, const Way& way) const;
   void note_used_slots(const SharedSlots& shared);
   bool take_out(ChunkTable& table, const Way& way, Outbox& outbox, uint32_t gradients);
 
   const uint64_t late_ns_;
+  const uint64_t between_ns_;  // looks at all chunks
   SlotWindow* const window_;
   uint64_t arrivals_ = kNever;
-  uint64_t since_ns_ = 0;  // there have been so many
+  uint64_t since_ns_ = 0;    // there have been so many
+  uint64_t look_at_ns_ = 0;  // not before
+  bool is_due_ = true;       // or the latest look was not made
   uint64_t completed_ = 0;
   std::vector<uint32_t> taken_out_;  // by rank
   uint32_t times_ = 0;               // that a late rank was the reason, since a chunk completed

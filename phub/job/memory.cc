@@ -120,6 +120,7 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
                                                     .places = 1 + 2 * uint64_t{spec.branches},
                                                     .lock_step = lock_step,
                                                     .gated = rules.gated,
+                                                    .shares_slots = plan.shares_slots(),
                                                     .differences = rules.difference.has_value(),
                                                     .lazy = lazy,
                                                     .of_racks = !spec.rack_ranks.empty(),

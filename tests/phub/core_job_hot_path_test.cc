@@ -13,9 +13,11 @@
 #include <vector>
 
 #include "phub/core/gated.h"
+#include "phub/core/shared_slots.h"
 #include "tests/phub/core_script_rig.h"
 #include "tests/phub/script.h"
 #include "tests/worker/allocation_trap.h"
+#include "transport/slot_window.h"
 
 namespace phub {
 namespace core_job_hot_path_test {
@@ -131,6 +133,7 @@ TEST(CoreJobMemory, IsWhatWasCounted) {
         CoreJob::Size{.chunks = 70, .max_ranks = 1024},
         CoreJob::Size{.chunks = 5000, .max_ranks = 4, .lock_step = false},
         CoreJob::Size{.chunks = 70, .max_ranks = 1024, .lock_step = false},
+        CoreJob::Size{.chunks = 5000, .max_ranks = 64, .shares_slots = true},
         CoreJob::Size{.chunks = 5000, .places = 101},
         CoreJob::Size{.chunks = 9, .classes = 5000, .largest_chunk = 1 << 20},
         CoreJob::Size{.chunks = 9, .largest_chunk = 1 << 20, .differences = true},
@@ -147,6 +150,13 @@ TEST(CoreJobMemory, IsWhatWasCounted) {
                                  : std::nullopt;
     std::vector<float*> arrays(size.places - 1);
     std::vector<uint64_t*> steps(size.places - 1);
+    SlotWindow window({.slots = std::vector<SlotWindow::Slot>(size.chunks, {0, 4}),
+                       .queue_chunks = {static_cast<uint32_t>(size.chunks)},
+                       .max_ranks = static_cast<uint32_t>(size.max_ranks),
+                       .end_rank = static_cast<uint32_t>(size.max_ranks),
+                       .places = 0});
+    SharedSlots shared(std::vector<uint32_t>(size.chunks), 1,
+                       static_cast<uint32_t>(size.max_ranks));
     const struct mallinfo2 before = mallinfo2();
     std::vector<CoreChunk> chunks(size.chunks);
     for (CoreChunk& chunk : chunks) chunk.elements = static_cast<uint32_t>(size.largest_chunk);
@@ -159,7 +169,8 @@ TEST(CoreJobMemory, IsWhatWasCounted) {
             .tree = RankTree(groups, 1024)},
         JobArrays{.shelves = {.arrays = arrays, .steps = steps, .each = 1}}, std::move(chunks),
         endpoint, HyperView{.schedule = hyper, .changes = {}, .scales = scales}, expected,
-        static_cast<uint32_t>(size.queues));
+        static_cast<uint32_t>(size.queues), CoreJob::MakeLockStep(),
+        size.shares_slots ? &window : nullptr, size.shares_slots ? &shared : nullptr);
     const struct mallinfo2 after = mallinfo2();
     const uint64_t held = after.uordblks + after.hblkhd - before.uordblks - before.hblkhd;
     const uint64_t counted = CoreJob::bytes(size);

@@ -227,6 +227,12 @@ struct BasicCoreJobRig {
     const size_t total = size_t{options_.chunks} * options_.elements;
     return reinterpret_cast<const float*>(results.data())[rank * total + chunk * options_.elements];
   }
+  uint64_t waited_for() {  // a bit for each rank
+    Probe probe{.arrivals = std::vector<uint64_t>(options_.parameters.max_ranks),
+                .waited_for = {0}};
+    job->probe(probe);
+    return probe.waited_for[0];
+  }
   // The results that were posted since the last call: "rank:chunk@round", n: null, i: of initial
   // parameters a part.
   std::vector<std::string> take_posts() {

@@ -55,17 +55,12 @@ class CoreJobSharedSlots : public ::testing::Test {
     rig_->run();
   }
   bool sleeps() {
+    rig_->endpoint.time_ns += 1'000'000;
     const bool armed = rig_->job->arm();
     if (armed) rig_->job->disarm();
     rig_->run();  // what it has to say goes out
     return armed;
   }
-  uint64_t waited_for() {  // a bit for each rank
-    Probe probe{.arrivals = std::vector<uint64_t>(kRanks), .waited_for = {0}};
-    rig_->job->probe(probe);
-    return probe.waited_for[0];
-  }
-
   MemoryLimit limit_{100 * SlotWindow::place_bytes(kBytes)};
   WindowsOfBox box_{kRanks};
   std::unique_ptr<SlotWindow> window_;
@@ -116,10 +111,10 @@ TEST_F(CoreJobSharedSlots, WithoutRoomElsewhereTheyWaitAndCountAsLate) {
   limit_.take(1, limit_.limit());
   push(0, 0);
   push(1, 1);
-  EXPECT_EQ(waited_for(), 0u) << "neither can send what the other waits for";
+  EXPECT_EQ(rig_->waited_for(), 0u) << "neither can send what the other waits for";
   for (int i = 0; i < 10; ++i, rig_->endpoint.time_ns += kSecond) EXPECT_TRUE(sleeps());
   EXPECT_TRUE(box_.refused);
-  EXPECT_EQ(waited_for(), 3u);
+  EXPECT_EQ(rig_->waited_for(), 3u);
   EXPECT_TRUE(rig_->job->owes());
   limit_.release(limit_.limit());
   EXPECT_FALSE(sleeps());
@@ -133,13 +128,42 @@ TEST_F(CoreJobSharedSlots, ForALateRankTheOthersWaitSomeSeconds) {
   start(1);
   push(0, 0);
   push(1, 1);
-  EXPECT_EQ(waited_for(), 4u);
+  EXPECT_EQ(rig_->waited_for(), 4u);
   EXPECT_TRUE(sleeps());
   rig_->endpoint.time_ns += 2 * kSecond;
   EXPECT_TRUE(sleeps());
   rig_->endpoint.time_ns += 2 * kSecond;
   EXPECT_FALSE(sleeps());
   EXPECT_THAT(rig_->take_posts(), UnorderedElementsAre("0:0i1", "1:1i1"));
+}
+
+// Rank 1 waits for the result of chunk 1, which rank 0 cannot send: its slot has a gradient of the
+// next round.
+TEST_F(CoreJobSharedSlots, WhoWaitsForAnEarlierRoundIsNotLate) {
+  start(2, {0, 1});
+  for (const uint32_t chunk : {0, 3}) {
+    push(0, chunk);
+    push(1, chunk);
+  }
+  rig_->take_posts();
+  push(1, 1);
+  push(0, 3, 2);
+  push(0, 0, 2);
+  EXPECT_FALSE(sleeps());
+  EXPECT_THAT(rig_->take_posts(), UnorderedElementsAre("0:3i2", "1:1i1"));
+  push(0, 1);
+  EXPECT_EQ(rig_->result(1), 1 + 4);
+}
+
+TEST_F(CoreJobSharedSlots, ALookThatIsNotDueIsMadeSoon) {
+  start(1, {0, 1});
+  push(0, 0);
+  EXPECT_TRUE(sleeps());
+  push(1, 1);
+  EXPECT_TRUE(rig_->job->arm()) << "it has just looked";
+  rig_->job->disarm();
+  EXPECT_EQ(rig_->job->retry_ms(), 1u);
+  EXPECT_FALSE(sleeps());
 }
 
 TEST_F(CoreJobSharedSlots, WhatFindsNoRoomInAQueueIsToldLater) {

@@ -57,15 +57,10 @@ class CoreJobWindow : public ::testing::Test {
     return window_->at(rank, chunk) != nullptr;
   }
   bool sleeps() {
+    rig_->endpoint.time_ns += 1'000'000;
     const bool armed = rig_->job->arm();
     if (armed) rig_->job->disarm();
     return armed;
-  }
-
-  uint64_t waited_for() {  // a bit for each rank
-    Probe probe{.arrivals = std::vector<uint64_t>(kRanks), .waited_for = {0}};
-    rig_->job->probe(probe);
-    return probe.waited_for[0];
   }
 
   MemoryLimit limit_{100 * SlotWindow::place_bytes(kBytes)};
@@ -116,10 +111,10 @@ TEST_F(CoreJobWindow, WithoutRoomWhoWaitForEachOtherWaitOn) {
   limit_.take(1, limit_.limit());
   EXPECT_TRUE(push(0, 0) && push(1, 1));
   EXPECT_FALSE(push(0, 1) || push(1, 0));
-  EXPECT_EQ(waited_for(), 0u);
+  EXPECT_EQ(rig_->waited_for(), 0u);
   for (int i = 0; i < 10; ++i, rig_->endpoint.time_ns += 1'000'000'000) EXPECT_TRUE(sleeps());
   EXPECT_TRUE(box_.refused);
-  EXPECT_EQ(waited_for(), 3u) << "or nobody would ever be late";
+  EXPECT_EQ(rig_->waited_for(), 3u) << "or nobody would ever be late";
   EXPECT_TRUE(rig_->job->owes());
   limit_.release(limit_.limit());
   EXPECT_FALSE(sleeps());
@@ -158,9 +153,9 @@ TEST_F(CoreJobWindow, WhoIsShortIsNotWaitedFor) {
   start(1);
   EXPECT_TRUE(push(0, 0) && push(1, 1));
   EXPECT_FALSE(push(0, 1));
-  EXPECT_EQ(waited_for(), 0b110u);
+  EXPECT_EQ(rig_->waited_for(), 0b110u);
   EXPECT_FALSE(push(1, 0));
-  EXPECT_EQ(waited_for(), 0b100u);
+  EXPECT_EQ(rig_->waited_for(), 0b100u);
 }
 
 TEST_F(CoreJobWindow, WhatHasNoPlaceIsReadBeforeABoundary) {

@@ -74,6 +74,35 @@ TEST(SessionSlots, TheFirstInTheOrderHasTheSlotNext) {
   EXPECT_THAT(worker.posted(), ElementsAre(2));
 }
 
+// Or other ranks, which wait for the results of this round, would send nothing of the next one.
+TEST(SessionSlots, AnEarlierRoundHasTheSlotBeforeALaterOne) {
+  Worker worker({2, 0, 0, 0, 0});
+  worker.push_all();
+  EXPECT_THAT(worker.posted(), ElementsAre(0, 1));
+  worker.arrive({Worker::taken(0, 1), Worker::result(0, 1)});
+  EXPECT_THAT(worker.posted(), ElementsAre(2));
+  worker.session.push(0, 0, false);
+  worker.arrive({Worker::result(2, 1)});
+  EXPECT_THAT(worker.posted(), ElementsAre(4));
+  worker.arrive({Worker::result(4, 1)});
+  EXPECT_THAT(worker.posted(), ElementsAre(0));
+}
+
+// Once a slot is free it belongs to the first that waits for it, though there is no room yet.
+TEST(SessionSlots, WhoseTurnItIsIsNotOvertaken) {
+  Worker worker({2, 0, 0});
+  worker.push_all();
+  EXPECT_THAT(worker.posted(), ElementsAre(0, 1));
+  worker.wire.room = false;
+  worker.arrive({Worker::result(0, 1)});
+  worker.session.push(0, 0, false);
+  worker.wire.room = true;
+  worker.arrive({});
+  EXPECT_THAT(worker.posted(), ElementsAre(2));
+  worker.arrive({Worker::result(2, 1)});
+  EXPECT_THAT(worker.posted(), ElementsAre(0));
+}
+
 // What finds no room in a queue has no slot yet.
 TEST(SessionSlots, WhatWaitsForRoomIsOvertakenInItsSlot) {
   Worker worker({0, 0, 1});

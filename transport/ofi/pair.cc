@@ -44,7 +44,9 @@ OfiPair::OfiPair(std::shared_ptr<const OfiDomain> domain, std::span<const std::b
 
 void OfiPair::open_queue(uint32_t chunks) {
   fi_cq_attr attributes = {};
-  attributes.size = contexts_.size() + std::min<size_t>(size_t{chunks} + kSlack, kMostArrivals);
+  // A worker may hear of a chunk that its gradient was taken, and then its result.
+  const size_t arrivals = std::min<size_t>(2 * size_t{chunks} + kSlack, kMostArrivals);
+  attributes.size = contexts_.size() + arrivals;
   attributes.format = FI_CQ_FORMAT_DATA;
   attributes.wait_obj = FI_WAIT_FD;
   fid_cq* queue = nullptr;

@@ -108,7 +108,8 @@ std::unique_ptr<VerbsLane> VerbsWorkerLink::make_lane(const VerbsDialer& dialer,
     if (!dialer.dials(q) || dialer.context(q) != device.context || layout_.thread_of(q) != thread)
       continue;
     ++pairs;
-    arrivals += layout_.queue_chunks[q] + 1;
+    // Of each chunk a result, and perhaps that its gradient was taken.
+    arrivals += uint64_t{2} * layout_.queue_chunks[q] + 1;
     chunks = std::max(chunks, layout_.queue_chunks[q]);
   }
   if (pairs == 0) return nullptr;

@@ -1,5 +1,6 @@
 // The slots at the box that chunks of a queue share (Layout::queue_shares): which chunk may write
-// to a slot, and which ones wait for it.
+// to a slot, and which ones wait for it. Those of an earlier round go first: other ranks may wait
+// for their results before they send anything of the next one.
 #pragma once
 
 #include <algorithm>
@@ -34,23 +35,25 @@ class SlotTurns {
     Slot& slot = slot_of(queue, index);
     if (slot.chunk == kNone || slot.chunk == send.chunk) return true;
     slot.waiting.push_back(send);
-    std::push_heap(slot.waiting.begin(), slot.waiting.end());
+    std::push_heap(slot.waiting.begin(), slot.waiting.end(), goes_later);
     ++waiting_;
     return false;
   }
   // The chunk's gradient is on its way into the slot. REQUIRES: may_take().
   void take(uint32_t queue, uint32_t index, uint32_t chunk) { slot_of(queue, index).chunk = chunk; }
-  // If the chunk has its slot, that is free. Returns the first message that waits for a free slot:
-  // also when the chunk, which had waited for it, did not need it.
+  // If the chunk has its slot, that is free, or the first's of those that wait. Returns the message
+  // of that one.
   std::optional<WaitingSend> release(uint32_t queue, uint32_t index, uint32_t chunk) {
     if (!are_there()) return std::nullopt;
     Slot& slot = slot_of(queue, index);
-    if (slot.chunk == chunk) slot.chunk = kNone;
-    if (slot.chunk != kNone || slot.waiting.empty()) return std::nullopt;
-    std::pop_heap(slot.waiting.begin(), slot.waiting.end());
+    if (slot.chunk != chunk) return std::nullopt;
+    slot.chunk = kNone;
+    if (slot.waiting.empty()) return std::nullopt;
+    std::pop_heap(slot.waiting.begin(), slot.waiting.end(), goes_later);
     const WaitingSend first = slot.waiting.back();
     slot.waiting.pop_back();
     --waiting_;
+    slot.chunk = first.chunk;
     return first;
   }
   size_t waiting() const { return waiting_; }  // messages
@@ -61,6 +64,9 @@ class SlotTurns {
     uint32_t chunk = kNone;
     std::vector<WaitingSend> waiting;  // a heap
   };
+  static bool goes_later(const WaitingSend& a, const WaitingSend& b) {
+    return a.round != b.round ? a.round > b.round : a < b;
+  }
   Slot& slot_of(uint32_t queue, uint32_t index) {
     return queues_[queue][index % queues_[queue].size()];
   }

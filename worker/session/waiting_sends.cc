@@ -38,7 +38,7 @@ int64_t WaitingSends::place_of(uint32_t chunk, const Weight& weight) const {
 }
 
 void WaitingSends::add(uint32_t queue, uint32_t chunk, const Weight& weight, ImmKind kind) {
-  add_again(queue, {place_of(chunk, weight), sequence_++, chunk, kind});
+  add_again(queue, {place_of(chunk, weight), sequence_++, weight.round, chunk, kind});
 }
 
 void WaitingSends::add_again(uint32_t queue, const WaitingSend& send) {

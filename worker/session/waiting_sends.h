@@ -18,6 +18,7 @@ namespace phub {
 struct WaitingSend {
   int64_t place;  // in the order: the highest is sent first, then the lowest sequence
   uint64_t sequence;
+  uint64_t round;
   uint32_t chunk;
   ImmKind kind;                                     // kData: a push, which may be null
   bool operator<(const WaitingSend& other) const {  // the order of a max-heap
