@@ -201,8 +201,7 @@ constexpr std::array<Option, 33> kOptions = {{
      }},
     {"slot-window", "BYTES", Kind::kBytes,
      "Over NICs: room for the gradients of each rank of a job while they are summed, at least for "
-     "a "
-     "chunk at each core, with K, M, G or T; 0: for all of them. [64M]",
+     "a chunk at each core, with K, M, G or T; 0: for all of them. [64M]",
      [](ServeConfig& config, Values values) { config.slot_window = parse_bytes_or_0(values[0]); }},
     {"socket-dir", "DIR", Kind::kText,
      "Directory of the shared-memory transport's Unix socket; only its owner may enter. "
