@@ -31,7 +31,7 @@ namespace {
 
 using examples::PackageGraph;
 using examples::PageRank;
-using examples::RankedLink;
+using examples::RankedLinks;
 using iterstore::Store;
 using iterstore::StoreOptions;
 using iterstore::StoreThread;
@@ -184,12 +184,12 @@ class Run {
   Times run_thread(Store& store, uint32_t rank, uint32_t thread) {
     const uint32_t threads = options_.world * options_.threads;
     const uint32_t part = rank * options_.threads + thread;
-    std::vector<RankedLink> links = page_rank_.links(part, threads);
+    RankedLinks links = page_rank_.links(part, threads);
     StoreThread mine(store, thread);
     Times times;
     auto begin = Clock::now();
     if (variant_.gather == Gather::kVirtual) {
-      std::vector<RankedLink> others = page_rank_.links((part + 1) % threads, threads);
+      RankedLinks others = page_rank_.links((part + 1) % threads, threads);
       mine.begin_virtual();
       page_rank_.iterate(mine, variant_.other ? others : links);
       mine.finish();

@@ -1,11 +1,25 @@
 #include "worker/examples/page_rank.h"
 
+#include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace phub::examples {
 namespace {
 
 constexpr uint32_t kRanks = 0;  // the table
+
+// Each row once, ascending.
+std::vector<uint64_t> distinct(std::vector<uint64_t> rows) {
+  std::ranges::sort(rows);
+  const auto [first, last] = std::ranges::unique(rows);
+  rows.erase(first, last);
+  return rows;
+}
+
+uint32_t index_of(const std::vector<uint64_t>& rows, uint64_t row) {
+  return static_cast<uint32_t>(std::ranges::lower_bound(rows, row) - rows.begin());
+}
 
 }  // namespace
 
@@ -19,24 +33,42 @@ iterstore::TableSpec PageRank::table(const PackageGraph& graph) {
           .fixed = true};
 }
 
-std::vector<RankedLink> PageRank::links(uint32_t part, uint32_t parts) const {
+RankedLinks PageRank::links(uint32_t part, uint32_t parts) const {
   std::vector<uint32_t> of_source(graph_.names.size());
   for (const PackageGraph::Link& link : graph_.links) ++of_source[link.from];
-  std::vector<RankedLink> links;
-  const size_t all = graph_.links.size();
-  for (size_t l = all * part / parts; l < all * (part + 1) / parts; ++l) {
-    const auto [from, to] = graph_.links[l];
-    links.push_back({.from = from, .to = to, .share = damping_ / of_source[from]});
+  const size_t all = graph_.links.size(), begin = all * part / parts;
+  const auto mine = std::span(graph_.links).subspan(begin, all * (part + 1) / parts - begin);
+  RankedLinks ranked;
+  for (const PackageGraph::Link& link : mine) {
+    ranked.sources.push_back(link.from);
+    ranked.targets.push_back(link.to);
   }
-  return links;
+  ranked.sources = distinct(std::move(ranked.sources));
+  ranked.targets = distinct(std::move(ranked.targets));
+  for (const auto& [from, to] : mine) {
+    ranked.links.push_back({.from = index_of(ranked.sources, from),
+                            .to = index_of(ranked.targets, to),
+                            .share = damping_ / of_source[from]});
+  }
+  ranked.ranks.resize(ranked.sources.size());
+  ranked.passed_on.resize(ranked.sources.size());
+  ranked.received.resize(ranked.targets.size());
+  return ranked;
 }
 
-void PageRank::iterate(iterstore::StoreThread& store, std::span<RankedLink> links) const {
-  for (RankedLink& link : links) {
-    const double rank = 1 - damping_ + store.read<double>(kRanks, link.from);
-    store.update(kRanks, link.to, link.share * (rank - link.passed_on));
-    if (!store.is_virtual()) link.passed_on = rank;
+void PageRank::iterate(iterstore::StoreThread& store, RankedLinks& links) const {
+  store.read_batch<double>(kRanks, links.sources, links.ranks);
+  std::ranges::fill(links.received, 0);
+  if (!store.is_virtual()) {
+    for (size_t s = 0; s < links.ranks.size(); ++s) {
+      const double rank = 1 - damping_ + links.ranks[s];
+      links.ranks[s] = rank - std::exchange(links.passed_on[s], rank);
+    }
+    for (const auto& [from, to, share] : links.links) {
+      links.received[to] += share * links.ranks[from];
+    }
   }
+  store.update_batch<double>(kRanks, links.targets, links.received);
   store.clock();
 }
 

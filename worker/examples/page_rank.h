@@ -1,5 +1,6 @@
 // PageRank with a store (../iterstore/store.h): the ranks are a table, the links are divided among
-// all threads.
+// all threads. A thread reads the ranks of all its sources at once, adds up what goes to each of
+// its targets, and updates all of these at once.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +12,17 @@
 
 namespace phub::examples {
 
-struct RankedLink {
-  uint32_t from = 0, to = 0;
-  double share = 0;      // the fraction of its source's rank that it passes on
-  double passed_on = 0;  // the source's rank, as far as it was passed on
+// A thread's links, and what it computes with.
+struct RankedLinks {
+  struct Link {
+    uint32_t from = 0, to = 0;  // indices of `sources` and `targets`
+    double share = 0;           // the fraction of its source's rank that it passes on
+  };
+  std::vector<Link> links;
+  std::vector<uint64_t> sources, targets;  // rows of the table, ascending
+  std::vector<double> ranks;               // of the sources
+  std::vector<double> passed_on;           // of these, as far as it was passed on
+  std::vector<double> received;            // by the targets, in this iteration
 };
 
 class PageRank {
@@ -24,10 +32,10 @@ class PageRank {
   // The table of a store: the part of each vertex's rank above 1 − damping. It begins with zeros.
   static iterstore::TableSpec table(const PackageGraph& graph);
   // The links of one of `parts` parts of about equal size, those of a source next to each other.
-  std::vector<RankedLink> links(uint32_t part, uint32_t parts) const;
-  // Passes on over each link the change of its source's rank, and clocks. In a virtual iteration it
-  // leaves the links as they are.
-  void iterate(iterstore::StoreThread& store, std::span<RankedLink> links) const;
+  RankedLinks links(uint32_t part, uint32_t parts) const;
+  // Passes on over each link the change of its source's rank, and clocks. A virtual iteration
+  // passes on nothing.
+  void iterate(iterstore::StoreThread& store, RankedLinks& links) const;
   // Turns the table into ranks, whose sum is 1. Vertices without links give theirs to all.
   std::vector<double> ranks(std::span<const std::byte> table) const;
 

@@ -74,7 +74,7 @@ void run(Options options) {
   agree(program, "pagerank",
         {fmt::format("damping {}", options.damping), fmt::format("links {}", graph.links.size())});
   run_threads(store, program, [&](iterstore::StoreThread& mine, uint32_t part) {
-    std::vector<RankedLink> links = page_rank.links(part, parts_of(program));
+    RankedLinks links = page_rank.links(part, parts_of(program));
     run_iterations(mine, program, [&](uint32_t) { page_rank.iterate(mine, links); });
   });
   const std::vector<double> ranks = page_rank.ranks(store.table(0));
