@@ -37,6 +37,7 @@ from phub.errors import (
 from phub.worker import Worker
 
 if TYPE_CHECKING:
+    from phub._powersgd import PowerSGD
     from phub.amp import GradScaler
     from phub.fsdp import FSDPState
     from phub.lion import Lion
@@ -53,6 +54,7 @@ _OF_PYTORCH = {
     "FSDPState": "fsdp",
     "GradScaler": "amp",
     "Lion": "lion",
+    "PowerSGD": "_powersgd",
     "Sampler": "sampler",
     "ddp": "pytorch",
     "ddp_hook": "pytorch",
@@ -77,6 +79,7 @@ __all__ = [
     "MismatchError",
     "NonFiniteError",
     "NotFoundError",
+    "PowerSGD",
     "RankLostError",
     "RewoundError",
     "Sampler",

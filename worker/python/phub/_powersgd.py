@@ -10,6 +10,8 @@ P and P Q^T are the same bits on all ranks, on any CPU: only products of element
 order of their own, make them of what the box sent. Q needs no such care: it decides how well P fits
 the gradients, and the next P is the same for all again. So nothing but the box's results keeps
 ranks together.
+
+In the first steps a gradient may go whole, by a key of its own, before its matrix does.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -33,20 +36,49 @@ _FEW = 64  # numbers that Python adds as fast
 _BLOCK = 1 << 16  # elements that stay in a core's cache
 
 
+@dataclass(frozen=True)
 class PowerSGD:
+    """How gradients are exchanged as factors.
+
+    rank: the columns of the factors.
+    start: in so many steps, the first ones, gradients are exchanged whole.
+    least_ratio: a parameter of two dimensions or more is exchanged as factors if it has more than
+        so many times their elements; at least 1.
+    """
+
+    rank: int
+    start: int = 0
+    least_ratio: float = 2.0
+
+    def check(self) -> None:
+        """Raises InvalidError."""
+        for field, least in (("rank", 1), ("start", 0)):
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise InvalidError(f"{field} is a whole number, at least {least}")
+        ratio = self.least_ratio
+        is_number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
+        if not is_number or not 1 <= ratio < math.inf:
+            raise InvalidError("least_ratio is a number, at least 1")
+
+    def is_worth_it(self, rows: int, columns: int) -> bool:
+        return self.least_ratio * self.rank * (rows + columns) < rows * columns
+
+
+class Matrices:
     """Which parameters of a model are exchanged as factors; the others are none of its business."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], rank: int) -> None:
-        """`rank`: columns of the factors. Raises InvalidError.
+    def __init__(self, parameters: Mapping[str, nn.Parameter], how: int | PowerSGD) -> None:
+        """`how`: a number is a rank. Raises InvalidError.
 
-        Parameters with two dimensions or more are matrices, of as many rows as the first one has,
-        if the factors have less than half of their elements.
+        Parameters with two dimensions or more are matrices, of as many rows as the first one has.
         """
-        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-            raise InvalidError(
-                f"powersgd={rank!r}: the rank of the products that replace gradients is a whole "
-                "number, at least 1"
-            )
+        given, how = how, how if isinstance(how, PowerSGD) else PowerSGD(how)
+        try:
+            how.check()
+        except InvalidError as error:
+            raise InvalidError(f"powersgd={given!r}: {error}") from None
+        self._how = how
         for name, parameter in parameters.items():
             if _device.is_gpu(parameter.device):
                 raise InvalidError(
@@ -54,19 +86,25 @@ class PowerSGD:
                     "matrices are on the CPU"
                 )
         self._matrices = {
-            name: Matrix(name, rows, parameter.numel() // rows, rank)
+            name: Matrix(name, rows, parameter.numel() // rows, how)
             for name, parameter in parameters.items()
-            if (rows := _rows(parameter)) and _is_worth_it(rows, parameter.numel() // rows, rank)
+            if (rows := _rows(parameter)) and how.is_worth_it(rows, parameter.numel() // rows)
         }
         if not self._matrices:
             raise InvalidError(
-                f"powersgd={rank}: no parameter is a matrix of which two factors of {rank} columns "
-                "have less than half of the elements. Take a smaller rank, or leave powersgd out"
+                f"powersgd={given!r}: no parameter is a matrix with more than "
+                f"{how.least_ratio:g} times the elements of two factors of {how.rank} columns. "
+                "Take a smaller rank, or leave powersgd out"
             )
 
     def get(self, name: str) -> Matrix | None:
         """None: the parameter is a key of its own."""
         return self._matrices.get(name)
+
+    @property
+    def begins_whole(self) -> bool:
+        """Whether gradients of matrices go by keys of their own, too, in the first steps."""
+        return self._how.start > 0
 
     @property
     def keys(self) -> dict[str, Key]:
@@ -79,7 +117,7 @@ class PowerSGD:
 
     def formats(self, given: Mapping[str, str]) -> dict[str, str]:
         """Those of the other keys, and of the factors, which are float32 in any case."""
-        return {**given, **{f"*:{factor}": "f32" for factor in _FACTORS}}
+        return {**given, **{f"*{ending}": "f32" for ending in _endings(self._how.start)}}
 
     def join(self, worker: Worker) -> None:
         """Before the first step."""
@@ -89,7 +127,11 @@ class PowerSGD:
     def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
         """What this rank has between steps, by parameter: copies."""
         return {
-            name: {"residual": matrix.residual.clone(), "q": matrix.q.clone()}
+            name: {
+                "residual": matrix.residual.clone(),
+                "q": matrix.q.clone(),
+                "steps": torch.tensor(matrix.steps),
+            }
             for name, matrix in self._matrices.items()
         }
 
@@ -111,6 +153,7 @@ class PowerSGD:
         for name, matrix in self._matrices.items():
             matrix.residual.copy_(state[name]["residual"])
             matrix.q.copy_(state[name]["q"])
+            matrix.steps = int(state[name].get("steps", self._how.start))
 
 
 class Matrix:
@@ -120,16 +163,18 @@ class Matrix:
     `finish` wait for the box.
     """
 
-    def __init__(self, name: str, rows: int, columns: int, rank: int) -> None:
-        self.rows, self.columns, self.rank = rows, columns, rank
-        self.keys = tuple(f"{name}:{factor}" for factor in _FACTORS)
+    def __init__(self, name: str, rows: int, columns: int, how: PowerSGD) -> None:
+        self.rows, self.columns, self.rank = rows, columns, how.rank
+        self.keys = tuple(f"{name}{ending}" for ending in _endings(how.start))
+        self.steps = 0  # of this training, whole ones included
+        self._start = how.start
         self.residual = torch.zeros(rows, columns)
-        self.q = torch.empty(rank, columns)  # of the next step
+        self.q = torch.empty(self.rank, columns)  # of the next step
         self._name = name
         self._p, self._own_q, self._mean_q = (
-            torch.zeros(rank, n) for n in (rows, columns, columns)
+            torch.zeros(self.rank, n) for n in (rows, columns, columns)
         )
-        self._new_columns(range(rank), 0)
+        self._new_columns(range(self.rank), 0)
         self._worker: Worker
         self._gradient: torch.Tensor  # where the result goes
         self._sum: torch.Tensor  # of it and the residual
@@ -143,6 +188,11 @@ class Matrix:
             worker.register_memory(
                 key, _memory(sent), _memory(received), gradient_dtype="f32", parameter_dtype="f32"
             )
+
+    def next_is_whole(self) -> bool:
+        """Counts a step. True: its gradient is to be exchanged as it is, not with begin()."""
+        self.steps += 1
+        return self.steps <= self._start
 
     @torch.no_grad()
     def begin(self, gradient: torch.Tensor) -> None:
@@ -254,8 +304,9 @@ def _rows(parameter: nn.Parameter) -> int:
     return int(parameter.shape[0]) if parameter.dim() > 1 else 0
 
 
-def _is_worth_it(rows: int, columns: int, rank: int) -> bool:
-    return 2 * rank * (rows + columns) < rows * columns
+def _endings(start: int) -> tuple[str, ...]:
+    """Of the keys' names: ranks that begin at other steps would wait for each other."""
+    return tuple(f":{factor}@{start}" if start else f":{factor}" for factor in _FACTORS)
 
 
 def _memory(tensor: torch.Tensor) -> Memory:

@@ -26,7 +26,7 @@ from phub._factors import Factors
 from phub._gathered import gathered_of
 from phub._names import by_name, plain_name
 from phub._options import Key, Option, check_formats, check_results
-from phub._powersgd import PowerSGD
+from phub._powersgd import Matrices, PowerSGD
 from phub._same import Same
 from phub._state import State
 from phub._tensors import DTYPES, FORMATS, format_of_job, key_for, memory_of, pull_into
@@ -62,7 +62,7 @@ class DDPState(State):
         module: nn.Module,
         *,
         formats: Optional[Mapping[str, str]] = None,
-        powersgd: Optional[int] = None,
+        powersgd: Union[None, int, PowerSGD] = None,
         factors: Optional[Mapping[str, int]] = None,
         **options: Option,
     ) -> None:
@@ -74,7 +74,8 @@ class DDPState(State):
         formats: of gradients on the wire, by patterns of parameters' names: see `Worker`. Others
             have gradient_dtype, by default the parameters' format, or float32 if they have several.
         powersgd: exchanges the gradients of matrices as products of two with so many columns, in
-            float32, and all others as ever. Raises InvalidError where that cannot be: see PowerSGD.
+            float32, and all others as ever. Or a `phub.PowerSGD`, which says more. Raises
+            InvalidError where that cannot be.
         factors: exchanges the gradients of these weights of nn.Linear, by patterns of their names,
             as the inputs and errors that they are made of, of so many samples of a rank in a step
             at most. Whatever else exchanges gradients must leave these weights alone.
@@ -99,16 +100,19 @@ class DDPState(State):
         for name in self.factors.weights if self.factors else ():
             del exchanged[name]
         keys = {name: key_for(p) for name, p in exchanged.items()}
-        self.powersgd = None if powersgd is None else PowerSGD(exchanged, powersgd)
+        self.powersgd = None if powersgd is None else Matrices(exchanged, powersgd)
+        small = dict(self._parameters)  # if they are
         if self.powersgd:
             given["parameter_dtype"] = options.get("parameter_dtype", "f32")  # what factors are
-            keys = {name: key for name, key in keys.items() if not self.powersgd.get(name)}
+            small = {name: p for name, p in small.items() if not self.powersgd.get(name)}
+            if not self.powersgd.begins_whole:
+                keys = {name: key for name, key in keys.items() if name in small}
         self._check_formats(formats or {}, keys)
         if self.powersgd:
             keys |= self.powersgd.keys
             formats = self.powersgd.formats(formats or {})
         self._gathered = gathered_of(
-            {name: p for name, p in self._parameters.items() if name in keys}, formats or {}, given
+            {name: p for name, p in small.items() if name in keys}, formats or {}, given
         )
         if self._gathered:
             keys = {name: key for name, key in keys.items() if name not in self._gathered}
@@ -256,7 +260,8 @@ class DDPState(State):
             lent = self._contiguous(key, gradient)
             if lent is not gradient:
                 sent.copies.append((gradient, lent))
-            if matrix := self.powersgd and self.powersgd.get(key):
+            matrix = self.powersgd and self.powersgd.get(key)
+            if matrix and not matrix.next_is_whole():
                 matrix.begin(lent)
                 sent.matrices.append(matrix)
                 continue
@@ -328,7 +333,7 @@ def ddp(
     *,
     ddp_options: Optional[Mapping[str, Any]] = None,
     formats: Optional[Mapping[str, str]] = None,
-    powersgd: Optional[int] = None,
+    powersgd: Union[None, int, PowerSGD] = None,
     factors: Optional[Mapping[str, int]] = None,
     node: Union[None, str, ProcessGroup] = None,
     **options: Option,

@@ -43,7 +43,7 @@ def trains(rank, steps, options, spoilt=None, kind=torch.float32):
     """(own gradients of each step, means, the first factors, residuals in the end, parameters)"""
     net = Net().to(kind)
     differ(net, rank)
-    wrapped, own = recorded(net, powersgd=RANK, **options)
+    wrapped, own = recorded(net, **{"powersgd": RANK, **options})
     factors = {name: part["q"] for name, part in wrapped.phub.powersgd.state_dict().items()}
     optimizer = torch.optim.SGD(net.parameters(), 1e-3)
     means = []
@@ -57,7 +57,10 @@ def trains(rank, steps, options, spoilt=None, kind=torch.float32):
         if step != (spoilt or (0, None))[1]:
             optimizer.step()
     state, worker = wrapped.phub.powersgd.state_dict(), wrapped.phub.worker
-    assert {worker.round(key) for key in worker.keys} == {steps}
+    whole = getattr(options.get("powersgd"), "start", 0)
+    rounds = {key: whole if is_matrix(key) else steps for key in worker.keys}
+    rounds |= {key: steps - whole for key in rounds if ":" in key}
+    assert {key: worker.round(key) for key in worker.keys} == rounds
     wrapped.phub.close()
     residuals = {name: part["residual"] for name, part in state.items()}
     return own, means, factors, residuals, parameters_of(net)
@@ -289,24 +292,72 @@ def test_buckets_may_come_in_any_order(rank):
 # ---- What a rank saves.
 
 
+def go_on(net, rank, name, steps, state=None, powersgd=RANK):
+    wrapped = phub.ddp(net, powersgd=powersgd, job=job(name))
+    if state:
+        wrapped.phub.powersgd.load_state_dict(state)
+    optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+    for step in steps:
+        descend(optimizer, loss_of(wrapped, rank, step))
+    wrapped.phub.worker.barrier()
+    state = wrapped.phub.powersgd.state_dict()
+    wrapped.phub.close()
+    return state
+
+
 @of_ranks(2)
 def test_a_training_goes_on_from_its_state_to_the_bit(rank):
-    def go_on(net, name, steps, state=None):
-        wrapped = phub.ddp(net, powersgd=RANK, job=job(name))
-        if state:
-            wrapped.phub.powersgd.load_state_dict(state)
-        optimizer = torch.optim.SGD(net.parameters(), 1e-3)
-        for step in steps:
-            descend(optimizer, loss_of(wrapped, rank, step))
-        wrapped.phub.worker.barrier()
-        state = wrapped.phub.powersgd.state_dict()
-        wrapped.phub.close()
-        return state
-
     whole, again = Net(), Net()
-    go_on(whole, "whole", range(5))
-    go_on(again, "second", range(2, 5), go_on(again, "first", range(2)))
+    go_on(whole, rank, "whole", range(5))
+    go_on(again, rank, "second", range(2, 5), go_on(again, rank, "first", range(2)))
     assert_same_bits(parameters_of(whole), parameters_of(again))
+
+
+# ---- The first steps.
+
+
+@pytest.mark.parametrize("options", [{}, {"transport": "tcp"}, {"formats": {"5.weight": "f16"}}])
+def test_the_first_gradients_go_whole(box, start, options):
+    first, steps = 2, 5
+    how = {"powersgd": phub.PowerSGD(RANK, start=first), **options}
+    own, means, *rest = zip(*start(trains, 2, steps, how).results(), strict=True)
+    for step in range(first):
+        for name, found in means[0][step].items():
+            exact = mean([of_rank[step][name] for of_rank in own])
+            is_coded = name in options.get("formats", ())
+            assert torch.equal(found, exact) != is_coded, (step, name)
+            assert_close(found, exact.double().numpy(), 1e-3)
+    later = ([of_rank[first:] for of_rank in each] for each in (own, means))
+    check(list(zip(*later, *rest, strict=True)), steps - first)
+
+
+@of_ranks(2)
+def test_a_training_that_goes_on_knows_how_many_were_whole(rank):
+    whole, again = Net(), Net()
+    how = {"powersgd": phub.PowerSGD(RANK, start=3)}
+    go_on(whole, rank, "whole", range(5), **how)
+    state = go_on(again, rank, "first", range(2), **how)
+    assert {int(part["steps"]) for part in state.values()} == {2}
+    go_on(again, rank, "second", range(2, 5), state, **how)
+    assert_same_bits(parameters_of(whole), parameters_of(again))
+
+
+def starts(rank):
+    with pytest.raises(phub.Error) as raised:
+        phub.ddp(Net(), powersgd=phub.PowerSGD(RANK, start=1 + rank), join_limit_ms=3000)
+    return raised.type, str(raised.value)
+
+
+def test_ranks_that_start_at_other_steps_are_told(box, start):
+    told = dict(start(starts, 2).results())
+    assert "'0.weight:P@" in told[phub.MismatchError]
+
+
+@of_ranks(1)
+def test_how_many_times_smaller_factors_are_is_a_setting(rank):
+    how = phub.PowerSGD(RANK, least_ratio=5)
+    wrapped = phub.ddp(Net(), powersgd=how)
+    assert [*wrapped.phub.powersgd.state_dict()] == ["3.weight", "5.weight"]
 
 
 @of_ranks(1)
