@@ -12,9 +12,10 @@
 //   kKernelBytes in each connection that are still to be sent. When half of these are left it asks
 //   for more. An endpoint holds the bytes that 10 Gbit/s take in 200 us, within which its owner
 //   looks again: kRingBytes. All connections to a peer share them, which keeps the connections in
-//   step: one that gets less of the link than the others soon holds all, and the others wait for
-//   it. Within one host there is no link, only processors, which large writes spare: kLocalTimes as
-//   much is 1 ms of a core's copying.
+//   step: one that gets less of the link than the others soon holds most. Then each of the others
+//   still may have one write, or the link would idle while TCP repairs one connection. Within one
+//   host there is no link, only processors, which large writes spare: kLocalTimes as much is 1 ms
+//   of a core's copying.
 //
 // At 200 Mbit/s these are 52 ms of the link's time, and 10 ms and 5 ms for each connection.
 #pragma once
@@ -42,11 +43,10 @@ class InFlight {
         pairs_(std::max(pairs, 1u)),
         held_(peers) {}
 
-  // Whether there is room for a write of so many bytes on a queue pair that holds `held`, and may
-  // have so many `times` as much as others. If few writes make up the limit, each queue pair may
-  // have one.
-  bool has_room(uint32_t peer, uint64_t held, uint64_t bytes, uint64_t times = 1) const {
-    return held_[peer] < most_ * times || (held == 0 && held_[peer] < pairs_ * bytes);
+  // Whether there is room for a write on a queue pair that holds `held` bytes, and may have so many
+  // `times` as much as others. Each queue pair may have one write.
+  bool has_room(uint32_t peer, uint64_t held, uint64_t times = 1) const {
+    return held_[peer] < most_ * times || held == 0;
   }
   // A queue pair that tells only now and then how many bytes are gone does so after this many at
   // the latest, so that the untold bytes of all of them are a small part of the limit.

@@ -156,8 +156,8 @@ TEST_F(TcpStreamTest, AConnectionMayEndBetweenItsHandOverAndItsAnnouncement) {
   EXPECT_TRUE(poll(endpoint, 0).empty());
 }
 
-// Nobody reads from one of two connections to a peer. Posts are refused soon, whoever they are for,
-// so that the other gets no further ahead than that.
+// Nobody reads from one of two connections to a peer. It is soon refused posts, and the other gets
+// no further ahead than a write at a time.
 TEST_F(TcpStreamTest, AnEndpointHoldsLittleForAPeer) {
   constexpr uint32_t kBytes = 32 << 10, kWrites = 64;
   std::vector<std::byte> memory(kBytes);
@@ -189,8 +189,10 @@ TEST_F(TcpStreamTest, AnEndpointHoldsLittleForAPeer) {
   EXPECT_GE(ahead, kRingBytes / 2);
   EXPECT_LE(ahead, static_cast<uint64_t>(buffer) + kRingBytes + 2 * kBytes);
   endpoint.arm({});  // what has become of posts so far does not count
-  EXPECT_FALSE(endpoint.post({1}, {0, 0, kBytes, 0}));
+  EXPECT_FALSE(endpoint.post({0}, {0, 0, kBytes, 0}));
   EXPECT_TRUE(endpoint.arm({})) << "there is no room yet";
+  EXPECT_TRUE(endpoint.post({1}, {0, 0, kBytes, 0}));
+  EXPECT_FALSE(endpoint.post({1}, {0, 0, kBytes, 0}));
   uint64_t behind = 0;
   bool found_room = false;
   for (int turn = 0; turn < 100 && !found_room; ++turn) {

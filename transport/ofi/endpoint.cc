@@ -111,7 +111,7 @@ bool OfiEndpoint::post(QueuePair to, const Write& write) {
   if (pair.status != Status::kLive) return false;
   const auto push = [&] {
     OfiPair& fabric = *pair.connected.pair;
-    return in_flight_.has_room(to.rank, fabric.held_bytes(), write.bytes) && fabric.push(write);
+    return in_flight_.has_room(to.rank, fabric.held_bytes()) && fabric.push(write);
   };
   if (!push()) {
     if (pair.taken == pair.landed.size()) fetch(pair);  // sends may have completed

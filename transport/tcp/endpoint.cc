@@ -162,8 +162,8 @@ bool TcpEndpoint::post(QueuePair to, const Write& write) {
   if (pair.status != Status::kLive) return false;
   // What goes through memory of both sides waits for no link.
   const uint64_t times = pair.stream.is_local ? kLocalTimes : 1;
-  const bool has_room = pair.stream.peer != nullptr ||
-                        in_flight_.has_room(to.rank, pair.sender.held_bytes(), write.bytes, times);
+  const bool has_room =
+      pair.stream.peer != nullptr || in_flight_.has_room(to.rank, pair.sender.held_bytes(), times);
   if (!has_room || !pair.sender.push(write)) {
     in_flight_.refused();
     return false;

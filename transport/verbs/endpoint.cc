@@ -244,9 +244,9 @@ void VerbsEndpoint::repost(VerbsLane& lane) {
   lane.to_repost -= count;
 }
 
-bool VerbsEndpoint::has_room(const State& state, uint64_t bytes) const {
+bool VerbsEndpoint::has_room(const State& state) const {
   return state.outstanding < state.pair->send_depth &&
-         in_flight_.has_room(state.name.rank, state.outstanding_bytes, bytes);
+         in_flight_.has_room(state.name.rank, state.outstanding_bytes);
 }
 
 bool VerbsEndpoint::post(QueuePair to, const Write& write) {
@@ -257,10 +257,10 @@ bool VerbsEndpoint::post(QueuePair to, const Write& write) {
     return false;
   }
   const VerbsPair& pair = *state.pair;
-  if (!has_room(state, write.bytes)) {
+  if (!has_room(state)) {
     poll_lane(pair.lane);  // sends may have completed
     if (state.status != Status::kLive) return false;
-    if (!has_room(state, write.bytes)) {
+    if (!has_room(state)) {
       in_flight_.refused();
       return false;
     }

@@ -119,7 +119,7 @@ class VerbsEndpoint : public virtual Endpoint {
     std::vector<Request> requests;  // prebuilt; the driver copies them at the doorbell
   };
   void build_requests(State& state);
-  bool has_room(const State& state, uint64_t bytes) const;
+  bool has_room(const State& state) const;
   void doorbell(uint32_t qp);
   void take(uint32_t lane, const ibv_wc& wc);
   void sent(const ibv_wc& wc);
