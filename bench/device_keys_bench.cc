@@ -21,9 +21,9 @@ namespace phub::device_keys_bench {
 namespace {
 
 struct Options {
-  double mb = 100;      // of all keys
-  double key_mb = 0;    // of each; 0: there is one
-  double bus_gb = 12;   // GB/s in each direction; 0: as fast as this machine copies
+  double mb = 100;     // of all keys
+  double key_mb = 0;   // of each; 0: there is one
+  double bus_gb = 12;  // GB/s in each direction; 0: as fast as this machine copies
   uint32_t workers = 2;
   uint32_t rounds = 15;
   std::string transport = "shm";
@@ -33,10 +33,10 @@ struct Options {
 
 std::vector<KeySpec> keys_of(const Options& options) {
   const auto all = static_cast<uint64_t>(options.mb * 1e6 / sizeof(float));
-  const auto each = options.key_mb > 0
-                        ? std::max<uint64_t>(
-                              1, static_cast<uint64_t>(options.key_mb * 1e6 / sizeof(float)))
-                        : all;
+  const auto each =
+      options.key_mb > 0
+          ? std::max<uint64_t>(1, static_cast<uint64_t>(options.key_mb * 1e6 / sizeof(float)))
+          : all;
   std::vector<KeySpec> keys;
   for (uint64_t at = 0; at < all; at += each) {
     keys.push_back({.name = fmt::format("w{}", keys.size()), .elements = std::min(each, all - at)});
@@ -50,11 +50,11 @@ std::vector<double> times_of_rank(const Options& options, const std::string& ser
   const std::vector<KeySpec> keys = keys_of(options);
   uint64_t elements = 0;
   for (const KeySpec& key : keys) elements += key.elements;
-  const auto device = make_host_device(
-      {.budget_bytes = DeviceKeys::kDeviceBytes + 2 * elements * sizeof(float) +
-                       keys.size() * 512 + (1 << 20),
-       .copy_bytes_per_second = options.bus_gb * 1e9,
-       .copy_latency = std::chrono::microseconds(options.bus_gb > 0 ? 10 : 0)});
+  const auto device =
+      make_host_device({.budget_bytes = DeviceKeys::kDeviceBytes + 2 * elements * sizeof(float) +
+                                        keys.size() * 512 + (1 << 20),
+                        .copy_bytes_per_second = options.bus_gb * 1e9,
+                        .copy_latency = std::chrono::microseconds(options.bus_gb > 0 ? 10 : 0)});
   WorkerOptions of_worker;
   of_worker.server = server;
   of_worker.transport = options.transport;
@@ -119,8 +119,8 @@ void run(const Options& options) {
   const OwnServer server(beside_this_program("phub"), options.transport, {});
   std::vector<std::future<std::vector<double>>> ranks;
   for (uint32_t rank = 0; rank < options.workers; ++rank) {
-    ranks.push_back(std::async(std::launch::async,
-                               [&, rank] { return times_of_rank(options, server.address(), rank); }));
+    ranks.push_back(std::async(
+        std::launch::async, [&, rank] { return times_of_rank(options, server.address(), rank); }));
   }
   std::vector<double> of_first = ranks.front().get();
   for (size_t rank = 1; rank < ranks.size(); ++rank) ranks[rank].get();

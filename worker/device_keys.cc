@@ -15,11 +15,6 @@ namespace {
 
 using kernels::DType;
 
-template <typename Byte>
-std::span<Byte> part(std::span<Byte> all, size_t offset, size_t bytes) {
-  return all.subspan(offset, bytes);
-}
-
 // Whether the worker's gradients and parameters lie in memory of this device.
 bool lies_on(const Worker& worker, const Device& device) {
   const MemoryDevice* const of_worker = worker.memory_device();
@@ -42,7 +37,7 @@ DeviceKeys::DeviceKeys(Worker& worker, Device& device)
       out_piece_(device, on_device_ ? 0 : kPieceBytes, "results that are converted"),
       keys_(worker.keys()),
       ready_(device.make_event()),
-      signals_(device.make_signals(worker.keys())),
+      signals_(device.make_signals(place_signals())),
       in_(device.make_stream("phub in")),
       out_(device.make_stream("phub out")) {
   if (folds(worker.spec())) {
@@ -66,6 +61,23 @@ DeviceKeys::DeviceKeys(Worker& worker, Device& device)
   place_factors();
   sender_ = start_thread("phub-send", [this](const std::stop_token& stop) { send(stop); });
   receiver_ = start_thread("phub-receive", [this](const std::stop_token& stop) { receive(stop); });
+}
+
+// Returns how many there are: of each key, and then of the parts of those that have several. Where
+// the NIC itself reads and writes, no copies are worth parts.
+size_t DeviceKeys::place_signals() {
+  size_t signals = keys_.size();
+  for (size_t key = 0; key < keys_.size(); ++key) {
+    Key& of = keys_[key];
+    of.parts = on_device_ ? 1 : worker_.parts(key);
+    of.first_signal = of.parts == 1 ? key : std::exchange(signals, signals + of.parts);
+  }
+  return signals;
+}
+
+Worker::Elements DeviceKeys::part_of(size_t key, size_t part) const {
+  if (keys_[key].parts == 1) return {0, worker_.spec().keys[key].elements};
+  return worker_.part(key, part);
 }
 
 // Room for as many as a rank may send in a round.
@@ -226,18 +238,20 @@ std::unique_ptr<Event> DeviceKeys::spare_event() {
   return device_.make_event();
 }
 
-// `copy_in` enqueues the copies of the gradient.
+// `copy_in(pushed, push, part)` enqueues the copies of a part of the gradient.
 template <typename CopyIn>
 void DeviceKeys::push(Push push, Stream& stream, CopyIn copy_in) {
   enqueue([&] {
     Key& pushed = keys_[push.key];
-    push.taken = spare_event();
     stream.record(*ready_);
     in_->wait(*ready_);
     in_->wait(*signals_, push.key, pushed.pushes);  // the gradient's memory is ours again
     in_->wait(*pushed.pulled);                      // and the result may be replaced
-    if (!push.null) copy_in(pushed, push.factors);
-    in_->record(*push.taken);
+    for (size_t part = 0; part < pushed.parts; ++part) {
+      if (!push.null) copy_in(pushed, push, part);
+      push.taken.push_back(spare_event());
+      in_->record(*push.taken.back());
+    }
     ++pushed.pushes;
     const std::lock_guard lock(mutex_);
     to_send_.push_back(std::move(push));
@@ -259,16 +273,17 @@ void DeviceKeys::push(size_t key, const void* gradient, Stream& stream, const De
     phub::fail(ErrorCode::kInvalid, "push of key '{}': the scale {} is not finite", of.name,
                how.scale);
   }
-  push({.key = key, .priority = how.priority, .null = null, .factors = {}, .taken = nullptr},
-       stream,
-       [&](Key& pushed, auto& /*factors*/) { copy_in(pushed, gradient, dtype, how.scale); });
+  push({.key = key, .priority = how.priority, .null = null, .factors = {}, .taken = {}}, stream,
+       [&](Key& pushed, const Push& /*push*/, size_t part) {
+         copy_in(pushed, part_of(key, part), gradient, dtype, how.scale);
+       });
 }
 
 void DeviceKeys::push_factors(size_t key, std::span<const FactorPairs> factors, Stream& stream,
                               const DevicePush& how) {
   const KeySpec& of = check_key(key, "push_factors", stream);
   check_factors(of, factors, how);
-  const auto copy_factors_in = [&](Key& pushed, std::vector<FactorPairs>& copied) {
+  const auto copy_factors_in = [&](Key& pushed, Push& push, size_t /*part*/) {
     auto* place = reinterpret_cast<float*>(pushed.gradient.data());
     const auto copy = [&](const float* from, uint64_t floats) {
       in_->copy_to_host(place, from, floats * sizeof(float));
@@ -278,12 +293,12 @@ void DeviceKeys::push_factors(size_t key, std::span<const FactorPairs> factors, 
       if (part.pairs == 0) continue;
       const float* const left = copy(part.left, uint64_t{part.pairs} * of.shape[0]);
       const float* const right = copy(part.right, uint64_t{part.pairs} * of.shape[1]);
-      copied.push_back({left, right, part.pairs});
+      push.factors.push_back({left, right, part.pairs});
     }
   };
   const bool null = std::ranges::all_of(factors, [](const FactorPairs& f) { return f.pairs == 0; });
-  push({.key = key, .priority = how.priority, .null = null, .factors = {}, .taken = nullptr},
-       stream, copy_factors_in);
+  push({.key = key, .priority = how.priority, .null = null, .factors = {}, .taken = {}}, stream,
+       copy_factors_in);
 }
 
 void DeviceKeys::pull(size_t key, void* result, Stream& stream, std::optional<DType> given) {
@@ -294,18 +309,24 @@ void DeviceKeys::pull(size_t key, void* result, Stream& stream, std::optional<DT
     const Key& pulled = keys_[key];
     stream.record(*ready_);
     out_->wait(*ready_);
-    out_->wait(*signals_, key, pulled.pushes);
-    copy_out(pulled, result, dtype);
+    for (size_t part = 0; part < pulled.parts; ++part) {
+      out_->wait(*signals_, pulled.first_signal + part, pulled.pushes);
+      copy_out(pulled, part_of(key, part), result, dtype);
+    }
     out_->poison_if_failed(*signals_, result, kernels::slot_bytes(dtype, of.elements));
     out_->record(*pulled.pulled);
     stream.wait(*pulled.pulled);
   });
 }
 
-void DeviceKeys::copy_in(Key& key, const void* gradient, DType dtype, float scale) {
-  const std::span<std::byte> to = key.gradient;
+void DeviceKeys::copy_in(Key& key, Worker::Elements part, const void* of_gradient, DType dtype,
+                         float scale) {
   const DType of_key = key.gradient_dtype;
-  const size_t elements = to.size() / kernels::bytes_of(of_key);
+  const size_t elements = part.end - part.begin;
+  const auto* const gradient =
+      static_cast<const std::byte*>(of_gradient) + kernels::slot_bytes(dtype, part.begin);
+  const std::span<std::byte> to = key.gradient.subspan(kernels::slot_bytes(of_key, part.begin),
+                                                       kernels::slot_bytes(of_key, elements));
   const bool as_it_is = dtype == of_key && scale == 1;
   if (on_device_) {
     if (!as_it_is) return in_->convert(gradient, dtype, to.data(), of_key, elements, scale);
@@ -317,16 +338,18 @@ void DeviceKeys::copy_in(Key& key, const void* gradient, DType dtype, float scal
   for (size_t at = 0; at < elements; at += step) {
     const size_t count = std::min(step, elements - at);
     const size_t bytes = kernels::slot_bytes(of_key, count);
-    in_->convert(static_cast<const std::byte*>(gradient) + kernels::slot_bytes(dtype, at), dtype,
-                 in_piece_.data(), of_key, count, scale);
-    in_->copy_to_host(part(to, kernels::slot_bytes(of_key, at), bytes).data(), in_piece_.data(),
-                      bytes);
+    in_->convert(gradient + kernels::slot_bytes(dtype, at), dtype, in_piece_.data(), of_key, count,
+                 scale);
+    in_->copy_to_host(to.data() + kernels::slot_bytes(of_key, at), in_piece_.data(), bytes);
   }
 }
 
-void DeviceKeys::copy_out(const Key& key, void* result, DType dtype) {
-  const std::span<const std::byte> from = key.result;
-  const size_t elements = from.size() / kernels::bytes_of(parameter_dtype_);
+void DeviceKeys::copy_out(const Key& key, Worker::Elements part, void* of_result, DType dtype) {
+  const size_t elements = part.end - part.begin;
+  auto* const result = static_cast<std::byte*>(of_result) + kernels::slot_bytes(dtype, part.begin);
+  const std::span<const std::byte> from =
+      key.result.subspan(kernels::slot_bytes(parameter_dtype_, part.begin),
+                         kernels::slot_bytes(parameter_dtype_, elements));
   const bool as_it_is = dtype == parameter_dtype_;
   if (on_device_) {
     if (!as_it_is) return out_->convert(from.data(), parameter_dtype_, result, dtype, elements);
@@ -338,11 +361,10 @@ void DeviceKeys::copy_out(const Key& key, void* result, DType dtype) {
   for (size_t at = 0; at < elements; at += step) {
     const size_t count = std::min(step, elements - at);
     const size_t bytes = kernels::slot_bytes(parameter_dtype_, count);
-    out_->copy_to_device(out_piece_.data(),
-                         part(from, kernels::slot_bytes(parameter_dtype_, at), bytes).data(),
+    out_->copy_to_device(out_piece_.data(), from.data() + kernels::slot_bytes(parameter_dtype_, at),
                          bytes);
-    out_->convert(out_piece_.data(), parameter_dtype_,
-                  static_cast<std::byte*>(result) + kernels::slot_bytes(dtype, at), dtype, count);
+    out_->convert(out_piece_.data(), parameter_dtype_, result + kernels::slot_bytes(dtype, at),
+                  dtype, count);
   }
 }
 
@@ -371,30 +393,54 @@ void DeviceKeys::send(const std::stop_token& stop) {
     to_send_.pop_front();
     lock.unlock();
     std::optional<Error> error;
+    size_t sent = 0;
     try {
-      send(push);
+      for (; sent < push.taken.size(); ++sent) send(push, sent);
     } catch (...) {
       error.emplace(error_in_flight());
     }
     lock.lock();
     if (error) fail(*error);
-    spare_.push_back(std::move(push.taken));
+    std::move(push.taken.begin(), push.taken.end(), std::back_inserter(spare_));
+    if (!error || sent == 0) continue;
+    lock.unlock();
+    end_half_pushed(push.key);
+    lock.lock();
   }
 }
 
-void DeviceKeys::send(const Push& push) {
-  push.taken->wait();
+void DeviceKeys::send(const Push& push, size_t part) {
+  push.taken[part]->wait();
   check();  // after a failure a result may have taken the gradient's place while it was copied
   const PushOptions how{.priority = push.priority, .null = push.null, .announced = true};
   if (!push.factors.empty()) {
     worker_.push_factors(push.key, push.factors, how);
     return;
   }
+  const Key& key = keys_[push.key];
   if (!push.null && staged_gradients_.bytes() > 0) {
-    const std::span<const std::byte> from = keys_[push.key].gradient;
-    std::memcpy(worker_.gradient_bytes(push.key).data(), from.data(), from.size());
+    const auto [begin, end] = part_of(push.key, part);
+    const size_t at = kernels::slot_bytes(key.gradient_dtype, begin);
+    std::memcpy(worker_.gradient_bytes(push.key).data() + at, key.gradient.data() + at,
+                kernels::slot_bytes(key.gradient_dtype, end - begin));
   }
-  worker_.push(push.key, how);
+  if (key.parts == 1) {
+    worker_.push(push.key, how);
+  } else {
+    worker_.push_part(push.key, part, how);
+  }
+}
+
+// The rest of the gradient is lost, and no round may go on with half of it.
+void DeviceKeys::end_half_pushed(size_t key) {
+  try {
+    worker_.poll();
+  } catch (const Error&) {
+    return;  // the worker has failed by itself, and may join again
+  }
+  worker_.end(fmt::format(
+      "a copy of key '{}' from {} failed when a part of it was pushed: this rank cannot go on",
+      worker_.spec().keys[key].name, device_.name()));
 }
 
 // The thread that lets the streams go on.
@@ -410,20 +456,31 @@ void DeviceKeys::receive(const std::stop_token& stop) {
     }
     if (!one && !error) continue;  // woken
     if (one && one->saver_error) fmt::print(stderr, "phub: {}\n", one->saver_error->what());
-    if (!error && staged_results_.bytes() > 0) {
-      const std::span<const std::byte> from = worker_.parameter_bytes(one->pushed.key);
-      const auto offset = keys_[one->pushed.key].result.data() -
-                          static_cast<const std::byte*>(staged_results_.data());
-      std::memcpy(static_cast<std::byte*>(staged_results_.data()) + offset, from.data(),
-                  from.size());
-    }
+    if (!error && staged_results_.bytes() > 0) stage_result(one->pushed);
     const std::lock_guard lock(mutex_);
     if (error) return fail(*error);
-    Key& key = keys_[one->pushed.key];
-    signals_->raise(one->pushed.key, ++key.here);
-    --outstanding_;
-    changed_.notify_all();
+    take_result(one->pushed);
   }
+}
+
+void DeviceKeys::stage_result(const Pushed& of) {
+  const auto [begin, end] = part_of(of.key, of.part);
+  const size_t at = kernels::slot_bytes(parameter_dtype_, begin);
+  auto* const staged = static_cast<std::byte*>(staged_results_.data());
+  const auto key_at = keys_[of.key].result.data() - staged;
+  std::memcpy(staged + key_at + at, worker_.parameter_bytes(of.key).data() + at,
+              kernels::slot_bytes(parameter_dtype_, end - begin));
+}
+
+// REQUIRES: the lock is held.
+void DeviceKeys::take_result(const Pushed& of) {
+  Key& key = keys_[of.key];
+  if (key.parts > 1) signals_->raise(key.first_signal + of.part, key.here + 1);
+  if (++key.parts_here < key.parts) return;
+  key.parts_here = 0;
+  signals_->raise(of.key, ++key.here);
+  --outstanding_;
+  changed_.notify_all();
 }
 
 // REQUIRES: the lock is held.

@@ -20,6 +20,9 @@
 //   caller's ──▶ in: convert, copy ──▶ phub-send: push ──▶ box ──▶ phub-receive: raise
 //   caller's ◀── out: copy, convert ◀── waits for the key's signal ◀───────────┘
 //
+// Through pinned memory a large key goes part by part (Worker::parts()): while one part is copied,
+// the box has the ones before it, and results are copied back as they come.
+//
 // Threads. Any thread may call anything, except that the destructor comes last. A push takes the
 // gradient in the order of its stream; pushes and pulls of one key take effect in the order of the
 // calls. The caller's memory is lent from push (pull) until its stream is behind the key's next
@@ -98,16 +101,21 @@ class DeviceKeys {
     std::span<std::byte> gradient;      // phub's streams copy the gradient or its factors here
     std::span<const std::byte> result;  // phub's streams copy the result from here
     std::unique_ptr<Event> pulled;      // recorded by the latest pull
+    size_t parts = 1;                   // 1: it goes as a whole
+    size_t first_signal = 0;            // of its parts; of a single one, the key's own
     uint32_t pushes = 0, here = 0;      // counted modulo 2^32
+    size_t parts_here = 0;              // of the next result
   };
   struct Push {
     size_t key = 0;
     int32_t priority = 0;
     bool null = false;
-    std::vector<FactorPairs> factors;  // they lie in the memory of the key's gradient
-    std::unique_ptr<Event> taken;
+    std::vector<FactorPairs> factors;           // they lie in the memory of the key's gradient
+    std::vector<std::unique_ptr<Event>> taken;  // by part
   };
 
+  size_t place_signals();
+  Worker::Elements part_of(size_t key, size_t part) const;
   void place_factors();
   void pin_or_stage();
   bool pin(const std::vector<std::span<const std::byte>>& memory, HostUse use);
@@ -122,11 +130,15 @@ class DeviceKeys {
   std::unique_ptr<Event> spare_event();
   template <typename CopyIn>
   void push(Push push, Stream& stream, CopyIn copy_in);
-  void copy_in(Key& key, const void* gradient, kernels::DType dtype, float scale);
-  void copy_out(const Key& key, void* result, kernels::DType dtype);
+  void copy_in(Key& key, Worker::Elements part, const void* gradient, kernels::DType dtype,
+               float scale);
+  void copy_out(const Key& key, Worker::Elements part, void* result, kernels::DType dtype);
   void send(const std::stop_token& stop);
-  void send(const Push& push);
+  void send(const Push& push, size_t part);
+  void end_half_pushed(size_t key);
   void receive(const std::stop_token& stop);
+  void stage_result(const Pushed& of);
+  void take_result(const Pushed& of);
   void fail(const Error& error);
 
   Worker& worker_;
@@ -141,9 +153,9 @@ class DeviceKeys {
   std::mutex calls_;  // a call's work is enqueued together; taken before the next one
   std::mutex mutex_;  // guards signals_ and the members below it
   std::condition_variable_any changed_;
-  std::vector<Key> keys_;             // calls_, and of the receiver: Key::here
+  std::vector<Key> keys_;             // calls_, and of the receiver: Key::here, parts_here
   std::unique_ptr<Event> ready_;      // calls_: the caller's stream is, in the call in progress
-  std::unique_ptr<Signals> signals_;  // by key: how many results are here
+  std::unique_ptr<Signals> signals_;  // by key, then by part: how many results are here
   std::deque<Push> to_send_;
   std::vector<std::unique_ptr<Event>> spare_;  // events that the next pushes use
   uint64_t outstanding_ = 0;                   // pushes whose result is not here

@@ -179,6 +179,25 @@ Pushed Worker::push(size_t key, const PushOptions& how) {
   });
 }
 
+size_t Worker::parts(size_t key) const {
+  impl_->key(key);
+  return impl_->exchange.parts(key);
+}
+
+Worker::Elements Worker::part(size_t key, size_t part) const {
+  impl_->key(key);
+  const SessionKeys::Elements of = impl_->exchange.part(key, part);
+  return {of.begin, of.end};
+}
+
+Pushed Worker::push_part(size_t key, size_t part, const PushOptions& how) {
+  if (part == 0 && parts(key) == 1) return push(key, how);
+  return only_errors([&] {
+    impl_->key(key);
+    return impl_->push_part(key, part, how);
+  });
+}
+
 Pushed Worker::push_copy(size_t key, std::span<const std::byte> gradient, const PushOptions& how) {
   return only_errors([&] {
     const size_t bytes = gradient_bytes(key).size();
@@ -259,8 +278,10 @@ std::optional<Completion> Worker::wait_any() {
     impl_->saver.check_not_within();
     std::optional<Completion> ended = impl_->exchange.wait_any();
     if (!ended || ended->error) return ended;
+    const auto& [key, round, part] = ended->pushed;
+    if (impl_->exchange.rounds().of(key) < round) return ended;  // other parts are still to come
     try {
-      impl_->saver.received(ended->pushed.key, ended->pushed.round);
+      impl_->saver.received(key, round);
     } catch (...) {
       ended->saver_error.emplace(error_in_flight());
     }

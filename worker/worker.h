@@ -163,6 +163,7 @@ struct GradientRows {
 struct Pushed {
   size_t key = 0;
   uint64_t round = 0;
+  uint32_t part = 0;  // push_part(): which one
 };
 
 struct PushOptions {
@@ -269,6 +270,20 @@ class Worker {
   Pushed push(size_t key, const PushOptions& how);
   Pushed push(size_t key, int32_t priority = 0) { return push(key, {.priority = priority}); }
   Pushed push_null(size_t key) { return push(key, {.null = true}); }
+  // The number of parts that push_part() can send a key in, a few MiB each. It is 1 for small keys,
+  // where something is computed from the whole gradient (coded formats, factors, rows, carry_over,
+  // the send_order "magnitude"), and where this rank exchanges only some elements.
+  size_t parts(size_t key) const;
+  struct Elements {
+    uint64_t begin = 0, end = 0;
+  };
+  Elements part(size_t key, size_t part) const;  // where it lies in the key
+  // Does as push() for one part of a key, from gradient_bytes(), while the rest of the gradient is
+  // still to come. Part 0 begins the exchange, and all others follow, in this order, each once. An
+  // announced part ends by itself (Pushed::part): its elements are in parameter_bytes() then.
+  // wait() returns when all parts have ended. Throws Error(kInvalid): it is not the next part, or
+  // memory is registered for a key of several parts.
+  Pushed push_part(size_t key, size_t part, const PushOptions& how = {});
   // Does the same after copying the gradient from the caller's memory to gradient_bytes(). Throws
   // Error(kInvalid) for another number of bytes, and if memory is registered for the gradient.
   Pushed push_copy(size_t key, std::span<const std::byte> gradient, const PushOptions& how = {});

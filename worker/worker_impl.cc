@@ -49,10 +49,19 @@ const KeySpec& Worker::Impl::key(size_t key) const {
 }
 
 Pushed Worker::Impl::push(size_t key, const PushOptions& how, const KeyExchange::CopyIn& copy_in) {
+  begin_push(key);
+  return exchange.push(key, how, copy_in);
+}
+
+Pushed Worker::Impl::push_part(size_t key, size_t part, const PushOptions& how) {
+  if (part == 0) begin_push(key);
+  return exchange.push_part(key, part, how);
+}
+
+void Worker::Impl::begin_push(size_t key) {
   saver.check_not_within();
   exchange.await_turn(key);
   if (saver.is_active()) save_before_push(key);
-  return exchange.push(key, how, copy_in);
 }
 
 void Worker::Impl::received(size_t key) {

@@ -49,7 +49,9 @@ struct Worker::Impl {
 
   const KeySpec& key(size_t key) const;  // throws Error(kInvalid): there is none
   Pushed push(size_t key, const PushOptions& how, const KeyExchange::CopyIn& copy_in);
+  Pushed push_part(size_t key, size_t part, const PushOptions& how);
   void received(size_t key);  // the caller has its latest result
+  void begin_push(size_t key);
   void save_before_push(size_t key);
 
   const WorkerOptions options;

@@ -91,6 +91,7 @@ TCP_TLS = "transport/tcp/tls.cc"
 TLS_DOOR = "transport/tcp/tls_door.cc"
 DEVICE_KEYS = "worker/device_keys.cc"
 KEYS = ("worker/device_keys_test",)
+KEYS_IN_PARTS = ("worker/parts_test",)
 SAVES = "phub/job/save_desk.cc"
 SAVERS = "phub/job/savers.cc"
 PARTS = "phub/job/part_desk.cc"
@@ -320,11 +321,27 @@ MUTANTS = [
            'ticket_unseen = offer.transport == "shm" && error.code() == ErrorCode::kTimeout;',
            "", ("worker/thread_errors_test:HalfOpen*",)),
     Mutant("device-early: a result goes to the device before it is here", DEVICE_KEYS,
-           "    out_->wait(*signals_, key, pulled.pushes);\n", "", KEYS),
+           "      out_->wait(*signals_, pulled.first_signal + part, pulled.pushes);\n", "", KEYS),
     Mutant("device-behind: the caller's stream does not wait for what it pulls", DEVICE_KEYS,
            "    stream.wait(*pulled.pulled);\n", "", KEYS),
     Mutant("device-taken: a gradient is pushed before it has come from the device", DEVICE_KEYS,
-           "  push.taken->wait();\n", "", KEYS),
+           "  push.taken[part]->wait();\n", "", KEYS),
+    Mutant("device-half: a rank goes on after half of a gradient", DEVICE_KEYS,
+           "if (!error || sent == 0) continue;", "continue;", KEYS),
+    Mutant("device-part: all parts of a gradient are its first one", DEVICE_KEYS,
+           "static_cast<const std::byte*>(of_gradient) + kernels::slot_bytes(dtype, part.begin);",
+           "static_cast<const std::byte*>(of_gradient);", KEYS),
+    Mutant("parts-result: a part is here with its first chunk", SESSION,
+           "part_outstanding_[key.first_part + part] = end - first;", "part_outstanding_[key.first_part + part] = 1;",
+           KEYS_IN_PARTS),
+    Mutant("parts-next: any part is pushed next", KEY_EXCHANGE,
+           "const bool is_next = part == 0 ? begins : follows;", "const bool is_next = true;", KEYS_IN_PARTS),
+    Mutant("parts-turn: a key whose push is not over is waited for", KEY_EXCHANGE,
+           "if (session_->is_partly_pushed(key)) fail_partly_pushed(key);", "", KEYS_IN_PARTS),
+    Mutant("parts-between: a state is of the time between parts", "worker/session/session_keys.cc",
+           "waits || is_partly_pushed(key_index) ? 1 : 0", "waits ? 1 : 0", KEYS_IN_PARTS),
+    Mutant("parts-saved: a key counts as received with its first part", "worker/worker.cc",
+           "if (impl_->exchange.rounds().of(key) < round) return ended;", "", KEYS_IN_PARTS),
     Mutant("device-poison: after a failure streams go on with what was there", "worker/device/host_kernels.cc",
            "!= 0) poison(k.to, k.count);", "== 12345) poison(k.to, k.count);", KEYS),
     Mutant("device-order: a gradient goes to the box in the order of its memory", EXCHANGED,
@@ -1987,8 +2004,8 @@ MUTANTS = [
            "if (!interest.empty()) set_interest", ("phub/core_job_test", "racks")),
     Mutant("interest: a range reaches no further than the chunk that it begins in", "transport/control/interest.cc",
            "chunks[next].key_element < end; ++next", "chunks[next].key_element <= begin; ++next", ("worker/interest_test", "racks")),
-    Mutant("interest: a chunk that is only read is sent", "worker/session/session.cc", "measure(chunk, null || !chunk.writes);",
-           "measure(chunk, null);", ("worker/interest_test", "racks")),
+    Mutant("interest: a chunk that is only read is sent", "worker/session/session.cc", "push_chunk(chunk, null || !chunk.writes);",
+           "push_chunk(chunk, null);", ("worker/interest_test", "racks")),
     Mutant("interest: who comes again has another", "worker/link/join.cc",
            ".epoch = lost.epoch,\n                         .saves = has_state(options),\n                         .interest = options.interest},",
            ".epoch = lost.epoch,\n                         .saves = has_state(options)},", ("worker/interest_test",)),

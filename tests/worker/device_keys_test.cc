@@ -328,6 +328,50 @@ TEST_P(DeviceKeysTest, KeysAreConvertedPieceByPiece) {
   expect_same_bits(spec, {.gradient = DType::kBF16, .parameter = DType::kBF16}, 2);
 }
 
+JobSpec spec_with_parts(const std::string& name, uint32_t ranks) {
+  JobSpec spec = spec_of(name, ranks);
+  spec.keys[1].elements = 1'300'003;  // three parts
+  return spec;
+}
+
+TEST_P(DeviceKeysTest, LargeKeysGoPartByPart) {
+  expect_same_bits(spec_with_parts("parts-f32", 2), {}, 3);
+  expect_same_bits(spec_with_parts("parts-bf16", 2),
+                   {.job_gradient = "bf16", .gradient = DType::kF32, .parameter = DType::kF16}, 2);
+}
+
+TEST_P(DeviceKeysTest, LargeKeysAreNullAsAWholeAndPulledAgain) {
+  JobSpec spec = spec_with_parts("null-parts", 1);
+  spec.optimizer = "none";
+  spec.hyper.clear();
+  spec.reduction = "sum";
+  const auto device = GetParam().make(kBudget);
+  Worker worker(options_on(*device, spec, 0));
+  const auto stream = device->make_stream("program");
+  const size_t elements = spec.keys[1].elements;
+  const DeviceMemory memory(*device, elements * sizeof(float), "values");
+  DeviceKeys keys(worker, *device);
+  const auto expect_all = [&](float value) {
+    stream->synchronize();
+    std::vector<float> read(elements);
+    device->read(read.data(), memory.data(), memory.bytes());
+    EXPECT_EQ(read, std::vector<float>(elements, value));
+  };
+  stream->fill(memory.floats(), 2.0f, elements);
+  keys.push(1, memory.data(), *stream);
+  keys.push(1, memory.data(), *stream, {.scale = 4});  // in the next round
+  keys.pull(1, memory.data(), *stream);
+  expect_all(8);
+  stream->fill(memory.floats(), 1.0f, elements);
+  keys.pull(1, memory.data(), *stream);
+  expect_all(8);
+  keys.push(1, nullptr, *stream);
+  keys.pull(1, memory.data(), *stream);
+  expect_all(0);
+  keys.wait();
+  EXPECT_EQ(worker.round(1), 3u);
+}
+
 TEST_P(DeviceKeysTest, NoGradientIsAGradientOfZero) {
   JobSpec spec = spec_of("null", 1);
   spec.optimizer = "none";
@@ -534,6 +578,32 @@ TEST_F(HostDeviceKeysTest, ACopyThatFailsEndsThem) {
   EXPECT_EQ(code_of([&] { keys.wait(); }, &what), ErrorCode::kInternal);
   EXPECT_THAT(what, AllOf(HasSubstr("dev0"), HasSubstr("failed after 20 bytes")));
   EXPECT_EQ(code_of([&] { keys.pull(0, memory_.data(), *other); }), ErrorCode::kInternal);
+}
+
+// The part before was pushed, so the box waits for the rest of the gradient, which never comes.
+TEST_F(HostDeviceKeysTest, ACopyThatFailsBetweenPartsEndsTheWorkerToo) {
+  const JobSpec spec = spec_with_parts("half", 2);
+  std::unique_ptr<Worker> workers[2];
+  each_rank(2, [&](uint32_t rank) {
+    WorkerOptions options = options_of_rank(box_, spec, rank);
+    options.wait_timeout_ms = 20'000;
+    workers[rank] = std::make_unique<Worker>(options);
+    workers[rank]->wait_all();
+  });
+  const DeviceMemory memory(*device_, spec.keys[1].elements * sizeof(float), "gradient");
+  stream_->fill(memory.floats(), 1.0f, spec.keys[1].elements);
+  DeviceKeys keys(*workers[0], *device_);
+  device_->fail_copy(Direction::kToHost, 1, 20);
+  keys.push(1, memory.data(), *stream_);
+  workers[1]->push_part(1, 0, {.null = true, .announced = true});
+  const auto ended = workers[1]->wait_any();
+  ASSERT_TRUE(ended && !ended->error) << "it was pushed before the copy of the next one";
+  EXPECT_EQ(ended->pushed.part, 0u);
+  std::string what;
+  EXPECT_EQ(code_of([&] { keys.wait(); }, &what), ErrorCode::kInternal);
+  EXPECT_THAT(what, HasSubstr("failed after 20 bytes"));
+  EXPECT_EQ(code_of([&] { workers[0]->wait(1); }, &what), ErrorCode::kFenced);
+  EXPECT_THAT(what, HasSubstr("a copy of key 'b' from dev0 failed"));
 }
 
 TEST_F(HostDeviceKeysTest, AStreamOfTheCallersThatFailedEndsThem) {

@@ -29,6 +29,9 @@ class RegisteredMemory {
   // REQUIRES: all outlive this.
   RegisteredMemory(const JobSpec& spec, Session& session, WorkerLink& link, GradientCoder& coder);
 
+  bool is_registered(size_t key) const {
+    return entries_[key].gradient != nullptr || entries_[key].parameters != nullptr;
+  }
   // Whether the transport may read or write the key's memory now.
   bool is_lent(size_t key) const;
   // Registers `memory` for the key. Throws Error(kInvalid) if a format is unknown or the scale is

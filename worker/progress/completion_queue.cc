@@ -5,20 +5,26 @@
 namespace phub {
 
 void CompletionQueue::expect(const Pushed& pushed, void* tag, Time deadline) {
-  PHUB_CHECK(!at_[pushed.key]);
+  PHUB_CHECK(!at(pushed));
   expected_.push_back(
       {.what = {.pushed = pushed, .tag = tag, .end = End::kHere}, .deadline = deadline});
-  at_[pushed.key] = std::prev(expected_.end());
+  at(pushed) = std::prev(expected_.end());
+}
+
+CompletionQueue::At& CompletionQueue::at(const Pushed& pushed) {
+  std::vector<At>& parts = at_[pushed.key];
+  if (pushed.part >= parts.size()) parts.resize(pushed.part + 1);
+  return parts[pushed.part];
 }
 
 void CompletionQueue::end(Entries::iterator entry, End how) {
   entry->what.end = how;
-  at_[entry->what.pushed.key].reset();
+  at(entry->what.pushed).reset();
   ended_.splice(ended_.end(), expected_, entry);
 }
 
-void CompletionQueue::arrived(size_t key) {
-  if (at_[key]) end(*at_[key], End::kHere);
+void CompletionQueue::arrived(size_t key, size_t part) {
+  if (part < at_[key].size() && at_[key][part]) end(*at_[key][part], End::kHere);
 }
 
 void CompletionQueue::expire(Time now) {
@@ -32,7 +38,7 @@ void CompletionQueue::fail_all() {
 }
 
 void CompletionQueue::forget() {
-  for (const Entry& entry : expected_) at_[entry.what.pushed.key].reset();
+  for (const Entry& entry : expected_) at(entry.what.pushed).reset();
   expected_.clear();
   ended_.clear();
 }

@@ -22,11 +22,11 @@ class CompletionQueue {
 
   explicit CompletionQueue(size_t keys) : at_(keys) {}
 
-  // Adds a push in progress. REQUIRES: none of this key is, and no earlier push has a later
-  // deadline.
+  // Adds a push in progress, of a key or of one part. REQUIRES: none of this key and part is, and
+  // no earlier push has a later deadline.
   void expect(const Pushed& pushed, void* tag, Time deadline);
-  // Ends the push of the key, if it was announced, since its result is here.
-  void arrived(size_t key);
+  // Ends the push of the key or part, if it was announced, since its result is here.
+  void arrived(size_t key, size_t part = 0);
   void expire(Time now);  // ends the pushes whose deadline has passed
   void fail_all();
   // Drops all pushes, in progress or ended. Their results are not reported.
@@ -52,7 +52,10 @@ class CompletionQueue {
 
   Entries expected_;  // in the order of the pushes, which is that of their deadlines
   Entries ended_;
-  std::vector<std::optional<Entries::iterator>> at_;  // by key: its entry in expected_
+  using At = std::optional<Entries::iterator>;
+  At& at(const Pushed& pushed);
+
+  std::vector<std::vector<At>> at_;  // by key and part: its entry in expected_
 };
 
 }  // namespace phub

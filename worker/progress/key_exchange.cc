@@ -1,5 +1,7 @@
 #include "worker/progress/key_exchange.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <vector>
 
@@ -81,7 +83,50 @@ void KeyExchange::await_turn(size_t key) {
          keeper_.spec().keys[key].name);
   }
   keeper_.failure().check();
+  {
+    const Lock lock = sleeper_.lock();
+    if (session_->is_partly_pushed(key)) fail_partly_pushed(key);
+  }
   wait(key);  // for the previous round
+}
+
+void KeyExchange::fail_partly_pushed(size_t key) const {
+  fail(ErrorCode::kInvalid,
+       "{} of the {} parts of key '{}' are pushed: the next push is that of the next part",
+       session_->parts_pushed(key), session_->parts(key), keeper_.spec().keys[key].name);
+}
+
+// What is computed from a whole gradient needs all of it.
+size_t KeyExchange::parts(size_t key) const {
+  const bool whole = coder_.codes(key) || coder_.carries() || order_ == SendOrder::kMagnitude;
+  return whole ? 1 : session_->parts(key);
+}
+
+SessionKeys::Elements KeyExchange::part(size_t key, size_t part) const {
+  if (parts(key) == 1) return {0, keeper_.spec().keys[key].elements};
+  return session_->part(key, part);
+}
+
+Pushed KeyExchange::push_part(size_t key, size_t part, const PushOptions& how) {
+  const Lock lock = sleeper_.lock();
+  keeper_.failure().check();
+  const bool begins = session_->ready(key) && !session_->initial().sending();
+  const bool follows = session_->is_partly_pushed(key) && session_->parts_pushed(key) == part;
+  const bool is_next = part == 0 ? begins : follows;
+  if (!is_next || memory_->is_registered(key) || parts(key) == 1) {
+    fail(ErrorCode::kInvalid, "part {} of key '{}' was pushed, {}", part,
+         keeper_.spec().keys[key].name,
+         is_next ? "which is pushed as a whole: it has one part, or registered memory"
+                 : fmt::format("which is not the next of its {} parts", parts(key)));
+  }
+  const Pushed pushed{
+      .key = key, .round = session_->round(key) + 1, .part = static_cast<uint32_t>(part)};
+  if (part == 0) memory_->lend(key);
+  session_->push_part(key, part, how.priority, how.null);
+  if (how.announced) completions_->expect(pushed, how.tag, sleeper_.deadline());
+  if (part == 0) ++pushes_;
+  sleeper_.pushed(how.announced);
+  return pushed;
 }
 
 Pushed KeyExchange::push(size_t key, const PushOptions& how, const CopyIn& copy_in) {

@@ -62,6 +62,10 @@ class KeyExchange {
   using CopyIn = std::function<bool(RegisteredMemory& memory, Lock& lock)>;
   // REQUIRES: await_turn(key) has returned since the key was pushed last.
   Pushed push(size_t key, const PushOptions& how, const CopyIn& copy_in);
+  // As Worker::parts(), part() and push_part(). REQUIRES: for part 0 as push().
+  size_t parts(size_t key) const;
+  SessionKeys::Elements part(size_t key, size_t part) const;
+  Pushed push_part(size_t key, size_t part, const PushOptions& how);
   void flush();  // what was pushed goes out
 
   // Sends the initial parameters, if the job needs this rank's, and waits for all keys. Returns
@@ -83,6 +87,7 @@ class KeyExchange {
   WorkerStats stats();
 
  private:
+  [[noreturn]] void fail_partly_pushed(size_t key) const;
   void carry_over(size_t key);
   void copy_out(size_t key);
 

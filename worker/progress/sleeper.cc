@@ -224,11 +224,15 @@ void Sleeper::poll() {
 // thread polls.
 bool Sleeper::move() {
   const bool moved = session_->poll();
+  for (const KeyPart& part : session_->completed_parts()) queue_->arrived(part.key, part.part);
   for (const uint32_t key : session_->completed()) {
     memory_->arrived(key);
     queue_->arrived(key);
   }
-  if (!session_->completed().empty() || session_->broken()) polled_.notify_all();
+  if (!session_->completed().empty() || !session_->completed_parts().empty() ||
+      session_->broken()) {
+    polled_.notify_all();
+  }
   return moved;
 }
 

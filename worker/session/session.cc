@@ -52,26 +52,54 @@ void Session::begin_waiting() {
 
 void Session::push(size_t key_index, int32_t priority, bool null,
                    std::span<const float> magnitudes) {
-  Key& key = keys_[key_index];
-  PHUB_CHECK(key.outstanding == 0 && key.exchanged > 0 && !initial_.sending());
-  if (trace_) pushed_ns_[key_index] = trace_now_ns();
+  begin_push(key_index);
+  const Key& key = keys_[key_index];
   for (uint32_t c = key.first_chunk; c < key.first_chunk + key.chunks; ++c) {
     Chunk& chunk = chunks_[c];
     if (!chunk.exchanged()) continue;
-    chunk.awaited = key.round + 1;
-    chunk.outstanding = true;
-    chunk.pushed = true;
-    measure(chunk, null || !chunk.writes);
-    chunk.posted = false;
+    push_chunk(chunk, null || !chunk.writes);
     chunk.magnitude = magnitudes.empty() ? 0 : magnitudes[c - key.first_chunk];
-    ++queues_[chunk.queue].outstanding;
     enqueue(c, priority, ImmKind::kData);
   }
+  post_waiting();
+}
+
+void Session::push_part(size_t key_index, size_t part, int32_t priority, bool null) {
+  if (part == 0) begin_push(key_index);
+  Key& key = keys_[key_index];
+  PHUB_CHECK(part == key.parts_pushed && part < key.parts);
+  ++key.parts_pushed;
+  if (part == 0) ++partly_pushed_;
+  if (key.parts_pushed == key.parts) --partly_pushed_;
+  const uint32_t first = static_cast<uint32_t>(part) * key.chunks_per_part;
+  const uint32_t end = std::min(first + key.chunks_per_part, key.chunks);
+  part_outstanding_[key.first_part + part] = end - first;
+  for (uint32_t c = key.first_chunk + first; c < key.first_chunk + end; ++c) {
+    push_chunk(chunks_[c], null);
+    enqueue(c, priority, ImmKind::kData);
+  }
+  post_waiting();
+}
+
+void Session::begin_push(size_t key_index) {
+  Key& key = keys_[key_index];
+  PHUB_CHECK(key.outstanding == 0 && key.exchanged > 0 && !initial_.sending());
+  if (trace_) pushed_ns_[key_index] = trace_now_ns();
   key.outstanding = key.exchanged;
+  key.parts_pushed = 0;
   next_round_ = std::max(next_round_, key.round + 2);
   ++keys_outstanding_;
-  chunks_pushed_ += key.exchanged;
-  post_waiting();
+}
+
+void Session::push_chunk(Chunk& chunk, bool null) {
+  chunk.awaited = keys_[chunk.key].round + 1;
+  chunk.outstanding = true;
+  chunk.pushed = true;
+  measure(chunk, null);
+  chunk.posted = false;
+  chunk.magnitude = 0;
+  ++queues_[chunk.queue].outstanding;
+  ++chunks_pushed_;
 }
 
 // What is sent of the chunk's gradient.
@@ -177,6 +205,7 @@ bool Session::poll() {
   std::array<Arrival, 256> arrivals;
   bool any = false;
   completed_.clear();
+  completed_parts_.clear();
   for (;;) {
     const size_t n = link_.endpoint().poll(arrivals);
     for (size_t i = 0; i < n; ++i) handle(arrivals[i]);
@@ -270,6 +299,12 @@ void Session::complete(Chunk& chunk) {
   chunk.outstanding = chunk.pushed = chunk.early = false;
   --queue.outstanding;
   Key& key = keys_[chunk.key];
+  if (key.parts_pushed > 0) {
+    const uint32_t part = (queue.chunks[chunk.index] - key.first_chunk) / key.chunks_per_part;
+    if (--part_outstanding_[key.first_part + part] == 0) {
+      completed_parts_.push_back({.key = chunk.key, .part = part});
+    }
+  }
   if (--key.outstanding > 0) return;
   key.round = chunk.awaited;  // of any chunk that it awaited a result of
   completed_.push_back(chunk.key);
@@ -326,11 +361,14 @@ void Session::resend() {
 }
 
 // The missing chunks of all queues are needed, so one wake-up is enough: when the queue that misses
-// most of them has got them. (Where a result waits for its verdict, less may come.)
+// most of them has got them. (Where a result waits for its verdict, less may come. While a key is
+// pushed in parts, more chunks will be missing.)
 bool Session::arm(size_t key_index) {
   std::fill(wake_after_.begin(), wake_after_.end(), 0);
   if (broken_) return false;
-  if (waits_for_room() || key_index == kAnyKey) return link_.endpoint().arm({});
+  if (waits_for_room() || key_index == kAnyKey || partly_pushed_ > 0) {
+    return link_.endpoint().arm({});
+  }
   if (key_index == kAllKeys) {
     const auto most = std::ranges::max_element(queues_, {}, &Queue::outstanding);
     const auto at = static_cast<size_t>(most - queues_.begin());

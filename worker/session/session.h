@@ -47,6 +47,10 @@ class Session : public SessionKeys {
   // Small writes may be sent only by flush() or the next poll(). Call flush() when flush_is_due(),
   // and before polling ends for a while.
   void push(size_t key, int32_t priority, bool null, std::span<const float> magnitudes = {});
+  // Pushes one of the key's parts(), with the rest to follow: the first one begins the key's round,
+  // and the key is ready again when all were pushed and have their results. REQUIRES: for part 0 as
+  // push(); for others, the part before it was the latest.
+  void push_part(size_t key, size_t part, int32_t priority, bool null);
   bool flush_is_due() const;
   bool flush();  // returns whether anything was sent
 
@@ -95,6 +99,8 @@ class Session : public SessionKeys {
   void disarm() { link_.endpoint().disarm(); }
 
  private:
+  void begin_push(size_t key);
+  void push_chunk(Chunk& chunk, bool null);
   void measure(Chunk& chunk, bool null) const;
   void handle(const Arrival& arrival);
   void read_verdict(Queue& queue, const Imm& imm);
@@ -122,6 +128,7 @@ class Session : public SessionKeys {
   bool protocol_violation_ = false;
   std::string problem_;
   uint64_t chunks_carried_over_ = 0;
+  size_t partly_pushed_ = 0;         // keys
   TraceLog* trace_ = nullptr;        // null: no trace
   std::vector<uint64_t> pushed_ns_;  // by key
 };

@@ -82,6 +82,7 @@ SessionKeys::SessionKeys(const JoinReply& reply, WorkerLink& link)
     ++key.outstanding;
     if (chunk.exchanged()) ++key.exchanged;
   }
+  divide_into_parts(layout.key_format);
   keys_outstanding_ = keys_.size();
   queue_shares_ = std::move(layout.queue_shares);
   for (std::vector<uint32_t>& chunks : layout.queue_chunks) {
@@ -90,6 +91,31 @@ SessionKeys::SessionKeys(const JoinReply& reply, WorkerLink& link)
     queue.chunks = std::move(chunks);
   }
   completed_.reserve(keys_.size());
+}
+
+void SessionKeys::divide_into_parts(const std::vector<SlotFormat>& format_of_keys) {
+  uint32_t parts = 0;
+  for (size_t k = 0; k < keys_.size(); ++k) {
+    Key& key = keys_[k];
+    key.first_part = parts;
+    key.chunks_per_part = key.chunks;
+    if (format_of_keys[k].is_plain() && key.exchanged == key.chunks) {
+      const uint64_t chunk_bytes = std::max(chunks_[key.first_chunk].slot_bytes, 1u);
+      key.chunks_per_part = static_cast<uint32_t>(std::max<uint64_t>(kPartBytes / chunk_bytes, 1));
+      key.parts = (key.chunks + key.chunks_per_part - 1) / key.chunks_per_part;
+    }
+    parts += key.parts;
+  }
+  part_outstanding_.resize(parts);
+  completed_parts_.reserve(parts);
+}
+
+SessionKeys::Elements SessionKeys::part(size_t key_index, size_t part) const {
+  const Key& key = keys_[key_index];
+  const auto begins = [&](uint64_t chunk) {
+    return chunk < key.chunks ? chunks_[key.first_chunk + chunk].key_element : key.elements;
+  };
+  return {begins(part * key.chunks_per_part), begins((part + 1) * key.chunks_per_part)};
 }
 
 std::span<std::byte> SessionKeys::gradient(size_t key) {
@@ -107,7 +133,7 @@ uint64_t SessionKeys::pushed_round(size_t key_index) const {
   const auto chunks = std::span(chunks_).subspan(key.first_chunk, key.chunks);
   const bool waits = std::ranges::any_of(
       chunks, [](const Chunk& chunk) { return chunk.outstanding && chunk.pushed; });
-  return key.round + (waits ? 1 : 0);
+  return key.round + (waits || is_partly_pushed(key_index) ? 1 : 0);
 }
 
 }  // namespace phub

@@ -16,6 +16,11 @@ namespace phub {
 // The sizes that both sides of a link derive from a join's answer. Throws Error(kInternal).
 LinkLayout link_layout_of(const JoinReply& reply);
 
+// Part of a key: neighbouring chunks, which can be pushed before the rest of the key.
+struct KeyPart {
+  uint32_t key = 0, part = 0;
+};
+
 // The states of a key: ready → pushed: chunks are sent → all results are here → ready. At the start
 // every key waits for the result of the round before the rank's first.
 class SessionKeys {
@@ -45,6 +50,22 @@ class SessionKeys {
   uint64_t chunks_pushed() const { return chunks_pushed_; }
   uint64_t chunks_received() const { return chunks_received_; }
 
+  // A key has as many parts as make each of about this size, in bytes of gradients. A key whose
+  // gradient is compact or coded, or of which the rank exchanges only some chunks, has one.
+  static constexpr uint64_t kPartBytes = 2 << 20;
+  size_t parts(size_t key) const { return keys_[key].parts; }
+  struct Elements {
+    uint64_t begin = 0, end = 0;
+  };
+  Elements part(size_t key, size_t part) const;  // in the key
+  // Some of its parts are pushed, and others are not.
+  bool is_partly_pushed(size_t key) const {
+    return keys_[key].parts_pushed > 0 && keys_[key].parts_pushed < keys_[key].parts;
+  }
+  size_t parts_pushed(size_t key) const { return keys_[key].parts_pushed; }
+  // The parts whose results came in the latest poll(), if the key was pushed in parts.
+  std::span<const KeyPart> completed_parts() const { return completed_parts_; }
+
   // Calls `work(const ChunkLayout&, size_t offset)` for the key's chunks in order; `offset` is that
   // of the chunk's slot in gradient(key). Any thread may call it.
   template <typename Work>
@@ -63,6 +84,7 @@ class SessionKeys {
   // not fit into the link's memory.
   SessionKeys(const JoinReply& reply, WorkerLink& link);
   ~SessionKeys() = default;
+  void divide_into_parts(const std::vector<SlotFormat>& format_of_keys);
 
   struct Chunk : ChunkLayout {
     bool writes = true, reads = true;  // this rank
@@ -86,8 +108,11 @@ class SessionKeys {
     uint32_t exchanged = 0;  // the number of its chunks that the rank writes or reads
     uint32_t outstanding = 0;
     int32_t priority = 0;
-    uint64_t columns = 0;  // the elements of a row, if its rows are sent
-    bool lazy = false;     // a result may be that of the round before, of which nothing is sent
+    uint32_t parts = 1, chunks_per_part = 0;  // the last part may have fewer chunks
+    uint32_t first_part = 0;                  // in part_outstanding_
+    uint32_t parts_pushed = 0;                // of the latest push; 0: that was of the whole key
+    uint64_t columns = 0;                     // the elements of a row, if its rows are sent
+    bool lazy = false;  // a result may be that of the round before, of which nothing is sent
     uint64_t round = 0;
   };
   struct Queue {
@@ -104,7 +129,9 @@ class SessionKeys {
   std::vector<Key> keys_;
   std::vector<Chunk> chunks_;
   std::vector<Queue> queues_;
+  std::vector<uint32_t> part_outstanding_;  // by part: results, if the key was pushed in parts
   std::vector<uint32_t> completed_;
+  std::vector<KeyPart> completed_parts_;
   size_t keys_outstanding_ = 0;
   uint64_t next_round_;
   uint64_t chunks_pushed_ = 0, chunks_received_ = 0;
