@@ -338,8 +338,6 @@ MUTANTS = [
            "const bool is_next = part == 0 ? begins : follows;", "const bool is_next = true;", KEYS_IN_PARTS),
     Mutant("parts-turn: a key whose push is not over is waited for", KEY_EXCHANGE,
            "if (session_->is_partly_pushed(key)) fail_partly_pushed(key);", "", KEYS_IN_PARTS),
-    Mutant("parts-between: a state is of the time between parts", "worker/session/session_keys.cc",
-           "waits || is_partly_pushed(key_index) ? 1 : 0", "waits ? 1 : 0", KEYS_IN_PARTS),
     Mutant("parts-saved: a key counts as received with its first part", "worker/worker.cc",
            "if (impl_->exchange.rounds().of(key) < round) return ended;", "", KEYS_IN_PARTS),
     Mutant("device-poison: after a failure streams go on with what was there", "worker/device/host_kernels.cc",

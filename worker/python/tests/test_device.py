@@ -109,6 +109,25 @@ def test_ddp_has_the_same_bits(box, start, way, transport):
     check(start, trains_ddp, way, {"transport": transport})
 
 
+def trains_large_ddp(rank, way, options):
+    go(way)
+    torch.manual_seed(SEED)
+    wrapped = phub.ddp(nn.Linear(1000, 700), job=job(way), **options)
+    gradients = []
+    for step in range(STEPS):
+        wrapped.zero_grad()
+        random = torch.Generator().manual_seed(SEED + 1000 * step + rank)
+        wrapped(torch.randn(4, 1000, generator=random)).square().mean().backward()
+        gradients.append(here(gradients_of(wrapped.module)))
+    wrapped.phub.close()
+    return [gradients]
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_gradient_of_several_parts_has_the_same_bits(box, start, transport):
+    check(start, trains_large_ddp, HOST, {"transport": transport})
+
+
 def trains_optimizer(rank, way, options):
     go(way)
     net = make_net(rank, way)
