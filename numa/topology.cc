@@ -18,6 +18,7 @@
 #include <string_view>
 #include <utility>
 
+#include "numa/host.h"
 #include "numa/nearest.h"
 
 namespace phub::numa {
@@ -351,7 +352,10 @@ Topology this_machine() {
     fail("hwloc cannot read this machine's topology: {}", std::strerror(errno));
   }
   const bool here = hwloc_topology_is_thissystem(topology.get()) != 0;
-  return convert(topology.get(), here ? "this machine" : "hwloc's environment variables (HWLOC_…)");
+  Topology found =
+      convert(topology.get(), here ? "this machine" : "hwloc's environment variables (HWLOC_…)");
+  for (Node& node : found.nodes) node.host = this_host();
+  return found;
 }
 
 Topology from_xml(const std::string& path) {
@@ -394,6 +398,15 @@ void set_nics(Topology& topology, uint32_t count) {
   for (uint32_t i = 0; i < count; i++) {
     topology.nics.push_back({nodes[uint64_t{i} * nodes.size() / count], fmt::format("nic{}", i)});
   }
+}
+
+void append(const Topology& one, uint32_t box, uint64_t host, Topology& all) {
+  const auto first = static_cast<uint32_t>(all.nodes.size());
+  for (const Node& node : one.nodes) {
+    all.nodes.push_back({node.os_node, node.memory_bytes, box, host});
+  }
+  for (const Core& core : one.cores) all.cores.push_back({first + core.node, core.os_cpu});
+  for (const NicInfo& nic : one.nics) all.nics.push_back({first + nic.node, nic.name});
 }
 
 std::string describe(const Topology& topology) {

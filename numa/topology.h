@@ -22,7 +22,8 @@ struct NicInfo {
 struct Node {
   uint32_t os_node = 0;
   uint64_t memory_bytes = 0;
-  uint32_t box = 0;  // the machine, if several serve together
+  uint32_t box = 0;   // the machine, if several serve together
+  uint64_t host = 0;  // its number (host.h); 0: unknown
 };
 
 // Hardware that is not where one would look for it, or is left out.
@@ -51,6 +52,10 @@ Topology find_topology(const std::string& text);
 
 // Replaces the NICs by `count` of them spread evenly over the nodes (for sizing a box).
 void set_nics(Topology& topology, uint32_t count);
+
+// Adds a box like `one` behind those in `all`, with this number, on the machine `host` (0:
+// unknown).
+void append(const Topology& one, uint32_t box, uint64_t host, Topology& all);
 
 std::string describe(const Topology& topology);  // a few lines for people
 

@@ -71,6 +71,18 @@ void take_tiles(std::span<const KeySpec> from, JobSpec& spec) {
   }
 }
 
+// Which chunks lie at the machines of their ranks. REQUIRES: the job has several boxes.
+std::string where_chunks_lie(const JobSpec& spec, const Plan& plan) {
+  const uint32_t boxes = boxes_of(plan);
+  if (plan.homes.known) {
+    return fmt::format("job '{}' on {} boxes: {}", spec.name, boxes, describe(plan.homes));
+  }
+  return fmt::format(
+      "job '{}' on {} boxes: chunks lie at any of them, wherever their ranks are: a parent's plan "
+      "keeps them together, or one box would have none",
+      spec.name, boxes);
+}
+
 // Checks values as set_hyper() does: the file may have been changed.
 void check_hyper_of(const Manifest& saved) {
   for (const HyperChange& change : saved.hyper) {
@@ -142,6 +154,7 @@ std::optional<Manifest> JobMaker::newest_checkpoint(const JoinRequest& request, 
   expected.progress_limit_ms = spec.progress_limit_ms;
   expected.wait_limit_ms = spec.wait_limit_ms;
   expected.join_limit_ms = spec.join_limit_ms;
+  expected.rank_hosts = spec.rank_hosts;  // where they are now
   for (size_t key = 0; key < std::min(spec.keys.size(), expected.keys.size()); ++key) {
     std::vector<uint64_t>& shape = expected.keys[key].shape;
     if (shape.empty()) shape = spec.keys[key].shape;  // it was saved before there were shapes
@@ -175,9 +188,9 @@ std::optional<Manifest> JobMaker::newest_checkpoint(const JoinRequest& request, 
 
 // Over all boxes; over this one alone if the others cannot serve the job: workers read its memory,
 // its creator may have some cores only, or it is so small that one of them would have nothing. Then
-// `shards` is empty.
+// `shards` is empty. Chunks go home unless a box would have nothing then.
 Plan JobMaker::plan_for(const Order& order, const Transport& transport,
-                        std::vector<ShardBox>& shards, const Rack* rack) const {
+                        std::vector<ShardBox>& shards, const Rack* rack, bool may_go_home) const {
   const JobSpec& spec = *order.spec;
   std::erase_if(shards, [&](const ShardBox& shard) {
     return std::ranges::count(shard.about.transports, transport.name()) == 0;
@@ -192,6 +205,7 @@ Plan JobMaker::plan_for(const Order& order, const Transport& transport,
                       .shared_memory = transport.shares_memory(),
                       .trailer_elements = trailer_of(spec),
                       .gradient_dtype = spec.gradient_dtype,
+                      .rank_hosts = may_go_home ? spec.rank_hosts : std::vector<uint64_t>(),
                       .slot_window = machine_.slot_window(transport),
                       .shares_slots = transport.windows() == Windows::kShared};
   // A rack sends its sums, and a switch its chunks, without looking at slots.
@@ -220,8 +234,9 @@ Plan JobMaker::plan_for(const Order& order, const Transport& transport,
     if (core.elements > 0) has_chunks[core.box] = true;
   }
   if (std::ranges::count(has_chunks, false) == 0) return plan;
+  if (plan.homes.known) return plan_for(order, transport, shards, rack, false);
   shards.clear();
-  return plan_for(order, transport, shards, rack);
+  return plan_for(order, transport, shards, rack, may_go_home);
 }
 
 // Returns nullopt if the job does not use the switch.
@@ -270,6 +285,9 @@ std::shared_ptr<RunningJob> JobMaker::make(const Order& order,
   }
   Plan plan = plan_for(order, link_transport, shards, rack);
   for (size_t k = 0; k < spec.keys.size(); ++k) spec.keys[k].tile_rows = plan.tile_rows[k];
+  if (!spec.rank_hosts.empty() && !shards.empty()) {
+    passed_over.push_back(where_chunks_lie(spec, plan));
+  }
   // A job without state in the box is saved if its ranks save.
   const bool snapshots =
       host_.checkpoints != nullptr && (box_has_state(spec) || request.saves || saved);

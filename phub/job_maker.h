@@ -43,15 +43,15 @@ class JobMaker {
     const std::vector<ShardBox>& shards;  // those that are there
     std::shared_ptr<Uplink> uplink;       // a rack's, which has joined; null: there is no parent
   };
-  // `passed_over`: lines for the log, about checkpoints or a switch that cannot be used. Throws
-  // Error if the job cannot be made; then none of its memory is left.
+  // `passed_over`: lines for the log, about checkpoints or a switch that cannot be used, and where
+  // chunks lie. Throws Error if the job cannot be made; then none of its memory is left.
   std::shared_ptr<RunningJob> make(const Order& order, std::vector<std::string>& passed_over);
   // The job is about to be freed: its share of cores, NICs and quotas is free.
   void forget(const Job& job);
 
  private:
   Plan plan_for(const Order& order, const Transport& transport, std::vector<ShardBox>& shards,
-                const Rack* rack) const;
+                const Rack* rack, bool may_go_home = true) const;
   std::optional<Manifest> newest_checkpoint(const JoinRequest& request, const JobSpec& spec,
                                             std::vector<std::string>& passed_over);
   std::optional<SwitchedJob> switched(const JobSpec& spec, const Plan& plan,

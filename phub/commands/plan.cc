@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -46,6 +47,7 @@ struct PlanArguments {
   std::string cluster;    // a file; empty: one box is planned, no placements are compared
   PlacementOptions placement;
   bool ranks_given = false;
+  std::vector<uint32_t> rank_boxes;  // empty: one box is planned
   bool json = false;
 };
 
@@ -92,6 +94,19 @@ std::string left_out(const numa::Topology& topology, const Plan& plan) {
     text += "  no NICs: planned for shared memory, one queue per core (--nics N to plan for N)\n";
   }
   return text;
+}
+
+// As many boxes as the ranks sit at, each like this one.
+numa::Topology boxes_like(const numa::Topology& one, const std::vector<uint32_t>& rank_boxes) {
+  numa::Topology all;
+  for (uint32_t box = 1; box <= std::max(std::ranges::max(rank_boxes), 1u); ++box) {
+    numa::Topology of_box = one;
+    for (numa::NicInfo& nic : of_box.nics) nic.name = fmt::format("box{}:{}", box, nic.name);
+    numa::append(of_box, box - 1, box, all);
+  }
+  all.source = "each box " + one.source;
+  all.notes = one.notes;
+  return all;
 }
 
 // A line for each node that has less memory than the plan needs there.
@@ -144,16 +159,24 @@ nlohmann::ordered_json to_json(const numa::Topology& topology, const Plan& plan,
                              {"nic", plan.queues[q].nic},
                              {"chunks", plan.queue_chunks[q].size()}});
   }
-  for (const NodeMemory& memory : memory_needed(plan, spec, checkpoints)) {
-    out["memory"].push_back({{"os_node", memory.os_node},
-                             {"gradient_slots", memory.slots},
-                             {"parameters", memory.parameters},
-                             {"master", memory.master},
-                             {"optimizer_state", memory.state},
-                             {"gated_sums", memory.sums},
-                             {"snapshot", memory.snapshot},
-                             {"bookkeeping", memory.bookkeeping},
-                             {"total", memory.total()}});
+  for (const Plan& part : parts_of(plan)) {
+    for (const NodeMemory& memory : memory_needed(part, spec, checkpoints)) {
+      out["memory"].push_back({{"os_node", memory.os_node},
+                               {"gradient_slots", memory.slots},
+                               {"parameters", memory.parameters},
+                               {"master", memory.master},
+                               {"optimizer_state", memory.state},
+                               {"gated_sums", memory.sums},
+                               {"snapshot", memory.snapshot},
+                               {"bookkeeping", memory.bookkeeping},
+                               {"total", memory.total()}});
+    }
+  }
+  if (const HomeBytes& homes = plan.homes; homes.known) {
+    out["homes"] = {{"stays", homes.stays},
+                    {"shared", homes.shared},
+                    {"for_balance", homes.for_balance},
+                    {"without_box", homes.without_box}};
   }
   return out;
 }
@@ -247,11 +270,23 @@ void run(PlanArguments arguments) {
          "--gated is about the steps of an optimizer: choose one (--optimizer)");
   }
   check_rules(spec);
+  if (std::ranges::any_of(spec.keys,
+                          [](const KeySpec& key) { return !key.exchanged_by.empty(); })) {
+    validate(JobSpec{.name = "plan", .keys = spec.keys, .max_ranks = spec.max_ranks});
+  }
 
   if (!arguments.cluster.empty()) return compare(arguments);
 
   numa::Topology topology = load_topology(arguments.topology);
   if (arguments.nics) numa::set_nics(topology, *arguments.nics);
+  if (!arguments.rank_boxes.empty()) {
+    if (topology.nics.empty()) {
+      fail(ErrorCode::kInvalid, "--rank-boxes: boxes serve one job over NICs (--nics)");
+    }
+    topology = boxes_like(topology, arguments.rank_boxes);
+    arguments.options.rank_hosts = {arguments.rank_boxes.begin(), arguments.rank_boxes.end()};
+    arguments.options.shared_memory = false;
+  }
   if (topology.nics.empty()) arguments.options.slot_window = 0;  // over shared memory
   const Plan plan = make_plan(topology, spec.keys, arguments.options);
 
@@ -280,8 +315,11 @@ void run(PlanArguments arguments) {
     text = out.dump(2) + "\n";
   } else {
     text = escaped_lines(numa::describe(topology) + left_out(topology, plan) + "\n" +
-                         describe(plan, spec) + describe_memory(plan, spec, arguments.checkpoints) +
-                         too_small(topology, plan, spec, arguments.checkpoints));
+                         describe(plan, spec));
+    for (const Plan& part : parts_of(plan)) {
+      text += escaped_lines(describe_memory(part, spec, arguments.checkpoints) +
+                            too_small(topology, part, spec, arguments.checkpoints));
+    }
     if (with_limits) text += "\n" + describe(limits, inputs);
     if (with_exchanges)
       text += "\n" + escaped_lines(describe(exchanges, spec, exchange_inputs, layers));
@@ -316,9 +354,9 @@ void add_placement_options(CLI::App* command, PlanArguments& arguments, CLI::Opt
   CLI::Option* cluster = command->add_option("--cluster", arguments.cluster,
                                              "TOML file of hosts: compare placements on them");
   cluster->type_name("FILE")->group(group);
-  for (const char* name :
-       {"--topology", "--nics", "--cores", "--checkpoints", "--link-gbps", "--pcie-gbps",
-        "--pcie-node-gbps", "--memory-gbps", "--core-gbps", "--worker-link-gbps", "--samples"}) {
+  for (const char* name : {"--topology", "--nics", "--cores", "--checkpoints", "--link-gbps",
+                           "--pcie-gbps", "--pcie-node-gbps", "--memory-gbps", "--core-gbps",
+                           "--worker-link-gbps", "--samples", "--rank-boxes"}) {
     cluster->excludes(command->get_option(name));
   }
   command
@@ -391,6 +429,13 @@ void add_plan_command(CLI::App& app) {
       "Format that is written back: f32, bf16 or f16 (default: that of the gradients; f32 "
       "if theirs is none of these); or, as differences, fp8-e4m3, fp8-e5m2, int8 or "
       "int4");
+  command
+      ->add_option(
+          "--rank-boxes", arguments->rank_boxes,
+          "By rank, the box at its machine, from 1 on (0: none), as in 1,1,2: plans for so "
+          "many boxes, with chunks at the machines that exchange them")
+      ->delimiter(',')
+      ->check(CLI::Range(0, 256));
   command->add_flag("--json", arguments->json, "Print JSON, for programs");
   add_limit_options(command, arguments->limits);
   CLI::Option* samples =

@@ -55,6 +55,7 @@ JobSpec spec_above(const JobSpec& spec) {
   const RankTree tree = tree_of(spec);
   JobSpec above = spec;
   above.rack_ranks.clear();
+  above.rank_hosts.clear();
   above.world_size = 0;
   for (const RankRange& group : tree.last_groups()) {
     uint32_t leaves = group.size();

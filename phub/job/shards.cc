@@ -143,7 +143,7 @@ void add_box(numa::Topology& topology, const ShardHello& hello, std::string_view
              uint32_t box) {
   const auto first = static_cast<uint32_t>(topology.nodes.size());
   for (const ShardNode& node : hello.nodes) {
-    topology.nodes.push_back({node.node, node.memory_bytes, box});
+    topology.nodes.push_back({node.node, node.memory_bytes, box, hello.host});
   }
   for (const ShardCore& core : hello.cores) {
     topology.cores.push_back({first + core.node, core.cpu});

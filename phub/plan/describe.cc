@@ -115,6 +115,7 @@ std::string describe(const Plan& plan, const JobSpec& spec) {
       counted(ranks, "rank"), spec.optimizer, gradient_formats(spec), spec.parameter_dtype);
   text += fmt::format("\nNICs (largest {:.3f} x mean)\n", nic_imbalance(plan));
   text += describe_nics(plan, spec, ranks);
+  if (const std::string homes = describe(plan.homes); !homes.empty()) text += homes + "\n";
   text += fmt::format("\nCores (largest {:.3f} x mean)\n", core_imbalance(plan));
   text += describe_cores(plan);
   return text;

@@ -4,6 +4,7 @@
 #include "phub/plan/models.h"
 #include "phub/text_file.h"
 #include "transport/control/json_codec.h"
+#include "transport/control/message_fields.h"
 #include "transport/error.h"
 #include "transport/text.h"
 
@@ -16,6 +17,7 @@ struct Row {
   std::string name;
   uint64_t elements = 0;
   std::vector<uint64_t> shape = {};
+  std::vector<ExchangedRange> exchanged_by = {};
 };
 struct Table {
   std::string name;
@@ -27,6 +29,7 @@ void fields(A& a, const Row*) {
   a.required("name", &Row::name, {1, kMaxNameBytes});
   a.required("elements", &Row::elements, {1, kMaxElements});
   a.optional("shape", &Row::shape, {0, kMaxKeyDimensions});
+  a.optional("exchanged_by", &Row::exchanged_by, {0, kMaxExchangedRanges});
 }
 template <class A>
 void fields(A& a, const Table*) {
@@ -49,10 +52,13 @@ KeyTable parse_key_table(std::string_view json, std::string_view source) {
   }
   JobSpec job;  // that has these keys
   job.name = "job";
+  job.max_ranks = kMaxRanks;
   job.keys.reserve(table.keys.size());
   for (Row& row : table.keys) {
-    job.keys.push_back(
-        {.name = std::move(row.name), .elements = row.elements, .shape = std::move(row.shape)});
+    job.keys.push_back({.name = std::move(row.name),
+                        .elements = row.elements,
+                        .shape = std::move(row.shape),
+                        .exchanged_by = std::move(row.exchanged_by)});
   }
   try {
     validate(job);

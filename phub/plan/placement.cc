@@ -14,15 +14,6 @@ namespace {
 
 using Kinds = std::vector<uint32_t>;  // a kind for each host
 
-void append(const numa::Topology& host, uint32_t box, numa::Topology& all) {
-  const auto first = static_cast<uint32_t>(all.nodes.size());
-  for (const numa::Node& node : host.nodes) {
-    all.nodes.push_back({node.os_node, node.memory_bytes, box});
-  }
-  for (const numa::Core& core : host.cores) all.cores.push_back({first + core.node, core.os_cpu});
-  for (const numa::NicInfo& nic : host.nics) all.nics.push_back({first + nic.node, nic.name});
-}
-
 uint32_t nodes_with_nics(const numa::Topology& topology) {
   std::set<uint32_t> nodes;
   for (const numa::NicInfo& nic : topology.nics) nodes.insert(nic.node);
@@ -66,7 +57,7 @@ struct Comparison {
                   bool colocated) const {
     numa::Topology topology{.source = std::string(name)};
     for (uint32_t box = 0; box < serving.size(); box++) {
-      append(cluster.kinds[serving[box]].topology, box, topology);
+      numa::append(cluster.kinds[serving[box]].topology, box, 0, topology);
     }
     Plan plan = make_plan(topology, spec.keys, plan_options);
     if (plan.chunks.size() < serving.size()) {

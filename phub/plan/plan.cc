@@ -3,13 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
+#include <bit>
 #include <limits>
-#include <map>
-#include <numeric>
-#include <string_view>
 
 #include "phub/job_rules.h"
+#include "phub/plan/deal.h"
 #include "transport/error.h"
 #include "transport/wire.h"
 
@@ -21,16 +19,13 @@ uint64_t chunks_of(const KeySpec& key, uint32_t chunk_elements) {
   return (key.elements + most - 1) / most;
 }
 
-// A node that can serve: it has cores, and NICs unless no node has any.
-struct Site {
-  uint32_t node = 0;
-  std::vector<uint32_t> cores;  // into Topology::cores
-  std::vector<uint32_t> nics;   // into Topology::nics
-};
-
 std::vector<Site> sites_of(const numa::Topology& topology) {
   std::vector<Site> sites(topology.nodes.size());
-  for (uint32_t n = 0; n < sites.size(); n++) sites[n].node = n;
+  for (uint32_t n = 0; n < sites.size(); n++) {
+    sites[n].node = n;
+    sites[n].box = topology.nodes[n].box;
+    sites[n].host = topology.nodes[n].host;
+  }
   for (uint32_t i = 0; i < topology.cores.size(); i++) {
     PHUB_CHECK(topology.cores[i].node < sites.size());
     sites[topology.cores[i].node].cores.push_back(i);
@@ -50,13 +45,6 @@ std::vector<Site> sites_of(const numa::Topology& topology) {
   }
   if (sites.empty()) fail(ErrorCode::kInvalid, "{} has no cores", topology.source);
   return sites;
-}
-
-using LoadOfCpus = std::map<std::pair<uint32_t, uint32_t>, uint64_t>;  // by box and CPU
-LoadOfCpus load_of_cpus(const PlanOptions& options) {
-  LoadOfCpus bytes;
-  for (const PlanLoad& load : options.load) bytes[{load.box, load.os_cpu}] += load.bytes;
-  return bytes;
 }
 
 // Keeps `wanted` cores: first those that are preferred, then one for each site, so that every NIC
@@ -177,150 +165,6 @@ std::vector<KeySpec> with_tiles(std::span<const KeySpec> keys, size_t cores,
   return all;
 }
 
-// A candidate for chunks: a site, a core or a queue.
-struct Bin {
-  double share = 1;
-  uint64_t bytes = 0;  // of the mean rank's gradients
-};
-
-// The candidate whose load, relative to its share, is least after it gets the chunk; the first of
-// equals.
-uint32_t least_loaded(std::span<const Bin> bins, std::span<const uint32_t> candidates,
-                      uint64_t bytes) {
-  uint32_t best = candidates.front();
-  double least = std::numeric_limits<double>::infinity();
-  for (uint32_t i : candidates) {
-    const double load = static_cast<double>(bins[i].bytes + bytes) / bins[i].share;
-    if (load < least) best = i, least = load;
-  }
-  return best;
-}
-
-// The load of other jobs, in gradients of one rank of this job. A core's load counts for any NIC,
-// since jobs over another transport have other NICs.
-void add_load(const PlanOptions& options, std::span<const std::vector<uint32_t>> site_cores,
-              const Plan& plan, std::span<Bin> sites, std::span<Bin> cores, std::span<Bin> queues) {
-  const LoadOfCpus of_cpu = load_of_cpus(options);
-  std::map<std::pair<uint32_t, std::string_view>, uint64_t> of_nic;  // by box and name
-  for (const PlanLoad& load : options.load) of_nic[{load.box, load.nic}] += load.bytes;
-  const auto bytes = [ranks = options.ranks](const auto& loads, const auto& of) {
-    const auto at = loads.find(of);
-    return at == loads.end() ? 0 : (at->second + ranks - 1) / ranks;
-  };
-  for (size_t s = 0; s < site_cores.size(); s++) {
-    for (const uint32_t c : site_cores[s]) {
-      cores[c].bytes = bytes(of_cpu, std::pair(plan.cores[c].box, plan.cores[c].os_cpu));
-      sites[s].bytes += cores[c].bytes;
-    }
-  }
-  for (size_t q = 0; q < queues.size(); q++) {
-    const QueuePlan& queue = plan.queues[q];
-    queues[q].bytes = bytes(
-        of_nic, std::pair(plan.cores[queue.core].box, std::string_view(plan.nics[queue.nic].name)));
-  }
-}
-
-// If the cores read the workers' own memory, up to this many neighbouring chunks go to one core, so
-// that it reads longer streams. (Over a link they would arrive one after another.) Fewer if a core
-// has few chunks. The last part is assigned chunk by chunk, which evens out the cores.
-constexpr size_t kLongestRun = 8;
-constexpr size_t kRunsPerCore = 64;
-constexpr size_t kSinglePart = 8;  // the last of so many
-
-// The number of chunks from order[first] on that have one size and are neighbours in one key.
-size_t run_length(const Plan& plan, std::span<const uint64_t> bytes,
-                  std::span<const uint32_t> order, size_t first, size_t longest) {
-  size_t length = 1;
-  for (; length < longest && first + length < order.size(); ++length) {
-    const ChunkLayout& next = plan.chunks[order[first + length]];
-    const bool follows = order[first + length] == order[first] + length &&
-                         next.key == plan.chunks[order[first]].key &&
-                         bytes[order[first + length]] == bytes[order[first]];
-    if (!follows) break;
-  }
-  return length;
-}
-
-// The chunks of each unit; the largest unit first, of equals in their order.
-std::vector<std::vector<uint32_t>> units_of(const PlanOptions& options, const Plan& plan) {
-  PHUB_CHECK(options.units.size() == plan.chunks.size());
-  std::vector<std::pair<uint64_t, std::vector<uint32_t>>> units(std::ranges::max(options.units) +
-                                                                size_t{1});
-  for (uint32_t chunk = 0; chunk < plan.chunks.size(); ++chunk) {
-    auto& [bytes, chunks] = units[options.units[chunk]];
-    bytes += plan.chunks[chunk].slot_bytes;
-    chunks.push_back(chunk);
-  }
-  std::ranges::stable_sort(units, std::greater<>(), [](const auto& unit) { return unit.first; });
-  std::vector<std::vector<uint32_t>> out;
-  for (auto& [bytes, chunks] : units) {
-    if (bytes > 0) out.push_back(std::move(chunks));
-  }
-  return out;
-}
-
-// Longest processing time first: the largest remaining chunk, or the run that begins with it, goes
-// to the site with the least load for its share, there to such a core, there to such a queue. Equal
-// chunks go in their order, so that the chunks of one key are spread over the whole box.
-void deal(const std::vector<Site>& sites, std::span<const double> queue_share,
-          const PlanOptions& options, std::span<const uint64_t> bytes_of, Plan& plan) {
-  std::vector<Bin> site_bins(sites.size()), core_bins(plan.cores.size());
-  std::vector<Bin> queue_bins(plan.queues.size());
-  std::vector<uint32_t> all_sites(sites.size());
-  std::iota(all_sites.begin(), all_sites.end(), 0);
-  std::vector<std::vector<uint32_t>> site_cores(sites.size());
-  uint32_t core = 0;
-  for (size_t s = 0; s < sites.size(); s++) {
-    // A site's share is that of its scarcer resource: min(its share of the cores, of the NICs). If
-    // the two are equal, both are balanced; if not, no other division has a smaller largest load.
-    // Pseudo-NICs limit nothing.
-    const auto cores = static_cast<double>(sites[s].cores.size() * plan.nics.size());
-    const auto nics = static_cast<double>(sites[s].nics.size() * plan.cores.size());
-    site_bins[s].share = sites[s].nics.empty() ? cores : std::min(cores, nics);
-    for (size_t i = 0; i < sites[s].cores.size(); i++) site_cores[s].push_back(core++);
-  }
-  for (size_t q = 0; q < queue_bins.size(); q++) queue_bins[q].share = queue_share[q];
-  add_load(options, site_cores, plan, site_bins, core_bins, queue_bins);
-
-  // All to one core; there each by itself, or all to one queue.
-  const auto put = [&](std::span<const uint32_t> chunks, bool to_one_queue) {
-    uint64_t bytes = 0;
-    for (const uint32_t chunk : chunks) bytes += bytes_of[chunk];
-    const uint32_t s = least_loaded(site_bins, all_sites, bytes);
-    const uint32_t k = least_loaded(core_bins, site_cores[s], bytes);
-    site_bins[s].bytes += bytes;
-    core_bins[k].bytes += bytes;
-    plan.cores[k].gradient_bytes += bytes;
-    uint32_t queue = least_loaded(queue_bins, plan.cores[k].queues, bytes);
-    for (const uint32_t id : chunks) {
-      ChunkLayout& chunk = plan.chunks[id];
-      if (!to_one_queue) queue = least_loaded(queue_bins, plan.cores[k].queues, bytes_of[id]);
-      chunk.queue = queue;
-      queue_bins[queue].bytes += bytes_of[id];
-      NicPlan& nic = plan.nics[plan.queues[queue].nic];
-      nic.gradient_bytes += bytes_of[id];
-      nic.elements += chunk.elements;
-      plan.cores[k].elements += chunk.elements;
-    }
-  };
-  if (!options.units.empty()) {
-    for (const std::vector<uint32_t>& unit : units_of(options, plan)) put(unit, false);
-    return;
-  }
-  std::vector<uint32_t> order(plan.chunks.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](uint32_t a, uint32_t b) { return bytes_of[a] > bytes_of[b]; });
-  const bool no_links = options.shared_memory && sites.front().nics.empty();
-  const size_t longest =
-      std::clamp<size_t>(order.size() / (plan.cores.size() * kRunsPerCore), 1, kLongestRun);
-  const size_t runs_end = no_links ? order.size() - order.size() / kSinglePart : 0;
-  for (size_t first = 0, length = 0; first < order.size(); first += length) {
-    length = first < runs_end ? run_length(plan, bytes_of, order, first, longest) : 1;
-    put(std::span(order).subspan(first, length), true);
-  }
-}
-
 // The chunks of every queue, ascending.
 std::vector<std::vector<uint32_t>> chunks_of_queues(const Plan& plan) {
   std::vector<std::vector<uint32_t>> queues(plan.queues.size());
@@ -413,7 +257,7 @@ Plan make_plan(const numa::Topology& topology, std::span<const KeySpec> keys,
   for (const KeySpec& key : tiled) plan.tile_rows.push_back(key.tile_rows);
   plan.trailer_elements = options.trailer_elements;
   if (!options.shares_slots) plan.slot_window = options.slot_window;
-  deal(sites, queue_share, options, exchanged_bytes(plan, tiled, options.ranks), plan);
+  deal(sites, queue_share, tiled, options, plan);
   lay_out_boxes(plan, options);
   return plan;
 }
@@ -422,15 +266,10 @@ std::vector<uint64_t> exchanged_bytes(const Layout& layout, std::span<const KeyS
                                       uint32_t ranks) {
   std::vector<uint64_t> bytes;
   for (const ChunkLayout& chunk : layout.chunks) {
-    const std::vector<ExchangedRange>& ranges = keys[chunk.key].exchanged_by;
-    uint64_t most = ranges.empty() ? ranks : 0;
-    auto range = std::ranges::upper_bound(ranges, chunk.key_element, {}, &ExchangedRange::end);
-    for (uint64_t at = chunk.key_element;
-         range != ranges.end() && at < chunk.key_element + chunk.elements; ++range) {
-      most = std::max<uint64_t>(most, range->ranks);
-      at = range->end;
-    }
-    bytes.push_back((chunk.slot_bytes * most + ranks - 1) / ranks);
+    const std::vector<uint64_t> some = ranks_exchanging(chunk, keys[chunk.key]);
+    uint64_t count = some.empty() ? ranks : 0;
+    for (const uint64_t word : some) count += static_cast<uint64_t>(std::popcount(word));
+    bytes.push_back((chunk.slot_bytes * count + ranks - 1) / ranks);
   }
   return bytes;
 }

@@ -10,11 +10,12 @@
 // cores and NICs are spread alike, both are balanced; otherwise the largest load is as small as it
 // can be.
 //
-// If it is known how many ranks exchange each part of a key (KeySpec::exchanged_by), bytes are
-// those of the mean rank: a chunk of half of the ranks counts half.
+// If it is known which ranks exchange each part of a key (KeySpec::exchanged_by), bytes are those
+// of the mean rank: a chunk of half of the ranks counts half.
 //
 // Several boxes are planned for at once: their nodes follow each other in the topology. Queues of a
-// box follow each other, too.
+// box follow each other, too. If it is known at which machines boxes and ranks are, chunks go home
+// first (homes.h).
 //
 // In a box's memory chunks are ordered by node, queue, and place in the queue; each node's begin
 // on a page. Over shared memory the box sums from the workers' memory, which is laid out by keys;
@@ -27,6 +28,7 @@
 #include <vector>
 
 #include "numa/topology.h"
+#include "phub/plan/homes.h"
 #include "transport/control/job_spec.h"
 #include "transport/control/messages.h"
 #include "transport/layout.h"
@@ -55,6 +57,7 @@ struct PlanOptions {
   uint32_t trailer_elements = 0;       // behind each chunk (Layout)
   std::string gradient_dtype = "f32";  // the format of keys without one of their own
   std::vector<PlanLoad> load = {};
+  std::vector<uint64_t> rank_hosts = {};  // JobSpec's; without units
   // Of each rank at a box whose transport takes windows, in bytes; 0: slots of everything.
   uint64_t slot_window = 0;
   bool shares_slots = false;  // Windows::kShared: the chunks of a queue share slots of the window
@@ -88,6 +91,7 @@ struct Plan : Layout {
   std::vector<NicPlan> nics;
   // PlanOptions, for Windows::kPlaces; counts only where slots of everything are larger.
   uint64_t slot_window = 0;
+  HomeBytes homes;
 };
 
 // Throws Error(kInvalid) if the options cannot be met: no keys, more cores than there are, a queue
@@ -105,6 +109,7 @@ std::vector<uint64_t> exchanged_bytes(const Layout& layout, std::span<const KeyS
 // has queues.
 inline constexpr uint32_t kElsewhere = ~uint32_t{0};
 Plan part_of(const Plan& plan, uint32_t box);
+std::vector<Plan> parts_of(const Plan& plan);             // those of all boxes
 uint32_t boxes_of(const Plan& plan);                      // the number of boxes that have a part
 uint32_t first_queue_of(const Plan& plan, uint32_t box);  // in the numbers of the whole plan
 uint32_t first_core_of(const Plan& plan, uint32_t box);

@@ -64,6 +64,7 @@ Plan part_of(const Plan& plan, uint32_t box) {
   Plan part;
   static_cast<Layout&>(part) = plan;
   part.slot_window = plan.slot_window;
+  part.homes = plan.homes;
   part.cores.assign(plan.cores.begin() + first_core, plan.cores.begin() + end_core);
   for (CorePlan& core : part.cores) {
     for (uint32_t& queue : core.queues) queue -= first;
@@ -92,6 +93,12 @@ Plan part_of(const Plan& plan, uint32_t box) {
     part.slots_bytes = std::max(part.slots_bytes, chunk.slot_offset + part.slot_room_of(chunk));
   }
   return part;
+}
+
+std::vector<Plan> parts_of(const Plan& plan) {
+  std::vector<Plan> parts;
+  for (uint32_t box = 0; box < boxes_of(plan); ++box) parts.push_back(part_of(plan, box));
+  return parts;
 }
 
 std::vector<NodeRun> node_runs(const Plan& plan) {

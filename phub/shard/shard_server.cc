@@ -40,6 +40,7 @@ std::vector<int> ShardServer::event_fds() const {
 ShardHello ShardServer::hello() const {
   ShardHello hello{.name = options_.name};
   const numa::Topology& topology = machine_.topology();
+  hello.host = topology.nodes.front().host;
   for (const numa::Node& node : topology.nodes) {
     hello.nodes.push_back({node.os_node, node.memory_bytes});
   }

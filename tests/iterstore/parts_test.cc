@@ -72,7 +72,7 @@ AllUse all_of(std::span<const Use> ranks, std::span<const Table> tables) {
   return all;
 }
 
-// The keys of narrow tables say of each chunk how many ranks access some of its rows.
+// The keys of narrow tables say of each chunk which ranks access some of its rows.
 void expect_exchanged(const RowPlan& plan, std::span<const Table> tables,
                       std::span<const KeySpec> keys, std::span<const Use> ranks) {
   for (size_t k = 0; k < keys.size(); ++k) {
@@ -80,18 +80,40 @@ void expect_exchanged(const RowPlan& plan, std::span<const Table> tables,
     ASSERT_EQ(keys[k].exchanged_by.empty(), !plan.is_narrow(key.table));
     if (keys[k].exchanged_by.empty()) continue;
     ASSERT_EQ(keys[k].exchanged_by.back().end, keys[k].elements);
-    std::map<uint64_t, std::set<const Use*>> of_chunks;
+    std::map<uint64_t, uint64_t> of_chunks;
     for (uint64_t i = 0; i < keys[k].elements; ++i) {
       const uint64_t row = plan.row_at(key.table, key.first + i / tables[key.table].row_words());
-      for (const Use& use : ranks) {
-        if (use.rows[key.table][row].accesses > 0) of_chunks[i / kChunk].insert(&use);
+      for (size_t r = 0; r < ranks.size(); ++r) {
+        if (ranks[r].rows[key.table][row].accesses > 0) {
+          of_chunks[i / kChunk] |= uint64_t{1} << r;
+        }
       }
     }
     auto range = keys[k].exchanged_by.begin();
     for (const auto& [chunk, of] : of_chunks) {
       while (range->end <= chunk * kChunk) ++range;
-      ASSERT_EQ(range->ranks, of.size());
+      ASSERT_EQ(range->ranks, std::vector{of});
     }
+  }
+}
+
+// A narrow key's rows are of one machine's ranks, or none is.
+void expect_keys_of_machines(const RowPlan& plan, const AllUse& all, const PlanSettings& settings) {
+  const std::set<uint64_t> hosts(settings.rank_hosts.begin(), settings.rank_hosts.end());
+  if (hosts.size() < 2) return;
+  for (const RowPlan::Key& key : plan.keys()) {
+    if (!plan.is_narrow(key.table)) continue;
+    std::set<uint64_t> of_key;
+    for (uint64_t i = 0; i < key.rows; ++i) {
+      const auto ranks =
+          static_cast<uint64_t>(all[key.table][plan.row_at(key.table, key.first + i)].ranks);
+      std::set<uint64_t> of_row;
+      for (size_t r = 0; r < settings.rank_hosts.size(); ++r) {
+        if ((ranks >> r & 1) != 0) of_row.insert(settings.rank_hosts[r]);
+      }
+      of_key.insert(of_row.size() == 1 ? *of_row.begin() : 0);
+    }
+    EXPECT_EQ(of_key.size(), 1u) << key.first;
   }
 }
 
@@ -129,10 +151,12 @@ TEST(RowPlan, PlacesEveryRowOnce) {
     for (uint64_t r = 1 + random() % 4; r > 0; --r) ranks.push_back(some_use(tables, random));
     const AllUse all = all_of(ranks, tables);
     const bool known = random() % 5 > 0;
-    const PlanSettings settings{.placement = random() % 3 > 0,
-                                .narrow = random() % 3 > 0,
-                                .batches = static_cast<uint32_t>(1 + random() % kParts),
-                                .chunk_elements = kChunk};
+    PlanSettings settings{.placement = random() % 3 > 0,
+                          .narrow = random() % 3 > 0,
+                          .batches = static_cast<uint32_t>(1 + random() % kParts),
+                          .chunk_elements = kChunk};
+    if (random() % 2 == 0) settings.rank_hosts.resize(ranks.size());
+    for (uint64_t& host : settings.rank_hosts) host = random() % 3;
     RowPlan plan(tables, known ? &all : nullptr, settings);
     const std::vector<KeySpec> keys = key_specs(plan, tables);
     std::set<std::pair<uint32_t, uint64_t>> taken;
@@ -180,6 +204,7 @@ TEST(RowPlan, PlacesEveryRowOnce) {
       }
     }
     expect_exchanged(plan, tables, keys, ranks);
+    expect_keys_of_machines(plan, all, settings);
     expect_widened(plan, tables);
     if (HasFailure()) return;
   }

@@ -3,12 +3,14 @@
 #include "worker/iterstore/store.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <limits>
@@ -254,6 +256,84 @@ TEST(Store, RowsTravelToThoseThatUseThem) {
   EXPECT_LE(narrow, 400U);
   EXPECT_GE(chunks_in_ten_clocks(box, "wide", false, true), 640U);
   EXPECT_GE(chunks_in_ten_clocks(box, "in-order", true, false), 640U);
+}
+
+// The bytes that each box got, initial state and ten clocks, of two ranks that share no row, at
+// these machines, of which the first has 28 of 64 chunks, and the second the others.
+std::vector<uint64_t> bytes_of_boxes(Box& box, const std::string& name,
+                                     std::array<uint64_t, 2> hosts) {
+  constexpr uint64_t kOfFirst = 28 * 64;
+  std::vector<uint64_t> bytes(2);
+  std::atomic<uint64_t> sum = 0;
+  each_rank(2, [&](uint32_t rank) {
+    StoreOptions options;
+    options.tables = {{.name = "t", .rows = kRows, .type = "i32", .fixed = true}};
+    options.host = hosts[rank];
+    options.worker = worker_options(box, name, rank, 2);
+    options.worker.transport = "tcp";
+    Store store(options);
+    StoreThread mine(store, 0);
+    const uint64_t first = rank == 0 ? 0 : kOfFirst, end = rank == 0 ? kOfFirst : kRows;
+    const auto clock = [&] {
+      for (uint64_t row = first; row < end; ++row) mine.update(0, row, int32_t{1});
+      mine.clock();
+    };
+    mine.begin_virtual();
+    clock();
+    mine.finish();
+    for (int i = 0; i < 10; ++i) clock();
+    for (uint64_t row = first; row < end; ++row) sum += mine.read<int32_t>(0, row);
+    if (rank == 0) {
+      const uint64_t enough = 11 * kRows * sizeof(int32_t);
+      while (bytes[0] + bytes[1] < enough) {  // until the cores have said so
+        std::ranges::fill(bytes, 0);
+        for (const JobStatus& job : box.status().jobs) {
+          if (job.name != name + ".2-rows") continue;
+          for (const JobCoreStatus& core : job.cores) {
+            for (const QueueStatus& queue : core.queues) bytes[core.box] += queue.flow.bytes_in;
+          }
+        }
+      }
+    }
+    mine.clock();  // nobody leaves before
+  });
+  EXPECT_EQ(sum, 10 * kRows);
+  EXPECT_TRUE(box.becomes_empty()) << "the next job finds no load";
+  return bytes;
+}
+
+// With a box at each of two machines no row of one leaves it; with a box at none, or all rows of
+// one, boxes have about as much.
+TEST(Store, RowsLieAtTheMachineThatUsesThem) {
+  const char* shards = std::getenv("PHUB_TEST_SHARDS");
+  const std::string before = shards ? shards : "0";
+  setenv("PHUB_TEST_SHARDS", "1", 1);
+  Box box("pack:1 core:1 pu:1");  // machine 1; the other box is at 2
+  setenv("PHUB_TEST_SHARDS", before.c_str(), 1);
+  constexpr uint64_t kOfChunk = 11 * 256;  // at first, and in ten clocks
+  constexpr uint64_t kClocks = 4096;       // at most, of the keys that go with each clock
+  const auto expect_near = [&](uint64_t bytes, uint64_t chunks) {
+    EXPECT_GE(bytes, chunks * kOfChunk);
+    EXPECT_LE(bytes, chunks * kOfChunk + kClocks);
+  };
+  const std::vector<uint64_t> apart = bytes_of_boxes(box, "apart", {1, 2});
+  expect_near(apart[0], 28);
+  expect_near(apart[1], 36);
+  const std::vector<uint64_t> crossed = bytes_of_boxes(box, "crossed", {2, 1});
+  expect_near(crossed[0], 36);
+  expect_near(crossed[1], 28);
+  expect_near(bytes_of_boxes(box, "elsewhere", {8, 9})[0], 32);
+  const std::vector<uint64_t> together = bytes_of_boxes(box, "together", {2, 2});
+  EXPECT_GE(together[1], 39 * kOfChunk);
+  EXPECT_LE(together[1], 41 * kOfChunk + kClocks);
+  const std::vector<std::string> notes = box.notes();
+  for (const std::string words : {"job 'apart.2-rows' on 2 boxes: gradients of a round: 16.",
+                                  "job 'together.2-rows' on 2 boxes"}) {
+    EXPECT_TRUE(std::ranges::any_of(
+        notes, [&](const std::string& note) { return note.find(words) != note.npos; }))
+        << words << "\n"
+        << fmt::format("{}", fmt::join(notes, "\n"));
+  }
 }
 
 // Also of ranks that share no row, none is more than a clock ahead.

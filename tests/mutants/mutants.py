@@ -59,6 +59,8 @@ BRANCHES_KILLED = "phub/job/branches_killed.cc"
 SESSION = "worker/session/session.cc"
 WAITING_SENDS = "worker/session/waiting_sends"
 PLAN = "phub/plan/plan.cc"
+DEAL = "phub/plan/deal.cc"
+HOMES = "phub/plan/homes.cc"
 LAYOUT = "transport/layout.cc"
 LIMITS = "phub/plan/limits.cc"
 SUM = "kernels/sum.cc"
@@ -901,12 +903,29 @@ MUTANTS = [
     Mutant("rows: more of them than a slot has room for are taken", ARRIVALS,
            "if (bytes > slot_bytes) return",
            "if (false) return", ("phub/core_job_test",)),
-    Mutant("balance: chunks are dealt without looking at who has less", PLAN,
+    Mutant("balance: chunks are dealt without looking at who has less", DEAL,
            "    if (load < least) best = i, least = load;",
            "    if (least > 1e300) best = i, least = load;", ("phub/plan_test",)),
-    Mutant("share: a node without enough NICs gets as much as the others", PLAN,
-           "site_bins[s].share = sites[s].nics.empty() ? cores : std::min(cores, nics);",
-           "site_bins[s].share = cores;", ("phub/plan_test",)),
+    Mutant("share: a node without enough NICs gets as much as the others", DEAL,
+           "site_bins_[s].share = sites[s].nics.empty() ? cores : std::min(cores, nics);",
+           "site_bins_[s].share = cores;", ("phub/plan_test",)),
+    Mutant("homes: chunks lie anywhere", DEAL, "if (homes.known()) order = ", "if (false) order = ",
+           ("phub/homes_test", "iterstore/store_test:*RowsLie*")),
+    Mutant("homes: the box at home gets them all", DEAL, "bytes) <= kMostOfEven * even;", "bytes) >= 0;",
+           ("phub/homes_test",)),
+    Mutant("homes: chunks of several machines go first", DEAL,
+           "std::ranges::stable_sort(going, {}, [](const auto& of) { return of.first->strangers; });", "",
+           ("phub/homes_test",)),
+    Mutant("homes: any machine of a chunk's ranks is its home", HOMES, "of_host->second == home.most", "true",
+           ("phub/homes_test",)),
+    Mutant("homes: ranks at no box are not counted", HOMES, "++home.without_box;", "",
+           ("phub/homes_test",)),
+    Mutant("homes: only the first 64 ranks have one", HOMES, "rank / 64 < ranks.size() &&", "rank < 64 &&",
+           ("phub/homes_test",)),
+    Mutant("homes: the store does not tell its machines", "worker/iterstore/shared_rows.cc",
+           "options.spec.rank_hosts = plan.rank_hosts();", "", ("iterstore/store_test:*RowsLie*",)),
+    Mutant("homes: a box that serves under another does not tell its machine", "phub/job/shards.cc",
+           "box, hello.host}", "box, 0}", ("iterstore/store_test:*RowsLie*",)),
     Mutant("far: a queue's NIC is of the first node", PLAN,
            "static_cast<uint32_t>(first_nic + nic)});",
            "static_cast<uint32_t>(nic)});", ("phub/plan_test",)),
@@ -2195,10 +2214,10 @@ MUTANTS = [
     Mutant("iterstore: a state is read before it is here", "worker/iterstore/shared_rows.h",
            "if (key.here.load(std::memory_order_acquire) != now_) await(place.key);",
            "if (key.state == nullptr) await(place.key);", IN_STORES),
-    Mutant("iterstore: keys do not say how many ranks exchange them", "worker/iterstore/row_plan.cc",
+    Mutant("iterstore: keys do not say which ranks exchange them", "worker/iterstore/row_plan.cc",
            "if (to.narrow) {\n      keys_", "if (false) {\n      keys_", ("iterstore/parts_test",)),
     Mutant("plan: boxes share bytes, and not what ranks exchange of them", "phub/plan/plan.cc",
-           "most = std::max<uint64_t>(most, range->ranks);", "most = ranks;", ("phub/plan_test",)),
+           "chunk.slot_bytes * count + ranks - 1", "chunk.slot_bytes * ranks", ("phub/plan_test",)),
     Mutant("iterstore: ranks write only the chunks that they read", "worker/iterstore/row_plan.cc",
            "if (row.updated) writes[c] = true;", "", ("iterstore/store_test", "iterstore/parts_test")),
     Mutant("iterstore: a row's words end in the chunk where it begins", "worker/iterstore/row_plan.cc",

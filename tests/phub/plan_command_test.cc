@@ -236,6 +236,30 @@ TEST(PlanMemory, HoldsWhatTheJobNeeds) {
   EXPECT_EQ(needed("rmsprop", "f32", "f32"), (Bytes{12, 4, 0, 8}));
 }
 
+// Two boxes, at the machines of two ranks, and rows that they exchange.
+TEST(PlanCommand, TellsWhatStaysAtHome) {
+  const std::string path = ::testing::TempDir() + "plan_command_test_rows.json";
+  std::ofstream(path) << R"({"name": "rows", "keys": [{"name": "r", "elements": 819200,
+      "exchanged_by": [{"end": 327680, "ranks": [1]}, {"end": 655360, "ranks": [2]},
+                       {"end": 819200, "ranks": [3]}]}]})";
+  const std::string words =
+      path + " --topology 'pack:1 [numa(memory=4GB)] core:2 pu:1' --nics 1 --ranks 2";
+  EXPECT_THAT(output_of(words), Not(HasSubstr("machines")));
+  const std::string told = words + " --rank-boxes 1,2";
+  EXPECT_THAT(output_of(told),
+              HasSubstr("gradients of a round: 3.12 MiB stay at their ranks' machines, 640.00 KiB "
+                        "go to another box since several machines exchange them"));
+  const nlohmann::json json = json_of(told);
+  EXPECT_EQ(json.at("homes"),
+            (nlohmann::json{
+                {"stays", 3276800}, {"shared", 655360}, {"for_balance", 0}, {"without_box", 0}}));
+  EXPECT_EQ(json.at("memory").size(), 2u);
+  EXPECT_EQ(json.at("nics").at(1).at("name"), "box2:nic0");
+  EXPECT_THAT(error_of(words + " --rank-boxes 1,300"), HasSubstr("--rank-boxes"));
+  EXPECT_THAT(error_of(told + " --nics 0"), HasSubstr("--nics"));
+  EXPECT_THAT(error_of(path + " --nics 1 --ranks 1"), HasSubstr("rank 1 up to element 655360"));
+}
+
 TEST(PlanCommand, BadInputIsNamed) {
   for (const auto& [arguments, said] : std::vector<std::pair<std::string, std::string>>{
            {"nomodel", "unknown model 'nomodel'"},

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
+#include <functional>
 #include <map>
 #include <numeric>
 #include <random>
@@ -563,21 +565,21 @@ TEST(Plan, HoldsForAHundredThousandChunks) {
   }
 }
 
-// Of random keys, with ranges that end anywhere, in all: what all ranks exchange of each element.
-std::vector<std::vector<uint32_t>> exchange_some(std::vector<KeySpec>& keys, uint32_t ranks,
+// Of random keys, with ranges that end anywhere: the ranks that exchange each element.
+std::vector<std::vector<uint64_t>> exchange_some(std::vector<KeySpec>& keys, uint32_t ranks,
                                                  std::mt19937_64& random) {
-  std::vector<std::vector<uint32_t>> by_element;
+  std::vector<std::vector<uint64_t>> by_element;
   for (KeySpec& key : keys) {
     auto& of_key = by_element.emplace_back();
     while (of_key.size() < key.elements) {
       const uint64_t length = std::min<uint64_t>(1 + random() % 2000, key.elements - of_key.size());
-      const auto by = static_cast<uint32_t>(1 + random() % ranks);
+      const uint64_t all = (uint64_t{1} << ranks) - 1, by = std::max<uint64_t>(random() & all, 1);
       of_key.insert(of_key.end(), length, by);
-      key.exchanged_by.push_back({.end = of_key.size(), .ranks = by});
+      key.exchanged_by.push_back({.end = of_key.size(), .ranks = {by}});
     }
     if (random() % 4 > 0) continue;  // of this one nothing is known
     key.exchanged_by.clear();
-    std::ranges::fill(of_key, ranks);
+    std::ranges::fill(of_key, (uint64_t{1} << ranks) - 1);
   }
   return by_element;
 }
@@ -598,8 +600,10 @@ TEST(Plan, BoxesShareWhatRanksExchange) {
       for (const ChunkLayout& chunk : plan.chunks) {
         const auto first =
             by_element[chunk.key].begin() + static_cast<ptrdiff_t>(chunk.key_element);
+        const uint64_t ranks =
+            std::reduce(first, first + chunk.elements, uint64_t{0}, std::bit_or<>());
         const uint64_t bytes =
-            uint64_t{4} * chunk.elements * *std::max_element(first, first + chunk.elements);
+            uint64_t{4} * chunk.elements * static_cast<uint64_t>(std::popcount(ranks));
         const uint32_t core = plan.queues[chunk.queue].core;
         of.first[plan.cores[core].box] += bytes;
         of.second[core] += bytes;

@@ -425,12 +425,13 @@ TEST(BadInput, RangesThatRanksExchange) {
                      says.empty() ? "" : "keys[1].exchanged_by: " + says});
   };
   const auto range = [](int end, int ranks) {
-    return fmt::format("{{'end':{},'ranks':{}}}", end, ranks);
+    return fmt::format("{{'end':{},'ranks':[{}]}}", end, ranks);
   };
-  add(range(4, 1) + "," + range(10, 3), "");
+  add(range(4, 1) + "," + range(10, 7), "");
   add(range(4, 1) + "," + range(4, 1) + "," + range(10, 1), "a range from 4 up to, and without, 4");
   add(range(4, 1) + "," + range(11, 1), "a range from 4 up to, and without, 11");
-  add(range(4, 3) + "," + range(10, 4), "4 ranks up to element 10; a job of 3 has 1 to 3");
+  add(range(4, 3) + "," + range(10, 8), "rank 3 up to element 10; the job's ranks are 0 to 2");
+  add(range(4, 3) + "," + range(10, 0), "no rank up to element 10; the job's ranks are 0 to 2");
   add(range(4, 1) + "," + range(9, 1), "the last range ends at element 9, and the key at 10");
   expect_all(cases);
   JobSpec spec{.name = "job", .keys = {{.name = "w", .elements = 10}}};
@@ -438,8 +439,9 @@ TEST(BadInput, RangesThatRanksExchange) {
     spec.keys[0].exchanged_by = std::move(ranges);
     EXPECT_THAT(message_of([&] { validate(spec); }), HasSubstr("keys[0].exchanged_by: " + says));
   };
-  refuses({{0, 1}, {10, 1}}, "a range from 0 up to, and without, 0");
-  refuses({{10, 0}}, "0 ranks up to element 10; a job of 1 has 1 to 1");
+  refuses({{0, {1}}, {10, {1}}}, "a range from 0 up to, and without, 0");
+  refuses({{10, {}}}, "no rank up to element 10; the job's ranks are 0 to 0");
+  refuses({{10, {1, 1}}}, "rank 64 up to element 10; the job's ranks are 0 to 0");
   refuses(std::vector<ExchangedRange>(65537), "65537 ranges");
 }
 

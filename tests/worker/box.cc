@@ -78,6 +78,11 @@ class Shard {
   std::thread thread_;
 };
 
+numa::Topology on_host(uint64_t host, numa::Topology topology) {
+  for (numa::Node& node : topology.nodes) node.host = host;
+  return topology;
+}
+
 size_t shards_wanted() {
   const std::string text = text_of("PHUB_TEST_SHARDS");
   return text.empty() ? 0 : std::stoul(text);
@@ -114,7 +119,7 @@ Box::Box(const std::string& topology, uint64_t memory_limit_bytes, const Wrap& w
     : running_(std::make_unique<Running>()) {
   Running& box = *running_;
   ServerOptions options;
-  options.topology = numa::from_synthetic(topology);
+  options.topology = on_host(1, numa::from_synthetic(topology));
   options.pin = false;
   options.memory_limit_bytes = memory_limit_bytes;
   options.slot_window = slot_window_wanted();
@@ -150,7 +155,8 @@ Box::Box(const std::string& topology, uint64_t memory_limit_bytes, const Wrap& w
   box.thread = std::thread([&box] { box.io.run(); });
   const size_t wanted = checkpoints.folder.empty() && parent.empty() ? shards_wanted() : 0;
   while (box.shards.size() < wanted) {
-    box.shards.push_back(std::make_unique<Shard>(numa::from_synthetic(topology), box.address));
+    box.shards.push_back(std::make_unique<Shard>(
+        on_host(box.shards.size() + 2, numa::from_synthetic(topology)), box.address));
     while (status().shards.size() < box.shards.size()) {
       std::this_thread::sleep_for(std::chrono::milliseconds(3));
     }

@@ -1,5 +1,6 @@
 // A whole box in the test's process: production server, cores' threads, control port. Workers use
 // shared memory, or what PHUB_TRANSPORT says. PHUB_TEST_SHARDS: so many boxes serve under it.
+// The box's machine has number 1, those of the others 2, 3, ….
 #pragma once
 
 #include <cstdint>

@@ -20,10 +20,10 @@ namespace json {
 struct Field;
 }
 
-// The elements before `end`, and behind those of the range before, are exchanged by so many ranks.
+// The elements before `end`, and behind those of the range before, are exchanged by these ranks.
 struct ExchangedRange {
   uint64_t end = 0;
-  uint32_t ranks = 0;
+  std::vector<uint64_t> ranks = {};  // bit r % 64 of word r / 64 for each rank r
 
   friend bool operator==(const ExchangedRange&, const ExchangedRange&) = default;
 };
@@ -59,10 +59,10 @@ struct KeySpec {
   std::string operation = "";
   std::string value_type = "";
   uint32_t tile_rows = 0;  // rows of a chunk of either kind; 0: the server decides
-  // The number of ranks that write or read each range of its elements (KeyInterest), if that is
-  // known when the job is created: ascending, the last one up to its elements. A chunk is exchanged
-  // by the most of those that have some of it; boxes, cores and NICs share chunks by the bytes that
-  // travel. Empty: all of it by all ranks.
+  // The ranks that write or read each range of its elements (KeyInterest), if that is known when
+  // the job is created: ascending, the last one up to its elements. A chunk is exchanged by all
+  // ranks that have some of it; boxes, cores and NICs share chunks by the bytes that travel. Empty:
+  // all of it by all ranks.
   std::vector<ExchangedRange> exchanged_by = {};
 
   friend bool operator==(const KeySpec&, const KeySpec&) = default;
@@ -105,6 +105,10 @@ struct JobSpec {
   // The ranks are racks (boxes with a parent), each the sum of so many of the training's ranks.
   // Their gradients are f32, and say how many of these took part. Empty: they are the training's.
   std::vector<uint32_t> rack_ranks;
+  // By rank, the number of its machine (numa/host.h), if that is known when the job is created; 0,
+  // and ranks behind the last: unknown. If several boxes serve the job, a chunk lies at the machine
+  // of the ranks that exchange it, as far as the boxes stay balanced (phub/plan/homes.h).
+  std::vector<uint64_t> rank_hosts = {};
   Choice<Work> work = Work::kAll;  // "sum": no optimizer; "none": only completes (benchmarks)
   // "bsp": a round sums all gradients, then everyone goes on. "ssp", "async": each gradient is
   // applied when it comes (one step of the optimizer, or with "none" plain addition to the

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <string_view>
 #include <unordered_set>
@@ -211,10 +212,14 @@ void check_exchanged(const KeySpec& key, size_t i, uint32_t max_ranks) {
            "and the key has {} elements",
            i, begin, range.end, key.elements);
     }
-    if (range.ranks == 0 || range.ranks > max_ranks) {
+    uint64_t end = 0;  // behind the last of its ranks
+    for (size_t word = 0; word < range.ranks.size(); ++word) {
+      if (range.ranks[word] != 0) end = word * 64 + std::bit_width(range.ranks[word]);
+    }
+    if (end == 0 || end > max_ranks) {
       fail(ErrorCode::kInvalid,
-           "keys[{}].exchanged_by: {} ranks up to element {}; a job of {} has 1 to {}", i,
-           range.ranks, range.end, max_ranks, max_ranks);
+           "keys[{}].exchanged_by: {} up to element {}; the job's ranks are 0 to {}", i,
+           end == 0 ? "no rank" : fmt::format("rank {}", end - 1), range.end, max_ranks - 1);
     }
     begin = range.end;
   }

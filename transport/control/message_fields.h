@@ -34,7 +34,7 @@ inline constexpr uint64_t kAny = std::numeric_limits<uint64_t>::max();
 template <class A>
 void fields(A& a, const ExchangedRange*) {
   a.required("end", &ExchangedRange::end, {1, kAny});
-  a.required("ranks", &ExchangedRange::ranks, {1, kMaxRanks});
+  a.required("ranks", &ExchangedRange::ranks, {1, kMaxRanks / 64});
 }
 
 template <class A>
@@ -78,6 +78,7 @@ void fields(A& a, const JobSpec*) {
   a.optional("reduction", &JobSpec::reduction, kWord);
   a.optional("groups", &JobSpec::groups, {0, RankTree::kMaxTextBytes});
   a.optional("rack_ranks", &JobSpec::rack_ranks, {0, kMaxRanks});
+  a.optional("rank_hosts", &JobSpec::rank_hosts, {0, kMaxRanks});
   a.optional("work", &JobSpec::work, kWord);
   a.optional("consistency", &JobSpec::consistency, kWord);
   a.optional("slack", &JobSpec::slack);

@@ -38,6 +38,7 @@ template <class A>
 void fields(A& a, const ShardHello*) {
   a.required("version", &ShardHello::version, {kProtocolVersion, kProtocolVersion});
   a.required("name", &ShardHello::name, {1, kMaxNameBytes});
+  a.optional("host", &ShardHello::host);
   a.required("nodes", &ShardHello::nodes, {1, kMaxShardCores});
   a.required("cores", &ShardHello::cores, {1, kMaxShardCores});
   a.required("transports", &ShardHello::transports, {1, kMaxWordBytes});

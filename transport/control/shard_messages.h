@@ -86,7 +86,8 @@ struct ShardNic {
 };
 struct ShardHello {
   uint32_t version = kProtocolVersion;
-  std::string name;  // for people: the host
+  std::string name;   // for people: the host
+  uint64_t host = 0;  // the machine's number (numa/host.h); 0: unknown
   std::vector<ShardNode> nodes;
   std::vector<ShardCore> cores;
   std::vector<std::string> transports;

@@ -51,6 +51,7 @@ WorkerOptions options_of_round(const WorkerOptions& store, const std::string& na
   options.spec.consistency = "bsp";
   options.spec.slack = 0;
   options.spec.initial = "zeros";
+  options.spec.rank_hosts.clear();
   options.spec.on_loss = "fail";  // what a lost rank has to say is missing
   options.interest.clear();
   return options;
@@ -79,7 +80,7 @@ void check_is_new(const Worker& worker) {
 }
 
 AllRecorded use_of_all(const WorkerOptions& store, const std::string& name,
-                       std::span<const Table> tables, const Use& mine) {
+                       std::span<const Table> tables, const Use& mine, uint64_t host) {
   std::vector<KeySpec> keys;
   for (const Table& table : tables) {
     keys.push_back(key_of(table.name + "/accesses", table.rows, "add"));
@@ -87,8 +88,9 @@ AllRecorded use_of_all(const WorkerOptions& store, const std::string& name,
     keys.push_back(key_of(table.name + "/owner", table.rows, "max"));
     keys.push_back(key_of(table.name + "/first", table.rows, "max"));
   }
+  const size_t key_of_clocks = keys.size(), key_of_hosts = key_of_clocks + 1;
   keys.push_back(key_of("clocks", 1, "max"));
-  const size_t key_of_clocks = keys.size() - 1;
+  keys.push_back(key_of("hosts", store.spec.world_size, "or", "i64"));
   const WorkerOptions options = options_of_round(store, name, std::move(keys));
   const auto rank = static_cast<uint32_t>(store.rank);
   const auto most = static_cast<int32_t>(INT32_MAX / store.spec.world_size);
@@ -98,6 +100,7 @@ AllRecorded use_of_all(const WorkerOptions& store, const std::string& name,
       options,
       [&](size_t key, std::span<std::byte> to) {
         if (key == key_of_clocks) return put(to, 0, static_cast<int32_t>(mine.clocks));
+        if (key == key_of_hosts) return put(to, rank, host);
         const std::vector<RowUse>& rows = mine.rows[key / kFields];
         for (size_t r = 0; r < rows.size(); ++r) {
           const bool here = rows[r].accesses > 0;
@@ -107,7 +110,7 @@ AllRecorded use_of_all(const WorkerOptions& store, const std::string& name,
               put(to, r, std::min(accesses, most));
               break;
             case kRanks:
-              put(to, r, here ? int64_t{1} << (rank % 63) : 0);
+              put(to, r, here ? int64_t{1} << (rank % kRankBits) : 0);
               break;
             case kOwner:
               put(to, r, here ? static_cast<int32_t>(rank + 1) : 0);
@@ -120,6 +123,12 @@ AllRecorded use_of_all(const WorkerOptions& store, const std::string& name,
       [&](size_t key, std::span<const std::byte> from) {
         if (key == key_of_clocks) {
           all.clocks = static_cast<uint32_t>(get<int32_t>(from, 0));
+          return;
+        }
+        if (key == key_of_hosts) {
+          for (size_t r = 0; r < store.spec.world_size; ++r) {
+            all.hosts.push_back(get<uint64_t>(from, r));
+          }
           return;
         }
         std::vector<SharedUse>& rows = all.rows[key / kFields];

@@ -23,10 +23,11 @@ void check_is_new(const Worker& worker);
 // Gathers what all ranks recorded, in a job of this name.
 struct AllRecorded {
   AllUse rows;
-  uint32_t clocks = 0;  // the largest number of clocks of a thread
+  uint32_t clocks = 0;          // the largest number of clocks of a thread
+  std::vector<uint64_t> hosts;  // the machine of each rank
 };
 AllRecorded use_of_all(const WorkerOptions& store, const std::string& name,
-                       std::span<const Table> tables, const Use& mine);
+                       std::span<const Table> tables, const Use& mine, uint64_t host);
 
 // Each rank has the same number of arrays of the same sizes. REQUIRES: no two ranks have a byte
 // other than zero in the same place. Afterwards each rank's arrays have the bytes of all ranks.

@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
+#include <iterator>
+#include <map>
 #include <numeric>
+#include <set>
 #include <tuple>
+#include <utility>
 
 namespace phub::iterstore {
 namespace {
@@ -27,23 +30,63 @@ uint32_t batch_of(const SharedUse& use, uint32_t batches) {
   return std::min(use.first_part, static_cast<uint8_t>(kParts - 1)) * batches / kParts;
 }
 
-// How many ranks access some row of each chunk, of these rows in their order.
+// The ranks whose bit is set, as ExchangedRange has them.
+std::vector<uint64_t> ranks_of(uint64_t bits, uint32_t ranks) {
+  std::vector<uint64_t> words((ranks + 63) / 64);
+  for (uint32_t rank = 0; rank < ranks; ++rank) {
+    if ((bits >> (rank % kRankBits) & 1) != 0) words[rank / 64] |= uint64_t{1} << (rank % 64);
+  }
+  return words;
+}
+
+// Tells at which machine the ranks of a row are.
+class Machines {
+ public:
+  // Keeps a reference.
+  explicit Machines(const std::vector<uint64_t>& rank_hosts)
+      : rank_hosts_(rank_hosts), hosts_(rank_hosts.begin(), rank_hosts.end()) {}
+  // From 1 on; 0: at several, or it is unknown.
+  uint32_t of(uint64_t bits) {
+    const auto [at, is_new] = known_.try_emplace(bits, 0);
+    if (is_new && hosts_.size() > 1) at->second = find(bits);
+    return at->second;
+  }
+
+ private:
+  uint32_t find(uint64_t bits) const {
+    uint64_t host = 0;
+    for (uint32_t rank = 0; rank < rank_hosts_.size(); ++rank) {
+      if ((bits >> (rank % kRankBits) & 1) == 0) continue;
+      if (rank_hosts_[rank] == 0 || (host != 0 && rank_hosts_[rank] != host)) return 0;
+      host = rank_hosts_[rank];
+    }
+    if (host == 0) return 0;
+    return static_cast<uint32_t>(1 + std::distance(hosts_.begin(), hosts_.find(host)));
+  }
+
+  const std::vector<uint64_t>& rank_hosts_;
+  const std::set<uint64_t> hosts_;
+  std::map<uint64_t, uint32_t> known_;
+};
+
+// The ranks that access some row of each chunk, of these rows in their order.
 std::vector<ExchangedRange> exchanged_by(std::span<const uint64_t> rows,
                                          std::span<const SharedUse> use, uint64_t row_words,
-                                         uint32_t chunk_elements) {
+                                         const PlanSettings& settings) {
   const uint64_t elements = rows.size() * row_words;
+  const auto all = static_cast<uint32_t>(std::max<size_t>(settings.rank_hosts.size(), kRankBits));
   std::vector<ExchangedRange> ranges;
-  for (uint64_t begin = 0; begin < elements; begin += chunk_elements) {
-    const uint64_t end = std::min(begin + chunk_elements, elements);
+  for (uint64_t begin = 0; begin < elements; begin += settings.chunk_elements) {
+    const uint64_t end = std::min(begin + settings.chunk_elements, elements);
     uint64_t of_chunk = 0;
     for (uint64_t i = begin / row_words; i <= (end - 1) / row_words; ++i) {
       of_chunk |= static_cast<uint64_t>(use[rows[i]].ranks);
     }
-    const auto ranks = static_cast<uint32_t>(std::popcount(of_chunk));
+    std::vector<uint64_t> ranks = ranks_of(of_chunk, all);
     if (!ranges.empty() && ranges.back().ranks == ranks) {
       ranges.back().end = end;
     } else {
-      ranges.push_back({.end = end, .ranks = ranks});
+      ranges.push_back({.end = end, .ranks = std::move(ranks)});
     }
   }
   if (ranges.size() > kMaxExchangedRanges) return {};
@@ -71,7 +114,8 @@ std::vector<ElementRange> in_chunks(const std::vector<bool>& chunks, uint32_t ch
 
 }  // namespace
 
-RowPlan::RowPlan(std::span<const Table> tables, const AllUse* use, const PlanSettings& settings) {
+RowPlan::RowPlan(std::span<const Table> tables, const AllUse* use, const PlanSettings& settings)
+    : rank_hosts_(settings.rank_hosts) {
   tables_.resize(tables.size());
   for (uint32_t t = 0; t < tables.size(); ++t) {
     place_table(t, tables[t], use == nullptr ? nullptr : &(*use)[t], settings);
@@ -114,24 +158,33 @@ void RowPlan::place_table(uint32_t table, const Table& of, const std::vector<Sha
   if (to.narrow) {
     for (const SharedUse& row : *use) to.owner.push_back(row.owner);
   }
+  Machines machines(rank_hosts_);
+  const auto machine_of = [&](uint64_t row) {
+    return to.narrow ? machines.of(static_cast<uint64_t>((*use)[row].ranks)) : 0;
+  };
   to.row_at.resize(of.rows);
   std::iota(to.row_at.begin(), to.row_at.end(), 0);
   std::ranges::stable_sort(to.row_at, {}, [&](uint64_t row) {
     const SharedUse& u = (*use)[row];
-    return std::tuple(batch_of(u, batches), static_cast<uint64_t>(u.ranks), -int64_t{u.accesses});
+    return std::tuple(batch_of(u, batches), machine_of(row), static_cast<uint64_t>(u.ranks),
+                      -int64_t{u.accesses});
   });
   to.position.resize(of.rows);
   for (uint64_t i = 0; i < of.rows; ++i) to.position[to.row_at[i]] = i;
   for (uint64_t first = 0; first < of.rows;) {
     const uint32_t batch = batch_of((*use)[to.row_at[first]], batches);
     if (batch == batches && to.narrow) break;
+    const uint32_t machine = machine_of(to.row_at[first]);
     uint64_t end = first;
-    while (end < of.rows && batch_of((*use)[to.row_at[end]], batches) == batch) ++end;
+    while (end < of.rows && batch_of((*use)[to.row_at[end]], batches) == batch &&
+           machine_of(to.row_at[end]) == machine) {
+      ++end;
+    }
     keys_.push_back(
         {.table = table, .first = first, .rows = end - first, .part = batch * kParts / batches});
     if (to.narrow) {
       keys_.back().exchanged_by = exchanged_by(std::span(to.row_at).subspan(first, end - first),
-                                               *use, of.row_words(), settings.chunk_elements);
+                                               *use, of.row_words(), settings);
     }
     first = end;
   }

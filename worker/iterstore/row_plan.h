@@ -4,7 +4,8 @@
 // Rows that are first read in the same part of the iteration lie together (a batch, which is a key:
 // it comes as a whole), and within a batch those that the same ranks access: so the chunks of a key
 // have few owners, and travel only to them. Among rows of the same ranks, those that are accessed
-// most come first.
+// most come first. If it is known at which machines ranks are, rows that ranks of one machine alone
+// access have keys of their own in a narrow table: so these chunks can lie at that machine.
 #pragma once
 
 #include <algorithm>
@@ -19,11 +20,12 @@
 
 namespace phub::iterstore {
 
+inline constexpr uint32_t kRankBits = 63;  // of more ranks it is known roughly which access a row
+
 // The use of a row by all ranks.
 struct SharedUse {
   int32_t accesses = 0;
-  int64_t ranks = 0;   // bit r % 64 for each rank r that accesses it: tells roughly which ranks
-                       // share rows
+  int64_t ranks = 0;   // bit r % kRankBits for each rank r that accesses it
   int32_t owner = -1;  // one rank that accesses it; -1: nobody does
   uint8_t first_part = kParts;
 };
@@ -32,9 +34,10 @@ using AllUse = std::vector<std::vector<SharedUse>>;  // by table and row
 struct PlanSettings {
   bool placement = true;
   bool narrow = true;  // tables that are fixed: only rows that somebody accesses are in the job,
-                       // whose keys say how many ranks exchange which rows
+                       // whose keys say which ranks exchange which rows
   uint32_t batches = 8;
   uint32_t chunk_elements = 8192;
+  std::vector<uint64_t> rank_hosts = {};  // the machine of each rank; empty: it is unknown
 };
 
 struct RowPlace {
@@ -57,6 +60,7 @@ class RowPlan {
   RowPlan(std::span<const Table> tables, const AllUse* use, const PlanSettings& settings);
 
   const std::vector<Key>& keys() const { return keys_; }  // in the order of their first read
+  const std::vector<uint64_t>& rank_hosts() const { return rank_hosts_; }
   // Rows that nobody accesses are not in the job.
   bool is_narrow(uint32_t table) const { return tables_[table].narrow; }
   bool has_narrow() const { return std::ranges::any_of(tables_, &OfTable::narrow); }
@@ -81,6 +85,7 @@ class RowPlan {
   void place_table(uint32_t table, const Table& of, const std::vector<SharedUse>* use,
                    const PlanSettings& settings);
 
+  std::vector<uint64_t> rank_hosts_;
   std::vector<Key> keys_;
   std::vector<OfTable> tables_;
 };

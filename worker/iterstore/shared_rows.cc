@@ -28,6 +28,7 @@ WorkerOptions options_of_rows(const WorkerOptions& store, const std::string& nam
   }
   WorkerOptions options = options_of_job(store, name, std::move(keys));
   options.spec.initial = "broadcast";
+  options.spec.rank_hosts = plan.rank_hosts();
   // The last clock of the slack is under way (look_ahead()): the box allows the others.
   if (options.spec.consistency == "ssp" && options.spec.slack > 0) --options.spec.slack;
   options.interest = interest_of(plan, tables, use, store.spec.chunk_elements);

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "numa/host.h"
 #include "numa/memory.h"
 #include "transport/error.h"
 #include "worker/iterstore/cores.h"
@@ -74,13 +75,15 @@ void Store::Impl::place_anew(bool again) {
   States states = shared ? cleared_states() : first_states(tables);
   Use mine = use_of(recordings, tables);
   if (again) keep_promise(mine, shared->use(), tables);
-  const AllRecorded all = use_of_all(options.worker, next_job("accesses"), tables, mine);
+  const AllRecorded all = use_of_all(options.worker, next_job("accesses"), tables, mine,
+                                     options.host == 0 ? numa::this_host() : options.host);
   const bool lock_step = options.worker.spec.consistency == "bsp";
   RowPlan plan(tables, &all.rows,
                {.placement = options.placement,
                 .narrow = lock_step,
                 .batches = options.batches,
-                .chunk_elements = options.worker.spec.chunk_elements});
+                .chunk_elements = options.worker.spec.chunk_elements,
+                .rank_hosts = all.hosts});
   // The job before is left only when all ranks are in this one.
   use(std::make_unique<SharedRows>(options.worker, next_job("rows"), tables, std::move(plan),
                                    std::move(mine), std::move(states)),

@@ -101,6 +101,10 @@ struct StoreOptions {
   // Ranks that begin a recording themselves all do so after the same clock. Rows of a `fixed` table
   // that were recorded remain so.
   double gather_again = 0;
+
+  // The number of this process's machine. If several boxes serve the job, rows lie at those of the
+  // machine that accesses them (phub/plan/homes.h). 0: as this process sees it (numa/host.h).
+  uint64_t host = 0;
 };
 
 struct StoreStats {          // accesses are those since rows were placed last
