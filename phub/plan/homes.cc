@@ -23,12 +23,12 @@ std::vector<uint64_t> ranks_exchanging(const ChunkLayout& chunk, const KeySpec& 
 
 std::string describe(const HomeBytes& bytes) {
   if (!bytes.known) return "";
+  const auto shown = [](uint64_t count) { return count == 0 ? "0 B" : human_bytes(count); };
   return fmt::format(
       "gradients of a round: {} stay at their ranks' machines, {} go to another box since several "
       "machines exchange them, {} for the balance of the boxes, and {} since no box is known at "
       "their ranks' machine",
-      human_bytes(bytes.stays), human_bytes(bytes.shared), human_bytes(bytes.for_balance),
-      human_bytes(bytes.without_box));
+      shown(bytes.stays), shown(bytes.shared), shown(bytes.for_balance), shown(bytes.without_box));
 }
 
 Homes::Homes(std::span<const uint64_t> hosts, std::span<const uint64_t> rank_hosts, uint32_t ranks)
