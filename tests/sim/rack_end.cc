@@ -219,6 +219,9 @@ std::string Rack::check_error(const JobRun& job, const Trainer& trainer, bool fa
       break;
     case ErrorCode::kUnavailable:
       explained |= (!trainer.joined() && life_ > 1) || rack_lost || (control && rack_may_go);
+      // A full disk holds up the first join of a job for longer than the trainer waits.
+      explained |= !trainer.joined() && !plan_.disk_faults.empty() &&
+                   what.find("nothing can be written") != what.npos;
       break;
     case ErrorCode::kTimeout:
       explained |= !trainer.joined() && (control || rack_lost);
