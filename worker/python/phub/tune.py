@@ -28,8 +28,9 @@ _MOST_S = 1e6  # that an option may say
 
 _DESCRIPTION = """\
 Finds hyperparameters of a training that runs: tries values on branches of the job, and goes on
-with the best, again and again. The training reports the loss of each of its rounds (report_loss);
-its job has the option `branches`, of at least --branches less one, and on_nonfinite "pass"."""
+with the best, again and again. The training reports the loss of its rounds, or of every few, as of
+a validation set (report_loss); its job has the option `branches`, of at least --branches less one,
+and on_nonfinite "pass"."""
 
 _EPILOG = """\
 What is tried: --search lr=log:1e-5..1 (a range, by ratios), --search momentum=linear:0..0.95 (by

@@ -245,6 +245,28 @@ def test_a_best_branch_that_diverges_is_gone_back_from(after):
     assert math.isfinite(job.states[driver.branch][0])
 
 
+@pytest.mark.parametrize("every", [2, 7])
+def test_losses_may_come_every_few_rounds(every):
+    """As of a validation set: a clock is a loss that was heard."""
+    job, events = Late(lambda: 1), []
+    decisions = Decisions(
+        Policy(first_clocks=4, window=10), lambda: sampled({"lr": Between(1e-4, 3)}, 8, SEED)
+    )
+    driver = Driver(job, decisions, 0, events.append)
+    while job.round < 4000 * every and not driver.done:
+        at, branch, loss = job.step()
+        if at % every == 0:
+            driver.hear(at, branch, loss)
+            driver.decide()
+    for event in events:
+        if isinstance(event.request, Run):
+            assert len(event.losses) >= event.request.clocks
+            heard = [job.course[at] for at in event.rounds]
+            assert repr(heard) == repr([(event.request.branch, loss) for loss in event.losses])
+    assert decisions.best is not None
+    assert job.states[driver.branch][1] < 1, "what it goes on with converges"
+
+
 BACKUP = 1  # that somebody else has forked, which stays as it is
 
 
