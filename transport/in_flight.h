@@ -17,7 +17,8 @@
 //   host there is no link, only processors, which large writes spare: kLocalTimes as much is 1 ms
 //   of a core's copying.
 //
-// At 200 Mbit/s these are 52 ms of the link's time, and 10 ms and 5 ms for each connection.
+// At 200 Mbit/s these are 52 ms of the link's time, and 10 ms and 5 ms for each connection; a write
+// of 32 KiB is 1.3 ms.
 #pragma once
 
 #include <algorithm>

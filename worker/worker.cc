@@ -185,7 +185,10 @@ size_t Worker::parts(size_t key) const {
 }
 
 Worker::Elements Worker::part(size_t key, size_t part) const {
-  impl_->key(key);
+  const std::string& name = impl_->key(key).name;
+  if (part >= parts(key)) {
+    fail(ErrorCode::kInvalid, "part {} of key '{}', which has {}", part, name, parts(key));
+  }
   const SessionKeys::Elements of = impl_->exchange.part(key, part);
   return {of.begin, of.end};
 }

@@ -277,10 +277,12 @@ class Worker {
   struct Elements {
     uint64_t begin = 0, end = 0;
   };
-  Elements part(size_t key, size_t part) const;  // where it lies in the key
+  Elements part(size_t key,
+                size_t part) const;  // where it lies in the key; kInvalid: there is none
   // Does as push() for one part of a key, from gradient_bytes(), while the rest of the gradient is
   // still to come. Part 0 begins the exchange, and all others follow, in this order, each once. An
   // announced part ends by itself (Pushed::part): its elements are in parameter_bytes() then.
+  // (With gated rounds that is when all keys of the round are here, so push all parts first.)
   // wait() returns when all parts have ended. Throws Error(kInvalid): it is not the next part, or
   // memory is registered for a key of several parts.
   Pushed push_part(size_t key, size_t part, const PushOptions& how = {});

@@ -159,9 +159,11 @@ nlohmann::ordered_json to_json(const numa::Topology& topology, const Plan& plan,
                              {"nic", plan.queues[q].nic},
                              {"chunks", plan.queue_chunks[q].size()}});
   }
-  for (const Plan& part : parts_of(plan)) {
-    for (const NodeMemory& memory : memory_needed(part, spec, checkpoints)) {
-      out["memory"].push_back({{"os_node", memory.os_node},
+  const std::vector<Plan> boxes = parts_of(plan);
+  for (size_t box = 0; box < boxes.size(); ++box) {
+    for (const NodeMemory& memory : memory_needed(boxes[box], spec, checkpoints)) {
+      out["memory"].push_back({{"box", box + 1},
+                               {"os_node", memory.os_node},
                                {"gradient_slots", memory.slots},
                                {"parameters", memory.parameters},
                                {"master", memory.master},
@@ -283,6 +285,10 @@ void run(PlanArguments arguments) {
     if (topology.nics.empty()) {
       fail(ErrorCode::kInvalid, "--rank-boxes: boxes serve one job over NICs (--nics)");
     }
+    if (arguments.rank_boxes.size() != arguments.options.ranks) {
+      fail(ErrorCode::kInvalid, "--rank-boxes: {} ranks, and --ranks is {}",
+           arguments.rank_boxes.size(), arguments.options.ranks);
+    }
     topology = boxes_like(topology, arguments.rank_boxes);
     arguments.options.rank_hosts = {arguments.rank_boxes.begin(), arguments.rank_boxes.end()};
     arguments.options.shared_memory = false;
@@ -316,7 +322,9 @@ void run(PlanArguments arguments) {
   } else {
     text = escaped_lines(numa::describe(topology) + left_out(topology, plan) + "\n" +
                          describe(plan, spec));
-    for (const Plan& part : parts_of(plan)) {
+    const std::vector<Plan> boxes = parts_of(plan);
+    for (const Plan& part : boxes) {
+      if (boxes.size() > 1) text += fmt::format("\nbox {}:\n", 1 + (&part - boxes.data()));
       text += escaped_lines(describe_memory(part, spec, arguments.checkpoints) +
                             too_small(topology, part, spec, arguments.checkpoints));
     }

@@ -4,7 +4,9 @@
 // each wait for a chunk that another one has no place for. Then these ranks get places:
 //
 // - at once if all ranks that some chunk waits for are short here. The chunks of the lowest round
-//   that anybody waits in decide: who is not there in a later round may wait for these;
+//   that anybody waits in decide: who is not there in a later round may wait for these. (Keys that
+//   are pushed at different rates have rounds that say nothing of this: they wait as for a rank
+//   that is late;)
 // - after a moment without any arrival if they are short at this core or another one of the box:
 //   what a worker sends to one core holds up what it sends to the others;
 // - after some seconds if one of them is short nowhere: it is late, or another box holds it up,

@@ -122,6 +122,7 @@ void RackDesk::reconnect() {
                                       "there again",
                                       job_.spec().name, uplink_.parent()));
           answers_ = 0;
+          broke_again_ = false;
           local_.attach(CoreReport::kNoRank, 0);
         });
   });

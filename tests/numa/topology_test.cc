@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <sys/wait.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -13,6 +15,8 @@
 #include <sstream>
 #include <system_error>
 #include <thread>
+
+#include "numa/host.h"
 
 namespace phub::numa {
 namespace topology_test {
@@ -353,6 +357,24 @@ TEST(ThisMachineDeathTest, CanBeAnotherOne) {
     std::exit(right ? 0 : 1);
   };
   EXPECT_EXIT(synthetic(), ::testing::ExitedWithCode(0), "");
+}
+
+// Another network is another machine: what is there is not reached without a NIC.
+TEST(ThisMachineDeathTest, HasItsNumberUntilItsNetworkIsAnother) {
+  const uint64_t number = this_host();
+  EXPECT_EQ(this_host(), number);
+  for (const Node& node : this_machine().nodes) EXPECT_EQ(node.host, number);
+  constexpr int kIsAnother = 0, kMayNot = 77;
+  const auto elsewhere = [number] {
+    if (this_host() != number) std::exit(1);
+    if (unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) std::exit(kMayNot);
+    std::exit(this_host() != number && this_host() != 0 ? kIsAnother : 2);
+  };
+  const auto is_right = [](int status) {
+    return WIFEXITED(status) &&
+           (WEXITSTATUS(status) == kIsAnother || WEXITSTATUS(status) == kMayNot);
+  };
+  EXPECT_EXIT(elsewhere(), is_right, "");
 }
 
 TEST(ThisMachine, VirtualDevicesAreNoNics) {

@@ -254,6 +254,9 @@ TEST(PlanCommand, TellsWhatStaysAtHome) {
             (nlohmann::json{
                 {"stays", 3276800}, {"shared", 655360}, {"for_balance", 0}, {"without_box", 0}}));
   EXPECT_EQ(json.at("memory").size(), 2u);
+  EXPECT_EQ(json.at("memory").at(1).at("box"), 2);
+  EXPECT_THAT(output_of(told), HasSubstr("box 2:"));
+  EXPECT_THAT(error_of(told + ",1"), HasSubstr("--rank-boxes: 3 ranks, and --ranks is 2"));
   EXPECT_EQ(json.at("nics").at(1).at("name"), "box2:nic0");
   EXPECT_THAT(error_of(words + " --rank-boxes 1,300"), HasSubstr("--rank-boxes"));
   EXPECT_THAT(error_of(told + " --nics 0"), HasSubstr("--nics"));

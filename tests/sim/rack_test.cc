@@ -70,6 +70,7 @@ TEST_F(RackTest, SeedsThatStay) {
 TEST_P(RackTest, EveryContributionCountsOnceAndNobodyHangs) {
   const testing::Seeds seeds = testing::fresh_seeds(testing::scaled(200));
   RackResult all;
+  uint64_t windowed = 0;  // racks
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
     const RackResult result = run(seed);
     ASSERT_NO_FATAL_FAILURE(expect_success(seed, result));
@@ -81,7 +82,7 @@ TEST_P(RackTest, EveryContributionCountsOnceAndNobodyHangs) {
     all.net.near_links += result.net.near_links;
     all.net.mixed_links += result.net.mixed_links;
     all.net.near_writes += result.net.near_writes;
-    all.net.window_writes += result.net.window_writes;
+    windowed += result.net.window_writes > 0;
     all.net.window_growths += result.net.window_growths;
     all.net.taken += result.net.taken;
     all.dead_devices += result.dead_devices;
@@ -115,7 +116,7 @@ TEST_P(RackTest, EveryContributionCountsOnceAndNobodyHangs) {
   EXPECT_GT(all.net.near_links, seeds.count / 2);
   EXPECT_GT(all.net.mixed_links, 0u);
   EXPECT_GT(all.net.near_writes, 10 * seeds.count);
-  EXPECT_GT(all.net.window_writes, seeds.count);
+  EXPECT_GT(windowed, seeds.count / 20);  // few racks have most of the writes
   EXPECT_GT(all.net.window_growths, 0u);
   EXPECT_GT(all.net.taken, 10 * seeds.count);
   EXPECT_GT(all.dead_devices, 0u);

@@ -441,6 +441,7 @@ TEST(BadInput, RangesThatRanksExchange) {
   };
   refuses({{0, {1}}, {10, {1}}}, "a range from 0 up to, and without, 0");
   refuses({{10, {}}}, "no rank up to element 10; the job's ranks are 0 to 0");
+  refuses({{10, {1, 0}}}, "2 words of ranks up to element 10, more than 1 ranks have");
   refuses({{10, {1, 1}}}, "rank 64 up to element 10; the job's ranks are 0 to 0");
   refuses(std::vector<ExchangedRange>(65537), "65537 ranges");
 }

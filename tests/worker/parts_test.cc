@@ -32,6 +32,7 @@ JobSpec spec_of(const std::string& name, uint32_t ranks) {
   spec.name = name;
   spec.keys = {{.name = "small", .elements = 1000}, {.name = "large", .elements = kLarge}};
   spec.world_size = ranks;
+  spec.chunk_elements = 8192;
   spec.lease_ms = 60'000;  // nobody is to be lost for being slow
   return spec;
 }
@@ -51,7 +52,7 @@ std::string refused(const std::function<void()>& call) {
   return "nothing was thrown";
 }
 
-TEST(Parts, AreNeighboursThatMakeUpTheKey) {
+TEST(KeyParts, AreNeighboursThatMakeUpTheKey) {
   const Box box;
   const Worker worker(box.options(spec_of("make-up", 1)));
   EXPECT_EQ(worker.parts(0), 1u);
@@ -65,10 +66,12 @@ TEST(Parts, AreNeighboursThatMakeUpTheKey) {
     end = worker.part(1, part).end;
   }
   EXPECT_EQ(end, kLarge);
+  EXPECT_THAT(refused([&] { worker.part(1, kParts); }), HasSubstr("part 3 of key 'large'"));
+  EXPECT_THAT(refused([&] { worker.part(0, 1); }), HasSubstr("part 1 of key 'small', which has 1"));
 }
 
 // Rank 1 pushes as a whole, in the same rounds; and in some rounds rank 0 does.
-TEST(Parts, HaveTheBitsOfTheWhole) {
+TEST(KeyParts, HaveTheBitsOfTheWhole) {
   const Box box;
   const uint64_t seed = fresh_seeds(1).first;
   SCOPED_TRACE("PHUB_SEED=" + std::to_string(seed));
@@ -107,7 +110,52 @@ TEST(Parts, HaveTheBitsOfTheWhole) {
   }
 }
 
-TEST(Parts, EachHasItsResultBeforeTheNextIsPushed) {
+// A rank that reads a key whole has it in parts, and sends those chunks that it writes.
+TEST(KeyParts, WhatARankOnlyReadsIsNotSent) {
+  const Box box;
+  const JobSpec spec = spec_of("reads", 2);
+  each_rank(2, [&](uint32_t rank) {
+    WorkerOptions options = box.options(spec, rank);
+    if (rank == 1) options.interest = {{"large", {{0, spec.chunk_elements}}, {{0, kLarge}}}};
+    Worker worker(options);
+    worker.wait_all();
+    ASSERT_EQ(worker.parts(1), kParts);
+    std::ranges::fill(worker.gradient(1), rank == 0 ? 1.0f : 10.0f);
+    for (size_t part = 0; part < kParts; ++part) worker.push_part(1, part);
+    worker.push_null(0);
+    worker.wait_all();
+    EXPECT_EQ(worker.parameters(1)[0], 11.0f);
+    EXPECT_EQ(worker.parameters(1)[spec.chunk_elements], 1.0f);
+    EXPECT_EQ(worker.parameters(1).back(), 1.0f);
+    worker.leave();
+  });
+}
+
+// With gated rounds results come once all of the round's keys are here.
+TEST(KeyParts, AGatedRoundHasThemToo) {
+  const Box box;
+  JobSpec spec = spec_of("gated", 2);
+  spec.optimizer = "sgd";
+  spec.hyper = {{"lr", 1}};
+  spec.on_nonfinite = "skip";
+  each_rank(2, [&](uint32_t rank) {
+    Worker worker(box.options(spec, rank));
+    worker.wait_all();
+    for (uint64_t round = 1; round <= 2; ++round) {
+      std::ranges::fill(worker.gradient(1), 1.0f);
+      for (size_t part = 0; part < kParts; ++part) worker.push_part(1, part, {.announced = true});
+      worker.push_null(0);
+      for (size_t part = 0; part < kParts; ++part) {
+        const auto ended = worker.wait_any();
+        ASSERT_TRUE(ended && !ended->error);
+      }
+      EXPECT_EQ(worker.parameters(1).back(), -2.0f * static_cast<float>(round));
+    }
+    worker.leave();
+  });
+}
+
+TEST(KeyParts, EachHasItsResultBeforeTheNextIsPushed) {
   const Box box;
   const JobSpec spec = spec_of("each", 2);
   each_worker(box, spec, [&](Worker& worker, uint32_t rank) {
@@ -135,7 +183,7 @@ TEST(Parts, EachHasItsResultBeforeTheNextIsPushed) {
 }
 
 // A thread that waits for the key sleeps while no part of it is under way.
-TEST(Parts, WhoeverWaitsForTheKeyHasAllOfThem) {
+TEST(KeyParts, WhoeverWaitsForTheKeyHasAllOfThem) {
   const Box box;
   each_worker(box, spec_of("waits", 1), [&](Worker& worker, uint32_t /*rank*/) {
     std::ranges::fill(worker.gradient(1), 2.0f);
@@ -151,7 +199,7 @@ TEST(Parts, WhoeverWaitsForTheKeyHasAllOfThem) {
   });
 }
 
-TEST(Parts, WhatIsNotTheNextOneIsRefusedAndChangesNothing) {
+TEST(KeyParts, WhatIsNotTheNextOneIsRefusedAndChangesNothing) {
   const Box box;
   JobSpec spec = spec_of("refused", 1);
   spec.keys.push_back({.name = "coded", .elements = kLarge, .format = "int8"});
@@ -186,7 +234,7 @@ TEST(Parts, WhatIsNotTheNextOneIsRefusedAndChangesNothing) {
   EXPECT_EQ(worker.round(1), 1u);
 }
 
-TEST(Parts, AStateIsNotOfTheTimeBetweenThem) {
+TEST(KeyParts, AStateIsNotOfTheTimeBetweenThem) {
   const Box box;
   JobSpec spec = spec_of("state", 1);
   spec.optimizer = "sgd";
@@ -205,7 +253,7 @@ TEST(Parts, AStateIsNotOfTheTimeBetweenThem) {
 }
 
 // The round is over for the key, and this rank's state is saved, with the last of them.
-TEST(Parts, TheStateIsSavedOnceAllAreHere) {
+TEST(KeyParts, TheStateIsSavedOnceAllAreHere) {
   const TemporaryDirectory folder = TemporaryDirectory::in_memory();
   const Box box("core:2 pu:1", uint64_t{1} << 33, {}, {.folder = folder.path(), .every = 1});
   std::vector<uint64_t> saved;
@@ -228,7 +276,7 @@ TEST(Parts, TheStateIsSavedOnceAllAreHere) {
 }
 
 // What was pushed is sent again, and nothing else.
-TEST(Parts, AConnectionThatBreaksBetweenThemIsMadeAgain) {
+TEST(KeyParts, AConnectionThatBreaksBetweenThemIsMadeAgain) {
   const Box box;
   WorkerOptions options = box.options(spec_of("breaks", 1));
   options.transport = "tcp";

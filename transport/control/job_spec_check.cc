@@ -221,6 +221,11 @@ void check_exchanged(const KeySpec& key, size_t i, uint32_t max_ranks) {
            "keys[{}].exchanged_by: {} up to element {}; the job's ranks are 0 to {}", i,
            end == 0 ? "no rank" : fmt::format("rank {}", end - 1), range.end, max_ranks - 1);
     }
+    if (range.ranks.size() > (max_ranks + 63) / 64) {
+      fail(ErrorCode::kInvalid,
+           "keys[{}].exchanged_by: {} words of ranks up to element {}, more than {} ranks have", i,
+           range.ranks.size(), range.end, max_ranks);
+    }
     begin = range.end;
   }
   if (!ranges.empty() && begin != key.elements) {

@@ -57,7 +57,7 @@ void Session::push(size_t key_index, int32_t priority, bool null,
   for (uint32_t c = key.first_chunk; c < key.first_chunk + key.chunks; ++c) {
     Chunk& chunk = chunks_[c];
     if (!chunk.exchanged()) continue;
-    push_chunk(chunk, null || !chunk.writes);
+    push_chunk(chunk, null);
     chunk.magnitude = magnitudes.empty() ? 0 : magnitudes[c - key.first_chunk];
     enqueue(c, priority, ImmKind::kData);
   }
@@ -95,7 +95,7 @@ void Session::push_chunk(Chunk& chunk, bool null) {
   chunk.awaited = keys_[chunk.key].round + 1;
   chunk.outstanding = true;
   chunk.pushed = true;
-  measure(chunk, null);
+  measure(chunk, null || !chunk.writes);
   chunk.posted = false;
   chunk.magnitude = 0;
   ++queues_[chunk.queue].outstanding;

@@ -150,6 +150,11 @@ class Matrices:
                         f"load_state_dict: the state has no {part} of {tuple(mine.shape)} for "
                         f"'{name}'. It is of another model, or another rank of powersgd"
                     )
+            steps = state[name].get("steps", torch.tensor(0))
+            if steps.numel() != 1 or steps.is_floating_point() or steps < 0:
+                raise InvalidError(
+                    f"load_state_dict: the steps of '{name}' are {steps}, not a number of steps"
+                )
         for name, matrix in self._matrices.items():
             matrix.residual.copy_(state[name]["residual"])
             matrix.q.copy_(state[name]["q"])

@@ -366,6 +366,11 @@ def test_the_state_of_another_model_is_refused(rank):
     state = powersgd.state_dict()
     state["3.weight"]["q"] = state["3.weight"]["q"][:1]
     refused(r"no q of \(2, 128\) for '3.weight'", powersgd.load_state_dict, state)
+    state = powersgd.state_dict()
+    state["3.weight"]["steps"] = torch.tensor([1, 2])
+    refused("the steps of '3.weight' are", powersgd.load_state_dict, state)
+    state["3.weight"]["steps"] = torch.tensor(-1)
+    refused("the steps of '3.weight' are", powersgd.load_state_dict, state)
     del state["0.weight"]
     refused("the state is of 3.weight, 5.weight", powersgd.load_state_dict, state)
 
