@@ -12,8 +12,7 @@ constexpr uint32_t kRanks = 0;  // the table
 // Each row once, ascending.
 std::vector<uint64_t> distinct(std::vector<uint64_t> rows) {
   std::ranges::sort(rows);
-  const auto [first, last] = std::ranges::unique(rows);
-  rows.erase(first, last);
+  rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
   return rows;
 }
 
