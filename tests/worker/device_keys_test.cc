@@ -328,6 +328,14 @@ TEST_P(DeviceKeysTest, KeysAreConvertedPieceByPiece) {
   expect_same_bits(spec, {.gradient = DType::kBF16, .parameter = DType::kBF16}, 2);
 }
 
+// The same keys, whose results are sums of gradients.
+JobSpec of_sums(JobSpec spec) {
+  spec.optimizer = "none";
+  spec.hyper.clear();
+  spec.reduction = "sum";
+  return spec;
+}
+
 JobSpec spec_with_parts(const std::string& name, uint32_t ranks) {
   JobSpec spec = spec_of(name, ranks);
   spec.keys[1].elements = 1'300'003;  // three parts
@@ -341,10 +349,7 @@ TEST_P(DeviceKeysTest, LargeKeysGoPartByPart) {
 }
 
 TEST_P(DeviceKeysTest, LargeKeysAreNullAsAWholeAndPulledAgain) {
-  JobSpec spec = spec_with_parts("null-parts", 1);
-  spec.optimizer = "none";
-  spec.hyper.clear();
-  spec.reduction = "sum";
+  const JobSpec spec = of_sums(spec_with_parts("null-parts", 1));
   const auto device = GetParam().make(kBudget);
   Worker worker(options_on(*device, spec, 0));
   const auto stream = device->make_stream("program");
@@ -373,10 +378,7 @@ TEST_P(DeviceKeysTest, LargeKeysAreNullAsAWholeAndPulledAgain) {
 }
 
 TEST_P(DeviceKeysTest, NoGradientIsAGradientOfZero) {
-  JobSpec spec = spec_of("null", 1);
-  spec.optimizer = "none";
-  spec.hyper.clear();
-  spec.reduction = "sum";
+  const JobSpec spec = of_sums(spec_of("null", 1));
   const auto device = GetParam().make(kBudget);
   Worker worker(options_on(*device, spec, 0));
   const auto stream = device->make_stream("program");
@@ -401,10 +403,7 @@ TEST_P(DeviceKeysTest, NoGradientIsAGradientOfZero) {
 // A driver has room for about a thousand calls that wait, and then holds up who makes more.
 TEST_P(DeviceKeysTest, MoreCallsWaitForAnotherRankThanADriverTakes) {
   constexpr size_t kKeys = 2000;
-  JobSpec spec = spec_of("many", 2);
-  spec.optimizer = "none";
-  spec.hyper.clear();
-  spec.reduction = "sum";
+  JobSpec spec = of_sums(spec_of("many", 2));
   spec.keys.clear();
   for (size_t key = 0; key < kKeys; ++key) {
     spec.keys.push_back({.name = std::to_string(key), .elements = 1});

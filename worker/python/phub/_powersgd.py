@@ -142,6 +142,8 @@ class Matrices:
                 f"load_state_dict: the state is of {', '.join(map(str, state)) or 'nothing'}, and "
                 f"PowerSGD's matrices are {', '.join(self._matrices)}"
             )
+        all_whole = torch.tensor(self._how.start)  # where a state does not say it
+        steps = {name: parts.get("steps", all_whole) for name, parts in state.items()}
         for name, matrix in self._matrices.items():
             for part, mine in (("residual", matrix.residual), ("q", matrix.q)):
                 given = state[name].get(part)
@@ -150,15 +152,15 @@ class Matrices:
                         f"load_state_dict: the state has no {part} of {tuple(mine.shape)} for "
                         f"'{name}'. It is of another model, or another rank of powersgd"
                     )
-            steps = state[name].get("steps", torch.tensor(0))
-            if steps.numel() != 1 or steps.is_floating_point() or steps < 0:
+            made = steps[name]
+            if made.numel() != 1 or made.is_floating_point() or made < 0:
                 raise InvalidError(
-                    f"load_state_dict: the steps of '{name}' are {steps}, not a number of steps"
+                    f"load_state_dict: the steps of '{name}' are {made}, not a number of steps"
                 )
         for name, matrix in self._matrices.items():
             matrix.residual.copy_(state[name]["residual"])
             matrix.q.copy_(state[name]["q"])
-            matrix.steps = int(state[name].get("steps", self._how.start))
+            matrix.steps = int(steps[name])
 
 
 class Matrix:
