@@ -672,12 +672,17 @@ PHUB_API phub_code phub_worker_stats(const phub_worker* worker, phub_stats* stat
  * Threads. A phub_geeps is for one thread at a time: a call during another one for the same handle
  * is PHUB_WRONG_THREAD. A call that waits for the job ends when its worker leaves or is destroyed.
  *
+ * Streams. A caller that computes in a stream says which (phub_geeps_options_set_stream). Then it
+ * need not wait for the stream, and buffers are returned before the device has filled them. Several
+ * devices of a process share a worker as a phub_device_group.
+ *
  * Errors. PHUB_INVALID, a wrong call, which changes nothing; PHUB_FULL, device memory;
  * PHUB_TIMEOUT; what a device or the job failed with, which every later call fails with. ---- */
 
 typedef struct phub_device phub_device;
 typedef struct phub_geeps_options phub_geeps_options;
 typedef struct phub_geeps phub_geeps;
+typedef struct phub_device_group phub_device_group;
 
 /* A device of host memory within a budget, for workers without a GPU. Data pointers are host
  * memory. Copies take as long as bandwidth and latency say; 0 bytes per second: as fast as this
@@ -686,11 +691,30 @@ PHUB_API phub_code phub_device_open_host(uint64_t budget_bytes, double copy_byte
                                          uint64_t copy_latency_ns, phub_device** device);
 /* A GPU, on which `budget_bytes` are allocated at once. Data pointers are device memory, which any
  * stream may use when the call that returned them has returned. No call waits for streams of the
- * caller: they must have finished with a buffer before it is released.
+ * caller: they must have finished with a buffer before it is released. With
+ * phub_geeps_options_set_stream only that stream may use them, in its order.
  * PHUB_UNAVAILABLE: there is no such device, no driver, or the library was built without CUDA. */
 PHUB_API phub_code phub_device_open_cuda(int index, uint64_t budget_bytes, phub_device** device);
 /* The memory is freed with the last phub_geeps, phub_device_keys and phub_worker that use it. */
 PHUB_API phub_code phub_device_close(phub_device* device);
+
+/* A stream of a device of host memory, in place of a cudaStream_t: work of the program, one after
+ * another, in threads of the device. Programs that compute in a stream run with it, and are tested,
+ * where there is no GPU. PHUB_INVALID: the device is a GPU, whose streams are the driver's.
+ *
+ * Any thread may call these functions. Destroying waits for the stream's work; a phub_geeps whose
+ * stream it is keeps it as long as it lives. phub_host_stream_wait returns when all work is done
+ * that was given before, or with the failure of the device, after which later work is dropped. */
+typedef struct phub_host_stream phub_host_stream;
+PHUB_API phub_code phub_host_stream_create(phub_device* device, phub_host_stream** stream);
+PHUB_API phub_code phub_host_stream_destroy(phub_host_stream* stream);
+PHUB_API phub_code phub_host_stream_wait(phub_host_stream* stream);
+/* Calls work(user_data) once, when all work is done that the stream was given before. The call
+ * itself returns at once. `work` calls no function of this header. While it runs, the work of other
+ * streams of the device may wait. */
+typedef void (*phub_stream_work)(void* user_data);
+PHUB_API phub_code phub_host_stream_call(phub_host_stream* stream, phub_stream_work work,
+                                         void* user_data);
 
 /* Gradients and parameters of the workers that are made with these options lie in the device's
  * memory, which the NIC reads and writes itself: over transport verbs or ofi, where it reaches that
@@ -722,6 +746,7 @@ PHUB_API phub_code phub_geeps_options_destroy(phub_geeps_options* options);
  *   strict          1: a call outside the sequence is an error               0
  *   infer_clocks    1: the last update clocks a table that the sequence does not clock      0
  *   poison          1: released buffers become NaN                           0
+ *   measure_stalls  1: stalled_ns counts the waits of a stream, or on a GPU  0
  *   partitions      sets of copying threads, which share a table's pieces    1
  *   timeout_ms      of calls that wait; 0: none but the worker's             0
  *   trace           file for the trace (ui.perfetto.dev); "": none */
@@ -768,9 +793,32 @@ PHUB_API phub_code phub_geeps_options_set_samples(phub_geeps_options* options, u
 PHUB_API phub_code phub_geeps_options_set_piece_bytes(phub_geeps_options* options, uint32_t table,
                                                       uint64_t bytes);
 
+/* The caller of the phub_geeps that are made with these options computes in this stream of their
+ * device: a cudaStream_t, also 0, or a phub_host_stream; of a device of host memory null is the
+ * calling thread. It is used until phub_geeps_destroy has returned, which waits for its work.
+ *
+ * A call that returns a buffer then does not wait until the device has filled it: work that is
+ * enqueued in the stream after the call finds it filled. A call that releases a buffer, and a
+ * clock, take effect behind the work that was enqueued before, and do not wait for that. What calls
+ * wait for is on the host: a result of the server's, and with it the work of the stream from which
+ * the updates came; the copy to the host of what this buffer's memory, or this table's log, held
+ * before; a free place. Outside the sequence the call also waits for the rows' copies to the
+ * device. phub_geeps_finish, phub_geeps_wait_all and phub_geeps_save_point wait for the stream.
+ *
+ * Without this call the caller computes on a GPU in any stream: calls that return a buffer wait
+ * until it is filled. phub_geeps_create: PHUB_BAD_HANDLE, of a device of host memory it is no
+ * phub_host_stream; PHUB_INVALID, it is one of another device. A cudaStream_t cannot be checked. */
+PHUB_API phub_code phub_geeps_options_set_stream(phub_geeps_options* options, void* stream);
+
 /* Adds a key to the job for every piece of the tables of parameters, in their order: all parameters
  * of the job are the rows of one table behind those of the other. The job has no other keys. */
 PHUB_API phub_code phub_options_add_tables(phub_options* options, const phub_geeps_options* tables);
+/* Does the same for a job whose processes have groups of so many devices: keys of tables with
+ * samples have room for the pairs of all. Every process has equally many. PHUB_INVALID: 0 members,
+ * or too many pairs. */
+PHUB_API phub_code phub_options_add_group_tables(phub_options* options,
+                                                 const phub_geeps_options* tables,
+                                                 uint32_t members);
 
 /* Makes a cache of the parameters of the worker's job. From now on only the cache pushes keys:
  * phub_push, phub_use_memory and phub_register_memory of the worker are PHUB_INVALID. The options
@@ -789,6 +837,41 @@ PHUB_API phub_code phub_geeps_create_standalone(phub_device* device, const phub_
 /* Waits until pushes in progress are sent; data pointers become invalid. The worker may then push
  * itself or get another phub_geeps, even before the results are here. */
 PHUB_API phub_code phub_geeps_destroy(phub_geeps* geeps);
+
+/* Several devices of this process are one rank: each has a phub_geeps, and threads of the library
+ * sum their updates of a key when the last of them has clocked it, in the order of the members, and
+ * push the sum. All read the same result. From now on only the group pushes the worker's keys,
+ * which are those of phub_options_add_group_tables. Members that clock without an update are left
+ * out of the sum.
+ *
+ *   phub_device_group_create(worker, tables, 2, 0, 0, &group);
+ *   phub_geeps_create_member(first_device, group, 0, tables, &first);    // one thread calls it
+ *   phub_geeps_create_member(second_device, group, 1, tables, &second);  // another calls this
+ *   phub_device_group_destroy(group);                                    // they keep it
+ *
+ * `mean` 1: sums are multiplied by float(1 / members), for jobs that take the mean. `threads` sum;
+ * 0: two, or one if there is one CPU. At most 1024 members and threads.
+ *
+ * Errors of a group are those of a phub_geeps, for all members. PHUB_RANK_LOST: a member was
+ * destroyed without the update that the others wait for. PHUB_INVALID, at first: there are no
+ * members; or several, and the worker has a saver (their iterations have no common end), or `mean`
+ * is 1 and a table has samples; PHUB_TAKEN: the worker has a phub_geeps or a group. */
+PHUB_API phub_code phub_device_group_create(phub_worker* worker, const phub_geeps_options* tables,
+                                            uint32_t members, int mean, uint32_t threads,
+                                            phub_device_group** group);
+/* Does the same without a server, as phub_geeps_create_standalone. */
+PHUB_API phub_code phub_device_group_create_standalone(const phub_options* job,
+                                                       const float* initial, size_t elements,
+                                                       uint32_t members, int mean, uint32_t threads,
+                                                       phub_device_group** group);
+/* The group ends with its last phub_geeps. Then the worker may push itself. */
+PHUB_API phub_code phub_device_group_destroy(phub_device_group* group);
+/* Makes the cache of member `member`, from 0, on its device, with the tables of the group. Members
+ * may have other options, streams among them. PHUB_INVALID: there is no such member; PHUB_TAKEN: it
+ * has, or had, a phub_geeps; else as phub_geeps_create. */
+PHUB_API phub_code phub_geeps_create_member(phub_device* device, phub_device_group* group,
+                                            uint32_t member, const phub_geeps_options* options,
+                                            phub_geeps** geeps);
 
 /* Record the calls of an iteration: a virtual one (nothing is moved, buffers have no data), or a
  * real one. phub_geeps_finish places all buffers by them; the contents of tables stay.
@@ -810,10 +893,10 @@ typedef struct phub_buffer {
 
 #define PHUB_STALENESS_OF_JOB (-1) /* what the job's consistency gives */
 
-/* Table 1 of GeePS: calls that return a buffer, when it can be used. `keys` has the keys of `count`
- * rows; null and 0: all rows. `staleness` in clocks: 0 is BSP. `fetch` 0: the old contents of the
- * rows are not needed. A buffer of phub_geeps_read must not be written: the next read may use it.
- */
+/* Table 1 of GeePS: calls that return a buffer, when it can be used, or later work of the caller's
+ * stream can use it. `keys` has the keys of `count` rows; null and 0: all rows. `staleness` in
+ * clocks: 0 is BSP. `fetch` 0: the old contents of the rows are not needed. A buffer of
+ * phub_geeps_read must not be written: the next read may use it. */
 PHUB_API phub_code phub_geeps_read(phub_geeps* geeps, uint32_t table, const uint64_t* keys,
                                    size_t count, int64_t staleness, phub_buffer* buffer);
 PHUB_API phub_code phub_geeps_pre_update(phub_geeps* geeps, uint32_t table, const uint64_t* keys,
@@ -854,7 +937,7 @@ typedef struct phub_geeps_counters {
   size_t size; /* set it to sizeof(phub_geeps_counters) */
   uint64_t calls, outside_sequence;
   uint64_t prefetched;                     /* buffers that were filled before they were requested */
-  uint64_t stalled_ns;                     /* time for which calls waited for buffers */
+  uint64_t stalled_ns; /* time for which calls waited for buffers; see measure_stalls */
   uint64_t bytes_to_device, bytes_to_host; /* copied in the background */
   uint64_t bytes_staged;                   /* of these, gathered or added by threads of the cache */
   uint64_t bytes_copied_by_caller;         /* within calls, which waited for the copy */

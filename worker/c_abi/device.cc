@@ -66,6 +66,45 @@ phub_code phub_device_close(phub_device* device) {
   });
 }
 
+phub_code phub_host_stream_create(phub_device* device, phub_host_stream** stream) {
+  return call(__func__, [&] {
+    auto object = std::make_shared<HostStreamObject>();
+    object->device = object_of<DeviceObject>(device);
+    need(stream, "stream");
+    Device& of = *object->device->device;
+    if (!of.in_host_memory()) {
+      throw Refusal(PHUB_INVALID, fmt::format("{} has the driver's streams: make one there, and "
+                                              "pass that",
+                                              of.name()));
+    }
+    object->stream = of.make_stream("host stream");
+    *stream = handle_of<phub_host_stream>(std::move(object), Type::kHostStream);
+  });
+}
+
+phub_code phub_host_stream_destroy(phub_host_stream* stream) {
+  return call(__func__, [&] {
+    check_may_wait();
+    Handles::instance().remove(stream, Type::kHostStream);
+  });
+}
+
+phub_code phub_host_stream_call(phub_host_stream* stream, phub_stream_work work, void* user_data) {
+  return call(__func__, [&] {
+    const auto object = object_of<HostStreamObject>(stream);
+    if (work == nullptr) throw Refusal(PHUB_INVALID, "work is null");
+    object->stream->call([work, user_data] { work(user_data); });
+  });
+}
+
+phub_code phub_host_stream_wait(phub_host_stream* stream) {
+  return call(__func__, [&] {
+    const auto object = object_of<HostStreamObject>(stream);
+    check_may_wait();
+    object->stream->synchronize();
+  });
+}
+
 phub_code phub_device_memory(const phub_device* device, phub_memory* memory) {
   return call(__func__, [&] {
     const auto object = object_of<DeviceObject>(device);

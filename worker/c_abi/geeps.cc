@@ -1,4 +1,4 @@
-// The caches of phub.h, over worker/geeps.
+// The calls of the caches of phub.h, over worker/geeps.
 #include "worker/c_abi/geeps.h"
 
 #include <fmt/format.h>
@@ -6,13 +6,8 @@
 #include <limits>
 #include <optional>
 #include <span>
-#include <utility>
-#include <vector>
 
 #include "worker/c_abi/call.h"
-#include "worker/c_abi/options.h"
-#include "worker/geeps/standalone_exchange.h"
-#include "worker/geeps/worker_exchange.h"
 
 namespace phub::c_abi {
 
@@ -68,7 +63,7 @@ phub_code acquire(const char* function, const phub_geeps* handle, uint32_t table
   return with(function, handle, [&](Cache& cache, GeepsObject& object) {
     need_struct(out, "buffer");
     const Buffer buffer = ask(cache, rows_of(cache, table, keys, count));
-    if (object.compute) object.compute->synchronize();
+    if (object.awaited != nullptr) object.awaited->synchronize();
     copy_struct(out, {.size = 0,
                       .data = buffer.data,
                       .rows = buffer.rows,
@@ -79,59 +74,11 @@ phub_code acquire(const char* function, const phub_geeps* handle, uint32_t table
   });
 }
 
-// `make_exchange(object, tables)` sets the object's exchange.
-template <typename MakeExchange>
-phub_code create(const char* function, const phub_device* device, const phub_geeps_options* options,
-                 phub_geeps** geeps, MakeExchange make_exchange) {
-  return call(function, [&] {
-    auto object = std::make_shared<GeepsObject>();
-    object->device = object_of<DeviceObject>(device);
-    const auto given = object_of<GeepsOptionsObject>(options);
-    need(geeps, "geeps");
-    check_may_wait();
-    std::vector<geeps::TableSpec> tables;
-    geeps::CacheOptions of_cache;
-    {
-      const std::lock_guard lock(given->mutex);
-      tables = given->tables;
-      of_cache = given->options;
-    }
-    Device& memory = *object->device->device;
-    if (!memory.in_host_memory()) {
-      object->compute = memory.make_stream("caller");
-      of_cache.compute = object->compute.get();
-    }
-    make_exchange(*object, tables);
-    object->cache = std::make_unique<Cache>(memory, *object->exchange, std::move(tables), of_cache);
-    *geeps = handle_of<phub_geeps>(std::move(object), Type::kGeeps);
-  });
-}
-
 }  // namespace
 }  // namespace phub::c_abi
 
 using namespace phub;         // NOLINT: the functions below are C's
 using namespace phub::c_abi;  // NOLINT
-
-phub_code phub_geeps_create(phub_device* device, phub_worker* worker,
-                            const phub_geeps_options* options, phub_geeps** geeps) {
-  return create(__func__, device, options, geeps, [&](GeepsObject& object, const auto& tables) {
-    object.keys = std::make_unique<KeysOfWorker>(object_of<WorkerObject>(worker), Type::kGeeps);
-    object.exchange = std::make_unique<geeps::WorkerExchange>(object.keys->worker(), tables);
-  });
-}
-
-phub_code phub_geeps_create_standalone(phub_device* device, const phub_options* job,
-                                       const phub_geeps_options* options, const float* initial,
-                                       size_t elements, phub_geeps** geeps) {
-  return create(__func__, device, options, geeps, [&](GeepsObject& object, const auto& /*tables*/) {
-    const auto given = object_of<OptionsObject>(job);
-    if (elements > 0) need(initial, "initial");
-    const std::lock_guard lock(given->mutex);
-    object.exchange = std::make_unique<geeps::StandaloneExchange>(
-        given->options.spec, std::span<const float>(initial, elements));
-  });
-}
 
 phub_code phub_geeps_destroy(phub_geeps* geeps) {
   return call(__func__, [&] {

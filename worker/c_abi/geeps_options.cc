@@ -32,7 +32,7 @@ struct Option {
   int64_t max = std::numeric_limits<uint32_t>::max();
 };
 
-constexpr std::array<Option, 11> kOptions = {{
+constexpr std::array<Option, 12> kOptions = {{
     {.name = "budget_bytes", .bytes = &CacheOptions::budget_bytes, .max = kMaxBytes},
     {.name = "reserved_bytes", .bytes = &CacheOptions::reserved_bytes, .max = kMaxBytes},
     {.name = "max_lead", .count = &CacheOptions::max_lead},
@@ -41,6 +41,7 @@ constexpr std::array<Option, 11> kOptions = {{
     {.name = "strict", .flag = &CacheOptions::strict, .max = 1},
     {.name = "infer_clocks", .flag = &CacheOptions::infer_clocks, .max = 1},
     {.name = "poison", .flag = &CacheOptions::poison, .max = 1},
+    {.name = "measure_stalls", .flag = &CacheOptions::measure_stalls, .max = 1},
     {.name = "partitions", .count = &CacheOptions::partitions, .max = kMaxPartitions},
     {.name = kTimeout},
     {.name = kTrace},
@@ -108,6 +109,24 @@ TableSpec table_of(const char* name, uint32_t row_floats, const uint64_t* keys, 
   TableSpec table{.name = name, .row_floats = row_floats, .keys = {}, .local = local};
   table.keys = keys == nullptr ? geeps::dense(rows) : std::vector<uint64_t>(keys, keys + rows);
   return table;
+}
+
+// `members`: devices of each process, whose factors go together.
+phub_code add_tables(const char* function, phub_options* options, const phub_geeps_options* tables,
+                     uint32_t members) {
+  return call(function, [&] {
+    if (members == 0) throw Refusal(PHUB_INVALID, "a group of 0 devices");
+    const auto job = object_of<OptionsObject>(options);
+    const auto cache = object_of<GeepsOptionsObject>(tables);
+    const std::scoped_lock lock(job->mutex, cache->mutex);
+    std::vector<KeySpec>& keys = job->options.spec.keys;
+    std::vector<KeySpec> more = geeps::keys_of(cache->tables, members);
+    if (keys.size() + more.size() > kMaxKeys) {
+      throw Refusal(PHUB_FULL, fmt::format("a job has at most {} keys", kMaxKeys));
+    }
+    keys.insert(keys.end(), std::make_move_iterator(more.begin()),
+                std::make_move_iterator(more.end()));
+  });
 }
 
 }  // namespace
@@ -194,17 +213,15 @@ phub_code phub_geeps_options_set_by_branch(phub_geeps_options* options, uint32_t
                 [&](GeepsOptionsObject& all) { local_of(all, table).by_branch = true; });
 }
 
+phub_code phub_geeps_options_set_stream(phub_geeps_options* options, void* stream) {
+  return change(__func__, options, [&](GeepsOptionsObject& all) { all.stream = stream; });
+}
+
 phub_code phub_options_add_tables(phub_options* options, const phub_geeps_options* tables) {
-  return call(__func__, [&] {
-    const auto job = object_of<OptionsObject>(options);
-    const auto cache = object_of<GeepsOptionsObject>(tables);
-    const std::scoped_lock lock(job->mutex, cache->mutex);
-    std::vector<KeySpec>& keys = job->options.spec.keys;
-    std::vector<KeySpec> more = geeps::keys_of(cache->tables);
-    if (keys.size() + more.size() > kMaxKeys) {
-      throw Refusal(PHUB_FULL, fmt::format("a job has at most {} keys", kMaxKeys));
-    }
-    keys.insert(keys.end(), std::make_move_iterator(more.begin()),
-                std::make_move_iterator(more.end()));
-  });
+  return add_tables(__func__, options, tables, 1);
+}
+
+phub_code phub_options_add_group_tables(phub_options* options, const phub_geeps_options* tables,
+                                        uint32_t members) {
+  return add_tables(__func__, options, tables, members);
 }

@@ -14,11 +14,11 @@ namespace {
 // A handle is the object's number, counted from 1, and its type.
 constexpr unsigned kTypeBits = 4;
 Type type_in(uint64_t handle) { return static_cast<Type>(handle & ((1u << kTypeBits) - 1)); }
-constexpr std::array<const char*, 12> kNames = {
-    nullptr,      "phub_options",     "phub_worker",      "phub_device",    "phub_geeps_options",
-    "phub_geeps", "phub_state",       "phub_device_keys", "phub_by_branch", "phub_store_options",
-    "phub_store", "phub_store_thread"};
-bool is_type(Type type) { return type >= Type::kOptions && type <= Type::kStoreThread; }
+constexpr std::array<const char*, 14> kNames = {
+    nullptr,      "phub_options",      "phub_worker",      "phub_device",      "phub_geeps_options",
+    "phub_geeps", "phub_state",        "phub_device_keys", "phub_by_branch",   "phub_store_options",
+    "phub_store", "phub_store_thread", "phub_host_stream", "phub_device_group"};
+bool is_type(Type type) { return type >= Type::kOptions && type <= Type::kDeviceGroup; }
 
 }  // namespace
 

@@ -42,7 +42,9 @@ enum class Type : uint8_t {
   kByBranch,
   kStoreOptions,
   kStore,
-  kStoreThread
+  kStoreThread,
+  kHostStream,
+  kDeviceGroup
 };
 // "phub_worker".
 const char* name_of(Type type);

@@ -1,4 +1,6 @@
 // A rank's own state, over the C interface.
+#include <fmt/format.h>
+
 #include <cstddef>
 #include <memory>
 #include <mutex>
@@ -95,8 +97,10 @@ phub_code phub_save_point(phub_worker* worker, uint64_t round) {
   return call(__func__, [&] {
     const auto object = object_of<WorkerObject>(worker);
     check_may_wait();
-    if (object->exchanger == Type::kGeeps) {
-      throw Refusal(PHUB_INVALID, "the worker has a phub_geeps: call phub_geeps_save_point");
+    const Type by = object->exchanger;
+    if (by == Type::kGeeps || by == Type::kDeviceGroup) {
+      throw Refusal(PHUB_INVALID,
+                    fmt::format("the worker has a {}: call phub_geeps_save_point", name_of(by)));
     }
     Worker& saving = object->worker;
     if (!saving.saves()) return;
