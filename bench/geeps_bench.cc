@@ -7,13 +7,13 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
-#include <ctime>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "bench/geeps_calls.h"
 #include "bench/geeps_net.h"
 #include "bench/geeps_pictures.h"
 #include "bench/geeps_run.h"
@@ -219,12 +219,6 @@ void Bench::large_model() {
   count(large);
 }
 
-std::chrono::duration<double> own_processor_time() {
-  timespec time{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
-}
-
 // The cost of a call for the application's thread, if everything fits and layers are empty.
 void Bench::calls() {
   Net net{.name = "tiny", .inputs = 1, .layers = {}, .images = 1};
@@ -237,17 +231,37 @@ void Bench::calls() {
   std::vector<double> processor_us, us;
   for (uint32_t turn = 0; turn < options_.turns; ++turn) {
     const uint64_t calls = run.cache().stats().calls;
-    const auto begin = own_processor_time();
+    const double begin = own_processor_us();
     const double seconds = run.seconds_per_iteration(iterations) * iterations;
-    const auto took = own_processor_time() - begin;
+    const double took = own_processor_us() - begin;
     const auto made = static_cast<double>(run.cache().stats().calls - calls);
-    processor_us.push_back(took.count() * 1e6 / made);
+    processor_us.push_back(took / made);
     us.push_back(seconds * 1e6 / made);
   }
   add({"a call, everything fits, empty layers", "µs", 2, false, median(processor_us),
        fmt::format("processor time of the application's thread; {:.2f} µs with its waits",
                    median(us))});
   count(run);
+  const CallDevices devices{
+      .make = [&] { return make_device(empty, CallDevices::kBudget, 1); },
+      .open =
+          [&](phub_device** device) {
+            return options_.cuda < 0
+                       ? phub_device_open_host(CallDevices::kBudget, 0, 0, device)
+                       : phub_device_open_cuda(options_.cuda, CallDevices::kBudget, device);
+          }};
+  std::vector<double> thread, stream, in_c, round;
+  for (uint32_t turn = 0; turn < options_.turns; ++turn) {
+    const CallTimes times = time_calls(iterations, devices);
+    thread.push_back(times.in_thread);
+    stream.push_back(times.in_stream);
+    in_c.push_back(times.in_stream_c);
+    round.push_back(times.round_stream_c);
+  }
+  add({"a read or its release, in a stream", "µs", 2, false, median(stream),
+       fmt::format("{:.3f} µs where the caller computes in its thread", median(thread))});
+  add({"the same in C", "µs", 2, false, median(in_c),
+       fmt::format("{:.3f} µs with updates and clocks", median(round))});
 }
 
 // How many images of an iteration fit the device's memory: with weights and gradients that stay

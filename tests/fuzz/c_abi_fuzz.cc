@@ -72,6 +72,8 @@ class Calls {
   explicit Calls(testing::Input input) : in_(input) {}
   ~Calls() {
     for (phub_geeps* geeps : geeps_) phub_geeps_destroy(geeps);
+    phub_device_group_destroy(group_);
+    phub_host_stream_destroy(stream_);
     for (phub_device* device : devices_) phub_device_close(device);
     for (phub_worker* worker : workers_) phub_worker_destroy(worker);
     for (phub_options* options : options_) phub_options_destroy(options);
@@ -417,6 +419,12 @@ class Calls {
         return phub_geeps_table_clock(geeps(), table());
       case 22:
         return phub_geeps_wait_all(geeps());
+      case 29:
+        return remake_stream();
+      case 30:
+        return remake_group();
+      case 31:
+        return join_group();
       default:
         return inform_of_cache();
     }
@@ -453,6 +461,36 @@ class Calls {
                : phub_geeps_create(device, worker(), tables_, &cache);
   }
 
+  // For the caches to come.
+  phub_code remake_stream() {
+    phub_host_stream_destroy(stream_);
+    stream_ = nullptr;
+    const phub_code made = phub_host_stream_create(any(devices_), &stream_);
+    void* const given = in_.take() % 8 ? static_cast<void*>(stream_) : any(devices_);
+    const phub_code set = phub_geeps_options_set_stream(tables_, given);
+    return made == PHUB_OK ? set : made;
+  }
+
+  phub_code remake_group() {
+    phub_device_group_destroy(group_);
+    group_ = nullptr;
+    const uint32_t members = in_.take() % 4;
+    const uint32_t threads = in_.take() % 3;
+    const int mean = in_.take() % 2;
+    if (in_.take() % 2) {
+      return phub_device_group_create(worker(), tables_, members, mean, threads, &group_);
+    }
+    return phub_device_group_create_standalone(options_[2], nullptr, 0, members, mean, threads,
+                                               &group_);
+  }
+
+  phub_code join_group() {
+    phub_geeps*& cache = geeps_[in_.take() % 2];
+    phub_geeps_destroy(cache);
+    cache = nullptr;
+    return phub_geeps_create_member(any(devices_), group_, in_.take() % 4, tables_, &cache);
+  }
+
   phub_code inform_of_cache() {
     phub_geeps_counters counters = {};
     phub_placement placement = {};
@@ -468,6 +506,8 @@ class Calls {
   std::array<phub_worker*, 3> workers_ = {};
   std::array<phub_device*, 2> devices_ = {};
   std::array<phub_geeps*, 2> geeps_ = {};
+  phub_host_stream* stream_ = nullptr;
+  phub_device_group* group_ = nullptr;
   phub_by_branch* by_branch_ = nullptr;
   phub_geeps_options* tables_ = nullptr;  // null: no call has been about caches yet
   std::array<uint64_t, 4> handles_ = {};

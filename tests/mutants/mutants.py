@@ -19,6 +19,9 @@ STORE_THREAD = "worker/iterstore/store_thread.cc"
 STORE_CHANGES = "worker/iterstore/store_changes.cc"
 STORE_ROWS = "worker/iterstore/shared_rows.cc"
 STORE_IN_C = "worker/c_abi/iterstore.cc"
+GEEPS_MADE = "worker/c_abi/geeps_create.cc"
+GEEPS_GROUP = "worker/c_abi/geeps_group.cc"
+GEEPS_IN_C = ("geeps/c_abi_test",)
 CORE = "phub/core/core_job.cc"
 CHUNKS = "phub/core/chunk_table.cc"
 CHUNKS_H = "phub/core/chunk_table.h"
@@ -2231,6 +2234,19 @@ MUTANTS = [
            "if (again) keep_promise(mine, shared->use(), tables);", "", ("iterstore/gather_again_test",)),
     Mutant("iterstore: what always changes is recorded all the time", "worker/iterstore/pattern_watch.cc",
            "patience_ = std::min(2 * patience_, kMostPatience);", "", ("iterstore/gather_again_test",)),
+    Mutant("geeps-in-c: a call waits for the caller's stream", "worker/c_abi/geeps.cc",
+           "if (object.awaited != nullptr) object.awaited->synchronize();",
+           "if (object.host_stream) object.host_stream->stream->synchronize();", GEEPS_IN_C),
+    Mutant("geeps-in-c: the caller's stream is left out", GEEPS_MADE,
+           "of_cache.compute = stream_of_caller(*object, stream);", "stream_of_caller(*object, stream);", GEEPS_IN_C),
+    Mutant("geeps-in-c: a stream may be of another device", GEEPS_MADE,
+           "if (object.host_stream->device != object.device) {", "if (false) {", GEEPS_IN_C),
+    Mutant("geeps-in-c: two caches are the same member of a group", GEEPS_GROUP,
+           "if (group.taken[member]) {", "if (false) {", GEEPS_IN_C),
+    Mutant("geeps-in-c: a cache that could not be made was a member", GEEPS_GROUP,
+           "if (kept_) return;", "return;", GEEPS_IN_C),
+    Mutant("geeps-in-c: a key has room for the factors of one device", "worker/c_abi/geeps_options.cc",
+           "geeps::keys_of(cache->tables, members)", "geeps::keys_of(cache->tables, 1)", GEEPS_IN_C),
     Mutant("store-in-c: a thread uses what another one made", STORE_IN_C,
            "if (object->runs_on != number_of_this_thread()) {", "if (false) {", ("iterstore/c_abi_test",)),
     Mutant("store-in-c: all of it is looked at while a thread is in a call", STORE_IN_C,

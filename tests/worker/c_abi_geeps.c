@@ -274,6 +274,61 @@ static void train_alone(void) {
   close_rig(&rig);
 }
 
+/* What a stream does with two buffers of the first table. */
+struct step {
+  const float* weights;
+  float* update;
+  float seen;
+};
+
+static void compute(void* data) {
+  struct step* step = data;
+  size_t i;
+  step->seen = step->weights[kRows * kFloats - 1];
+  for (i = 0; i < kRows * kFloats; ++i) step->update[i] = -1;
+}
+
+/* Two devices of this process, whose caller computes in their streams: each adds one per clock. */
+static void train_in_streams(void) {
+  struct rig rig = open_rig("streams", -1, 1, 1 << 16);
+  static struct step steps[2][kClocks];
+  phub_device_group* group = NULL;
+  phub_device* second = NULL;
+  phub_host_stream* streams[2] = {NULL, NULL};
+  phub_geeps* geeps[2] = {NULL, NULL};
+  phub_buffer weights = no_buffer(), update = no_buffer();
+  int i, clock;
+  OK(phub_device_open_host(1 << 16, 0, 0, &second));
+  OK(phub_device_group_create_standalone(rig.job, NULL, 0, 2, 0, 0, &group));
+  for (i = 0; i < 2; ++i) {
+    phub_device* device = i == 0 ? rig.device : second;
+    OK(phub_host_stream_create(device, &streams[i]));
+    OK(phub_geeps_options_set_stream(rig.tables, streams[i]));
+    OK(phub_geeps_create_member(device, group, (uint32_t)i, rig.tables, &geeps[i]));
+  }
+  OK(phub_device_group_destroy(group));
+  for (clock = 0; clock < kClocks; ++clock) {
+    for (i = 0; i < 2; ++i) {
+      OK(phub_geeps_read(geeps[i], 0, NULL, 0, PHUB_STALENESS_OF_JOB, &weights));
+      OK(phub_geeps_pre_update(geeps[i], 0, NULL, 0, &update));
+      steps[i][clock].weights = weights.data;
+      steps[i][clock].update = update.data;
+      OK(phub_host_stream_call(streams[i], compute, &steps[i][clock]));
+      OK(phub_geeps_update(geeps[i], update.handle));
+      OK(phub_geeps_post_read(geeps[i], weights.handle));
+      OK(phub_geeps_table_clock(geeps[i], 0));
+    }
+  }
+  for (i = 0; i < 2; ++i) {
+    OK(phub_host_stream_wait(streams[i]));
+    for (clock = 0; clock < kClocks; ++clock) CHECK(steps[i][clock].seen == (float)(2 * clock));
+    OK(phub_geeps_destroy(geeps[i]));
+    OK(phub_host_stream_destroy(streams[i]));
+  }
+  OK(phub_device_close(second));
+  close_rig(&rig);
+}
+
 /* A handle has 64 bits: one that differs above the 32nd is another. */
 static void give_back_by_the_whole_handle(phub_geeps* geeps) {
   phub_buffer buffer = {0};
@@ -502,6 +557,7 @@ static void clock_factors(void) {
 void check_geeps(void) {
   each_rank(kRanks, train);
   train_alone();
+  train_in_streams();
   clock_factors();
   heed_options();
   misuse();
