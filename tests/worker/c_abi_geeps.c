@@ -298,6 +298,7 @@ static void train_in_streams(void) {
   phub_geeps* geeps[2] = {NULL, NULL};
   phub_buffer weights = no_buffer(), update = no_buffer();
   int i, clock;
+  OK(phub_options_set(rig.job, "initial", "zeros"));
   OK(phub_device_open_host(1 << 16, 0, 0, &second));
   OK(phub_device_group_create_standalone(rig.job, NULL, 0, 2, 0, 0, &group));
   for (i = 0; i < 2; ++i) {
