@@ -163,8 +163,8 @@ std::vector<float> expected(int iterations) {
   return all;
 }
 
-// Everything is pinned, so nothing but the stream could be waited for: a whole iteration's calls
-// return while the stream is held up in front of all of its work.
+// Everything is pinned, and the results of the clock before are here: a whole iteration's calls
+// return while the stream is held up in front of all of their work.
 TEST(GeepsInC, CallsDoNotWaitForTheCallersStream) {
   constexpr int kIterations = 4;
   const Rig rig;
@@ -181,6 +181,7 @@ TEST(GeepsInC, CallsDoNotWaitForTheCallersStream) {
     gate.open();
     expect_ok(phub_host_stream_wait(stream));
     EXPECT_TRUE(gate.opened_in_time());
+    if (HasFailure()) break;
   }
   expect_ok(phub_geeps_wait_all(geeps));
   EXPECT_EQ(seen, expected(kIterations));
@@ -342,8 +343,6 @@ TEST(GeepsInC, DevicesOfAGroupAreOneRank) {
     {
       Group devices(rig);
       devices.make_members(group);
-      expect_refused(phub_geeps_create_member(rig.device, group, 1, rig.tables, &geeps), PHUB_TAKEN,
-                     "member 1");
       expect_ok(phub_device_group_destroy(group));  // its members keep it
       expect_refused(phub_geeps_create_member(rig.device, group, 1, rig.tables, &geeps),
                      PHUB_BAD_HANDLE, "this phub_device_group was destroyed");
