@@ -746,7 +746,7 @@ PHUB_API phub_code phub_geeps_options_destroy(phub_geeps_options* options);
  *   strict          1: a call outside the sequence is an error               0
  *   infer_clocks    1: the last update clocks a table that the sequence does not clock      0
  *   poison          1: released buffers become NaN                           0
- *   measure_stalls  1: stalled_ns counts the waits of a stream, or on a GPU  0
+ *   measure_stalls  1: times waits of a stream, for stalled_ns (0: none there)              0
  *   partitions      sets of copying threads, which share a table's pieces    1
  *   timeout_ms      of calls that wait; 0: none but the worker's             0
  *   trace           file for the trace (ui.perfetto.dev); "": none */
@@ -802,8 +802,9 @@ PHUB_API phub_code phub_geeps_options_set_piece_bytes(phub_geeps_options* option
  * clock, take effect behind the work that was enqueued before, and do not wait for that. What calls
  * wait for is on the host: a result of the server's, and with it the work of the stream from which
  * the updates came; the copy to the host of what this buffer's memory, or this table's log, held
- * before; a free place. Outside the sequence the call also waits for the rows' copies to the
- * device. phub_geeps_finish, phub_geeps_wait_all and phub_geeps_save_point wait for the stream.
+ * before; free reserved memory. Outside the sequence the call also waits for the copies of the rows
+ * to the device. phub_geeps_finish waits for the stream, as does phub_geeps_save_point where it
+ * saves rows or changes them over; phub_geeps_wait_all waits for the work up to the last clocks.
  *
  * Without this call the caller computes on a GPU in any stream: calls that return a buffer wait
  * until it is filled. phub_geeps_create: PHUB_BAD_HANDLE, of a device of host memory it is no
@@ -937,7 +938,7 @@ typedef struct phub_geeps_counters {
   size_t size; /* set it to sizeof(phub_geeps_counters) */
   uint64_t calls, outside_sequence;
   uint64_t prefetched;                     /* buffers that were filled before they were requested */
-  uint64_t stalled_ns; /* time for which calls waited for buffers; see measure_stalls */
+  uint64_t stalled_ns; /* time for which calls waited for buffers, or a stream (measure_stalls) */
   uint64_t bytes_to_device, bytes_to_host; /* copied in the background */
   uint64_t bytes_staged;                   /* of these, gathered or added by threads of the cache */
   uint64_t bytes_copied_by_caller;         /* within calls, which waited for the copy */
