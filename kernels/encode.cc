@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <tuple>
+#include <type_traits>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/encode.cc"
@@ -151,8 +153,66 @@ uint32_t bf16_of(float x, const Round& round, size_t i) {
   return std::min(rounded, uint32_t{0x7F7F0000}) | (bits & 0x80000000);
 }
 
+// Writers of a sparse slot. put() of the next element, x, which is the chunk's `i`th, returns the
+// value that was written; end() comes last.
+template <class Round>
+class Bf16Writer {
+ public:
+  Bf16Writer(void* slot, DType /*type*/, size_t /*elements*/, int32_t /*largest*/,
+             const Rounding& rounding)
+      : to_(static_cast<char*>(slot)), round_(rounding) {}
+  HWY_INLINE float put(size_t i, float x) {
+    const uint32_t value = bf16_of(x, round_, i);
+    const uint32_t entry = value | static_cast<uint32_t>(i);
+    std::memcpy(to_, &entry, sizeof(entry));
+    to_ += sizeof(entry);
+    return std::bit_cast<float>(value);
+  }
+  void end() {}
+
+ private:
+  char* to_;
+  Round round_;
+};
+
+template <class Round>
+class Int4Writer {
+ public:
+  Int4Writer(void* slot, DType type, size_t elements, int32_t largest, const Rounding& rounding)
+      : indices_(static_cast<uint8_t*>(slot)),
+        codes_(indices_ + sparse_codes_offset(top_k(type, elements))),
+        behind_(indices_ + scale_offset(type, elements)),
+        round_(rounding),
+        scale_(largest < kInfinityBits ? scale_of<Int4>(std::bit_cast<float>(largest))
+                                       : std::numeric_limits<float>::quiet_NaN()),
+        inverse_(scale_ == 0 ? 0 : 1 / scale_) {
+    std::memset(slot, 0, behind_ - indices_);
+  }
+  HWY_INLINE float put(size_t i, float x) {
+    const auto index = static_cast<uint16_t>(i);
+    std::memcpy(indices_, &index, sizeof(index));
+    indices_ += sizeof(index);
+    const size_t entry = entries_++;
+    if (std::isnan(scale_)) return scale_;
+    const hn::CappedTag<float, 1> d1;
+    const float y = std::clamp(x * inverse_, -Int4::kLargest, Int4::kLargest);
+    const auto q = Int4::quantize(d1, hn::Set(d1, y), round_, i);
+    Int4::pack(d1, q.codes, codes_, entry);
+    return hn::GetLane(q.values) * scale_;
+  }
+  void end() { std::memcpy(behind_, &scale_, sizeof(scale_)); }
+
+ private:
+  uint8_t* indices_;
+  uint8_t* codes_;
+  uint8_t* behind_;
+  Round round_;
+  float scale_, inverse_;
+  size_t entries_ = 0;
+};
+
 // All of it goes into the residual first; what is sent is taken out again.
-template <class Round, class In>
+template <class Writer, class In>
 struct SparseEncoder {
   template <class D>
   HWY_INLINE void one(D d, size_t i) {
@@ -173,31 +233,28 @@ struct SparseEncoder {
 
   HWY_INLINE void send(size_t i, float x) {
     if (magnitudes[i] == choice.threshold && i >= choice.ties_end) return;
-    const uint32_t value = bf16_of(x, round, i);
-    const uint32_t entry = value | static_cast<uint32_t>(i);
-    std::memcpy(to, &entry, sizeof(entry));
-    to += sizeof(entry);
+    const float sent = writer.put(i, x);
     const hn::CappedTag<float, 1> d1;
-    if (finite) in.keep(d1, hn::Set(d1, x - std::bit_cast<float>(value)), i);
+    if (finite) in.keep(d1, hn::Set(d1, x - sent), i);
   }
 
   In in;
-  Round round;
+  Writer writer;
   const int32_t* magnitudes;
   TopKChoice choice;
   bool finite;
-  char* to;
 };
 
-template <class Round, bool kResidual>
+template <class Format, class Round, bool kResidual>
 bool encode_sparse(const Input<kResidual>& in, const Rounding& rounding, void* slot) {
-  if (in.n == 0) return true;
+  using Writer = std::conditional_t<Format::kScaled, Int4Writer<Round>, Bf16Writer<Round>>;
   HWY_ALIGN int32_t magnitudes[kTopKElements];
   const int32_t largest = store_magnitudes(in, magnitudes);
-  const TopKChoice choice = TopKChooser(magnitudes, in.n).choose(top_k(in.n), largest);
+  const TopKChoice choice =
+      TopKChooser(magnitudes, in.n).choose(top_k(Format::kType, in.n), largest);
   const bool finite = largest < kInfinityBits;
-  SparseEncoder<Round, Input<kResidual>> encoder{in,     Round(rounding), magnitudes,
-                                                 choice, finite,          static_cast<char*>(slot)};
+  SparseEncoder<Writer, Input<kResidual>> encoder{
+      in, Writer(slot, Format::kType, in.n, largest, rounding), magnitudes, choice, finite};
   const hn::ScalableTag<float> d;
   const hn::CappedTag<float, 1> d1;
   const size_t lanes = hn::Lanes(d);
@@ -208,13 +265,14 @@ bool encode_sparse(const Input<kResidual>& in, const Rounding& rounding, void* s
     encoder.one(d, i);
   }
   for (; i < in.n; ++i) encoder.one(d1, i);
+  encoder.writer.end();
   return finite;
 }
 
 template <class Format, class Round, bool kResidual>
 bool encode_as(const Input<kResidual>& in, const Rounding& rounding, void* slot) {
-  if constexpr (Format::kType == DType::kTopK) {
-    return encode_sparse<Round>(in, rounding, slot);
+  if constexpr (is_sparse(Format::kType)) {
+    return encode_sparse<Format, Round>(in, rounding, slot);
   } else {
     return encode_scaled<Format, Round>(in, rounding, slot);
   }
@@ -256,7 +314,7 @@ HWY_EXPORT(encode_slot);
 
 bool encode(const float* gradient, float* residual, DType format, const Rounding& rounding,
             void* slot, size_t elements) {
-  if (is_plain(format) || (format == DType::kTopK && elements > kTopKElements)) std::abort();
+  if (is_plain(format) || (is_sparse(format) && elements > kTopKElements)) std::abort();
   return HWY_DYNAMIC_DISPATCH(encode_slot)(gradient, residual, format, rounding, slot, elements);
 }
 

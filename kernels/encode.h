@@ -21,12 +21,16 @@
 // so that scale, 1 / scale and largest · scale are finite and normal. It is 0 if M is. An element's
 // code is that of x · (1 / scale), both in f32, after it is limited to ±largest.
 //
-// topk
+// Sparse formats: topk, topk-10, topk-100, topk-1000, which send one element in 32, 10, 100, 1000,
+// and the same with -int4
 //
-// A slot holds the top_k(n) elements of the largest magnitude (of equal ones those that come
-// first), in ascending order, each as 32 bits: the index in the lower 16, the value as bf16 in the
-// upper. A finite value stays finite: it is limited to ±the largest bf16. An entry whose index is
-// not below n, which no encoder writes, decodes to NaN for the last element.
+// A slot holds the top_k() elements of the largest magnitude (of equal ones those that come first),
+// in ascending order, each as 32 bits: the index in the lower 16, the value as bf16 in the upper. A
+// finite value stays finite: it is limited to ±the largest bf16. An entry whose index is not below
+// n, which no encoder writes, decodes to NaN for the last element.
+//
+// With -int4 it holds their indices, then their codes, each part with zeros up to a multiple of 4
+// bytes, and the scale, as a slot of int4 of these elements alone does.
 #pragma once
 
 #include <cstddef>
@@ -47,7 +51,7 @@ namespace phub::kernels {
 //   key = mix64(mix64(mix64(job + C) + rank + C) + round + C), C = 0x9E3779B97F4A7C15
 // it is mix(mix(element ^ lower half of key) ^ upper half of key). Its upper 24 bits as a fraction
 // of 1 are u, and f is the fraction between two codes that an element lies at: it becomes the upper
-// one if u < f. (topk: if the lower 16 bits of |x| and the upper 16 random ones carry.)
+// one if u < f. (bf16: if the lower 16 bits of |x| and the upper 16 random ones carry.)
 struct Rounding {
   bool stochastic = false;
   uint64_t job = 0;
@@ -61,13 +65,13 @@ inline constexpr uint64_t kRoundingOfResults = ~uint64_t{0};
 
 // With x = gradient + residual (f32; null: x = gradient): writes the slot of x, and x − decoded
 // into the residual. Returns whether all x are finite. If not, the slot says so (its scale is NaN;
-// topk sends the values that are not finite), and the residual stays as it was.
+// without one it has the values that are not finite), and the residual stays as it was.
 //
 // The sent values and the new residual together are exactly gradient + residual wherever neither
 // gradient + residual nor x − decoded is rounded. That is so for integers below 2^24 whose M is the
 // largest code times a power of two, all of these times any power of two.
 //
-// REQUIRES: !is_plain(format); topk: elements <= kTopKElements. slot has slot_bytes(format,
+// REQUIRES: !is_plain(format); sparse: elements <= kTopKElements. slot has slot_bytes(format,
 // elements), all of which are written, at a multiple of 4 bytes.
 bool encode(const float* gradient, float* residual, DType format, const Rounding& rounding,
             void* slot, size_t elements);

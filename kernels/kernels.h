@@ -6,6 +6,7 @@
 // with ATEN_CPU_CAPABILITY=default (scalars computed in double and cast to float).
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -18,26 +19,53 @@ namespace phub::kernels {
 
 // Format of a gradient slot. Sums and state are always f32, and results are written in plain
 // formats only. The header encode.h explains the bytes of the coded formats.
-enum class DType : uint8_t { kF32, kBF16, kF16, kFp8E4M3, kFp8E5M2, kInt32, kInt8, kInt4, kTopK };
+enum class DType : uint8_t {
+  kF32,
+  kBF16,
+  kF16,
+  kFp8E4M3,
+  kFp8E5M2,
+  kInt32,
+  kInt8,
+  kInt4,
+  kTopK,
+  kTopK10,
+  kTopK100,
+  kTopK1000,
+  kTopKInt4,
+  kTopK10Int4,
+  kTopK100Int4,
+  kTopK1000Int4
+};
 enum class Coding : uint8_t {
-  kPlain,   // an array of elements
-  kScaled,  // an array of codes, then the f32 that they are multiples of
-  kSparse,  // some of the elements, each with its index
+  kPlain,         // an array of elements
+  kScaled,        // an array of codes, then the f32 that they are multiples of
+  kSparse,        // some of the elements, each with its index
+  kSparseScaled,  // their indices, then their codes, then the f32 that these are multiples of
 };
 struct Format {
   std::string_view name;
   Coding coding;
-  size_t bits;  // per element, per code, or per entry with its index
+  size_t bits;       // per element, per code, or per entry with its index
+  size_t share = 1;  // a chunk sends one element in so many
 };
-inline constexpr std::array<Format, 9> kFormats = {{{"f32", Coding::kPlain, 32},
-                                                    {"bf16", Coding::kPlain, 16},
-                                                    {"f16", Coding::kPlain, 16},
-                                                    {"fp8-e4m3", Coding::kScaled, 8},
-                                                    {"fp8-e5m2", Coding::kScaled, 8},
-                                                    {"int32", Coding::kScaled, 32},
-                                                    {"int8", Coding::kScaled, 8},
-                                                    {"int4", Coding::kScaled, 4},
-                                                    {"topk", Coding::kSparse, 32}}};
+inline constexpr std::array<Format, 16> kFormats = {
+    {{"f32", Coding::kPlain, 32},
+     {"bf16", Coding::kPlain, 16},
+     {"f16", Coding::kPlain, 16},
+     {"fp8-e4m3", Coding::kScaled, 8},
+     {"fp8-e5m2", Coding::kScaled, 8},
+     {"int32", Coding::kScaled, 32},
+     {"int8", Coding::kScaled, 8},
+     {"int4", Coding::kScaled, 4},
+     {"topk", Coding::kSparse, 32, 32},
+     {"topk-10", Coding::kSparse, 32, 10},
+     {"topk-100", Coding::kSparse, 32, 100},
+     {"topk-1000", Coding::kSparse, 32, 1000},
+     {"topk-int4", Coding::kSparseScaled, 4, 32},
+     {"topk-10-int4", Coding::kSparseScaled, 4, 10},
+     {"topk-100-int4", Coding::kSparseScaled, 4, 100},
+     {"topk-1000-int4", Coding::kSparseScaled, 4, 1000}}};
 inline constexpr size_t kPlainFormats = 3;  // they come first
 
 constexpr const Format& format_of(DType t) { return kFormats[static_cast<size_t>(t)]; }
@@ -52,23 +80,34 @@ constexpr size_t bytes_of(DType t) {
   return format_of(t).bits / 8;
 }
 
-// "topk" sends one element in kTopKShare, rounded up, of at most kTopKElements.
-inline constexpr size_t kTopKShare = 32;
-inline constexpr size_t kTopKElements = 65536;
-constexpr size_t top_k(size_t elements) { return (elements + kTopKShare - 1) / kTopKShare; }
+constexpr bool is_sparse(DType t) { return format_of(t).share > 1; }
 
-// The place of a scaled format's scale in a slot: behind the codes, at a multiple of 4 bytes.
+// A sparse format sends one element in `share`, rounded up, but at least kLeastTopK, or all if
+// there are fewer; of at most kTopKElements.
+inline constexpr size_t kTopKElements = 65536;
+inline constexpr size_t kLeastTopK = 8;
+constexpr size_t top_k(DType t, size_t elements) {
+  const size_t share = format_of(t).share;
+  return std::max((elements + share - 1) / share, std::min(elements, kLeastTopK));
+}
+// The place of its codes in a slot: behind the indices, of 16 bits, at a multiple of 4 bytes.
+constexpr size_t sparse_codes_offset(size_t entries) { return (entries + 1) / 2 * 4; }
+
+// The place of the scale in a slot: behind the codes, at a multiple of 4 bytes.
 constexpr size_t scale_offset(DType t, size_t elements) {
-  return (elements * format_of(t).bits + 31) / 32 * 4;
+  const size_t codes = is_sparse(t) ? top_k(t, elements) : elements;
+  const size_t before = is_sparse(t) ? sparse_codes_offset(codes) : 0;
+  return before + (codes * format_of(t).bits + 31) / 32 * 4;
 }
 
 // The bytes of a chunk's slot. A pure function of the plan: both sides compute it.
 constexpr size_t slot_bytes(DType t, size_t elements) {
   switch (format_of(t).coding) {
     case Coding::kScaled:
+    case Coding::kSparseScaled:
       return scale_offset(t, elements) + sizeof(float);
     case Coding::kSparse:
-      return top_k(elements) * sizeof(uint32_t);
+      return top_k(t, elements) * sizeof(uint32_t);
     case Coding::kPlain:
       break;
   }
@@ -147,12 +186,11 @@ inline constexpr Store kDefaultStore = Store::kStreaming;
 // out[i] = (slots[0][i] + slots[1][i] + …, in this order) · factor, as f32.
 // The first slot is assigned, not added to zero; no slots give +0. The multiplication by `factor`
 // is one rounding after all additions; a factor of exactly 1 changes nothing.
-// In a coded format the decoded values are added (encode.h); the sum of "topk" begins at +0, and
-// elements that a slot lacks are not added. The sum of "int32" is one of integers (fixed_point.h),
-// of at most kMostSlots slots. Returns true if every result is finite.
-// Slots and out need no alignment beyond their element's, 4 bytes for coded formats. Whatever a
-// slot holds, sum() reads and writes nothing else. The first slot may be `out` itself, if it is
-// f32.
+// In a coded format the decoded values are added (encode.h); the sum of a sparse one begins at +0,
+// and elements that a slot lacks are not added. The sum of "int32" is one of integers
+// (fixed_point.h), of at most kMostSlots slots. Returns true if every result is finite. Slots and
+// out need no alignment beyond their element's, 4 bytes for coded formats. Whatever a slot holds,
+// sum() reads and writes nothing else. The first slot may be `out` itself, if it is f32.
 bool sum(std::span<const void* const> slots, DType dtype, float factor, float* out,
          size_t elements);
 

@@ -135,7 +135,7 @@ bool add_up_to_group(size_t count, const void* const* slots, size_t n, size_t be
 // The multiplication by the factor belongs to the last group. An infinity or NaN of an earlier
 // group is still one in the end.
 template <class Format>
-bool sum_slots(const void* const* slots, size_t count, float factor, float* out, size_t n) {
+bool sum_dense(const void* const* slots, size_t count, float factor, float* out, size_t n) {
   if (count <= kGroup) return add_up_to_group<Format, false>(count, slots, n, 0, n, factor, out);
   bool finite = true;
   for (size_t begin = 0; begin < n; begin += kPiece) {
@@ -150,12 +150,16 @@ bool sum_slots(const void* const* slots, size_t count, float factor, float* out,
   return finite;
 }
 
-template <>
-bool sum_slots<TopK>(const void* const* slots, size_t count, float factor, float* out, size_t n) {
-  std::fill_n(out, n, 0.0f);
-  for (size_t s = 0; s < count; ++s) TopK::add(slots[s], out, n);
-  const void* total = out;
-  return sum_slots<F32>(&total, 1, factor, out, n);
+template <class Format>
+bool sum_slots(const void* const* slots, size_t count, float factor, float* out, size_t n) {
+  if constexpr (is_sparse(Format::kType)) {
+    std::fill_n(out, n, 0.0f);
+    for (size_t s = 0; s < count; ++s) Format::add(slots[s], out, n);
+    const void* total = out;
+    return sum_dense<F32>(&total, 1, factor, out, n);
+  } else {
+    return sum_dense<Format>(slots, count, factor, out, n);
+  }
 }
 
 // Integers of a piece, in multiples of `exponent`: all slots' together, and what says that one was

@@ -22,8 +22,15 @@ constexpr uint64_t slot_elements(uint64_t elements) {
 }
 // Bytes. Gradients are aligned as well: whole cache lines for whole multiples of 32 elements.
 inline constexpr uint64_t kSlotAlignment = 64;
+// What a slot takes of the initial parameters at once (below): at least what lets them come in
+// kMostInitialParts.
+constexpr uint64_t initial_bytes(uint64_t elements, uint64_t slot_bytes) {
+  const uint64_t least = (elements * sizeof(float) + kMostInitialParts - 1) / kMostInitialParts;
+  return std::max(slot_bytes, least);
+}
 constexpr uint64_t slot_room(const SlotFormat& format, uint64_t elements) {
-  const uint64_t bytes = format.bytes(slot_elements(elements));
+  const uint64_t whole = slot_elements(elements);
+  const uint64_t bytes = initial_bytes(whole, format.bytes(whole));
   return (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
 }
 
@@ -134,13 +141,14 @@ QueueOffsets offsets_of_queues(const Layout& layout,
                                std::vector<uint32_t> shares = {});
 
 // Initial parameters are f32. Where a chunk's gradient takes fewer bytes, its slot takes them in
-// parts of about equal size. (A part never has more bytes than the slot has room for.)
+// parts of about equal size. (A part never has more bytes than the slot has room for: slot_room().)
 struct InitialPart {
   uint32_t first = 0;  // index among the chunk's elements
   uint32_t count = 0;
 };
 constexpr uint32_t initial_parts(uint32_t elements, uint64_t slot_bytes) {
-  return static_cast<uint32_t>((uint64_t{elements} * sizeof(float) + slot_bytes - 1) / slot_bytes);
+  const uint64_t of_part = initial_bytes(elements, slot_bytes);
+  return static_cast<uint32_t>((uint64_t{elements} * sizeof(float) + of_part - 1) / of_part);
 }
 constexpr InitialPart initial_part(uint32_t elements, uint64_t slot_bytes, uint32_t part) {
   const uint64_t parts = initial_parts(elements, slot_bytes);

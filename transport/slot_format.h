@@ -10,12 +10,17 @@
 
 namespace phub {
 
+// A chunk of a sparse format sends so many elements at least, or all.
+inline constexpr uint64_t kLeastTopK = 8;
 // In arrays of elements a chunk takes a multiple of this many: 128 bytes of f32.
 inline constexpr uint64_t kChunkAlignment = 32;
+// The initial parameters of a chunk come in so many parts at most: their number is the immediate's
+// round.
+inline constexpr uint32_t kMostInitialParts = 255;
 
 struct SlotFormat {
   std::string_view name;
-  uint32_t bits = 0;        // per element: of its code, or its share of the wire's bytes
+  uint32_t bits = 0;        // per element that is sent
   uint32_t unit_bytes = 0;  // those of all elements together are rounded up to this
   uint32_t tail_bytes = 0;  // beside them: a scale, or how many factors or rows there are
   // In factors (factor_format()), the most pairs of vectors. Each pair is sent as the elements of
@@ -24,34 +29,65 @@ struct SlotFormat {
   // In rows (row_format()), the most rows, each with its index. As many rows are sent as there are.
   uint32_t rows_limit = 0;
   uint32_t columns = 0;
+  // Of a sparse format: one element in so many is sent (at least kLeastTopK, or all), each with
+  // an index of so many bits; 0: that is among its `bits`.
+  uint32_t share = 1;
+  uint32_t index_bits = 0;
 
   constexpr bool is_factors() const { return rank_limit > 0; }
   constexpr bool is_rows() const { return rows_limit > 0; }
+  constexpr bool is_sparse() const { return share > 1; }
   // The size of a slot, and of the bytes that are sent; of rows, at most.
   constexpr uint64_t bytes(uint64_t elements) const {
     if (is_factors()) elements = rank_limit * (elements / columns + columns);
     if (is_rows()) elements = std::min<uint64_t>(rows_limit, elements / columns) * (1 + columns);
-    const uint64_t unit_bits = uint64_t{unit_bytes} * 8;
-    return (elements * bits + unit_bits - 1) / unit_bits * unit_bytes + tail_bytes;
+    if (is_sparse()) {
+      elements = std::max((elements + share - 1) / share, std::min(elements, kLeastTopK));
+    }
+    return in_units(elements * index_bits) + in_units(elements * bits) + tail_bytes;
   }
   // An array of elements. A key of a plain format is one piece at the worker.
-  constexpr bool is_plain() const { return bits == unit_bytes * 8 && tail_bytes == 0; }
+  constexpr bool is_plain() const {
+    return bits == unit_bytes * 8 && tail_bytes == 0 && !is_sparse();
+  }
   // Results may have it: plain, or differences that have something of every element
   // (parameter_dtype).
-  constexpr bool for_results() const { return is_plain() || (bits > 1 && bits < 32); }
+  constexpr bool for_results() const { return is_plain() || (bits < 32 && !is_sparse()); }
 
   friend constexpr bool operator==(const SlotFormat&, const SlotFormat&) = default;
-};
 
-inline constexpr std::array<SlotFormat, 9> kSlotFormats = {{{"f32", 32, 4, 0},
-                                                            {"bf16", 16, 2, 0},
-                                                            {"f16", 16, 2, 0},
-                                                            {"fp8-e4m3", 8, 4, 4},
-                                                            {"fp8-e5m2", 8, 4, 4},
-                                                            {"int32", 32, 4, 4},
-                                                            {"int8", 8, 4, 4},
-                                                            {"int4", 4, 4, 4},
-                                                            {"topk", 1, 4, 0}}};
+ private:
+  constexpr uint64_t in_units(uint64_t all_bits) const {
+    const uint64_t unit_bits = uint64_t{unit_bytes} * 8;
+    return (all_bits + unit_bits - 1) / unit_bits * unit_bytes;
+  }
+};
+// As topk: entries of an index and a bf16, or an index of 16 bits and a code of 4, and a scale.
+constexpr SlotFormat sparse_format(std::string_view name, uint32_t share) {
+  return {.name = name, .bits = 32, .unit_bytes = 4, .share = share};
+}
+constexpr SlotFormat sparse_int4_format(std::string_view name, uint32_t share) {
+  return {
+      .name = name, .bits = 4, .unit_bytes = 4, .tail_bytes = 4, .share = share, .index_bits = 16};
+}
+
+inline constexpr std::array<SlotFormat, 16> kSlotFormats = {
+    {{"f32", 32, 4, 0},
+     {"bf16", 16, 2, 0},
+     {"f16", 16, 2, 0},
+     {"fp8-e4m3", 8, 4, 4},
+     {"fp8-e5m2", 8, 4, 4},
+     {"int32", 32, 4, 4},
+     {"int8", 8, 4, 4},
+     {"int4", 4, 4, 4},
+     sparse_format("topk", 32),
+     sparse_format("topk-10", 10),
+     sparse_format("topk-100", 100),
+     sparse_format("topk-1000", 1000),
+     sparse_int4_format("topk-int4", 32),
+     sparse_int4_format("topk-10-int4", 10),
+     sparse_int4_format("topk-100-int4", 100),
+     sparse_int4_format("topk-1000-int4", 1000)}};
 // The format of a key whose gradients are sent as the vectors whose outer products they are the sum
 // of (KeySpec::rank_limit). Its chunks are whole rows. A format of keys alone, and no format of
 // elements: it is not among those above.
@@ -69,7 +105,7 @@ inline constexpr size_t kPlainFormats = 3;  // they come first
 // Limits the ranks of "int32", whose sums have to fit 32 bits.
 inline constexpr std::string_view kInt32 = "int32";
 inline constexpr uint32_t kMostInt32Ranks = 512;
-// The largest chunk of "topk", whose indices have 16 bits.
+// The largest chunk of a sparse format, whose indices have 16 bits.
 inline constexpr uint32_t kTopKElements = 65536;
 
 // Returns null if there is no such format.

@@ -126,10 +126,11 @@ PHUB_API phub_code phub_options_destroy(phub_options* options);
  *   optimizer           none (all-reduce), sgd, momentum, nesterov, adam ...   none
  *                       or fold (phub_options_set_operation)
  *   gradient_dtype      of gradients on the wire: f32, bf16 or f16, or coded:
- *                       fp8-e4m3, fp8-e5m2, int32, int8, int4 or topk          f32
+ *                       fp8-e4m3, fp8-e5m2, int32, int8, int4, topk, topk-10,
+ *                       topk-100 or topk-1000, or these four with -int4        f32
  *   rounding            of coded gradients: nearest or stochastic              nearest
  *   parameter_dtype     of results: f32, bf16 or f16; or coded, as gradients
- *                       are, but not int32 or topk: what comes back is the difference that
+ *                       are, but not int32 or topk…: what comes back is the difference that
  *                       a round has made, and parameters in memory are f32   f32
  *   reduction           sum; mean: times float(1/n), n ranks that took part    sum
  *   groups              "4,4": gradients are added within two groups of four

@@ -26,7 +26,10 @@ namespace phub::kernels::HWY_NAMESPACE {
 // the members that scaled-inl.h lists.
 using PlainFormats = std::tuple<F32, Bf16, F16>;
 static_assert(std::tuple_size_v<PlainFormats> == kPlainFormats);
-using CodedFormats = std::tuple<Fp8E4M3, Fp8E5M2, Int32, Int8, Int4, TopK>;
+using CodedFormats =
+    std::tuple<Fp8E4M3, Fp8E5M2, Int32, Int8, Int4, TopK<DType::kTopK>, TopK<DType::kTopK10>,
+               TopK<DType::kTopK100>, TopK<DType::kTopK1000>, TopK<DType::kTopKInt4>,
+               TopK<DType::kTopK10Int4>, TopK<DType::kTopK100Int4>, TopK<DType::kTopK1000Int4>>;
 using Formats = decltype(std::tuple_cat(PlainFormats(), CodedFormats()));
 static_assert(std::tuple_size_v<Formats> == kFormats.size());
 

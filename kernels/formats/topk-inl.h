@@ -1,4 +1,4 @@
-// topk: the elements of the largest magnitude, each with its index.
+// topk and the other sparse formats: the elements of the largest magnitude, each with its index.
 #if defined(PHUB_KERNELS_FORMATS_TOPK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef PHUB_KERNELS_FORMATS_TOPK_INL_H_
 #undef PHUB_KERNELS_FORMATS_TOPK_INL_H_
@@ -10,7 +10,9 @@
 #include <bit>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
+#include "kernels/formats/int4-inl.h"
 #include "kernels/number-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -21,33 +23,67 @@ struct TopKEntry {
   float value;
 };
 
-// One by one: each is added elsewhere.
-struct TopK {
-  static constexpr DType kType = DType::kTopK;
+// What is read of a slot.
 
-  // REQUIRES: elements > 0.
-  static HWY_INLINE TopKEntry entry(const void* slot, size_t i, size_t elements) {
+// Entries of 32 bits: an index, and a bf16.
+struct Bf16Entries {
+  Bf16Entries(const void* slot, DType /*type*/, size_t /*elements*/)
+      : at(static_cast<const char*>(slot)) {}
+  HWY_INLINE TopKEntry operator[](size_t i) const {
     uint32_t bits;
-    std::memcpy(&bits, static_cast<const char*>(slot) + i * sizeof(bits), sizeof(bits));
-    const size_t index = bits & 0xFFFF;
-    if (index >= elements) return {elements - 1, std::numeric_limits<float>::quiet_NaN()};
-    return {index, std::bit_cast<float>(bits & 0xFFFF0000)};
+    std::memcpy(&bits, at + i * sizeof(bits), sizeof(bits));
+    return {bits & 0xFFFF, std::bit_cast<float>(bits & 0xFFFF0000)};
+  }
+
+  const char* at;
+};
+
+// Indices, then codes of 4 bits, then the scale.
+struct Int4Entries {
+  Int4Entries(const void* slot, DType type, size_t elements)
+      : indices(static_cast<const uint8_t*>(slot)),
+        codes(indices + sparse_codes_offset(top_k(type, elements))) {
+    std::memcpy(&scale, indices + scale_offset(type, elements), sizeof(scale));
+  }
+  HWY_INLINE TopKEntry operator[](size_t i) const {
+    uint16_t index;
+    std::memcpy(&index, indices + i * sizeof(index), sizeof(index));
+    const hn::CappedTag<float, 1> d1;
+    return {index, hn::GetLane(Int4::unpack(d1, codes, i)) * scale};
+  }
+
+  const uint8_t* indices;
+  const uint8_t* codes;
+  float scale;
+};
+
+// Read one by one: each is added elsewhere.
+template <DType kTypeOf>
+struct TopK {
+  static constexpr DType kType = kTypeOf;
+  static constexpr bool kScaled = format_of(kType).coding == Coding::kSparseScaled;
+  using Entries = std::conditional_t<kScaled, Int4Entries, Bf16Entries>;
+
+  template <typename Visit>
+  static HWY_INLINE void for_each(const void* slot, size_t elements, Visit visit) {
+    if (elements == 0) return;
+    const Entries entries(slot, kType, elements);
+    for (size_t i = 0; i < top_k(kType, elements); ++i) {
+      const TopKEntry e = entries[i];
+      visit(e.index < elements ? e
+                               : TopKEntry{elements - 1, std::numeric_limits<float>::quiet_NaN()});
+    }
   }
 
   static void add(const void* slot, float* out, size_t elements) {
-    const size_t entries = top_k(elements);
-    for (size_t i = 0; i < entries; ++i) {
-      const TopKEntry e = entry(slot, i, elements);
-      out[e.index] += e.value;
-    }
+    for_each(slot, elements, [out](const TopKEntry& e) { out[e.index] += e.value; });
   }
 
   static bool has_nonfinite(const void* slot, size_t elements) {
     bool found = false;
-    for (size_t i = 0; i < top_k(elements); ++i) {
-      const auto bits = std::bit_cast<uint32_t>(entry(slot, i, elements).value);
-      found |= (bits & kInfinityBits) == kInfinityBits;
-    }
+    for_each(slot, elements, [&found](const TopKEntry& e) {
+      found |= (std::bit_cast<uint32_t>(e.value) & kInfinityBits) == kInfinityBits;
+    });
     return found;
   }
 };

@@ -79,7 +79,9 @@ TEST(Formats, Names) {
     EXPECT_EQ(parse_format(name_of(type)), type);
     EXPECT_EQ(is_plain(type), i < kPlainFormats);
   }
-  for (const char* name : {"fp8-e4m3", "fp8-e5m2", "int32", "int8", "int4", "topk"}) {
+  for (const char* name :
+       {"fp8-e4m3", "fp8-e5m2", "int32", "int8", "int4", "topk", "topk-10", "topk-100", "topk-1000",
+        "topk-int4", "topk-10-int4", "topk-100-int4", "topk-1000-int4"}) {
     ASSERT_TRUE(parse_format(name));
     EXPECT_EQ(name_of(*parse_format(name)), name);
   }
@@ -91,13 +93,37 @@ TEST(Formats, SizesOfSlots) {
     size_t elements, bytes;
   };
   const Known known[] = {
-      {DType::kF32, 5, 20},          {DType::kBF16, 5, 10},       {DType::kInt8, 0, 4},
-      {DType::kInt8, 1, 8},          {DType::kInt8, 4, 8},        {DType::kFp8E4M3, 5, 12},
-      {DType::kFp8E5M2, 8192, 8196}, {DType::kInt4, 1, 8},        {DType::kInt4, 8, 8},
-      {DType::kInt4, 9, 12},         {DType::kInt4, 8192, 4100},  {DType::kTopK, 0, 0},
-      {DType::kInt32, 0, 4},         {DType::kInt32, 5, 24},      {DType::kInt32, 8192, 32772},
-      {DType::kTopK, 1, 4},          {DType::kTopK, 32, 4},       {DType::kTopK, 33, 8},
-      {DType::kTopK, 8192, 1024},    {DType::kTopK, 65536, 8192},
+      {DType::kF32, 5, 20},
+      {DType::kBF16, 5, 10},
+      {DType::kInt8, 0, 4},
+      {DType::kInt8, 1, 8},
+      {DType::kInt8, 4, 8},
+      {DType::kFp8E4M3, 5, 12},
+      {DType::kFp8E5M2, 8192, 8196},
+      {DType::kInt4, 1, 8},
+      {DType::kInt4, 8, 8},
+      {DType::kInt4, 9, 12},
+      {DType::kInt4, 8192, 4100},
+      {DType::kTopK, 0, 0},
+      {DType::kInt32, 0, 4},
+      {DType::kInt32, 5, 24},
+      {DType::kInt32, 8192, 32772},
+      {DType::kTopK, 1, 4},
+      {DType::kTopK, 7, 28},
+      {DType::kTopK, 33, 32},
+      {DType::kTopK, 256, 32},
+      {DType::kTopK, 257, 36},
+      {DType::kTopK10, 8192, 3280},
+      {DType::kTopK100, 8192, 328},
+      {DType::kTopK1000, 8192, 36},
+      {DType::kTopKInt4, 0, 4},
+      {DType::kTopKInt4, 1, 12},
+      {DType::kTopKInt4, 7, 24},
+      {DType::kTopK100Int4, 8192, 212},
+      {DType::kTopK1000Int4, 8192, 32},
+      {DType::kTopK10Int4, 8192, 2056},
+      {DType::kTopK, 8192, 1024},
+      {DType::kTopK, 65536, 8192},
   };
   for (const Known& k : known) {
     EXPECT_EQ(slot_bytes(k.type, k.elements), k.bytes) << name_of(k.type) << ' ' << k.elements;
@@ -333,7 +359,7 @@ TEST(Encode, SentAndResidualAreWhatCameIn) {
         std::vector<float> gradient(kElements);
         for (float& g : gradient) g = static_cast<float>(int(random() % 2001) - 1000);
         // One element makes the scale a power of two.
-        gradient[0] = (type == DType::kInt4 ? 7.0f * 1024 : 127.0f * 64) - residual[0];
+        gradient[0] = (name_of(type).ends_with("int4") ? 7.0f * 1024 : 127.0f * 64) - residual[0];
         std::vector<uint8_t> slot(slot_bytes(type, kElements));
         ASSERT_TRUE(encode(gradient.data(), residual.data(), type,
                            {.stochastic = stochastic, .round = round}, slot.data(), kElements));
@@ -355,12 +381,11 @@ TEST(Encode, StochasticRoundingIsUnbiased) {
   const size_t draws = 200000;
   for (const DType type : kCoded) {
     for (const int over : {0, 1, 2, 3}) {
-      const size_t n = type == DType::kTopK ? 1 : 6;
-      const float step = type == DType::kTopK   ? 0x1p-7f
-                         : type == DType::kInt8 ? 1 / 127.0f
-                                                : 1 / 4.0f;
+      const size_t n = 6;
+      const float step = format_of(type).coding == Coding::kSparse ? 0x1p-7f
+                         : type == DType::kInt8                    ? 1 / 127.0f
+                                                                   : 1 / 4.0f;
       std::vector<float> x = {1.0f, 0.3f, -0.3f, 0.0123f, -0.77f, 0.5002f};
-      if (type == DType::kTopK) x = {1.0023f};
       std::vector<double> total(n);
       std::vector<float> out(n);
       std::vector<uint8_t> slot(slot_bytes(type, n));
@@ -395,7 +420,7 @@ TEST(Encode, OfEqualMagnitudesTheFirstAreSent) {
       if (HasFatalFailure()) return;
       c.gradient.assign(n, random() % 2 == 0 ? 3.0f : -3.0f);
       c.check(random);
-      std::vector<uint32_t> slot(top_k(n));
+      std::vector<uint32_t> slot(top_k(DType::kTopK, n));
       ASSERT_TRUE(encode(c.gradient.data(), nullptr, DType::kTopK, {}, slot.data(), n));
       for (size_t e = 0; e < slot.size(); ++e) ASSERT_EQ(slot[e] & 0xFFFF, e);
     }

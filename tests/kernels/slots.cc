@@ -106,7 +106,42 @@ uint16_t bf16_of(float x, const uint32_t* random) {
   return up && (upper & 0x7FFF) != 0x7F7F ? upper + 1 : upper;
 }
 
-void encode_sparse(std::span<const float> x, const Rounding& rounding, void* slot) {
+// Of a sparse format, one element in so many; else 0.
+size_t share_of(DType type) {
+  switch (type) {
+    case DType::kTopK:
+    case DType::kTopKInt4:
+      return 32;
+    case DType::kTopK10:
+    case DType::kTopK10Int4:
+      return 10;
+    case DType::kTopK100:
+    case DType::kTopK100Int4:
+      return 100;
+    case DType::kTopK1000:
+    case DType::kTopK1000Int4:
+      return 1000;
+    default:
+      return 0;
+  }
+}
+bool has_codes(DType type) {
+  return type == DType::kTopKInt4 || type == DType::kTopK10Int4 || type == DType::kTopK100Int4 ||
+         type == DType::kTopK1000Int4;
+}
+size_t entries_of(DType type, size_t elements) {
+  size_t entries = 0;
+  while (entries * share_of(type) < elements) ++entries;
+  while (entries < elements && entries < 8) ++entries;
+  return entries;
+}
+size_t up_to_words(size_t bytes) { return (bytes + 3) / 4 * 4; }
+
+void encode_scaled(std::span<const float> x, bool finite, DType type, const Rounding& rounding,
+                   std::span<const size_t> elements, void* slot);
+
+void encode_sparse(std::span<const float> x, bool finite, DType type, const Rounding& rounding,
+                   void* slot) {
   std::vector<size_t> order(x.size());
   std::iota(order.begin(), order.end(), size_t{0});
   const auto rank = [&](size_t i) {
@@ -116,9 +151,20 @@ void encode_sparse(std::span<const float> x, const Rounding& rounding, void* slo
   };
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return rank(a) > rank(b); });
-  order.resize((x.size() + 31) / 32);
+  order.resize(entries_of(type, x.size()));
   std::sort(order.begin(), order.end());
   auto* to = static_cast<uint8_t*>(slot);
+  if (has_codes(type)) {
+    std::vector<float> chosen;
+    std::memset(slot, 0, up_to_words(2 * order.size()));
+    for (const size_t i : order) {
+      chosen.push_back(x[i]);
+      *to++ = static_cast<uint8_t>(i);
+      *to++ = static_cast<uint8_t>(i >> 8);
+    }
+    void* const rest = static_cast<uint8_t*>(slot) + up_to_words(2 * order.size());
+    return encode_scaled(chosen, finite, DType::kInt4, rounding, order, rest);
+  }
   for (const size_t i : order) {
     const uint32_t random = random_of(rounding, i);
     const uint16_t value = bf16_of(x[i], rounding.stochastic ? &random : nullptr);
@@ -129,15 +175,16 @@ void encode_sparse(std::span<const float> x, const Rounding& rounding, void* slo
   }
 }
 
+// elements: which of the chunk's they are.
 void encode_scaled(std::span<const float> x, bool finite, DType type, const Rounding& rounding,
-                   void* slot) {
+                   std::span<const size_t> elements, void* slot) {
   auto* codes = static_cast<uint8_t*>(slot);
   std::memset(slot, 0, kernels::slot_bytes(type, x.size()));
   float largest = 0;
   for (const float v : x) largest = std::max(largest, std::fabs(v));
   const float scale = finite ? scale_of(type, largest) : kNaN;
   for (size_t i = 0; finite && i < x.size(); ++i) {
-    const uint32_t upper24 = random_of(rounding, i) >> 8;
+    const uint32_t upper24 = random_of(rounding, elements[i]) >> 8;
     const uint32_t code = code_of(type, x[i], scale, rounding.stochastic ? &upper24 : nullptr);
     if (type == DType::kInt32) {
       for (size_t byte = 0; byte < 4; ++byte) {
@@ -156,8 +203,18 @@ struct Entry {
   size_t index;
   float value;
 };
-Entry entry_of(const void* slot, size_t i, size_t elements) {
-  const auto* bytes = static_cast<const uint8_t*>(slot) + 4 * i;
+Entry entry_of(const void* slot, DType type, size_t i, size_t elements) {
+  const auto* all = static_cast<const uint8_t*>(slot);
+  if (has_codes(type)) {
+    const size_t entries = entries_of(type, elements);
+    const uint8_t* codes = all + up_to_words(2 * entries);
+    float scale;
+    std::memcpy(&scale, codes + up_to_words((entries + 1) / 2), 4);
+    const size_t index = all[2 * i] + 256u * all[2 * i + 1];
+    if (index >= elements) return {elements - 1, kNaN};
+    return {index, value_of_code(DType::kInt4, codes[i / 2] >> (i % 2 * 4) & 15) * scale};
+  }
+  const auto* bytes = all + 4 * i;
   const size_t index = bytes[0] + 256u * bytes[1];
   if (index >= elements) return {elements - 1, kNaN};
   return {index, std::bit_cast<float>(uint32_t{bytes[2]} << 16 | uint32_t{bytes[3]} << 24)};
@@ -235,16 +292,18 @@ bool encode(std::span<const float> gradient, std::span<float> residual, DType ty
     if (!residual.empty()) x[i] = x[i] + residual[i];
     finite = finite && std::isfinite(x[i]);
   }
-  if (type == DType::kTopK) {
-    encode_sparse(x, rounding, slot);
+  if (share_of(type) > 0) {
+    encode_sparse(x, finite, type, rounding, slot);
   } else {
-    encode_scaled(x, finite, type, rounding, slot);
+    std::vector<size_t> elements(x.size());
+    std::iota(elements.begin(), elements.end(), size_t{0});
+    encode_scaled(x, finite, type, rounding, elements, slot);
   }
   if (!finite || residual.empty()) return finite;
   std::copy(x.begin(), x.end(), residual.begin());
-  if (type == DType::kTopK) {
-    for (size_t e = 0; e < (x.size() + 31) / 32; ++e) {
-      const Entry sent = entry_of(slot, e, x.size());
+  if (share_of(type) > 0) {
+    for (size_t e = 0; e < entries_of(type, x.size()); ++e) {
+      const Entry sent = entry_of(slot, type, e, x.size());
       residual[sent.index] = x[sent.index] - sent.value;
     }
   } else {
@@ -257,9 +316,9 @@ bool encode(std::span<const float> gradient, std::span<float> residual, DType ty
 std::vector<float> decode(const void* slot, DType type, size_t elements) {
   std::vector<float> out(elements);
   const auto* codes = static_cast<const uint8_t*>(slot);
-  if (type == DType::kTopK) {
-    for (size_t e = 0; e < (elements + 31) / 32; ++e) {
-      const Entry sent = entry_of(slot, e, elements);
+  if (share_of(type) > 0) {
+    for (size_t e = 0; e < entries_of(type, elements); ++e) {
+      const Entry sent = entry_of(slot, type, e, elements);
       out[sent.index] = out[sent.index] + sent.value;
     }
     return out;
@@ -318,9 +377,9 @@ bool sum_coded(std::span<const void* const> slots, DType type, float factor, flo
     if (std::ranges::all_of(total, [](float v) { return v == 0; })) factor = std::fabs(factor);
   }
   for (size_t s = 0; s < slots.size(); ++s) {
-    if (type == DType::kTopK) {
-      for (size_t e = 0; e < (n + 31) / 32; ++e) {
-        const Entry sent = entry_of(slots[s], e, n);
+    if (share_of(type) > 0) {
+      for (size_t e = 0; e < entries_of(type, n); ++e) {
+        const Entry sent = entry_of(slots[s], type, e, n);
         total[sent.index] = total[sent.index] + sent.value;
       }
     } else {
@@ -337,10 +396,10 @@ bool sum_coded(std::span<const void* const> slots, DType type, float factor, flo
 }
 
 bool is_finite(const void* slot, DType type, size_t elements) {
-  if (type == DType::kTopK) {
+  if (share_of(type) > 0) {
     bool finite = true;
-    for (size_t e = 0; e < (elements + 31) / 32; ++e) {
-      finite = finite && std::isfinite(entry_of(slot, e, elements).value);
+    for (size_t e = 0; e < entries_of(type, elements); ++e) {
+      finite = finite && std::isfinite(entry_of(slot, type, e, elements).value);
     }
     return finite;
   }

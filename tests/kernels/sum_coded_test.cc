@@ -110,7 +110,7 @@ TEST(SumCoded, OfNoSlotsIsZero) {
 TEST(SumCoded, AnIndexOutsideIsNotFiniteAndWritesNothingElse) {
   test::for_each_target([] {
     for (const size_t n : {1, 31, 40, 8192}) {
-      std::vector<uint32_t> good(top_k(n)), bad(top_k(n));
+      std::vector<uint32_t> good(top_k(DType::kTopK, n)), bad(good.size());
       for (size_t e = 0; e < good.size(); ++e) {
         good[e] = bad[e] = 0x3F800000 | static_cast<uint32_t>(e);
       }
@@ -128,7 +128,7 @@ TEST(SumCoded, AnIndexOutsideIsNotFiniteAndWritesNothingElse) {
 
 TEST(SumCoded, WhatNobodySentIsZero) {
   test::for_each_target([] {
-    std::vector<uint32_t> slot = {0xC0000000 | 3, 0x40400000 | 50};
+    std::vector<uint32_t> slot = {0xC0000000 | 3, 0x40400000 | 50, 60, 60, 61, 61, 62, 63};
     const void* slots[] = {slot.data(), slot.data()};
     std::vector<float> out(64, 9.0f);
     ASSERT_TRUE(sum(slots, DType::kTopK, 0.5f, out.data(), 64));

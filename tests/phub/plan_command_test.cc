@@ -279,7 +279,8 @@ TEST(PlanCommand, BadInputIsNamed) {
            {"vgg19 --optimizer sdg", "optimizer: must be one of none, sgd"},
            {"vgg19 --dtype f64",
             "gradient_dtype: must be one of f32, bf16, f16, fp8-e4m3, fp8-e5m2, int32, int8, int4, "
-            "topk, got 'f64'"},
+            "topk, topk-10, topk-100, topk-1000, topk-int4, topk-10-int4, topk-100-int4, "
+            "topk-1000-int4, got 'f64'"},
            {"vgg19 --parameter-dtype f8",
             "parameter_dtype: must be one of f32, bf16, f16, fp8-e4m3, fp8-e5m2, int8, int4, got "
             "'f8'"},

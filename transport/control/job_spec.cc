@@ -15,8 +15,7 @@
 namespace phub {
 namespace {
 
-constexpr uint32_t kMostInitialParts = 255;  // of a chunk: their number is the immediate's round
-constexpr size_t kShownBytes = 100;          // of a value, in a sentence
+constexpr size_t kShownBytes = 100;  // of a value, in a sentence
 // The first field in which two structs differ, as a sentence; "" if there is none.
 std::string difference(const void* here, const void* there, const json::Type& type) {
   for (const json::Field& field : type.table().fields) {

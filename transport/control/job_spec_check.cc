@@ -64,9 +64,9 @@ void check_format(std::string_view field, std::string_view value, uint32_t chunk
     }
     refuse_word(field, value, words);
   }
-  if (value == "topk" && chunk_elements > kTopKElements) {
-    fail(ErrorCode::kInvalid, "{}: topk is for chunks of at most {} elements, and these have {}",
-         field, kTopKElements, chunk_elements);
+  if (format->is_sparse() && chunk_elements > kTopKElements) {
+    fail(ErrorCode::kInvalid, "{}: {} is for chunks of at most {} elements, and these have {}",
+         field, value, kTopKElements, chunk_elements);
   }
 }
 
