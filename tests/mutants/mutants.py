@@ -895,7 +895,7 @@ MUTANTS = [
     Mutant("format: a rack's parent gets its workers' formats", RACK,
            "    key.format.clear();\n", "", ("phub/rack_test",)),
     Mutant("format: initial parameters go in too few parts", "transport/layout.h",
-           "sizeof(float) + slot_bytes - 1) / slot_bytes);", "sizeof(float)) / slot_bytes);",
+           "sizeof(float) + of_part - 1) / of_part);", "sizeof(float)) / of_part);",
            ("transport/layout_test",)),
     Mutant("tail: a key's last chunk is as large as the others", LAYOUT,
            "static_cast<uint32_t>(std::min(most, keys[k].elements - at));",
