@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -38,18 +38,14 @@ def _without_numbers() -> frozenset[Any]:
 _WITHOUT_NUMBERS = _without_numbers()
 
 
-class Awaited(nn.Parameter):
-    """The class of such a parameter until its value is there.
+class Settling(torch.Tensor):
+    """The base of classes that parameters have until their values are there.
 
-    PyTorch asks the class of each tensor that it is given in Python before it does anything with
-    it. The parameter stays the same object. In C++ nobody asks: see silent.md.
+    The parameter stays the same object.
     """
 
+    plain: ClassVar[type[torch.Tensor]]  # which it is before and afterwards
     _phub_take: Callable[[], None]
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _call(func, args, kwargs or {})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         self._settle()
@@ -63,6 +59,20 @@ class Awaited(nn.Parameter):
         take = self.__dict__.get("_phub_take")
         if take is not None:  # else another thread was quicker
             take()
+
+
+class Awaited(Settling, nn.Parameter):
+    """Of a parameter whose memory is its own.
+
+    PyTorch asks the class of each tensor that it is given in Python before it does anything with
+    it. In C++ nobody asks: see silent.md.
+    """
+
+    plain: ClassVar[type[torch.Tensor]] = nn.Parameter
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _call(func, args, kwargs or {})
 
 
 # torch.compile would reason about a class that changes meanwhile.
@@ -86,21 +96,16 @@ def _awaited_in(given: Any) -> Iterator[Awaited]:
             yield from _awaited_in(each)
 
 
-def is_plain(parameter: nn.Parameter) -> bool:
-    """Whether its class is PyTorch's own, which Awaited may take the place of."""
-    return type(parameter) is nn.Parameter
-
-
-def await_value(parameter: nn.Parameter, take: Callable[[], None]) -> None:
-    """Whatever reads it calls `take` first. REQUIRES: it is plain."""
+def await_value(parameter: nn.Parameter, take: Callable[[], None], awaited: type[Settling]) -> None:
+    """Whatever reads it calls `take` first. REQUIRES: its class is awaited.plain."""
     parameter._phub_take = take  # type: ignore[attr-defined]
-    parameter.__class__ = Awaited
+    parameter.__class__ = awaited  # type: ignore[assignment]
 
 
 def value_is_there(parameter: nn.Parameter) -> None:
     """It is read as ever again."""
-    if isinstance(parameter, Awaited):
-        parameter.__class__ = nn.Parameter  # type: ignore[assignment]
+    if isinstance(parameter, Settling):
+        parameter.__class__ = type(parameter).plain  # type: ignore[assignment]
         del parameter._phub_take
 
 

@@ -71,7 +71,7 @@ class BoxState:
         if self._worker.rank == 0:
             send_state(self._worker, self._parameters, loaded)
         for each in self._parameters:
-            each.written = each.tensor._version
+            each.note_written()
 
     def leave_others(self, state: Mapping[Any, Any]) -> Elsewhere:
         """The program's optimizer keeps only the state of parameters that are not exchanged."""

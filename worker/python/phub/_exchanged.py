@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
@@ -14,14 +14,15 @@ from torch.autograd.graph import increment_version
 from phub import _rules
 from phub._awaited import (
     HOLDERS_OF_ONE,
+    Awaited,
+    Settling,
     await_value,
     holders_of,
-    is_plain,
     value_is_there,
     writing,
 )
 from phub._device import DeviceKeys
-from phub._tensors import DTYPES, memory_of, pull_into, push_from, take_into
+from phub._tensors import DTYPES, filled, memory_of, pull_into, push_from, take_into
 from phub._views import tensor_over
 from phub.errors import InvalidError, TakenError
 from phub.worker import Worker
@@ -34,6 +35,8 @@ _T = TypeVar("_T")
 @dataclass(eq=False)
 class Exchanged:
     """A parameter that is exchanged, and where it is in its step."""
+
+    awaited: ClassVar[type[Settling]] = Awaited
 
     worker: Worker
     name: str
@@ -63,12 +66,29 @@ class Exchanged:
             self.slot = self.result = torch.empty(0)
             return
         self.slot, self.result = (
-            tensor_over(view, DTYPES[dtype]).view(self.tensor.shape)
+            tensor_over(view, DTYPES[dtype])[: self.value.numel()].view(self.value.shape)
             for view, dtype in (
                 (self.worker.gradient(self.name), self.worker.gradient_dtype(self.name)),
                 (self.worker.parameters(self.name), self.worker.parameter_dtype),
             )
         )
+
+    @property
+    def value(self) -> torch.Tensor:
+        """What of the parameter is exchanged: all of it."""
+        return self.tensor
+
+    def gradient_now(self) -> torch.Tensor | None:
+        """That of the value."""
+        return self.tensor.grad
+
+    def is_due(self, accumulate: int) -> bool:
+        """Whether the gradient is complete, as far as one knows within a backward()."""
+        return self.backwards == accumulate
+
+    def note_written(self) -> None:
+        """The box has the value, or takes it."""
+        self.written = self.value._version
 
     def push(self) -> None:
         """Copies the gradient to the slot, in its format, and pushes it."""
@@ -81,7 +101,7 @@ class Exchanged:
                 "before step(), or where phub does not see it (TorchScript, an extension in C++). "
                 'Call synchronize() before such a use, or use overlap="backward"'
             )
-        if not self.is_mean and self.tensor._version != self.written:
+        if not self.is_mean and self.value._version != self.written:
             raise RuntimeError(
                 f"parameter '{self.name}' was changed by the program, and the box has the old "
                 "value: change it before DistributedOptimizer is made; after loading a model call "
@@ -93,7 +113,7 @@ class Exchanged:
                 f"parameter '{self.name}' was frozen, and its steps would go on: freeze it before "
                 "DistributedOptimizer is made, or give its group lr=0"
             )
-        gradient = self.tensor.grad
+        gradient = self.gradient_now()
         if gradient is None:
             self._send(None)
         else:
@@ -135,7 +155,7 @@ class Exchanged:
 
     def check_unchanged(self) -> None:
         """Raises RuntimeError if the gradient is not the one that was pushed."""
-        found = self.tensor.grad
+        found = self.gradient_now()
         if found is None and self.gradient is not None:
             raise RuntimeError(
                 f"the gradient of '{self.name}' is gone, and was pushed already: zero_grad() came "
@@ -164,11 +184,15 @@ class Exchanged:
 
     def take_later(self) -> None:
         """Once somebody reads the parameter; now, if that may happen where nobody is told."""
-        if not is_plain(self.tensor) or holders_of(self.tensor) > self.holders:
+        if type(self.tensor) is not self.awaited.plain or self.holders_now() > self.holders:
             self.take()  # the program has a view of its memory, or a class of its own
             return
         self.waits = True
-        await_value(self.tensor, self.take)
+        await_value(self.tensor, self.take, self.awaited)
+
+    def holders_now(self) -> int:
+        """Of the value's memory."""
+        return holders_of(self.value)
 
     def take_late(self) -> None:
         """Waits for a result that comes late, and copies it to the parameter.
@@ -177,7 +201,7 @@ class Exchanged:
         """
         if not self.late:
             return
-        if self.tensor._version == self.written:
+        if self.value._version == self.written:
             self._take()
         elif self.worker.on_device:
             self.worker.on_device.pull(self.name, torch.empty_like(self.tensor))
@@ -237,13 +261,13 @@ class Exchanged:
         if self.worker.memory_device:
             pull_into(self.worker, self.name, self.tensor, DTYPES[self.worker.parameter_dtype])
         elif not self.zero_copy:
-            take_into(self.worker, self.name, self.tensor, self.result)
+            take_into(self.worker, self.name, self.value, self.result)
         else:
             if self.tensor.data_ptr() != self.result.data_ptr():
                 self.tensor.data = self.result
                 self.holders = holders_of(self.tensor)
             increment_version(self.tensor)
-        self.written = self.tensor._version
+        self.note_written()
 
     def hold(self) -> None:
         """Gives the parameter memory of its own, as it has without zero_copy."""
@@ -262,7 +286,15 @@ class Exchanged:
     def end_step(self) -> None:
         """The next backward() is of the next step."""
         self.backwards, self.pushed, self.gradient = 0, False, None
-        self.written = self.tensor._version
+        self.note_written()
+
+    def state_of(self, array: torch.Tensor) -> torch.Tensor:
+        """A part of the optimizer's state, as PyTorch's optimizer has it."""
+        return array.to(self.tensor.device)
+
+    def parts_of(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What the value has of the state that PyTorch's optimizer has of the parameter."""
+        return state
 
 
 def take_waiting(parameters: Sequence[Exchanged]) -> None:
@@ -282,7 +314,7 @@ def fetch_state(
     """Of those of which the optimizer has made a step."""
     names = worker.state_names
     arrays = {
-        each.name: [torch.empty(each.tensor.shape) for _ in range(1 + len(names))]
+        each.name: [torch.empty(each.value.shape) for _ in range(1 + len(names))]
         for each in parameters
     }
     steps = _when_free(worker, lambda: worker.get_state(_memories_of(arrays)))
@@ -291,7 +323,7 @@ def fetch_state(
             rule,
             steps[each.name],
             {
-                name: array.to(each.tensor.device)
+                name: each.state_of(array)
                 for name, array in zip(names, arrays[each.name][1:], strict=True)
             },
         )
@@ -307,9 +339,9 @@ def send_state(
     arrays, steps = {}, {}
     for each in parameters:
         steps[each.name], kept = _rules.box_state(
-            worker.state_names, each.tensor, state.get(each.tensor, {})
+            worker.state_names, each.value, each.parts_of(state.get(each.tensor, {}))
         )
-        mine = each.tensor.detach().float()
+        mine = each.value.detach().float()
         arrays[each.name] = [array.cpu().contiguous() for array in (mine, *kept)]
     _when_free(worker, lambda: worker.set_state(_memories_of(arrays), steps))
 
@@ -324,7 +356,9 @@ def has_steps(parameters: Sequence[Exchanged], state: Mapping[Any, Mapping[str, 
 
 
 def _memories_of(arrays: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, list[Any]]:
-    return {key: [memory_of(tensor) for tensor in tensors] for key, tensors in arrays.items()}
+    return {
+        key: [memory_of(filled(tensor)) for tensor in tensors] for key, tensors in arrays.items()
+    }
 
 
 def _when_free(worker: Worker, action: Callable[[], _T]) -> _T:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
+from phub._model import is_sharded
 from phub._options import Option, check_results
 from phub.errors import InvalidError
 
@@ -88,6 +90,42 @@ def check_delay(
             "delay=1 and branches do not go together: a step's results would come into the "
             "parameters of the branch that runs after it"
         )
+
+
+def check_shards(
+    model: nn.Module,
+    options: Mapping[str, Option],
+    *,
+    server: bool,
+    zero_copy: bool,
+    factors: object,
+    rows: object,
+    max_norm: float,
+) -> None:
+    """Refuses what does not go with parameters of fully_shard(), if the model has any."""
+    if not is_sharded(model.parameters()):
+        return
+    if not server:
+        raise InvalidError(
+            "the model is sharded (fully_shard), and server=False is for whole parameters: use "
+            "phub.FSDPState(model), and the optimizer as ever"
+        )
+    why = (
+        "each process of a replica exchanges its shard in a job of its own, and none of these jobs "
+        "sees the whole"
+    )
+    skips = options.get("on_nonfinite") == "skip"
+    refused = {
+        "zero_copy": (zero_copy, "shards lie in FSDP's memory. Leave it out"),
+        "factors": (factors, "factors are of a whole weight. Leave them out"),
+        "rows and lazy": (rows, "FSDP does not add up sparse gradients. Use sparse=False"),
+        "max_norm": (max_norm, f"{why} norm. Use phub.FSDPState and clip_grad_norm_"),
+        "on_nonfinite='skip'": (skips, f"{why} step. Say 'stop', 'pass' or 'exclude'"),
+        "branches": (options.get("branches"), f"{why} model's branches. Leave them out"),
+    }
+    for name, (given, reason) in refused.items():
+        if given:
+            raise InvalidError(f"{name} and a sharded model (fully_shard): {reason}")
 
 
 def check_without_box(

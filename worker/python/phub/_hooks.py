@@ -36,6 +36,10 @@ class Hooks:
         if on_gradient:  # where factors are sent, there is no gradient
             others = [each for each in parameters if not isinstance(each, BoxFactors)]
             self._hooks += _gradient_hooks(others, on_gradient)
+            if any(hasattr(each, "unit") for each in parameters):
+                from phub._sharded import visit_hooks
+
+                self._hooks += visit_hooks(parameters)
         if has_views:
             self._hooks += _view_hooks(model, parameters)
         if is_late:

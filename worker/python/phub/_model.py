@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from phub import _device
@@ -17,6 +19,9 @@ from phub._rows import SparseRows, rows_in
 from phub._tensors import DTYPES, format_of_job
 from phub.errors import InvalidError
 from phub.worker import Worker
+
+if TYPE_CHECKING:
+    from phub._sharded import Unit
 
 Groups = Sequence[Mapping[str, Any]]
 
@@ -82,11 +87,30 @@ class Keys:
         self.frozen = {name: p for name, p in found.items() if not p.requires_grad}
         for parameter in self.named.values():
             _device.check_memory(parameter.device, options.get("memory_device"))
+        self.units: Mapping[str, Unit] = {}
+        shapes = {name: tuple(p.shape) for name, p in self.named.items()}
+        if is_sharded(self.named.values()):
+            from phub import _sharded  # which imports what takes a second
+
+            self.units = _sharded.units_of(model, self.named)
+            shapes = {name: _sharded.shape_of_key(p) for name, p in self.named.items()}
         self.keys = _keys_of(
-            self.named, groups, has_groups=server, first_goes_first=first_goes_first
+            self.named, shapes, groups, has_groups=server, first_goes_first=first_goes_first
         )
         self.layers = layers_in(model, factors, self.keys, options)
         self._tables = rows_in(model, rows, lazy, self.named, self.keys) if server else set()
+        if self.units and self._tables:
+            raise InvalidError(
+                f"'{min(self._tables)}' has sparse gradients, which FSDP does not add up: use "
+                "sparse=False"
+            )
+
+    def check_joined(self, worker: Worker) -> None:
+        """Compares what the processes of a replica have joined. Raises InvalidError."""
+        if self.units:
+            from phub import _sharded
+
+            _sharded.check_jobs(next(iter(self.named.values())), worker)
 
     def formats(self) -> dict[str, Option]:
         """The job's, for parameters in these formats."""
@@ -98,6 +122,13 @@ class Keys:
     ) -> list[Exchanged]:
         """Each parameter, on its way to the box and back."""
         form = is_mean, zero_copy, delay
+        if self.units:
+            from phub._sharded import Sharded
+
+            return [
+                Sharded(worker, name, tensor, *form, unit=self.units[name])
+                for name, tensor in self.named.items()
+            ]
         return [
             BoxFactors(worker, name, tensor, *form, samples=self.layers[name][1])
             if name in self.layers
@@ -106,10 +137,20 @@ class Keys:
         ]
 
 
+def is_sharded(parameters: Iterable[torch.Tensor]) -> bool:
+    """Whether FSDP has any of these."""
+    return any(hasattr(p, "device_mesh") for p in parameters)
+
+
 def _keys_of(
-    named: Mapping[str, nn.Parameter], groups: Groups, *, has_groups: bool, first_goes_first: bool
+    named: Mapping[str, nn.Parameter],
+    shapes: Mapping[str, tuple[int, ...]],
+    groups: Groups,
+    *,
+    has_groups: bool,
+    first_goes_first: bool,
 ) -> dict[str, int | Key]:
-    """A key per parameter, with its shape.
+    """A key per parameter, with the shape of what a rank exchanges of it.
 
     has_groups: the box has hyperparameters of each group.
     first_goes_first: the first layers' results are needed first.
@@ -117,9 +158,9 @@ def _keys_of(
     group_of = {id(p): number for number, group in enumerate(groups) for p in group["params"]}
     keys: dict[str, int | Key] = {
         name: Key(
-            p.numel(),
+            math.prod(shapes[name]),
             priority=len(named) - number if first_goes_first else 0,
-            shape=tuple(p.shape) if p.dim() <= MAX_DIMENSIONS else (),
+            shape=shapes[name] if p.dim() <= MAX_DIMENSIONS else (),
             group=group_of[id(p)] if has_groups else 0,
         )
         for number, (name, p) in enumerate(named.items())

@@ -68,7 +68,7 @@ class Round:
                 "another model's loss that only passes through this model (a GAN's generator), set "
                 "requires_grad_(False) on this model during that backward()"
             )
-        if mine.backwards == self._accumulate:
+        if mine.is_due(self._accumulate):
             self.begin()
             mine.push()
 

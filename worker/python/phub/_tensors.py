@@ -31,6 +31,11 @@ def memory_of(tensor: torch.Tensor) -> Memory:
     return Memory(tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)
 
 
+def filled(tensor: torch.Tensor) -> torch.Tensor:
+    """For the memory of a key, which has at least one element; itself if it has any."""
+    return tensor if tensor.numel() else tensor.new_zeros(1)
+
+
 def push_from(
     worker: Worker, key: str, gradient: torch.Tensor, slot: torch.Tensor, priority: int = 0
 ) -> None:

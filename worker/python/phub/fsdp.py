@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 from phub._memory import Memory
 from phub._names import by_name
 from phub._options import Option, check_results
+from phub._sharded import by_module, check_jobs
 from phub._tensors import DTYPES, memory_of, push_from, take_into
 from phub._views import tensor_over
 from phub._watch import Watch
@@ -50,7 +51,7 @@ class FSDPState:
             raise InvalidError(
                 "memory_device: FSDP's shards are exchanged on the CPU; leave it out"
             )
-        self._parameters = _by_module(model)
+        self._parameters = by_module(model)
         self._elements = by_name(
             {
                 key: sum(_shard_of(p) for p in parameters)
@@ -61,6 +62,7 @@ class FSDPState:
         given: dict[str, Option] = {"on_nonfinite": "pass", **options}
         given |= {"reduction": "mean", "initial": "broadcast"}
         self.worker = Worker(self._elements, hyper=None, formats=formats, saver=None, **given)
+        check_jobs(next(iter(self._parameters.values()))[0], self.worker)
         self._broadcast()
         for name, module in model.named_modules():
             if (name or "model") in self._parameters and isinstance(module, FSDPModule):
@@ -170,32 +172,6 @@ def _is_read_late(module: FSDPModule, parameters: list[DTensor], dtype: torch.dt
         and all(p.grad is None for p in parameters)
         and not any(getattr(p, "_post_accumulate_grad_hooks", None) for p in parameters)
     )
-
-
-def _by_module(model: nn.Module) -> dict[str, list[DTensor]]:
-    """The parameters that each call of fully_shard() has, without those of calls for its parts."""
-    found: dict[str, list[DTensor]] = {}
-    taken: set[int] = set()
-    modules = [(n, m) for n, m in model.named_modules() if isinstance(m, FSDPModule)]
-    for name, module in reversed(modules):  # parts come after what they are in
-        parameters = [p for p in module.parameters() if p.requires_grad and id(p) not in taken]
-        taken.update(id(p) for p in parameters)
-        if any(p.numel() for p in parameters):
-            found[name or "model"] = [_checked(name, p) for p in parameters]
-    if not found:
-        raise InvalidError("no parameter of the model is sharded: call fully_shard() before")
-    return dict(reversed(found.items()))
-
-
-def _checked(name: str, parameter: nn.Parameter) -> DTensor:
-    if not isinstance(parameter, DTensor) or parameter.device_mesh.ndim != 1:
-        raise InvalidError(
-            f"a parameter of '{name}' of shape {tuple(parameter.shape)} is not sharded over a mesh "
-            "of one dimension: the box takes the place of the other one"
-        )
-    if parameter.device.type != "cpu":
-        raise InvalidError(f"a parameter of '{name}' is on {parameter.device}: phub needs the CPU")
-    return parameter
 
 
 def _shard_of(parameter: DTensor) -> int:

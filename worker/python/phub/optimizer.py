@@ -15,16 +15,16 @@ from phub import _device, _rules
 from phub._box_state import BoxState
 from phub._buffers import Buffers, check_statistics
 from phub._exchanged import take_waiting
-from phub._form import check_delay, check_form, check_without_box, take_slack
+from phub._form import check_delay, check_form, check_shards, check_without_box, take_slack
 from phub._hooks import Hooks
 from phub._memory import format_in_memory
-from phub._model import Keys, check_format
+from phub._model import Keys, check_format, is_sharded
 from phub._options import Option
 from phub._own_state import OwnState, Stateful
 from phub._round import Round
 from phub._same import Same
 from phub._steps import Steps
-from phub._tensors import memory_of
+from phub._tensors import filled, memory_of
 from phub._values import Values
 from phub._watch import Watch
 from phub.errors import Error, InvalidError, RewoundError
@@ -107,6 +107,15 @@ class DistributedOptimizer(Optimizer):
         delay, options = take_slack(delay, options)
         check_form(overlap, accumulate, server, zero_copy, options)
         check_delay(delay, overlap, server=server, zero_copy=zero_copy, options=options)
+        check_shards(
+            model,
+            options,
+            server=server,
+            zero_copy=zero_copy,
+            factors=factors,
+            rows=rows or lazy,
+            max_norm=max_norm,
+        )
         if not server:
             check_without_box(optimizer, factors, rows or lazy, max_norm, schedule)
         _rules.check_schedule(schedule or {})
@@ -116,6 +125,7 @@ class DistributedOptimizer(Optimizer):
         self.param_groups = optimizer.param_groups
         self._overlap, self._delay = overlap, delay
         self._made_for_state = False  # `state` has what a step left that was none of the job
+        self._is_sharded = is_sharded(model.parameters())
         self._rule = _rules.name_of(optimizer) if server else "none"
         given: dict[str, Option] = {
             "reduction": "mean",
@@ -153,6 +163,7 @@ class DistributedOptimizer(Optimizer):
         self._mine = keys.exchanged(
             self.worker, is_mean=not server, zero_copy=zero_copy, delay=bool(delay)
         )
+        keys.check_joined(self.worker)
         self._begin()
         self._watch, self._same = self._watch_for(keys.named), self._same_for(server)
         self._values = Values(self.worker, self._rule, optimizer)
@@ -221,6 +232,7 @@ class DistributedOptimizer(Optimizer):
 
     def use_scale(self, scale: Callable[[], float]) -> None:
         """Gradients are multiplied by what it returns, and the box divides: for GradScaler."""
+        self._refuse_sharded("a GradScaler", "bfloat16 needs none")
         if self._rule == "none" or self._options.get("on_nonfinite") != "skip":
             raise InvalidError(
                 "phub.GradScaler needs a DistributedOptimizer with on_nonfinite='skip' and "
@@ -344,6 +356,7 @@ class DistributedOptimizer(Optimizer):
         Those with a fraction become the mean, in float32; others are rank 0's. All ranks call it
         after the same step. The first call joins a job of its own, JOB-buffers, with all ranks.
         """
+        self._refuse_sharded("sync_buffers()", "average them in the program's process group")
         self._buffers = self._buffers or Buffers(self._model, self.worker, self._options)
         self._buffers.sync()
 
@@ -381,6 +394,7 @@ class DistributedOptimizer(Optimizer):
         The parameters are those of the checkpoint, and `steps_done` the steps that it has. Call
         steps() again.
         """
+        self._refuse_sharded("rejoin()", "start all processes again")
         for mine in self._mine:
             mine.look_away()
         self._buffers = None  # that job is gone with the box
@@ -410,6 +424,13 @@ class DistributedOptimizer(Optimizer):
         for mine in self._mine:
             mine.look()
         self._begin()
+
+    def _refuse_sharded(self, what: str, way_out: str) -> None:
+        if self._is_sharded:
+            raise InvalidError(
+                f"{what} and a sharded model (fully_shard): each process of a replica has a job of "
+                f"its own, and another does not know what happened in it; {way_out}"
+            )
 
     # ---- State, in PyTorch's layout.
 
@@ -454,12 +475,12 @@ class DistributedOptimizer(Optimizer):
                 f"the job is in round {self.worker.first_round}: with server=False the box has no "
                 "model, so a rank cannot join later. Start all ranks again"
             )
-        initial = {m.name: m.tensor.detach().float().cpu().contiguous() for m in self._mine}
+        initial = {m.name: filled(m.value.detach().float().cpu().contiguous()) for m in self._mine}
         self.worker.broadcast({name: memory_of(tensor) for name, tensor in initial.items()})
         for mine in self._mine:
             if mine.zero_copy or not self.worker.initial_counts:
                 mine.show()
-            mine.written = mine.tensor._version
+            mine.note_written()
         _device.exchange_on(self._mine[0].tensor.device, self.worker)
         self._steps.begin(self.worker)
 
