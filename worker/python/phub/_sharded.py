@@ -62,6 +62,8 @@ def check_jobs(parameter: torch.Tensor, worker: Worker) -> None:
     if mesh.size() == 1:
         return
     joined = worker.job, worker.rank, worker.world_size, worker.first_round
+    if worker.first_round == 1:
+        worker.barrier()  # nobody leaves a job that others still join: all are told what is wrong
     of_all: list[Any] = [None] * mesh.size()
     distributed.all_gather_object(of_all, joined, mesh.get_group())
     jobs, *others = (list(of_each) for of_each in zip(*of_all, strict=True))
