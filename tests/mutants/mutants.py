@@ -111,6 +111,7 @@ BRANCH_TABLES = ("geeps/branch_tables_test",)
 EXCHANGED = "worker/python/phub/_exchanged.py"
 KEY_EXCHANGE = "worker/progress/key_exchange.cc"
 OPTIMIZER = "worker/python/phub/optimizer.py"
+SHARDED = "worker/python/phub/_sharded.py"
 NODE = "worker/python/phub/_node.py"
 HOST = "worker/python/phub/_host.py"
 ROUND = "worker/python/phub/_round.py"
@@ -1656,7 +1657,7 @@ MUTANTS = [
            "return tensor.clone(memory_format=torch.contiguous_format)", "return tensor.contiguous()",
            ("python/test_delay.py:returns_before",)),
     Mutant("late-loaded: late results come over what the program has written", EXCHANGED,
-           "            return\n        if self.tensor._version == self.written:",
+           "            return\n        if self.value._version == self.written:",
            "            return\n        if True:", ("python/test_delay.py:loaded or refused",)),
     Mutant("late-at-once: delayed results are waited for in their own step", OPTIMIZER,
            "self._round.take_at_next_step()", "self._round.take()",
@@ -2319,6 +2320,34 @@ MUTANTS = [
     Mutant("fsdp-late: a mean of another type is lost", "worker/python/phub/fsdp.py",
            "if mine.data_ptr() != mean.data_ptr():", "if False:",
            ("python/test_around.py:mean_is_waited",)),
+
+    # FSDP with steps of the box.
+    Mutant("sharded-visits: a gradient is pushed before its module is visited again", SHARDED,
+           " and self.unit.visits == accumulate", "",
+           ("python/test_sharded.py:pushed_by_backward",)),
+    Mutant("sharded-again: what a checkpointed module computes again is a visit", SHARDED,
+           " and torch._C._current_graph_task_id() == -1", "",
+           ("python/test_sharded.py:pushed_by_backward",)),
+    Mutant("sharded-steps: visits of earlier steps count", SHARDED,
+           "        self.unit.visits = 0\n", "        pass\n",
+           ("python/test_sharded.py:pushed_by_backward",)),
+    Mutant("sharded-reads: who reads a shard has the step before", SHARDED,
+           "        self._settle()\n", "", ("python/test_sharded.py:reads_a_shard",)),
+    Mutant("sharded-views: a view that the program had before is FSDP's", SHARDED,
+           "min(self.holders_now(), _HOLDERS)", "self.holders_now()",
+           ("python/test_sharded.py:reads_a_shard",)),
+    Mutant("sharded-job: shards of a replica are added up in one job", SHARDED,
+           "if len(set(jobs)) < len(jobs):", "if False:", ("python/test_sharded.py:jobs_of_their_own",)),
+    Mutant("sharded-crossed: shards of a replica have other ranks in their jobs", SHARDED,
+           "if len(set(found)) > 1:", "if False:", ("python/test_sharded.py:jobs_of_their_own",)),
+    Mutant("sharded-state: a shard of zeros begins anew, and others go on", SHARDED,
+           "    distributed.all_reduce(found, group=sharded.device_mesh.get_group())\n", "",
+           ("python/test_sharded.py:has_one",)),
+    Mutant("sharded-whole: the state of a whole parameter is that of a shard", SHARDED,
+           "elif isinstance(each, torch.Tensor) and each.dim():", "elif False:",
+           ("python/test_sharded.py:refused",)),
+    Mutant("sharded-part: of a parameter that is not sharded each process trains its own", SHARDED,
+           "        if id(p) not in units:", "        if False:", ("python/test_sharded.py:refused",)),
 
     # A host that sends one model (node).
     Mutant("node-scale: the sum of a host counts as one rank's gradient", NODE,

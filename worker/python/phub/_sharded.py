@@ -78,7 +78,8 @@ def check_jobs(parameter: torch.Tensor, worker: Worker) -> None:
             raise InvalidError(
                 f"the processes of this replica have, in their jobs {jobs}, the {what} {found}, "
                 "which must be the same: rank and world_size are those of the replica, and a "
-                "replica of several processes cannot join later. Start all replicas again"
+                "replica of several processes cannot join later. Start all replicas again; where "
+                "checkpoints of the box are of different rounds, with other names of the jobs"
             )
 
 

@@ -1,11 +1,12 @@
 """Steps of the box for models of FSDP2: each process of a replica exchanges its shard."""
 
+import multiprocessing
 import os
 import re
 
 import pytest
 import torch
-from conftest import leave, of_ranks, refused
+from conftest import EVERY, leave, of_ranks, refused, wait_until
 from exact import assert_same_bits, job, parameters_of, replay
 from torch import distributed, nn
 from torch.distributed.checkpoint import state_dict as states
@@ -472,6 +473,10 @@ def test_what_does_not_go_with_shards_is_refused(rank, tmp_path):
     fully_shard(parts.first, mesh=mesh)
     sgd = torch.optim.SGD(parts.parameters(), 0.1)
     refused("'again.weight' is not sharded", phub.DistributedOptimizer, sgd, parts)
+    with torch.device("meta"):
+        elsewhere = Odd()
+    sgd = torch.optim.SGD(sharded(elsewhere, mesh).parameters(), 0.1)
+    refused("is on meta: phub needs the CPU", phub.DistributedOptimizer, sgd, elsewhere)
     both = init_device_mesh("cpu", (1, 1), mesh_dim_names=("replica", "shard"))
     replicated = sharded(odd(0), both)
     sgd = torch.optim.SGD(replicated.parameters(), 0.1)
@@ -496,3 +501,44 @@ def ends(rank, store):
 
 def test_a_lost_replica_is_an_error_of_the_others(box, start, tmp_path):
     start(ends, 2, tmp_path / "store").results()
+
+
+def counts(rank, store, name, events):
+    """Steps until the box is gone, or to the end."""
+    replica, shard, mesh = begin(rank, 2, store)
+    model = sharded(odd(replica), mesh)
+    options = {"rank": replica, "world_size": REPLICAS, "job": job(f"{name}-{shard}")}
+    optimizer = phub.DistributedOptimizer(optimizer_of("momentum", model), model, **options)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    first = optimizer.steps_done
+    for step in optimizer.steps(EVERY + 4, schedule=schedule):
+        trained(rank, model, optimizer, [step], schedule)
+        if events and step == EVERY + 2:
+            begun, gone = events
+            begun.release()
+            assert gone.wait(60)
+            return None
+    result = first, whole(dict(model.named_parameters())), state_of(optimizer)
+    leave(optimizer)
+    distributed.destroy_process_group()
+    return result
+
+
+def test_all_processes_go_on_from_checkpoints_of_the_box(saving_box, start, tmp_path):
+    straight = start(counts, 4, tmp_path / "straight", "straight", None).results()
+    context = multiprocessing.get_context("fork")
+    begun, gone = context.Semaphore(0), context.Event()
+    ranks = start(counts, 4, tmp_path / "store", "training", (begun, gone))
+    for _ in range(4):
+        assert begun.acquire(timeout=60)
+    jobs = [job(f"training-{shard}") for shard in range(2)]
+    wait_until(
+        lambda: all(saving_box.status(each).get("durable_round", 0) > 0 for each in jobs),
+        "checkpoints",
+    )
+    saving_box.kill()
+    gone.set()
+    ranks.results()
+    saving_box.die_and_come_back()
+    again = start(counts, 4, tmp_path / "again", "training", None).results()
+    assert_same_bits(again, [(EVERY, *others) for _, *others in straight])
