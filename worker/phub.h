@@ -386,6 +386,22 @@ PHUB_API phub_code phub_parameters(const phub_worker* worker, size_t key, const 
 PHUB_API phub_code phub_add_products(const float* left, const float* right, size_t samples,
                                      size_t rows, size_t columns, float* out);
 
+/* Whether the gradients of matrices are better exchanged whole, or as factors that all ranks
+ * multiply (Poseidon, 2015, Algorithm 3). The `keys` are in the order in which backward makes their
+ * gradients: of rows x columns elements, and factors of so many samples of a rank in a round; 0
+ * means that the key goes whole in any case. `backward_s`: what backward computes before the key's
+ * gradient is there, which hides the exchange of those before it; null: nothing. Links in Gbit/s
+ * each way, of a rank and of the box; `product_gflop_s`: of a rank's phub_add_products. Sets
+ * `as_factors` of each key to 1 or 0, the choice with the shortest time from the beginning of
+ * backward to the last result, and the two of `seconds`, unless null, to that time with all whole
+ * and as chosen. A pure function. PHUB_INVALID: an input that is not positive. Any thread; it does
+ * not wait. */
+PHUB_API phub_code phub_choose_factors(uint32_t ranks, double rank_gbit_s, double box_gbit_s,
+                                       double product_gflop_s, size_t keys, const size_t* rows,
+                                       const size_t* columns, const size_t* samples,
+                                       const double* backward_s, unsigned char* as_factors,
+                                       double* seconds);
+
 /* The caller's own memory for a key: the next push sends from it, and its wait leaves the result in
  * it. Over TCP nothing is copied if formats are the key's, which are not coded, and the scale is 1:
  * from push to wait the memory is read and written in place. Otherwise it is copied once each way,

@@ -11,8 +11,8 @@
 
 #include "bench/layers/walk.h"
 #include "phub/plan/layers.h"
-#include "phub/plan/matrix_exchange.h"
 #include "phub/plan/overlap.h"
+#include "transport/control/matrix_exchange.h"
 #include "worker/examples/program.h"
 #include "worker/worker.h"
 

@@ -17,7 +17,7 @@
 #include "phub/job/memory.h"
 #include "phub/job_rules.h"
 #include "phub/plan/limits.h"
-#include "phub/plan/matrix_exchange.h"
+#include "phub/plan/matrix_exchange_describe.h"
 #include "phub/plan/models.h"
 #include "phub/plan/overlap.h"
 #include "phub/plan/placement.h"

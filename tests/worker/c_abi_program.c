@@ -482,6 +482,29 @@ static void factors(void) {
   OK(phub_worker_destroy(worker));
 }
 
+/* The shortest round: of a large matrix of few samples the factors go, others whole. */
+static void choices(void) {
+  static const size_t rows[] = {10, 1000, 5}, columns[] = {1, 1000, 5}, samples[] = {0, 10, 100};
+  static const double long_s[] = {1, 0, 1};
+  unsigned char as_factors[3] = {7, 7, 7};
+  double seconds[2];
+  OK(phub_choose_factors(2, 1, 2, 1000, 3, rows, columns, samples, NULL, as_factors, seconds));
+  CHECK(as_factors[0] == 0 && as_factors[1] == 1 && as_factors[2] == 0);
+  CHECK(fabs(seconds[0] - 32.00112e-3) < 1e-9);          /* 1,000,035 elements */
+  CHECK(fabs(seconds[1] - (1.28112e-3 + 40e-6)) < 1e-9); /* 2 x 10 x 2,000 and 35; products */
+  OK(phub_choose_factors(2, 1, 2, 1, 3, rows, columns, samples, long_s, as_factors, seconds));
+  CHECK(as_factors[1] == 0); /* hidden, and its products would not be shorter */
+  CHECK(fabs(seconds[0] - 2 - 25 * 32e-9) < 1e-9 && seconds[1] == seconds[0]);
+  OK(phub_choose_factors(2, 1, 2, 1, 3, rows, columns, samples, NULL, as_factors, NULL));
+  OK(phub_choose_factors(2, 1, 2, 1, 0, rows, columns, samples, NULL, as_factors, NULL));
+  FAILS(phub_choose_factors(0, 1, 2, 1, 3, rows, columns, samples, NULL, as_factors, NULL),
+        PHUB_INVALID, "number of ranks");
+  FAILS(phub_choose_factors(2, 1, -2, 1, 3, rows, columns, samples, NULL, as_factors, NULL),
+        PHUB_INVALID, "all NICs");
+  FAILS(phub_choose_factors(2, 1, 2, 1, 3, rows, columns, NULL, NULL, as_factors, NULL),
+        PHUB_INVALID, "samples");
+}
+
 /* A table of 4 x 2, of whose gradient rows are sent. */
 static void rows(void) {
   static const uint64_t shape[2] = {4, 2};
@@ -654,6 +677,7 @@ int main(int argc, char** argv) {
   gated();
   branches();
   factors();
+  choices();
   rows();
   interest();
   misuse();

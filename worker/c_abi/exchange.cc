@@ -1,8 +1,10 @@
 // The exchange of keys, of phub.h over worker.h.
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "kernels/products.h"
+#include "transport/control/layer_computing.h"
 #include "worker/c_abi/with_worker.h"
 
 namespace phub::c_abi {
@@ -67,6 +69,43 @@ phub_code phub_add_products(const float* left, const float* right, size_t sample
     need(right, "right");
     need(out, "out");
     kernels::add_products(left, right, samples, rows, columns, out);
+  });
+}
+
+phub_code phub_choose_factors(uint32_t ranks, double rank_gbit_s, double box_gbit_s,
+                              double product_gflop_s, size_t keys, const size_t* rows,
+                              const size_t* columns, const size_t* samples,
+                              const double* backward_s, unsigned char* as_factors,
+                              double* seconds) {
+  return call(__func__, [&] {
+    need(rows, "rows");
+    need(columns, "columns");
+    need(samples, "samples");
+    need(as_factors, "as_factors");
+    ExchangeInputs inputs{.ranks = ranks,
+                          .worker_gbit_s = rank_gbit_s,
+                          .box_gbit_s = box_gbit_s,
+                          .product_gflop_s = product_gflop_s,
+                          .samples_of = {samples, samples + keys}};
+    JobSpec spec;
+    std::vector<LayerComputing> layers;  // in the order of forward
+    for (size_t k = 0; k < keys; ++k) {
+      spec.keys.push_back({.elements = rows[k] * columns[k], .shape = {rows[k], columns[k]}});
+    }
+    for (size_t k = keys; backward_s != nullptr && k-- > 0;) {
+      layers.push_back({.keys = {static_cast<uint32_t>(k)}, .backward_s = backward_s[k]});
+    }
+    std::fill_n(as_factors, keys, 0);
+    const Exchanges exchanges = choose_exchanges(spec, inputs, layers);
+    for (const MatrixCosts& matrix : exchanges.matrices) {
+      as_factors[matrix.key] = matrix.exchange == MatrixExchange::kRanks ? 1 : 0;
+    }
+    if (seconds == nullptr) return;
+    seconds[0] = layers.empty() ? exchanges.all_whole.seconds(inputs)
+                                : iteration_seconds(layers, exchanges.whole_of_layer, inputs, true);
+    seconds[1] = layers.empty()
+                     ? exchanges.chosen.seconds(inputs)
+                     : iteration_seconds(layers, exchanges.chosen_of_layer, inputs, true);
   });
 }
 

@@ -6,17 +6,26 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Optional
+from typing import Optional, Protocol
 
 import torch
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 
 from phub._gathered import Together
-from phub._powersgd import Matrix
 from phub._tensors import with_order_of
 from phub.errors import InvalidError
 from phub.worker import Worker
+
+
+class Matrix(Protocol):
+    """A gradient that goes in another form, in two turns. Both wait for the box."""
+
+    def answer(self) -> None:
+        """Pushes the second turn, when the first one is there."""
+
+    def finish(self) -> None:
+        """The result is in the gradient."""
 
 
 @dataclass
@@ -68,8 +77,8 @@ def _finish(worker: Worker, bucket: Bucket) -> None:
 def answer(buckets: Buckets, answered: Buckets) -> None:
     """The thread that pushes the second factors of PowerSGD, which waits only for the first ones.
 
-    If it waited for second ones, too, ranks whose buckets have another order would wait for each
-    other.
+    The same with whole gradients, where some rank has no factors of them. If it waited for second
+    ones, too, ranks whose buckets have another order would wait for each other.
     """
     while (bucket := buckets.get()) is not None:
         try:

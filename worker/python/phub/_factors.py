@@ -173,11 +173,7 @@ class Layer:
                     f"key '{name}' has factors of {samples} samples, and there is room for "
                     f"{self._samples}"
                 )
-            left, right, out = (
-                c_void_p(tensor.data_ptr())
-                for tensor in (factors, factors[self._split :], gradient)
-            )
-            call("add_products", left, right, int(samples), rows, columns, out)
+            add_products(factors, factors[self._split :], int(samples), gradient)
         gradient *= factor
         if self.weight.grad is None:
             self.weight.grad = gradient
@@ -194,7 +190,10 @@ class Layer:
 
 
 class Linear(torch.autograd.Function):
-    """functional.linear, whose backward() sends the factors of the weight's gradient."""
+    """functional.linear, whose backward() sends the factors of the weight's gradient.
+
+    `layer.push` gets them, and returns the gradient if it is to be made here after all, or None.
+    """
 
     @staticmethod
     def forward(
@@ -214,28 +213,41 @@ class Linear(torch.autograd.Function):
         errors = error.reshape(-1, weight.shape[0])
         # Before the push: with zero_copy its result takes the weight's place.
         before = error @ weight if ctx.needs_input_grad[0] else None
-        ctx.layer.push(errors, inputs.reshape(-1, weight.shape[1]))
         return (
             before,
-            None,
+            ctx.layer.push(errors, inputs.reshape(-1, weight.shape[1])),
             errors.sum(0) if ctx.has_bias else None,
             None,
         )
+
+
+def add_products(
+    left: torch.Tensor, right: torch.Tensor, samples: int, total: torch.Tensor
+) -> None:
+    """Adds the outer products of so many pairs of vectors to a matrix, in an order of its own."""
+    addresses = (c_void_p(tensor.data_ptr()) for tensor in (left, right, total))
+    left_at, right_at, total_at = addresses
+    call("add_products", left_at, right_at, samples, *total.shape, total_at)
+
+
+def linear_weights(model: nn.Module) -> dict[str, nn.Linear]:
+    """By the weight's name: the modules that are nn.Linear, and nothing that is derived from it."""
+    return {
+        plain_name(f"{name}.weight" if name else "weight"): module
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear and module.weight.requires_grad and module.weight.numel()
+    }
 
 
 def layers_of(
     model: nn.Module, samples: Mapping[str, int], *, may_be_on_gpu: bool = False
 ) -> dict[str, tuple[nn.Linear, int]]:
     """By the weight's name: the module, and the samples of the last pattern that matches it."""
-    linear = {
-        plain_name(f"{name}.weight" if name else "weight"): module
-        for name, module in model.named_modules()
-        if type(module) is nn.Linear and module.weight.requires_grad and module.weight.numel()
-    }
+    linear = linear_weights(model)
     if not isinstance(samples, Mapping) or not all(isinstance(each, str) for each in samples):
         raise InvalidError(
             f"factors={samples!r}: it is a number of samples by patterns of names, such as "
-            '{"classifier.*.weight": 32}'
+            '{"classifier.*.weight": 32}, or for phub.ddp "auto"'
         )
     for pattern, count in samples.items():
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:

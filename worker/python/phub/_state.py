@@ -18,6 +18,7 @@ from phub._names import plain_name
 from phub._options import Key, Option
 from phub._same import Same
 from phub._watch import Watch
+from phub._ways import Ways
 from phub.errors import InvalidError
 from phub.worker import Worker
 
@@ -29,6 +30,7 @@ class State:
     watch: Watch
     same: Optional[Same] = None
     factors: Optional[Factors] = None
+    ways: Optional[Ways] = None
     _buffers: Optional[Buffers] = None  # from the first sync_buffers() on
     _used: Optional[Worker] = None  # see count_used
 

@@ -9,7 +9,9 @@ buckets anew after the first step.
 
 import inspect
 import queue
+import time
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Any, Optional, Union
 
 import torch
@@ -31,6 +33,7 @@ from phub._same import Same
 from phub._state import State
 from phub._tensors import DTYPES, FORMATS, format_of_job, key_for, memory_of, pull_into
 from phub._watch import Watch
+from phub._ways import Ways, is_auto, weights_to_choose
 from phub.errors import InvalidError
 from phub.worker import Worker
 
@@ -63,7 +66,7 @@ class DDPState(State):
         *,
         formats: Optional[Mapping[str, str]] = None,
         powersgd: Union[None, int, PowerSGD] = None,
-        factors: Optional[Mapping[str, int]] = None,
+        factors: Union[None, str, Mapping[str, int]] = None,
         **options: Option,
     ) -> None:
         """Joins the job.
@@ -78,7 +81,8 @@ class DDPState(State):
             InvalidError where that cannot be.
         factors: exchanges the gradients of these weights of nn.Linear, by patterns of their names,
             as the inputs and errors that they are made of, of so many samples of a rank in a step
-            at most. Whatever else exchanges gradients must leave these weights alone.
+            at most. Whatever else exchanges gradients must leave these weights alone. Or "auto":
+            phub chooses the weights, in the second step and when batches or links have changed.
         options: of `Worker`. Unlike there, the default of reduction is "mean", and of on_nonfinite
             "pass": a GradScaler sees infinities itself, as with DDP. Raises InvalidError for those
             with which results would not be gradients: see `check_results`.
@@ -95,7 +99,8 @@ class DDPState(State):
         }
         for parameter in self._parameters.values():
             _device.check_memory(parameter.device, options.get("memory_device"))
-        self.factors = Factors(module, factors) if factors else None
+        named = None if is_auto(factors, powersgd) else factors
+        self.factors = Factors(module, named) if named else None  # type: ignore[arg-type]
         exchanged = dict(self._parameters)
         for name in self.factors.weights if self.factors else ():
             del exchanged[name]
@@ -127,6 +132,8 @@ class DDPState(State):
         self._check_gathered()
         if self.factors:
             self.factors.join(self.worker, options)
+        if factors and not named:
+            self.ways = self._ways_of(keys, formats or {}, given)
         self._result_dtype = DTYPES.get(str(given["parameter_dtype"]), torch.float32)
         self._registered: dict[str, int] = {}
         self._staged: dict[str, torch.Tensor] = {}
@@ -134,6 +141,7 @@ class DDPState(State):
         last = self._buckets
         if self.powersgd:
             self.powersgd.join(self.worker)
+        if self.powersgd or self.ways:
             last = queue.SimpleQueue()
             start(answer, self._buckets, last)
         start(complete, self.worker, last)
@@ -149,11 +157,27 @@ class DDPState(State):
         Raises InvalidError if there was a backward(), and never an exchange.
         """
         self._buckets.put(None)
-        for other in (self._buffers, self.factors, self._used, self.same):
+        for other in (self._buffers, self.factors, self.ways, self._used, self.same):
             if other:
                 other.close()
         self.worker.close()
         self.watch.close()
+
+    def _ways_of(
+        self, keys: Mapping[str, Key], formats: Mapping[str, str], given: Mapping[str, Option]
+    ) -> Optional[Ways]:
+        """None: of no weight is there a choice. What is not float32 on the wire stays as it is."""
+        if self.worker.world_size == 1 or {given["gradient_dtype"], given["parameter_dtype"]} != {
+            "f32"
+        }:
+            return None
+        weights = {
+            name: module
+            for name, module in weights_to_choose(self._module).items()
+            if name in keys and not any(fnmatchcase(name, pattern) for pattern in formats)
+        }
+        others = sum(p.numel() for n, p in self._parameters.items() if n not in weights)
+        return Ways(weights, others, self.worker, self._options) if weights else None
 
     def broadcast_parameters(self) -> None:
         """Gives the module rank 0's parameters, before the first step (initial="broadcast")."""
@@ -241,15 +265,12 @@ class DDPState(State):
         GPU it never waits: the next `backward()` raises the error, and until then gradients are
         NaN.
         """
-        if bucket.index() == 0:  # once a step
-            self.watch.end()
-            self._check_frozen()
-            if self._gathered:
-                self._gathered.begin_step()
-            if self.same:
-                self.same.begin_backward(bucket.buffer())
+        if bucket.index() == 0:
+            self._begin_step(bucket)
         if _device.is_gpu(bucket.buffer().device):
             return self._exchange_on_device(bucket)
+        if self.ways:
+            self.ways.note({self._key_of(p): p.numel() for p in bucket.parameters() if p.numel()})
         sent = Bucket(bucket.buffer())
         small: list[tuple[str, torch.Tensor]] = []
         for parameter, gradient in gradients_of(bucket):
@@ -257,17 +278,7 @@ class DDPState(State):
             if self._gathered and key in self._gathered:
                 small.append((key, gradient))
                 continue
-            lent = self._contiguous(key, gradient)
-            if lent is not gradient:
-                sent.copies.append((gradient, lent))
-            matrix = self.powersgd and self.powersgd.get(key)
-            if matrix and not matrix.next_is_whole():
-                matrix.begin(lent)
-                sent.matrices.append(matrix)
-                continue
-            self._register(key, lent)
-            self.worker.push(key)
-            sent.keys.append(key)
+            self._send(sent, key, gradient)
         if self._gathered and small:
             sent.groups = self._gathered.put(small)
         for group in sent.groups:
@@ -275,12 +286,47 @@ class DDPState(State):
             self.worker.push(group.key)
         self._outstanding.append(sent)
         self._buckets.put(sent)
+        if self.ways:
+            self.ways.resume()
         if bucket.is_last():
-            self._wait()
-            self._release_first_buckets()
-            if self.same:
-                self.same.look()
+            self._end_step()
         return sent.future
+
+    def _begin_step(self, bucket: GradBucket) -> None:
+        self.watch.end()
+        self._check_frozen()
+        if self._gathered:
+            self._gathered.begin_step()
+        if self.same:
+            self.same.begin_backward(bucket.buffer())
+        if self.ways:
+            self.ways.begin_step()
+
+    def _send(self, sent: Bucket, key: str, gradient: torch.Tensor) -> None:
+        lent = self._contiguous(key, gradient)
+        if lent is not gradient:
+            sent.copies.append((gradient, lent))
+        matrix = self.powersgd and self.powersgd.get(key)
+        if matrix and not matrix.next_is_whole():
+            matrix.begin(lent)
+            sent.matrices.append(matrix)
+            return
+        self._register(key, lent)
+        if self.ways and (weight := self.ways.sends(key)):
+            weight.begin(lent)
+            sent.matrices.append(weight)
+            return
+        self.worker.push(key)
+        sent.keys.append(key)
+
+    def _end_step(self) -> None:
+        began = time.perf_counter()
+        self._wait()
+        if self.ways:
+            self.ways.end_step(time.perf_counter() - began)
+        self._release_first_buckets()
+        if self.same:
+            self.same.look()
 
     def _exchange_on_device(self, bucket: GradBucket) -> Future[torch.Tensor]:
         _device.exchange_on(bucket.buffer().device, self.worker)
@@ -334,7 +380,7 @@ def ddp(
     ddp_options: Optional[Mapping[str, Any]] = None,
     formats: Optional[Mapping[str, str]] = None,
     powersgd: Union[None, int, PowerSGD] = None,
-    factors: Optional[Mapping[str, int]] = None,
+    factors: Union[None, str, Mapping[str, int]] = None,
     node: Union[None, str, ProcessGroup] = None,
     **options: Option,
 ) -> DistributedDataParallel:

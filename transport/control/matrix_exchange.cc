@@ -1,14 +1,11 @@
-#include "phub/plan/matrix_exchange.h"
-
-#include <fmt/format.h>
+#include "transport/control/matrix_exchange.h"
 
 #include <algorithm>
 #include <cmath>
 #include <string_view>
 #include <utility>
 
-#include "phub/plan/overlap.h"
-#include "phub/text_table.h"
+#include "transport/control/layer_computing.h"
 #include "transport/error.h"
 
 namespace phub {
@@ -24,7 +21,7 @@ void check(const ExchangeInputs& inputs) {
     fail(ErrorCode::kInvalid, "{} is {}; it must be a positive number", what, value);
   };
   expect("the number of ranks", inputs.ranks);
-  expect("--samples", static_cast<double>(inputs.samples));
+  if (inputs.samples_of.empty()) expect("--samples", static_cast<double>(inputs.samples));
   expect("--worker-link-gbps", inputs.worker_gbit_s);
   expect("--link-gbps of all NICs", inputs.box_gbit_s);
   expect("--product-gflops", inputs.product_gflop_s);
@@ -119,7 +116,69 @@ class Search {
   std::vector<MatrixExchange> best_;
 };
 
-std::string milliseconds(double seconds) { return fmt::format("{:.2f}", seconds * 1e3); }
+constexpr double kLess = 1 - 1e-9;  // a shorter time is shorter by more than roundings
+
+ExchangeCost operator-(const ExchangeCost& all, const ExchangeCost& one) {
+  return {.worker_out = all.worker_out - one.worker_out,
+          .worker_in = all.worker_in - one.worker_in,
+          .box_in = all.box_in - one.box_in,
+          .box_out = all.box_out - one.box_out,
+          .product_s = all.product_s - one.product_s,
+          .box_product_s = all.box_product_s - one.box_product_s};
+}
+
+// Gives matrix after matrix its best way beside those of the others, until none changes.
+double improve(const std::vector<MatrixCosts*>& undecided, const ExchangeInputs& inputs,
+               const Costs& others) {
+  constexpr int kPasses = 100;  // two or three are enough
+  double best = INFINITY;
+  bool changed = true;
+  for (int pass = 0; changed && pass < kPasses; ++pass) {
+    changed = false;
+    Costs all = others;
+    for (const MatrixCosts* matrix : undecided) all.of_key(matrix->key) += matrix->cost();
+    best = all.seconds(inputs);
+    for (MatrixCosts* const matrix : undecided) {
+      ExchangeCost& cost = all.of_key(matrix->key);
+      const MatrixExchange before = matrix->exchange;
+      MatrixExchange to = before;
+      const ExchangeCost without = cost - matrix->cost();
+      for (const MatrixExchange exchange : exchanges_of(*matrix, inputs)) {
+        matrix->exchange = exchange;
+        cost = without;
+        cost += matrix->cost();
+        const double seconds = all.seconds(inputs);
+        if (seconds >= best * kLess) continue;
+        best = seconds;
+        to = exchange;
+      }
+      matrix->exchange = to;
+      cost = without;
+      cost += matrix->cost();
+      changed = changed || to != before;
+    }
+  }
+  return best;
+}
+
+// Of more than the search can try: begins with its choice for the largest and all others whole, and
+// with all as factors, and improves both.
+void decide_many(const std::vector<MatrixCosts*>& undecided, const ExchangeInputs& inputs,
+                 const Costs& others) {
+  const double from_search = improve(undecided, inputs, others);
+  std::vector<MatrixExchange> found;
+  for (const MatrixCosts* matrix : undecided) found.push_back(matrix->exchange);
+  for (MatrixCosts* const matrix : undecided)
+    matrix->exchange = exchanges_of(*matrix, inputs).back();
+  if (improve(undecided, inputs, others) < from_search) return;
+  for (size_t i = 0; i < undecided.size(); ++i) undecided[i]->exchange = found[i];
+}
+
+ExchangeInputs of_key(const ExchangeInputs& inputs, uint32_t key) {
+  ExchangeInputs of = inputs;
+  if (!inputs.samples_of.empty()) of.samples = inputs.samples_of[key];
+  return of;
+}
 
 }  // namespace
 
@@ -196,6 +255,7 @@ ExchangeCost ranks_cost(uint64_t rows, uint64_t columns, const ExchangeInputs& i
 Exchanges choose_exchanges(const JobSpec& spec, const ExchangeInputs& inputs,
                            std::span<const LayerComputing> layers) {
   check(inputs);
+  PHUB_CHECK(inputs.samples_of.empty() || inputs.samples_of.size() == spec.keys.size());
   Exchanges exchanges;
   Costs all_whole(spec, layers), chosen(spec, layers);
   for (uint32_t k = 0; k < spec.keys.size(); ++k) {
@@ -203,7 +263,8 @@ Exchanges choose_exchanges(const JobSpec& spec, const ExchangeInputs& inputs,
     const ExchangeCost whole = whole_cost(key.elements, inputs);
     exchanges.all_whole += whole;
     all_whole.of_key(k) += whole;
-    if (key.shape.size() != 2) {
+    const ExchangeInputs of = of_key(inputs, k);
+    if (key.shape.size() != 2 || of.samples == 0) {
       exchanges.chosen += whole;
       chosen.of_key(k) += whole;
       continue;
@@ -213,8 +274,8 @@ Exchanges choose_exchanges(const JobSpec& spec, const ExchangeInputs& inputs,
                                   .rows = rows,
                                   .columns = columns,
                                   .whole = whole,
-                                  .ranks = ranks_cost(rows, columns, inputs),
-                                  .box = box_cost(rows, columns, inputs)});
+                                  .ranks = ranks_cost(rows, columns, of),
+                                  .box = box_cost(rows, columns, of)});
   }
   std::vector<MatrixCosts*> undecided;
   for (MatrixCosts& matrix : exchanges.matrices) {
@@ -224,14 +285,18 @@ Exchanges choose_exchanges(const JobSpec& spec, const ExchangeInputs& inputs,
     return a->rows * a->columns > b->rows * b->columns;
   };
   std::ranges::stable_sort(undecided, larger);
+  const std::vector<MatrixCosts*> all_undecided = undecided;
   undecided.resize(std::min(undecided.size(), kMostUndecided));
-  Costs others = chosen;
+  Costs decided = chosen, others = chosen;
   for (const MatrixCosts& matrix : exchanges.matrices) {
-    if (std::ranges::find(undecided, &matrix) == undecided.end()) {
-      others.of_key(matrix.key) += matrix.whole;
+    if (std::ranges::find(undecided, &matrix) != undecided.end()) continue;
+    others.of_key(matrix.key) += matrix.whole;
+    if (std::ranges::find(all_undecided, &matrix) == all_undecided.end()) {
+      decided.of_key(matrix.key) += matrix.whole;
     }
   }
   Search(undecided, inputs, others).run();
+  if (all_undecided.size() > undecided.size()) decide_many(all_undecided, inputs, decided);
   for (const MatrixCosts& matrix : exchanges.matrices) {
     exchanges.chosen += matrix.cost();
     chosen.of_key(matrix.key) += matrix.cost();
@@ -241,59 +306,6 @@ Exchanges choose_exchanges(const JobSpec& spec, const ExchangeInputs& inputs,
     exchanges.chosen_of_layer = chosen.of_layers();
   }
   return exchanges;
-}
-
-namespace {
-
-std::string describe_iterations(const Exchanges& exchanges, const ExchangeInputs& inputs,
-                                std::span<const LayerComputing> layers) {
-  const double alone = computing_seconds(layers);
-  TextTable table({"exchange", "ms", "iteration ms", "with overlap", "visible ms", "of ranks"},
-                  true);
-  const auto add = [&](const char* name, const ExchangeCost& all,
-                       std::span<const ExchangeCost> of_layer) {
-    const double with = iteration_seconds(layers, of_layer, inputs, true);
-    table.add({name, milliseconds(all.seconds(inputs)),
-               milliseconds(iteration_seconds(layers, of_layer, inputs, false)), milliseconds(with),
-               milliseconds(with - alone), fmt::format("{:.2f}", inputs.ranks * alone / with)});
-  };
-  add("all whole", exchanges.all_whole, exchanges.whole_of_layer);
-  add("as chosen", exchanges.chosen, exchanges.chosen_of_layer);
-  return fmt::format("What computing hides ({} layers, {} ms of an iteration)\n", layers.size(),
-                     milliseconds(alone)) +
-         table.text();
-}
-
-}  // namespace
-
-std::string describe(const Exchanges& exchanges, const JobSpec& spec, const ExchangeInputs& inputs,
-                     std::span<const LayerComputing> layers) {
-  TextTable table({"matrix", "rows", "columns", "whole ms", "box ms", "of which products",
-                   "ranks ms", "of which products", "way", "key"},
-                  true);
-  size_t as_factors = 0;
-  for (const MatrixCosts& matrix : exchanges.matrices) {
-    as_factors += matrix.exchange != MatrixExchange::kWhole ? 1 : 0;
-    const auto& box = matrix.box;
-    table.add({fmt::to_string(matrix.key), fmt::to_string(matrix.rows),
-               fmt::to_string(matrix.columns), milliseconds(matrix.whole.seconds(inputs)),
-               box ? milliseconds(box->seconds(inputs)) : "-",
-               box ? milliseconds(box->box_product_s) : "-",
-               inputs.to_ranks ? milliseconds(matrix.ranks.seconds(inputs)) : "-",
-               inputs.to_ranks ? milliseconds(matrix.ranks.product_s) : "-",
-               std::string(name_of(matrix.exchange)), spec.keys[matrix.key].name});
-  }
-  return fmt::format(
-             "Ways of matrices (ranks: {}; samples of each: {}; links of a rank {:g} Gbit/s, of "
-             "the box {:g}; products of a rank {:g} GFLOP/s, of {} cores of the box {:g} each)\n",
-             inputs.ranks, inputs.samples, inputs.worker_gbit_s, inputs.box_gbit_s,
-             inputs.product_gflop_s, inputs.box_cores, inputs.box_product_gflop_s) +
-         table.text() +
-         fmt::format("All keys: {} ms whole, {} ms with {} of {} matrices as factors\n",
-                     milliseconds(exchanges.all_whole.seconds(inputs)),
-                     milliseconds(exchanges.chosen.seconds(inputs)), as_factors,
-                     exchanges.matrices.size()) +
-         (layers.empty() ? "" : describe_iterations(exchanges, inputs, layers));
 }
 
 }  // namespace phub

@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -32,6 +31,8 @@ struct ExchangeInputs {
   double gradient_bytes = 4;        // an element that is sent whole (element_traffic())
   double result_bytes = 4;          // an element that comes back, but for factors, which are f32
   bool to_ranks = true;  // the ranks may multiply: parameters are theirs (optimizer none)
+  // In place of `samples`, by key; 0: the key goes whole. Empty: all keys have `samples`.
+  std::vector<uint64_t> samples_of = {};
 };
 
 // The cost of a round. In bytes: those that a rank sends and receives, and that the box receives
@@ -54,7 +55,7 @@ ExchangeCost whole_cost(uint64_t elements, const ExchangeInputs& inputs);
 std::optional<ExchangeCost> box_cost(uint64_t rows, uint64_t columns, const ExchangeInputs& inputs);
 ExchangeCost ranks_cost(uint64_t rows, uint64_t columns, const ExchangeInputs& inputs);
 
-struct LayerComputing;  // overlap.h
+struct LayerComputing;  // layer_computing.h
 
 // A key of two dimensions.
 struct MatrixCosts {
@@ -79,16 +80,12 @@ struct Exchanges {
 };
 
 // No other choice for any of the matrices takes a shorter time, if at most kMostUndecided of them
-// are such that factors could be better; of more, the smaller ones are whole. (A way that has less
-// of everything is the better one whatever the others do.) If `layers` is not empty, the time is
-// that of an iteration with wait-free backpropagation (iteration_seconds()). Throws
+// are such that factors could be better; of more, no other choice for a single matrix does. (A way
+// that has less of everything is the better one whatever the others do.) If `layers` is not empty,
+// the time is that of an iteration with wait-free backpropagation (iteration_seconds()). Throws
 // Error(kInvalid): an input is not positive.
 inline constexpr size_t kMostUndecided = 12;
 Exchanges choose_exchanges(const JobSpec& spec, const ExchangeInputs& inputs,
                            std::span<const LayerComputing> layers = {});
-
-// Describes the ways for people.
-std::string describe(const Exchanges& exchanges, const JobSpec& spec, const ExchangeInputs& inputs,
-                     std::span<const LayerComputing> layers = {});
 
 }  // namespace phub

@@ -1,0 +1,222 @@
+"""Which gradients of fully connected layers go whole, and which as factors: phub chooses.
+
+Poseidon's algorithm 3 and SACP: a weight's gradient goes whole, or as the errors and inputs that it
+is made of (_factors.py), whichever is back earlier. In the second step the ranks measure: how fast
+they exchange all together, how fast they multiply, what backward() computes and of how many
+samples. They tell each other, and the one of the lowest rank chooses for all (phub_choose_factors).
+In each step they add up who wants another choice: of a rank whose samples have changed, or whose
+exchange takes another time.
+
+A weight has a key of the job for its gradient in any case. A rank that cannot send factors in a
+step (too many samples, or a gradient that comes from elsewhere, too) says so in their place. All
+ranks see that, and exchange in that key what is not in factors. So the sum is always that of all.
+"""
+
+from __future__ import annotations
+
+import collections
+import sys
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from phub import _device
+from phub._buffers import worker_beside
+from phub._choice import Choice, Facts
+from phub._factors import linear_weights
+from phub._measured import OFTEN, Clock, Waits
+from phub._options import Key, Option
+from phub._views import tensor_over
+from phub._weight_way import Weight
+from phub.errors import InvalidError
+from phub.worker import Worker
+
+AUTO = "auto"
+_WISH, _RANKS = "wish", "ranks"
+_MEASURED_STEP = 2  # in the first one DDP makes its buckets, and memory is new
+_LATE = "factors='auto': the other ranks began"
+
+
+class Ways:
+    """The choice for a model's weights, and the jobs that it needs."""
+
+    def __init__(
+        self,
+        weights: Mapping[str, nn.Linear],
+        others: int,
+        beside: Worker,
+        options: Mapping[str, Option],
+    ) -> None:
+        """Joins a job; returns when all ranks have.
+
+        weights: by name, the modules of which there is a choice. others: elements of the other
+        parameters. beside: the worker whose keys have the gradients.
+        """
+        self.worker, self._options, self._others = beside, options, others
+        self.layers = {name: Weight(name, module, self) for name, module in weights.items()}
+        self.plan: dict[str, int] = {}  # those that go as factors, and of how many samples at most
+        self.facts: Facts | None = None
+        self._factors: Worker | None = None
+        self._choices = 0
+        self._step = 0
+        self._share: float | None = None
+        self.clock = Clock()
+        self._off = 0  # steps that were not as planned, more than were
+        self._waits = Waits()
+        self._wishes = worker_beside(
+            beside, options, "ways", {_WISH: Key(2)}, late=_LATE, reduction="sum"
+        )
+        self._wish = tensor_over(self._wishes.gradient(_WISH))
+        for layer in self.layers.values():
+            layer.join()
+
+    def close(self) -> None:
+        """Leaves the jobs."""
+        for layer in self.layers.values():
+            layer.leave()
+        for worker in (self._factors, self._wishes):
+            if worker:
+                worker.close()
+
+    # ---- A step. Of the thread of backward().
+
+    def sends(self, name: str) -> Weight | None:
+        """The weight, if it goes as factors."""
+        return self.layers[name] if name in self.plan else None
+
+    def begin_step(self) -> None:
+        """At the step's first bucket."""
+        self._step += 1
+        self._share = None
+        self.clock.start()
+        self._wish[:] = torch.tensor([1.0, float(self._has_wish())])
+        self._wishes.push(_WISH)
+        if self._factors:
+            tensor_over(self._factors.gradient(_RANKS)).fill_(1)
+            self._factors.push(_RANKS)
+
+    def note(self, elements: Mapping[str, int]) -> None:
+        """A bucket is ready, with these parameters."""
+        others = sum(n for name, n in elements.items() if name not in self.layers)
+        self.clock.note([name for name in elements if name in self.layers], others)
+
+    def resume(self) -> None:
+        """The bucket is on its way: backward() goes on."""
+        self.clock.resume()
+
+    def end_step(self, waited_s: float) -> None:
+        """All results are here. It may be the time for another choice."""
+        self._waits.add(waited_s)
+        self.clock.end_step()
+        for layer in self.layers.values():
+            layer.end_step()
+        self._wishes.wait(_WISH)
+        ranks, wishes = tensor_over(self._wishes.parameters(_WISH)).tolist()
+        # Those that are left cannot make another job: its ranks are all.
+        if wishes > 0 and ranks == self.worker.world_size:
+            self._choose()
+
+    def _has_wish(self) -> bool:
+        if self._step == _MEASURED_STEP:
+            return True
+        if self._step < _MEASURED_STEP:
+            return False
+        off = any(layer.is_off(self.plan.get(name)) for name, layer in self.layers.items())
+        self._off = max(0, self._off + (1 if off else -1))
+        return self._off >= OFTEN or self._waits.have_changed()
+
+    # ---- The choice, between steps.
+
+    def _choose(self) -> None:
+        self._choices += 1
+        choice = Choice(self.worker, self._options, self._choices, list(self.layers.values()))
+        try:
+            self.facts, plan = choice.make(self.clock, self._others)
+        finally:
+            choice.close()
+        if plan is not None:
+            self._follow(plan)
+        self._off = 0
+        self._waits = Waits()
+        for layer in self.layers.values():
+            layer.planned = layer.samples
+
+    def _follow(self, plan: dict[str, int]) -> None:
+        """From the next step on."""
+        if plan != self.plan:
+            if self._factors:
+                self._factors.barrier()  # nobody leaves before all are here
+                self._factors.close()
+            self._factors = None
+            self.plan = plan
+            if plan:
+                self._factors = self._join_factors()
+            for name, layer in self.layers.items():
+                layer.follow(plan.get(name, 0), self._factors)
+        if self.worker.rank == 0:
+            self._log()
+
+    def _join_factors(self) -> Worker:
+        keys = {_RANKS: Key(1)}
+        for name, samples in self.plan.items():
+            keys |= self.layers[name].keys(samples, self.worker.world_size)
+        return worker_beside(
+            self.worker,
+            self._options,
+            f"factors-{self._choices}",
+            keys,
+            late=_LATE,
+            reduction="sum",
+        )
+
+    def share(self) -> float:
+        """What a product counts in the mean, once this step's ranks are known; or in the sum."""
+        if self._share is None:
+            assert self._factors
+            self._factors.wait(_RANKS)
+            of_mean = (1 / tensor_over(self._factors.parameters(_RANKS))).item()
+            self._share = 1.0 if self._options.get("reduction") == "sum" else of_mean
+        return self._share
+
+    def _log(self) -> None:
+        assert self.facts
+        as_factors = ", ".join(f"{name} ({samples} samples)" for name, samples in self.plan.items())
+        print(
+            f"phub: job '{self.worker.job}': {len(self.plan)} of {len(self.layers)} weights go as "
+            f"factors, with {self.facts.gbit_s:.3g} Gbit/s of a rank and "
+            f"{self.facts.gflop_s:.3g} GFLOP/s{': ' if as_factors else ''}{as_factors}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def is_auto(factors: object, powersgd: object) -> bool:
+    """Whether phub chooses. Raises InvalidError where it cannot."""
+    if not isinstance(factors, str) or factors != AUTO:
+        return False
+    if powersgd is not None:
+        raise InvalidError(
+            "factors='auto' and powersgd: both choose matrices. Name the weights of factors, or "
+            "leave one of them out"
+        )
+    return True
+
+
+def weights_to_choose(model: nn.Module) -> dict[str, nn.Linear]:
+    """By name: the modules whose weights may go as factors, and are no other module's, too.
+
+    Float32 on the CPU.
+    """
+    uses = collections.Counter(
+        id(parameter)
+        for module in model.modules()
+        for parameter in module.parameters(recurse=False)
+    )
+    return {
+        name: module
+        for name, module in linear_weights(model).items()
+        if uses[id(module.weight)] == 1
+        and module.weight.dtype == torch.float32
+        and not _device.is_gpu(module.weight.device)
+    }

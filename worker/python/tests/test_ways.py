@@ -1,0 +1,275 @@
+"""phub.ddp(factors="auto"): which weights go as factors, and that sums are right in any case."""
+
+import copy
+import os
+import signal
+
+import pytest
+import torch
+from conftest import SEED, leave, of_ranks, refused
+from exact import assert_same_bits, gradients_of, parameters_of
+from torch import nn
+
+import phub
+from phub import _choice
+
+SLOW, FAST = (0.05, 1000.0), (1000.0, 0.1)  # Gbit/s of a rank, and GFLOP/s
+SAMPLES = 6
+
+
+def model_of(seed=SEED):
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(200, 170),
+        nn.ReLU(),
+        nn.Linear(170, 330, bias=False),
+        nn.ReLU(),
+        nn.Linear(330, 5),
+    )
+
+
+def measures(rates):
+    """From now on this is what is measured."""
+    _choice.rates = lambda *_: rates
+
+
+def batch_of(rank, step, samples=SAMPLES):
+    random = torch.Generator().manual_seed(SEED + 100 * rank + step)
+    return torch.randint(-3, 4, (samples, 200), generator=random).float()
+
+
+def trains(wrapped, rank, sizes, each=lambda step: None):
+    """The gradients and parameters of each step, and which weights were factors before it."""
+    net = wrapped.module
+    optimizer = torch.optim.SGD(net.parameters(), 0.01, momentum=0.9)
+    rows = []
+    for step, samples in enumerate(sizes):
+        each(step)
+        ways = sorted(wrapped.phub.ways.plan) if wrapped.phub.ways else None
+        optimizer.zero_grad()
+        wrapped(batch_of(rank, step, samples)).square().mean().backward()
+        gradients = gradients_of(net)
+        optimizer.step()
+        rows.append((ways, gradients, parameters_of(net)))
+    return rows
+
+
+def auto(rank, rates, sizes, options=None):
+    measures(rates)
+    net = model_of(SEED + rank)  # all begin with rank 0's
+    wrapped = phub.ddp(net, factors="auto", **(options or {}))
+    rows = trains(wrapped, rank, sizes)
+    leave(wrapped.phub)
+    return rows
+
+
+def by_hand(rank, factors, first, sizes):
+    """From those parameters on, each step from where `first` was."""
+    net = model_of()
+    wrapped = phub.ddp(net, factors=factors)
+    gradients = []
+    for step, (parameters, samples) in enumerate(zip(first, sizes, strict=True)):
+        net.load_state_dict(parameters)
+        net.zero_grad()
+        wrapped(batch_of(rank, step, samples)).square().mean().backward()
+        gradients.append(gradients_of(net))
+    leave(wrapped.phub)
+    return gradients
+
+
+def both(start, rates, sizes, transport="tcp", world=2):
+    options = {"transport": transport}
+    rows, *others = start(auto, world, rates, sizes, options).results()
+    for each in others:
+        assert_same_bits(each, rows)
+    return rows
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_on_a_slow_link_large_weights_are_factors(box, start, transport):
+    sizes = [SAMPLES] * 5
+    rows = both(start, SLOW, sizes, transport, world=3)
+    assert [ways for ways, *_ in rows] == [[], []] + 3 * [["0.weight", "2.weight"]]
+    before = [model_of().state_dict(), *(parameters for *_, parameters in rows[:-1])]
+    named = {"[02].weight": SAMPLES}
+    as_factors = start(by_hand, 3, named, before, sizes, PHUB_JOB="named").results()[0]
+    whole = start(by_hand, 3, None, before, sizes, PHUB_JOB="whole").results()[0]
+    for step, (ways, gradients, _) in enumerate(rows):
+        assert_same_bits(gradients, (as_factors if ways else whole)[step])
+
+
+def test_on_a_fast_link_all_are_whole(box, start):
+    rows = both(start, FAST, [SAMPLES] * 4)
+    assert [ways for ways, *_ in rows] == [[]] * 4
+
+
+# ---- What does not fit into the plan. Against one process with the batches of all ranks.
+
+
+def loss_of(forward, net, rank, step, how):
+    samples = how.get("sizes", {}).get((rank, step), SAMPLES)
+    loss = forward(batch_of(rank, step, samples)).square().mean()
+    if (rank, step) in how.get("twice", ()):
+        loss = loss + net(batch_of(rank, step + 50, 4)).square().mean()
+    if (rank, step) in how.get("decayed", ()):
+        loss = loss + net[2].weight.square().sum()
+    return loss
+
+
+def copes(rank, how, steps):
+    measures(SLOW)
+    net = model_of(SEED + rank)
+    wrapped = phub.ddp(net, factors="auto", **how.get("options", {}))
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    rows = []
+    for step in range(steps):
+        plan = dict(wrapped.phub.ways.plan)
+        if step not in how.get("kept", ()):
+            optimizer.zero_grad(set_to_none=how.get("none", True))
+        before = parameters_of(net)
+        if step in how.get("accumulated", ()):
+            with wrapped.no_sync():
+                loss_of(wrapped, net, rank, step + 20, how).backward()
+        loss_of(wrapped, net, rank, step, how).backward()
+        rows.append((before, plan, gradients_of(net)))
+        optimizer.step()
+    leave(wrapped.phub)
+    return rows
+
+
+PLAN = {"0.weight": SAMPLES, "2.weight": SAMPLES}
+CASES = {
+    "as planned": {},
+    "more samples": {"sizes": {(1, 3): 9}},
+    "more samples everywhere": {"sizes": {(rank, 3): 9 for rank in range(3)}},
+    "fewer samples": {"sizes": {(0, 3): 1, (1, 4): 2}},
+    "used twice": {"twice": {(0, 4), (2, 5)}},
+    "used twice, and there is room": {"twice": {(0, 4), (2, 5)}, "sizes": {(0, 4): 2}},
+    "another gradient": {"decayed": {(0, 3), (1, 3), (2, 5)}},
+    "no_sync": {"accumulated": {3, 5}},
+    "no_sync, zeros": {"accumulated": {3, 5}, "none": False},
+    "the sum": {"options": {"reduction": "sum"}, "sizes": {(1, 3): 9}},
+    "copies": {"options": {"ddp_options": {"gradient_as_bucket_view": False}}},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_the_sum_is_that_of_all(box, start, case, transport):
+    world, steps, how = 3, 7, CASES[case]
+    options = {"transport": transport, **how.get("options", {})}
+    rows, *others = start(copes, world, {**how, "options": options}, steps).results()
+    for each in others:
+        assert_same_bits(each, rows)
+    net = model_of()
+    share = 1 if options.get("reduction") == "sum" else 1 / world
+    for step, (before, plan, gradients) in enumerate(rows):
+        assert plan == (PLAN if step >= 2 else {})
+        net.load_state_dict(before)
+        net.zero_grad()
+        for rank in range(world):
+            if step in how.get("accumulated", ()):
+                loss_of(net, net, rank, step + 20, how).backward()
+            loss_of(net, net, rank, step, how).backward()
+        for name, gradient in gradients_of(net).items():
+            torch.testing.assert_close(gradients[name], gradient * share, rtol=1e-4, atol=1e-6)
+
+
+def test_another_batch_is_another_choice(box, start):
+    sizes = [6] * 4 + [30] * 6 + [5] * 6 + [400] * 8
+    rows = both(start, SLOW, sizes)
+    plans = [plan for plan, *_ in rows]
+    assert plans[3] == plans[9] == plans[15] == ["0.weight", "2.weight"]
+    assert plans[-1] == []
+
+
+def limits(rank, sizes):
+    measures(SLOW)
+    wrapped = phub.ddp(model_of(), factors="auto")
+    found = []
+    trains(wrapped, rank, sizes, lambda _: found.append(wrapped.phub.ways.plan.get("2.weight", 0)))
+    leave(wrapped.phub)
+    return found
+
+
+def test_the_choice_follows_the_samples(box, start):
+    one, other = start(limits, 2, [6] * 4 + [30] * 5 + [8] * 5).results()
+    assert one == other
+    assert one == [0, 0, 6, 6, 6, 6, 6, 6, 30, 30, 30, 30, 30, 8]
+
+
+def survives(rank, lost_at, steps):
+    """Rank 2 dies; later a rank has too many samples, and then all have."""
+    measures(SLOW)
+    net = model_of(SEED + rank)
+    wrapped = phub.ddp(net, factors="auto", on_loss="shrink", lease_ms=1000)
+    rows = []
+    for step in range(steps):
+        if rank == 2 and step == lost_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        net.zero_grad()
+        sizes = {(1, lost_at + 4): 9, **{(rank, step): 9 for step in range(lost_at + 6, steps)}}
+        loss_of(wrapped, net, rank, step, {"sizes": sizes}).backward()
+        rows.append(gradients_of(net))
+    parameters = parameters_of(net)
+    wrapped.phub.close()
+    return parameters, rows
+
+
+def test_gradients_that_were_factors_go_whole_when_a_rank_is_lost(box, start):
+    """Their keys are in an older round than the others then."""
+    lost_at, steps = 5, 14
+    ranks = start(survives, 3, lost_at, steps)
+    (parameters, rows), other = ranks.result(0), ranks.result(1)
+    assert_same_bits(other, (parameters, rows))
+    net = model_of()
+    net.load_state_dict(parameters)
+    sizes = {(rank, step): 9 for rank in range(2) for step in range(lost_at + 6, steps)}
+    sizes[1, lost_at + 4] = 9
+    for step in (*range(lost_at), *range(lost_at + 2, steps)):
+        world = 3 if step < lost_at else 2
+        net.zero_grad()
+        for rank in range(world):
+            loss_of(net, net, rank, step, {"sizes": sizes}).backward()
+        for name, gradient in gradients_of(net).items():
+            torch.testing.assert_close(rows[step][name], gradient / world, rtol=1e-4, atol=1e-6)
+
+
+@of_ranks(2)
+def test_unused_weights_and_copies_and_others(rank):
+    """A weight that no step uses, one of two modules, one of another type, and a copy's."""
+    measures(SLOW)
+    net = model_of(SEED + rank)
+    net.add_module("unused", nn.Linear(300, 300))
+    net.add_module("tied", nn.Linear(170, 330, bias=False))
+    net.tied.weight = net[2].weight
+    net.forward = lambda inputs: net[4](net[3](net[2](net[1](net[0](inputs)))))
+    wrapped = phub.ddp(net, factors="auto", ddp_options={"find_unused_parameters": True})
+    for step in range(4):
+        net.zero_grad()
+        wrapped(batch_of(rank, step)).square().mean().backward()
+    assert wrapped.phub.ways.plan == {"0.weight": SAMPLES}
+    assert net.unused.weight.grad is None
+    alone = copy.deepcopy(net[0])
+    alone(batch_of(0, 0)).sum().backward()
+    assert alone.weight.grad.any()
+    leave(wrapped.phub)
+    net.zero_grad()
+    net(batch_of(0, 0)).square().mean().backward()  # no longer in the job
+    return gradients_of(net)
+
+
+@of_ranks(2)
+def test_nothing_is_chosen_where_factors_cannot_be(rank):
+    measures(SLOW)
+    refused("both choose matrices", phub.ddp, model_of(), factors="auto", powersgd=2)
+    refused('it is a number of samples.*"auto"', phub.ddp, model_of(), factors="automatic")
+    for net, options in (
+        (model_of().bfloat16(), {}),
+        (model_of(), {"formats": {"*": "int8"}}),
+        (model_of(), {"gradient_dtype": "bf16"}),
+        (nn.Conv2d(3, 4, 5), {}),
+    ):
+        wrapped = phub.ddp(net, factors="auto", **options)
+        assert wrapped.phub.ways is None
+        leave(wrapped.phub)
