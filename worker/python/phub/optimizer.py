@@ -66,12 +66,12 @@ class DistributedOptimizer(Optimizer):
     ) -> None:
         """Joins the job. Returns when all ranks have joined.
 
-        model: after fully_shard() each process of a replica exchanges its shard with its peers in
-            the other replicas: job="NAME-SHARD", rank and world_size of the replica.
         optimizer: exactly torch.optim's SGD, Adam, AdamW, Adagrad, RMSprop, Adadelta or
             SparseAdam, or phub.Lion, over parameters of the model, which are float32, bfloat16 or
             float16 on the CPU, or all on one GPU. Those that require no gradient, of any type, and
             those without elements are not exchanged. If it has state, the box takes rank 0's.
+        model: after fully_shard() each process of a replica exchanges its shard with its peers in
+            the other replicas: job="NAME-SHARD", rank and world_size of the replica.
         overlap: "backward": gradients are pushed as backward() computes them, and step() waits for
             the new parameters. "forward": whatever reads a parameter next waits for it, such as
             the next forward(), layer by layer. False: everything is in step(), and gradients may be
