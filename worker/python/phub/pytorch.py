@@ -166,10 +166,12 @@ class DDPState(State):
     def _ways_of(
         self, keys: Mapping[str, Key], formats: Mapping[str, str], given: Mapping[str, Option]
     ) -> Optional[Ways]:
-        """None: of no weight is there a choice. What is not float32 on the wire stays as it is."""
-        if self.worker.world_size == 1 or {given["gradient_dtype"], given["parameter_dtype"]} != {
-            "f32"
-        }:
+        """None: of no weight is there a choice. What is not float32 on the wire stays as it is.
+
+        So does what the box looks at (on_nonfinite): of factors it does not know the sum.
+        """
+        plain = {"gradient_dtype": "f32", "parameter_dtype": "f32", "on_nonfinite": "pass"}
+        if self.worker.world_size == 1 or any(given[name] != v for name, v in plain.items()):
             return None
         weights = {
             name: module

@@ -138,6 +138,7 @@ OPTIMIZERS = [
     (sgd, {"factors": {"*": 2}, **ALONE}, "server=True"),
     (sgd, {"factors": {"9.weight": 2}}, "'9.weight'"),
     (sgd, {"factors": 5}, "factors=5: it is a number of samples by patterns"),
+    (sgd, {"factors": "auto"}, "factors='auto': it is a number of samples.* for phub.ddp \"auto\""),
     (sgd, {"factors": {"*": 0}}, "0 samples"),
 ]
 OF_ROWS = [  # with an embedding

@@ -1,6 +1,7 @@
 """phub.ddp(factors="auto"): which weights go as factors, and that sums are right in any case."""
 
 import copy
+import dataclasses
 import os
 import signal
 
@@ -11,7 +12,7 @@ from exact import assert_same_bits, gradients_of, parameters_of
 from torch import nn
 
 import phub
-from phub import _choice
+from phub import _choice, _measured
 
 SLOW, FAST = (0.05, 1000.0), (1000.0, 0.1)  # Gbit/s of a rank, and GFLOP/s
 SAMPLES = 6
@@ -268,8 +269,102 @@ def test_nothing_is_chosen_where_factors_cannot_be(rank):
         (model_of().bfloat16(), {}),
         (model_of(), {"formats": {"*": "int8"}}),
         (model_of(), {"gradient_dtype": "bf16"}),
+        (model_of(), {"on_nonfinite": "stop"}),
         (nn.Conv2d(3, 4, 5), {}),
     ):
         wrapped = phub.ddp(net, factors="auto", **options)
         assert wrapped.phub.ways is None
         leave(wrapped.phub)
+
+
+# ---- What is measured.
+
+
+@of_ranks(2)
+def test_a_slow_link_is_measured(rank):
+    net = model_of(SEED + rank)
+    wrapped = phub.ddp(net, factors="auto", transport="tcp", nic_budget="20mbit")
+    trains(wrapped, rank, [SAMPLES] * 4)
+    ways = wrapped.phub.ways
+    facts, plan = ways.facts, ways.plan
+    leave(wrapped.phub)
+    assert facts.gbit_s < 0.03
+    assert facts.gflop_s > 0.01
+    assert facts.samples == [SAMPLES] * 3
+    assert sorted(facts.ready_s, reverse=True) == facts.ready_s
+    assert 0 < facts.ready_s[0] <= facts.backward_s
+    # Buckets have the weights that are ready together, and others.
+    assert sum(facts.others) <= 170 + 5
+    assert plan == {"0.weight": SAMPLES, "2.weight": SAMPLES}
+    return plan
+
+
+def test_computing_that_hides_the_exchange_makes_it_whole():
+    shapes = [(1000, 1000), (500, 500)]
+    facts = _choice.Facts(
+        ranks=2,
+        gbit_s=1.0,  # 32 ms and 8 ms
+        gflop_s=10.0,  # 4 ms and 1 ms
+        backward_s=0.0,
+        samples=[10, 10],
+        ready_s=[0.0, 0.0],
+        others=[0, 0],
+    )
+    assert _choice.chosen(facts, shapes, 0) == [True, True]
+    # The small one is ready first, and back when the large one is.
+    late = dataclasses.replace(facts, ready_s=[0.1, 0.0], backward_s=0.1)
+    assert _choice.chosen(late, shapes, 0)[0]
+    hidden = dataclasses.replace(facts, backward_s=0.1)
+    assert _choice.chosen(hidden, shapes, 0) == [False, False]
+    # Others take the link for so long that no weight matters.
+    assert _choice.chosen(facts, shapes, 100_000_000) == [False, False]
+    some = dataclasses.replace(facts, samples=[10, 0])
+    assert _choice.chosen(some, shapes, 0) == [True, False]
+
+
+def test_waits_that_stay_longer_are_another_link():
+    waits = _measured.Waits()
+    for _ in range(200):
+        waits.add(0.05)
+    waits.add(1.0)
+    assert not waits.have_changed()
+    for _ in range(10):
+        waits.add(0.15)
+    assert waits.have_changed()
+    for _ in range(20):
+        waits.add(0.06)
+    assert not waits.have_changed()
+
+
+def losses_of(rank, factors, store):
+    """Beside PyTorch's own DDP, which adds up gradients of two backward()."""
+    measures(SLOW)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2
+    )
+    wrapped = nn.parallel.DistributedDataParallel(model_of())
+    if factors:
+        state = phub.DDPState(wrapped.module, factors=factors)
+        wrapped.register_comm_hook(state, phub.ddp_hook)
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.01)
+    losses = []
+    for step in range(6):
+        optimizer.zero_grad()
+        with wrapped.no_sync():
+            wrapped(batch_of(rank, step + 20)).square().mean().backward()
+        loss = wrapped(batch_of(rank, step)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    if factors:
+        assert state.ways.plan == {"0.weight": 2 * SAMPLES, "2.weight": 2 * SAMPLES}
+        leave(state)
+    torch.distributed.destroy_process_group()
+    return losses
+
+
+def test_a_ddp_of_the_program(box, start, tmp_path):
+    ours = start(losses_of, 2, "auto", tmp_path / "ours").results()
+    theirs = start(losses_of, 2, None, tmp_path / "theirs").results()
+    torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), rtol=1e-4, atol=1e-6)
