@@ -28,6 +28,7 @@ struct Options {
   uint32_t rounds = 15;
   std::string transport = "shm";
   std::string optimizer = "none";
+  std::string format = "f32";  // of gradients on the wire
   bool tiny = false;
 };
 
@@ -50,8 +51,9 @@ std::vector<double> times_of_rank(const Options& options, const std::string& ser
   const std::vector<KeySpec> keys = keys_of(options);
   uint64_t elements = 0;
   for (const KeySpec& key : keys) elements += key.elements;
+  // Gradients, results, and residuals of a coded format.
   const auto device =
-      make_host_device({.budget_bytes = DeviceKeys::kDeviceBytes + 2 * elements * sizeof(float) +
+      make_host_device({.budget_bytes = DeviceKeys::kDeviceBytes + 3 * elements * sizeof(float) +
                                         keys.size() * 512 + (1 << 20),
                         .copy_bytes_per_second = options.bus_gb * 1e9,
                         .copy_latency = std::chrono::microseconds(options.bus_gb > 0 ? 10 : 0)});
@@ -63,6 +65,7 @@ std::vector<double> times_of_rank(const Options& options, const std::string& ser
   of_worker.spec.name = "device-keys";
   of_worker.spec.keys = keys;
   of_worker.spec.optimizer = options.optimizer;
+  of_worker.spec.gradient_dtype = options.format;
   of_worker.spec.world_size = options.workers;
   of_worker.spec.initial = "zeros";
   of_worker.spec.lease_ms = 10'000;  // on a busy machine
@@ -109,6 +112,7 @@ Options parse(int argc, char** argv) {
   app.add_option("--rounds", options.rounds)->check(CLI::PositiveNumber);
   app.add_option("--transport", options.transport)->check(CLI::IsMember({"shm", "tcp"}));
   app.add_option("--optimizer", options.optimizer);
+  app.add_option("--format", options.format, "Of gradients on the wire: f32, int8, topk, ...");
   app.add_flag("--tiny", options.tiny, "A small key, once: whether it works");
   examples::parse_or_exit(app, argc, argv);
   if (options.tiny) options.mb = 1, options.rounds = 1;
@@ -127,9 +131,9 @@ void run(const Options& options) {
   std::ranges::sort(of_first);
   const std::string bus = options.bus_gb > 0 ? fmt::format("{:g} GB/s (emulated)", options.bus_gb)
                                              : "this machine's copies";
-  fmt::print("{} keys, {:g} MB, {} workers, {}, bus {}: {:.1f} ms a round (fastest {:.1f})\n",
-             keys_of(options).size(), options.mb, options.workers, options.transport, bus,
-             median(of_first), of_first.front());
+  fmt::print("{} keys, {:g} MB, {}, {} workers, {}, bus {}: {:.1f} ms a round (fastest {:.1f})\n",
+             keys_of(options).size(), options.mb, options.format, options.workers,
+             options.transport, bus, median(of_first), of_first.front());
 }
 
 }  // namespace

@@ -35,6 +35,7 @@ DeviceKeys::DeviceKeys(Worker& worker, Device& device)
       parameter_dtype_(*kernels::parse_dtype(parameter_memory_format(worker.spec()))),
       in_piece_(device, on_device_ ? 0 : kPieceBytes, "gradients that are converted"),
       out_piece_(device, on_device_ ? 0 : kPieceBytes, "results that are converted"),
+      coder_(worker, device),
       keys_(worker.keys()),
       ready_(device.make_event()),
       signals_(device.make_signals(place_signals())),
@@ -55,6 +56,7 @@ DeviceKeys::DeviceKeys(Worker& worker, Device& device)
       keys_[key].gradient = worker_.gradient_bytes(key);
     }
     keys_[key].result = worker_.parameter_bytes(key);
+    keys_[key].round = worker_.round(key);
     keys_[key].pulled = device_.make_event();
   }
   if (!on_device_) pin_or_stage();
@@ -137,6 +139,7 @@ DeviceKeys::~DeviceKeys() {
   receiver_.join();
   worker_.forget_announced();
   const std::lock_guard lock(mutex_);
+  if (failure_) coder_.lose();
   fail(Error(ErrorCode::kFenced, "the keys are not on a device any more"));
 }
 
@@ -243,6 +246,7 @@ template <typename CopyIn>
 void DeviceKeys::push(Push push, Stream& stream, CopyIn copy_in) {
   enqueue([&] {
     Key& pushed = keys_[push.key];
+    ++pushed.round;
     stream.record(*ready_);
     in_->wait(*ready_);
     in_->wait(*signals_, push.key, pushed.pushes);  // the gradient's memory is ours again
@@ -275,6 +279,7 @@ void DeviceKeys::push(size_t key, const void* gradient, Stream& stream, const De
   }
   push({.key = key, .priority = how.priority, .null = null, .factors = {}, .taken = {}}, stream,
        [&](Key& pushed, const Push& /*push*/, size_t part) {
+         if (encodes(key)) return encode_in(key, part_of(key, part), gradient, dtype, how.scale);
          copy_in(pushed, part_of(key, part), gradient, dtype, how.scale);
        });
 }
@@ -342,6 +347,31 @@ void DeviceKeys::copy_in(Key& key, Worker::Elements part, const void* of_gradien
                  scale);
     in_->copy_to_host(to.data() + kernels::slot_bytes(of_key, at), in_piece_.data(), bytes);
   }
+}
+
+void DeviceKeys::encode_in(size_t key, Worker::Elements part, const void* of_gradient, DType dtype,
+                           float scale) {
+  const auto* const gradient = static_cast<const std::byte*>(of_gradient);
+  const uint64_t step = coder_.elements_in(key, kPieceBytes);
+  for (uint64_t at = part.begin; at < part.end; at += step) {
+    const Worker::Elements piece{at, std::min(at + step, part.end)};
+    coder_.encode(*in_, key, piece, gradient + kernels::slot_bytes(dtype, at), dtype, scale,
+                  keys_[key].round, in_piece_.data());
+    const std::span<std::byte> to = slots_of(keys_[key].gradient, key, piece);
+    in_->copy_to_host(to.data(), in_piece_.data(), to.size());
+  }
+}
+
+// The part of a key's gradient in the worker's memory, or in ours that is laid out alike.
+std::span<std::byte> DeviceKeys::slots_of(std::span<std::byte> gradient, size_t key,
+                                          Worker::Elements part) const {
+  if (encodes(key)) {
+    const DeviceCoder::Slots slots = coder_.slots(key, part);
+    return gradient.subspan(slots.begin, slots.bytes);
+  }
+  const DType dtype = keys_[key].gradient_dtype;
+  return gradient.subspan(kernels::slot_bytes(dtype, part.begin),
+                          kernels::slot_bytes(dtype, part.end - part.begin));
 }
 
 void DeviceKeys::copy_out(const Key& key, Worker::Elements part, void* of_result, DType dtype) {
@@ -419,10 +449,10 @@ void DeviceKeys::send(const Push& push, size_t part) {
   }
   const Key& key = keys_[push.key];
   if (!push.null && staged_gradients_.bytes() > 0) {
-    const auto [begin, end] = part_of(push.key, part);
-    const size_t at = kernels::slot_bytes(key.gradient_dtype, begin);
-    std::memcpy(worker_.gradient_bytes(push.key).data() + at, key.gradient.data() + at,
-                kernels::slot_bytes(key.gradient_dtype, end - begin));
+    const Worker::Elements of = part_of(push.key, part);
+    const std::span<std::byte> from = slots_of(key.gradient, push.key, of);
+    std::memcpy(slots_of(worker_.gradient_bytes(push.key), push.key, of).data(), from.data(),
+                from.size());
   }
   if (key.parts == 1) {
     worker_.push(push.key, how);

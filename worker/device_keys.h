@@ -13,9 +13,10 @@
 // themselves. Otherwise both go through pinned memory of the host:
 //
 // push: a stream of phub's waits for the caller's, converts the gradient to the key's format on the
-// device, and copies it to pinned memory, the worker's own if that can be pinned. A thread pushes
-// it when the copy is done. pull: another stream waits until a second thread has the result,
-// converts it and copies it back, and the caller's stream waits for that.
+// device, a coded one too (device_coder.h: which, and when), and copies it to pinned memory, the
+// worker's own if that can be pinned. A thread pushes it when the copy is done. pull: another
+// stream waits until a second thread has the result, converts it and copies it back, and the
+// caller's stream waits for that.
 //
 //   caller's ──▶ in: convert, copy ──▶ phub-send: push ──▶ box ──▶ phub-receive: raise
 //   caller's ◀── out: copy, convert ◀── waits for the key's signal ◀───────────┘
@@ -50,6 +51,7 @@
 #include "kernels/kernels.h"
 #include "transport/error.h"
 #include "worker/device/device.h"
+#include "worker/device_coder.h"
 #include "worker/worker.h"
 
 namespace phub {
@@ -66,12 +68,17 @@ class DeviceKeys {
   static constexpr size_t kPieceBytes = 8 << 20;
   // The memory that the device must have left, if the worker's memory is the host's.
   static constexpr size_t kDeviceBytes = 2 * kPieceBytes;
+  // With this much, coded keys are encoded on the device. With less the worker encodes them all.
+  static size_t encoding_bytes(const JobSpec& spec) {
+    return kDeviceBytes + DeviceCoder::residual_bytes(spec);
+  }
 
   // From now on only this pushes to the worker and calls its wait_any(); registered memory is
-  // registered no more. Throws Error: kFull, too little memory on the device, or pinned memory of
-  // the host; kUnavailable, its streams cannot wait for the host; kInvalid, the worker's memory
-  // lies on another device. REQUIRES: both outlive this; if the job needs initial parameters,
-  // Worker::broadcast() was called.
+  // registered no more. Residuals of keys that are encoded on the device are there until the
+  // destructor, which gives them back to the worker; after a failure they are zero. Throws Error:
+  // kFull, too little memory on the device, or pinned memory of the host; kUnavailable, its streams
+  // cannot wait for the host; kInvalid, the worker's memory lies on another device. REQUIRES: both
+  // outlive this; if the job needs initial parameters, Worker::broadcast() was called.
   DeviceKeys(Worker& worker, Device& device);
   // Waits until all pushes are sent. Results that are not here yet become bytes of 0xFF.
   ~DeviceKeys();
@@ -93,6 +100,7 @@ class DeviceKeys {
   void pull(size_t key, void* result, Stream& stream, std::optional<kernels::DType> dtype = {});
   // Returns when the results of all pushes are here, and those that were pulled are in their place.
   void wait();
+  bool encodes(size_t key) const { return coder_.encodes(key); }  // on the device
   void check();  // throws the failure of the worker or the device
 
  private:
@@ -104,6 +112,7 @@ class DeviceKeys {
     size_t parts = 1;                   // 1: it goes as a whole
     size_t first_signal = 0;            // of its parts; of a single one, the key's own
     uint32_t pushes = 0, here = 0;      // counted modulo 2^32
+    uint64_t round = 0;                 // of the latest push
     size_t parts_here = 0;              // of the next result
   };
   struct Push {
@@ -132,6 +141,10 @@ class DeviceKeys {
   void push(Push push, Stream& stream, CopyIn copy_in);
   void copy_in(Key& key, Worker::Elements part, const void* gradient, kernels::DType dtype,
                float scale);
+  void encode_in(size_t key, Worker::Elements part, const void* gradient, kernels::DType dtype,
+                 float scale);
+  std::span<std::byte> slots_of(std::span<std::byte> gradient, size_t key,
+                                Worker::Elements part) const;
   void copy_out(const Key& key, Worker::Elements part, void* result, kernels::DType dtype);
   void send(const std::stop_token& stop);
   void send(const Push& push, size_t part);
@@ -149,6 +162,7 @@ class DeviceKeys {
   HostMemory staged_gradients_, staged_results_;  // empty: the worker's is pinned
   HostMemory factors_;                            // the factors of all keys that send factors
   DeviceMemory in_piece_, out_piece_;             // empty if on_device_
+  DeviceCoder coder_;
 
   std::mutex calls_;  // a call's work is enqueued together; taken before the next one
   std::mutex mutex_;  // guards signals_ and the members below it

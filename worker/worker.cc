@@ -106,7 +106,12 @@ std::span<std::byte> Worker::gradient_bytes(size_t key) {
 
 std::span<float> Worker::gradient(size_t key) {
   std::span<std::byte> bytes = gradient_bytes(key);
-  check_f32(spec(), gradient_memory_format(spec(), spec().keys[key]), "gradient");
+  const KeySpec& of = spec().keys[key];
+  check_f32(spec(), gradient_memory_format(spec(), of), "gradient");
+  if (bytes.size() != of.elements * sizeof(float)) {
+    fail(ErrorCode::kInvalid, "gradient: the caller of key '{}' encodes it: use gradient_bytes()",
+         of.name);
+  }
   return {reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float)};
 }
 
@@ -240,6 +245,29 @@ Pushed Worker::push_rows(size_t key, const GradientRows& rows, const PushOptions
       return memory.copy_rows_in(key, rows, order, lock);
     });
   });
+}
+
+bool Worker::may_encode(size_t key) const {
+  impl_->key(key);
+  return impl_->exchange.may_encode(key) && !impl_->saver.is_active();
+}
+
+CodedSlots Worker::begin_encoding(size_t key) {
+  return only_errors([&] {
+    if (!may_encode(key)) {
+      fail(ErrorCode::kInvalid,
+           "begin_encoding: the gradient of key '{}' is not coded, its caller encodes it already, "
+           "or the worker must: carry_over, or the server saves the residuals, or this rank "
+           "exchanges some of its elements only",
+           impl_->key(key).name);
+    }
+    return impl_->exchange.begin_encoding(key);
+  });
+}
+
+void Worker::end_encoding(size_t key) {
+  impl_->key(key);
+  impl_->exchange.end_encoding(key);
 }
 
 void Worker::wait(size_t key) {

@@ -160,6 +160,15 @@ struct GradientRows {
   std::span<const float> elements;  // as many of each row as the matrix has columns
 };
 
+// The slots of a key in a coded format, which its caller fills, as kernels::encode
+// (kernels/encode.h) does: chunk after chunk, of which the last may have fewer elements.
+struct CodedSlots {
+  uint32_t chunk_elements = 0;
+  uint32_t chunk_bytes = 0;    // from the beginning of a slot to that of the next
+  uint64_t first_element = 0;  // kernels::Rounding::element of the first chunk
+  std::span<float> residual;   // the worker's for this key
+};
+
 struct Pushed {
   size_t key = 0;
   uint64_t round = 0;
@@ -240,7 +249,8 @@ class Worker {
   size_t key(std::string_view name) const;  // index; throws kNotFound
 
   // The gradient memory of a key: elements × its gradient_memory_format(), f32 where its gradients
-  // are coded. (kInvalid for keys that send factors or rows: they have none.) Writable unless lent.
+  // are coded, unless the caller encodes them: begin_encoding(). (kInvalid for keys that send
+  // factors or rows: they have none.) Writable unless lent.
   // Library memory: a push from here copies nothing over shared memory, but for gradients that it
   // encodes.
   std::span<std::byte> gradient_bytes(size_t key);
@@ -271,8 +281,9 @@ class Worker {
   Pushed push(size_t key, int32_t priority = 0) { return push(key, {.priority = priority}); }
   Pushed push_null(size_t key) { return push(key, {.null = true}); }
   // The number of parts that push_part() can send a key in, a few MiB each. It is 1 for small keys,
-  // where something is computed from the whole gradient (coded formats, factors, rows, carry_over,
-  // the send_order "magnitude"), and where this rank exchanges only some elements.
+  // where something is computed from the whole gradient (coded formats that the worker encodes,
+  // factors, rows, carry_over, the send_order "magnitude"), and where this rank exchanges only some
+  // elements.
   size_t parts(size_t key) const;
   struct Elements {
     uint64_t begin = 0, end = 0;
@@ -304,6 +315,19 @@ class Worker {
   // such row, if there are more than rows_limit different ones, or if the number of elements is
   // wrong.
   Pushed push_rows(size_t key, const GradientRows& rows, const PushOptions& how = {});
+  // For a caller that encodes the gradients of a coded key itself, as DeviceKeys on a device: from
+  // now on gradient_bytes() is the memory of the key's slots, which push(), push_part() and
+  // push_copy() send as they are, and the key may have several parts(). Its rounding is that of
+  // spec().rounding, with rounding_seed() of the job's name, rank() and the round that is pushed.
+  // The caller begins with the residual and leaves in it what it has at the end. Throws
+  // Error(kInvalid): not may_encode(); memory is registered for the key, or its result is not here.
+  CodedSlots begin_encoding(size_t key);
+  // The worker encodes it again. REQUIRES: the key's result is here, or the worker has failed.
+  void end_encoding(size_t key);
+  // Whether its caller may: its format is coded, and its caller does not do so yet; the worker
+  // needs no residuals meanwhile (carry_over, a job whose state of ranks the server saves); and
+  // this rank exchanges all of it.
+  bool may_encode(size_t key) const;
   // Returns when the key's result is here; at once if the key was not pushed since. Every rank must
   // push every key once a round: if others have waited for a tenth of progress_limit_ms (5 s at
   // most) for a key that this rank left out, wait() throws kInvalid, which names the key. The

@@ -5,6 +5,8 @@
 #include <bit>
 #include <cstring>
 
+#include "kernels/convert_scaled.h"
+#include "kernels/encode.h"
 #include "tests/device/device_suite.h"
 
 namespace phub {
@@ -198,6 +200,111 @@ TEST_P(DeviceSuite, ConvertMultipliesBeforeItRounds) {
           << kernels::name_of(from_dtype) << " to " << kernels::name_of(to_dtype);
     }
   }
+}
+
+constexpr std::array<DType, 6> kCoded = {DType::kFp8E4M3, DType::kFp8E5M2, DType::kInt32,
+                                         DType::kInt8,    DType::kInt4,    DType::kTopK};
+
+// What one chunk after another becomes: slots, and behind them the residual.
+std::vector<uint8_t> encoded(const std::vector<uint8_t>& from, DType from_dtype, float factor,
+                             std::vector<float> residual, const ChunkedSlots& of, size_t bytes,
+                             size_t elements) {
+  std::vector<uint8_t> slots(bytes, 0xFF);
+  std::vector<float> x(elements);
+  kernels::convert_scaled(from.data(), from_dtype, factor, x.data(), DType::kF32, elements);
+  kernels::Rounding rounding = of.rounding;
+  for (size_t at = 0, slot = 0; at < elements; at += of.chunk_elements, slot += of.chunk_bytes) {
+    const size_t count = std::min(of.chunk_elements, elements - at);
+    kernels::encode(x.data() + at, residual.empty() ? nullptr : residual.data() + at, of.format,
+                    rounding, slots.data() + slot, count);
+    rounding.element += count;
+  }
+  const auto* const rest = reinterpret_cast<const uint8_t*>(residual.data());
+  slots.insert(slots.end(), rest, rest + residual.size() * sizeof(float));
+  return slots;
+}
+
+TEST_P(DeviceSuite, EncodeGivesTheBitsOfTheKernels) {
+  for (const DType format : kCoded) {
+    if (!device_->encodes(format)) continue;
+    for (const DType from_dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+      const size_t elements = random(1, 5000);
+      const bool has_residual = random(0, 3) > 0;
+      ChunkedSlots of{.format = format, .chunk_elements = random(1, 700)};
+      of.chunk_bytes = (kernels::slot_bytes(format, of.chunk_elements) + 63) / 64 * 64;
+      of.rounding = {random(0, 1) == 1, engine_(), random(0, 9), random(1, 99), random(0, 999)};
+      const float factor = random(0, 1) == 0 ? 1 : random_floats(1)[0];
+      std::vector<float> values = random_floats(elements);
+      for (size_t c = 0; c * of.chunk_elements < elements; ++c) {  // of every size
+        const float unit = std::bit_cast<float>(static_cast<uint32_t>(random(1, 254)) << 23);
+        for (size_t i = c * of.chunk_elements; i < std::min(elements, (c + 1) * of.chunk_elements);
+             ++i) {
+          if (from_dtype == DType::kF32) values[i] *= unit;
+          if (c % 7 == 3) values[i] = 0;
+        }
+      }
+      values[random(0, elements - 1)] =
+          std::bit_cast<float>(0x7F800000u + static_cast<uint32_t>(random(0, 1)));
+      std::vector<uint8_t> given(elements * kernels::bytes_of(from_dtype));
+      kernels::convert(values.data(), DType::kF32, given.data(), from_dtype, elements);
+      const std::vector<float> residual = random_floats(has_residual ? elements : 0);
+      const size_t chunks = (elements - 1) / of.chunk_elements;
+      const size_t bytes_of_slots =
+          chunks * of.chunk_bytes +
+          kernels::slot_bytes(format, elements - chunks * of.chunk_elements);
+      const DeviceMemory from = memory(given.size());
+      device_->write(from.data(), given.data(), given.size());
+      const DeviceMemory to = memory(bytes_of_slots);
+      const DeviceMemory rest = memory(residual);
+      stream_->encode(from.data(), from_dtype, factor, has_residual ? rest.floats() : nullptr, of,
+                      to.data(), elements);
+      stream_->synchronize();
+      std::vector<uint8_t> got = bytes(to.data(), bytes_of_slots);
+      if (has_residual) {
+        const auto left = bytes(rest.data(), rest.bytes());
+        got.insert(got.end(), left.begin(), left.end());
+      }
+      ASSERT_EQ(got, encoded(given, from_dtype, factor, residual, of, bytes_of_slots, elements))
+          << kernels::name_of(from_dtype) << " to " << kernels::name_of(format) << ", " << elements
+          << " in chunks of " << of.chunk_elements << (of.rounding.stochastic ? ", random" : "");
+    }
+  }
+}
+
+TEST_P(DeviceSuite, SlotsThatDoNotFitAreRefused) {
+  const DeviceMemory from = memory(1000 * sizeof(float));
+  const DeviceMemory to = memory(1008);
+  const auto refused = [&](const ChunkedSlots& of, const void* slots, float* residual = nullptr,
+                           size_t elements = 1000) {
+    std::string what;
+    EXPECT_EQ(code_of(
+                  [&] {
+                    stream_->encode(from.data(), DType::kF32, 1, residual, of,
+                                    const_cast<void*>(slots), elements);
+                  },
+                  &what),
+              ErrorCode::kInvalid);
+    return what;
+  };
+  const ChunkedSlots good{.format = DType::kInt8, .chunk_elements = 1000, .chunk_bytes = 1004};
+  const auto* const slots = static_cast<const std::byte*>(to.data());
+  const auto with = [&](auto change) {
+    ChunkedSlots of = good;
+    change(of);
+    return refused(of, slots);
+  };
+  EXPECT_THAT(with([](auto& of) { of.format = DType::kBF16; }), HasSubstr("the format bf16"));
+  EXPECT_THAT(with([](auto& of) { of.chunk_elements = 0; }), HasSubstr("which do not fit"));
+  EXPECT_THAT(with([](auto& of) { of.chunk_bytes = 1000; }), HasSubstr("which do not fit"));
+  EXPECT_THAT(with([](auto& of) { of.chunk_bytes = 1006; }), HasSubstr("which do not fit"));
+  EXPECT_THAT(with([](auto& of) { of.chunk_elements = 10; }), HasSubstr("not inside one"));
+  EXPECT_THAT(refused(good, slots + 1), HasSubstr("which do not fit"));
+  EXPECT_THAT(refused(good, slots + 8), HasSubstr("not inside one allocation"));
+  EXPECT_THAT(refused(good, slots, to.floats()), HasSubstr("not inside one allocation"));
+  EXPECT_THAT(refused(good, slots, from.floats()), HasSubstr("residual of 4000 bytes"));
+  EXPECT_THAT(refused(good, from.data()), HasSubstr("overlap"));
+  stream_->encode(from.data(), DType::kF32, 1, nullptr, good, to.data(), 1000);
+  stream_->synchronize();
 }
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "kernels/convert_scaled.h"
+#include "kernels/encode.h"
 #include "tests/device/device_suite.h"
 #include "tests/seeds.h"
 #include "tests/worker/box.h"
@@ -102,12 +103,20 @@ struct Formats {
   std::string job_gradient = "f32", job_parameter = "f32";
   DType gradient = DType::kF32, parameter = DType::kF32;
   float scale = 1;
+  bool odd_rounds = false;  // some gradients are null, and some are not finite
 };
+
+bool is_null(const Formats& formats, uint32_t seed) { return formats.odd_rounds && seed % 5 == 2; }
 
 Bytes gradient_of(const Formats& formats, uint32_t seed, uint64_t elements) {
   std::minstd_rand random(seed);
   std::vector<float> values(elements);
   for (float& value : values) value = static_cast<float>(random() % 2001) / 1000 - 1;
+  if (formats.odd_rounds && seed % 3 == 0) {
+    const bool is_nan = random() % 2 == 0;
+    values[random() % elements] =
+        is_nan ? std::numeric_limits<float>::quiet_NaN() : -std::numeric_limits<float>::infinity();
+  }
   Bytes bytes(elements * kernels::bytes_of(formats.gradient));
   kernels::convert(values.data(), DType::kF32, bytes.data(), formats.gradient, elements);
   return bytes;
@@ -153,7 +162,7 @@ class OnDevice {
   OnDevice(Device& device, const KeySpec& key, const Formats& formats, uint32_t seed)
       : device_(device) {
     if (!is_factors(key)) {
-      add(gradient_of(formats, seed, key.elements));
+      if (!is_null(formats, seed)) add(gradient_of(formats, seed, key.elements));
       return;
     }
     const HostFactors of(seed, key);
@@ -166,7 +175,7 @@ class OnDevice {
   void push(DeviceKeys& keys, size_t key, Stream& stream, const Formats& formats) const {
     if (pairs_.empty()) {
       const DevicePush how{.dtype = formats.gradient, .scale = formats.scale};
-      return keys.push(key, memory_[0].data(), stream, how);
+      return keys.push(key, memory_.empty() ? nullptr : memory_[0].data(), stream, how);
     }
     const FactorPairs parts[] = {{memory_[0].floats(), memory_[1].floats(), pairs_[0]},
                                  {memory_[2].floats(), memory_[3].floats(), pairs_[1]}};
@@ -186,6 +195,12 @@ class OnDevice {
   std::vector<uint32_t> pairs_;
 };
 
+bool is_coded_on(const Device& device, const JobSpec& spec, size_t key) {
+  if (is_compact(spec.keys[key])) return false;
+  const DType format = *kernels::parse_format(gradient_format(spec, spec.keys[key]));
+  return !kernels::is_plain(format) && device.encodes(format);
+}
+
 class DeviceKeysTest : public ::testing::TestWithParam<DeviceFactory> {
  protected:
   void SetUp() override {
@@ -196,6 +211,7 @@ class DeviceKeysTest : public ::testing::TestWithParam<DeviceFactory> {
   WorkerOptions options_on(Device& device, const JobSpec& spec, uint32_t rank) const {
     WorkerOptions options = options_of_rank(*box_, spec, rank);
     if (GetParam().name == kNic) options.memory_device = &device;
+    options.send_order = send_order_;
     return options;
   }
 
@@ -204,7 +220,9 @@ class DeviceKeysTest : public ::testing::TestWithParam<DeviceFactory> {
                                     uint64_t rounds) {
     std::vector<Bytes> results;
     each_rank(spec.world_size, [&](uint32_t rank) {
-      Worker worker(options_of_rank(*box_, spec, rank));
+      WorkerOptions options = options_of_rank(*box_, spec, rank);
+      options.send_order = send_order_;
+      Worker worker(options);
       for (uint64_t round = 1; round <= rounds; ++round) {
         for (size_t key = 0; key < worker.keys(); ++key) {
           const uint64_t elements = spec.keys[key].elements;
@@ -212,11 +230,13 @@ class DeviceKeysTest : public ::testing::TestWithParam<DeviceFactory> {
             HostFactors(seed_of(seed, rank, round, key), spec.keys[key]).push(worker, key);
             continue;
           }
+          const bool null = is_null(formats, seed_of(seed, rank, round, key));
           const Bytes from = gradient_of(formats, seed_of(seed, rank, round, key), elements);
+          const std::string& format = gradient_memory_format(spec, spec.keys[key]);
           kernels::convert_scaled(from.data(), formats.gradient, formats.scale,
-                                  worker.gradient_bytes(key).data(),
-                                  *kernels::parse_dtype(spec.gradient_dtype), elements);
-          worker.push(key);
+                                  worker.gradient_bytes(key).data(), *kernels::parse_dtype(format),
+                                  elements);
+          worker.push(key, {.null = null});
         }
         for (size_t key = 0; key < worker.keys(); ++key) {
           worker.wait(key);
@@ -246,6 +266,9 @@ class DeviceKeysTest : public ::testing::TestWithParam<DeviceFactory> {
         std::vector<OnDevice> pushed;
         std::vector<DeviceMemory> pulled;
         DeviceKeys keys(worker, *device);
+        for (size_t key = 0; key < worker.keys(); ++key) {
+          EXPECT_EQ(keys.encodes(key), is_coded_on(*device, spec, key));
+        }
         std::minstd_rand random(seed + rank);
         for (uint64_t round = 1; round <= rounds; ++round) {
           for (size_t key = 0; key < worker.keys(); ++key) {
@@ -289,10 +312,13 @@ class DeviceKeysTest : public ::testing::TestWithParam<DeviceFactory> {
     SCOPED_TRACE(::testing::Message() << "PHUB_SEED=" << seed);
     spec.gradient_dtype = formats.job_gradient;
     spec.parameter_dtype = formats.job_parameter;
+    // Random roundings depend on the name.
+    const bool same_name = spec.rounding == "stochastic";
     const std::string name = spec.name;
-    spec.name = name + "-plain";
+    if (!same_name) spec.name = name + "-plain";
     const auto plain = without_device(spec, formats, seed, rounds);
-    spec.name = name + "-device";
+    if (same_name) ASSERT_TRUE(box_->becomes_empty());
+    if (!same_name) spec.name = name + "-device";
     const auto device = with_device(spec, formats, seed, rounds);
     ASSERT_EQ(plain.size(), device.size());
     for (size_t i = 0; i < plain.size(); ++i) {
@@ -302,6 +328,7 @@ class DeviceKeysTest : public ::testing::TestWithParam<DeviceFactory> {
   }
 
   std::unique_ptr<Box> box_ = std::make_unique<Box>();
+  std::string send_order_ = "priority";
 };
 
 TEST_P(DeviceKeysTest, ResultsAreTheBitsOfAJobWithoutADevice) {
@@ -441,6 +468,55 @@ TEST_P(DeviceKeysTest, MoreCallsWaitForAnotherRankThanADriverTakes) {
 TEST_P(DeviceKeysTest, SoAreFactors) {
   if (GetParam().name == kNic) GTEST_SKIP() << "the host puts factors together";
   expect_same_bits(spec_of_factors("factors", 2), {}, 6);
+}
+
+// Keys in three formats.
+JobSpec spec_of_coded(const std::string& name, const std::vector<std::string>& formats) {
+  JobSpec spec = spec_of(name, 2);
+  spec.on_nonfinite = "pass";
+  for (size_t key = 0; key < spec.keys.size(); ++key) spec.keys[key].format = formats[key];
+  return spec;
+}
+
+TEST_P(DeviceKeysTest, CodedKeysHaveTheSameBits) {
+  if (GetParam().name == kNic) GTEST_SKIP() << "coded formats are refused";
+  expect_same_bits(spec_of_coded("whole", {"int8", "int4", "int8"}), {}, 5);
+  expect_same_bits(spec_of_coded("float", {"fp8-e4m3", "f32", "fp8-e5m2"}), {.scale = 0.37f}, 4);
+  expect_same_bits(spec_of_coded("wide", {"topk", "int8", "int32"}),
+                   {.gradient = DType::kBF16, .scale = -3}, 4);
+}
+
+TEST_P(DeviceKeysTest, SoTheyHaveWithRandomRoundings) {
+  if (GetParam().name == kNic) GTEST_SKIP() << "coded formats are refused";
+  JobSpec spec = spec_of_coded("random", {"int8", "int4", "fp8-e4m3"});
+  spec.rounding = "stochastic";
+  expect_same_bits(spec, {.gradient = DType::kF16, .odd_rounds = true}, 5);
+}
+
+// A null, or what is not finite, leaves the residual alone.
+TEST_P(DeviceKeysTest, SoTheyHaveWithGradientsThatAreNotSent) {
+  if (GetParam().name == kNic) GTEST_SKIP() << "coded formats are refused";
+  JobSpec spec = of_sums(spec_of_coded("odd", {"int8", "topk", "int4"}));
+  spec.on_nonfinite = "exclude";
+  expect_same_bits(spec, {.odd_rounds = true}, 12);
+  spec = spec_of_coded("odd-passed", {"int4", "fp8-e4m3", "int8"});
+  expect_same_bits(spec, {.odd_rounds = true}, 8);
+}
+
+TEST_P(DeviceKeysTest, LargeCodedKeysGoPartByPart) {
+  if (GetParam().name == kNic) GTEST_SKIP() << "coded formats are refused";
+  JobSpec spec = spec_of_coded("coded-parts", {"int8", "int8", "topk"});
+  spec.keys[1].elements = 4'500'003;
+  expect_same_bits(spec, {.gradient = DType::kBF16, .parameter = DType::kBF16}, 2);
+}
+
+// As a whole, where the order asks for it.
+TEST_P(DeviceKeysTest, TheyAreEncodedPieceByPiece) {
+  if (GetParam().name == kNic) GTEST_SKIP() << "coded formats are refused";
+  send_order_ = "magnitude";
+  JobSpec spec = spec_of_coded("coded-pieces", {"int8", "int32", "int4"});
+  spec.keys[1].elements = DeviceKeys::kPieceBytes / 4 + 10'001;
+  expect_same_bits(spec, {.gradient = DType::kBF16, .parameter = DType::kBF16}, 2);
 }
 
 TEST_P(DeviceKeysTest, AStreamWaitsForTheOtherRanks) {
@@ -694,6 +770,158 @@ TEST_F(HostDeviceKeysTest, MemoryOfOthersIsTakenWhereTheDeviceHasIt) {
   keys.pull(0, result.data(), *stream);
   keys.wait();
   EXPECT_TRUE(std::memcmp(result.data(), worker_.parameters(0).data(), 20'000) == 0);
+}
+
+class CodedDeviceKeysTest : public HostDeviceKeysTest {
+ protected:
+  static constexpr size_t kElements = 5000;
+  JobSpec coded(const std::string& name) const {
+    JobSpec spec = of_sums(spec_of(name, 1));
+    spec.keys = {{.name = "a", .elements = kElements, .format = "int8"}};
+    return spec;
+  }
+  // The gradient of a round is at memory_ and returned.
+  std::vector<float> gradient(uint32_t round) {
+    const Bytes bytes = gradient_of({}, round, kElements);
+    device_->write(memory_.data(), bytes.data(), bytes.size());
+    std::vector<float> values(kElements);
+    std::memcpy(values.data(), bytes.data(), bytes.size());
+    return values;
+  }
+  static std::vector<float> result(Worker& worker) {
+    const auto of = worker.parameters(0);
+    return {of.begin(), of.end()};
+  }
+  // What a worker has in this round that pushes these rounds itself.
+  std::vector<float> expected(const std::vector<uint32_t>& rounds) {
+    Worker worker(options_of_rank(box_, coded("expected" + std::to_string(++jobs_)), 0));
+    for (const uint32_t round : rounds) {
+      std::ranges::copy(gradient(round), worker.gradient(0).begin());
+      worker.push_pull(0);
+    }
+    return result(worker);
+  }
+  void push_alone(Worker& worker, uint32_t round) {
+    std::ranges::copy(gradient(round), worker.gradient(0).begin());
+    worker.push_pull(0);
+  }
+  void push_on(DeviceKeys& keys, uint32_t round) {
+    gradient(round);
+    keys.push(0, memory_.data(), *stream_);
+    keys.wait();
+  }
+
+  int jobs_ = 0;
+};
+
+TEST_F(CodedDeviceKeysTest, OnlyTheCodesCrossTheBus) {
+  Worker worker(options_of_rank(box_, coded("codes"), 0));
+  DeviceKeys keys(worker, *device_);
+  for (const uint32_t round : {1, 2}) push_on(keys, round);
+  EXPECT_EQ(result(worker), expected({1, 2}));
+  EXPECT_EQ(worker.stats().bytes_copied, 0u);
+  EXPECT_EQ(device_->stats().bytes_to_host, 2 * (kElements + sizeof(float)));
+}
+
+TEST_F(CodedDeviceKeysTest, TheResidualGoesToTheDeviceAndBack) {
+  Worker worker(options_of_rank(box_, coded("back"), 0));
+  push_alone(worker, 1);
+  {
+    DeviceKeys keys(worker, *device_);
+    EXPECT_TRUE(keys.encodes(0));
+    EXPECT_FALSE(worker.may_encode(0));
+    push_on(keys, 2);
+    push_on(keys, 3);
+  }
+  EXPECT_EQ(result(worker), expected({1, 2, 3}));
+  push_alone(worker, 4);
+  EXPECT_EQ(result(worker), expected({1, 2, 3, 4}));
+  DeviceKeys keys(worker, *device_);
+  push_on(keys, 5);
+  EXPECT_EQ(result(worker), expected({1, 2, 3, 4, 5}));
+}
+
+TEST_F(CodedDeviceKeysTest, TheResidualIsZeroAfterAFailure) {
+  Worker worker(options_of_rank(box_, coded("lost"), 0));
+  push_alone(worker, 1);
+  {
+    DeviceKeys keys(worker, *device_);
+    device_->fail_copy(Direction::kToHost, 0, 20);
+    gradient(2);
+    keys.push(0, memory_.data(), *stream_);
+    EXPECT_EQ(code_of([&] { keys.wait(); }), ErrorCode::kInternal);
+  }
+  push_alone(worker, 3);
+  EXPECT_EQ(result(worker), expected({3}));
+}
+
+TEST_F(CodedDeviceKeysTest, WithoutRoomForItTheWorkerEncodes) {
+  const JobSpec spec = coded("room");
+  EXPECT_EQ(DeviceKeys::encoding_bytes(spec), DeviceKeys::kDeviceBytes + 20'224);
+  for (const bool room : {false, true}) {
+    Worker worker(options_of_rank(box_, coded(room ? "room" : "no-room"), 0));
+    const auto device =
+        make_host_device({.budget_bytes = DeviceKeys::encoding_bytes(spec) - (room ? 0 : 1),
+                          .holds_all_memory = true});
+    const auto stream = device->make_stream("program");
+    DeviceKeys keys(worker, *device);
+    EXPECT_EQ(keys.encodes(0), room);
+    for (const uint32_t round : {1, 2}) {
+      const std::vector<float> from = gradient(round);
+      keys.push(0, from.data(), *stream);
+      keys.wait();
+    }
+    EXPECT_EQ(result(worker), expected({1, 2}));
+  }
+}
+
+TEST_F(CodedDeviceKeysTest, WhatTheWorkerNeedsItEncodesItself) {
+  WorkerOptions carries = options_of_rank(box_, coded("carries"), 0);
+  carries.spec.consistency = "async";
+  carries.carry_over = 2;
+  Worker of_carries(carries);
+  EXPECT_FALSE(DeviceKeys(of_carries, *device_).encodes(0));
+  WorkerOptions some = options_of_rank(box_, coded("some"), 0);
+  some.spec.chunk_elements = 1024;
+  some.interest = {{.key = "a", .writes = {{0, 2000}}}};
+  Worker of_some(some);
+  EXPECT_FALSE(DeviceKeys(of_some, *device_).encodes(0));
+}
+
+// The door that they use is open to others.
+TEST_F(CodedDeviceKeysTest, AnyCallerMayEncode) {
+  Worker worker(options_of_rank(box_, coded("caller"), 0));
+  const auto refused = [](const std::function<void()>& call) {
+    std::string what;
+    EXPECT_EQ(code_of(call, &what), ErrorCode::kInvalid);
+    return what;
+  };
+  std::vector<float> own(kElements);
+  worker.register_memory(0, {.parameters = own.data()});
+  EXPECT_THAT(refused([&] { worker.begin_encoding(0); }), HasSubstr("'a' has registered memory"));
+  worker.register_memory(0, {});
+  const CodedSlots slots = worker.begin_encoding(0);
+  EXPECT_EQ(slots.residual.size(), kElements);
+  EXPECT_THAT(refused([&] { worker.begin_encoding(0); }), HasSubstr("key 'a' is not coded, its"));
+  EXPECT_THAT(refused([&] { worker.gradient(0); }), HasSubstr("use gradient_bytes()"));
+  EXPECT_THAT(refused([&] { worker.register_memory(0, {.gradient = own.data()}); }),
+              HasSubstr("its caller encodes it"));
+  const std::span<std::byte> bytes = worker.gradient_bytes(0);
+  for (const uint32_t round : {1, 2}) {
+    const std::vector<float> from = gradient(round);
+    for (size_t at = 0, slot = 0; at < kElements; at += slots.chunk_elements) {
+      const size_t count = std::min<size_t>(slots.chunk_elements, kElements - at);
+      kernels::encode(from.data() + at, slots.residual.data() + at, DType::kInt8, {},
+                      bytes.data() + slot, count);
+      slot += slots.chunk_bytes;
+    }
+    worker.push_pull(0);
+  }
+  EXPECT_EQ(result(worker), expected({1, 2}));
+  worker.end_encoding(0);
+  push_alone(worker, 3);
+  EXPECT_EQ(result(worker), expected({1, 2, 3}));
+  EXPECT_THAT(refused([&] { worker_.begin_encoding(0); }), HasSubstr("is not coded"));
 }
 
 // Events of pushes are used again, and none is made while a program is in its course.

@@ -177,6 +177,8 @@ int launch_on_cuda(const Kernel& k, cudaStream_t stream) {
       return launch(fill, k.count, stream, k.factor, to, k.count);
     case Kernel::Kind::kConvert:
       return launch_convert(k, stream);
+    case Kernel::Kind::kEncode:
+      return launch_encode(k, stream);
     case Kernel::Kind::kPoisonIf:
       return launch(poison_if, std::min(k.count, kPoisonThreads), stream,
                     static_cast<const unsigned*>(k.from), static_cast<unsigned char*>(k.to),
@@ -194,6 +196,8 @@ int launch_sleep(uint64_t nanoseconds, cudaStream_t stream) {
 int load_on_cuda(cudaStream_t stream) {
   using Kind = Kernel::Kind;
   constexpr DType kFormats[] = {DType::kF32, DType::kBF16, DType::kF16};
+  constexpr DType kScaled[] = {DType::kFp8E4M3, DType::kFp8E5M2, DType::kInt32, DType::kInt8,
+                               DType::kInt4};
   std::vector<Kernel> kernels = {
       {.kind = Kind::kAddScaled}, {.kind = Kind::kFill}, {.kind = Kind::kPoisonIf}};
   for (const Kind kind : {Kind::kGather, Kind::kScatter, Kind::kScatterAdd, Kind::kGatherAdd}) {
@@ -204,6 +208,9 @@ int load_on_cuda(cudaStream_t stream) {
   for (const DType from : kFormats) {
     for (const DType to : kFormats) {
       kernels.push_back({.kind = Kind::kConvert, .from_dtype = from, .to_dtype = to});
+    }
+    for (const DType to : kScaled) {
+      kernels.push_back({.kind = Kind::kEncode, .from_dtype = from, .to_dtype = to});
     }
   }
   int result = launch_sleep(0, stream);

@@ -11,6 +11,8 @@ namespace phub {
 
 // Both return a cudaError_t. REQUIRES: the kind is not kCopy.
 int launch_on_cuda(const Kernel& kernel, CUstream_st* stream);
+// For kind kEncode: launch_on_cuda() calls it. Scaled formats only.
+int launch_encode(const Kernel& kernel, CUstream_st* stream);
 // A kernel that sleeps for so long.
 int launch_sleep(uint64_t nanoseconds, CUstream_st* stream);
 // Launches every kernel with nothing to do. CUDA loads a kernel when it is first launched, and may

@@ -32,6 +32,7 @@
 #include <string>
 #include <string_view>
 
+#include "kernels/encode.h"
 #include "kernels/kernels.h"
 #include "transport/memory_device.h"
 #include "worker/device/arena.h"
@@ -145,6 +146,15 @@ class Event {
   Device& device_;
 };
 
+// The slots of a gradient in a coded format (kernels/encode.h): chunk after chunk, of which the
+// last may have fewer elements.
+struct ChunkedSlots {
+  kernels::DType format = {};
+  size_t chunk_elements = 0;
+  size_t chunk_bytes = 0;           // from the beginning of a slot to that of the next
+  kernels::Rounding rounding = {};  // of the first element
+};
+
 // Numbers that the host raises, 0 at first, and that streams wait for: so the work behind an event
 // of the host can be enqueued before it happens. They count modulo 2^32. REQUIRES: a wait is for
 // less than 2^30 more than the number is; this outlives the work that waits for it.
@@ -205,6 +215,13 @@ class Stream {
   void convert(const void* from, kernels::DType from_dtype, void* to, kernels::DType to_dtype,
                size_t elements, float factor = 1);
 
+  // Writes the slots of factor · from[i] + residual[i], and what they do not hold into the
+  // residual: as kernels::convert_scaled and kernels::encode do of one chunk after another, to the
+  // bit. No residual (null): of factor · from[i]. REQUIRES, else kInvalid: device().encodes() the
+  // format.
+  void encode(const void* from, kernels::DType from_dtype, float factor, float* residual,
+              const ChunkedSlots& slots, void* to, size_t elements);
+
   // Calls `callback` in a thread of the device. REQUIRES: it does not throw, and calls no function
   // of a device.
   void call(std::function<void()> callback);
@@ -228,6 +245,7 @@ class Stream {
   void scatter(const char* what, Kernel::Kind kind, const float* from, const RowIndex& index,
                Rows to);
   void check_index(const char* what, const RowIndex& index, ConstRows table) const;
+  void check_slots(const ChunkedSlots& slots, const void* to) const;
   void check_signals(const Signals& signals) const;
 
   virtual void do_copy_to_device(void* to, const void* from, size_t bytes) = 0;
@@ -292,6 +310,8 @@ class Device : public MemoryDevice {
   void flush_nic_writes() override {}
 
   size_t budget_bytes() const { return budget_; }
+  // Whether its streams can encode this format: Stream::encode().
+  virtual bool encodes(kernels::DType format) const { return !kernels::is_plain(format); }
   // Whether device memory is host memory, in which the calling thread may compute.
   virtual bool in_host_memory() const { return false; }
   DeviceStats stats() const;

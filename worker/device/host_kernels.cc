@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <vector>
 
 #include "kernels/convert_scaled.h"
 #include "kernels/copy.h"
+#include "kernels/encode.h"
 #include "worker/device/add_rows.h"
 #include "worker/device/kernel.h"
 #include "worker/device/poison.h"
@@ -97,6 +99,29 @@ void scatter_add(const Kernel& k) {
   });
 }
 
+// A chunk is converted into the cache before it is encoded.
+void encode(const Kernel& k) {
+  const bool as_it_is = k.from_dtype == kernels::DType::kF32 && k.factor == 1;
+  std::vector<float> converted(as_it_is ? 0 : std::min(k.count, k.chunk_elements));
+  const auto* gradient = static_cast<const std::byte*>(k.from);
+  auto* slot = static_cast<std::byte*>(k.to);
+  kernels::Rounding rounding = k.rounding;
+  for (size_t at = 0; at < k.count; at += k.chunk_elements) {
+    const size_t elements = std::min(k.chunk_elements, k.count - at);
+    const auto* x = reinterpret_cast<const float*>(gradient);
+    if (!as_it_is) {
+      kernels::convert_scaled(gradient, k.from_dtype, k.factor, converted.data(),
+                              kernels::DType::kF32, elements);
+      x = converted.data();
+    }
+    float* const residual = k.residual == nullptr ? nullptr : k.residual + at;
+    kernels::encode(x, residual, k.to_dtype, rounding, slot, elements);
+    gradient += elements * kernels::bytes_of(k.from_dtype);
+    slot += k.chunk_bytes;
+    rounding.element += elements;
+  }
+}
+
 }  // namespace
 
 void run_on_host(const Kernel& k) {
@@ -117,6 +142,8 @@ void run_on_host(const Kernel& k) {
       return;
     case Kernel::Kind::kConvert:
       return kernels::convert_scaled(k.from, k.from_dtype, k.factor, k.to, k.to_dtype, k.count);
+    case Kernel::Kind::kEncode:
+      return encode(k);
     case Kernel::Kind::kCopy:
       std::memcpy(k.to, k.from, k.count);
       return;

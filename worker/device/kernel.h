@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/encode.h"
 #include "kernels/kernels.h"
 
 namespace phub {
@@ -17,6 +18,7 @@ struct Kernel {
     kAddScaled,   // to[i] += factor · from[i], two roundings
     kFill,        // to[i] = factor
     kConvert,     // to[i] = factor · from[i] in another format, as kernels::convert_scaled
+    kEncode,      // slots of chunks of factor · from[i], as kernels::convert_scaled and encode
     kCopy,        // bytes
     kPoisonIf,    // bytes become poison if the number at `from`, in pinned memory, is not 0
   };
@@ -29,6 +31,11 @@ struct Kernel {
   float factor = 0;
   kernels::DType from_dtype = kernels::DType::kF32;
   kernels::DType to_dtype = kernels::DType::kF32;
+  // kEncode. The slots of successive chunks begin chunk_bytes apart.
+  float* residual = nullptr;
+  size_t chunk_elements = 0;
+  size_t chunk_bytes = 0;
+  kernels::Rounding rounding = {};  // of the first element
 };
 
 // Runs a kernel in the calling thread, over host memory. REQUIRES: an index is inside its table,

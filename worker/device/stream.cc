@@ -7,6 +7,8 @@
 namespace phub {
 namespace {
 
+constexpr size_t kSlotBytes = 4;  // slots of coded formats begin at a multiple of these
+
 bool overlap(const void* a, size_t a_bytes, const void* b, size_t b_bytes) {
   const auto a_begin = reinterpret_cast<uintptr_t>(a);
   const auto b_begin = reinterpret_cast<uintptr_t>(b);
@@ -147,6 +149,54 @@ void Stream::convert(const void* from, kernels::DType from_dtype, void* to, kern
           .to_dtype = to_dtype},
          bytes_of(elements, kernels::bytes_of(from_dtype)),
          bytes_of(elements, kernels::bytes_of(to_dtype)));
+}
+
+void Stream::check_slots(const ChunkedSlots& slots, const void* to) const {
+  const std::string_view format = kernels::name_of(slots.format);
+  if (!device_.encodes(slots.format)) {
+    fail(ErrorCode::kInvalid, "{}: encode: this device does not encode the format {}",
+         device_.name(), format);
+  }
+  const bool sparse = kernels::format_of(slots.format).coding == kernels::Coding::kSparse;
+  const size_t most = sparse ? kernels::kTopKElements : SIZE_MAX / 64;
+  if (slots.chunk_elements == 0 || slots.chunk_elements > most ||
+      slots.chunk_bytes < kernels::slot_bytes(slots.format, slots.chunk_elements) ||
+      slots.chunk_bytes % kSlotBytes != 0 || reinterpret_cast<uintptr_t>(to) % kSlotBytes != 0) {
+    fail(ErrorCode::kInvalid,
+         "{}: encode: chunks of {} elements of {}, {} bytes apart from {} on, which do not fit",
+         device_.name(), slots.chunk_elements, format, slots.chunk_bytes, to);
+  }
+}
+
+void Stream::encode(const void* from, kernels::DType from_dtype, float factor, float* residual,
+                    const ChunkedSlots& slots, void* to, size_t elements) {
+  if (elements == 0) return;
+  check_slots(slots, to);
+  const size_t last = (elements - 1) / slots.chunk_elements;
+  const size_t last_bytes =
+      kernels::slot_bytes(slots.format, elements - last * slots.chunk_elements);
+  const size_t from_bytes = bytes_of(elements, kernels::bytes_of(from_dtype));
+  const size_t residual_bytes = residual == nullptr ? 0 : bytes_of(elements, sizeof(float));
+  const size_t to_bytes = bytes_of(last, slots.chunk_bytes) + last_bytes;
+  device_.check_device("encode: residual", residual, residual_bytes);
+  if (overlap(residual, residual_bytes, from, from_bytes) ||
+      overlap(residual, residual_bytes, to, to_bytes)) {
+    fail(ErrorCode::kInvalid, "{}: encode with a residual of {} bytes at {}, which overlaps",
+         device_.name(), residual_bytes, static_cast<const void*>(residual));
+  }
+  launch("encode",
+         {.kind = Kernel::Kind::kEncode,
+          .from = from,
+          .to = to,
+          .count = elements,
+          .factor = factor,
+          .from_dtype = from_dtype,
+          .to_dtype = slots.format,
+          .residual = residual,
+          .chunk_elements = slots.chunk_elements,
+          .chunk_bytes = slots.chunk_bytes,
+          .rounding = slots.rounding},
+         from_bytes, to_bytes);
 }
 
 void Stream::call(std::function<void()> callback) {

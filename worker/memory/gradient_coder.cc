@@ -81,6 +81,7 @@ GradientCoder::GradientCoder(const JoinReply& reply, bool carries)
     all.push_back(carries ? key.elements : coded.back());
     residual_elements_ += all.back();
   }
+  by_caller_.resize(formats_.size());
   gradients_ = KeyArrays(coded);
   residuals_ = KeyArrays(all);
 }

@@ -48,7 +48,13 @@ class GradientCoder {
   // kInvalid, carries and the server saves the job; and check_carries()'s.
   explicit GradientCoder(const JoinReply& reply, bool carries = false);
 
-  bool codes(size_t key) const { return !kernels::is_plain(formats_[key]); }
+  // Whether a push encodes the key's gradient. False: its format is plain, or its caller encodes it.
+  bool codes(size_t key) const { return !kernels::is_plain(formats_[key]) && !by_caller_[key]; }
+  // From now on the caller puts encoded gradients of the key into its slots, and keeps its residual
+  // up to date, or it does so no more. REQUIRES: the format is a coded one; nobody pushes the key.
+  void leave_to_caller(size_t key, bool by_caller) { by_caller_[key] = by_caller ? 1 : 0; }
+  bool left_to_caller(size_t key) const { return by_caller_[key] != 0; }
+  std::span<float> residual(size_t key) const { return residuals_[key]; }
   bool carries() const { return carries_; }
   kernels::DType format(size_t key) const { return formats_[key]; }  // the format of its slots
   // The library's memory for its gradient. REQUIRES: codes(key)
@@ -82,6 +88,7 @@ class GradientCoder {
   const Random random_;
   const bool carries_;
   std::vector<kernels::DType> formats_;  // by key
+  std::vector<uint8_t> by_caller_;       // by key: not bits, which keys would share
   KeyArrays gradients_, residuals_;      // empty for keys that have none
   std::vector<float> decoded_;           // the values of one chunk
   uint64_t residual_elements_ = 0;

@@ -58,6 +58,11 @@ void RegisteredMemory::set(size_t key, const KeyMemory& memory, Lock& lock) {
     fail(ErrorCode::kInvalid, "key '{}' can have no memory for its gradient: its {} are sent",
          spec_.keys[key].name, spec_.keys[key].format);
   }
+  if (memory.gradient && coder_.left_to_caller(key)) {
+    fail(ErrorCode::kInvalid,
+         "key '{}' can have no memory for its gradient: its caller encodes it (begin_encoding)",
+         spec_.keys[key].name);
+  }
   if (!std::isfinite(memory.gradient_scale)) {
     fail(ErrorCode::kInvalid, "gradient_scale {} is not finite", memory.gradient_scale);
   }

@@ -151,6 +151,30 @@ Pushed KeyExchange::push(size_t key, const PushOptions& how, const CopyIn& copy_
   return pushed;
 }
 
+bool KeyExchange::may_encode(size_t key) {
+  return coder_.codes(key) && !coder_.carries() && session_->exchanges_all(key);
+}
+
+CodedSlots KeyExchange::begin_encoding(size_t key) {
+  const Lock lock = sleeper_.lock();
+  const std::string& name = keeper_.spec().keys[key].name;
+  if (!session_->ready(key) || memory_->is_registered(key)) {
+    fail(ErrorCode::kInvalid, "begin_encoding: key '{}' {}", name,
+         session_->ready(key) ? "has registered memory" : "was pushed, and its result is not here");
+  }
+  coder_.leave_to_caller(key, true);
+  const SessionKeys::Slots slots = session_->slots(key);
+  return {.chunk_elements = slots.chunk_elements,
+          .chunk_bytes = slots.chunk_bytes,
+          .first_element = slots.first_element,
+          .residual = coder_.residual(key)};
+}
+
+void KeyExchange::end_encoding(size_t key) {
+  const Lock lock = sleeper_.lock();
+  coder_.leave_to_caller(key, false);
+}
+
 void KeyExchange::flush() {
   const Lock lock = sleeper_.lock();
   session_->flush();

@@ -68,6 +68,11 @@ class KeyExchange {
   Pushed push_part(size_t key, size_t part, const PushOptions& how);
   void flush();  // what was pushed goes out
 
+  // As in Worker; but for what the saver needs.
+  bool may_encode(size_t key);
+  CodedSlots begin_encoding(size_t key);
+  void end_encoding(size_t key);
+
   // Sends the initial parameters, if the job needs this rank's, and waits for all keys. Returns
   // whether it sent them. `initial_of` throws if the caller's are not as they should be.
   bool broadcast(const std::function<const float*(size_t key)>& initial_of);

@@ -82,7 +82,7 @@ SessionKeys::SessionKeys(const JoinReply& reply, WorkerLink& link)
     ++key.outstanding;
     if (chunk.exchanged()) ++key.exchanged;
   }
-  divide_into_parts(layout.key_format);
+  divide_into_parts(reply.spec.keys);
   keys_outstanding_ = keys_.size();
   queue_shares_ = std::move(layout.queue_shares);
   for (std::vector<uint32_t>& chunks : layout.queue_chunks) {
@@ -93,13 +93,13 @@ SessionKeys::SessionKeys(const JoinReply& reply, WorkerLink& link)
   completed_.reserve(keys_.size());
 }
 
-void SessionKeys::divide_into_parts(const std::vector<SlotFormat>& format_of_keys) {
+void SessionKeys::divide_into_parts(std::span<const KeySpec> keys) {
   uint32_t parts = 0;
   for (size_t k = 0; k < keys_.size(); ++k) {
     Key& key = keys_[k];
     key.first_part = parts;
     key.chunks_per_part = key.chunks;
-    if (format_of_keys[k].is_plain() && key.exchanged == key.chunks) {
+    if (!is_compact(keys[k]) && exchanges_all(k)) {
       const uint64_t chunk_bytes = std::max(chunks_[key.first_chunk].slot_bytes, 1u);
       key.chunks_per_part = static_cast<uint32_t>(std::max<uint64_t>(kPartBytes / chunk_bytes, 1));
       key.parts = (key.chunks + key.chunks_per_part - 1) / key.chunks_per_part;
@@ -116,6 +116,15 @@ SessionKeys::Elements SessionKeys::part(size_t key_index, size_t part) const {
     return chunk < key.chunks ? chunks_[key.first_chunk + chunk].key_element : key.elements;
   };
   return {begins(part * key.chunks_per_part), begins((part + 1) * key.chunks_per_part)};
+}
+
+SessionKeys::Slots SessionKeys::slots(size_t key_index) const {
+  const Key& key = keys_[key_index];
+  const Chunk& first = chunks_[key.first_chunk];
+  const uint64_t all = key.gradient_end - key.gradient_begin;
+  const uint64_t bytes =
+      key.chunks > 1 ? chunks_[key.first_chunk + 1].gradient_offset - first.gradient_offset : all;
+  return {first.elements, static_cast<uint32_t>(bytes), first.offset};
 }
 
 std::span<std::byte> SessionKeys::gradient(size_t key) {

@@ -51,7 +51,7 @@ class SessionKeys {
   uint64_t chunks_received() const { return chunks_received_; }
 
   // A key has as many parts as make each of about this size, in bytes of gradients. A key whose
-  // gradient is compact or coded, or of which the rank exchanges only some chunks, has one.
+  // gradient is compact, or of which the rank exchanges only some chunks, has one.
   static constexpr uint64_t kPartBytes = 2 << 20;
   size_t parts(size_t key) const { return keys_[key].parts; }
   struct Elements {
@@ -76,6 +76,13 @@ class SessionKeys {
       work(chunk, static_cast<size_t>(chunk.gradient_offset - of.gradient_begin));
     }
   }
+  // The place of chunks in gradient(key) and in their job. Each but the key's last has as many.
+  struct Slots {
+    uint32_t chunk_elements = 0, chunk_bytes = 0;  // from a slot to the next
+    uint64_t first_element = 0;                    // ChunkLayout::offset of the first
+  };
+  Slots slots(size_t key) const;
+  bool exchanges_all(size_t key) const { return keys_[key].exchanged == keys_[key].chunks; }
   std::span<std::byte> gradient(size_t key);
   std::span<const std::byte> result(size_t key) const;
 
@@ -84,7 +91,7 @@ class SessionKeys {
   // not fit into the link's memory.
   SessionKeys(const JoinReply& reply, WorkerLink& link);
   ~SessionKeys() = default;
-  void divide_into_parts(const std::vector<SlotFormat>& format_of_keys);
+  void divide_into_parts(std::span<const KeySpec> keys);
 
   struct Chunk : ChunkLayout {
     bool writes = true, reads = true;  // this rank
