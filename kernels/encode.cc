@@ -314,7 +314,7 @@ HWY_EXPORT(encode_slot);
 
 bool encode(const float* gradient, float* residual, DType format, const Rounding& rounding,
             void* slot, size_t elements) {
-  if (is_plain(format) || (is_sparse(format) && elements > kTopKElements)) std::abort();
+  if (is_plain(format) || elements > most_slot_elements(format)) std::abort();
   return HWY_DYNAMIC_DISPATCH(encode_slot)(gradient, residual, format, rounding, slot, elements);
 }
 

@@ -63,6 +63,11 @@ struct Rounding {
 // Takes the place of the rank for results, which a job sends back to all ranks.
 inline constexpr uint64_t kRoundingOfResults = ~uint64_t{0};
 
+// The most elements of a slot.
+constexpr size_t most_slot_elements(DType format) {
+  return is_sparse(format) ? kTopKElements : SIZE_MAX / 64;
+}
+
 // With x = gradient + residual (f32; null: x = gradient): writes the slot of x, and x − decoded
 // into the residual. Returns whether all x are finite. If not, the slot says so (its scale is NaN;
 // without one it has the values that are not finite), and the residual stays as it was.
@@ -71,7 +76,7 @@ inline constexpr uint64_t kRoundingOfResults = ~uint64_t{0};
 // gradient + residual nor x − decoded is rounded. That is so for integers below 2^24 whose M is the
 // largest code times a power of two, all of these times any power of two.
 //
-// REQUIRES: !is_plain(format); sparse: elements <= kTopKElements. slot has slot_bytes(format,
+// REQUIRES: !is_plain(format); elements <= most_slot_elements(format). slot has slot_bytes(format,
 // elements), all of which are written, at a multiple of 4 bytes.
 bool encode(const float* gradient, float* residual, DType format, const Rounding& rounding,
             void* slot, size_t elements);

@@ -46,10 +46,6 @@ DeviceCoder::DeviceCoder(Worker& worker, Device& device)
   for (size_t key = 0; key < keys_.size(); ++key) {
     if (residuals[key].bytes() == 0) continue;
     worker.register_memory(key, {});
-    worker.wait(key);
-  }
-  for (size_t key = 0; key < keys_.size(); ++key) {
-    if (residuals[key].bytes() == 0) continue;
     Key& of = keys_[key];
     of.format = *kernels::parse_format(gradient_format(worker.spec(), worker.spec().keys[key]));
     of.slots = worker.begin_encoding(key);

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "worker/any_error.h"
+#include "worker/device_coder.h"
 
 namespace phub {
 namespace {
@@ -35,7 +36,7 @@ DeviceKeys::DeviceKeys(Worker& worker, Device& device)
       parameter_dtype_(*kernels::parse_dtype(parameter_memory_format(worker.spec()))),
       in_piece_(device, on_device_ ? 0 : kPieceBytes, "gradients that are converted"),
       out_piece_(device, on_device_ ? 0 : kPieceBytes, "results that are converted"),
-      coder_(worker, device),
+      coder_(std::make_unique<DeviceCoder>(worker, device)),
       keys_(worker.keys()),
       ready_(device.make_event()),
       signals_(device.make_signals(place_signals())),
@@ -64,6 +65,12 @@ DeviceKeys::DeviceKeys(Worker& worker, Device& device)
   sender_ = start_thread("phub-send", [this](const std::stop_token& stop) { send(stop); });
   receiver_ = start_thread("phub-receive", [this](const std::stop_token& stop) { receive(stop); });
 }
+
+size_t DeviceKeys::encoding_bytes(const JobSpec& spec) {
+  return kDeviceBytes + DeviceCoder::residual_bytes(spec);
+}
+
+bool DeviceKeys::encodes(size_t key) const { return coder_->encodes(key); }
 
 // Returns how many there are: of each key, and then of the parts of those that have several. Where
 // the NIC itself reads and writes, no copies are worth parts.
@@ -139,7 +146,7 @@ DeviceKeys::~DeviceKeys() {
   receiver_.join();
   worker_.forget_announced();
   const std::lock_guard lock(mutex_);
-  if (failure_) coder_.lose();
+  if (failure_) coder_->lose();
   fail(Error(ErrorCode::kFenced, "the keys are not on a device any more"));
 }
 
@@ -352,11 +359,11 @@ void DeviceKeys::copy_in(Key& key, Worker::Elements part, const void* of_gradien
 void DeviceKeys::encode_in(size_t key, Worker::Elements part, const void* of_gradient, DType dtype,
                            float scale) {
   const auto* const gradient = static_cast<const std::byte*>(of_gradient);
-  const uint64_t step = coder_.elements_in(key, kPieceBytes);
+  const uint64_t step = coder_->elements_in(key, kPieceBytes);
   for (uint64_t at = part.begin; at < part.end; at += step) {
     const Worker::Elements piece{at, std::min(at + step, part.end)};
-    coder_.encode(*in_, key, piece, gradient + kernels::slot_bytes(dtype, at), dtype, scale,
-                  keys_[key].round, in_piece_.data());
+    coder_->encode(*in_, key, piece, gradient + kernels::slot_bytes(dtype, at), dtype, scale,
+                   keys_[key].round, in_piece_.data());
     const std::span<std::byte> to = slots_of(keys_[key].gradient, key, piece);
     in_->copy_to_host(to.data(), in_piece_.data(), to.size());
   }
@@ -366,7 +373,7 @@ void DeviceKeys::encode_in(size_t key, Worker::Elements part, const void* of_gra
 std::span<std::byte> DeviceKeys::slots_of(std::span<std::byte> gradient, size_t key,
                                           Worker::Elements part) const {
   if (encodes(key)) {
-    const DeviceCoder::Slots slots = coder_.slots(key, part);
+    const DeviceCoder::Slots slots = coder_->slots(key, part);
     return gradient.subspan(slots.begin, slots.bytes);
   }
   const DType dtype = keys_[key].gradient_dtype;

@@ -51,7 +51,6 @@
 #include "kernels/kernels.h"
 #include "transport/error.h"
 #include "worker/device/device.h"
-#include "worker/device_coder.h"
 #include "worker/worker.h"
 
 namespace phub {
@@ -62,6 +61,8 @@ struct DevicePush {
   int32_t priority = 0;                 // as PushOptions
 };
 
+class DeviceCoder;
+
 class DeviceKeys {
  public:
   // The size of each of two buffers, in which keys are converted piece by piece.
@@ -69,9 +70,7 @@ class DeviceKeys {
   // The memory that the device must have left, if the worker's memory is the host's.
   static constexpr size_t kDeviceBytes = 2 * kPieceBytes;
   // With this much, coded keys are encoded on the device. With less the worker encodes them all.
-  static size_t encoding_bytes(const JobSpec& spec) {
-    return kDeviceBytes + DeviceCoder::residual_bytes(spec);
-  }
+  static size_t encoding_bytes(const JobSpec& spec);
 
   // From now on only this pushes to the worker and calls its wait_any(); registered memory is
   // registered no more. Residuals of keys that are encoded on the device are there until the
@@ -100,8 +99,8 @@ class DeviceKeys {
   void pull(size_t key, void* result, Stream& stream, std::optional<kernels::DType> dtype = {});
   // Returns when the results of all pushes are here, and those that were pulled are in their place.
   void wait();
-  bool encodes(size_t key) const { return coder_.encodes(key); }  // on the device
-  void check();  // throws the failure of the worker or the device
+  bool encodes(size_t key) const;  // on the device
+  void check();                    // throws the failure of the worker or the device
 
  private:
   struct Key {
@@ -162,7 +161,7 @@ class DeviceKeys {
   HostMemory staged_gradients_, staged_results_;  // empty: the worker's is pinned
   HostMemory factors_;                            // the factors of all keys that send factors
   DeviceMemory in_piece_, out_piece_;             // empty if on_device_
-  DeviceCoder coder_;
+  const std::unique_ptr<DeviceCoder> coder_;
 
   std::mutex calls_;  // a call's work is enqueued together; taken before the next one
   std::mutex mutex_;  // guards signals_ and the members below it

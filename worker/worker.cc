@@ -261,6 +261,7 @@ CodedSlots Worker::begin_encoding(size_t key) {
            "exchanges some of its elements only",
            impl_->key(key).name);
     }
+    impl_->exchange.await_turn(key);
     return impl_->exchange.begin_encoding(key);
   });
 }

@@ -319,8 +319,9 @@ class Worker {
   // now on gradient_bytes() is the memory of the key's slots, which push(), push_part() and
   // push_copy() send as they are, and the key may have several parts(). Its rounding is that of
   // spec().rounding, with rounding_seed() of the job's name, rank() and the round that is pushed.
-  // The caller begins with the residual and leaves in it what it has at the end. Throws
-  // Error(kInvalid): not may_encode(); memory is registered for the key, or its result is not here.
+  // The caller begins with the residual and leaves in it what it has at the end. Waits for the
+  // key's previous result first. Throws Error(kInvalid): not may_encode(); memory is registered for
+  // the key.
   CodedSlots begin_encoding(size_t key);
   // The worker encodes it again. REQUIRES: the key's result is here, or the worker has failed.
   void end_encoding(size_t key);

@@ -23,7 +23,7 @@ set(phub_public_headers
   worker/geeps/worker_exchange.h worker/geeps/standalone_exchange.h worker/geeps/device_group.h
   worker/device/device.h worker/device/host_device.h worker/device/cuda_device.h
   worker/device/arena.h worker/device/host_pages.h worker/device/kernel.h worker/iterstore/store.h
-  kernels/fold.h kernels/kernels.h kernels/optimizers.def
+  kernels/encode.h kernels/fold.h kernels/kernels.h kernels/optimizers.def
   transport/control/control_client.h transport/error.h transport/control/http_client.h transport/control/interest.h transport/control/job_spec.h
   transport/control/calls.h transport/control/calls.def transport/control/choices.h transport/control/rules.h transport/text.h
   transport/fd.h transport/layout.h transport/memory_device.h transport/slot_format.h transport/control/branch_messages.h transport/control/loss_messages.h transport/control/messages.h transport/control/shard_messages.h

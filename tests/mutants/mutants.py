@@ -95,6 +95,7 @@ TLS_OPENING = "transport/tls/opening.cc"
 TCP_TLS = "transport/tcp/tls.cc"
 TLS_DOOR = "transport/tcp/tls_door.cc"
 DEVICE_KEYS = "worker/device_keys.cc"
+DEVICE_CODER = "worker/device_coder.cc"
 KEYS = ("worker/device_keys_test",)
 KEYS_IN_PARTS = ("worker/parts_test",)
 SAVES = "phub/job/save_desk.cc"
@@ -1554,6 +1555,22 @@ MUTANTS = [
            "all.insert(all.begin(), factors.begin(), factors.end())", ("geeps/factors_test",)),
     Mutant("table-factors-copy: they are not copied in the application's order", "worker/geeps/cache_release.cc",
            "work.copy(table.factors.floats() + at, from, floats);", "", ("geeps/factors_test",)),
+    Mutant("device-residual: the worker's does not go to the device", DEVICE_CODER,
+           "device.write(residuals[key].data(), of.slots.residual.data(), residuals[key].bytes());",
+           "", ("worker/device_keys_test:Coded*",)),
+    Mutant("device-residual-back: the device's does not come back", DEVICE_CODER,
+           "if (!is_lost_) device_.read(", "if (is_lost_) device_.read(",
+           ("worker/device_keys_test:Coded*",)),
+    Mutant("device-residual-lost: a failed device gives residuals back", DEVICE_KEYS,
+           "if (failure_) coder_->lose();", "", ("worker/device_keys_test:Coded*",)),
+    Mutant("device-round: random roundings are those of one round", DEVICE_KEYS,
+           "++pushed.round;", "", ("worker/device_keys_test:*RandomRoundings*",)),
+    Mutant("device-saves: residuals that are saved go to the device", "worker/worker.cc",
+           "return impl_->exchange.may_encode(key) && !impl_->saver.is_active();",
+           "return impl_->exchange.may_encode(key);", ("worker/device_keys_test:Coded*",)),
+    Mutant("device-chunks: each chunk has the random numbers of the first",
+           "worker/device/host_kernels.cc", "rounding.element += elements;", "",
+           ("device/device_test:*Encode*",)),
     Mutant("device-factors: both sides of a pair are the left one", "worker/device_keys.cc",
            "const float* const right = copy(part.right,", "const float* const right = copy(part.left,",
            ("worker/device_keys_test",)),

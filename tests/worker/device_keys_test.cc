@@ -21,6 +21,7 @@
 #include "kernels/encode.h"
 #include "tests/device/device_suite.h"
 #include "tests/seeds.h"
+#include "tests/temporary_directory.h"
 #include "tests/worker/box.h"
 #include "transport/error.h"
 #include "worker/device/cuda_device.h"
@@ -506,7 +507,7 @@ TEST_P(DeviceKeysTest, SoTheyHaveWithGradientsThatAreNotSent) {
 TEST_P(DeviceKeysTest, LargeCodedKeysGoPartByPart) {
   if (GetParam().name == kNic) GTEST_SKIP() << "coded formats are refused";
   JobSpec spec = spec_of_coded("coded-parts", {"int8", "int8", "topk"});
-  spec.keys[1].elements = 4'500'003;
+  spec.keys[1].elements = 2'100'003;
   expect_same_bits(spec, {.gradient = DType::kBF16, .parameter = DType::kBF16}, 2);
 }
 
@@ -815,8 +816,11 @@ class CodedDeviceKeysTest : public HostDeviceKeysTest {
 };
 
 TEST_F(CodedDeviceKeysTest, OnlyTheCodesCrossTheBus) {
-  Worker worker(options_of_rank(box_, coded("codes"), 0));
+  JobSpec spec = coded("codes");
+  spec.keys.push_back({.name = "large", .elements = 2'100'003, .format = "int8"});
+  Worker worker(options_of_rank(box_, spec, 0));
   DeviceKeys keys(worker, *device_);
+  EXPECT_EQ(worker.parts(1), 2u);
   for (const uint32_t round : {1, 2}) push_on(keys, round);
   EXPECT_EQ(result(worker), expected({1, 2}));
   EXPECT_EQ(worker.stats().bytes_copied, 0u);
@@ -886,6 +890,13 @@ TEST_F(CodedDeviceKeysTest, WhatTheWorkerNeedsItEncodesItself) {
   some.interest = {{.key = "a", .writes = {{0, 2000}}}};
   Worker of_some(some);
   EXPECT_FALSE(DeviceKeys(of_some, *device_).encodes(0));
+  const TemporaryDirectory folder = TemporaryDirectory::in_memory();
+  const Box saves("core:2 pu:1", uint64_t{1} << 33, {}, {.folder = folder.path(), .every = 1});
+  JobSpec saved = coded("saved");
+  saved.optimizer = "sgd";
+  Worker of_saved(options_of_rank(saves, saved, 0));
+  ASSERT_TRUE(of_saved.saves_residuals());
+  EXPECT_FALSE(DeviceKeys(of_saved, *device_).encodes(0));
 }
 
 // The door that they use is open to others.

@@ -1,6 +1,6 @@
 // The scaled formats (kernels/encode.h) on CUDA: the arithmetic of kernels/encode.cc,
 // rounding-inl.h and formats/, operation by operation, each rounded once. A block encodes a chunk,
-// which it reads twice; grids stride over chunks. topk is left to the host.
+// which it reads twice; grids stride over chunks. Sparse ones are left to the host.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -250,7 +250,7 @@ int launch_encode(const Kernel& k, cudaStream_t stream) {
       return launch_format<Int8>(k, stream);
     case DType::kInt4:
       return launch_format<Int4>(k, stream);
-    default:  // plain formats are converted, and topk is not encoded here
+    default:  // plain formats are converted, and sparse ones are not encoded here
       return cudaErrorInvalidValue;
   }
 }

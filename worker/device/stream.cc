@@ -157,9 +157,8 @@ void Stream::check_slots(const ChunkedSlots& slots, const void* to) const {
     fail(ErrorCode::kInvalid, "{}: encode: this device does not encode the format {}",
          device_.name(), format);
   }
-  const bool sparse = kernels::format_of(slots.format).coding == kernels::Coding::kSparse;
-  const size_t most = sparse ? kernels::kTopKElements : SIZE_MAX / 64;
-  if (slots.chunk_elements == 0 || slots.chunk_elements > most ||
+  if (slots.chunk_elements == 0 ||
+      slots.chunk_elements > kernels::most_slot_elements(slots.format) ||
       slots.chunk_bytes < kernels::slot_bytes(slots.format, slots.chunk_elements) ||
       slots.chunk_bytes % kSlotBytes != 0 || reinterpret_cast<uintptr_t>(to) % kSlotBytes != 0) {
     fail(ErrorCode::kInvalid,

@@ -151,7 +151,7 @@ Pushed KeyExchange::push(size_t key, const PushOptions& how, const CopyIn& copy_
   return pushed;
 }
 
-bool KeyExchange::may_encode(size_t key) {
+bool KeyExchange::may_encode(size_t key) const {
   return coder_.codes(key) && !coder_.carries() && session_->exchanges_all(key);
 }
 
@@ -160,7 +160,7 @@ CodedSlots KeyExchange::begin_encoding(size_t key) {
   const std::string& name = keeper_.spec().keys[key].name;
   if (!session_->ready(key) || memory_->is_registered(key)) {
     fail(ErrorCode::kInvalid, "begin_encoding: key '{}' {}", name,
-         session_->ready(key) ? "has registered memory" : "was pushed, and its result is not here");
+         session_->ready(key) ? "has registered memory" : "is pushed by another thread");
   }
   coder_.leave_to_caller(key, true);
   const SessionKeys::Slots slots = session_->slots(key);

@@ -69,8 +69,8 @@ class KeyExchange {
   void flush();  // what was pushed goes out
 
   // As in Worker; but for what the saver needs.
-  bool may_encode(size_t key);
-  CodedSlots begin_encoding(size_t key);
+  bool may_encode(size_t key) const;
+  CodedSlots begin_encoding(size_t key);  // REQUIRES: as push()
   void end_encoding(size_t key);
 
   // Sends the initial parameters, if the job needs this rank's, and waits for all keys. Returns
