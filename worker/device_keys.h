@@ -13,16 +13,23 @@
 // themselves. Otherwise both go through pinned memory of the host:
 //
 // push: a stream of phub's waits for the caller's, converts the gradient to the key's format on the
-// device, a coded one too (device_coder.h: which, and when), and copies it to pinned memory, the
-// worker's own if that can be pinned. A thread pushes it when the copy is done. pull: another
-// stream waits until a second thread has the result, converts it and copies it back, and the
-// caller's stream waits for that.
+// device, and copies it to pinned memory, the worker's own if that can be pinned. A thread pushes
+// it when the copy is done. pull: another stream waits until a second thread has the result,
+// converts it and copies it back, and the caller's stream waits for that.
 //
 //   caller's ──▶ in: convert, copy ──▶ phub-send: push ──▶ box ──▶ phub-receive: raise
 //   caller's ◀── out: copy, convert ◀── waits for the key's signal ◀───────────┘
 //
 // Through pinned memory a large key goes part by part (Worker::parts()): while one part is copied,
 // the box has the ones before it, and results are copied back as they come.
+//
+// Coded formats (kernels/encode.h) are encoded on the device as well, with the residual there, so
+// that only codes cross the bus: on a device of the host all of them, on CUDA all but topk. The
+// worker encodes the others, from a copy in f32, and all of them if the device has no room for the
+// residuals, or if the worker needs them (Worker::may_encode: a job whose state of ranks the server
+// saves, carry_over, a rank with a part of the key). The bits are the same. A null, or a chunk that
+// is not finite, leaves the residual alone; it is the rank's, whatever branch runs. The destructor
+// gives it back to the worker; after a failure it is zero then, as for a rank that begins.
 //
 // Threads. Any thread may call anything, except that the destructor comes last. A push takes the
 // gradient in the order of its stream; pushes and pulls of one key take effect in the order of the
@@ -69,15 +76,14 @@ class DeviceKeys {
   static constexpr size_t kPieceBytes = 8 << 20;
   // The memory that the device must have left, if the worker's memory is the host's.
   static constexpr size_t kDeviceBytes = 2 * kPieceBytes;
-  // With this much, coded keys are encoded on the device. With less the worker encodes them all.
+  // The memory with which coded keys are encoded on the device: these, and their residuals.
   static size_t encoding_bytes(const JobSpec& spec);
 
   // From now on only this pushes to the worker and calls its wait_any(); registered memory is
-  // registered no more. Residuals of keys that are encoded on the device are there until the
-  // destructor, which gives them back to the worker; after a failure they are zero. Throws Error:
-  // kFull, too little memory on the device, or pinned memory of the host; kUnavailable, its streams
-  // cannot wait for the host; kInvalid, the worker's memory lies on another device. REQUIRES: both
-  // outlive this; if the job needs initial parameters, Worker::broadcast() was called.
+  // registered no more. Throws Error: kFull, too little memory on the device, or pinned memory of
+  // the host; kUnavailable, its streams cannot wait for the host; kInvalid, the worker's memory
+  // lies on another device. REQUIRES: both outlive this; if the job needs initial parameters,
+  // Worker::broadcast() was called.
   DeviceKeys(Worker& worker, Device& device);
   // Waits until all pushes are sent. Results that are not here yet become bytes of 0xFF.
   ~DeviceKeys();

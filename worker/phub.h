@@ -998,7 +998,9 @@ PHUB_API phub_code phub_geeps_placement(phub_geeps* geeps, phub_placement* place
 
 typedef struct phub_device_keys phub_device_keys;
 
-/* The part of its budget that a device must have left. */
+/* The part of its budget that a device must have left. With 4 bytes more for each element of coded
+ * keys (256 at least for each key, and a multiple), their gradients are encoded on the device, and
+ * only codes cross its bus; with less the worker encodes them. worker/device_keys.h has the rest. */
 #define PHUB_DEVICE_KEYS_BYTES 16777216
 
 /* From now on only these functions exchange the worker's keys: phub_push, phub_use_memory and

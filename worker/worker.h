@@ -323,7 +323,8 @@ class Worker {
   // key's previous result first. Throws Error(kInvalid): not may_encode(); memory is registered for
   // the key.
   CodedSlots begin_encoding(size_t key);
-  // The worker encodes it again. REQUIRES: the key's result is here, or the worker has failed.
+  // The worker encodes it again, from the next push on. REQUIRES: no part of it is still to be
+  // pushed, or the worker has failed.
   void end_encoding(size_t key);
   // Whether its caller may: its format is coded, and its caller does not do so yet; the worker
   // needs no residuals meanwhile (carry_over, a job whose state of ranks the server saves); and

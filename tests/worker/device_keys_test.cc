@@ -840,9 +840,15 @@ TEST_F(CodedDeviceKeysTest, TheResidualGoesToTheDeviceAndBack) {
   EXPECT_EQ(result(worker), expected({1, 2, 3}));
   push_alone(worker, 4);
   EXPECT_EQ(result(worker), expected({1, 2, 3, 4}));
-  DeviceKeys keys(worker, *device_);
-  push_on(keys, 5);
-  EXPECT_EQ(result(worker), expected({1, 2, 3, 4, 5}));
+  {
+    DeviceKeys keys(worker, *device_);
+    push_on(keys, 5);
+    EXPECT_EQ(result(worker), expected({1, 2, 3, 4, 5}));
+    gradient(6);
+    keys.push(0, memory_.data(), *stream_);  // whose result may still be to come
+  }
+  push_alone(worker, 7);
+  EXPECT_EQ(result(worker), expected({1, 2, 3, 4, 5, 6, 7}));
 }
 
 TEST_F(CodedDeviceKeysTest, TheResidualIsZeroAfterAFailure) {

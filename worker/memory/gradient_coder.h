@@ -48,7 +48,7 @@ class GradientCoder {
   // kInvalid, carries and the server saves the job; and check_carries()'s.
   explicit GradientCoder(const JoinReply& reply, bool carries = false);
 
-  // Whether a push encodes the key's gradient. False: its format is plain, or its caller encodes it.
+  // Whether a push encodes the key's gradient: its format is coded, and not left to the caller.
   bool codes(size_t key) const { return !kernels::is_plain(formats_[key]) && !by_caller_[key]; }
   // From now on the caller puts encoded gradients of the key into its slots, and keeps its residual
   // up to date, or it does so no more. REQUIRES: the format is a coded one; nobody pushes the key.
