@@ -980,7 +980,8 @@ PHUB_API phub_code phub_geeps_placement(phub_geeps* geeps, phub_placement* place
  * its streams, and no call waits for a stream or for the server. worker/device_keys.h is the same
  * for C++.
  *
- *   phub_device_open_cuda(0, PHUB_DEVICE_KEYS_BYTES, &device);
+ *   phub_device_keys_bytes(worker, &bytes);
+ *   phub_device_open_cuda(0, bytes, &device);
  *   phub_device_keys_create(worker, device, &keys);       // after phub_broadcast
  *   phub_push_device(keys, 0, gradient, NULL, 1, 0, stream);
  *   phub_pull_device(keys, 0, parameters, NULL, stream);  // later work of `stream` has the result
@@ -998,10 +999,12 @@ PHUB_API phub_code phub_geeps_placement(phub_geeps* geeps, phub_placement* place
 
 typedef struct phub_device_keys phub_device_keys;
 
-/* The part of its budget that a device must have left. With 4 bytes more for each element of coded
- * keys (256 at least for each key, and a multiple), their gradients are encoded on the device, and
- * only codes cross its bus; with less the worker encodes them. worker/device_keys.h has the rest. */
+/* The part of its budget that a device must have left. With phub_device_keys_bytes, gradients of
+ * coded keys are encoded on the device, and only codes cross its bus; with less the worker encodes
+ * them. worker/device_keys.h has the rest. */
 #define PHUB_DEVICE_KEYS_BYTES 16777216
+/* PHUB_DEVICE_KEYS_BYTES, and 4 bytes for each element of this worker's coded keys. */
+PHUB_API phub_code phub_device_keys_bytes(const phub_worker* worker, uint64_t* bytes);
 
 /* From now on only these functions exchange the worker's keys: phub_push, phub_use_memory and
  * phub_register_memory are PHUB_INVALID, and registered memory is registered no more. Before

@@ -52,7 +52,12 @@ static void misuse(void) {
   phub_device *device = NULL, *small = NULL;
   phub_device_keys *keys = NULL, *more = NULL;
   static float values[kLarge];
+  uint64_t bytes = 0;
   int nothing = 0;
+  OK(phub_device_keys_bytes(worker, &bytes));
+  CHECK(bytes == PHUB_DEVICE_KEYS_BYTES); /* no key is coded */
+  FAILS(phub_device_keys_bytes(NULL, &bytes), PHUB_BAD_HANDLE, "phub_worker is null");
+  FAILS(phub_device_keys_bytes(worker, NULL), PHUB_INVALID, "bytes is null");
   OK(phub_device_open_host(PHUB_DEVICE_KEYS_BYTES, 0, 0, &device));
   OK(phub_device_open_host(PHUB_DEVICE_KEYS_BYTES - 1, 0, 0, &small));
   FAILS(phub_device_keys_create(worker, NULL, &keys), PHUB_BAD_HANDLE, "phub_device is null");

@@ -65,6 +65,14 @@ phub_code with(const char* function, const phub_device_keys* handle, Body body) 
 using namespace phub;         // NOLINT: the functions below are C's
 using namespace phub::c_abi;  // NOLINT
 
+phub_code phub_device_keys_bytes(const phub_worker* worker, uint64_t* bytes) {
+  return call(__func__, [&] {
+    const auto of = object_of<WorkerObject>(worker);
+    need(bytes, "bytes");
+    *bytes = DeviceKeys::encoding_bytes(of->worker.spec());
+  });
+}
+
 phub_code phub_device_keys_create(phub_worker* worker, phub_device* device,
                                   phub_device_keys** keys) {
   return call(__func__, [&] {

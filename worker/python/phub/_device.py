@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from ctypes import byref, c_void_p
+from ctypes import byref, c_uint64, c_void_p
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +11,6 @@ from torch.futures import Future
 
 from phub import errors
 from phub._library import call
-from phub._memory_device import DEVICE_KEYS_BYTES
 from phub._waiting import waiting_call
 
 if TYPE_CHECKING:
@@ -26,10 +25,10 @@ def is_gpu(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def open_device(device: torch.device) -> c_void_p:
+def open_device(device: torch.device, budget: int) -> c_void_p:
     """A phub_device. Raises UnavailableError if the library has none for it."""
     opened = c_void_p()
-    call("device_open_cuda", device.index or 0, DEVICE_KEYS_BYTES, byref(opened))
+    call("device_open_cuda", device.index or 0, budget, byref(opened))
     return opened
 
 
@@ -74,7 +73,9 @@ class DeviceKeys:
             opened = worker.memory_device.handle
             waiting_call("device_keys_create", worker._worker, opened, byref(self._handle))
             return
-        opened = open_device(device)
+        bytes_of_all = c_uint64()  # with residuals of coded gradients
+        call("device_keys_bytes", worker._worker, byref(bytes_of_all))
+        opened = open_device(device, bytes_of_all.value)
         try:
             waiting_call("device_keys_create", worker._worker, opened, byref(self._handle))
         finally:

@@ -22,7 +22,7 @@ need_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch see
 both_ways = pytest.mark.parametrize("way", [HOST, pytest.param(CUDA, marks=need_gpu)])
 
 
-def open_host(_, budget=_device.DEVICE_KEYS_BYTES):
+def open_host(_, budget):
     opened = c_void_p()
     call("device_open_host", budget, 0.0, 0, byref(opened))
     return opened
