@@ -115,6 +115,7 @@ OPTIMIZER = "worker/python/phub/optimizer.py"
 SHARDED = "worker/python/phub/_sharded.py"
 NODE = "worker/python/phub/_node.py"
 HOST = "worker/python/phub/_host.py"
+WEIGHT = "worker/python/phub/_weight_way.py"
 ROUND = "worker/python/phub/_round.py"
 BOX_STATE = "worker/python/phub/_box_state.py"
 OWN_STATE = "worker/python/phub/_own_state.py"
@@ -2195,6 +2196,23 @@ MUTANTS = [
            ("worker/branches_test",)),
     Mutant("ways: the box multiplies in no time", "transport/control/matrix_exchange.cc",
            "product_s + box_product_s;", "product_s;", ("phub/matrix_exchange_test",)),
+    Mutant("ways: all keys have the samples of one", "transport/control/matrix_exchange.cc",
+           "of.samples = inputs.samples_of[key];", "of.samples = inputs.samples_of[0];", ("phub/matrix_exchange_test",)),
+    Mutant("ways: a gradient that was accumulated is not seen", WEIGHT,
+           "if end > self._limit or accumulated or", "if end > self._limit or", ("python/test_ways.py",)),
+    Mutant("ways: a gradient of something else is not seen", WEIGHT,
+           "if gradient is not None:\n            self._is_whole = True", "if gradient is not None:\n            self._is_whole = False",
+           ("python/test_ways.py",)),
+    Mutant("ways: what is stored is lost when the gradient goes whole", WEIGHT,
+           "if self._is_whole and self._stored:", "if self._is_whole and not self._stored:", ("python/test_ways.py",)),
+    Mutant("ways: the others' factors do not count beside a whole gradient", WEIGHT,
+           "            self._gradient += total", "            pass", ("python/test_ways.py",)),
+    Mutant("ways: the first step of factors goes whole", WEIGHT,
+           "= samples, 0, False", "= samples, 0, self._is_whole", ("python/test_ways.py",)),
+    Mutant("ways: of the sum a product counts as in the mean", "worker/python/phub/_ways.py",
+           "self._share = 1.0 if", "self._share = of_mean if", ("python/test_ways.py",)),
+    Mutant("ways: factors may gain nothing", "worker/python/phub/_choice.py",
+           "_PAYS = 0.97", "_PAYS = 2.0", ("python/test_ways.py",)),
     Mutant("rate: the cosine rises again after its end", "kernels/learning_rate.cc",
            "const double done = std::min(n / h.lr_cosine, 1.0);", "const double done = n / h.lr_cosine;",
            ("kernels/learning_rate_test",)),
