@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "transport/error.h"
+#include "transport/format_schedule.h"
 
 namespace phub {
 namespace {
@@ -19,6 +20,10 @@ E kernel_choice(std::string_view field, std::string_view word,
   }
   refuse_word(field, word, words);
 }
+
+static_assert(std::ranges::equal(kernels::kFormats, kSlotFormats, {}, &kernels::Format::name,
+                                 &SlotFormat::name),
+              "dtype_of()");
 
 constexpr auto kLastType = static_cast<kernels::DType>(kernels::kFormats.size() - 1);
 
@@ -56,8 +61,10 @@ kernels::Fold fold_of(const KeySpec& key) {
 
 kernels::DType gradient_dtype(const JobSpec& spec, const KeySpec& key) {
   if (is_compact(key)) return kernels::DType::kF32;
-  return kernel_choice(key.format.empty() ? "gradient_dtype" : "format", gradient_format(spec, key),
-                       kernels::parse_format, kLastType);
+  const std::string_view field = key.format.empty() ? "gradient_dtype" : "format";
+  const std::string& format = gradient_format(spec, key);
+  if (is_schedule(format)) return dtype_of(FormatSchedule::parse(field, format).at(1));
+  return kernel_choice(field, format, kernels::parse_format, kLastType);
 }
 
 }  // namespace phub

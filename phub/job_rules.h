@@ -8,6 +8,7 @@
 #include "kernels/kernels.h"
 #include "transport/control/choices.h"
 #include "transport/control/job_spec.h"
+#include "transport/slot_format.h"
 
 namespace phub {
 
@@ -32,9 +33,15 @@ struct JobRules {
 
 // Throws Error(kInvalid), which names the field, the allowed words and the given one.
 JobRules rules_of(const JobSpec& spec);
-// The format of a key's gradients, or of their factors. Throws likewise.
+// The format of a key's gradients, or of their factors; if it changes by the round, the first one.
+// Throws likewise.
 kernels::DType gradient_dtype(const JobSpec& spec, const KeySpec& key);
 // The operation in place of an addition for its contributions, if there is one. Throws likewise.
 kernels::Fold fold_of(const KeySpec& key);
+
+// What kernels/ calls the format, which is one of kSlotFormats.
+inline kernels::DType dtype_of(const SlotFormat& format) {
+  return static_cast<kernels::DType>(&format - kSlotFormats.data());
+}
 
 }  // namespace phub

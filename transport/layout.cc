@@ -4,6 +4,7 @@
 
 #include "transport/control/messages.h"
 #include "transport/error.h"
+#include "transport/format_schedule.h"
 
 namespace phub {
 namespace {
@@ -23,6 +24,9 @@ SlotFormat format_of(const KeySpec& key, std::string_view gradient_dtype) {
   if (is_factors(key)) return factor_format(key.rank_limit, static_cast<uint32_t>(key.shape[1]));
   if (is_rows(key)) return row_format(key.rows_limit, static_cast<uint32_t>(key.shape[1]));
   const std::string_view name = key.format.empty() ? gradient_dtype : key.format;
+  if (is_schedule(name)) {
+    return FormatSchedule::parse(fmt::format("key '{}'", key.name), name).slot();
+  }
   const SlotFormat* format = find_slot_format(name);
   if (!format) fail(ErrorCode::kInvalid, "key '{}': there is no format '{}'", key.name, name);
   return *format;

@@ -33,12 +33,16 @@ struct SlotFormat {
   // an index of so many bits; 0: that is among its `bits`.
   uint32_t share = 1;
   uint32_t index_bits = 0;
+  // Of a schedule (format_schedule.h), which has no format of its own: those of its rounds, a bit
+  // for each of kSlotFormats.
+  uint32_t any_of = 0;
 
   constexpr bool is_factors() const { return rank_limit > 0; }
   constexpr bool is_rows() const { return rows_limit > 0; }
   constexpr bool is_sparse() const { return share > 1; }
-  // The size of a slot, and of the bytes that are sent; of rows, at most.
+  // The size of a slot, and of the bytes that are sent; of rows and of a schedule, at most.
   constexpr uint64_t bytes(uint64_t elements) const {
+    if (any_of != 0) return most_bytes(elements);
     if (is_factors()) elements = rank_limit * (elements / columns + columns);
     if (is_rows()) elements = std::min<uint64_t>(rows_limit, elements / columns) * (1 + columns);
     if (is_sparse()) {
@@ -48,7 +52,7 @@ struct SlotFormat {
   }
   // An array of elements. A key of a plain format is one piece at the worker.
   constexpr bool is_plain() const {
-    return bits == unit_bytes * 8 && tail_bytes == 0 && !is_sparse();
+    return bits == unit_bytes * 8 && tail_bytes == 0 && !is_sparse() && any_of == 0;
   }
   // Results may have it: plain, or differences that have something of every element
   // (parameter_dtype).
@@ -57,6 +61,7 @@ struct SlotFormat {
   friend constexpr bool operator==(const SlotFormat&, const SlotFormat&) = default;
 
  private:
+  constexpr uint64_t most_bytes(uint64_t elements) const;
   constexpr uint64_t in_units(uint64_t all_bits) const {
     const uint64_t unit_bits = uint64_t{unit_bytes} * 8;
     return (all_bits + unit_bits - 1) / unit_bits * unit_bytes;
@@ -101,12 +106,22 @@ inline constexpr std::string_view kRows = "rows";
 constexpr SlotFormat row_format(uint32_t rows_limit, uint32_t columns) {
   return {kRows, 32, 4, 4, 0, rows_limit, columns};
 }
-inline constexpr size_t kPlainFormats = 3;  // they come first
+inline constexpr std::string_view kScheduled = "scheduled";  // a name that no format has
+inline constexpr size_t kPlainFormats = 3;                   // they come first
 // Limits the ranks of "int32", whose sums have to fit 32 bits.
 inline constexpr std::string_view kInt32 = "int32";
 inline constexpr uint32_t kMostInt32Ranks = 512;
 // The largest chunk of a sparse format, whose indices have 16 bits.
 inline constexpr uint32_t kTopKElements = 65536;
+
+static_assert(kSlotFormats.size() <= 32, "any_of has a bit for each");
+constexpr uint64_t SlotFormat::most_bytes(uint64_t elements) const {
+  uint64_t most = 0;
+  for (size_t i = 0; i < kSlotFormats.size(); ++i) {
+    if ((any_of >> i & 1) != 0) most = std::max(most, kSlotFormats[i].bytes(elements));
+  }
+  return most;
+}
 
 // Returns null if there is no such format.
 constexpr const SlotFormat* find_slot_format(std::string_view name) {

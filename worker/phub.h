@@ -127,7 +127,8 @@ PHUB_API phub_code phub_options_destroy(phub_options* options);
  *                       or fold (phub_options_set_operation)
  *   gradient_dtype      of gradients on the wire: f32, bf16 or f16, or coded:
  *                       fp8-e4m3, fp8-e5m2, int32, int8, int4, topk, topk-10,
- *                       topk-100 or topk-1000, or these four with -int4        f32
+ *                       topk-100 or topk-1000, or these four with -int4; or
+ *                       several by the round, such as "f32*100,int8*900,topk"  f32
  *   rounding            of coded gradients: nearest or stochastic              nearest
  *   parameter_dtype     of results: f32, bf16 or f16; or coded, as gradients
  *                       are, but not int32 or topk…: what comes back is the difference that
@@ -215,11 +216,15 @@ PHUB_API phub_code phub_options_set_interest(phub_options* options, size_t key,
  *   int32                 coded, as these: 32 bits, and sums of integers
  *   topk                  coded: the largest one in 32 of a chunk, as bf16, with its index; for
  *                         chunk_elements of at most 65536
- * Keys of coded formats have f32 memory (phub_gradient), and are coded when they are pushed. The
- * part that the format cannot hold stays in a residual of this rank, which is added to the next
- * gradient of the key; a null leaves it. It is zero when the rank begins, and again when a rank
- * takes over from a lost one; where a job goes on from a checkpoint, it is as it was: it is saved
- * with the rank's own state. PHUB_INVALID: there is no such format; PHUB_NOT_FOUND: no key matches.
+ *   f32*100,int8*900,topk   a schedule: in f32 for 100 rounds of the job, in int8 for 900, and in
+ *                         topk from then on; up to 8 formats, f32 or coded, but not int32. Only in
+ *                         lock-step, and without branches
+ * Keys of coded formats, and those with a schedule, have f32 memory (phub_gradient), and are
+ * coded when they are pushed. The part that the format cannot hold stays in a residual of this
+ * rank, which is added to the next gradient of the key; a null leaves it. It is zero when the
+ * rank begins, and again when a rank takes over from a lost one; where a job goes on from a
+ * checkpoint, it is as it was: it is saved with the rank's own state. PHUB_INVALID: there is no
+ * such format; PHUB_NOT_FOUND: no key matches.
  */
 PHUB_API phub_code phub_options_set_format(phub_options* options, const char* pattern,
                                            const char* format);

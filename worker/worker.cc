@@ -257,8 +257,8 @@ CodedSlots Worker::begin_encoding(size_t key) {
     if (!may_encode(key)) {
       fail(ErrorCode::kInvalid,
            "begin_encoding: the gradient of key '{}' is not coded, its caller encodes it already, "
-           "or the worker must: carry_over, or the server saves the residuals, or this rank "
-           "exchanges some of its elements only",
+           "or the worker must: its format goes by the round, carry_over, or the server saves the "
+           "residuals, or this rank exchanges some of its elements only",
            impl_->key(key).name);
     }
     impl_->exchange.await_turn(key);

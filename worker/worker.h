@@ -326,9 +326,9 @@ class Worker {
   // The worker encodes it again, from the next push on. REQUIRES: no part of it is still to be
   // pushed, or the worker has failed.
   void end_encoding(size_t key);
-  // Whether its caller may: its format is coded, and its caller does not do so yet; the worker
-  // needs no residuals meanwhile (carry_over, a job whose state of ranks the server saves); and
-  // this rank exchanges all of it.
+  // Whether its caller may: its format is coded, and the same in every round; its caller does not
+  // do so yet; the worker needs no residuals meanwhile (carry_over, a job whose state of ranks the
+  // server saves); and this rank exchanges all of it.
   bool may_encode(size_t key) const;
   // Returns when the key's result is here; at once if the key was not pushed since. Every rank must
   // push every key once a round: if others have waited for a tenth of progress_limit_ms (5 s at

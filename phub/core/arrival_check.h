@@ -1,6 +1,7 @@
 // Whether what has arrived is what the rank may send to the chunk, in size, place and interest.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <optional>
@@ -28,7 +29,8 @@ class ArrivalCheck {
   std::optional<Violation> operator()(const Arrival& arrival, uint32_t index, const Imm& imm,
                                       uint32_t& participants) const {
     const CoreChunk& chunk = table_[index];
-    const uint64_t slot_bytes = chunk.slot_bytes();
+    const uint64_t slot_bytes =
+        chunk.schedule == 0 ? chunk.slot_bytes() : scheduled_bytes(chunk, imm);
     uint64_t bytes = 0;
     if (imm.kind == ImmKind::kData) {
       const bool is_here = arrival.bytes > 0;  // else it has no place, perhaps
@@ -69,6 +71,12 @@ class ArrivalCheck {
   bool is_of_racks() const { return !rack_ranks_.empty(); }
 
  private:
+  // What is sent once more, after a connection broke, has the format of its own round.
+  uint64_t scheduled_bytes(const CoreChunk& chunk, const Imm& imm) const {
+    if (imm.kind == ImmKind::kInitial) return table_.most_slot_bytes(chunk);
+    const uint64_t ago = low8(chunk.round - imm.round);
+    return table_.slot_bytes(chunk, chunk.round - std::min(ago, chunk.round));
+  }
   uint32_t participants_of(uint32_t rack, uint32_t index) const {
     const CoreChunk& chunk = table_[index];
     uint32_t participants = 0;

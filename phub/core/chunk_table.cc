@@ -3,15 +3,19 @@
 #include <algorithm>
 #include <utility>
 
+#include "phub/job_rules.h"
+
 namespace phub {
 
 ChunkTable::ChunkTable(std::vector<CoreChunk> chunks, uint32_t queues, uint32_t max_ranks,
-                       std::span<const uint32_t> expected, GradientPlaces places)
+                       std::span<const uint32_t> expected, GradientPlaces places,
+                       std::span<const FormatSchedule> schedules)
     : Contributions(std::move(chunks), queues, max_ranks, places),
       in_round_(size(), max_ranks),
       idle_(size(), max_ranks),
       unread_(size(), max_ranks),
-      follows_to_(size()) {
+      follows_to_(size()),
+      schedules_(schedules) {
   for (const uint32_t r : expected) rank(r).first_round = 1;
   count_expected();
 }
@@ -21,6 +25,7 @@ void ChunkTable::begin_round(uint32_t index, uint64_t round) {
   unmark_all(index);
   const bool some_may_begin = chunk.round < all_from_;
   chunk.round = round;
+  if (chunk.schedule != 0) chunk.dtype = dtype_of(schedule_of(chunk).at(round));
   chunk.closed = false;
   chunk.vacant = false;
   if (!participants_.empty()) participants_[index] = 0;

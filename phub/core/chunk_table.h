@@ -24,14 +24,17 @@
 
 #include "phub/core/contributions.h"
 #include "transport/control/interest.h"
+#include "transport/format_schedule.h"
 
 namespace phub {
 
 class ChunkTable : public Contributions {
  public:
-  // The ranks in `expected` take part from round 1 on.
+  // The ranks in `expected` take part from round 1 on. `schedules`: CoreChunk::schedule; they
+  // outlive the table.
   ChunkTable(std::vector<CoreChunk> chunks, uint32_t queues, uint32_t max_ranks,
-             std::span<const uint32_t> expected, GradientPlaces places = {});
+             std::span<const uint32_t> expected, GradientPlaces places = {},
+             std::span<const FormatSchedule> schedules = {});
 
   // The bytes that a table holds beside itself, mostly chunks and their words of ranks.
   static constexpr uint64_t bytes(uint64_t chunks, uint64_t queues, uint64_t max_ranks) {
@@ -65,6 +68,17 @@ class ChunkTable : public Contributions {
   // round are gone and the others begin later, no rank will ever take part in it: such rounds are
   // skipped, and change nothing.
   uint64_t next_round(uint32_t index, uint64_t round) const;
+
+  // The bytes of a slot with a gradient of that round, which is the chunk's or an earlier one.
+  uint64_t slot_bytes(const CoreChunk& chunk, uint64_t round) const {
+    return chunk.schedule == 0 ? chunk.slot_bytes()
+                               : schedule_of(chunk).at(round).bytes(chunk.elements);
+  }
+  // Those that a slot has room for, which tell the parts of initial parameters.
+  uint64_t most_slot_bytes(const CoreChunk& chunk) const {
+    return chunk.schedule == 0 ? chunk.slot_bytes()
+                               : schedule_of(chunk).slot().bytes(chunk.elements);
+  }
 
   // Sets from which round on the rank is expected; kNever means not at all. `interest` is by chunk
   // of the job; empty means everything. Called at a boundary.
@@ -116,6 +130,9 @@ class ChunkTable : public Contributions {
   void set_interest(uint32_t rank, std::span<const ChunkInterest> interest);
   uint32_t idle_in_round(uint32_t index) const;
   void count_expected();
+  const FormatSchedule& schedule_of(const CoreChunk& chunk) const {
+    return schedules_[chunk.schedule - 1];
+  }
 
   RankBits in_round_;  // in the chunk's round, idle ones included
   RankBits idle_, unread_;
@@ -128,6 +145,7 @@ class ChunkTable : public Contributions {
   uint32_t selective_ = 0;  // ranks
   uint64_t all_from_ = 0;   // from this round on all expected ranks take part
   bool settled_ = false;
+  std::span<const FormatSchedule> schedules_;
 };
 
 }  // namespace phub

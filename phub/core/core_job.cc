@@ -36,7 +36,8 @@ CoreJob::CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays
                  const MakeLockStep& make_lock_step, SlotWindow* window, SharedSlots* shared)
     : endpoint_(endpoint),
       parameters_(parameters),
-      table_(std::move(chunks), queues, parameters.max_ranks, expected, {window, shared}),
+      table_(std::move(chunks), queues, parameters.max_ranks, expected, {window, shared},
+             parameters_.schedules),
       check_(parameters_, table_),
       ready_(table_.chunks()),
       places_(arrays, table_),
@@ -193,7 +194,8 @@ bool CoreJob::take_in(TheWay& way, uint64_t& bytes) {
 
 void CoreJob::receive_initial(uint32_t rank, uint32_t index, uint32_t part, bool heard_before) {
   CoreChunk& chunk = table_[index];
-  const uint32_t parts = initial_parts(chunk.elements, chunk.slot_bytes());
+  const uint64_t slot_bytes = table_.most_slot_bytes(chunk);
+  const uint32_t parts = initial_parts(chunk.elements, slot_bytes);
   if (!parameters_.rules.initial_broadcast() || rank != 0 || part >= parts) {
     return violation(rank, index, CoreReport::kKind, static_cast<uint32_t>(ImmKind::kInitial));
   }
@@ -204,7 +206,7 @@ void CoreJob::receive_initial(uint32_t rank, uint32_t index, uint32_t part, bool
       way_->store_initial(index, part);
       ++chunk.initial_parts;
       table_.counters()[chunk.queue].bytes_in +=
-          initial_part(chunk.elements, chunk.slot_bytes(), part).count * sizeof(float);
+          initial_part(chunk.elements, slot_bytes, part).count * sizeof(float);
     }
     if (chunk.initial_parts == parts) {
       way_->begin(index);

@@ -11,6 +11,7 @@
 #include "phub/core/messages.h"
 #include "phub/job_rules.h"
 #include "transport/control/rank_tree.h"
+#include "transport/format_schedule.h"
 #include "transport/layout.h"
 
 namespace phub {
@@ -40,6 +41,7 @@ struct JobParameters {
   uint64_t first_round = 0;  // begins with the arrays' values; 0: the job's beginning
   bool has_parent =
       false;  // results come from the parent, also that before first_round (uplinked.h)
+  std::vector<FormatSchedule> schedules = {};  // CoreChunk::schedule
 };
 
 inline ResultFormat result_format(const JobParameters& parameters) {

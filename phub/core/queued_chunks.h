@@ -26,7 +26,7 @@ struct CoreChunk {
   uint64_t limit : 20 = 0;
   int64_t step_offset = 0;        // its optimizer's step in a round is the round plus this
   uint64_t slot_offset : 48 = 0;  // in the slots of a rank, bytes
-  kernels::DType dtype = kernels::DType::kF32;  // the type of its gradients
+  kernels::DType dtype = kernels::DType::kF32;  // the type of its gradients, in this round
   uint8_t initial_parts = 0;                    // parts of the initial parameters that have arrived
   uint32_t elements = 0;
   uint32_t id = 0;  // in the plan
@@ -45,8 +45,9 @@ struct CoreChunk {
   kernels::SlotForm form : 2 = kernels::SlotForm::kElements;
   kernels::ValueType value : 2 = kernels::ValueType::kF32;  // the type of a fold's values
   kernels::Operation operation : 3 = kernels::Operation::kNone;
+  uint8_t schedule : 3 = 0;  // 1 + that of its formats among the job's; 0: the same in every round
 
-  // The shape of a gradient.
+  // The shape of a gradient, in this round.
   kernels::SlotShape slot() const { return {elements, dtype, form, columns, limit, fold()}; }
   kernels::Fold fold() const { return {value, operation}; }
   uint64_t slot_bytes() const { return kernels::slot_bytes(slot()); }

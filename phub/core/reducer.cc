@@ -351,7 +351,7 @@ void Reducer::copy_result(uint32_t rank, const CoreChunk& chunk, uint32_t place)
 }
 
 void Reducer::store_initial(const CoreChunk& chunk, uint32_t part) {
-  const auto [begin, count] = initial_part(chunk.elements, chunk.slot_bytes(), part);
+  const auto [begin, count] = initial_part(chunk.elements, table_.most_slot_bytes(chunk), part);
   const std::byte* slot = table_.slot(0, table_.index_of(chunk));
   if (places_.has(Places::kParameters)) {
     std::memcpy(parameters_at(chunk) + begin, slot, count * sizeof(float));

@@ -220,7 +220,8 @@ void Uplinked::find_vacant(uint32_t index) {
 void Uplinked::store_initial(uint32_t index, uint32_t part) {
   if (sent_[index] == ImmKind::kInitial) return;  // a successor of rank 0 sends them once more
   const CoreChunk& chunk = stages_.table[index];
-  const auto [begin, count] = initial_part(chunk.elements, chunk.slot_bytes(), part);
+  const auto [begin, count] =
+      initial_part(chunk.elements, stages_.table.most_slot_bytes(chunk), part);
   std::memcpy(uplink_.sums.data() + uplink_.places[index].sum + begin * sizeof(float),
               stages_.table.slot(0, index), count * sizeof(float));
 }

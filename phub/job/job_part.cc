@@ -51,7 +51,7 @@ std::optional<Differences> differences_of(const JobSpec& spec, const JobRules& r
 
 JobParameters parameters_of(const JobSpec& spec, const JobRules& rules, const Plan& plan,
                             const BoxLink& link, kernels::Store store, uint64_t first_round,
-                            bool has_parent) {
+                            bool has_parent, std::span<const FormatSchedule> schedules) {
   return {.max_ranks = spec.max_ranks,
           .rack_ranks = spec.rack_ranks,
           .rules = rules,
@@ -62,7 +62,8 @@ JobParameters parameters_of(const JobSpec& spec, const JobRules& rules, const Pl
           .slack = rules.consistency == Consistency::kSsp ? spec.slack : kNever,
           .store = store,
           .first_round = first_round,
-          .has_parent = has_parent};
+          .has_parent = has_parent,
+          .schedules = {schedules.begin(), schedules.end()}};
 }
 
 NodeMemory with_switch(NodeMemory memory, const Plan& plan, const SwitchedJob* switched) {
@@ -114,6 +115,7 @@ JobPart::JobPart(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& tran
           total_memory(plan_, *spec_, snapshots, saved_ranks_of(*spec_, restored), rack), plan_,
           switched)),
       classes_(key_classes(*spec_)),
+      schedules_(*spec_),
       hyper_(*spec_, rules_.optimizer, classes_),
       takes_snapshots_(snapshots),
       switch_offer_(switched ? switched->offer : SwitchOffer()),
@@ -130,8 +132,8 @@ JobPart::JobPart(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& tran
     if (restored ? restored->ranks[r].expected : r < spec_->world_size) expected.push_back(r);
   }
   PHUB_CHECK(switched == nullptr || (rules_.lock_step() && rack == nullptr));
-  const JobParameters parameters =
-      parameters_of(*spec_, rules_, plan_, *link_, store, first_round, has_parent_);
+  const JobParameters parameters = parameters_of(*spec_, rules_, plan_, *link_, store, first_round,
+                                                 has_parent_, schedules_.all());
   if (rules_.gated && !has_parent_) {
     gate_ = std::make_unique<RoundGate>(
         cores_of_plan, static_cast<uint32_t>(plan_.chunks.size()),
@@ -400,6 +402,7 @@ std::vector<CoreChunk> JobPart::chunks_of(uint32_t core) const {
       c.worker_offset = chunk.offset;
       c.slot_offset = chunk.slot_offset;
       c.dtype = gradient_dtype(*spec_, spec_->keys[chunk.key]);
+      c.schedule = schedules_.number_of(chunk.key);
       c.elements = chunk.elements;
       const SlotFormat& format = plan_.key_format[chunk.key];
       c.form = format.is_factors() ? kernels::SlotForm::kFactors

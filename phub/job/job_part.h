@@ -29,6 +29,7 @@
 #include "phub/job_rules.h"
 #include "phub/plan/plan.h"
 #include "transport/control/job_spec.h"
+#include "transport/control/key_schedules.h"
 #include "transport/transport.h"
 
 namespace phub {
@@ -165,6 +166,7 @@ class JobPart {
   const bool has_parent_;
   const NodeMemory memory_;
   const KeyClasses classes_;
+  const KeySchedules schedules_;
   HyperTable hyper_;
   BranchOrders branch_orders_;
   const bool takes_snapshots_;

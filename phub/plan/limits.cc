@@ -7,6 +7,7 @@
 
 #include "phub/job_rules.h"
 #include "transport/error.h"
+#include "transport/format_schedule.h"
 
 namespace phub {
 
@@ -41,6 +42,9 @@ ElementTraffic element_traffic(const JobSpec& spec) {
   const ElementBytes bytes = element_bytes(spec);
   ElementTraffic element;
   element.gradient = bytes_per_element(spec, [&spec](const KeySpec& key, uint64_t elements) {
+    const std::string& format = gradient_format(spec, key);
+    // As in the rounds of the largest one.
+    if (is_schedule(format)) return FormatSchedule::parse("format", format).slot().bytes(elements);
     if (!is_compact(key)) return kernels::slot_bytes(gradient_dtype(spec, key), elements);
     const auto columns = static_cast<uint32_t>(key.shape[1]);
     if (is_factors(key)) return factor_format(key.rank_limit, columns).bytes(elements);

@@ -1,6 +1,10 @@
 #include "tests/oracle/coded.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <sstream>
+#include <string>
 #include <string_view>
 
 #include "tests/kernels/slots.h"
@@ -16,6 +20,22 @@ uint64_t number_of(std::string_view job) {
   uint64_t hash = 14695981039346656037u;
   for (const char letter : job) hash = (hash ^ static_cast<uint8_t>(letter)) * 1099511628211u;
   return hash;
+}
+
+// "f32*2,int8": f32 in rounds 1 and 2, and then int8.
+bool has_schedule(const std::string& format) { return format.find(',') != std::string::npos; }
+
+kernels::DType format_in(const JobSpec& spec, uint32_t key, uint64_t round) {
+  std::istringstream phases(gradient_format(spec, spec.keys[key]));
+  std::string phase;
+  for (uint64_t end = 0; std::getline(phases, phase, ',');) {
+    const size_t star = phase.find('*');
+    if (star == std::string::npos) break;
+    end += std::stoull(phase.substr(star + 1));
+    phase.resize(star);
+    if (round <= end) break;
+  }
+  return *kernels::parse_format(phase);
 }
 
 }  // namespace
@@ -49,7 +69,8 @@ uint64_t sent_bytes(const JobSpec& spec, const ChunkPlace& place) {
 
 bool is_coded(const JobSpec& spec, uint32_t key) {
   if (is_compact(spec.keys[key])) return false;
-  return !kernels::is_plain(*kernels::parse_format(gradient_format(spec, spec.keys[key])));
+  const std::string& format = gradient_format(spec, spec.keys[key]);
+  return has_schedule(format) || !kernels::is_plain(*kernels::parse_format(format));
 }
 
 reference::DType memory_dtype(const JobSpec& spec, uint32_t key) {
@@ -64,8 +85,18 @@ bool is_int32(const JobSpec& spec, uint32_t key) {
 std::vector<std::byte> encode_coded(const JobSpec& spec, const ChunkPlace& chunk, uint32_t rank,
                                     uint64_t round, std::span<const float> gradient,
                                     std::span<float> residual) {
-  const auto format = *kernels::parse_format(gradient_format(spec, spec.keys[chunk.key]));
+  const auto format = format_in(spec, chunk.key, round);
   std::vector<std::byte> slot(kernels::slot_bytes(format, chunk.elements));
+  if (kernels::is_plain(format)) {  // of a schedule: nothing stays behind, unless it is no number
+    bool finite = true;
+    for (uint32_t i = 0; i < chunk.elements; ++i) {
+      const float x = gradient[i] + residual[i];
+      std::memcpy(slot.data() + i * sizeof x, &x, sizeof x);
+      finite = finite && std::isfinite(x);
+    }
+    if (finite) std::ranges::fill(residual, 0.0f);
+    return slot;
+  }
   reference::encode(gradient, residual, format,
                     {.stochastic = spec.rounding == "stochastic",
                      .job = number_of(spec.name),
@@ -79,8 +110,13 @@ std::vector<std::byte> encode_coded(const JobSpec& spec, const ChunkPlace& chunk
 std::vector<float> send_coded(const JobSpec& spec, const ChunkPlace& chunk, uint32_t rank,
                               uint64_t round, std::span<const float> gradient,
                               std::span<float> residual) {
-  const auto format = *kernels::parse_format(gradient_format(spec, spec.keys[chunk.key]));
+  const auto format = format_in(spec, chunk.key, round);
   const auto slot = encode_coded(spec, chunk, rank, round, gradient, residual);
+  if (kernels::is_plain(format)) {
+    std::vector<float> sent(chunk.elements);
+    std::memcpy(sent.data(), slot.data(), slot.size());
+    return sent;
+  }
   return reference::decode(slot.data(), format, chunk.elements);
 }
 

@@ -32,6 +32,7 @@ std::vector<ChunkPlace> chunks_of(const JobSpec& spec);
 // What a rank sends of a chunk before it is coded.
 uint64_t sent_bytes(const JobSpec& spec, const ChunkPlace& place);
 
+// In some rounds, if its formats go by a schedule.
 bool is_coded(const JobSpec& spec, uint32_t key);
 // Slots are added as integers of a common scale, not as what each of them decodes to.
 bool is_int32(const JobSpec& spec, uint32_t key);

@@ -130,6 +130,7 @@ struct BasicCoreJobRig {
       chunk.offset = uint64_t{i} * stride();
       chunk.slot_offset = kernels::slot_bytes(options_.dtype, uint64_t{slot_of(i)} * stride());
       chunk.dtype = options_.dtype;
+      chunk.schedule = p.schedules.empty() ? 0 : 1;
       chunk.elements = options_.elements;
       chunk.form = options_.form;
       chunk.columns = options_.columns;

@@ -380,6 +380,39 @@ TEST(CoreJob, AResultThatIsTheSameIsSentToNobodyWhoHasIt) {
   EXPECT_THAT(round(3, kRanks, ImmKind::kNull), ElementsAre("0:0@3n", "1:0@3n", "2:0@3n"));
 }
 
+// A chunk of 64 elements has 256 bytes in f32, 68 in int8 and 32 in topk.
+TEST(CoreJob, TheRoundSaysTheFormat) {
+  play_core(R"(
+    job formats=f32*1,int8*1,f32 chunks=1
+    push 0-2 0@1 | sent 0-2:0@1 | has 0=21
+    raw 0 data 0@2 68 0
+    # Once more, in the format that it was sent in.
+    raw 1 data 0@1 256 0 | sent 1:0@1 | raw 1 data 0@2 68 0 | raw 2 data 0@2 68 0 | sent 0-2:0@2
+    raw 0 data 0@2 68 0 | sent 0:0@2 | raw 0 data 0@3 256 0
+    raw 1 data 0@3 68 0 | told violation 1 bytes 68
+    raw 2 data 0@2 256 0 | told violation 2 bytes 256
+  )");
+  play_core(R"(
+    job formats=int8*255,topk chunks=1 ranks=0-2 first=255 nobody
+    hold | commit 255 +0.1@255 +1.1@255 +2.1@255 | sends 3
+    raw 0 data 0@255 68 0 | raw 1 data 0@255 68 0 | raw 2 data 0@255 68 0 | sent 0-2:0@255
+    raw 1 data 0@255 68 0 | sent 1:0@255
+    raw 0 data 0@256 32 0 | raw 1 data 0@256 32 0 | raw 2 data 0@256 32 0 | sent 0-2:0@0
+    raw 1 data 0@256 32 0 | sent 1:0@0
+    raw 1 data 0@257 68 0 | told violation 1 bytes 68
+  )");
+}
+
+// Their parts are of what a slot has room for, not of the first round's gradient.
+TEST(CoreJob, InitialParametersComeAsTheLargestFormatLetsThem) {
+  play_core(R"(
+    job sgd initial formats=topk*1,int8 chunks=1
+    raw 0 initial 0@0 64 0 | sent 0:0i0 | raw 0 initial 0@1 64 0 | sent 0:0i1
+    raw 0 initial 0@2 64 0 | sent 0:0i2 | raw 0 initial 0@3 64 0 | sent 0-2:0@0
+    raw 0 data 0@1 32 0 | raw 1 data 0@1 68 0 | told violation 1 bytes 68
+  )");
+}
+
 // 16-bit gradients: the f32 of the initial parameters come in two parts, of the sizes that they
 // have.
 TEST(CoreJob, PartsOfInitialParametersHaveTheirSize) {

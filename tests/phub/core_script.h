@@ -10,6 +10,7 @@
 //   job [max=N] [ranks=RANKS] [nobody] [chunks=N] [elements=N] [f16|bf16] [mean]
 //       [sgd|momentum] [half-momentum] [slack=N|async] [unused=skip] [nan=stop|exclude|pass|skip]
 //       [groups=TREE] [workers-own] [initial] [priorities=N,…] [snapshots] [shelves=N] [first=N]
+//       [formats=SCHEDULE]   of gradients, by the round
 //       [gated]           of one core
 //       [interest=OF,OF/OF,OF/…]   by rank and chunk: wr, w, r or -
 //       [pending]         results are done when the script says so

@@ -139,6 +139,7 @@ inline bool JobWords::set_number(const std::string& name, const std::string& val
       {"chunks", [&] { options.chunks = number(); }},
       {"elements", [&] { options.elements = number(); }},
       {"slack", [&] { p.rules.consistency = Consistency::kSsp, p.slack = number(); }},
+      {"formats", [&] { p.schedules = {FormatSchedule::parse("formats", value)}; }},
       {"first", [&] { p.first_round = number(); }},
       {"shelves", [&] { options.shelves = number(); }},
       {"groups", [&] { p.tree = RankTree(value, p.max_ranks); }},

@@ -41,6 +41,7 @@ struct RackResult {
   uint64_t parts_restored = 0, void_snapshots = 0;
   uint64_t parts_restored_below = 0;                // of them, at racks
   uint64_t coded_jobs = 0, residuals_restored = 0;  // of ranks
+  uint64_t jobs_of_schedules = 0;                   // of formats
   uint64_t jobs_of_factors = 0, jobs_of_rows = 0, lazy_jobs = 0, jobs_of_interest = 0;
   uint64_t chunks_carried = 0;       // to a later round
   uint64_t forks = 0, switches = 0;  // of branches

@@ -5,6 +5,7 @@
 
 #include "tests/sim/rack.h"
 #include "tests/sim/virtual_clock.h"
+#include "transport/control/key_schedules.h"
 
 namespace phub::sim {
 namespace {
@@ -92,6 +93,7 @@ void Rack::check_end(RackResult& result) {
     result.parts_restored += job->parts_restored;
     if (job->plan.levels > 0) result.parts_restored_below += job->parts_restored;
     result.coded_jobs += has_coded_keys(job->spec);
+    result.jobs_of_schedules += KeySchedules(job->spec).all().empty() ? 0 : 1;
     result.jobs_of_factors += std::ranges::any_of(job->spec.keys, is_factors) ? 1 : 0;
     result.jobs_of_interest += job->plan.interest.empty() ? 0 : 1;
     result.jobs_of_rows += std::ranges::any_of(job->spec.keys, is_rows) ? 1 : 0;

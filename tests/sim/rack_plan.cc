@@ -3,10 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
+#include <string>
+#include <string_view>
 
 #include "kernels/hyper.h"
 #include "tests/oracle/groups.h"
 #include "tests/oracle/replay.h"
+#include "transport/control/key_schedules.h"
 
 namespace phub::sim {
 namespace {
@@ -145,6 +149,37 @@ JobPlan some_job(SimRandom& random, uint32_t index, bool clean) {
   return job;
 }
 
+// A schedule of formats with this one in it. The key says which, and no random number, so that
+// seeds keep their racks.
+std::string schedule_with(std::string_view format, uint64_t elements, uint64_t rounds) {
+  const uint64_t a = 1 + elements % rounds, b = 1 + elements / 7 % rounds;
+  switch (elements / 3 % 4) {
+    case 0:
+      return fmt::format("f32*{},{}", a, format);
+    case 1:
+      return fmt::format("{}*{},f32", format, a);
+    case 2:
+      return fmt::format("f32*{},{}*{},topk", a, format, b);
+    default:
+      return fmt::format("{}*{},topk-10*{},f32*1,{}", format, b, a, format);
+  }
+}
+
+void schedule_formats(JobPlan& job) {
+  JobSpec& spec = job.spec;
+  if (!job.lock_step() || spec.branches > 0) return;
+  std::set<std::string> all;
+  const auto change = [&](std::string& format, uint64_t elements) {
+    const bool may = !format.empty() && format != "f32" && format != "int32" && format != "bf16" &&
+                     format != "f16";
+    if (!may || elements % 3 == 0 || all.size() == KeySchedules::kMost) return;
+    format = schedule_with(format, elements, std::min<uint64_t>(job.rounds, 8));
+    all.insert(format);
+  };
+  change(spec.gradient_dtype, spec.keys.front().elements);
+  for (KeySpec& key : spec.keys) change(key.format, key.elements);
+}
+
 // Some keys have coded gradients, or all. Out of lock-step not those of which only the largest
 // elements are sent: they leave out what counts the updates. Integers are added in one order only
 // where there are no groups.
@@ -162,6 +197,7 @@ void code_keys(SimRandom& random, JobPlan& job) {
   }
   spec.rounding = random.chance(0.5) ? "stochastic" : "nearest";
   job.digits = false;
+  schedule_formats(job);
 }
 
 // Of some keys, which become matrices, factors are sent.

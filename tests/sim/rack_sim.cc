@@ -50,7 +50,7 @@ struct Totals {
   uint64_t parts_restored = 0, parts_restored_below = 0, void_snapshots = 0, states = 0,
            spread_jobs = 0, ended_shards = 0, rewinds = 0;
   uint64_t coded_jobs = 0, residuals_restored = 0, jobs_of_differences = 0, jobs_of_factors = 0;
-  uint64_t jobs_of_rows = 0, lazy_jobs = 0, jobs_of_interest = 0;
+  uint64_t jobs_of_rows = 0, lazy_jobs = 0, jobs_of_interest = 0, jobs_of_schedules = 0;
   uint64_t limited_racks = 0, limited_uplinks = 0, near_links = 0, mixed_links = 0, near_writes = 0;
   uint64_t window_writes = 0, window_growths = 0, taken = 0;
   uint64_t chunks_carried = 0, forks = 0, switches = 0, restored_with_branches = 0;
@@ -100,6 +100,7 @@ bool run_one(uint64_t seed, const Options& options, Totals& totals) {
   totals.parts_restored += result.parts_restored;
   totals.parts_restored_below += result.parts_restored_below;
   totals.coded_jobs += result.coded_jobs;
+  totals.jobs_of_schedules += result.jobs_of_schedules;
   totals.jobs_of_factors += result.jobs_of_factors;
   totals.jobs_of_rows += result.jobs_of_rows;
   totals.lazy_jobs += result.lazy_jobs;
@@ -151,7 +152,8 @@ int run_range(uint64_t first, uint64_t last, uint64_t stride, const Options& opt
       "{} ended with one, {} went on without one; {} jobs were over racks, {} racks were admitted "
       "and {} "
       "lost, {} boxes of racks died; {} jobs sent factors, {} rows, {} of them with lazy "
-      "keys, in {} ranks took part in some chunks only, {} had coded gradients, {} ranks their "
+      "keys, in {} ranks took part in some chunks only, {} had coded gradients, {} of them by "
+      "schedules, {} ranks their "
       "residuals again; {} jobs had differences for results; {} racks had NICs with budgets, {} "
       "uplinks, {} links were within a host, {} partly, with {} writes; {} chunks were carried "
       "over; {} branches were forked, another went on {} times, {} checkpoints with some were gone "
@@ -166,9 +168,9 @@ int run_range(uint64_t first, uint64_t last, uint64_t stride, const Options& opt
       totals.void_snapshots, totals.spread_jobs, totals.ended_shards, totals.rewinds,
       totals.racked_jobs, totals.racks_admitted, totals.racks_lost, totals.boxes_below_died,
       totals.jobs_of_factors, totals.jobs_of_rows, totals.lazy_jobs, totals.jobs_of_interest,
-      totals.coded_jobs, totals.residuals_restored, totals.jobs_of_differences,
-      totals.limited_racks, totals.limited_uplinks, totals.near_links, totals.mixed_links,
-      totals.near_writes, totals.chunks_carried, totals.forks, totals.switches,
+      totals.coded_jobs, totals.jobs_of_schedules, totals.residuals_restored,
+      totals.jobs_of_differences, totals.limited_racks, totals.limited_uplinks, totals.near_links,
+      totals.mixed_links, totals.near_writes, totals.chunks_carried, totals.forks, totals.switches,
       totals.restored_with_branches, totals.kills, totals.spread_kills, totals.revivals,
       totals.spread_revivals, totals.revived_runs, totals.switched_jobs, totals.switch_chunks,
       totals.switch_generations, totals.window_writes, totals.window_growths, totals.taken);

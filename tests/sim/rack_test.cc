@@ -91,6 +91,7 @@ TEST_P(RackTest, EveryContributionCountsOnceAndNobodyHangs) {
     all.states += result.states;
     all.parts_restored += result.parts_restored;
     all.coded_jobs += result.coded_jobs;
+    all.jobs_of_schedules += result.jobs_of_schedules;
     all.jobs_of_factors += result.jobs_of_factors;
     all.jobs_of_rows += result.jobs_of_rows;
     all.jobs_of_interest += result.jobs_of_interest;
@@ -125,6 +126,7 @@ TEST_P(RackTest, EveryContributionCountsOnceAndNobodyHangs) {
   EXPECT_GT(all.states, 0u);
   EXPECT_GT(all.parts_restored, 0u);
   EXPECT_GT(all.coded_jobs, 0u);
+  EXPECT_GT(all.jobs_of_schedules, 0u);
   EXPECT_GT(all.jobs_of_factors, 0u);
   EXPECT_GT(all.jobs_of_rows, 0u);
   EXPECT_GT(all.jobs_of_interest, 0u);

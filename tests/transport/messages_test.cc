@@ -1,18 +1,22 @@
 #include "transport/control/messages.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <boost/pfr.hpp>
 #include <cmath>
 #include <functional>
 #include <limits>
 #include <random>
+#include <sstream>
 
 #include "transport/control/message_fields.h"
 #include "transport/control/messages_json.h"
 #include "transport/control/shard_fields.h"
+#include "transport/format_schedule.h"
 
 namespace phub {
 namespace messages_test {
@@ -387,6 +391,12 @@ TEST(BadInput, FormatsOfGradients) {
         {spec(fmt::format("'gradient_dtype':'{}'", format)), "gradient_dtype: " + says});
     cases.push_back({key(fmt::format("9,'format':'{}'", format)), "keys[0].format: " + says});
   }
+  std::string longest;
+  for (int phase = 0; phase < 7; ++phase) longest += "topk-1000-int4*1099511627776,";
+  for (const std::string& format : {std::string("f32*9,topk"), longest + "topk-1000-int4"}) {
+    cases.push_back({spec(fmt::format("'gradient_dtype':'{}'", format)), ""});
+    cases.push_back({key(fmt::format("9,'format':'{}'", format)), ""});
+  }
   const auto of_ranks = [](int ranks) {
     return spec(fmt::format("'gradient_dtype':'int32','max_ranks':{}", ranks));
   };
@@ -535,6 +545,79 @@ TEST(BadInput, CompactKeys) {
             key.elements = 100 * key.shape[1];
             key.rank_limit = 1000;
           });
+}
+
+TEST(BadInput, SchedulesOfFormats) {
+  const auto said = [](const std::string& format, uint32_t chunk_elements = 8192) {
+    JobSpec spec{.name = "job", .chunk_elements = chunk_elements};
+    spec.keys = {{.name = "k", .elements = 64, .format = format}, {.name = "l", .elements = 64}};
+    const std::string of_key = message_of([&] { validate(spec); });
+    spec.keys[0].format = "";
+    spec.gradient_dtype = format;
+    const std::string of_job = message_of([&] { validate(spec); });
+    if (of_job == "no error") {
+      EXPECT_EQ(of_key, of_job);
+    } else {
+      EXPECT_EQ(of_key.substr(of_key.find(": ")), of_job.substr(of_job.find(": ")));
+      EXPECT_TRUE(of_key.starts_with("keys[0].format: ")) << of_key;
+      EXPECT_TRUE(of_job.starts_with("gradient_dtype: ")) << of_job;
+    }
+    return of_job;
+  };
+  for (const char* good : {"f32*100,int8*900,topk", "int8*1,f32", "f32*1,f32*1099511627776,f32",
+                           "int8*1,int4*1,topk*1,topk-10*1,fp8-e4m3*1,fp8-e5m2*1,f32*1,int8"}) {
+    EXPECT_EQ(said(good), "no error") << good;
+  }
+  std::istringstream all(
+      ",;*;f32*1;int8*5;f32,int8;f32*1,int8*1;f32*1,;,f32;f32*,int8;f32*0,int8;"
+      "f32*01,int8;f32*-1,int8;f32*+1,int8;f32*1.5,int8;f32*1 ,int8;f32*1, int8;"
+      "f32*1*1,int8;f32*1,,int8;f32*1099511627777,int8;f32*18446744073709551616,int8;"
+      "f31*1,int8;f32*1,int9;bf16*1,int8;f32*1,f16;int32*1,f32;f32*1,factors;"
+      "rows*1,f32;scheduled*1,f32;*1,f32;"
+      "f32*1,f32*1,f32*1,f32*1,f32*1,f32*1,f32*1,f32*1,f32");
+  for (std::string bad; std::getline(all, bad, ';');) {
+    EXPECT_THAT(said(bad), HasSubstr("a schedule such as 'f32*100,int8*900,topk'")) << bad;
+    EXPECT_THAT(said(bad), ::testing::EndsWith("got '" + bad + "'"));
+  }
+  EXPECT_EQ(said("f32*1,topk-10", 65'536), "no error");
+  EXPECT_THAT(said("topk-10*1,f32", 65'568),
+              HasSubstr("is for chunks of at most 65536 elements, and these have 65568"));
+  JobSpec spec{.name = "job", .parameter_dtype = "f32*1,int8"};
+  spec.keys = {{.name = "k", .elements = 64}};
+  EXPECT_THAT(message_of([&] { validate(spec); }),
+              HasSubstr("parameter_dtype: must be one of f32"));
+}
+
+TEST(BadInput, SchedulesOfFormatsAreFew) {
+  JobSpec spec{.name = "job"};
+  for (int i = 0; i < 100; ++i) {
+    spec.keys.push_back({.name = fmt::format("k{}", i),
+                         .elements = 1,
+                         .format = i % 9 < 7 ? fmt::format("f32*{},int8", i % 9 + 1) : "topk"});
+  }
+  EXPECT_EQ(message_of([&] { validate(spec); }), "no error");
+  spec.keys[99].format = "f32*8,int8";
+  EXPECT_THAT(message_of([&] { validate(spec); }),
+              HasSubstr("keys[99].format: a job has at most 7 different schedules"));
+}
+
+// A slot has room for any of its formats, whichever is the largest for the chunk's elements.
+TEST(FormatSchedule, ItsSlotHoldsAGradientOfEachRound) {
+  const auto schedule = FormatSchedule::parse("format", "topk-10-int4*2,int4*300,int8*1,topk");
+  for (const uint64_t elements : {1, 5, 8, 31, 32, 96, 8192}) {
+    uint64_t most = 0;
+    for (const uint64_t round : {1, 2, 3, 302, 303, 304, 1 << 30}) {
+      const SlotFormat& format = schedule.at(round);
+      EXPECT_EQ(format.name, round <= 2     ? "topk-10-int4"
+                             : round <= 302 ? "int4"
+                             : round == 303 ? "int8"
+                                            : "topk");
+      most = std::max(most, format.bytes(elements));
+    }
+    EXPECT_EQ(schedule.slot().bytes(elements), most) << elements;
+  }
+  EXPECT_EQ(schedule.at(0).name, "topk-10-int4");
+  EXPECT_FALSE(schedule.slot().is_plain());
 }
 
 TEST(BadInput, ValuesThatAreFolded) {

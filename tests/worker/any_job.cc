@@ -7,6 +7,7 @@
 #include "kernels/kernels.h"
 #include "tests/oracle/groups.h"
 #include "transport/control/rank_tree.h"
+#include "transport/format_schedule.h"
 
 namespace phub::testing {
 namespace {
@@ -175,6 +176,7 @@ std::set<std::string> features_of(const GroupedTraining& run) {
   add(spec.hyper.contains("weight_decay"), "weight-decay");
   for (const KeySpec& key : spec.keys) {
     add(!is_compact(key) && !key.format.empty(), "format-of-a-key");
+    add(is_schedule(gradient_format(spec, key)), "schedule-of-formats");
     add(is_factors(key), "factors");
     add(is_rows(key), key.lazy ? "lazy-rows" : "rows");
   }

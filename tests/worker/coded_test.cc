@@ -37,5 +37,23 @@ TEST(GradientCoder, RestoresWhatItSavedAndNothingElse) {
   EXPECT_EQ(coder.residuals(), saved);
 }
 
+TEST(GradientCoder, AScheduleSaysTheFormatOfEachRound) {
+  JoinReply reply;
+  reply.spec.name = "job";
+  reply.spec.gradient_dtype = "f32*3,topk-10*2,f32*1,int8";
+  reply.spec.keys = {{.name = "a", .elements = 33}, {.name = "b", .elements = 5, .format = "f32"}};
+  const GradientCoder coder(reply);
+  EXPECT_TRUE(coder.codes(0) && !coder.codes(1)) << "it has a residual in all rounds";
+  EXPECT_EQ(coder.residual_bytes(), 33 * sizeof(float));
+  using kernels::DType;
+  const std::vector<DType> formats = {DType::kF32,    DType::kF32, DType::kF32,  DType::kTopK10,
+                                      DType::kTopK10, DType::kF32, DType::kInt8, DType::kInt8};
+  for (uint64_t round = 1; round <= formats.size(); ++round) {
+    EXPECT_EQ(coder.format(0, round), formats[round - 1]) << "round " << round;
+    EXPECT_EQ(coder.format(1, round), DType::kF32);
+  }
+  EXPECT_EQ(coder.format(0, uint64_t{1} << 40), DType::kInt8);
+}
+
 }  // namespace coded_test
 }  // namespace phub

@@ -111,6 +111,17 @@ TEST(Reconnect, BrokenConnectionsAreMadeAgainAndNothingCountsTwice) {
   expect_no_loss(box);
 }
 
+// What is sent once more is of the format of its own round, which may be the one before a change.
+TEST(Reconnect, WhereTheFormatOfGradientsChanges) {
+  Box box(2);
+  JobSpec spec;  // whole numbers below 8, times powers of two, are codes of fp8
+  spec.gradient_dtype = "f32*13,fp8-e4m3*11,f32*7,fp8-e5m2*17,f32*19,fp8-e4m3*9,f32*12,fp8-e5m2";
+  EXPECT_GT(exchange_while_connections_break(spec, {control_port(box)},
+                                             [&](uint32_t) -> Box& { return box; }),
+            3u);
+  expect_no_loss(box);
+}
+
 // Those between a rack and its parent, too.
 TEST(Reconnect, BelowAParent) {
   Box root(2);

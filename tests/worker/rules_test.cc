@@ -80,6 +80,8 @@ std::function<void(JobSpec&)> switched_on(Feature feature) {
       return [](JobSpec& spec) { spec.keys[0].format = "int8"; };
     case kInt32Gradients:
       return [](JobSpec& spec) { spec.keys[1].format = "int32"; };
+    case kScheduledGradients:
+      return [](JobSpec& spec) { spec.keys[2].format = "f32*2,int8"; };
     case kFactorKeys:
       return add("factors", "factors");
     case kRowKeys:

@@ -9,6 +9,7 @@
 
 #include "transport/control/choices.h"
 #include "transport/control/message_fields.h"
+#include "transport/format_schedule.h"
 #include "transport/slot_format.h"
 #include "transport/text.h"
 
@@ -55,6 +56,14 @@ std::string key_difference(const KeySpec& here, const KeySpec& there, size_t i) 
   }
   return fmt::format("key {} '{}': {}", i, printable(here.name),
                      difference(&here, &there, *json::type_of<KeySpec>()));
+}
+
+// In some round, if its format changes.
+bool is_coded(const JobSpec& spec, const KeySpec& key) {
+  const std::string& name = gradient_format(spec, key);
+  if (is_schedule(name)) return true;
+  const SlotFormat* const format = find_slot_format(name);
+  return format && !format->is_plain();
 }
 
 // Calls visit(key) for the keys whose names match. Returns how many there are.
@@ -158,16 +167,13 @@ uint32_t tile_rows_for(const KeySpec& key, uint64_t cores, uint32_t chunk_elemen
 
 const std::string& gradient_memory_format(const JobSpec& spec, const KeySpec& key) {
   static const std::string f32 = "f32";
-  const std::string& format = gradient_format(spec, key);
-  const SlotFormat* known = find_slot_format(format);
-  return is_compact(key) || (known && !known->is_plain()) ? f32 : format;
+  return is_compact(key) || is_coded(spec, key) ? f32 : gradient_format(spec, key);
 }
 
 uint64_t coded_elements(const JobSpec& spec) {
   uint64_t elements = 0;
   for (const KeySpec& key : spec.keys) {
-    const SlotFormat* format = find_slot_format(gradient_format(spec, key));
-    if (format && !format->is_plain()) elements += key.elements;
+    if (is_coded(spec, key)) elements += key.elements;
   }
   return elements;
 }

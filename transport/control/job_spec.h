@@ -166,12 +166,12 @@ inline uint32_t most_ranks(const JobSpec& spec) {
 // the optimizer is checked by the server, which knows them.)
 void validate(const JobSpec& spec);
 
-// The format of the key's gradients.
+// The format of the key's gradients, or a schedule of formats (format_schedule.h).
 inline const std::string& gradient_format(const JobSpec& spec, const KeySpec& key) {
   return key.format.empty() ? spec.gradient_dtype : key.format;
 }
 
-// The elements of all keys whose gradients have a coded format.
+// The elements of all keys whose gradients have a coded format, or a schedule.
 uint64_t coded_elements(const JobSpec& spec);
 uint64_t elements_of(const JobSpec& spec);
 

@@ -9,6 +9,7 @@
 
 #include "transport/control/choices.h"
 #include "transport/control/job_spec.h"
+#include "transport/control/key_schedules.h"
 #include "transport/control/message_fields.h"
 #include "transport/control/rank_tree.h"
 #include "transport/control/rules.h"
@@ -54,8 +55,23 @@ void check_shape(const KeySpec& key, size_t i) {
        fmt::join(key.shape, ", "), key.elements);
 }
 
+// `value` is as the field has it.
+void check_chunks(std::string_view field, const SlotFormat& format, std::string_view value,
+                  uint32_t chunk_elements) {
+  if (!format.is_sparse() || chunk_elements <= kTopKElements) return;
+  fail(ErrorCode::kInvalid, "{}: {} is for chunks of at most {} elements, and these have {}", field,
+       value, kTopKElements, chunk_elements);
+}
+
 void check_format(std::string_view field, std::string_view value, uint32_t chunk_elements,
                   bool of_results = false) {
+  if (is_schedule(value) && !of_results) {
+    const SlotFormat slot = FormatSchedule::parse(field, value).slot();
+    for (size_t i = 0; i < kSlotFormats.size(); ++i) {
+      if ((slot.any_of >> i & 1) != 0) check_chunks(field, kSlotFormats[i], value, chunk_elements);
+    }
+    return;
+  }
   const SlotFormat* const format = find_slot_format(value);
   if (format == nullptr || (of_results && !format->for_results())) {
     std::vector<std::string_view> words;
@@ -64,10 +80,7 @@ void check_format(std::string_view field, std::string_view value, uint32_t chunk
     }
     refuse_word(field, value, words);
   }
-  if (format->is_sparse() && chunk_elements > kTopKElements) {
-    fail(ErrorCode::kInvalid, "{}: {} is for chunks of at most {} elements, and these have {}",
-         field, value, kTopKElements, chunk_elements);
-  }
+  check_chunks(field, *format, value, chunk_elements);
 }
 
 void check_tiles(const KeySpec& key, size_t i, const std::string& field) {
@@ -332,6 +345,7 @@ void validate(const JobSpec& spec) {
     check_exchanged(spec.keys[i], i, most_ranks(spec));
   }
   check_int32(spec, most_ranks(spec));
+  static_cast<void>(KeySchedules(spec));
   check_folds(spec);
   static_cast<void>(RankTree(spec.groups, most_ranks(spec)));
   check_racks(spec, most_ranks(spec));

@@ -27,6 +27,7 @@ inline constexpr uint64_t kMaxWordBytes = 64;      // names of optimizers, forma
 inline constexpr uint64_t kMaxHyperValues = 4096;  // in one change
 inline constexpr uint64_t kMaxScheduleEntries = 1u << 16;
 inline constexpr json::Bounds kWord{0, kMaxWordBytes};
+inline constexpr json::Bounds kFormat{0, 256};  // the longest schedule of formats has less
 inline constexpr json::Bounds kReason{0, uint64_t{64} << 10};  // for people: why something ended
 inline constexpr json::Bounds kValues{0, kMaxHyperValues};
 inline constexpr uint64_t kAny = std::numeric_limits<uint64_t>::max();
@@ -46,7 +47,7 @@ void fields(A& a, const KeySpec*) {
   a.optional("decay_scale", &KeySpec::decay_scale);
   a.optional("shape", &KeySpec::shape, {0, kMaxKeyDimensions});
   a.optional("group", &KeySpec::group, {0, kMaxHyperGroups - 1});
-  a.optional("format", &KeySpec::format, kWord);
+  a.optional("format", &KeySpec::format, kFormat);
   a.optional("rank_limit", &KeySpec::rank_limit, {0, kMaxRankLimit});
   a.optional("rows_limit", &KeySpec::rows_limit, {0, kMaxRowsLimit});
   a.optional("lazy", &KeySpec::lazy);
@@ -73,7 +74,7 @@ void fields(A& a, const JobSpec*) {
   a.optional("optimizer", &JobSpec::optimizer, kWord);
   a.optional("hyper", &JobSpec::hyper, kValues);
   a.optional("schedule", &JobSpec::schedule, {0, kMaxScheduleEntries});
-  a.optional("gradient_dtype", &JobSpec::gradient_dtype, kWord);
+  a.optional("gradient_dtype", &JobSpec::gradient_dtype, kFormat);
   a.optional("parameter_dtype", &JobSpec::parameter_dtype, kWord);
   a.optional("reduction", &JobSpec::reduction, kWord);
   a.optional("groups", &JobSpec::groups, {0, RankTree::kMaxTextBytes});

@@ -9,6 +9,7 @@
 
 #include "transport/control/choices.h"
 #include "transport/error.h"
+#include "transport/format_schedule.h"
 #include "transport/slot_format.h"
 #include "transport/text.h"
 
@@ -41,6 +42,7 @@ constexpr std::array<std::string_view, kFeatures> kNames = {
     "gradients in bf16 or f16",
     "gradients in a coded format",
     "gradients in int32",
+    "gradients in a schedule of formats",
     "factors",
     "rows",
     "lazy",
@@ -73,12 +75,17 @@ constexpr Rule kRules[] = {
      "it is about the steps of the server's optimizer"},
     {kFold,
      kPartialWork | kMean | kExclude | kSkip | kUnused | kHyper | kSchedule | kShortGradients |
-         kCodedGradients | kInt32Gradients | kFactorKeys | kShortResults | kDifferences,
+         kCodedGradients | kInt32Gradients | kScheduledGradients | kFactorKeys | kShortResults |
+         kDifferences,
      "it only combines values, words of 32 bits"},
     {kRacks,
-     kPartialWork | kBranches | kShortGradients | kCodedGradients | kInt32Gradients | kFactorKeys |
-         kRowKeys | kLazyKeys | kDifferences,
+     kPartialWork | kBranches | kShortGradients | kCodedGradients | kInt32Gradients |
+         kScheduledGradients | kFactorKeys | kRowKeys | kLazyKeys | kDifferences,
      "racks send whole sums in f32, and get whole results"},
+    {kScheduledGradients, kOutOfLockStep,
+     "its formats go by rounds that all ranks make together, with consistency bsp"},
+    {kScheduledGradients, kBranches,
+     "its formats go by the job's rounds, which branches take turns in"},
     {kBranches, kSchedule, "each branch has hyperparameters of its own, set while it runs"},
     {kBranches, kDifferences, "another branch comes whole, and not as a difference"},
     {kLazyKeys, kGated, "steps are of single rows, and not of whole rounds"},
@@ -90,6 +97,7 @@ Features features_of(const JobSpec& spec, const KeySpec& key) {
   if (is_rows(key)) return lazy | kRowKeys;
   if (is_factors(key)) return lazy | kFactorKeys;
   const std::string& format = gradient_format(spec, key);
+  if (is_schedule(format)) return lazy | kCodedGradients | kScheduledGradients;
   const SlotFormat* const known = find_slot_format(format);
   if (known == nullptr || format == "f32") return lazy;
   if (format == kInt32) return lazy | kInt32Gradients;
@@ -135,6 +143,7 @@ std::string words_of(const JobSpec& spec, Feature feature) {
     case kShortGradients:
     case kCodedGradients:
     case kInt32Gradients:
+    case kScheduledGradients:
     case kFactorKeys:
     case kRowKeys:
     case kLazyKeys: {

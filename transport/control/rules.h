@@ -36,6 +36,7 @@ enum class Feature : uint8_t {
   kShortGradients,
   kCodedGradients,
   kInt32Gradients,
+  kScheduledGradients,
   kFactorKeys,
   kRowKeys,
   kLazyKeys,

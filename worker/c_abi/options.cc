@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "transport/control/choices.h"
+#include "transport/format_schedule.h"
 #include "transport/slot_format.h"
 #include "transport/text.h"
 #include "worker/c_abi/call.h"
@@ -135,6 +136,7 @@ void add_key(WorkerOptions& options, KeySpec key) {
 }
 
 void check_slot_format(std::string_view format) {
+  if (is_schedule(format)) return static_cast<void>(FormatSchedule::parse("format", format));
   if (find_slot_format(format)) return;
   std::vector<std::string_view> words;
   for (const SlotFormat& known : kSlotFormats) words.push_back(known.name);

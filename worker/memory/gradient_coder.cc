@@ -13,14 +13,25 @@ namespace {
 
 using kernels::DType;
 
-DType format_of(const JobSpec& spec, const KeySpec& key) {
-  if (is_compact(key)) return DType::kF32;
-  const auto format = kernels::parse_format(gradient_format(spec, key));
-  if (!format) {
-    fail(ErrorCode::kInternal, "the server's answer has an unknown format '{}'",
-         gradient_format(spec, key));
-  }
+DType format_named(std::string_view name) {
+  const auto format = kernels::parse_format(name);
+  if (!format) fail(ErrorCode::kInternal, "the server's answer has an unknown format '{}'", name);
   return *format;
+}
+
+DType format_of(const JobSpec& spec, const KeySpec& key) {
+  const std::string& format = gradient_format(spec, key);
+  return is_compact(key) || is_schedule(format) ? DType::kF32 : format_named(format);
+}
+
+// kernels::encode() for a round in f32: the sum goes as it is, and the residual with it.
+void add_residual(const float* gradient, float* residual, float* slot, size_t elements) {
+  bool finite = true;
+  for (size_t i = 0; i < elements; ++i) {
+    slot[i] = gradient[i] + residual[i];
+    finite &= std::isfinite(slot[i]);
+  }
+  if (finite) std::fill_n(residual, elements, 0.0f);
 }
 
 }  // namespace
@@ -65,7 +76,9 @@ GradientCoder::GradientCoder(const JoinReply& reply, bool carries)
     : random_{.stochastic = reply.spec.rounding == "stochastic",
               .job = rounding_seed(reply.spec.name),
               .rank = reply.rank},
-      carries_(carries) {
+      carries_(carries),
+      schedules_(reply.spec),
+      by_caller_(reply.spec.keys.size()) {
   if (carries) check_carries(reply.spec);
   if (carries && reply.epoch > 0) {
     // A round that is made once more would carry over other chunks than the box has of it.
@@ -77,13 +90,17 @@ GradientCoder::GradientCoder(const JoinReply& reply, bool carries)
   std::vector<size_t> coded, all;
   for (const KeySpec& key : reply.spec.keys) {
     formats_.push_back(format_of(reply.spec, key));
-    coded.push_back(kernels::is_plain(formats_.back()) ? 0 : key.elements);
+    coded.push_back(codes(coded.size()) ? key.elements : 0);
     all.push_back(carries ? key.elements : coded.back());
     residual_elements_ += all.back();
   }
-  by_caller_.resize(formats_.size());
   gradients_ = KeyArrays(coded);
   residuals_ = KeyArrays(all);
+}
+
+DType GradientCoder::format(size_t key, uint64_t round) const {
+  const FormatSchedule* const schedule = schedules_.of(key);
+  return schedule ? format_named(schedule->at(round).name) : formats_[key];
 }
 
 bool GradientCoder::carry(size_t key, const ChunkLayout& chunk, const std::byte* slot) {
@@ -111,6 +128,7 @@ void GradientCoder::add_carried(size_t key, std::span<std::byte> slots) {
 void GradientCoder::encode(Session& session, size_t key, uint64_t round, const void* gradient,
                            DType dtype, float scale) {
   const bool as_it_is = dtype == DType::kF32 && scale == 1;
+  const DType to = format(key, round);
   std::vector<float> scaled;  // of a chunk
   const std::span<std::byte> slots = session.gradient(key);
   session.for_each_chunk(key, [&](const ChunkLayout& chunk, size_t slot) {
@@ -122,14 +140,19 @@ void GradientCoder::encode(Session& session, size_t key, uint64_t round, const v
       kernels::convert_scaled(from, dtype, scale, scaled.data(), DType::kF32, chunk.elements);
       from = reinterpret_cast<const std::byte*>(scaled.data());
     }
-    kernels::encode(reinterpret_cast<const float*>(from),
-                    residuals_[key].data() + chunk.key_element, formats_[key],
+    const auto* const elements = reinterpret_cast<const float*>(from);
+    float* const residual = residuals_[key].data() + chunk.key_element;
+    std::byte* const into = slots.data() + slot;
+    if (to == DType::kF32) {
+      return add_residual(elements, residual, reinterpret_cast<float*>(into), chunk.elements);
+    }
+    kernels::encode(elements, residual, to,
                     {.stochastic = random_.stochastic,
                      .job = random_.job,
                      .rank = random_.rank,
                      .round = round,
                      .element = chunk.offset},
-                    slots.data() + slot, chunk.elements);
+                    into, chunk.elements);
   });
 }
 

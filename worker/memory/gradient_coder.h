@@ -10,6 +10,9 @@
 // If a budget carries chunks over to a later round (WorkerOptions::carry_over), the residual also
 // keeps the part of them that was not sent, and keys in f32 have a residual, too: their sums with
 // the next gradient are rounded to f32, and nothing else is lost.
+//
+// Where a key's format changes by the round (transport/format_schedule.h), so does the part that it
+// could not hold: a round in f32 sends the residual with the gradient, and leaves none.
 #pragma once
 
 #include <cstddef>
@@ -20,6 +23,7 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "transport/control/key_schedules.h"
 #include "transport/control/messages.h"
 #include "worker/memory/key_arrays.h"
 #include "worker/session/session.h"
@@ -49,14 +53,17 @@ class GradientCoder {
   explicit GradientCoder(const JoinReply& reply, bool carries = false);
 
   // Whether a push encodes the key's gradient: its format is coded, and not left to the caller.
-  bool codes(size_t key) const { return !kernels::is_plain(formats_[key]) && !by_caller_[key]; }
+  bool codes(size_t key) const {
+    return (has_schedule(key) || !kernels::is_plain(formats_[key])) && !by_caller_[key];
+  }
+  bool has_schedule(size_t key) const { return schedules_.of(key) != nullptr; }
   // From now on the caller puts encoded gradients of the key into its slots, and keeps its residual
   // up to date, or it does so no more. REQUIRES: the format is a coded one; nobody pushes the key.
   void leave_to_caller(size_t key, bool by_caller) { by_caller_[key] = by_caller ? 1 : 0; }
   bool left_to_caller(size_t key) const { return by_caller_[key] != 0; }
   std::span<float> residual(size_t key) const { return residuals_[key]; }
   bool carries() const { return carries_; }
-  kernels::DType format(size_t key) const { return formats_[key]; }  // the format of its slots
+  kernels::DType format(size_t key, uint64_t round) const;  // the format of its slots
   // The library's memory for its gradient. REQUIRES: codes(key)
   std::span<float> gradient(size_t key) const { return gradients_[key]; }
   // Fills the key's slots in `session` for this round: the elements at `gradient`, which have this
@@ -87,7 +94,8 @@ class GradientCoder {
   };
   const Random random_;
   const bool carries_;
-  std::vector<kernels::DType> formats_;  // by key
+  const KeySchedules schedules_;
+  std::vector<kernels::DType> formats_;  // by key, unless that has a schedule
   std::vector<uint8_t> by_caller_;       // by key: not bits, which keys would share
   KeyArrays gradients_, residuals_;      // empty for keys that have none
   std::vector<float> decoded_;           // the values of one chunk

@@ -69,8 +69,8 @@ void relative_magnitudes(const Session& session, size_t key, const KeyBytes& gra
   std::vector<float> scratch;
   out.clear();
   session.for_each_chunk(key, [&](const ChunkLayout& chunk, size_t slot) {
-    const bool plain = kernels::is_plain(gradient.format);
-    const size_t at = plain ? chunk.key_element * kernels::bytes_of(gradient.format) : slot;
+    const bool in_slots = gradient.in_slots || !kernels::is_plain(gradient.format);
+    const size_t at = !in_slots ? chunk.key_element * kernels::bytes_of(gradient.format) : slot;
     double magnitude =
         gradient.compact
             ? norm_of_compact(gradient.data + slot, compact_shape(*gradient.compact, chunk))

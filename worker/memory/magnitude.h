@@ -11,10 +11,11 @@
 
 namespace phub {
 
-// The elements of a key, in a plain format; or its slots, in a coded format.
+// The elements of a key, in a plain format; or its slots, in a coded format or if it says so.
 struct KeyBytes {
   const std::byte* data = nullptr;
   kernels::DType format = kernels::DType::kF32;
+  bool in_slots = false;
   const KeySpec* compact = nullptr;  // not null: `data` are slots with its factors or rows
 };
 

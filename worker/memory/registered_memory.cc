@@ -252,7 +252,8 @@ std::vector<float> RegisteredMemory::magnitudes(size_t key, Lock& lock) {
   await_copies(key, lock);
   std::vector<float> all;
   if (ended_) return all;
-  KeyBytes gradient{session_.gradient(key).data(), coder_.format(key)};
+  KeyBytes gradient{session_.gradient(key).data(), coder_.format(key, session_.round(key) + 1)};
+  gradient.in_slots = coder_.codes(key);
   if (is_compact(spec_.keys[key])) gradient.compact = &spec_.keys[key];
   if (sends_in_place(key)) gradient.data = static_cast<const std::byte*>(entry.gradient);
   KeyBytes parameters{has_parameters_ ? result(key).data() : nullptr, parameter_dtype_};

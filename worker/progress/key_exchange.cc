@@ -152,7 +152,8 @@ Pushed KeyExchange::push(size_t key, const PushOptions& how, const CopyIn& copy_
 }
 
 bool KeyExchange::may_encode(size_t key) const {
-  return coder_.codes(key) && !coder_.carries() && session_->exchanges_all(key);
+  return coder_.codes(key) && !coder_.has_schedule(key) && !coder_.carries() &&
+         session_->exchanges_all(key);
 }
 
 CodedSlots KeyExchange::begin_encoding(size_t key) {

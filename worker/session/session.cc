@@ -106,6 +106,9 @@ void Session::push_chunk(Chunk& chunk, bool null) {
 void Session::measure(Chunk& chunk, bool null) const {
   chunk.null = null;
   chunk.bytes = chunk.slot_bytes;
+  if (const FormatSchedule* const schedule = schedules_.of(chunk.key)) {
+    chunk.bytes = static_cast<uint32_t>(schedule->at(chunk.awaited).bytes(chunk.elements));
+  }
   const uint64_t columns = keys_[chunk.key].columns;
   if (columns == 0 || null) return;
   const uint32_t rows = kernels::row_count(link_.gradients().data() + chunk.gradient_offset);

@@ -43,7 +43,10 @@ LinkLayout link_layout_of(const JoinReply& reply) {
 }
 
 SessionKeys::SessionKeys(const JoinReply& reply, WorkerLink& link)
-    : link_(link), result_format_(result_format_of(reply.spec)), next_round_(reply.first_round) {
+    : link_(link),
+      result_format_(result_format_of(reply.spec)),
+      schedules_(reply.spec),
+      next_round_(reply.first_round) {
   Layout layout = layout_of(reply);
   all_elements_ = layout.total_elements;
   const uint64_t element_bytes = result_format_.element_bytes + result_format_.difference_bytes();

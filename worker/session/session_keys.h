@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "transport/control/key_schedules.h"
 #include "transport/control/messages.h"
 #include "transport/layout.h"
 #include "transport/transport.h"
@@ -131,6 +132,7 @@ class SessionKeys {
 
   WorkerLink& link_;
   const ResultFormat result_format_;
+  const KeySchedules schedules_;
   std::vector<uint32_t> queue_shares_;  // Layout's
   uint64_t all_elements_ = 0;           // the number of elements in all results
   std::vector<Key> keys_;

@@ -26,16 +26,31 @@ def topk(x):
     return sent
 
 
+CODES = {"f32": lambda x: x, "int8": int8, "topk": topk}
+
+
+def phases_of(schedule):
+    """The last round of each code, and the code: of "int8", or of "f32*30,int8*40,topk"."""
+    last = 0
+    for phase in schedule.split(","):
+        name, _, rounds = phase.partition("*")
+        last += int(rounds or 1 << 40)
+        yield last, CODES[name]
+
+
 class Sender:
     """A rank's gradients of one key, with the residual of what was sent."""
 
-    def __init__(self, code, chunk=CHUNK):
-        self.code, self.chunk, self.residual = code, chunk, np.float32(0)
+    def __init__(self, schedule, chunk=CHUNK):
+        self.phases = list(phases_of(schedule))
+        self.chunk, self.residual, self.round = chunk, np.float32(0), 0
 
     def send(self, gradient):
         """What the box gets."""
+        self.round += 1
+        code = next(code for last, code in self.phases if self.round <= last)
         x = np.asarray(gradient, np.float32) + self.residual
         chunks = np.split(x, range(self.chunk, len(x), self.chunk))
-        sent = np.concatenate([self.code(chunk) for chunk in chunks])
+        sent = np.concatenate([code(chunk) for chunk in chunks])
         self.residual = x - sent
         return sent

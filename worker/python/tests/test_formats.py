@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from coded import Sender, int8, topk
+from coded import CODES, Sender
 from conftest import SEED, SavingBox, of_ranks, pushed, wait_until
 from exact import assert_same_bits, gradients_of, mean, parameters_of, replayed
 from models import loss_of, make_net, recorded
@@ -14,9 +14,10 @@ import phub
 
 # ---- The core.
 
-KEYS = {"a.weight": 20_001, "b.weight": 5_000, "a.bias": 40, "b.bias": 33}
-FORMATS = {"*": "f16", "?.weight": "int8", "b.weight": "topk", "b.*s": "f32"}
-MEMORY = {"a.weight": "f32", "b.weight": "f32", "a.bias": "f16", "b.bias": "f32"}
+KEYS = {"a.weight": 20_001, "b.weight": 5_000, "c.weight": 9_000, "a.bias": 40, "b.bias": 33}
+CODED = {"a.weight": "int8", "b.weight": "topk", "c.weight": "f32*2,int8*3,topk"}
+FORMATS = {"*": "f16", "?.weight": "int8", **CODED, "b.*s": "f32"}
+MEMORY = {**dict.fromkeys(CODED, "f32"), "a.bias": "f16", "b.bias": "f32"}
 ROUNDS = 8
 NULL, OWN = 3, 5  # rounds of which a gradient is none, or in memory of the program
 
@@ -57,7 +58,7 @@ def exchanges(rank, transport):
 
 def sums(world):
     """What the box makes of it, round by round."""
-    senders = [{"a.weight": Sender(int8), "b.weight": Sender(topk)} for _ in range(world)]
+    senders = [{key: Sender(code) for key, code in CODED.items()} for _ in range(world)]
     for round_ in range(1, ROUNDS + 1):
         total = {key: np.zeros(n, np.float32) for key, n in KEYS.items()}
         for rank, key in itertools.product(range(world), KEYS):
@@ -141,14 +142,13 @@ def test_residuals_are_saved_without_a_saver_at_save_points_too(memory_path):
 
 # ---- PyTorch.
 
-CODES = {"int8": int8, "topk": topk}
 STEPS = 100
 
 
 def sent_of(gradients_of_ranks, code):
     """What the box gets of the gradients that each rank had in each step, all coded."""
     for steps in gradients_of_ranks:
-        senders = {name: Sender(CODES[code]) for name in steps[0]}
+        senders = {name: Sender(code) for name in steps[0]}
 
         def coded(name, gradient, senders=senders):
             flat = senders[name].send(gradient.float().flatten().numpy())
@@ -195,6 +195,7 @@ class View:
     [
         ("gradient_dtype", "int8", False),
         ("gradient_dtype", "topk", False),
+        ("gradient_dtype", "f32*30,int8*40,topk", False),
         ("parameter_dtype", "int8", False),
         ("parameter_dtype", "int8", True),
     ],
@@ -234,7 +235,7 @@ def learns_with_ddp(rank, code, kind):
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("code", ["int8", "topk", "f32*3,int8*9,f32*2,topk"])
 def test_ddp_has_the_mean_of_the_codes_to_the_bit(box, start, code, kind):
     own, means = zip(*start(learns_with_ddp, 2, code, kind).results(), strict=True)
     assert_same_bits(means[0], means[1])
