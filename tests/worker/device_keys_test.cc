@@ -485,6 +485,7 @@ TEST_P(DeviceKeysTest, CodedKeysHaveTheSameBits) {
   expect_same_bits(spec_of_coded("float", {"fp8-e4m3", "f32", "fp8-e5m2"}), {.scale = 0.37f}, 4);
   expect_same_bits(spec_of_coded("wide", {"topk", "int8", "int32"}),
                    {.gradient = DType::kBF16, .scale = -3}, 4);
+  expect_same_bits(spec_of_coded("by-round", {"f32*2,int8", "topk-100-int4", "int4*1,f32"}), {}, 4);
 }
 
 TEST_P(DeviceKeysTest, SoTheyHaveWithRandomRoundings) {
