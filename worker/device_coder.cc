@@ -1,6 +1,11 @@
 #include "worker/device_coder.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <random>
 #include <utility>
 
 #include "kernels/encode.h"
@@ -11,22 +16,68 @@ namespace {
 
 using kernels::DType;
 
-bool is_coded(const JobSpec& spec, const KeySpec& key) {
-  if (is_compact(key)) return false;
-  const auto format = kernels::parse_format(gradient_format(spec, key));
-  return format && !kernels::is_plain(*format);
+// A key's that a device may encode; nullopt: it may not.
+std::optional<DType> format_on_device(const Worker& worker, size_t key) {
+  if (!worker.may_encode(key)) return std::nullopt;
+  const auto format =
+      kernels::parse_format(gradient_format(worker.spec(), worker.spec().keys[key]));
+  return format && Device::may_encode(*format) ? format : std::nullopt;
+}
+
+// Whether the device encodes as kernels::encode does, in a trial of a few chunks with values of all
+// sizes: a GPU, a driver or a compiler that nobody has tried may not.
+bool encodes_alike(Device& device, DType format, bool stochastic, std::byte* scratch) {
+  constexpr size_t kElements = 1000, kChunk = 96;
+  ChunkedSlots of{.format = format, .chunk_elements = kChunk};
+  of.chunk_bytes = kernels::slot_bytes(format, kChunk);
+  of.rounding = {.stochastic = stochastic, .job = 1, .rank = 2, .round = 3, .element = 4};
+  std::vector<float> gradient(kElements), residual(kElements);
+  std::minstd_rand random(static_cast<uint32_t>(format) + 1);
+  for (size_t i = 0; i < kElements; ++i) {
+    const float size = std::ldexp(1.0f, static_cast<int>(i / kChunk * 25) - 125);
+    gradient[i] = static_cast<float>(static_cast<int>(random() % 2001) - 1000) * size;
+    residual[i] = i % 5 == 0 ? 0 : static_cast<float>(random() % 999) * -0.01f * size;
+  }
+  std::vector<std::byte> slots((kElements + kChunk - 1) / kChunk * of.chunk_bytes);
+  auto* const from = reinterpret_cast<float*>(scratch);
+  auto* const rest = from + kElements;
+  float* const to = rest + kElements;
+  device.write(from, gradient.data(), kElements * sizeof(float));
+  device.write(rest, residual.data(), kElements * sizeof(float));
+  device.write(to, slots.data(), slots.size());
+  const auto stream = device.make_stream("phub trial");
+  stream->encode(from, DType::kF32, 1, rest, of, to, kElements);
+  stream->synchronize();
+  std::vector<std::byte> slots_there(slots.size());
+  std::vector<float> residual_there(kElements);
+  device.read(slots_there.data(), to, slots.size());
+  device.read(residual_there.data(), rest, kElements * sizeof(float));
+  for (size_t at = 0; at < kElements; at += kChunk) {
+    const size_t count = std::min(kChunk, kElements - at);
+    kernels::encode(gradient.data() + at, residual.data() + at, format, of.rounding,
+                    slots.data() + at / kChunk * of.chunk_bytes, count);
+    of.rounding.element += count;
+  }
+  return slots == slots_there &&
+         std::memcmp(residual.data(), residual_there.data(), kElements * sizeof(float)) == 0;
 }
 
 // By key; empty: not here, or there is no room for all of them.
-std::vector<DeviceMemory> residuals_on(Device& device, const Worker& worker) {
-  const JobSpec& spec = worker.spec();
+std::vector<DeviceMemory> residuals_on(Device& device, const Worker& worker,
+                                       const DeviceMemory& scratch) {
   std::vector<DeviceMemory> residuals(worker.keys());
+  std::map<DType, bool> alike;
   try {
     for (size_t key = 0; key < residuals.size(); ++key) {
-      const KeySpec& of = spec.keys[key];
-      if (!worker.may_encode(key)) continue;
-      if (!device.encodes(*kernels::parse_format(gradient_format(spec, of)))) continue;
-      residuals[key] = DeviceMemory(device, of.elements * sizeof(float), "residuals");
+      const auto format = format_on_device(worker, key);
+      if (!format) continue;
+      if (!alike.contains(*format)) {
+        alike[*format] = encodes_alike(device, *format, worker.spec().rounding == "stochastic",
+                                       static_cast<std::byte*>(scratch.data()));
+      }
+      if (!alike[*format]) continue;
+      residuals[key] =
+          DeviceMemory(device, worker.spec().keys[key].elements * sizeof(float), "residuals");
     }
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kFull) throw;
@@ -37,24 +88,32 @@ std::vector<DeviceMemory> residuals_on(Device& device, const Worker& worker) {
 
 }  // namespace
 
-DeviceCoder::DeviceCoder(Worker& worker, Device& device)
+DeviceCoder::DeviceCoder(Worker& worker, Device& device, const DeviceMemory& scratch)
     : worker_(worker),
       device_(device),
       seed_(rounding_seed(worker.spec().name)),
       keys_(worker.keys()) {
-  std::vector<DeviceMemory> residuals = residuals_on(device, worker);
-  for (size_t key = 0; key < keys_.size(); ++key) {
-    if (residuals[key].bytes() == 0) continue;
-    worker.register_memory(key, {});
-    Key& of = keys_[key];
-    of.format = *kernels::parse_format(gradient_format(worker.spec(), worker.spec().keys[key]));
-    of.slots = worker.begin_encoding(key);
-    device.write(residuals[key].data(), of.slots.residual.data(), residuals[key].bytes());
-    of.residual = std::move(residuals[key]);
+  std::vector<DeviceMemory> residuals = residuals_on(device, worker, scratch);
+  try {
+    for (size_t key = 0; key < keys_.size(); ++key) {
+      if (residuals[key].bytes() == 0) continue;
+      worker.register_memory(key, {});
+      Key& of = keys_[key];
+      of.format = *format_on_device(worker, key);
+      of.slots = worker.begin_encoding(key);
+      of.residual = std::move(residuals[key]);
+      device.write(of.residual.data(), of.slots.residual.data(), of.residual.bytes());
+    }
+  } catch (...) {
+    is_lost_ = true;
+    give_all_back();
+    throw;
   }
 }
 
-DeviceCoder::~DeviceCoder() {
+DeviceCoder::~DeviceCoder() { give_all_back(); }
+
+void DeviceCoder::give_all_back() {
   for (size_t key = 0; key < keys_.size(); ++key) {
     if (encodes(key)) give_back(key);
   }
@@ -71,10 +130,11 @@ void DeviceCoder::give_back(size_t key) {
   worker_.end_encoding(key);
 }
 
-size_t DeviceCoder::residual_bytes(const JobSpec& spec) {
+size_t DeviceCoder::residual_bytes(const Worker& worker) {
   size_t bytes = 0;
-  for (const KeySpec& key : spec.keys) {
-    if (is_coded(spec, key)) bytes += Arena::charge(key.elements * sizeof(float));
+  for (size_t key = 0; key < worker.keys(); ++key) {
+    if (!format_on_device(worker, key)) continue;
+    bytes += Arena::charge(worker.spec().keys[key].elements * sizeof(float));
   }
   return bytes;
 }
@@ -83,9 +143,11 @@ DeviceCoder::Slots DeviceCoder::slots(size_t key, Worker::Elements elements) con
   const Key& of = keys_[key];
   const uint64_t chunk = of.slots.chunk_elements;
   const uint64_t first = elements.begin / chunk;
-  const uint64_t rest = elements.end % chunk;
-  return {first * of.slots.chunk_bytes, (elements.end / chunk - first) * of.slots.chunk_bytes +
-                                            (rest > 0 ? kernels::slot_bytes(of.format, rest) : 0)};
+  if (elements.begin == elements.end) return {first * of.slots.chunk_bytes, 0};
+  const uint64_t last = (elements.end - 1) / chunk;  // which nothing follows: it has no padding
+  return {first * of.slots.chunk_bytes,
+          (last - first) * of.slots.chunk_bytes +
+              kernels::slot_bytes(of.format, elements.end - last * chunk)};
 }
 
 uint64_t DeviceCoder::elements_in(size_t key, size_t bytes) const {

@@ -1,10 +1,11 @@
 // Encodes the gradients of coded keys (kernels/encode.h) beside them, on a device, so that only
 // their codes cross its bus. The residuals are in the device's memory meanwhile.
 //
-// A key is encoded there if the device encodes its format (Device::encodes), and
-// Worker::may_encode(): not of a job of which the server saves the residuals, nor with carry_over,
-// nor of a part of a key. If the device has no room for the residuals of these keys, all of them
-// are left to the worker, and so are the others: push() sends the f32 gradient to it.
+// A key is encoded there if devices encode its format (Device::may_encode), this one gives the bits
+// of kernels::encode in a trial, and Worker::may_encode(): not of a job of which the server saves
+// the residuals, nor with carry_over, nor of a part of a key. If the device has no room for the
+// residuals of these keys, all of them are left to the worker, and so are the others: push() sends
+// the f32 gradient to it.
 //
 // At the end the worker has the residuals, and goes on with them. After a failure they are zero, as
 // for a rank that begins: what the device encoded last may not have been sent.
@@ -24,14 +25,15 @@ namespace phub {
 // made, and no work of the device encodes any when it is destroyed.
 class DeviceCoder {
  public:
-  // REQUIRES: both outlive this. Throws Error, the worker's failure.
-  DeviceCoder(Worker& worker, Device& device);
+  // REQUIRES: both outlive this; `scratch` has 16 KiB, if any key is coded. Throws Error, the
+  // worker's or the device's failure.
+  DeviceCoder(Worker& worker, Device& device, const DeviceMemory& scratch);
   ~DeviceCoder();
   DeviceCoder(const DeviceCoder&) = delete;
   DeviceCoder& operator=(const DeviceCoder&) = delete;
 
-  // The memory that the residuals of all coded keys take on a device.
-  static size_t residual_bytes(const JobSpec& spec);
+  // The memory that residuals take on a device, before it is made.
+  static size_t residual_bytes(const Worker& worker);
 
   bool encodes(size_t key) const { return keys_[key].residual.bytes() > 0; }
 
@@ -56,6 +58,7 @@ class DeviceCoder {
     CodedSlots slots;
     DeviceMemory residual;
   };
+  void give_all_back();
   void give_back(size_t key);
 
   Worker& worker_;

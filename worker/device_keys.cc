@@ -36,7 +36,7 @@ DeviceKeys::DeviceKeys(Worker& worker, Device& device)
       parameter_dtype_(*kernels::parse_dtype(parameter_memory_format(worker.spec()))),
       in_piece_(device, on_device_ ? 0 : kPieceBytes, "gradients that are converted"),
       out_piece_(device, on_device_ ? 0 : kPieceBytes, "results that are converted"),
-      coder_(std::make_unique<DeviceCoder>(worker, device)),
+      coder_(std::make_unique<DeviceCoder>(worker, device, in_piece_)),
       keys_(worker.keys()),
       ready_(device.make_event()),
       signals_(device.make_signals(place_signals())),
@@ -66,8 +66,8 @@ DeviceKeys::DeviceKeys(Worker& worker, Device& device)
   receiver_ = start_thread("phub-receive", [this](const std::stop_token& stop) { receive(stop); });
 }
 
-size_t DeviceKeys::encoding_bytes(const JobSpec& spec) {
-  return kDeviceBytes + DeviceCoder::residual_bytes(spec);
+size_t DeviceKeys::encoding_bytes(const Worker& worker) {
+  return kDeviceBytes + DeviceCoder::residual_bytes(worker);
 }
 
 bool DeviceKeys::encodes(size_t key) const { return coder_->encodes(key); }

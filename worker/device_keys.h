@@ -23,13 +23,14 @@
 // Through pinned memory a large key goes part by part (Worker::parts()): while one part is copied,
 // the box has the ones before it, and results are copied back as they come.
 //
-// Coded formats (kernels/encode.h) are encoded on the device as well, with the residual there, so
-// that only codes cross the bus: on a device of the host all of them, on CUDA all but topk. The
-// worker encodes the others, from a copy in f32, and all of them if the device has no room for the
-// residuals, or if the worker needs them (Worker::may_encode: a job whose state of ranks the server
-// saves, carry_over, a rank with a part of the key). The bits are the same. A null, or a chunk that
-// is not finite, leaves the residual alone; it is the rank's, whatever branch runs. The destructor
-// gives it back to the worker; after a failure it is zero then, as for a rank that begins.
+// Scaled formats (kernels/encode.h) are encoded on the device as well, with the residual there, so
+// that only codes cross the bus. The worker encodes the others, from a copy in f32, and all of them
+// if the device has no room for the residuals, gives other bits in a trial, or if the worker needs
+// the residuals (Worker::may_encode: a job whose state of ranks the server saves, carry_over, a
+// rank with a part of the key, a format that goes by the round). The bits are the same. A null, or
+// a chunk that is not finite, leaves the residual alone; it is the rank's, whatever branch runs.
+// The destructor gives it back to the worker; after a failure it is zero then, as for a rank that
+// begins.
 //
 // Threads. Any thread may call anything, except that the destructor comes last. A push takes the
 // gradient in the order of its stream; pushes and pulls of one key take effect in the order of the
@@ -77,7 +78,8 @@ class DeviceKeys {
   // The memory that the device must have left, if the worker's memory is the host's.
   static constexpr size_t kDeviceBytes = 2 * kPieceBytes;
   // The memory with which coded keys are encoded on the device: these, and their residuals.
-  static size_t encoding_bytes(const JobSpec& spec);
+  // Before this is made.
+  static size_t encoding_bytes(const Worker& worker);
 
   // From now on only this pushes to the worker and calls its wait_any(); registered memory is
   // registered no more. Throws Error: kFull, too little memory on the device, or pinned memory of

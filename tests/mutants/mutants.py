@@ -1592,7 +1592,7 @@ MUTANTS = [
     Mutant("table-factors-copy: they are not copied in the application's order", "worker/geeps/cache_release.cc",
            "work.copy(table.factors.floats() + at, from, floats);", "", ("geeps/factors_test",)),
     Mutant("device-residual: the worker's does not go to the device", DEVICE_CODER,
-           "device.write(residuals[key].data(), of.slots.residual.data(), residuals[key].bytes());",
+           "device.write(of.residual.data(), of.slots.residual.data(), of.residual.bytes());",
            "", ("worker/device_keys_test:Coded*",)),
     Mutant("device-residual-back: the device's does not come back", DEVICE_CODER,
            "if (!is_lost_) device_.read(", "if (is_lost_) device_.read(",

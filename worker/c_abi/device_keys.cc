@@ -69,7 +69,7 @@ phub_code phub_device_keys_bytes(const phub_worker* worker, uint64_t* bytes) {
   return call(__func__, [&] {
     const auto of = object_of<WorkerObject>(worker);
     need(bytes, "bytes");
-    *bytes = DeviceKeys::encoding_bytes(of->worker.spec());
+    *bytes = DeviceKeys::encoding_bytes(of->worker);
   });
 }
 

@@ -100,10 +100,6 @@ class CudaDevice : public Device {
   }
 
   // To choose the largest elements to the same bits is left to the host.
-  bool encodes(kernels::DType format) const override {
-    return kernels::format_of(format).coding == kernels::Coding::kScaled;
-  }
-
   int cuda_ordinal() const override { return state_.ordinal(); }
   DmaBuf dma_buf(const void* memory, size_t bytes) const override;
   void flush_nic_writes() override;

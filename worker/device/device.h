@@ -217,8 +217,8 @@ class Stream {
 
   // Writes the slots of factor · from[i] + residual[i], and what they do not hold into the
   // residual: as kernels::convert_scaled and kernels::encode do of one chunk after another, to the
-  // bit. No residual (null): of factor · from[i]. REQUIRES, else kInvalid: device().encodes() the
-  // format.
+  // bit. No residual (null): of factor · from[i]. REQUIRES, else kInvalid: Device::may_encode()
+  // the format.
   void encode(const void* from, kernels::DType from_dtype, float factor, float* residual,
               const ChunkedSlots& slots, void* to, size_t elements);
 
@@ -310,8 +310,11 @@ class Device : public MemoryDevice {
   void flush_nic_writes() override {}
 
   size_t budget_bytes() const { return budget_; }
-  // Whether its streams can encode this format: Stream::encode().
-  virtual bool encodes(kernels::DType format) const { return !kernels::is_plain(format); }
+  // Whether streams can encode this format, with Stream::encode(): a scaled one. (Of a sparse one
+  // the host chooses the elements.)
+  static constexpr bool may_encode(kernels::DType format) {
+    return kernels::format_of(format).coding == kernels::Coding::kScaled;
+  }
   // Whether device memory is host memory, in which the calling thread may compute.
   virtual bool in_host_memory() const { return false; }
   DeviceStats stats() const;

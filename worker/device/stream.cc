@@ -153,7 +153,7 @@ void Stream::convert(const void* from, kernels::DType from_dtype, void* to, kern
 
 void Stream::check_slots(const ChunkedSlots& slots, const void* to) const {
   const std::string_view format = kernels::name_of(slots.format);
-  if (!device_.encodes(slots.format)) {
+  if (!Device::may_encode(slots.format)) {
     fail(ErrorCode::kInvalid, "{}: encode: this device does not encode the format {}",
          device_.name(), format);
   }
@@ -176,7 +176,8 @@ void Stream::encode(const void* from, kernels::DType from_dtype, float factor, f
       kernels::slot_bytes(slots.format, elements - last * slots.chunk_elements);
   const size_t from_bytes = bytes_of(elements, kernels::bytes_of(from_dtype));
   const size_t residual_bytes = residual == nullptr ? 0 : bytes_of(elements, sizeof(float));
-  const size_t to_bytes = bytes_of(last, slots.chunk_bytes) + last_bytes;
+  size_t to_bytes = bytes_of(last, slots.chunk_bytes);
+  if (__builtin_add_overflow(to_bytes, last_bytes, &to_bytes)) to_bytes = SIZE_MAX;
   device_.check_device("encode: residual", residual, residual_bytes);
   if (overlap(residual, residual_bytes, from, from_bytes) ||
       overlap(residual, residual_bytes, to, to_bytes)) {

@@ -11,6 +11,7 @@ from torch.futures import Future
 
 from phub import errors
 from phub._library import call
+from phub._memory_device import DEVICE_KEYS_BYTES
 from phub._waiting import waiting_call
 
 if TYPE_CHECKING:
@@ -75,7 +76,10 @@ class DeviceKeys:
             return
         bytes_of_all = c_uint64()  # with residuals of coded gradients
         call("device_keys_bytes", worker._worker, byref(bytes_of_all))
-        opened = open_device(device, bytes_of_all.value)
+        try:
+            opened = open_device(device, bytes_of_all.value)
+        except errors.FullError:  # the CPU encodes, then
+            opened = open_device(device, DEVICE_KEYS_BYTES)
         try:
             waiting_call("device_keys_create", worker._worker, opened, byref(self._handle))
         finally:
