@@ -207,7 +207,7 @@ def test_the_boxs_steps_are_those_of_the_codes_to_the_bit(box, start, coded, cod
     gradients, parameters = zip(*start(learns, 2, options).results(), strict=True)
     assert_same_bits(parameters[0], parameters[1])
     net = make_net()
-    views = {name: View(CODES[code], p) for name, p in net.named_parameters()}
+    views = {} if is_coded else {n: View(CODES[code], p) for n, p in net.named_parameters()}
     given = sent_of(gradients, code) if is_coded else gradients
     for step, _ in enumerate(replayed(given, net, sgd(net))):
         expected = parameters_of(net)
