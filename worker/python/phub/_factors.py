@@ -175,6 +175,8 @@ class Layer:
                 )
             add_products(factors, factors[self._split :], int(samples), gradient)
         gradient *= factor
+        if not self.weight.requires_grad:  # any more
+            return
         if self.weight.grad is None:
             self.weight.grad = gradient
         else:
@@ -192,7 +194,8 @@ class Layer:
 class Linear(torch.autograd.Function):
     """functional.linear, whose backward() sends the factors of the weight's gradient.
 
-    `layer.push` gets them, and returns the gradient if it is to be made here after all, or None.
+    `layer.push` gets them, if the weight is to have a gradient. It returns the gradient if it is to
+    be made here after all, or None.
     """
 
     @staticmethod
@@ -213,12 +216,24 @@ class Linear(torch.autograd.Function):
         errors = error.reshape(-1, weight.shape[0])
         # Before the push: with zero_copy its result takes the weight's place.
         before = error @ weight if ctx.needs_input_grad[0] else None
-        return (
-            before,
-            ctx.layer.push(errors, inputs.reshape(-1, weight.shape[1])),
-            errors.sum(0) if ctx.has_bias else None,
-            None,
-        )
+        gradient = None
+        if ctx.needs_input_grad[1]:
+            right = inputs.reshape(-1, weight.shape[1])
+            is_summed = _is_summed(ctx.next_functions[1][0])
+            gradient = ctx.layer.push(errors, right) if is_summed else errors.t() @ right
+        return before, gradient, errors.sum(0) if ctx.has_bias else None, None
+
+
+def _is_summed(accumulate: Any) -> bool:
+    """Whether the weight, whose node of the graph this is, gets a gradient in this backward().
+
+    Not in torch.autograd.grad(), which refuses the question if it returns the weight's; nor in
+    backward(inputs=...) of others.
+    """
+    try:
+        return bool(torch._C._will_engine_execute_node(accumulate))
+    except RuntimeError:
+        return False
 
 
 def add_products(

@@ -134,7 +134,7 @@ class Weight:
             self._is_whole = True
             return left.t() @ right
         for side, part in zip(self._sides(self._own), (left, right), strict=True):
-            side[self._stored : end].copy_(part)
+            side[self._stored : end].copy_(part.detach())
         self._stored = end
         return None
 

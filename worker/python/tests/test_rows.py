@@ -375,6 +375,38 @@ def test_gradients_are_added_to_those_that_are_there(rank):
         refused("no_sync", wrapped(inputs).sum().backward)
 
 
+@pytest.mark.parametrize("form", ["ddp", "box"])
+@of_ranks(2)
+def test_gradients_that_are_not_the_weights_are_not_in_the_sum(rank, form):
+    net = model_of()
+    factors = {"*": SAMPLES}
+    if form == "ddp":
+        forward, optimizer = phub.ddp(net, factors=factors), None
+    else:
+        forward, optimizer = net, at_box(net, torch.optim.SGD(net.parameters(), 1), factors=factors)
+    before, inputs = parameters_of(net), batch_of(rank, 5).requires_grad_()
+    torch.autograd.grad(net(inputs).sum(), inputs)
+    net(inputs).sum().backward(inputs=[inputs])
+    net.requires_grad_(False)
+    net(inputs).sum().backward()
+    net.requires_grad_(True)
+    assert inputs.grad.any()
+    backward(forward, rank, 0)
+    if optimizer:
+        optimizer.step()
+        optimizer.synchronize()
+        after = parameters_of(net)
+        found = {name: before[name] - after[name] for name in after}
+        optimizer.close()
+    else:
+        found = gradients_of(net)
+    alone = model_of()
+    alone.load_state_dict(before)
+    for each in range(2):
+        backward(alone, each, 0)
+    close(found, {name: total / 2 for name, total in gradients_of(alone).items()}, atol=1e-5)
+
+
 def goes_on_alone(rank):
     net = model_of()
     wrapped = phub.ddp(net, factors={"*": SAMPLES}, lease_ms=1000)

@@ -108,11 +108,52 @@ def test_on_a_fast_link_all_are_whole(box, start):
 # ---- What does not fit into the plan. Against one process with the batches of all ranks.
 
 
+# What has no part in the sum.
+
+
+def grad_of(what):
+    def calls(forward, net, rank, step):
+        inputs = batch_of(rank, step + 70, 4).requires_grad_()
+        torch.autograd.grad(forward(inputs).sum(), inputs if what == "inputs" else net[2].weight)
+
+    return calls
+
+
+def backward_to_the_inputs(_, net, rank, step):
+    inputs = batch_of(rank, step + 70, 4).requires_grad_()
+    net(inputs).sum().backward(inputs=[inputs])
+    assert inputs.grad.any()
+
+
+def backward_of_frozen(_, net, rank, step):
+    """As of a discriminator, while the generator learns."""
+    inputs = batch_of(rank, step + 70, 4).requires_grad_()
+    net.requires_grad_(False)
+    net(inputs).sum().backward()
+    net.requires_grad_(True)
+    assert inputs.grad.any()
+
+
+OTHERS = {
+    "grad of inputs": grad_of("inputs"),
+    "grad of a weight": grad_of("weight"),
+    "inputs alone": backward_to_the_inputs,
+    "frozen": backward_of_frozen,
+}
+
+
 def loss_of(forward, net, rank, step, how):
     samples = how.get("sizes", {}).get((rank, step), SAMPLES)
+    other = how.get("others", {}).get((rank, step))
+    if other:
+        OTHERS[other](forward, net, rank, step)
     loss = forward(batch_of(rank, step, samples)).square().mean()
     if (rank, step) in how.get("twice", ()):
         loss = loss + net(batch_of(rank, step + 50, 4)).square().mean()
+    if (rank, step) in how.get("penalized", ()):
+        inputs = batch_of(rank, step + 60, 4).requires_grad_()
+        (found,) = torch.autograd.grad(net(inputs).square().sum(), inputs, create_graph=True)
+        loss = loss + 1e-4 * found.square().sum()
     if (rank, step) in how.get("decayed", ()):
         loss = loss + net[2].weight.square().sum()
     return loss
@@ -148,6 +189,8 @@ CASES = {
     "used twice": {"twice": {(0, 4), (2, 5)}},
     "used twice, and there is room": {"twice": {(0, 4), (2, 5)}, "sizes": {(0, 4): 2}},
     "another gradient": {"decayed": {(0, 3), (1, 3), (2, 5)}},
+    "a penalty of gradients": {"penalized": {(0, 3), (1, 3), (2, 5)}},
+    "backward()s of others": {"others": {(i % 3, 3 + i // 2): how for i, how in enumerate(OTHERS)}},
     "no_sync": {"accumulated": {3, 5}},
     "no_sync, zeros": {"accumulated": {3, 5}, "none": False},
     "gradients that are kept": {"kept": {3, 4}},
