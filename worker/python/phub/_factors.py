@@ -127,12 +127,18 @@ class Layer:
 
     def __getstate__(self) -> dict[str, Any]:
         """Of a copy of the model, whose module computes as ever."""
-        return {"_module": self._module, "weight": self.weight, "_all": None}
+        return {"_module": self._module, "_all": None}
 
     def _forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        if self._all is None or not torch.is_grad_enabled():
-            return functional.linear(inputs, self.weight, self._module.bias)
-        result: torch.Tensor = Linear.apply(inputs, self.weight, self._module.bias, self)  # type: ignore[no-untyped-call]
+        weight, bias = self._module.weight, self._module.bias
+        is_plain = (
+            self._all is None
+            or weight is not self.weight  # it is pruned, or that of torch.func.functional_call
+            or not torch.is_grad_enabled()
+        )
+        if is_plain:
+            return functional.linear(inputs, weight, bias)
+        result: torch.Tensor = Linear.apply(inputs, weight, bias, self)  # type: ignore[no-untyped-call]
         return result
 
     def push(self, left: torch.Tensor, right: torch.Tensor) -> None:
@@ -219,12 +225,12 @@ class Linear(torch.autograd.Function):
         gradient = None
         if ctx.needs_input_grad[1]:
             right = inputs.reshape(-1, weight.shape[1])
-            is_summed = _is_summed(ctx.next_functions[1][0])
-            gradient = ctx.layer.push(errors, right) if is_summed else errors.t() @ right
+            pushes = is_summed(ctx.next_functions[1][0])
+            gradient = ctx.layer.push(errors, right) if pushes else errors.t() @ right
         return before, gradient, errors.sum(0) if ctx.has_bias else None, None
 
 
-def _is_summed(accumulate: Any) -> bool:
+def is_summed(accumulate: Any) -> bool:
     """Whether the weight, whose node of the graph this is, gets a gradient in this backward().
 
     Not in torch.autograd.grad(), which refuses the question if it returns the weight's; nor in

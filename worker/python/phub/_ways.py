@@ -17,9 +17,11 @@ from __future__ import annotations
 import collections
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from phub import _device
 from phub._buffers import worker_beside
@@ -45,13 +47,14 @@ class Ways:
         self,
         weights: Mapping[str, nn.Linear],
         others: int,
+        model: nn.Module,
         beside: Worker,
         options: Mapping[str, Option],
     ) -> None:
         """Joins a job; returns when all ranks have.
 
         weights: by name, the modules of which there is a choice. others: elements of the other
-        parameters. beside: the worker whose keys have the gradients.
+        parameters. model: that DDP calls. beside: the worker whose keys have the gradients.
         """
         self.worker, self._options, self._others = beside, options, others
         self.layers = {name: Weight(name, module, self) for name, module in weights.items()}
@@ -62,6 +65,7 @@ class Ways:
         self._step = 0
         self._share: float | None = None
         self.clock = Clock()
+        self.is_due = False
         self._off = 0  # steps that were not as planned, more than were
         self._waits = Waits()
         self._wishes = worker_beside(
@@ -70,9 +74,11 @@ class Ways:
         self._wish = tensor_over(self._wishes.gradient(_WISH))
         for layer in self.layers.values():
             layer.join()
+        self._call = model.register_forward_pre_hook(_Call(self))
 
     def close(self) -> None:
         """Leaves the jobs."""
+        self._call.remove()
         for layer in self.layers.values():
             layer.leave()
         for worker in (self._factors, self._wishes):
@@ -107,6 +113,7 @@ class Ways:
 
     def end_step(self, waited_s: float) -> None:
         """All results are here. It may be the time for another choice."""
+        self.is_due = False
         self._waits.add(waited_s)
         self.clock.end_step()
         for layer in self.layers.values():
@@ -189,6 +196,25 @@ class Ways:
             file=sys.stderr,
             flush=True,
         )
+
+
+class _Call:
+    """Sees the calls of the model by DDP: with one of them DDP decides about the next backward().
+
+    Without no_sync(), that is with an exchange.
+    """
+
+    def __init__(self, ways: Ways) -> None:
+        self._ways: Ways | None = ways
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy of the model."""
+        return {"_ways": None}
+
+    def __call__(self, *_: object) -> None:
+        ddp = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
+        if self._ways and ddp and ddp.require_backward_grad_sync and torch.is_grad_enabled():
+            self._ways.is_due = True
 
 
 def is_auto(factors: object, powersgd: object) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from phub._factors import Linear, add_products
+from phub._factors import Linear, add_products, is_summed
 from phub._measured import Clock
 from phub._options import Key
 from phub._views import tensor_over
@@ -25,6 +25,7 @@ class All(Protocol):
 
     worker: Worker  # whose keys have the gradients
     clock: Clock
+    is_due: bool  # DDP exchanges in the next backward()
 
     def share(self) -> float:
         """What a product counts in the result of a step, when its factors are here."""
@@ -40,6 +41,8 @@ class Weight:
         self._count = 0  # of this one, so far
         self._limit = 0  # of samples that there is room for; 0: it goes whole
         self._stored = 0  # pairs of this step that are in _own
+        self._is_local = False  # there was a backward() without an exchange since the latest one
+        self._accumulates = False  # this step's gradient is that of such ones, too
         self._is_whole = False  # this rank's gradient goes whole in this step
         self._ways: All | None = ways
         self._factors: Worker
@@ -57,6 +60,10 @@ class Weight:
     def join(self) -> None:
         """From now on samples are counted."""
         self._module.forward = self._forward  # type: ignore[assignment]
+        with torch.enable_grad():
+            view = self.weight.view_as(self.weight)
+        assert view.grad_fn
+        self._node = view.grad_fn.next_functions[0][0]
         self._hook = self.weight.register_hook(self._note_gradient)  # type: ignore[no-untyped-call]
 
     def leave(self) -> None:
@@ -66,7 +73,7 @@ class Weight:
 
     def __getstate__(self) -> dict[str, Any]:
         """Of a copy of the model, whose module computes as ever."""
-        return {"_module": self._module, "weight": self.weight, "_ways": None}
+        return {"_module": self._module, "_ways": None}
 
     def keys(self, samples: int, ranks: int) -> dict[str, Key]:
         """Of each rank: its factors, and at last how many samples they are of."""
@@ -88,14 +95,17 @@ class Weight:
         return self.samples < _SHRUNK * self.planned or (limit is not None and self.samples > limit)
 
     def end_step(self) -> None:
-        self.samples, self._count = self._count, 0
+        # What is accumulated goes whole.
+        self.samples = 0 if self._accumulates else self._count
+        self._count, self._is_local, self._accumulates = 0, False, False
 
     # ---- The module.
 
     def _forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        weight, bias = self.weight, self._module.bias
+        weight, bias = self._module.weight, self._module.bias
         is_plain = (
             self._ways is None
+            or weight is not self.weight  # it is pruned, or that of torch.func.functional_call
             or not torch.is_grad_enabled()
             or torch.is_autocast_enabled("cpu")
             or not (inputs.dtype == weight.dtype == torch.float32)
@@ -113,24 +123,33 @@ class Weight:
         return result
 
     def _note_samples(self, samples: int, _: torch.Tensor) -> None:
-        if self._ways:
-            self._ways.clock.start()
+        if is_summed(self._node) and self._is_due():
             self._count += samples
+            self._accumulates |= self._is_local and self.weight.grad is not None
+
+    def _is_due(self) -> bool:
+        """Whether this backward() is that of an exchange, which it begins."""
+        if self._ways is None or not self._ways.is_due:
+            self._is_local = True
+            return False
+        self._ways.clock.start()
+        return True
 
     def _note_gradient(self, gradient: torch.Tensor | None) -> None:
         """The weight has one in this step, which is not in the factors."""
-        if gradient is not None:
+        if gradient is not None and self._ways and self._ways.is_due:
             self._is_whole = True
 
     def push(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor | None:
         """What Linear calls."""
-        if self._ways:
-            self._ways.clock.start()
+        if not self._is_due():
+            return left.t() @ right
         self._count += len(left)
         end = self._stored + len(left)
         # What is in the gradient already, of backward()s without an exchange, is this rank's alone.
         accumulated = self.weight.grad is not None and bool(self.weight.grad.any())
-        if end > self._limit or accumulated or self._ways is None:
+        self._accumulates |= accumulated
+        if end > self._limit or accumulated:
             self._is_whole = True
             return left.t() @ right
         for side, part in zip(self._sides(self._own), (left, right), strict=True):

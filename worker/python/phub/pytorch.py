@@ -179,7 +179,9 @@ class DDPState(State):
             if name in keys and not any(fnmatchcase(name, pattern) for pattern in formats)
         }
         others = sum(p.numel() for n, p in self._parameters.items() if n not in weights)
-        return Ways(weights, others, self.worker, self._options) if weights else None
+        if not weights:
+            return None
+        return Ways(weights, others, self._module, self.worker, self._options)
 
     def broadcast_parameters(self) -> None:
         """Gives the module rank 0's parameters, before the first step (initial="broadcast")."""

@@ -435,6 +435,12 @@ def test_the_models_state_stays_as_it_is(rank):
     other = copy.deepcopy(model_of(5))
     other.load_state_dict(net.state_dict())
     assert torch.equal(other(batch_of(0, 0)), net(batch_of(0, 0)))
+    given = dict(model_of(6).named_parameters())
+    called = torch.func.functional_call(net, given, batch_of(0, 0))
+    assert torch.equal(called, model_of(6)(batch_of(0, 0)))
+    copied = copy.deepcopy(net)
+    copied.load_state_dict(model_of(6).state_dict(), assign=True)
+    assert torch.equal(copied(batch_of(0, 0)), called)
 
 
 # ---- What is refused; test_refused.py has more.

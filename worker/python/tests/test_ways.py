@@ -11,6 +11,7 @@ import torch
 from conftest import SEED, leave, of_ranks, refused
 from exact import assert_same_bits, gradients_of, parameters_of
 from torch import nn
+from torch.nn.utils import prune
 
 import phub
 from phub import _choice, _measured
@@ -162,6 +163,7 @@ def loss_of(forward, net, rank, step, how):
 def copes(rank, how, steps):
     measures(SLOW)
     net = model_of(SEED + rank)
+    alone = model_of()
     wrapped = phub.ddp(net, factors="auto", **how.get("options", {}))
     optimizer = torch.optim.SGD(net.parameters(), 0.01)
     rows = []
@@ -173,6 +175,16 @@ def copes(rank, how, steps):
         if step in how.get("accumulated", ()):
             with wrapped.no_sync():
                 loss_of(wrapped, net, rank, step + 20, how).backward()
+        if (rank, step) in how.get("dropped", ()):
+            for _ in range(2):
+                with wrapped.no_sync():
+                    loss_of(wrapped, net, rank, step + 30, how).backward()
+                alone.load_state_dict(net.state_dict())
+                alone.zero_grad()
+                loss_of(alone, alone, rank, step + 30, how).backward()
+                for name, gradient in gradients_of(alone).items():
+                    torch.testing.assert_close(gradients_of(net)[name], gradient)
+                optimizer.zero_grad(set_to_none=how.get("none", True))
         loss_of(wrapped, net, rank, step, how).backward()
         rows.append((before, plan, gradients_of(net)))
         optimizer.step()
@@ -193,6 +205,8 @@ CASES = {
     "backward()s of others": {"others": {(i % 3, 3 + i // 2): how for i, how in enumerate(OTHERS)}},
     "no_sync": {"accumulated": {3, 5}},
     "no_sync, zeros": {"accumulated": {3, 5}, "none": False},
+    "no_sync, and dropped": {"dropped": {(0, 3), (1, 4), (2, 4)}},
+    "no_sync, and dropped, zeros": {"dropped": {(0, 3), (1, 4)}, "none": False},
     "gradients that are kept": {"kept": {3, 4}},
     "the sum": {"options": {"reduction": "sum"}, "sizes": {(1, 3): 9}},
     "copies": {"options": {"ddp_options": {"gradient_as_bucket_view": False}}},
@@ -325,6 +339,54 @@ def test_nothing_is_chosen_where_factors_cannot_be(rank):
         leave(wrapped.phub)
 
 
+def accumulates(rank):
+    measures(SLOW)
+    net = model_of()
+    wrapped = phub.ddp(net, factors="auto")
+    plans = []
+    for step in range(10):
+        net.zero_grad()
+        plans.append(sorted(wrapped.phub.ways.plan))
+        if step >= 3:
+            with wrapped.no_sync():
+                wrapped(batch_of(rank, step + 20)).square().mean().backward()
+        wrapped(batch_of(rank, step)).square().mean().backward()
+    leave(wrapped.phub)
+    return plans
+
+
+def test_what_is_accumulated_is_planned_whole(box, start):
+    one, other = start(accumulates, 2).results()
+    assert one == other == [[]] * 2 + [sorted(PLAN)] * 5 + [[]] * 3
+
+
+@of_ranks(2)
+def test_the_weights_of_a_call_are_those_that_it_has(rank):
+    measures(SLOW)
+    net = model_of(SEED + rank)
+    wrapped = phub.ddp(net, factors="auto")
+    for step in range(4):
+        net.zero_grad()
+        wrapped(batch_of(rank, step)).square().mean().backward()
+    assert wrapped.phub.ways.plan == PLAN
+    inputs, other = batch_of(0, 9), model_of(5)
+    given = dict(other.named_parameters())
+    result = torch.func.functional_call(net, given, inputs)
+    assert torch.equal(result, other(inputs))
+    result.sum().backward()
+    assert given["0.weight"].grad.any()
+    copied = copy.deepcopy(net)
+    copied.load_state_dict(other.state_dict(), assign=True)
+    assert torch.equal(copied(inputs), other(inputs))
+    net.zero_grad()
+    prune.random_unstructured(net[0], "weight", 0.5)
+    assert torch.equal(net[0](inputs), nn.functional.linear(inputs, net[0].weight, net[0].bias))
+    wrapped(batch_of(rank, 5)).square().mean().backward()
+    gradient = net[0].weight_orig.grad.clone()
+    leave(wrapped.phub)
+    return gradient
+
+
 # ---- What is measured.
 
 
@@ -397,8 +459,9 @@ def trains_beside(rank):
     for step in range(6):
         optimizer.zero_grad()
         one, other = two_backwards(rank, step)
-        with wrapped.no_sync():
-            wrapped(one).square().mean().backward()
+        if step in (0, 3):
+            with wrapped.no_sync():
+                wrapped(one).square().mean().backward()
         wrapped(other).square().mean().backward()
         rows.append((parameters_of(wrapped.module), gradients_of(wrapped.module)))
         optimizer.step()
@@ -423,12 +486,13 @@ def beside(rank, store):
 def test_a_ddp_of_the_program(box, start, tmp_path):
     (plan, rows), other = start(beside, 2, tmp_path / "store").results()
     assert_same_bits(other, (plan, rows))
-    assert plan == {"0.weight": 2 * SAMPLES, "2.weight": 2 * SAMPLES}
+    assert plan == PLAN
     net = model_of()
     for step, (parameters, gradients) in enumerate(rows):
         net.load_state_dict(parameters)
         net.zero_grad()
-        for batch in two_backwards(0, step) + two_backwards(1, step):
+        first = 0 if step in (0, 3) else 1
+        for batch in two_backwards(0, step)[first:] + two_backwards(1, step)[first:]:
             net(batch).square().mean().backward()
         for name, gradient in gradients_of(net).items():
             torch.testing.assert_close(gradients[name], gradient / 2, rtol=1e-4, atol=1e-6)
