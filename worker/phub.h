@@ -399,8 +399,9 @@ PHUB_API phub_code phub_add_products(const float* left, const float* right, size
  * each way, of a rank and of the box; `product_gflop_s`: of a rank's phub_add_products. Sets
  * `as_factors` of each key to 1 or 0, the choice with the shortest time from the beginning of
  * backward to the last result, and the two of `seconds`, unless null, to that time with all whole
- * and as chosen. A pure function. PHUB_INVALID: an input that is not positive. Any thread; it does
- * not wait. */
+ * and as chosen. A pure function. PHUB_INVALID: an input that is not positive and finite, but
+ * `keys`, `samples` and `backward_s` may be 0; or more elements than a job can have. Any thread; it
+ * does not wait. */
 PHUB_API phub_code phub_choose_factors(uint32_t ranks, double rank_gbit_s, double box_gbit_s,
                                        double product_gflop_s, size_t keys, const size_t* rows,
                                        const size_t* columns, const size_t* samples,

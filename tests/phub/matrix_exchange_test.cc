@@ -260,6 +260,27 @@ TEST(MatrixExchange, OfTheModels) {
   }
 }
 
+// Links and products so slow that no time is finite; of matrices that are tried in all ways, and of
+// more.
+TEST(MatrixExchange, AllAreWholeIfNothingEverComes) {
+  for (const size_t count : {2, 40}) {
+    JobSpec spec;
+    for (size_t k = 0; k < count; ++k) {
+      spec.keys.push_back({.name = fmt::format("{}", k), .elements = 1'000'000});
+      spec.keys.back().shape = {1000, 1000};
+    }
+    ExchangeInputs slow_link{.ranks = 2, .samples = 4, .worker_gbit_s = 1e-320};
+    ExchangeInputs slow_products{.ranks = 2, .samples = 4, .product_gflop_s = 1e-320};
+    for (const ExchangeInputs& inputs : {slow_link, slow_products}) {
+      const Exchanges exchanges = choose_exchanges(spec, inputs);
+      ASSERT_EQ(exchanges.matrices.size(), count);
+      for (const MatrixCosts& matrix : exchanges.matrices) {
+        EXPECT_EQ(matrix.exchange, MatrixExchange::kWhole);
+      }
+    }
+  }
+}
+
 TEST(MatrixExchange, BadInputIsNamed) {
   JobSpec spec;
   spec.keys = {{.name = "a", .elements = 4, .shape = {2, 2}}};

@@ -485,7 +485,8 @@ static void factors(void) {
 /* The shortest round: of a large matrix of few samples the factors go, others whole. */
 static void choices(void) {
   static const size_t rows[] = {10, 1000, 5}, columns[] = {1, 1000, 5}, samples[] = {0, 10, 100};
-  static const double long_s[] = {1, 0, 1};
+  static const size_t nothing[] = {0}, many[] = {(size_t)1 << 33};
+  static const double long_s[] = {1, 0, 1}, never_s[] = {INFINITY, NAN, -1};
   unsigned char as_factors[3] = {7, 7, 7};
   double seconds[2];
   OK(phub_choose_factors(2, 1, 2, 1000, 3, rows, columns, samples, NULL, as_factors, seconds));
@@ -503,6 +504,20 @@ static void choices(void) {
         PHUB_INVALID, "all NICs");
   FAILS(phub_choose_factors(2, 1, 2, 1, 3, rows, columns, NULL, NULL, as_factors, NULL),
         PHUB_INVALID, "samples");
+  for (size_t i = 0; i < sizeof never_s / sizeof *never_s; ++i) {
+    const double wrong_s[3] = {1, 0, never_s[i]};
+    FAILS(phub_choose_factors(2, 1, 2, 1, 3, rows, columns, samples, wrong_s, as_factors, NULL),
+          PHUB_INVALID, "backward_s of key 2");
+  }
+  FAILS(phub_choose_factors(2, 1, 2, 1, 1, nothing, columns, samples, NULL, as_factors, NULL),
+        PHUB_INVALID, "key 0 has 0 rows");
+  FAILS(phub_choose_factors(2, 1, 2, 1, 1, rows, nothing, samples, NULL, as_factors, NULL),
+        PHUB_INVALID, "rows of 0 elements");
+  FAILS(phub_choose_factors(2, 1, 2, 1, 1, many, many, samples, NULL, as_factors, NULL),
+        PHUB_INVALID, "at most");
+  as_factors[1] = 1;
+  OK(phub_choose_factors(2, 1e-320, 2, 1, 3, rows, columns, samples, NULL, as_factors, seconds));
+  CHECK(as_factors[1] == 0 && isinf(seconds[0]) && isinf(seconds[1])); /* nothing comes through */
 }
 
 /* A table of 4 x 2, of whose gradient rows are sent. */

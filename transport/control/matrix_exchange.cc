@@ -82,8 +82,9 @@ class Search {
     for (const MatrixCosts* matrix : undecided) exchanges_.push_back(exchanges_of(*matrix, inputs));
   }
 
-  // The best way is that of each matrix afterwards.
+  // The best way is that of each matrix afterwards; all whole, if no time is finite.
   void run() {
+    best_.assign(undecided_.size(), MatrixExchange::kWhole);
     visit(0);
     for (size_t i = 0; i < undecided_.size(); ++i) undecided_[i]->exchange = best_[i];
   }
@@ -148,7 +149,7 @@ double improve(const std::vector<MatrixCosts*>& undecided, const ExchangeInputs&
         cost = without;
         cost += matrix->cost();
         const double seconds = all.seconds(inputs);
-        if (seconds >= best * kLess) continue;
+        if (!(seconds < best * kLess)) continue;  // nor if it is no number
         best = seconds;
         to = exchange;
       }

@@ -1,5 +1,6 @@
 // The exchange of keys, of phub.h over worker.h.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -20,6 +21,14 @@ void check_own_keys(const WorkerObject& object) {
     throw Refusal(PHUB_INVALID,
                   fmt::format("the keys of this worker are exchanged by its {}", name_of(other)));
   }
+}
+
+// Throws Refusal: it is no matrix, or larger than a job can have.
+void check_matrix(size_t key, size_t rows, size_t columns) {
+  if (rows > 0 && columns > 0 && rows <= kMaxElements / columns) return;
+  throw Refusal(PHUB_INVALID, fmt::format("key {} has {} rows of {} elements; both are at least 1, "
+                                          "and a job has at most {} elements",
+                                          key, rows, columns, kMaxElements));
 }
 
 template <typename Body>
@@ -90,9 +99,15 @@ phub_code phub_choose_factors(uint32_t ranks, double rank_gbit_s, double box_gbi
     JobSpec spec;
     std::vector<LayerComputing> layers;  // in the order of forward
     for (size_t k = 0; k < keys; ++k) {
+      check_matrix(k, rows[k], columns[k]);
       spec.keys.push_back({.elements = rows[k] * columns[k], .shape = {rows[k], columns[k]}});
     }
     for (size_t k = keys; backward_s != nullptr && k-- > 0;) {
+      if (!(backward_s[k] >= 0 && std::isfinite(backward_s[k]))) {
+        throw Refusal(PHUB_INVALID, fmt::format("backward_s of key {} is {}; it must be a finite "
+                                                "number, and not negative",
+                                                k, backward_s[k]));
+      }
       layers.push_back({.keys = {static_cast<uint32_t>(k)}, .backward_s = backward_s[k]});
     }
     std::fill_n(as_factors, keys, 0);

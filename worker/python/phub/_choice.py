@@ -143,11 +143,11 @@ def chosen(facts: Facts, shapes: Sequence[Shape], others: int) -> list[bool]:
     places = {}
     now = 0.0
     for i in sorted(range(len(shapes)), key=facts.ready_s.__getitem__):
-        keys.append((facts.others[i], 1, 0, facts.ready_s[i] - now))
+        keys.append((max(1, facts.others[i]), 1, 0, facts.ready_s[i] - now))
         now = facts.ready_s[i]
         places[i] = len(keys)
         keys.append((*shapes[i], facts.samples[i], 0.0))
-    rest = max(0, others - sum(facts.others))
+    rest = max(1, others - sum(facts.others))  # a key has an element at least
     keys.append((rest, 1, 0, max(0.0, facts.backward_s - now)))
     *columns, computing = zip(*keys, strict=True)
     sizes = [(c_size_t * len(keys))(*map(int, column)) for column in columns]
