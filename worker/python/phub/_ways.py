@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import collections
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -31,11 +31,12 @@ from phub._measured import OFTEN, Clock, Waits
 from phub._options import Key, Option
 from phub._views import tensor_over
 from phub._weight_way import Weight
-from phub.errors import InvalidError
+from phub.errors import Error, InvalidError
 from phub.worker import Worker
 
+Made = TypeVar("Made")
 AUTO = "auto"
-_WISH, _RANKS = "wish", "ranks"
+_WISH, _MADE, _RANKS = "wish", "made", "ranks"
 _MEASURED_STEP = 2  # in the first one DDP makes its buckets, and memory is new
 _LATE = "factors='auto': the other ranks began"
 
@@ -62,6 +63,7 @@ class Ways:
         self.facts: Facts | None = None
         self._factors: Worker | None = None
         self._choices = 0
+        self._is_over = False  # nothing is chosen any more
         self._step = 0
         self._share: float | None = None
         self.clock = Clock()
@@ -69,7 +71,7 @@ class Ways:
         self._off = 0  # steps that were not as planned, more than were
         self._waits = Waits()
         self._wishes = worker_beside(
-            beside, options, "ways", {_WISH: Key(2)}, late=_LATE, reduction="sum"
+            beside, options, "ways", {_WISH: Key(2), _MADE: Key(1)}, late=_LATE, reduction="sum"
         )
         self._wish = tensor_over(self._wishes.gradient(_WISH))
         for layer in self.layers.values():
@@ -125,10 +127,8 @@ class Ways:
             self._choose()
 
     def _has_wish(self) -> bool:
-        if self._step == _MEASURED_STEP:
-            return True
-        if self._step < _MEASURED_STEP:
-            return False
+        if self._step <= _MEASURED_STEP or self._is_over:
+            return self._step == _MEASURED_STEP
         off = any(layer.is_off(self.plan.get(name)) for name, layer in self.layers.items())
         self._off = max(0, self._off + (1 if off else -1))
         return self._off >= OFTEN or self._waits.have_changed()
@@ -137,36 +137,59 @@ class Ways:
 
     def _choose(self) -> None:
         self._choices += 1
-        choice = Choice(self.worker, self._options, self._choices, list(self.layers.values()))
-        try:
-            self.facts, plan = choice.make(self.clock, self._others)
-        finally:
-            choice.close()
-        if plan is not None:
-            self._follow(plan)
         self._off = 0
         self._waits = Waits()
         for layer in self.layers.values():
             layer.planned = layer.samples
-
-    def _follow(self, plan: dict[str, int]) -> None:
-        """From the next step on."""
+        made = self._by_all(self._made_choice)
+        if made is None:
+            return
+        self.facts, plan = made
         if plan != self.plan:
-            if self._factors:
-                self._factors.barrier()  # nobody leaves before all are here
-                self._factors.close()
-            self._factors = None
-            self.plan = plan
-            if plan:
-                self._factors = self._join_factors()
-            for name, layer in self.layers.items():
-                layer.follow(plan.get(name, 0), self._factors)
+            factors = self._by_all(lambda: self._join_factors(plan)) if plan else None
+            if plan and not factors:
+                return
+            self._follow(plan, factors)
         if self.worker.rank == 0:
             self._log()
 
-    def _join_factors(self) -> Worker:
+    def _by_all(self, make: Callable[[], Made | None]) -> Made | None:
+        """What this rank has made, if all others have, too.
+
+        Else None, and all stays as it is: on all ranks, as each tells the others whether it could.
+        Then nothing is chosen any more, because the next attempt might take as long.
+        """
+        made = None
+        try:
+            made = make()
+        except Error as error:
+            print(
+                f"phub: job '{self.worker.job}': rank {self.worker.rank} cannot make another "
+                f"choice of factors, so all ranks keep what they have: {error}",
+                file=sys.stderr,
+                flush=True,
+            )
+        tensor_over(self._wishes.gradient(_MADE))[:] = float(made is not None)
+        self._wishes.push(_MADE)
+        self._wishes.wait(_MADE)
+        if tensor_over(self._wishes.parameters(_MADE)).item() == self.worker.world_size:
+            return made
+        self._is_over = True
+        if isinstance(made, Worker):
+            made.close()
+        return None
+
+    def _made_choice(self) -> tuple[Facts, dict[str, int]] | None:
+        choice = Choice(self.worker, self._options, self._choices, list(self.layers.values()))
+        try:
+            facts, plan = choice.make(self.clock, self._others)
+        finally:
+            choice.close()
+        return None if plan is None else (facts, plan)
+
+    def _join_factors(self, plan: Mapping[str, int]) -> Worker:
         keys = {_RANKS: Key(1)}
-        for name, samples in self.plan.items():
+        for name, samples in plan.items():
             keys |= self.layers[name].keys(samples, self.worker.world_size)
         return worker_beside(
             self.worker,
@@ -176,6 +199,14 @@ class Ways:
             late=_LATE,
             reduction="sum",
         )
+
+    def _follow(self, plan: dict[str, int], factors: Worker | None) -> None:
+        """From the next step on. All ranks are here, and have this one's results."""
+        before, self._factors, self.plan = self._factors, factors, plan
+        for name, layer in self.layers.items():
+            layer.follow(plan.get(name, 0), factors)
+        if before:
+            before.close()
 
     def share(self) -> float:
         """What a product counts in the mean, once this step's ranks are known; or in the sum."""

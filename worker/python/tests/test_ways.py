@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import gc
+import itertools
 import os
 import signal
 
@@ -14,7 +15,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 import phub
-from phub import _choice, _measured
+from phub import _choice, _measured, _ways
 
 SLOW, FAST = (0.05, 1000.0), (1000.0, 0.1)  # Gbit/s of a rank, and GFLOP/s
 SAMPLES = 6
@@ -298,6 +299,62 @@ def test_gradients_that_were_factors_go_whole_when_a_rank_is_lost(box, start):
             torch.testing.assert_close(rows[step][name], gradient / world, rtol=1e-4, atol=1e-6)
 
 
+def may_not_join(rank, name, end, options):
+    """Rank 1 alone gets no worker in that job."""
+    measures(SLOW)
+    join = _ways.worker_beside
+
+    def joins(beside, options, suffix, *more, **others):
+        if suffix == name and rank == 1:
+            end()
+        return join(beside, options, suffix, *more, **others)
+
+    _ways.worker_beside = _choice.worker_beside = joins
+    net = model_of(SEED + rank)
+    wrapped = phub.ddp(net, factors="auto", join_limit_ms=1500, **options)
+    rows = []
+    for step in range(12):
+        net.zero_grad()
+        before, plan = parameters_of(net), dict(wrapped.phub.ways.plan)
+        loss_of(wrapped, net, rank, step, {"sizes": GROWN}).backward()
+        rows.append((before, plan, gradients_of(net)))
+    wrapped.phub.close()
+    return rows
+
+
+def is_refused():
+    raise phub.FullError("there is no room for this job")
+
+
+def dies():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+GROWN = {(rank, step): 20 for rank in range(3) for step in range(4, 12)}
+
+
+@pytest.mark.parametrize("name", ["choice-1", "factors-1", "choice-2", "factors-2"])
+@pytest.mark.parametrize("end", [is_refused, dies])
+def test_training_goes_on_where_a_choice_cannot_be(box, start, name, end):
+    options = {"on_loss": "shrink", "lease_ms": 1000} if end is dies else {"on_loss": "fail"}
+    ranks = start(may_not_join, 3, name, end, options)
+    rows, *others = [ranks.result(rank) for rank in range(3) if end is is_refused or rank != 1]
+    for each in others:
+        assert_same_bits(each, rows)
+    failed_at = 1 if name.endswith("1") else 7
+    net = model_of()
+    for step, (before, plan, gradients) in enumerate(rows):
+        assert plan == (PLAN if step >= 2 and failed_at > 1 else {})
+        there = [0, 2] if end is dies and step > failed_at else [0, 1, 2]
+        net.load_state_dict(before)
+        net.zero_grad()
+        for rank in there:
+            loss_of(net, net, rank, step, {"sizes": GROWN}).backward()
+        for key, gradient in gradients_of(net).items():
+            found = gradients[key]
+            torch.testing.assert_close(found, gradient / len(there), rtol=1e-4, atol=1e-6)
+
+
 @of_ranks(2)
 def test_unused_weights_and_copies_and_others(rank):
     """A weight that no step uses, one of two modules, one of another type, and a copy's."""
@@ -325,6 +382,7 @@ def test_unused_weights_and_copies_and_others(rank):
 @of_ranks(2)
 def test_nothing_is_chosen_where_factors_cannot_be(rank):
     measures(SLOW)
+    jobs = itertools.count()
     refused("both choose matrices", phub.ddp, model_of(), factors="auto", powersgd=2)
     refused('it is a number of samples.*"auto"', phub.ddp, model_of(), factors="automatic")
     for net, options in (
@@ -334,7 +392,8 @@ def test_nothing_is_chosen_where_factors_cannot_be(rank):
         (model_of(), {"on_nonfinite": "stop"}),
         (nn.Conv2d(3, 4, 5), {}),
     ):
-        wrapped = phub.ddp(net, factors="auto", **options)
+        # The others may not have left the job before.
+        wrapped = phub.ddp(net, factors="auto", job=f"none-{next(jobs)}", **options)
         assert wrapped.phub.ways is None
         leave(wrapped.phub)
 
