@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import signal
+import time
 
 import pytest
 import torch
@@ -305,9 +306,11 @@ def may_not_join(rank, name, end, options):
     join = _ways.worker_beside
 
     def joins(beside, options, suffix, *more, **others):
-        if suffix == name and rank == 1:
-            end()
-        return join(beside, options, suffix, *more, **others)
+        if suffix != name or rank != 1:
+            return join(beside, options, suffix, *more, **others)
+        if end is is_refused_late:
+            join(beside, options, suffix, *more, **others).close()
+        return end()
 
     _ways.worker_beside = _choice.worker_beside = joins
     net = model_of(SEED + rank)
@@ -326,6 +329,11 @@ def is_refused():
     raise phub.FullError("there is no room for this job")
 
 
+def is_refused_late():
+    """The others have joined."""
+    is_refused()
+
+
 def dies():
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -334,11 +342,11 @@ GROWN = {(rank, step): 20 for rank in range(3) for step in range(4, 12)}
 
 
 @pytest.mark.parametrize("name", ["choice-1", "factors-1", "choice-2", "factors-2"])
-@pytest.mark.parametrize("end", [is_refused, dies])
+@pytest.mark.parametrize("end", [is_refused, is_refused_late, dies])
 def test_training_goes_on_where_a_choice_cannot_be(box, start, name, end):
     options = {"on_loss": "shrink", "lease_ms": 1000} if end is dies else {"on_loss": "fail"}
     ranks = start(may_not_join, 3, name, end, options)
-    rows, *others = [ranks.result(rank) for rank in range(3) if end is is_refused or rank != 1]
+    rows, *others = [ranks.result(rank) for rank in range(3) if end is not dies or rank != 1]
     for each in others:
         assert_same_bits(each, rows)
     failed_at = 1 if name.endswith("1") else 7
@@ -420,6 +428,20 @@ def test_what_is_accumulated_is_planned_whole(box, start):
 
 
 @of_ranks(2)
+def test_the_clock_starts_with_the_backward_of_the_exchange(rank):
+    measures(SLOW)
+    wrapped = phub.ddp(model_of(), factors="auto")
+    for step in range(2):
+        with wrapped.no_sync():
+            wrapped(batch_of(rank, step + 20)).square().mean().backward()
+        time.sleep(2)
+        wrapped(batch_of(rank, step)).square().mean().backward()
+    facts = wrapped.phub.ways.facts
+    assert max(facts.ready_s) <= facts.backward_s < 2
+    leave(wrapped.phub)
+
+
+@of_ranks(2)
 def test_the_weights_of_a_call_are_those_that_it_has(rank):
     measures(SLOW)
     net = model_of(SEED + rank)
@@ -432,8 +454,11 @@ def test_the_weights_of_a_call_are_those_that_it_has(rank):
     given = dict(other.named_parameters())
     result = torch.func.functional_call(net, given, inputs)
     assert torch.equal(result, other(inputs))
+    net.zero_grad()
+    loss = wrapped(batch_of(rank, 4)).square().mean()
     result.sum().backward()
     assert given["0.weight"].grad.any()
+    loss.backward()
     copied = copy.deepcopy(net)
     copied.load_state_dict(other.state_dict(), assign=True)
     assert torch.equal(copied(inputs), other(inputs))
