@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "transport/error.h"
-#include "transport/format_schedule.h"
 
 namespace phub {
 namespace {
@@ -23,7 +22,7 @@ E kernel_choice(std::string_view field, std::string_view word,
 
 static_assert(std::ranges::equal(kernels::kFormats, kSlotFormats, {}, &kernels::Format::name,
                                  &SlotFormat::name),
-              "dtype_of()");
+              "dtype_at()");
 
 constexpr auto kLastType = static_cast<kernels::DType>(kernels::kFormats.size() - 1);
 
@@ -63,7 +62,7 @@ kernels::DType gradient_dtype(const JobSpec& spec, const KeySpec& key) {
   if (is_compact(key)) return kernels::DType::kF32;
   const std::string_view field = key.format.empty() ? "gradient_dtype" : "format";
   const std::string& format = gradient_format(spec, key);
-  if (is_schedule(format)) return dtype_of(FormatSchedule::parse(field, format).at(1));
+  if (is_schedule(format)) return dtype_at(FormatSchedule::parse(field, format), 1);
   return kernel_choice(field, format, kernels::parse_format, kLastType);
 }
 

@@ -8,7 +8,7 @@
 #include "kernels/kernels.h"
 #include "transport/control/choices.h"
 #include "transport/control/job_spec.h"
-#include "transport/slot_format.h"
+#include "transport/format_schedule.h"
 
 namespace phub {
 
@@ -39,9 +39,9 @@ kernels::DType gradient_dtype(const JobSpec& spec, const KeySpec& key);
 // The operation in place of an addition for its contributions, if there is one. Throws likewise.
 kernels::Fold fold_of(const KeySpec& key);
 
-// What kernels/ calls the format, which is one of kSlotFormats.
-inline kernels::DType dtype_of(const SlotFormat& format) {
-  return static_cast<kernels::DType>(&format - kSlotFormats.data());
+// What kernels/ calls the format of a round.
+inline kernels::DType dtype_at(const FormatSchedule& schedule, uint64_t round) {
+  return static_cast<kernels::DType>(schedule.number_at(round));
 }
 
 }  // namespace phub

@@ -1,5 +1,6 @@
 #include "transport/format_schedule.h"
 
+#include <algorithm>
 #include <charconv>
 #include <optional>
 
@@ -36,12 +37,13 @@ FormatSchedule FormatSchedule::parse(std::string_view field, std::string_view te
     const size_t comma = text.find(',');
     const std::string_view part = text.substr(0, comma);
     const size_t star = part.find('*');
-    const SlotFormat* const format = find_slot_format(part.substr(0, star));
+    const auto at = std::ranges::find(kSlotFormats, part.substr(0, star), &SlotFormat::name);
+    const auto format = static_cast<size_t>(at - kSlotFormats.begin());
     const bool is_last = comma == text.npos;
-    if (phase == kMostPhases || format == nullptr || !may_be_phase(*format)) refuse();
+    if (phase == kMostPhases || at == kSlotFormats.end() || !may_be_phase(*at)) refuse();
     if (is_last != (star == part.npos) || (is_last && phase == 0)) refuse();
     schedule.phases_[phase].format = format;
-    schedule.slot_.any_of |= 1u << static_cast<uint32_t>(format - kSlotFormats.data());
+    schedule.slot_.any_of |= 1u << format;
     if (is_last) break;
     const std::optional<uint64_t> more = rounds_in(part.substr(star + 1));
     if (!more) refuse();

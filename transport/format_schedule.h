@@ -31,10 +31,12 @@ class FormatSchedule {
   static FormatSchedule parse(std::string_view field, std::string_view text);
 
   // The format of a round. Round 0 has that of round 1.
-  const SlotFormat& at(uint64_t round) const {
+  const SlotFormat& at(uint64_t round) const { return kSlotFormats[number_at(round)]; }
+  // Its place among kSlotFormats.
+  size_t number_at(uint64_t round) const {
     size_t phase = 0;
     while (round > phases_[phase].last) ++phase;
-    return *phases_[phase].format;
+    return phases_[phase].format;
   }
   // What a slot has room for: a gradient of any phase.
   const SlotFormat& slot() const { return slot_; }
@@ -42,7 +44,7 @@ class FormatSchedule {
  private:
   static constexpr uint64_t kForever = std::numeric_limits<uint64_t>::max();
   struct Phase {
-    const SlotFormat* format = nullptr;
+    size_t format = 0;
     uint64_t last = kForever;  // its last round
   };
 

@@ -25,7 +25,7 @@ void ChunkTable::begin_round(uint32_t index, uint64_t round) {
   unmark_all(index);
   const bool some_may_begin = chunk.round < all_from_;
   chunk.round = round;
-  if (chunk.schedule != 0) chunk.dtype = dtype_of(schedule_of(chunk).at(round));
+  if (chunk.schedule != 0) chunk.dtype = dtype_at(schedule_of(chunk), round);
   chunk.closed = false;
   chunk.vacant = false;
   if (!participants_.empty()) participants_[index] = 0;
