@@ -2403,6 +2403,9 @@ MUTANTS = [
     Mutant("fsdp-late: a mean of another type is lost", "worker/python/phub/fsdp.py",
            "if mine.data_ptr() != mean.data_ptr():", "if False:",
            ("python/test_around.py:mean_is_waited",)),
+    Mutant("fsdp-device: a mean of another type stays where it was sent from", "worker/python/phub/fsdp.py",
+           "        gradients.copy_(lent)\n", "        pass\n",
+           ("python/test_device.py:means_of_mixed",)),
 
     # FSDP with steps of the box.
     Mutant("sharded-visits: a gradient is pushed before its module is visited again", SHARDED,
@@ -2419,6 +2422,8 @@ MUTANTS = [
     Mutant("sharded-views: a view that the program had before is FSDP's", SHARDED,
            "min(self.holders_now(), _HOLDERS)", "self.holders_now()",
            ("python/test_sharded.py:reads_a_shard",)),
+    Mutant("sharded-stream: a step's stream goes on before a shard is there", SHARDED,
+           "self.of_step.wait_stream(reads)", "pass", ("python/test_device.py:stream_of_a_step",)),
     Mutant("sharded-job: shards of a replica are added up in one job", SHARDED,
            "if len(set(jobs)) < len(jobs):", "if False:", ("python/test_sharded.py:jobs_of_their_own",)),
     Mutant("sharded-crossed: shards of a replica have other ranks in their jobs", SHARDED,

@@ -38,6 +38,11 @@ def stream_of(device: torch.device) -> int | None:
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
+def current_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """The same, as PyTorch has it; None: memory there has no streams."""
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+
 def check_memory(tensor_device: torch.device, ordinal: Option | None) -> None:
     """Raises InvalidError if the option memory_device does not fit tensors that are there."""
     if ordinal is None or (is_gpu(tensor_device) and (tensor_device.index or 0) == ordinal):
@@ -85,12 +90,17 @@ class DeviceKeys:
         finally:
             call("device_close", opened)
 
-    def push(self, key: str, gradient: torch.Tensor | None) -> None:
-        """Lends the gradient, contiguous, until the next pull of the key. None: zero."""
+    def push(
+        self, key: str, gradient: torch.Tensor | None, after: torch.cuda.Stream | None = None
+    ) -> None:
+        """Lends the gradient, contiguous, until the next pull of the key. None: zero.
+
+        after: the stream that has the gradient; None: the current one.
+        """
         address, kind = 0, b"f32"
         if gradient is not None:
             address, kind = gradient.data_ptr(), _FORMATS[gradient.dtype]
-        stream = stream_of(self._device)
+        stream = stream_of(self._device) if after is None else after.cuda_stream
         call("push_device", self._handle, self._index[key], address or None, kind, 1.0, 0, stream)
 
     def push_factors(self, key: str, left: torch.Tensor, right: torch.Tensor) -> None:

@@ -141,7 +141,7 @@ class Exchanged:
     @torch.no_grad()
     def _send(self, gradient: torch.Tensor | None) -> None:
         if self.worker.on_device:
-            self.lent = None if gradient is None else self._to_lend(gradient)
+            self.lent = None if gradient is None else self._to_lend(filled(gradient))
             self.worker.on_device.push(self.name, self.lent)
         elif gradient is None:
             self.worker.push_null(self.name)
@@ -178,6 +178,8 @@ class Exchanged:
         """Whether its bits are those in the slot, as after clip_grad_norm_ with a large norm."""
         if found is None or self.gradient is None or self.slot.shape != found.shape:
             return False
+        if found.device != self.slot.device:  # where it may not have come yet
+            return False
         words = {4: torch.int32, 2: torch.int16}[self.slot.element_size()]
         again = found.to(self.slot.dtype).contiguous()
         return torch.equal(again.view(words), self.slot.view(words))
@@ -204,7 +206,7 @@ class Exchanged:
         if self.value._version == self.written:
             self._take()
         elif self.worker.on_device:
-            self.worker.on_device.pull(self.name, torch.empty_like(self.tensor))
+            self.worker.on_device.pull(self.name, torch.empty_like(filled(self.value)))
             self.lent = None
         else:
             self.worker.wait(self.name)
@@ -238,14 +240,14 @@ class Exchanged:
 
     @torch.no_grad()
     def _take_on_device(self, keys: DeviceKeys) -> None:
-        into: torch.Tensor = self.tensor
+        into = self.value
         if self.is_mean:
             if self.tensor.grad is None:
                 self.tensor.grad = torch.empty_like(self.tensor)
             into = self.tensor.grad
-        keys.pull(self.name, into.detach())
+        keys.pull(self.name, filled(into.detach()))
         increment_version(into)
-        self.written = self.tensor._version
+        self.note_written()
         self.lent = None
 
     @torch.no_grad()

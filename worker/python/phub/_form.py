@@ -122,6 +122,10 @@ def check_shards(
         "max_norm": (max_norm, f"{why} norm. Use phub.FSDPState and clip_grad_norm_"),
         "on_nonfinite='skip'": (skips, f"{why} step. Say 'stop', 'pass' or 'exclude'"),
         "branches": (options.get("branches"), f"{why} model's branches. Leave them out"),
+        "memory_device": (
+            options.get("memory_device") is not None,
+            "their keys lie in memory of the host, also if the shards are on a GPU. Leave it out",
+        ),
     }
     for name, (given, reason) in refused.items():
         if given:

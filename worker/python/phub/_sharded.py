@@ -14,7 +14,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
+from phub import _device
 from phub._awaited import Settling
+from phub._device import DeviceKeys
 from phub._exchanged import Exchanged
 from phub._tensors import DTYPES
 from phub._views import tensor_over
@@ -46,8 +48,10 @@ def _checked(name: str, parameter: nn.Parameter) -> DTensor:
             f"a parameter of '{name}' of shape {tuple(parameter.shape)} is not sharded over a mesh "
             "of one dimension: the box takes the place of the other one"
         )
-    if parameter.device.type != "cpu":
-        raise InvalidError(f"a parameter of '{name}' is on {parameter.device}: phub needs the CPU")
+    if parameter.device.type != "cpu" and not _device.is_gpu(parameter.device):
+        raise InvalidError(
+            f"a parameter of '{name}' is on {parameter.device}: phub needs the CPU or a GPU"
+        )
     return parameter
 
 
@@ -174,6 +178,7 @@ class Sharded(Exchanged):
 
     awaited: ClassVar[type[Settling]] = AwaitedShard
     unit: Unit = None  # type: ignore[assignment]  # always given: fields before it have defaults
+    of_step: torch.cuda.Stream | None = None  # the stream of a step() whose result comes later
 
     def look(self) -> None:
         """As Exchanged. FSDP itself has views of the shard's memory."""
@@ -197,6 +202,18 @@ class Sharded(Exchanged):
         """As Exchanged. The gradient of a module that is visited again is not complete."""
         return super().is_due(accumulate) and self.unit.visits == accumulate
 
+    def take_later(self) -> None:
+        """As Exchanged. What reads the shard may be FSDP, on a stream of its own."""
+        self.of_step = _device.current_stream(self.value.device)
+        super().take_later()
+
+    def _take_on_device(self, keys: DeviceKeys) -> None:
+        super()._take_on_device(keys)
+        reads = _device.current_stream(self.value.device)
+        # The program goes on reading it on its step's stream, which nothing else tells to wait.
+        if self.of_step and reads and reads != self.of_step:
+            self.of_step.wait_stream(reads)
+
     def end_step(self) -> None:
         """The next backward() is of the next step."""
         super().end_step()
@@ -206,8 +223,9 @@ class Sharded(Exchanged):
         """As PyTorch's optimizer has it, sharded as the parameter."""
         of = self.tensor
         assert isinstance(of, DTensor)
+        there = array.to(self.value.device)
         return DTensor.from_local(
-            array, of.device_mesh, of.placements, shape=of.shape, stride=of.stride()
+            there, of.device_mesh, of.placements, shape=of.shape, stride=of.stride()
         )
 
     def parts_of(self, state: Mapping[str, Any]) -> dict[str, Any]:

@@ -96,6 +96,13 @@ def format_of_job(parameters: Mapping[str, nn.Parameter]) -> str:
                 f"parameter '{name}' is {parameter.dtype} on {parameter.device}: phub exchanges "
                 "float32, bfloat16 and float16 on the CPU or a GPU"
             )
+    device_of(parameters)
+    kinds = {FORMATS[parameter.dtype] for parameter in parameters.values()}
+    return kinds.pop() if len(kinds) == 1 else "f32"
+
+
+def device_of(parameters: Mapping[str, torch.Tensor]) -> torch.device:
+    """Where all of them are. Raises InvalidError if they are on several devices."""
     places = {str(parameter.device): name for name, parameter in parameters.items()}
     if len(places) > 1:
         found = ", ".join(f"'{name}' on {place}" for place, name in places.items())
@@ -103,5 +110,4 @@ def format_of_job(parameters: Mapping[str, nn.Parameter]) -> str:
             f"parameters are on several devices ({found}): a rank exchanges those of one; use a "
             "rank per GPU"
         )
-    kinds = {FORMATS[parameter.dtype] for parameter in parameters.values()}
-    return kinds.pop() if len(kinds) == 1 else "f32"
+    return next(iter(parameters.values())).device

@@ -13,11 +13,12 @@ from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
+from phub import _device
 from phub._memory import Memory
 from phub._names import by_name
 from phub._options import Option, check_results
 from phub._sharded import by_module, check_jobs
-from phub._tensors import DTYPES, memory_of, push_from, take_into
+from phub._tensors import DTYPES, FORMATS, device_of, memory_of, push_from, take_into
 from phub._views import tensor_over
 from phub._watch import Watch
 from phub.errors import InvalidError
@@ -38,7 +39,7 @@ class FSDPState:
         """Joins the job, and returns when all replicas have, with the parameters of the first.
 
         model: fully_shard() was called for it, over a mesh of one dimension: the processes of one
-            replica. Its parameters are float32 or bfloat16 on the CPU.
+            replica. Its parameters are float32 or bfloat16 on the CPU, or all on one GPU.
         formats: of gradients on the wire, by patterns of keys' names, which are those of the
             modules that fully_shard() was called for, and "model": see `Worker`.
         options: of `Worker`, of which rank and world_size are the replica's. With several processes
@@ -49,9 +50,13 @@ class FSDPState:
         )
         if options.get("memory_device") is not None:
             raise InvalidError(
-                "memory_device: FSDP's shards are exchanged on the CPU; leave it out"
+                "memory_device: keys of FSDP's shards lie in memory of the host, also if the "
+                "shards are on a GPU; leave it out"
             )
         self._parameters = by_module(model)
+        found = ((key, p) for key, of_key in self._parameters.items() for p in of_key)
+        named = {f"{key}[{number}]": p for number, (key, p) in enumerate(found)}
+        device = device_of(named)
         self._elements = by_name(
             {
                 key: sum(_shard_of(p) for p in parameters)
@@ -64,14 +69,13 @@ class FSDPState:
         self.worker = Worker(self._elements, hyper=None, formats=formats, saver=None, **given)
         check_jobs(next(iter(self._parameters.values()))[0], self.worker)
         self._broadcast()
+        _device.exchange_on(device, self.worker)
         for name, module in model.named_modules():
             if (name or "model") in self._parameters and isinstance(module, FSDPModule):
                 hook = functools.partial(self._exchange, name or "model", module)
                 module.set_all_reduce_hook(hook)
         # By key: the backward() that does not wait for the mean, and the gradients to be replaced.
         self._late: dict[str, tuple[int, torch.Tensor]] = {}
-        found = ((key, p) for key, of_key in self._parameters.items() for p in of_key)
-        named = {f"{key}[{number}]": p for number, (key, p) in enumerate(found)}
         self._watch = Watch(self.worker.job, named, "phub's hook", _REMEDY)
 
     def close(self) -> None:
@@ -106,7 +110,8 @@ class FSDPState:
     def _exchange(self, key: str, module: FSDPModule, gradients: torch.Tensor) -> None:
         """The hook: the shards' gradients, one after another, become the mean of the replicas'.
 
-        It waits for the mean only if somebody reads it before the end of backward().
+        It waits for the mean only if somebody reads it before the end of backward(). On a GPU
+        FSDP's stream waits, on which it goes on with them.
         """
         self._watch.end()
         if gradients.numel() != self._elements[key]:
@@ -114,6 +119,10 @@ class FSDPState:
                 f"'{key}' has gradients of {gradients.numel()} elements, and its parameters are "
                 f"{self._elements[key]}: every parameter must have a gradient in every step"
             )
+        if self.worker.on_device:
+            after = _scatters(module) if gradients.is_cuda else None
+            _exchange_on(self.worker.on_device, key, gradients, after)
+            return
         if key in self._late:  # its module came twice, or its backward() failed
             self._finish_one(key)
         slot = tensor_over(self.worker.gradient(key), DTYPES[self.worker.gradient_dtype(key)])
@@ -148,6 +157,32 @@ class FSDPState:
 
     def _result(self, key: str) -> torch.Tensor:
         return tensor_over(self.worker.parameters(key))
+
+
+def _exchange_on(
+    keys: _device.DeviceKeys, key: str, gradients: torch.Tensor, after: torch.cuda.Stream | None
+) -> None:
+    """Exchanges them in their place. after: see DeviceKeys.push."""
+    lent = gradients
+    if gradients.dtype not in FORMATS:
+        lent, after = gradients.float(), None
+    keys.push(key, lent, after)
+    keys.pull(key, lent)
+    if lent is not gradients:
+        gradients.copy_(lent)
+    stream = _device.current_stream(gradients.device)
+    if stream:  # FSDP may free them at once, for the stream that made them
+        gradients.record_stream(stream)
+
+
+def _scatters(module: FSDPModule) -> torch.cuda.Stream | None:
+    """FSDP's stream that made the gradients, and waits for no key.
+
+    That of its hooks first waits for the means of the keys before this one. None: FSDP has another
+    form.
+    """
+    state: Any = module._get_fsdp_state()
+    return getattr(getattr(state, "_comm_ctx", None), "reduce_scatter_stream", None)
 
 
 def _is_read_late(module: FSDPModule, parameters: list[DTensor], dtype: torch.dtype) -> bool:

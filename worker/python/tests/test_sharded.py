@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 import phub
+from phub import _device
 from phub._sharded import AwaitedShard
 
 REPLICAS, STEPS = 2, 5
@@ -69,14 +70,17 @@ def optimizer_of(kind, model):
     return make(groups, **values)
 
 
-def begin(rank, shards, store):
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+
+
+def begin(rank, shards, store, device="cpu"):
     """Returns the replica, the shard and the mesh."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     replica, shard = divmod(rank, shards)
     distributed.init_process_group(
-        "gloo", init_method=f"file://{store}-{replica}", rank=shard, world_size=shards
+        BACKENDS[device], init_method=f"file://{store}-{replica}", rank=shard, world_size=shards
     )
-    return replica, shard, init_device_mesh("cpu", (shards,))
+    return replica, shard, init_device_mesh(device, (shards,))
 
 
 def sharded(model, mesh, **policies):
@@ -111,8 +115,8 @@ def state_of(optimizer):
     return [whole(each) for _, each in sorted(optimizer.state_dict()["state"].items())]
 
 
-def trains(rank, shards, store, kind, options):
-    replica, shard, mesh = begin(rank, shards, store)
+def trains(rank, shards, store, kind, options, device="cpu"):
+    replica, shard, mesh = begin(rank, shards, store, device)
     model = sharded(odd(replica), mesh)
     optimizer = phub.DistributedOptimizer(
         optimizer_of(kind, model),
@@ -476,7 +480,19 @@ def test_what_does_not_go_with_shards_is_refused(rank, tmp_path):
     with torch.device("meta"):
         elsewhere = Odd()
     sgd = torch.optim.SGD(sharded(elsewhere, mesh).parameters(), 0.1)
-    refused("is on meta: phub needs the CPU", phub.DistributedOptimizer, sgd, elsewhere)
+    refused("is on meta: phub needs the CPU or a GPU", phub.DistributedOptimizer, sgd, elsewhere)
+    refused("is on meta: phub needs the CPU or a GPU", phub.FSDPState, elsewhere)
+    _device.is_gpu = lambda device: device.type == "meta"
+    both = nn.ModuleList([sharded(odd(0), mesh), elsewhere])
+    refused("on several devices .* a rank per GPU", phub.FSDPState, both)
+    sgd = torch.optim.SGD(both.parameters(), 0.1)
+    refused("on several devices .* a rank per GPU", phub.DistributedOptimizer, sgd, both)
+    there = {"memory_device": 0}
+    sgd = torch.optim.SGD(elsewhere.parameters(), 0.1)
+    refused("memory_device.*in memory of the host", phub.FSDPState, elsewhere, **there)
+    refused(
+        "memory_device.*in memory of the host", phub.DistributedOptimizer, sgd, elsewhere, **there
+    )
     both = init_device_mesh("cpu", (1, 1), mesh_dim_names=("replica", "shard"))
     replicated = sharded(odd(0), both)
     sgd = torch.optim.SGD(replicated.parameters(), 0.1)
