@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <map>
 #include <optional>
 #include <random>
+#include <span>
 #include <utility>
 
 #include "kernels/encode.h"
@@ -58,8 +58,8 @@ bool encodes_alike(Device& device, DType format, bool stochastic, std::byte* scr
                     slots.data() + at / kChunk * of.chunk_bytes, count);
     of.rounding.element += count;
   }
-  return slots == slots_there &&
-         std::memcmp(residual.data(), residual_there.data(), kElements * sizeof(float)) == 0;
+  return slots == slots_there && std::ranges::equal(std::as_bytes(std::span(residual)),
+                                                    std::as_bytes(std::span(residual_there)));
 }
 
 // By key; empty: not here, or there is no room for all of them.

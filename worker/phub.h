@@ -960,7 +960,7 @@ PHUB_API phub_code phub_geeps_save_point(phub_geeps* geeps);
 typedef struct phub_geeps_counters {
   size_t size; /* set it to sizeof(phub_geeps_counters) */
   uint64_t calls, outside_sequence;
-  uint64_t prefetched;                     /* buffers that were filled before they were requested */
+  uint64_t prefetched; /* buffers that were filled before they were requested */
   uint64_t stalled_ns; /* time for which calls waited for buffers, or a stream (measure_stalls) */
   uint64_t bytes_to_device, bytes_to_host; /* copied in the background */
   uint64_t bytes_staged;                   /* of these, gathered or added by threads of the cache */
