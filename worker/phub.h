@@ -131,7 +131,7 @@ PHUB_API phub_code phub_options_destroy(phub_options* options);
  *                       several by the round, such as "f32*100,int8*900,topk"  f32
  *   rounding            of coded gradients: nearest or stochastic              nearest
  *   parameter_dtype     of results: f32, bf16 or f16; or coded, as gradients
- *                       are, but not int32 or topk…: what comes back is the difference that
+ *                       are, but not int32 or topk: what comes back is the difference that
  *                       a round has made, and parameters in memory are f32   f32
  *   reduction           sum; mean: times float(1/n), n ranks that took part    sum
  *   groups              "4,4": gradients are added within two groups of four

@@ -45,7 +45,7 @@ _SCALARS = {
 def _header() -> str:
     """worker/phub.h without its comments: the package's own, or that of the tree around it."""
     own = _PACKAGE / "phub.h"
-    text = (own if own.is_file() else _PACKAGE.parents[1] / "phub.h").read_text()
+    text = (own if own.is_file() else _PACKAGE.parents[1] / "phub.h").read_text("utf-8")
     return re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
 
 
