@@ -45,6 +45,10 @@ def run(command, env=None):
                               timeout=RUN_LIMIT_S)
     except subprocess.TimeoutExpired:
         raise Failure(f"{' '.join(command)}: no end after {RUN_LIMIT_S} s") from None
+    except FileNotFoundError:
+        name = Path(command[0]).name
+        raise Failure(f"{command[0]} is not there: make it with "
+                      f"cmake --build --preset release --target {name}") from None
     if done.returncode != 0:
         raise Failure(f"{' '.join(command)}: exit status {done.returncode}\n"
                       f"{done.stderr}{done.stdout}")

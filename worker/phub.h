@@ -654,6 +654,12 @@ PHUB_API phub_code phub_await_checkpoint(phub_worker* worker, uint64_t round, ui
  * to `size` bytes. The same is written to stderr, once for each key and round. */
 PHUB_API phub_code phub_waits_for(const phub_worker* worker, char* text, size_t size);
 
+/* Tells who looks at the job (`phub status`, the server's page and its messages) what this rank has
+ * decided for it: a sentence about a subject such as "factors", which replaces the one before it,
+ * of any rank; "" takes that away. Subjects have 1 to 64 bytes, texts 4096 at most; a job has 32
+ * subjects (PHUB_FULL). */
+PHUB_API phub_code phub_remark(phub_worker* worker, const char* subject, const char* text);
+
 /* Waits for all live ranks, through the server's control port. */
 PHUB_API phub_code phub_barrier(phub_worker* worker);
 

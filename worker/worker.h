@@ -369,6 +369,11 @@ class Worker {
   // before the round after the one in progress), or a later change exists. Any rank may call it,
   // one or all of them: several must set the same for one round (kMismatch).
   uint64_t set_hyper(const std::map<std::string, double>& values, uint64_t round = 0);
+  // Tells who looks at the job (`phub status`, the server's page and its messages) what this rank
+  // has decided for it: a sentence about a subject such as "factors", which replaces the one before
+  // it, of any rank; "" takes that away. Subjects have 1 to 64 bytes, texts 4096 at most
+  // (kInvalid); a job has 32 subjects (kFull). Throws Error.
+  void remark(const std::string& subject, const std::string& text);
   // Branches, of a job whose spec has some: states of the model with hyperparameters of their own,
   // of which one runs in each round, for all ranks. The job begins as branch 0. Any rank may call
   // these; usually one decides, or a program beside the training. All decisions about branches and

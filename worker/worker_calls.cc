@@ -31,6 +31,14 @@ uint64_t Worker::set_hyper(const std::map<std::string, double>& values, uint64_t
   });
 }
 
+void Worker::remark(const std::string& subject, const std::string& text) {
+  only_errors([&] {
+    const RemarkRequest request{.remark = {.subject = subject, .text = text}};
+    impl_->keeper.ask_server(
+        [&](ControlClient& client) { client.remark(impl_->keeper.credential(), request); });
+  });
+}
+
 std::vector<std::string> Worker::state_names() const {
   const auto names = optimizer_states(spec());
   return {names.begin(), names.end()};

@@ -102,8 +102,8 @@ std::string windows_note(const JobStatus& job) {
                      human_bytes(job.window_bytes), human_bytes(job.window_grown_bytes));
 }
 
-// The lines below the table: missing and slow ranks, branches, what came through a switch, and
-// windows that have grown.
+// The lines below the table: missing and slow ranks, branches, what came through a switch, windows
+// that have grown, and what was decided.
 std::string job_notes(const JobStatus& job) {
   std::vector<std::string> ranks, waits;
   for (const RankStatus& rank : job.ranks) {
@@ -129,6 +129,9 @@ std::string job_notes(const JobStatus& job) {
   }
   if (!job.missing.empty()) {
     out += fmt::format("{}: missing: rank {}\n", name, fmt::join(job.missing, ", "));
+  }
+  for (const Remark& remark : job.remarks) {
+    out += fmt::format("{}: {}: {}\n", name, printable(remark.subject), printable(remark.text));
   }
   std::vector<std::string> branches;
   for (const BranchStatus& branch : job.branches) branches.push_back(branch_note(branch));

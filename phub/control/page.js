@@ -125,6 +125,9 @@ function notes(job) {
         rank.waited_s ? ` · silent for ${duration(rank.waited_s)}` : '');
   }
   if (waited.length > 5) say('wait', `… and for ${waited.length - 5} more ranks`);
+  for (const remark of job.remarks || []) {
+    say('remark', element('b', {}, remark.subject), ` · ${remark.text}`);
+  }
   return out;
 }
 

@@ -43,6 +43,7 @@ RunningJob::RunningJob(std::shared_ptr<Job> job, std::string transport, std::vec
       uplink_(std::move(uplink)),
       probes_(*job_, meter_, everywhere_, host.clock, host.time),
       switch_(*job_, host.notes, host.clock),
+      remarks_(*job_, host.notes, host.clock),
       seats_(job_->spec().max_ranks),
       life_(std::move(life)),
       savers_(context()),
@@ -297,6 +298,7 @@ JobStatus RunningJob::status() const {
   status.completed_round = membership_.rounds().completed();
   saves_.add_to(status);
   switch_.add_to(status);
+  remarks_.add_to(status);
   status.max_ranks = spec.max_ranks;
   status.ranks = membership_.statuses();
   for (RankStatus& rank : status.ranks) {

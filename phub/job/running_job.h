@@ -26,6 +26,7 @@
 #include "phub/job/part_desk.h"
 #include "phub/job/rack_desk.h"
 #include "phub/job/reconnections.h"
+#include "phub/job/remarks.h"
 #include "phub/job/remote_parts.h"
 #include "phub/job/save_desk.h"
 #include "phub/job/savers.h"
@@ -105,6 +106,7 @@ class RunningJob final : private JobDriver {
   BranchDesk& branches() { return branches_; }
   SaveDesk& saves() { return saves_; }
   PartDesk& parts() { return parts_; }
+  Remarks& remarks() { return remarks_; }
   StateDesk& states() { return rack_ ? rack_->states() : state_; }
 
  private:
@@ -130,6 +132,7 @@ class RunningJob final : private JobDriver {
   const std::shared_ptr<Uplink> uplink_;  // null: there is no parent
   JobProbes probes_;
   SwitchUse switch_;
+  Remarks remarks_;
 
   Seats seats_;
   Requests requests_;

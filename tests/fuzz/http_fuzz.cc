@@ -82,6 +82,10 @@ class Handler : public ControlHandler {
     PHUB_CHECK(who.rank == report.rank && std::isfinite(report.loss));
     reply(Done{});
   }
+  void remark(const Credential&, const RemarkRequest& request, Reply<Done> reply) override {
+    PHUB_CHECK(!request.remark.subject.empty());
+    reply(Done{});
+  }
   void losses(const std::string& job, uint64_t from, Reply<LossPage> reply) override {
     check_job_name(job);
     reply(LossPage{.latest = from});

@@ -59,6 +59,7 @@ class FakeParent final : public Parent {
   void change_branches(const Credential&, const BranchRequest&, Reply<BranchReply>,
                        uint32_t) override {}
   void report_loss(const Credential&, const LossRequest&, Reply<Done>, uint32_t) override {}
+  void remark(const Credential&, const RemarkRequest&, Reply<Done>, uint32_t) override {}
   void checkpoint(const Credential&, const CheckpointRequest&, Reply<CheckpointReply> reply,
                   uint32_t) override {
     checkpoints.push_back(std::move(reply));

@@ -96,6 +96,11 @@ void FakeHandler::report_loss(const Credential& who, const LossRequest& report, 
   reply(Done{});
 }
 
+void FakeHandler::remark(const Credential& who, const RemarkRequest& request, Reply<Done> reply) {
+  record(fmt::format("remark on {}: {}", request.remark.subject, request.remark.text), who);
+  reply(Done{});
+}
+
 void FakeHandler::losses(const std::string& job, uint64_t from, Reply<LossPage> reply) {
   calls.push_back(fmt::format("losses {} {}", job, from));
   reply(LossPage{.latest = from + 2, .losses = {{.round = from + 1, .branch = 3, .ranks = 2}}});

@@ -33,6 +33,7 @@ class FakeHandler : public ControlHandler {
   void change_branches(const Credential& who, const BranchRequest& request,
                        Reply<BranchReply> reply) override;
   void report_loss(const Credential& who, const LossRequest& report, Reply<Done> reply) override;
+  void remark(const Credential& who, const RemarkRequest& request, Reply<Done> reply) override;
   void losses(const std::string& job, uint64_t from, Reply<LossPage> reply) override;
   const JobOwner* owner(const std::string& job) const override {
     const auto at = owners.find(job);

@@ -78,6 +78,7 @@ TEST(Http, EveryCallArrivesAndIsAnswered) {
   client.report_loss(kWho, loss_of(13, std::numeric_limits<double>::infinity()));
   EXPECT_THAT(client.losses("mnist", 4).losses,
               ElementsAre(RoundLoss{.round = 5, .branch = 3, .ranks = 2}));
+  client.remark(kWho, {.remark = {.subject = "rate", .text = "0.1"}});
   EXPECT_EQ(client.reconnect(kWho).address, "10.0.0.1:99");
   EXPECT_EQ(client.log("mnist").at(0).reason, "lease");
   EXPECT_EQ(client.status().topology, "fake");
@@ -91,20 +92,22 @@ TEST(Http, EveryCallArrivesAndIsAnswered) {
   for (const char* name : {"", "mnist?", "mnist/log", "mn ist"}) {  // not another request
     EXPECT_EQ(code_of([&] { client.remove(name); }), ErrorCode::kInvalid) << name;
   }
-  EXPECT_THAT(rig.on_control([&] { return rig.handler.calls; }),
-              ElementsAre("join mnist 3", "heartbeat mnist/3/7/0123456789abcdef0123456789abcdef",
-                          "hyper(lr=0.5@6) mnist/3/7/0123456789abcdef0123456789abcdef",
-                          "list branch 2 at 4, 1 turns mnist/3/7/0123456789abcdef0123456789abcdef",
-                          "loss 0.25 of 12 mnist/3/7/0123456789abcdef0123456789abcdef",
-                          "loss nan of 13 mnist/3/7/0123456789abcdef0123456789abcdef",
-                          "losses mnist 4", "reconnect mnist/3/7/0123456789abcdef0123456789abcdef",
-                          "log mnist 0", "log mnist 1", "log mnist 2", "status mnist",
-                          "check_part of 5 0+6/12 mnist/3/7/0123456789abcdef0123456789abcdef",
-                          "take_part of 5 0+6/12 mnist/3/7/0123456789abcdef0123456789abcdef",
-                          "check_part of 5 6+6/12 mnist/3/7/0123456789abcdef0123456789abcdef",
-                          "take_part of 5 6+6/12 mnist/3/7/0123456789abcdef0123456789abcdef",
-                          "restored_part of 6 1 mnist/3/7/0123456789abcdef0123456789abcdef",
-                          "leave mnist/3/7/0123456789abcdef0123456789abcdef", "remove mnist"));
+  EXPECT_THAT(
+      rig.on_control([&] { return rig.handler.calls; }),
+      ElementsAre("join mnist 3", "heartbeat mnist/3/7/0123456789abcdef0123456789abcdef",
+                  "hyper(lr=0.5@6) mnist/3/7/0123456789abcdef0123456789abcdef",
+                  "list branch 2 at 4, 1 turns mnist/3/7/0123456789abcdef0123456789abcdef",
+                  "loss 0.25 of 12 mnist/3/7/0123456789abcdef0123456789abcdef",
+                  "loss nan of 13 mnist/3/7/0123456789abcdef0123456789abcdef", "losses mnist 4",
+                  "remark on rate: 0.1 mnist/3/7/0123456789abcdef0123456789abcdef",
+                  "reconnect mnist/3/7/0123456789abcdef0123456789abcdef", "log mnist 0",
+                  "log mnist 1", "log mnist 2", "status mnist",
+                  "check_part of 5 0+6/12 mnist/3/7/0123456789abcdef0123456789abcdef",
+                  "take_part of 5 0+6/12 mnist/3/7/0123456789abcdef0123456789abcdef",
+                  "check_part of 5 6+6/12 mnist/3/7/0123456789abcdef0123456789abcdef",
+                  "take_part of 5 6+6/12 mnist/3/7/0123456789abcdef0123456789abcdef",
+                  "restored_part of 6 1 mnist/3/7/0123456789abcdef0123456789abcdef",
+                  "leave mnist/3/7/0123456789abcdef0123456789abcdef", "remove mnist"));
   // All of it over one connection, but for join, which begins one.
   EXPECT_EQ(rig.connections(), 1u);
 }

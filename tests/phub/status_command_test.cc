@@ -117,6 +117,13 @@ TEST(Status, ShowsWindowsWhileTheyAreLarger) {
                                           "MiB more than at first\n"));
 }
 
+TEST(Status, ShowsWhatWasDecided) {
+  ServerStatus status = sample();
+  status.jobs[0].remarks = {{"placement", "3 MiB stay"}, {"factors", "a\nb"}};
+  EXPECT_THAT(describe(status), HasSubstr("digits: placement: 3 MiB stay\ndigits: factors: a"));
+  EXPECT_THAT(describe(status), Not(HasSubstr("a\nb")));
+}
+
 TEST(Status, ShowsBranches) {
   ServerStatus status = sample();
   status.jobs[0].branches = {{.branch = 0, .rounds = 30},

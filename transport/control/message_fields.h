@@ -290,6 +290,19 @@ void fields(A& a, const HyperRequest*) {
 }
 
 template <class A>
+void fields(A& a, const Remark*) {
+  a.required("subject", &Remark::subject, {1, kMaxWordBytes});
+  a.required("text", &Remark::text, {0, kMaxRemarkBytes});
+}
+template <class A>
+void fields(A& a, const RemarkRequest*) {
+  a.required("rank", &RemarkRequest::rank, {0, kMaxRanks - 1});
+  a.required("incarnation", &RemarkRequest::incarnation);
+  a.optional("epoch", &RemarkRequest::epoch);
+  a.required("remark", &RemarkRequest::remark);
+}
+
+template <class A>
 void fields(A& a, const BranchTurn*) {
   a.required("branch", &BranchTurn::branch);
   a.optional("rounds", &BranchTurn::rounds);

@@ -308,6 +308,14 @@ struct JobCoreStatus {  // the work of one core for a job
 
   friend bool operator==(const JobCoreStatus&, const JobCoreStatus&) = default;
 };
+// What was decided for a job, for people: "factors" or "placement", and a sentence.
+inline constexpr uint64_t kMostRemarks = 32;       // of a job
+inline constexpr uint64_t kMaxRemarkBytes = 4096;  // of a text
+struct Remark {
+  std::string subject, text;
+
+  friend bool operator==(const Remark&, const Remark&) = default;
+};
 struct JobStatus {
   std::string name;
   std::string state;  // "assembling", "running", "paused", "failed"
@@ -337,6 +345,7 @@ struct JobStatus {
   std::vector<uint32_t> missing;       // expected ranks that are not live
   std::vector<uint32_t> waiting_for;   // ranks that others wait for
   std::vector<BranchStatus> branches;  // for a job that may have several
+  std::vector<Remark> remarks;         // the latest of each subject
 };
 
 // The box itself: the work of all jobs together, those that have ended included.
@@ -420,6 +429,16 @@ struct HyperRequest {
   uint64_t round = 0;
   std::map<std::string, double> values;
   uint64_t epoch = 0;
+};
+
+// The body of POST …/remarks.
+struct RemarkRequest {
+  uint32_t rank = 0;
+  uint32_t incarnation = 0;
+  uint64_t epoch = 0;
+  Remark remark;
+
+  friend bool operator==(const RemarkRequest&, const RemarkRequest&) = default;
 };
 
 // An error as it travels (RFC 9457). The title of a problem of this type is the phrase of its

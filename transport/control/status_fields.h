@@ -118,6 +118,7 @@ void fields(A& a, const JobStatus*) {
   a.optional("missing", &JobStatus::missing, {0, kMaxRanks});
   a.optional("waiting_for", &JobStatus::waiting_for, {0, kMaxRanks});
   a.optional("branches", &JobStatus::branches, {0, kMostBranchesListed});
+  a.optional("remarks", &JobStatus::remarks, {0, kMostRemarks});
 }
 
 template <class A>

@@ -187,6 +187,14 @@ phub_code phub_await_checkpoint(phub_worker* worker, uint64_t round, uint32_t ti
   return waiting(__func__, worker, [&](Worker& w) { w.await_checkpoint(round, timeout_ms); });
 }
 
+phub_code phub_remark(phub_worker* worker, const char* subject, const char* text) {
+  return with(__func__, worker, [&](Worker& w) {
+    need(subject, "subject");
+    need(text, "text");
+    w.remark(subject, text);
+  });
+}
+
 phub_code phub_barrier(phub_worker* worker) {
   return waiting(__func__, worker, [](Worker& w) { w.barrier(); });
 }

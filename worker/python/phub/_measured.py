@@ -9,6 +9,7 @@ from collections.abc import Sequence
 OFTEN = 3  # steps until a change is one
 _SLOWER, _SLACK_S = 2.0, 0.02  # an exchange so many times longer, and by so much, is another link's
 _LINK_STEPS = 100  # between two choices because of a link
+TRIED = 5  # steps that are compared with as many others
 
 
 class Clock:
@@ -19,6 +20,7 @@ class Clock:
         self.others: dict[str, int] = {}  # elements of others since the weight before
         self.backward_s = 0.0
         self._began: float | None = None
+        self._started = 0.0
         self._paused = 0.0
         self._elements = 0
 
@@ -26,7 +28,12 @@ class Clock:
         """backward() has begun, if it had not."""
         if self._began is None:
             self.__init__()  # type: ignore[misc]
-            self._began = time.perf_counter()
+            self._began = self._started = time.perf_counter()
+
+    @property
+    def span_s(self) -> float:
+        """Since backward() began: with the time of the hook."""
+        return time.perf_counter() - self._started
 
     def note(self, names: Sequence[str], elements: int) -> None:
         """A bucket is ready: these weights, and so many elements of others."""
@@ -66,3 +73,46 @@ class Waits:
     def have_changed(self) -> bool:
         """The links are not what they were, or other computing is in the way."""
         return self._steps >= _LINK_STEPS and self._off >= 2 * OFTEN
+
+
+class Trial:
+    """Whether steps with factors are as fast as they were to be: against whole gradients.
+
+    They were to be faster than the step before them. If they are not, some steps with whole
+    gradients follow, and the faster ones are for good. All ranks are told the same times, so they
+    come to the same verdict.
+    """
+
+    def __init__(self) -> None:
+        self.is_whole = False  # these steps are to have whole gradients
+        self.is_over = False
+        self._told = 0
+        self._whole: list[float] = []
+        self._factors: list[float] = []
+
+    def add(self, seconds: float) -> None:
+        """Of a step; the first is the last one with whole gradients. May begin or end a part."""
+        self._told += 1
+        if self._told == 1:
+            self._whole = [seconds]
+        elif self._told == 2:
+            pass  # its memory and connections are new
+        elif len(self._factors) < TRIED + self.is_whole:  # one is under way when a part ends
+            self._factors.append(seconds)
+            if len(self._factors) == TRIED and not self.is_whole:
+                self.is_over = self.factors_s < self.whole_s
+                self.is_whole = not self.is_over
+                self._whole = self._whole if self.is_over else []
+        else:
+            self._whole.append(seconds)
+            if len(self._whole) == TRIED:
+                self.is_over = True
+                self.is_whole = self.whole_s <= self.factors_s
+
+    @property
+    def factors_s(self) -> float:
+        return statistics.median(self._factors)
+
+    @property
+    def whole_s(self) -> float:
+        return statistics.median(self._whole)

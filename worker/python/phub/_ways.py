@@ -5,7 +5,8 @@ is made of (_factors.py), whichever is back earlier. In the second step the rank
 they exchange all together, how fast they multiply, what backward() computes and of how many
 samples. They tell each other, and the one of the lowest rank chooses for all (phub_choose_factors).
 In each step they add up who wants another choice: of a rank whose samples have changed, or whose
-exchange takes another time.
+exchange takes another time. Steps with factors are measured, too (_measured.Trial): if they are
+not faster than with whole gradients, these come back.
 
 A weight has a key of the job for its gradient in any case. A rank that cannot send factors in a
 step (too many samples, or a gradient that comes from elsewhere, too) says so in their place. All
@@ -15,6 +16,7 @@ ranks see that, and exchange in that key what is not in factors. So the sum is a
 from __future__ import annotations
 
 import collections
+import contextlib
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -27,7 +29,7 @@ from phub import _device
 from phub._buffers import worker_beside
 from phub._choice import Choice, Facts
 from phub._factors import linear_weights
-from phub._measured import OFTEN, Clock, Waits
+from phub._measured import OFTEN, Clock, Trial, Waits
 from phub._options import Key, Option
 from phub._views import tensor_over
 from phub._weight_way import Weight
@@ -38,6 +40,7 @@ Made = TypeVar("Made")
 AUTO = "auto"
 _WISH, _MADE, _RANKS = "wish", "made", "ranks"
 _MEASURED_STEP = 2  # in the first one DDP makes its buckets, and memory is new
+_SHOWN = 20  # names of weights
 _LATE = "factors='auto': the other ranks began"
 
 
@@ -70,8 +73,11 @@ class Ways:
         self.is_due = False
         self._off = 0  # steps that were not as planned, more than were
         self._waits = Waits()
+        self._span_s = 0.0  # of the step before
+        self._trial: Trial | None = None  # of `_tried`
+        self._tried: dict[str, int] = {}
         self._wishes = worker_beside(
-            beside, options, "ways", {_WISH: Key(2), _MADE: Key(1)}, late=_LATE, reduction="sum"
+            beside, options, "ways", {_WISH: Key(3), _MADE: Key(1)}, late=_LATE, reduction="sum"
         )
         self._wish = tensor_over(self._wishes.gradient(_WISH))
         for layer in self.layers.values():
@@ -98,9 +104,10 @@ class Ways:
         self._step += 1
         self._share = None
         self.clock.start()
-        self._wish[:] = torch.tensor([1.0, float(self._has_wish())])
+        self._wish[:] = torch.tensor([1.0, float(self._has_wish()), self._span_s])
         self._wishes.push(_WISH)
-        if self._factors:
+        if self.plan:
+            assert self._factors
             tensor_over(self._factors.gradient(_RANKS)).fill_(1)
             self._factors.push(_RANKS)
 
@@ -117,18 +124,24 @@ class Ways:
         """All results are here. It may be the time for another choice."""
         self.is_due = False
         self._waits.add(waited_s)
+        self._span_s = self.clock.span_s
         self.clock.end_step()
         for layer in self.layers.values():
             layer.end_step()
         self._wishes.wait(_WISH)
-        ranks, wishes = tensor_over(self._wishes.parameters(_WISH)).tolist()
-        # Those that are left cannot make another job: its ranks are all.
-        if wishes > 0 and ranks == self.worker.world_size:
+        ranks, wishes, spans_s = tensor_over(self._wishes.parameters(_WISH)).tolist()
+        if ranks < self.worker.world_size:
+            self._trial = None  # those that are left cannot make another job: its ranks are all
+        elif self._trial:
+            self._try(self._trial, spans_s / ranks)
+        elif wishes > 0:
             self._choose()
 
     def _has_wish(self) -> bool:
         if self._step <= _MEASURED_STEP or self._is_over:
             return self._step == _MEASURED_STEP
+        if self._trial:
+            return False
         off = any(layer.is_off(self.plan.get(name)) for name, layer in self.layers.items())
         self._off = max(0, self._off + (1 if off else -1))
         return self._off >= OFTEN or self._waits.have_changed()
@@ -145,13 +158,15 @@ class Ways:
         if made is None:
             return
         self.facts, plan = made
+        was_whole = not self.plan
         if plan != self.plan:
             factors = self._by_all(lambda: self._join_factors(plan)) if plan else None
             if plan and not factors:
                 return
             self._follow(plan, factors)
-        if self.worker.rank == 0:
-            self._log()
+            if was_whole:
+                self._trial, self._tried = Trial(), plan
+        self._log()
 
     def _by_all(self, make: Callable[[], Made | None]) -> Made | None:
         """What this rank has made, if all others have, too.
@@ -203,10 +218,29 @@ class Ways:
     def _follow(self, plan: dict[str, int], factors: Worker | None) -> None:
         """From the next step on. All ranks are here, and have this one's results."""
         before, self._factors, self.plan = self._factors, factors, plan
+        self._waits = Waits()
         for name, layer in self.layers.items():
             layer.follow(plan.get(name, 0), factors)
-        if before:
+        if before and before is not factors:
             before.close()
+
+    def _try(self, trial: Trial, seconds: float) -> None:
+        """The step before took so long, in the mean over the ranks."""
+        trial.add(seconds)
+        if trial.is_whole and self.plan:
+            self._follow({}, self._factors)  # whose job is kept until they are given up
+        if not trial.is_over:
+            return
+        self._trial = None
+        if not trial.is_whole:
+            self._follow(self._tried, self._factors)
+            return
+        self._follow({}, None)
+        self._log(
+            f"; with {len(self._tried)} as factors a step took {1e3 * trial.factors_s:.3g} ms from "
+            "the beginning of backward() to the last result, and with whole gradients "
+            f"{1e3 * trial.whole_s:.3g}"
+        )
 
     def share(self) -> float:
         """What a product counts in the mean, once this step's ranks are known; or in the sum."""
@@ -217,16 +251,22 @@ class Ways:
             self._share = 1.0 if self._options.get("reduction") == "sum" else of_mean
         return self._share
 
-    def _log(self) -> None:
+    def _log(self, why: str = "") -> None:
+        if self.worker.rank:
+            return
         assert self.facts
-        as_factors = ", ".join(f"{name} ({samples} samples)" for name, samples in self.plan.items())
-        print(
-            f"phub: job '{self.worker.job}': {len(self.plan)} of {len(self.layers)} weights go as "
-            f"factors, with {self.facts.gbit_s:.3g} Gbit/s of a rank and "
-            f"{self.facts.gflop_s:.3g} GFLOP/s{': ' if as_factors else ''}{as_factors}",
-            file=sys.stderr,
-            flush=True,
+        shown = [f"{name} ({samples} samples)" for name, samples in self.plan.items()]
+        if len(shown) > _SHOWN:
+            shown[_SHOWN:] = [f"and {len(shown) - _SHOWN} more"]
+        as_factors = ", ".join(shown)
+        text = (
+            f"{len(self.plan)} of {len(self.layers)} weights go as factors, with "
+            f"{self.facts.gbit_s:.3g} Gbit/s of a rank and {self.facts.gflop_s:.3g} GFLOP/s"
+            f"{': ' if as_factors else ''}{as_factors}{why}"
         )
+        print(f"phub: job '{self.worker.job}': {text}", file=sys.stderr, flush=True)
+        with contextlib.suppress(Error):  # the training does not depend on it
+            self.worker.remark("factors", text)
 
 
 class _Call:

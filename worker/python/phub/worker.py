@@ -345,6 +345,16 @@ class Worker(BranchCalls, StateCalls):
             return None
         return Verdict(found.round, found.norm, bool(found.skipped))
 
+    def remark(self, subject: str, text: str) -> None:
+        """Tells who looks at the job what this rank has decided for it: a sentence on a subject.
+
+        It is seen in `phub status`, on the box's page and in its messages, and replaces the one
+        before it on that subject ("factors"), of any rank; "" takes that away. Raises InvalidError
+        for subjects of more than 64 bytes and texts of more than 4096; FullError: the job has
+        remarks on 32 other subjects.
+        """
+        call("remark", self._worker, subject.encode(), text.encode())
+
     def barrier(self) -> None:
         """Waits for all live ranks."""
         waiting_call("barrier", self._worker)

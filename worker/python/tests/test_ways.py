@@ -4,9 +4,11 @@ import copy
 import dataclasses
 import gc
 import itertools
+import json
 import os
 import signal
 import time
+import urllib.request
 
 import pytest
 import torch
@@ -33,14 +35,25 @@ def model_of(seed=SEED):
     )
 
 
-def measures(rates):
-    """From now on this is what is measured."""
+def measures(rates, spans=None):
+    """From now on this is what is measured; spans: of each step, None: factors are kept."""
     _choice.rates = lambda *_: rates
+    if spans is None:
+        _measured.Trial.add = lambda trial, _: setattr(trial, "is_over", True)
+    else:
+        left = iter(spans)
+        _measured.Clock.span_s = property(lambda _: next(left))
 
 
 def batch_of(rank, step, samples=SAMPLES):
     random = torch.Generator().manual_seed(SEED + 100 * rank + step)
     return torch.randint(-3, 4, (samples, 200), generator=random).float()
+
+
+def status_of(job):
+    address = f"http://{os.environ['PHUB_SERVER']}/v1/jobs/{job}"
+    with urllib.request.urlopen(address, timeout=60) as answer:
+        return json.load(answer)
 
 
 def trains(wrapped, rank, sizes, each=lambda step: None):
@@ -106,6 +119,88 @@ def test_on_a_slow_link_large_weights_are_factors(box, start, transport):
 def test_on_a_fast_link_all_are_whole(box, start):
     rows = both(start, FAST, [SAMPLES] * 4)
     assert [ways for ways, *_ in rows] == [[]] * 4
+
+
+def told(rank, rates, sizes):
+    """What the box says of the choice."""
+    measures(rates)
+    wrapped = phub.ddp(model_of(), factors="auto")
+    trains(wrapped, rank, sizes)
+    worker = wrapped.phub.worker
+    worker.barrier()
+    remarks = {each["subject"]: each["text"] for each in status_of(worker.job)["remarks"]}
+    worker.barrier()
+    leave(wrapped.phub)
+    return remarks["factors"]
+
+
+def test_the_box_says_what_was_chosen(box, start):
+    slow, _ = start(told, 2, SLOW, [SAMPLES] * 4, PHUB_JOB="slow").results()
+    assert slow == (
+        "2 of 3 weights go as factors, with 0.05 Gbit/s of a rank and 1e+03 GFLOP/s: "
+        f"0.weight ({SAMPLES} samples), 2.weight ({SAMPLES} samples)"
+    )
+    fast, _ = start(told, 2, FAST, [SAMPLES] * 4, PHUB_JOB="fast").results()
+    assert fast.startswith("0 of 3 weights go as factors")
+
+
+# Seconds of steps: two whole ones, one whose memory is new, some with factors, then whole ones.
+WHOLE, AS_FACTORS = [], ["0.weight", "2.weight"]
+TRIALS = {
+    "faster": ([9, 1.0, 9] + [0.9] * 5 + [9] * 9, 2 * [WHOLE] + 15 * [AS_FACTORS]),
+    "slower": (
+        [9, 1.0, 9] + [1.1] * 6 + [1.0] * 5 + [9] * 3,
+        2 * [WHOLE] + 7 * [AS_FACTORS] + 8 * [WHOLE],
+    ),
+    "it was the whole one": (
+        [9, 1.0, 9] + [1.1] * 6 + [1.3] * 5 + [9] * 3,
+        2 * [WHOLE] + 7 * [AS_FACTORS] + 6 * [WHOLE] + 2 * [AS_FACTORS],
+    ),
+}
+
+
+def tried(rank, spans, steps, lost_at=None):
+    """rank 0 measures a tenth more than the mean of two ranks, and the other a tenth less."""
+    measures(SLOW, [each * (1.1 - 0.2 * rank) for each in spans])
+    wrapped = phub.ddp(model_of(SEED + rank), factors="auto", on_loss="shrink", lease_ms=1000)
+
+    def may_end(step):
+        if rank == 1 and step == lost_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    rows = trains(wrapped, rank, [SAMPLES] * steps, may_end)
+    text = status_of(wrapped.phub.worker.job)["remarks"][0]["text"] if lost_at is None else ""
+    if lost_at is None:
+        leave(wrapped.phub)
+    else:
+        wrapped.phub.close()
+    return rows, text
+
+
+@pytest.mark.parametrize("case", TRIALS)
+def test_factors_are_kept_if_they_are_faster(box, start, case):
+    spans, expected = TRIALS[case]
+    (rows, text), (other, _) = start(tried, 2, spans, len(expected)).results()
+    assert_same_bits(other, rows)
+    assert [ways for ways, *_ in rows] == expected
+    assert text.startswith(f"{len(expected[-1])} of 3 weights")
+    assert ("a step took 1.1e+03 ms" in text and "gradients 1e+03" in text) == (case == "slower")
+    before = [model_of().state_dict(), *(parameters for *_, parameters in rows[:-1])]
+    whole = start(by_hand, 2, None, before, [SAMPLES] * len(rows), PHUB_JOB="whole").results()[0]
+    for (ways, gradients, _), of_whole in zip(rows, whole, strict=True):
+        if not ways:
+            assert_same_bits(gradients, of_whole)
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(gradient, of_whole[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("lost_at", [5, 11])
+def test_a_lost_rank_ends_the_trial(box, start, lost_at):
+    """While there are factors, and while there are none."""
+    spans, expected = TRIALS["it was the whole one"]
+    rows, _ = start(tried, 2, spans, len(expected), lost_at).result(0)
+    later = [ways for ways, *_ in rows[lost_at + 1 :]]
+    assert later == [expected[lost_at]] * len(later)
 
 
 # ---- What does not fit into the plan. Against one process with the batches of all ranks.

@@ -1,0 +1,34 @@
+// What was decided for a running job, for the people who look at it: where its chunks lie, and what
+// its ranks tell (which gradients go as factors, which values a tuner chose). Each new text is a
+// line for the server's operator, too. They are in no checkpoint. The running job owns it. Control
+// thread.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "phub/clock.h"
+#include "phub/job/job.h"
+#include "phub/notes.h"
+#include "transport/control/messages.h"
+
+namespace phub {
+
+class Remarks {
+ public:
+  // All of these outlive this.
+  Remarks(const Job& job, Notes& notes, const Clock& clock);
+
+  // Replaces the text of the subject; "" takes it away. Throws Error(kFull): there are kMostRemarks
+  // other subjects.
+  void put(const Remark& remark);
+  void add_to(JobStatus& status) const { status.remarks = remarks_; }
+
+ private:
+  const std::string& name_;
+  Notes& notes_;
+  const Clock& clock_;
+  std::vector<Remark> remarks_;  // in the order in which their subjects came
+};
+
+}  // namespace phub

@@ -1,0 +1,100 @@
+// What was decided for a job is in its status, and in the messages of its box.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "tests/worker/box.h"
+#include "tests/worker/expect_error.h"
+#include "worker/worker.h"
+
+namespace phub::testing {
+namespace remarks_test {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+JobSpec spec_of(const std::string& name, uint32_t ranks) {
+  JobSpec spec;
+  spec.name = name;
+  spec.world_size = ranks;
+  spec.keys = {{.name = "a", .elements = 1000}};
+  return spec;
+}
+
+// By subject: "subject: text". Where there are several boxes, the server says where chunks lie.
+std::vector<std::string> remarks_of(Box& box, const std::string& job) {
+  std::vector<std::string> remarks;
+  for (const JobStatus& status : box.status().jobs) {
+    if (status.name != job) continue;
+    for (const Remark& remark : status.remarks) {
+      if (remark.subject == "placement") continue;
+      remarks.push_back(remark.subject + ": " + remark.text);
+    }
+  }
+  return remarks;
+}
+
+TEST(Remarks, TheLatestOfEachSubjectIsSeen) {
+  Box box;
+  const JobSpec spec = spec_of("told", 2);
+  each_worker(box, spec, [&](Worker& worker, uint32_t rank) {
+    const auto in_turn = [&](uint32_t whose, const std::string& subject, const std::string& text) {
+      if (rank == whose) worker.remark(subject, text);
+      worker.barrier();
+    };
+    in_turn(0, "factors", "none");
+    in_turn(1, "rate", "0.1");
+    in_turn(1, "factors", "fc6");
+    in_turn(0, "factors", "fc6");  // the same again is no news
+    if (rank == 0) {
+      EXPECT_EQ(remarks_of(box, spec.name),
+                (std::vector<std::string>{"factors: fc6", "rate: 0.1"}));
+    }
+    worker.barrier();
+    in_turn(0, "factors", "");
+    in_turn(0, "never", "");
+    if (rank == 0) {
+      EXPECT_EQ(remarks_of(box, spec.name), std::vector<std::string>{"rate: 0.1"});
+    }
+    worker.barrier();
+    worker.leave();
+  });
+  const std::vector<std::string> notes = box.notes();
+  for (const std::string line :
+       {"job 'told': factors: none", "job 'told': rate: 0.1", "job 'told': factors: fc6"}) {
+    EXPECT_EQ(
+        std::ranges::count_if(notes, [&](const std::string& note) { return note.ends_with(line); }),
+        1)
+        << line;
+  }
+}
+
+TEST(Remarks, TheirNumberAndSizeHaveLimits) {
+  Box box;
+  const JobSpec spec = spec_of("full", 1);
+  each_worker(box, spec, [&](Worker& worker, uint32_t) {
+    expect_error(ErrorCode::kInvalid, "subject", [&] { worker.remark("", "x"); });
+    expect_error(ErrorCode::kInvalid, "subject", [&] { worker.remark(std::string(65, 's'), "x"); });
+    expect_error(ErrorCode::kInvalid, "text", [&] { worker.remark("s", std::string(4097, 'x')); });
+    worker.remark("0", std::string(4096, 'x'));
+    const bool has_placement = !box.status().jobs[0].remarks.empty() &&
+                               box.status().jobs[0].remarks[0].subject == "placement";
+    const uint64_t most = kMostRemarks - (has_placement ? 1 : 0);
+    for (uint64_t i = 1; i < most; ++i) worker.remark(fmt::format("{}", i), "x");
+    expect_error(ErrorCode::kFull, "remarks on 32 subjects", [&] { worker.remark("more", "x"); });
+    worker.remark("1", "y");  // of a subject that is there
+    worker.remark("2", "");
+    worker.remark("more", "\x1b[31m");
+    EXPECT_THAT(remarks_of(box, spec.name), Contains("more: \x1b[31m"));
+    worker.leave();
+  });
+  EXPECT_THAT(box.notes(), Not(Contains(HasSubstr("\x1b"))));
+}
+
+}  // namespace remarks_test
+}  // namespace phub::testing
