@@ -224,7 +224,9 @@ class Calls {
       case 29:
         return in_.take() % 2 ? set_hyper() : change_branches();
       case 30:
-        return in_.take() % 4 ? phub_barrier(worker()) : phub_abandon(worker());
+        if (in_.take() % 4) return phub_barrier(worker());
+        return in_.take() % 2 ? phub_remark(worker(), in_.choose(kNames), in_.choose(kValues))
+                              : phub_abandon(worker());
       default:
         return ask();
     }

@@ -222,6 +222,9 @@ static void train(int rank) {
   }
   OK(phub_worker_stats(worker, &stats));
   CHECK(stats.pushes == 2 * kRounds && stats.chunks_pushed == stats.chunks_received - 4);
+  OK(phub_remark(worker, "rate", "0.1"));
+  FAILS(phub_remark(worker, "", "0.1"), PHUB_INVALID, "subject");
+  FAILS(phub_remark(worker, "rate", NULL), PHUB_INVALID, "text is null");
   OK(phub_barrier(worker));
   OK(phub_leave(worker));
   FAILS(phub_push(worker, 0, 0), PHUB_FENCED, "has left");
