@@ -17,10 +17,10 @@
 #include <vector>
 
 #include "bench/zerocompute/measures.h"
-#include "bench/zerocompute/processes.h"
 #include "phub/plan/models.h"
 #include "phub/text_table.h"
 #include "worker/examples/files.h"
+#include "worker/examples/processes.h"
 #include "worker/examples/program.h"
 #include "worker/worker.h"
 

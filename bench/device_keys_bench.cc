@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "bench/zerocompute/measures.h"
-#include "bench/zerocompute/processes.h"
 #include "worker/device/host_device.h"
 #include "worker/device_keys.h"
+#include "worker/examples/processes.h"
 #include "worker/examples/program.h"
 
 namespace phub::device_keys_bench {

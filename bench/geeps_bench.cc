@@ -18,8 +18,8 @@
 #include "bench/geeps_pictures.h"
 #include "bench/geeps_run.h"
 #include "bench/geeps_workers.h"
-#include "bench/zerocompute/processes.h"
 #include "worker/examples/files.h"
+#include "worker/examples/processes.h"
 #include "worker/examples/program.h"
 #include "worker/geeps/standalone_exchange.h"
 

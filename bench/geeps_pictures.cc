@@ -12,8 +12,8 @@
 #include "bench/geeps_run.h"
 #include "bench/geeps_video.h"
 #include "bench/geeps_workers.h"
-#include "bench/zerocompute/processes.h"
 #include "transport/error.h"
+#include "worker/examples/processes.h"
 
 namespace phub::geeps_bench {
 namespace {

@@ -13,8 +13,8 @@
 #include "bench/geeps_host.h"
 #include "bench/geeps_link.h"
 #include "bench/geeps_run.h"
-#include "bench/zerocompute/processes.h"
 #include "transport/error.h"
+#include "worker/examples/processes.h"
 #include "worker/geeps/worker_exchange.h"
 #include "worker/worker.h"
 

@@ -19,17 +19,17 @@
 #include <vector>
 
 #include "bench/zerocompute/measures.h"
-#include "bench/zerocompute/processes.h"
 #include "phub/text_table.h"
 #include "transport/error.h"
 #include "worker/examples/files.h"
 #include "worker/examples/page_rank.h"
+#include "worker/examples/processes.h"
 #include "worker/examples/program.h"
 
 namespace phub::iterstore_bench {
 namespace {
 
-using examples::PackageGraph;
+using examples::Graph;
 using examples::PageRank;
 using examples::RankedLinks;
 using iterstore::Store;
@@ -94,9 +94,9 @@ struct Times {
 };
 
 // A few pages have most of the links, as everywhere.
-PackageGraph random_graph(uint32_t pages, uint32_t links) {
+Graph random_graph(uint32_t pages, uint32_t links) {
   std::mt19937_64 random(1);
-  PackageGraph graph;
+  Graph graph;
   for (uint32_t page = 0; page < pages; ++page) graph.names.push_back(std::to_string(page));
   const auto any = [&] { return static_cast<double>(random() >> 11) * 0x1p-53; };
   for (uint32_t link = 0; link < links; ++link) {
@@ -104,7 +104,7 @@ PackageGraph random_graph(uint32_t pages, uint32_t links) {
     const auto to = static_cast<uint32_t>(std::pow(any(), 4) * pages);
     if (from != to) graph.links.push_back({from, to});
   }
-  std::ranges::sort(graph.links, {}, &PackageGraph::Link::from);
+  std::ranges::sort(graph.links, {}, &Graph::Link::from);
   return graph;
 }
 
@@ -114,7 +114,7 @@ double seconds_since(Clock::time_point begin) {
 
 class Run {
  public:
-  Run(const Options& options, const PackageGraph& graph, const Variant& variant, std::string server,
+  Run(const Options& options, const Graph& graph, const Variant& variant, std::string server,
       std::string job)
       : options_(options),
         graph_(graph),
@@ -242,7 +242,7 @@ class Run {
   }
 
   const Options& options_;
-  const PackageGraph& graph_;
+  const Graph& graph_;
   const PageRank page_rank_;
   const Variant& variant_;
   const std::string server_, job_;
@@ -343,8 +343,8 @@ void run(const Options& options) {
   const std::vector<Variant>& variants = computes ? kConsistencies : kVariants;
   examples::check_can_write(options.json);
   const OwnServer server(beside_this_program("phub"), options.transport, {});
-  const PackageGraph graph = options.packages.empty() ? random_graph(options.pages, options.links)
-                                                      : examples::read_packages(options.packages);
+  const Graph graph = options.packages.empty() ? random_graph(options.pages, options.links)
+                                               : examples::read_packages(options.packages);
   std::vector<std::vector<Times>> times(variants.size());
   for (uint32_t turn = 0; turn < options.turns; ++turn) {
     for (size_t v = 0; v < variants.size(); ++v) {

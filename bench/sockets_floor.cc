@@ -30,9 +30,9 @@
 #include "bench/zerocompute/checker.h"
 #include "bench/zerocompute/gradients.h"
 #include "bench/zerocompute/measures.h"
-#include "bench/zerocompute/processes.h"
 #include "bench/zerocompute/shared.h"
 #include "transport/error.h"
+#include "worker/examples/processes.h"
 
 namespace phub {
 namespace {

@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "bench/time_to_loss_run.h"
-#include "bench/zerocompute/processes.h"
 #include "transport/error.h"
 #include "worker/examples/digits_data.h"
 #include "worker/examples/digits_training.h"
 #include "worker/examples/files.h"
+#include "worker/examples/processes.h"
 #include "worker/examples/program.h"
 #include "worker/session/send_order.h"
 #include "worker/worker.h"

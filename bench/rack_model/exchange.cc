@@ -17,8 +17,8 @@
 #include "bench/rack_model/fabric.h"
 #include "bench/rack_model/grid.h"
 #include "bench/rack_model/thread.h"
-#include "bench/zerocompute/processes.h"
 #include "transport/error.h"
+#include "worker/examples/processes.h"
 
 namespace phub::rack_model {
 namespace {

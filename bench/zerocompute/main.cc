@@ -13,12 +13,12 @@
 
 #include "bench/zerocompute/measures.h"
 #include "bench/zerocompute/options.h"
-#include "bench/zerocompute/processes.h"
 #include "bench/zerocompute/rank.h"
 #include "bench/zerocompute/report.h"
 #include "numa/topology.h"
 #include "transport/control/control_client.h"
 #include "transport/control/token.h"
+#include "worker/examples/processes.h"
 
 namespace phub {
 namespace {

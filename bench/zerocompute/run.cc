@@ -16,10 +16,10 @@
 #include "bench/roofline.h"
 #include "bench/zerocompute/measures.h"
 #include "bench/zerocompute/model_chunks.h"
-#include "bench/zerocompute/processes.h"
 #include "bench/zerocompute/shared.h"
 #include "kernels/slots.h"
 #include "transport/error.h"
+#include "worker/examples/processes.h"
 
 namespace phub {
 namespace {

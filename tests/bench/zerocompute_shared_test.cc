@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "bench/zerocompute/processes.h"
 #include "bench/zerocompute/shared.h"
+#include "worker/examples/processes.h"
 
 namespace phub {
 namespace zerocompute_shared_test {

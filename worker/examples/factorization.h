@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "worker/examples/cells.h"
+#include "worker/examples/readers/cells.h"
 #include "worker/iterstore/store.h"
 
 namespace phub::examples {
@@ -47,6 +47,11 @@ class Factorization {
   // The sum of the known cells' squared errors, and their number, are added to row `iteration` of
   // the table of errors: als, after the rows were solved; sgd, before each cell's step.
   void iterate(iterstore::StoreThread& store, uint32_t iteration);
+  // The vectors of this part's rows, one after another, and the first of these rows; the mean of all
+  // known cells.
+  std::span<const double> row_vectors() const { return x_; }
+  uint32_t first_row() const { return first_row_; }
+  double mean() const { return mean_; }
   // Adds those of cells of this part's rows to the table's last row. `columns`: all vectors.
   // Clocks.
   void judge(iterstore::StoreThread& store, std::span<const Cell> cells,

@@ -18,7 +18,7 @@
 #include "worker/examples/numbers.h"
 #include "worker/examples/program.h"
 #include "worker/examples/store_program.h"
-#include "worker/examples/texts.h"
+#include "worker/examples/readers/texts.h"
 #include "worker/examples/topics.h"
 
 namespace phub::examples {

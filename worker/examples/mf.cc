@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "transport/error.h"
-#include "worker/examples/cells.h"
+#include "worker/examples/readers/cells.h"
 #include "worker/examples/factorization.h"
 #include "worker/examples/numbers.h"
 #include "worker/examples/program.h"
@@ -100,7 +100,7 @@ void run(Options options) {
   const uint64_t seed = options.factorization.seed;
   Cells cells = options.cells.empty() ? read_tags(options.packages, options.zeros, seed)
                                       : read_cells(options.cells);
-  const std::vector<Cell> held_out = take_held_out(cells, seed);
+  const std::vector<Cell> held_out = take_held_out(cells, 0.1, seed);
   if (cells.cells.empty() || held_out.empty()) {
     fail(ErrorCode::kInvalid, "{} cells are too few: one in ten is held out",
          cells.cells.size() + held_out.size());

@@ -1,6 +1,7 @@
 #include "worker/examples/page_rank.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -22,9 +23,9 @@ uint32_t index_of(const std::vector<uint64_t>& rows, uint64_t row) {
 
 }  // namespace
 
-PageRank::PageRank(const PackageGraph& graph, double damping) : graph_(graph), damping_(damping) {}
+PageRank::PageRank(const Graph& graph, double damping) : graph_(graph), damping_(damping) {}
 
-iterstore::TableSpec PageRank::table(const PackageGraph& graph) {
+iterstore::TableSpec PageRank::table(const Graph& graph) {
   return {.name = "ranks",
           .rows = graph.names.size(),
           .type = "f64",
@@ -33,21 +34,21 @@ iterstore::TableSpec PageRank::table(const PackageGraph& graph) {
 }
 
 RankedLinks PageRank::links(uint32_t part, uint32_t parts) const {
-  std::vector<uint32_t> of_source(graph_.names.size());
-  for (const PackageGraph::Link& link : graph_.links) ++of_source[link.from];
+  std::vector<double> of_source(graph_.names.size());
+  for (const Graph::Link& link : graph_.links) of_source[link.from] += link.weight;
   const size_t all = graph_.links.size(), begin = all * part / parts;
   const auto mine = std::span(graph_.links).subspan(begin, all * (part + 1) / parts - begin);
   RankedLinks ranked;
-  for (const PackageGraph::Link& link : mine) {
+  for (const Graph::Link& link : mine) {
     ranked.sources.push_back(link.from);
     ranked.targets.push_back(link.to);
   }
   ranked.sources = distinct(std::move(ranked.sources));
   ranked.targets = distinct(std::move(ranked.targets));
-  for (const auto& [from, to] : mine) {
+  for (const auto& [from, to, weight] : mine) {
     ranked.links.push_back({.from = index_of(ranked.sources, from),
                             .to = index_of(ranked.targets, to),
-                            .share = damping_ / of_source[from]});
+                            .share = damping_ * weight / of_source[from]});
   }
   ranked.ranks.resize(ranked.sources.size());
   ranked.passed_on.resize(ranked.sources.size());
@@ -69,6 +70,16 @@ void PageRank::iterate(iterstore::StoreThread& store, RankedLinks& links) const 
   }
   store.update_batch<double>(kRanks, links.targets, links.received);
   store.clock();
+}
+
+double PageRank::apart_after(uint32_t iterations) const {
+  return 2 * std::pow(damping_, iterations + 1) / (1 - damping_);
+}
+
+uint32_t PageRank::iterations_for(double apart) const {
+  if (damping_ == 0) return 1;
+  const double wanted = std::log(apart * (1 - damping_) / 2) / std::log(damping_) - 1;
+  return static_cast<uint32_t>(std::max(1.0, std::ceil(wanted)));
 }
 
 std::vector<double> PageRank::ranks(std::span<const std::byte> table) const {

@@ -2,10 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <thread>
 #include <vector>
 
+#include "transport/error.h"
 #include "worker/examples/agreement.h"
 
 namespace phub::examples {
@@ -14,7 +17,9 @@ void add_store_options(CLI::App& app, StoreProgram& program) {
   WorkerOptions& worker = program.store.worker;
   worker.spec.on_loss = "fail";  // without a rank's part of the data the outcome is another
   worker.spec.lease_ms = 10'000;
-  app.add_option("--server", worker.server, "HOST:PORT of phub serve")->capture_default_str();
+  app.add_option("--server", worker.server,
+                 "HOST:PORT of phub serve; a process that is alone starts one, unless one is named")
+      ->capture_default_str();
   app.add_option("--job", worker.spec.name, "Name of the store")->capture_default_str();
   app.add_option("--world", worker.spec.world_size, "Number of processes")->capture_default_str();
   app.add_option("--rank", worker.rank, "This process's rank; one that is alone needs none")
@@ -34,7 +39,27 @@ void add_store_options(CLI::App& app, StoreProgram& program) {
   app.add_option("--slack", worker.spec.slack,
                  "ssp: clocks that a process may be ahead of the slowest")
       ->capture_default_str();
-  app.final_callback([&worker] { take_rank_if_alone(worker); });
+  app.final_callback([&app, &program] {
+    take_rank_if_alone(program.store.worker);
+    const bool is_given = app.get_option("--server")->count() > 0;
+    program.names_server = is_given || std::getenv("PHUB_SERVER") != nullptr;
+  });
+}
+
+std::unique_ptr<OwnServer> own_box(StoreProgram& program) {
+  WorkerOptions& worker = program.store.worker;
+  const bool is_alone = worker.spec.world_size == 1 && worker.rank_error.empty();
+  if (!is_alone || program.names_server) return nullptr;
+  const std::string phub = beside_this_program("phub");
+  if (!std::filesystem::exists(phub)) {
+    fail(ErrorCode::kUnavailable,
+         "there is no {} to start a box with: start one with `phub serve`, and name it with "
+         "--server HOST:PORT",
+         phub);
+  }
+  auto box = std::make_unique<OwnServer>(phub, "shm", std::vector<std::string>{"--pin", "false"});
+  worker.server = box->address();
+  return box;
 }
 
 void agree(const StoreProgram& program, const std::string& name,

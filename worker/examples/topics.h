@@ -12,7 +12,7 @@
 #include <random>
 #include <vector>
 
-#include "worker/examples/texts.h"
+#include "worker/examples/readers/texts.h"
 #include "worker/iterstore/store.h"
 
 namespace phub::examples {

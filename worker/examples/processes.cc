@@ -1,4 +1,4 @@
-#include "bench/zerocompute/processes.h"
+#include "worker/examples/processes.h"
 
 #include <fmt/format.h>
 #include <poll.h>

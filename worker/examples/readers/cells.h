@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace phub::examples {
@@ -15,6 +16,7 @@ struct Cell {
 struct Cells {
   std::vector<std::string> rows, columns;  // names, by number
   std::vector<Cell> cells;                 // by row, then column, each once
+  uint64_t digest = 0;                     // of the file
 };
 
 // Packages and their tags, from a file with the output of `apt-cache dumpavail`: 1 where a package
@@ -23,10 +25,15 @@ struct Cells {
 Cells read_tags(const std::string& path, uint32_t zeros, uint64_t seed);
 // Lines "row column value", with spaces, tabs, commas or "::" between them; the rest of a line is
 // not looked at, nor a first line whose value is no number (MovieLens' ratings.csv and u.data are
-// of this form). If a cell comes twice the last value counts. Errors as above, with the line.
+// of this form), nor empty lines and those that begin with # or %. Or a matrix (matrix_market.h)
+// in a file .mtx or .mm: then names are its numbers, which count from 1. If a cell comes twice the
+// last value counts. Errors as above, with the line.
 Cells read_cells(const std::string& path);
-// Moves every cell whose hash says so, one in ten, to the second list. The same seed chooses the
-// same cells.
-std::vector<Cell> take_held_out(Cells& cells, uint64_t seed);
+// Names of rows and columns, in the order of the file: lines "row column", or an .mtx, as above.
+std::vector<std::pair<std::string, std::string>> read_pairs(const std::string& path);
+
+// Moves every cell whose hash says so, about this share of them, to the second list. The same seed
+// chooses the same cells.
+std::vector<Cell> take_held_out(Cells& cells, double share, uint64_t seed);
 
 }  // namespace phub::examples

@@ -1,13 +1,10 @@
-#include "worker/examples/package_graph.h"
-
 #include <algorithm>
-#include <fstream>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 
-#include "transport/error.h"
-#include "worker/examples/files.h"
+#include "worker/examples/readers/graph.h"
+#include "worker/examples/readers/lines.h"
+#include "worker/examples/readers/names.h"
 
 namespace phub::examples {
 namespace {
@@ -26,16 +23,16 @@ std::string_view value_of(std::string_view line, std::string_view field) {
 
 }  // namespace
 
-PackageGraph read_packages(const std::string& path) {
-  std::ifstream file = open_to_read(path);
+Graph read_packages(const std::string& path) {
+  Lines lines(path);
   std::vector<std::pair<std::string, std::string>> dependencies;  // by name
-  PackageGraph graph;
-  for (std::string line; std::getline(file, line);) {
-    if (const auto name = value_of(line, "Package: "); !name.empty()) {
+  Graph graph;
+  while (const auto line = lines.next()) {
+    if (const auto name = value_of(*line, "Package: "); !name.empty()) {
       graph.names.emplace_back(name);
     }
     for (const char* field : {"Depends: ", "Pre-Depends: "}) {
-      std::string_view list = value_of(line, field);
+      std::string_view list = value_of(*line, field);
       while (!list.empty() && !graph.names.empty()) {
         const size_t end = std::min(list.find_first_of(",|"), list.size());
         dependencies.emplace_back(graph.names.back(), name_in(list.substr(0, end)));
@@ -48,16 +45,16 @@ PackageGraph read_packages(const std::string& path) {
   }
   std::ranges::sort(graph.names);
   graph.names.erase(std::unique(graph.names.begin(), graph.names.end()), graph.names.end());
-  std::unordered_map<std::string_view, uint32_t> numbers;
-  for (uint32_t n = 0; n < graph.names.size(); ++n) numbers[graph.names[n]] = n;
+  const Names numbers(graph.names);
   for (const auto& [from, to] : dependencies) {
-    const auto at = numbers.find(to);
-    if (at == numbers.end() || from == to) continue;
-    graph.links.push_back({numbers.at(from), at->second});
+    const uint32_t* at = numbers.find(to);
+    if (at == nullptr || from == to) continue;
+    graph.links.push_back({.from = *numbers.find(from), .to = *at});
   }
-  const auto key = [](const PackageGraph::Link& l) { return std::pair(l.from, l.to); };
+  const auto key = [](const Graph::Link& l) { return std::pair(l.from, l.to); };
   std::ranges::sort(graph.links, {}, key);
   graph.links.erase(std::unique(graph.links.begin(), graph.links.end()), graph.links.end());
+  graph.digest = lines.digest();
   return graph;
 }
 

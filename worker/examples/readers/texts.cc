@@ -1,4 +1,4 @@
-#include "worker/examples/texts.h"
+#include "worker/examples/readers/texts.h"
 
 #include <algorithm>
 #include <fstream>
