@@ -53,7 +53,7 @@ def least_squares(cells, iterations):
     rows, columns = ({name: n for n, name in enumerate(dict.fromkeys(cell[way] for cell in cells))} for way in (0, 1))
     at = numpy.array([(rows[r], columns[c]) for r, c, _ in cells])
     values = numpy.array([v for *_, v in cells], float)
-    held = numpy.array([mixed(mixed(SEED + 1) ^ (int(r) << 32 | int(c))) % 10 == 0 for r, c in at])
+    held = numpy.array([mixed(mixed(SEED + 1) ^ (int(r) << 32 | int(c))) % 10**6 < 10**5 for r, c in at])
     (known, there), (known_values, there_values) = (at[~held], at[held]), (values[~held], values[held])
     mean = known_values.mean()
     draw = numpy.random.default_rng(SEED)

@@ -111,9 +111,84 @@ def links_that_are_none(folder):
     same_ranks(ranks_in(folder, "ranks"), {"a": 0.5, "b": 0.5})
 
 
+# ---- mf
+
+def error_in(said):
+    return float(said.split("held out: error ")[1].split()[0])
+
+
+def model_in(folder, name):
+    """(mean, vectors of rows, of columns)"""
+    words = [line.split(" ") for line in folder.lines(name)]
+    assert words[0][0] == "mean"
+    vectors = [{line[1]: numpy.array(line[2:], float) for line in words if line[0] == kind} for kind in ("row", "column")]
+    return float(words[0][1]), *vectors
+
+
+def ratings_are_predicted(folder):
+    noise, width = 0.1, 3
+    draw = numpy.random.default_rng(SEED)
+    users, items = draw.normal(0, 1, (80, width)), draw.normal(0, 1, (50, width))
+    cells = [(u, i, 3 + users[u] @ items[i] + draw.normal(0, noise)) for u in range(80) for i in range(50) if draw.random() < 0.6]
+    unseen = [(u, i) for u in range(80) for i in range(50) if (u, i) not in {cell[:2] for cell in cells}]
+    ratings = folder.file("ratings.csv", "userId,movieId,rating,timestamp\r\n" + "".join(f"{u + 1},{i + 1},{v},9\r\n" for u, i, v in cells))
+    pairs = folder.file("pairs", "".join(f"{u + 1}\t{i + 1}\n" for u, i in unseen) + "nobody 1")
+    out, predictions = folder.file("model"), folder.file("predictions")
+    common = ["--width", str(width), "--lambda", "0.001", "--iterations", "60", "--seed", str(SEED), "--test-share", "0.2"]
+    asked = ["--out", out, "--predict", pairs, "--predictions", predictions]
+
+    def check(words):
+        """The predictions are those of the model, and near what was rated without noise."""
+        mean, of_rows, of_columns = model_in(folder, "model")
+        found = [line.split(" ") for line in folder.lines("predictions")]
+        assert found.pop()[:2] == ["nobody", "1"] and "1 of them have a name" in words and len(found) == len(unseen), words
+        for (u, i), (user, item, value) in zip(unseen, found):
+            assert (user, item) == (str(u + 1), str(i + 1))
+            assert abs(float(value) - (mean + of_rows[user] @ of_columns[item])) < 1e-9
+        value = numpy.array([float(line[2]) for line in found])
+        want = numpy.array([3 + users[u] @ items[i] for u, i in unseen])
+        error = float(numpy.sqrt(numpy.mean((value - want) ** 2)))
+        assert error < noise, f"PHUB_SEED={SEED}: {error}"  # that of the mean is above 1
+        return value
+
+    said = run(mf, "--in", ratings, *common, *asked)
+    first = check(said)
+    assert 0.5 * noise < error_in(said) < 1.6 * noise, f"PHUB_SEED={SEED}: {said}"
+    written = folder.lines("predictions")
+    run(mf, "--model", out, *asked[2:])  # the model alone
+    assert folder.lines("predictions") == written
+    # scipy's format has the same cells in the same order.
+    matrix = folder.file("ratings.mtx", "%%MatrixMarket matrix coordinate real general\n%\n" + f"80 50 {len(cells)}\n" +
+                         "".join(f"{u + 1} {i + 1} {v}\n" for u, i, v in cells))
+    again = run(mf, "--in", matrix, *common, *asked)
+    assert error_in(again) == error_in(said), (SEED, said, again)
+    with box_of(phub, folder.path) as address:
+        said = run_ranks([mf, "--server", address, "--in", ratings, *common, *asked, "--threads", "2"], 2, LIMIT_S)[0][0]
+    assert numpy.abs(check(said) - first).max() < 1e-4, SEED
+    said = run(mf, "--in", ratings, *common[:-2], "--test-share", "0", *asked)
+    assert " 0 held out" in said and "held out: error" not in said, said
+    check(said)
+
+
+def ratings_that_are_none(folder):
+    good = "".join(f"u{n % 7} i{n % 5} {n % 3}\n" for n in range(35))
+    for text, *words in (("a b 1\na b nan\n", "ratings, line 2", "finite number"), ("", "has no lines"), ("a b 1\na b\n", "line 2"),
+                         ("a b 1\n", "--test-share 0"), (good + "u i 1e999", "line 36")):
+        refused(["mf: ", *words], mf, "--in", folder.file("ratings", text))
+    refused(["kept.mtx", "line 3: entry 0, 1"], mf, "--in", folder.file("kept.mtx", "%%MatrixMarket matrix coordinate real general\n1 1 1\n0 1 1\n"))
+    pairs = folder.file("pairs", "u1 i1\nu1\n")
+    asked = ["--predict", pairs, "--predictions", folder.file("predictions")]
+    refused(["pairs, line 2: 'u1' is not a row and a column"], mf, "--in", folder.file("ratings", good), *asked)
+    folder.file("pairs", "u1 i1\n")
+    for text, *words in (("", "line 1"), (good, "line 1", "mf --out"), ("mean 1\nrow a 1 2\ncolumn b 1\n", "line 3", "1 numbers"),
+                         ("mean 1\nrow a 1 x\n", "line 2", "'x'"), ("mean 1\nrow a 1\n", "cut off"), ("mean nan\n", "line 1"),
+                         ("mean 1\nrow a 1\nrow a 1\n", "line 3", "twice")):
+        refused(["model", *words], mf, "--model", folder.file("model", text), *asked)
+
+
 def main():
     with tempfile.TemporaryDirectory() as path:
-        for test in ranks_are_those_of_numpy, links_that_are_none:
+        for test in (ranks_are_those_of_numpy, links_that_are_none, ratings_are_predicted, ratings_that_are_none):
             test(Folder(path))
     return 0
 

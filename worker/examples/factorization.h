@@ -47,7 +47,7 @@ class Factorization {
   // The sum of the known cells' squared errors, and their number, are added to row `iteration` of
   // the table of errors: als, after the rows were solved; sgd, before each cell's step.
   void iterate(iterstore::StoreThread& store, uint32_t iteration);
-  // The vectors of this part's rows, one after another, and the first of these rows; the mean of all
+  // The vectors of this part's rows, one after another; the first of these rows; the mean of all
   // known cells.
   std::span<const double> row_vectors() const { return x_; }
   uint32_t first_row() const { return first_row_; }
