@@ -252,7 +252,7 @@ def topics_are_drawn(folder, binaries):
     if not has_matplotlib():
         return SKIPPED
     counts = folder / "counts.txt"
-    counts.write_text("sea 9 1 0\nship 6 0 0\ncamel 0 5 0\nand 30 30 0\n")
+    counts.write_text("# lda alpha 0.1 beta 0.01\nsea 9 1 0\nship 6 0 0\ncamel 0 5 0\nand 30 30 0\n")
     expect(run(BENCH / "plot_topics", counts, "--out", folder), "topics.png")
     assert (folder / "topics.png").stat().st_size > 5000
     run(BENCH / "plot_topics", counts, "--words", "3", "--format", "svg", "--out", folder)

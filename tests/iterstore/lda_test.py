@@ -86,11 +86,11 @@ def gensim_topics(counts):
 
 def run(folder, address, world, *arguments):
     out = os.path.join(folder, "counts")
-    command = [lda, "--server", address, "--texts", os.path.join(folder, "texts"), "--seed",
+    command = [lda, "--server", address, "--in", os.path.join(folder, "texts"), "--seed",
                str(SEED), "--topics", str(TOPICS), "--iterations", str(ITERATIONS), "--out", out,
                "--job", "-".join(["lda", str(world), *arguments]).replace("--", ""), *arguments]
     run_ranks(command, world, LIMIT_S)
-    lines = [line.split() for line in open(out, encoding="utf-8")]
+    lines = [line.split() for line in open(out, encoding="utf-8")][1:]
     counts = numpy.array([[int(count) for count in line[1:]] for line in lines], float).T
     return [line[0] for line in lines], counts
 

@@ -56,7 +56,7 @@ with tempfile.TemporaryDirectory() as folder, box_of(phub, folder) as address:
     for command, option in (RANKS, "--packages"), (FACTORS, "--cells"), (FACTORS, "--packages"), (TOPICS, "--texts"):
         if option == "--packages":
             command = command[:5]
-        refused(given(command, option, folder), folder, "Is a directory")
+        refused(given(command, option, folder), folder, "no files .txt" if command == TOPICS else "Is a directory")
         refused(given(command, option, file("none")), file("none"), "No such file")
 
     for command in RANKS, TOPICS:

@@ -1,35 +1,68 @@
-// Finds the topics of texts (latent Dirichlet allocation), in several processes of several threads:
+// Finds the topics of texts (latent Dirichlet allocation), in one process or in several, each of
+// several threads:
+//
+//   bin/lda --in texts/ --out model.txt --top-words topics.txt
+//   bin/lda --model model.txt --infer new-texts/
 //
 //   bin/phub serve --listen 127.0.0.1:7717 &
-//   for rank in 0 1; do bin/lda --world 2 --rank $rank --texts chapters & done; wait
+//   for rank in 0 1; do bin/lda --world 2 --rank $rank --in chapters & done; wait
 //
-// The file has a document in each line.
+// A folder has files .txt, another file a document in each line; or counts, .ldac and .mtx.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstring>
-#include <memory>
-#include <numeric>
 #include <string>
 #include <vector>
 
 #include "worker/examples/files.h"
 #include "worker/examples/numbers.h"
 #include "worker/examples/program.h"
-#include "worker/examples/store_program.h"
 #include "worker/examples/readers/texts.h"
+#include "worker/examples/store_program.h"
+#include "worker/examples/topic_model.h"
 #include "worker/examples/topics.h"
 
 namespace phub::examples {
 namespace {
 
+constexpr uint32_t kShown = 8;        // words of a topic, on the terminal
+constexpr double kLeastShare = 0.01;  // of a document, of a topic that is written
+
 struct Options {
   StoreProgram program;
   TopicOptions topics;
+  CorpusOptions corpus;
   TextOptions words;
-  std::string texts = "texts", out;
+  bool chosen_words = false;  // by --least-documents or --most-documents
+  std::string texts = "texts", out, top_out, model, inferred_texts, inferred;
+  uint32_t top = 10;
 };
+
+void add_files(CLI::App& app, Options& options) {
+  auto* texts = app.add_option("--in,--texts", options.texts,
+                               "A folder of .txt, a file with a document in each line, or counts "
+                               "of words: .ldac, .mtx")
+                    ->capture_default_str();
+  app.add_option("--vocabulary", options.corpus.vocabulary,
+                 "The words of .ldac and .mtx [what is beside the file, .vocab]");
+  auto* out =
+      app.add_option("--out", options.out, "Write how often each word has each topic: the model");
+  auto* top = app.add_option("--top-words", options.top_out,
+                             "Write each topic's most frequent words to this file");
+  app.add_option("--top", options.top, "So many of them")
+      ->check(CLI::Range(1u, 1'000'000u))
+      ->capture_default_str();
+  auto* infer = app.add_option("--infer", options.inferred_texts,
+                               "Documents as in --in, whose topics are written");
+  app.add_option("--inferred", options.inferred, "To this file [they are printed]")->needs(infer);
+  app.add_option("--model", options.model, "Infer with what --out wrote, without --in")
+      ->needs(infer)
+      ->excludes(texts)
+      ->excludes(out)
+      ->excludes(top);
+}
 
 Options parse(int argc, char** argv) {
   Options options;
@@ -38,8 +71,7 @@ Options parse(int argc, char** argv) {
   if (auto& name = options.program.store.worker.spec.name; name.empty()) name = "lda";
   CLI::App app("Finds the topics of texts, one process per rank.");
   add_store_options(app, options.program);
-  app.add_option("--texts", options.texts, "A file with a document in each line")
-      ->capture_default_str();
+  add_files(app, options);
   app.add_option("--least-documents", options.words.least_documents, "That a word must be in")
       ->capture_default_str();
   app.add_option("--most-documents", options.words.most_documents,
@@ -52,44 +84,81 @@ Options parse(int argc, char** argv) {
   app.add_option("--alpha", options.topics.alpha)->check(between(1e-6, 1e3))->capture_default_str();
   app.add_option("--beta", options.topics.beta)->check(between(1e-6, 1e3))->capture_default_str();
   app.add_option("--seed", options.topics.seed)->check(not_negative())->capture_default_str();
-  app.add_option("--out", options.out, "Write how often each word has each topic to this file");
   parse_or_exit(app, argc, argv);
+  options.chosen_words = app.get_option("--least-documents")->count() > 0 ||
+                         app.get_option("--most-documents")->count() > 0;
   return options;
 }
 
-void report(const Texts& texts, std::span<const int32_t> counts, const Options& options) {
-  const uint32_t topics = options.topics.topics;
-  const auto count = [&](size_t word, uint32_t topic) { return counts[word * topics + topic]; };
-  std::vector<size_t> order(texts.words.size());
-  fmt::print("{} documents, {} words\n", texts.documents.size(), texts.words.size());
-  for (uint32_t k = 0; k < topics; ++k) {
-    std::iota(order.begin(), order.end(), size_t{0});
-    std::ranges::stable_sort(order, {}, [&](size_t word) { return -count(word, k); });
-    fmt::print("topic {}:", k);
-    for (size_t i = 0; i < std::min<size_t>(8, order.size()); ++i) {
-      fmt::print(" {}", texts.words[order[i]]);
-    }
-    fmt::print("\n");
-  }
-  std::string lines;
-  for (size_t word = 0; word < texts.words.size(); ++word) {
-    lines += texts.words[word];
-    for (uint32_t k = 0; k < topics; ++k) lines += fmt::format(" {}", count(word, k));
-    lines += '\n';
-  }
-  write_file(options.out, lines);
+std::string lines_of(const TopWords& topic, uint32_t number) {
+  std::string line = fmt::format("topic {} {:.6f}:", number, topic.share);
+  for (const auto& [word, share] : topic.words) line += fmt::format(" {} {:.6f}", word, share);
+  return line + '\n';
 }
 
-void run(Options options) {
+void report(const TopicModel& model, size_t documents, const Options& options) {
+  fmt::print("{} documents, {} words\n", documents, model.words.size());
+  const std::vector<TopWords> topics = top_words(model, std::max(kShown, options.top));
+  std::string lines;
+  for (uint32_t k = 0; k < topics.size(); ++k) {
+    TopWords written = topics[k];
+    fmt::print("topic {}:", k);
+    for (size_t i = 0; i < std::min<size_t>(kShown, written.words.size()); ++i) {
+      fmt::print(" {}", written.words[i].first);
+    }
+    fmt::print("\n");
+    written.words.resize(std::min<size_t>(options.top, written.words.size()));
+    lines += lines_of(written, k);
+  }
+  write_file(options.top_out, lines);
+  write_model(model, options.out);
+}
+
+// Of each document a line: its name, and its topics by share, "topic:share".
+void write_inferred(const TopicModel& model, const Options& options) {
+  if (options.inferred_texts.empty()) return;
+  const Corpus corpus = read_corpus(options.inferred_texts, options.corpus);
+  const std::vector<Mixture> mixtures = infer(model, corpus);
+  std::string lines;
+  uint64_t words = 0, unknown = 0;
+  for (size_t d = 0; d < mixtures.size(); ++d) {
+    std::vector<std::pair<double, uint32_t>> shares;
+    for (uint32_t k = 0; k < model.topics; ++k) shares.emplace_back(-mixtures[d].topics[k], k);
+    std::ranges::sort(shares);
+    lines += corpus.names[d];
+    for (const auto& [share, topic] : shares) {
+      if (-share >= kLeastShare) lines += fmt::format(" {}:{:.6f}", topic, -share);
+    }
+    lines += '\n';
+    words += mixtures[d].words;
+    unknown += mixtures[d].unknown;
+  }
+  if (options.inferred.empty()) fmt::print("{}", lines);
+  write_file(options.inferred, lines);
+  fmt::print(stderr, "{} documents; the model has {} of their {} words\n", mixtures.size(),
+             words - unknown, words);
+}
+
+Texts texts_for(const Options& options) {
+  const Corpus corpus = read_corpus(options.texts, options.corpus);
+  TextOptions words = options.words;
+  if (corpus.is_counted && !options.chosen_words) {
+    words = {.least_documents = 1, .most_documents = 1};  // who counted has chosen
+  }
+  return texts_of(corpus, words, options.texts);
+}
+
+void train(Options options) {
   StoreProgram& program = options.program;
-  check_can_write(options.out);
-  const Texts texts = read_texts(options.texts, options.words);
+  Texts texts = texts_for(options);
   program.store.tables = Topics::tables(texts, options.topics);
+  const auto box = own_box(program);
   iterstore::Store store(program.store);
   agree(program, "lda",
         {fmt::format("seed {}", options.topics.seed), fmt::format("alpha {}", options.topics.alpha),
          fmt::format("beta {}", options.topics.beta),
-         fmt::format("documents {}", texts.documents.size())});
+         fmt::format("documents {}", texts.documents.size()),
+         fmt::format("file {:016x}", texts.digest)});
   run_threads(store, program, [&](iterstore::StoreThread& mine, uint32_t part) {
     Topics topics(texts, options.topics, part, parts_of(program));
     topics.begin(mine);
@@ -97,9 +166,26 @@ void run(Options options) {
   });
   const std::vector<std::byte> table = store.table(0);
   if (program.store.worker.rank != 0) return;
-  std::vector<int32_t> counts(table.size() / sizeof(int32_t));
-  std::memcpy(counts.data(), table.data(), table.size());
-  report(texts, counts, options);
+  TopicModel model{.alpha = options.topics.alpha,
+                   .beta = options.topics.beta,
+                   .topics = options.topics.topics,
+                   .words = std::move(texts.words),
+                   .counts = std::vector<int32_t>(table.size() / sizeof(int32_t))};
+  std::memcpy(model.counts.data(), table.data(), table.size());
+  report(model, texts.documents.size(), options);
+  write_inferred(model, options);
+}
+
+void run(const Options& options) {
+  for (const std::string& out : {options.out, options.top_out, options.inferred}) {
+    check_can_write(out);
+  }
+  if (options.model.empty()) {
+    // Mistakes in what is inferred come before the work.
+    if (!options.inferred_texts.empty()) read_corpus(options.inferred_texts, options.corpus);
+    return train(options);
+  }
+  write_inferred(read_topic_model(options.model), options);
 }
 
 }  // namespace
