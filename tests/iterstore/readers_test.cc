@@ -12,6 +12,7 @@
 #include "worker/examples/readers/cells.h"
 #include "worker/examples/readers/graph.h"
 #include "worker/examples/readers/lines.h"
+#include "worker/examples/readers/texts.h"
 
 namespace phub::examples {
 namespace readers_test {
@@ -219,6 +220,67 @@ TEST_F(Readers, TheShareThatIsHeldOutIsTheOneAskedFor) {
     EXPECT_EQ(cells.cells.size() + held_out.size(), 10'000);
     EXPECT_NEAR(static_cast<double>(held_out.size()) / 1e4, share, 0.03);
   }
+}
+
+using Documents = std::vector<std::vector<uint32_t>>;
+
+TEST_F(Readers, WordsOfTexts) {
+  const Corpus corpus = read_corpus(file("texts", "One, ONE…two-3x\r\n\nÄpfel äpfel ДВА два of\n"),
+                                    {.least_letters = 3});
+  EXPECT_THAT(corpus.words, ElementsAre("one", "two", "äpfel", "два"));
+  EXPECT_EQ(corpus.documents, (Documents{{0, 0, 1}, {}, {2, 2, 3, 3}}));
+  EXPECT_THAT(corpus.names, ElementsAre("1", "2", "3"));
+  const Texts kept = texts_of(corpus, {.least_documents = 1, .most_documents = 0.5}, "texts");
+  EXPECT_THAT(kept.words, ElementsAre("one", "two", "äpfel", "два"));
+  EXPECT_THAT(
+      refusal("texts", "one\ncaf\xe9\n", [](const std::string& path) { read_corpus(path); }),
+      AllOf(HasSubstr("line 2: it is not UTF-8 at byte 0xe9"), HasSubstr("iconv")));
+  std::filesystem::create_directory(folder_.path() + "/folder");
+  file("folder/b.txt", "two");
+  file("folder/a.TXT", "one\none");
+  file("folder/c.md", "three");
+  const Corpus folder = read_corpus(folder_.path() + "/folder");
+  EXPECT_THAT(folder.names, ElementsAre("a.TXT", "b.txt"));
+  EXPECT_EQ(folder.documents, (Documents{{0, 0}, {1}}));
+  EXPECT_NE(folder.digest, corpus.digest);
+}
+
+// A word is kept that is in enough documents, and not in too many.
+TEST_F(Readers, WordsThatTellNothingAreLeftOut) {
+  const std::string path = file("texts", "all rare some\nall some\nall other some\nall other\n");
+  const Texts kept =
+      texts_of(read_corpus(path), {.least_documents = 2, .most_documents = 0.75}, path);
+  EXPECT_THAT(kept.words, ElementsAre("other", "some"));
+  EXPECT_EQ(kept.documents, (Documents{{1}, {1}, {0, 1}, {0}}));
+  testing::expect_error(ErrorCode::kInvalid, "no word is in at least 5 and at most 1 documents",
+                        [&] { texts_of(read_corpus(path), {}, path); });
+}
+
+TEST_F(Readers, CountsOfBleisAndGensimsFormats) {
+  const std::string ldac = file("corpus.ldac", "2 0:2 7:1\r\n0\n1 7:1\n");
+  const std::string matrix =
+      file("corpus.mm",
+           "%%MatrixMarket matrix coordinate real general\n3 8 3   \n1 1 2\n1 8 1.0\n3 8 1\n");
+  for (const std::string& path : {ldac, matrix}) {
+    const Corpus corpus = read_corpus(path);
+    EXPECT_THAT(corpus.words, ElementsAre("0", "7"));
+    EXPECT_EQ(corpus.documents, (Documents{{0, 0, 1}, {}, {1}}));
+    EXPECT_TRUE(corpus.is_counted);
+  }
+  const auto words_with = [&](const std::string& vocabulary) {
+    return read_corpus(ldac, {.vocabulary = file("words", vocabulary)}).words;
+  };
+  EXPECT_THAT(words_with("a\nb\nc\nd\ne\nf\ng\nh\n"), ElementsAre("a", "h"));
+  EXPECT_THAT(words_with("3\n7\th\t2\n0\ta\t1\n"), ElementsAre("a", "h"));
+  EXPECT_THAT(words_with("7\th\t2\n0\ta\t1\n"), ElementsAre("a", "h"));
+  const auto vocabulary_refusal = [&](const std::string& text) {
+    return refusal("words", text,
+                   [&](const std::string& path) { read_corpus(ldac, {.vocabulary = path}); });
+  };
+  EXPECT_THAT(vocabulary_refusal("a\nb\na\n"), HasSubstr("line 3: the word 'a'"));
+  EXPECT_THAT(vocabulary_refusal("a\nnew york\n"), HasSubstr("line 2: 'new york' is not a word"));
+  EXPECT_THAT(vocabulary_refusal("9999999999\ta\t1\n"), HasSubstr("line 1: '9999999999"));
+  EXPECT_THAT(vocabulary_refusal("0\ta\t1\n"), HasSubstr("has no word 7"));
 }
 
 }  // namespace readers_test
