@@ -110,7 +110,7 @@ TEST_F(Readers, LinksOfIgraphsAndScipysFormats) {
   EXPECT_THAT(numbered.names, ElementsAre("0", "1", "2", "3"));
   EXPECT_EQ(numbered.links, (Links{{0, 3, 1}, {3, 1, 1}}));
   const Graph both = read_links(file("both", "a b\nb b 3\n"), {.undirected = true});
-  EXPECT_EQ(both.links, (Links{{0, 1, 1}, {1, 0, 1}, {1, 1, 3}}));
+  EXPECT_EQ(both.links, (Links{{0, 1, 1}, {1, 0, 1}, {1, 1, 6}}));
   const Graph matrix = read_links(
       file("a.mtx", "%%MatrixMarket matrix coordinate integer symmetric\n%\n3 3 1\n2 1 5\n"));
   EXPECT_THAT(matrix.names, ElementsAre("1", "2", "3"));

@@ -26,7 +26,8 @@ struct Graph {
 Graph read_packages(const std::string& path);
 
 struct LinkOptions {
-  bool undirected = false;  // a line is a link in both directions
+  bool undirected = false;  // a line is a link in both directions; of a node to itself, too: twice,
+                            // as in igraph
   bool numbered = false;  // nodes are the numbers from 0 to the largest, as in igraph's edge lists
 };
 

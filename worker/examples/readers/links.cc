@@ -57,7 +57,7 @@ class Collected {
     ++lines_of_links_;
     if (weight == 0) return;
     graph_.links.push_back({from, to, weight});
-    if (options_.undirected && from != to) graph_.links.push_back({to, from, weight});
+    if (options_.undirected) graph_.links.push_back({to, from, weight});
   }
 
   // `first`: the number of the first node that has no other name.
