@@ -77,6 +77,11 @@ with tempfile.TemporaryDirectory() as folder, box_of(phub, folder) as address:
             (FACTORS, "--clocks", "5", "clocks"), (TOPICS, "--seed", "5", "seed"),
             (TOPICS, "--alpha", "0.5", "alpha"), (TOPICS, "--beta", "0.5", "beta"))):
         differ(f"differ{n}", command, given(command, option, value), f"'{name} {value}'")
+    # Files of as many lines, with other words.
+    for n, (command, option, text) in enumerate((
+            (RANKS, "--packages", "Package: a\nDepends: c\n\nPackage: c\nDepends: a\n"),
+            (FACTORS, "--cells", cells.replace("3 3 4", "3 3 5")), (TOPICS, "--texts", "one two tree\nfour five six\n"))):
+        differ(f"files{n}", command, given(command, option, file(f"other{n}", text)), "'file ")
     # A process that is alone needs no --rank; several do.
     for n, command in enumerate((RANKS, FACTORS, TOPICS)):
         for world, status, words in (([], 0, ""), (["--world", "2"], 1, "its rank is -1")):

@@ -6,6 +6,7 @@ outcome is that of NumPy over the same file, and a file that is none is refused 
 """
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -109,6 +110,9 @@ def links_that_are_none(folder):
     assert "after 10 iterations the ranks may be 6 apart" in said, said
     run(pagerank, "--links", folder.file("links", "a b 0\n"), "--out", folder.file("ranks"))
     same_ranks(ranks_in(folder, "ranks"), {"a": 0.5, "b": 0.5})
+    # Without a program for its box beside it.
+    shutil.copy(pagerank, folder.file("alone/pagerank"))
+    refused(["there is no ", "--server HOST:PORT"], folder.file("alone/pagerank"), "--links", folder.file("links"))
 
 
 # ---- mf
