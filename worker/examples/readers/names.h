@@ -34,7 +34,7 @@ class Names {
 
  private:
   struct Hash : std::hash<std::string_view> {
-    using is_transparent = void;
+    using is_transparent = void;  // NOLINT(readability-identifier-naming): the standard's name
   };
   std::vector<std::string>& names_;
   std::unordered_map<std::string, uint32_t, Hash, std::equal_to<>> numbers_;
