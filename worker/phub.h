@@ -609,8 +609,13 @@ PHUB_API phub_code phub_by_branch_restore(phub_by_branch* by_branch, const void*
 /* Tells the server this rank's loss in `round`; 0: in the first round in which it has pushed no
  * key. Before it pushes that round, and in ascending rounds; also a loss that is not finite. The
  * server keeps the means of the latest rounds, of all ranks that report, with the branch that ran,
- * for who drives the branches from outside (`phub tune`). */
+ * for who drives the branches from outside (`phub tune`), and shows the latest. */
 PHUB_API phub_code phub_report_loss(phub_worker* worker, double loss, uint64_t round);
+/* The same for a job with several losses, each by a name, such as "train" and "validation"; that of
+ * phub_report_loss is "loss". A name has 1 to 32 letters, digits and '_', '-', '.', '/'. PHUB_FULL:
+ * the job has eight other names. */
+PHUB_API phub_code phub_report_named_loss(phub_worker* worker, const char* name, double loss,
+                                          uint64_t round);
 
 /* The state of keys at the server, f32 whatever the job's formats are: each key's parameters, and
  * what the optimizer keeps beside them. `phub_state_name` gives the names of the latter, for

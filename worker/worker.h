@@ -417,8 +417,10 @@ class Worker {
   // key. REQUIRES: it has not pushed that round; rounds ascend. Any number may be reported, also
   // one that is not finite. The server keeps the means of the latest rounds, of all ranks that
   // report, with the branch that ran, for a program that drives the branches from outside (`phub
-  // tune`). Throws Error.
-  void report_loss(double loss, uint64_t round = 0);
+  // tune`), and shows the latest. A job may report several losses, each by a name: such as "train"
+  // and "validation"; 1 to 32 letters, digits and '_', '-', '.', '/'. Throws Error; kFull: the job
+  // has eight other names.
+  void report_loss(double loss, uint64_t round = 0, const std::string& name = "loss");
   // The names of the optimizer's state of each key, beside its parameters: "momentum_buffer";
   // "exp_avg", "exp_avg_sq"; … The files of a checkpoint have the same names.
   std::vector<std::string> state_names() const;

@@ -63,9 +63,9 @@ uint32_t Worker::branch_in(uint64_t round) { return run_in(branches().runs, roun
 
 uint64_t Worker::batch_in(uint64_t round) { return run_in(branches().batches, round).batch; }
 
-void Worker::report_loss(double loss, uint64_t round) {
+void Worker::report_loss(double loss, uint64_t round, const std::string& name) {
   only_errors([&] {
-    const LossRequest report = loss_of(impl_->exchange.rounds().this_or_next(round), loss);
+    const LossRequest report = loss_of(impl_->exchange.rounds().this_or_next(round), loss, name);
     impl_->keeper.ask_server(
         [&](ControlClient& client) { client.report_loss(impl_->keeper.credential(), report); });
   });

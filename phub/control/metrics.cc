@@ -249,6 +249,21 @@ void switch_ended(const Input& in, Samples& out) {
   }
 }
 
+template <class F>
+void each_loss(const Input& in, Samples& out, F value) {
+  for (const JobStatus& job : in.status.jobs) {
+    for (const RoundLoss& of : job.losses) {
+      out.add({{"job", job.name}, {"loss", of.name}}, value(of));
+    }
+  }
+}
+void losses(const Input& in, Samples& out) {
+  each_loss(in, out, [](const RoundLoss& of) { return of.nonfinite ? std::nan("") : of.loss; });
+}
+void loss_rounds(const Input& in, Samples& out) {
+  each_loss(in, out, [](const RoundLoss& of) { return of.round; });
+}
+
 constexpr std::string_view kCounter = "counter";
 constexpr std::string_view kGauge = "gauge";
 
@@ -295,6 +310,9 @@ constexpr auto kMetrics = std::to_array<std::pair<MetricInfo, WriteSamples>>({
      of_job<&JobStatus::window_grown_bytes>},
     {{"phub_job_window_growths_total", kCounter, "Times that the window of a rank and core grew."},
      of_job<&JobStatus::window_growths>},
+
+    {{"phub_job_loss", kGauge, "The latest loss that ranks reported by this name."}, losses},
+    {{"phub_job_loss_round", kGauge, "The round of that loss."}, loss_rounds},
 
     {{"phub_rank_lease_age_seconds", kGauge, "Time since the last heartbeat of a live rank."},
      lease_age},

@@ -142,6 +142,11 @@ function rankTile(job, rank) {
       element('b', {}, rank.rank), element('span', {}, state === 'live' ? '' : state));
 }
 
+function lossFigure(of) {
+  const loss = of.nonfinite ? 'not finite' : Number((of.loss || 0).toPrecision(4));
+  return figure(of.name || 'loss', loss, `round ${grouped(of.round)}`);
+}
+
 function jobCard(job) {
   const flow = flowOf(job);
   const rounds = history.get(job.name);
@@ -156,7 +161,8 @@ function jobCard(job) {
               figure('rounds/s', short(job.rounds_per_s)),
               figure('chunks/s', grouped(flow.chunks_per_s)),
               figure('gradients in', rate(flow.bytes_in_per_s)),
-              figure('results out', rate(flow.bytes_out_per_s))),
+              figure('results out', rate(flow.bytes_out_per_s)),
+              ...(job.losses || []).map(lossFigure)),
           chart('rounds/s', [rounds], short)),
       element('div.columns', {},
           element('h4', {}, `${live} of ${plural(job.max_ranks || job.ranks.length, 'rank')} live`),

@@ -66,7 +66,7 @@ void BranchDesk::report_loss(const LossRequest& report) {
   losses_.learn(branches_.runs(0));
   losses_.add(report.rank, report.round,
               report.nonfinite ? std::numeric_limits<double>::quiet_NaN() : report.loss,
-              membership_.rounds().completed() + kMostAhead);
+              membership_.rounds().completed() + kMostAhead, report.name);
   driver_.count_growth();
 }
 

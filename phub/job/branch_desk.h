@@ -31,6 +31,7 @@ class BranchDesk {
   void change(const BranchChange& change, Reply<BranchReply> reply);
   void report_loss(const LossRequest& report);
   LossPage losses(uint64_t from) const;
+  std::vector<RoundLoss> latest_losses() const { return losses_.latest(); }
 
   // Frees docks that no chunk needs any more.
   void tick();

@@ -1,12 +1,21 @@
 #include "phub/job/losses.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <iterator>
 
 #include "transport/error.h"
+#include "transport/text.h"
 
 namespace phub {
+namespace {
+
+constexpr std::string_view kPlain =
+    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./";
+
+}  // namespace
 
 void Losses::learn(std::span<const BranchRun> runs) {
   std::erase_if(runs_, [&](const BranchRun& run) { return run.round >= runs.front().round; });
@@ -26,42 +35,86 @@ uint32_t Losses::branch_in(uint64_t round) const {
   return after == runs_.begin() ? runs_.front().branch : std::prev(after)->branch;
 }
 
-void Losses::add(uint32_t rank, uint64_t round, double loss, uint64_t most) {
+Losses::Named& Losses::named(std::string_view name) {
+  if (const auto found = by_name_.find(name); found != by_name_.end()) return found->second;
+  const bool is_plain =
+      std::ranges::all_of(name, [](char c) { return kPlain.find(c) != std::string_view::npos; });
+  if (name.empty() || name.size() > kMostLossNameBytes || !is_plain) {
+    fail(ErrorCode::kInvalid,
+         "'{}' cannot name a loss: a name has 1 to {} letters, digits and '_', '-', '.', '/'",
+         printable(name), kMostLossNameBytes);
+  }
+  if (by_name_.size() == kMostLossNames) {
+    std::vector<std::string_view> names;
+    for (const auto& [known, of] : by_name_) names.push_back(known);
+    fail(ErrorCode::kFull, "a job has losses of at most {} names: '{}' is not one of {}",
+         kMostLossNames, name, fmt::join(names, ", "));
+  }
+  return by_name_.emplace(name, Named{.entries = std::vector<Entry>(kKeptLosses), .reported = {}})
+      .first->second;
+}
+
+void Losses::add(uint32_t rank, uint64_t round, double loss, uint64_t most, std::string_view name) {
   if (round == 0 || round > most) {
     fail(ErrorCode::kInvalid, "a loss of round {}: it must be from 1 to {}, where the job can be",
          round, most);
   }
-  if (entries_.empty()) entries_.resize(kKeptLosses);
-  if (rank >= reported_.size()) reported_.resize(rank + 1);
-  Entry& entry = entries_[round % kKeptLosses];
-  if (round <= reported_[rank] || round < entry.round) return;
-  reported_[rank] = round;
+  auto& [entries, reported] = named(name);
+  if (rank >= reported.size()) reported.resize(rank + 1);
+  Entry& entry = entries[round % kKeptLosses];
+  if (round <= reported[rank] || round < entry.round) return;
+  reported[rank] = round;
   latest_ = std::max(latest_, round);
   if (entry.round != round) entry = {.round = round, .branch = branch_in(round)};
   entry.sum += loss;
   ++entry.ranks;
 }
 
+// Some rank may be in the latest round, and no rank has reported another in place of this one.
+bool Losses::is_told(const Entry& entry) const {
+  return entry.round > 0 && entry.round < latest_ && entry.round + kKeptLosses > latest_;
+}
+
+RoundLoss Losses::mean_of(const std::string& name, const Entry& entry) {
+  const double mean = entry.sum / entry.ranks;
+  const bool is_finite = std::isfinite(mean);
+  return {.round = entry.round,
+          .branch = entry.branch,
+          .ranks = entry.ranks,
+          .loss = is_finite ? mean : 0,
+          .nonfinite = !is_finite,
+          .name = name};
+}
+
 LossPage Losses::page(uint64_t from) const {
   LossPage page{.latest = latest_};
-  for (const Entry& entry : entries_) {
-    if (entry.round == 0 || entry.round < from || entry.round >= latest_) continue;
-    if (entry.round + kKeptLosses <= latest_) continue;  // no rank reported the round in its place
-    const double mean = entry.sum / entry.ranks;
-    const bool is_finite = std::isfinite(mean);
-    page.losses.push_back({.round = entry.round,
-                           .branch = entry.branch,
-                           .ranks = entry.ranks,
-                           .loss = is_finite ? mean : 0,
-                           .nonfinite = !is_finite});
+  for (const auto& [name, of] : by_name_) {
+    for (const Entry& entry : of.entries) {
+      if (entry.round >= from && is_told(entry)) page.losses.push_back(mean_of(name, entry));
+    }
   }
-  std::ranges::sort(page.losses, {}, &RoundLoss::round);
+  std::ranges::stable_sort(page.losses, {}, &RoundLoss::round);
   return page;
 }
 
+std::vector<RoundLoss> Losses::latest() const {
+  std::vector<RoundLoss> all;
+  for (const auto& [name, of] : by_name_) {
+    const Entry* last = nullptr;
+    for (const Entry& entry : of.entries) {
+      if (is_told(entry) && (last == nullptr || entry.round > last->round)) last = &entry;
+    }
+    if (last != nullptr) all.push_back(mean_of(name, *last));
+  }
+  return all;
+}
+
 uint64_t Losses::bytes() const {
-  return entries_.capacity() * sizeof(Entry) + reported_.capacity() * sizeof(uint64_t) +
-         runs_.capacity() * sizeof(BranchRun);
+  uint64_t bytes = runs_.capacity() * sizeof(BranchRun);
+  for (const auto& [name, of] : by_name_) {
+    bytes += of.entries.capacity() * sizeof(Entry) + of.reported.capacity() * sizeof(uint64_t);
+  }
+  return bytes;
 }
 
 }  // namespace phub

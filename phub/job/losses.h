@@ -1,9 +1,13 @@
-// The losses of a job's latest rounds, as its ranks report them, with the branch that ran.
+// The losses of a job's latest rounds, as its ranks report them, by name, with the branch that ran.
 // Checkpoints do not have them: they begin anew in each life of the job. Control thread only.
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "transport/control/branch_messages.h"
@@ -16,14 +20,17 @@ class Losses {
   // Learns the branches that ran, and are to run, from the round of the first on. `runs` is
   // ascending and not empty. Called before add(), and before the sender forgets such runs.
   void learn(std::span<const BranchRun> runs);
-  bool empty() const { return entries_.empty(); }  // no rank has reported a loss
+  bool empty() const { return by_name_.empty(); }  // no rank has reported a loss
 
-  // Adds a loss. A rank's rounds ascend: if it has reported this round or a later one already, or
-  // the round is no longer kept, the loss does not count. Throws Error(kInvalid) if the round is 0
-  // or above `most`. REQUIRES: learn() was told of the round.
-  void add(uint32_t rank, uint64_t round, double loss, uint64_t most);
+  // Adds a loss. A rank's rounds ascend, for each name: if it has reported this round or a later
+  // one already, or the round is no longer kept, the loss does not count. Throws Error: kInvalid,
+  // the round is 0 or above `most`, or the name is none; kFull, the job has kMostLossNames others.
+  // REQUIRES: learn() was told of the round.
+  void add(uint32_t rank, uint64_t round, double loss, uint64_t most,
+           std::string_view name = kLossName);
 
-  LossPage page(uint64_t from) const;  // without the epoch
+  LossPage page(uint64_t from) const;     // without the epoch
+  std::vector<RoundLoss> latest() const;  // of each name the last that page() has
   uint64_t bytes() const;
 
  private:
@@ -33,13 +40,19 @@ class Losses {
     uint32_t ranks = 0;
     double sum = 0;
   };
+  struct Named {
+    std::vector<Entry> entries;      // a ring, by round
+    std::vector<uint64_t> reported;  // by rank: its latest round
+  };
+  Named& named(std::string_view name);
+  bool is_told(const Entry& entry) const;
+  static RoundLoss mean_of(const std::string& name, const Entry& entry);
   uint32_t branch_in(uint64_t round) const;
   void forget_runs(uint64_t newest);
 
-  std::vector<Entry> entries_;      // a ring, by round; empty until the first report
-  std::vector<uint64_t> reported_;  // by rank: its latest round
+  std::map<std::string, Named, std::less<>> by_name_;
   std::vector<BranchRun> runs_;
-  uint64_t latest_ = 0;
+  uint64_t latest_ = 0;  // round of all names
 };
 
 }  // namespace phub

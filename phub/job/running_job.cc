@@ -310,6 +310,7 @@ JobStatus RunningJob::status() const {
   status.waiting_for = membership_.leases().waiting_for();
   status.branches =
       membership_.changes().decisions().branches().list(membership_.rounds().completed() + 1);
+  status.losses = branches_.latest_losses();
   meter_.add_to(status);
   return status;
 }

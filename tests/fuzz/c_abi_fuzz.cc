@@ -298,7 +298,9 @@ class Calls {
       case 5:
         return phub_revive(worker(), branches[1], &round);
       case 6:
-        return phub_report_loss(worker(), values[0], round);
+        if (in_.take() % 2 == 0) return phub_report_loss(worker(), values[0], round);
+        return phub_report_named_loss(worker(), in_.take() % 8 ? names[0] : nullptr, values[0],
+                                      round);
       case 7: {
         std::array<uint64_t, 2> from = {};
         std::array<uint32_t, 2> runs = {};

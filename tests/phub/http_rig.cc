@@ -90,8 +90,8 @@ void FakeHandler::change_branches(const Credential& who, const BranchRequest& re
 }
 
 void FakeHandler::report_loss(const Credential& who, const LossRequest& report, Reply<Done> reply) {
-  record(fmt::format("loss {} of {}", report.nonfinite ? "nan" : fmt::format("{}", report.loss),
-                     report.round),
+  record(fmt::format("loss {} of {} {}", report.nonfinite ? "nan" : fmt::format("{}", report.loss),
+                     report.round, report.name),
          who);
   reply(Done{});
 }

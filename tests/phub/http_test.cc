@@ -75,7 +75,7 @@ TEST(Http, EveryCallArrivesAndIsAnswered) {
   EXPECT_EQ(client.set_hyper(kWho, {.round = 6, .values = {{"lr", 0.5}}}).round, 7u);
   EXPECT_EQ(client.change_branches(kWho, {.round = 4, .branch = 2, .turns = {{1, 0}}}).branch, 7u);
   client.report_loss(kWho, loss_of(12, 0.25));
-  client.report_loss(kWho, loss_of(13, std::numeric_limits<double>::infinity()));
+  client.report_loss(kWho, loss_of(13, std::numeric_limits<double>::infinity(), "train"));
   EXPECT_THAT(client.losses("mnist", 4).losses,
               ElementsAre(RoundLoss{.round = 5, .branch = 3, .ranks = 2}));
   client.remark(kWho, {.remark = {.subject = "rate", .text = "0.1"}});
@@ -92,22 +92,22 @@ TEST(Http, EveryCallArrivesAndIsAnswered) {
   for (const char* name : {"", "mnist?", "mnist/log", "mn ist"}) {  // not another request
     EXPECT_EQ(code_of([&] { client.remove(name); }), ErrorCode::kInvalid) << name;
   }
-  EXPECT_THAT(
-      rig.on_control([&] { return rig.handler.calls; }),
-      ElementsAre("join mnist 3", "heartbeat mnist/3/7/0123456789abcdef0123456789abcdef",
-                  "hyper(lr=0.5@6) mnist/3/7/0123456789abcdef0123456789abcdef",
-                  "list branch 2 at 4, 1 turns mnist/3/7/0123456789abcdef0123456789abcdef",
-                  "loss 0.25 of 12 mnist/3/7/0123456789abcdef0123456789abcdef",
-                  "loss nan of 13 mnist/3/7/0123456789abcdef0123456789abcdef", "losses mnist 4",
-                  "remark on rate: 0.1 mnist/3/7/0123456789abcdef0123456789abcdef",
-                  "reconnect mnist/3/7/0123456789abcdef0123456789abcdef", "log mnist 0",
-                  "log mnist 1", "log mnist 2", "status mnist",
-                  "check_part of 5 0+6/12 mnist/3/7/0123456789abcdef0123456789abcdef",
-                  "take_part of 5 0+6/12 mnist/3/7/0123456789abcdef0123456789abcdef",
-                  "check_part of 5 6+6/12 mnist/3/7/0123456789abcdef0123456789abcdef",
-                  "take_part of 5 6+6/12 mnist/3/7/0123456789abcdef0123456789abcdef",
-                  "restored_part of 6 1 mnist/3/7/0123456789abcdef0123456789abcdef",
-                  "leave mnist/3/7/0123456789abcdef0123456789abcdef", "remove mnist"));
+  EXPECT_THAT(rig.on_control([&] { return rig.handler.calls; }),
+              ElementsAre("join mnist 3", "heartbeat mnist/3/7/0123456789abcdef0123456789abcdef",
+                          "hyper(lr=0.5@6) mnist/3/7/0123456789abcdef0123456789abcdef",
+                          "list branch 2 at 4, 1 turns mnist/3/7/0123456789abcdef0123456789abcdef",
+                          "loss 0.25 of 12 loss mnist/3/7/0123456789abcdef0123456789abcdef",
+                          "loss nan of 13 train mnist/3/7/0123456789abcdef0123456789abcdef",
+                          "losses mnist 4",
+                          "remark on rate: 0.1 mnist/3/7/0123456789abcdef0123456789abcdef",
+                          "reconnect mnist/3/7/0123456789abcdef0123456789abcdef", "log mnist 0",
+                          "log mnist 1", "log mnist 2", "status mnist",
+                          "check_part of 5 0+6/12 mnist/3/7/0123456789abcdef0123456789abcdef",
+                          "take_part of 5 0+6/12 mnist/3/7/0123456789abcdef0123456789abcdef",
+                          "check_part of 5 6+6/12 mnist/3/7/0123456789abcdef0123456789abcdef",
+                          "take_part of 5 6+6/12 mnist/3/7/0123456789abcdef0123456789abcdef",
+                          "restored_part of 6 1 mnist/3/7/0123456789abcdef0123456789abcdef",
+                          "leave mnist/3/7/0123456789abcdef0123456789abcdef", "remove mnist"));
   // All of it over one connection, but for join, which begins one.
   EXPECT_EQ(rig.connections(), 1u);
 }
@@ -239,6 +239,8 @@ TEST(Http, BadRequestsAreRefusedAndTheHandlerNeverSeesThem) {
        "400", "invalid"},
       {post("/v1/jobs/j/losses", R"({"rank":1024,"incarnation":1,"round":1,"loss":1})", bearer),
        "400", "rank: must be"},
+      {post("/v1/jobs/j/losses", R"({"rank":0,"incarnation":1,"round":1,"name":""})", bearer),
+       "400", "name: must be a string of 1 to 32"},
       {post("/v1/jobs/j/losses", R"({"rank":0,"incarnation":1,"round":1,"loss":1})"), "401",
        "unauthorized"},
       {"GET /v1/jobs/j/losses/x HTTP/1.1\r\nHost: localhost\r\n\r\n", "404", "not_found"},

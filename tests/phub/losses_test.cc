@@ -1,6 +1,7 @@
 // What is kept of a job's losses, held to a plain list of all reports.
 #include "phub/job/losses.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -76,6 +77,46 @@ TEST(Losses, ARoundInWhichTheJobCannotBeIsRefused) {
   }
   losses.add(0, 8, 1, 10);
   EXPECT_THAT(rounds_of(losses.page(0)), ElementsAre(7));
+}
+
+// A round is told once some rank has reported a later one, by whatever name.
+TEST(Losses, EachNameHasItsOwn) {
+  Losses losses;
+  const BranchRun runs[] = {{1, 0}, {3, 5}};
+  losses.learn(runs);
+  losses.add(0, 2, 1, kMost, "train");
+  losses.add(0, 2, 4, kMost, "val/top-5");
+  losses.add(1, 2, 3, kMost, "train");
+  losses.add(1, 2, 99, kMost, "train");  // it counts once
+  EXPECT_THAT(losses.latest(), IsEmpty());
+  losses.add(1, 3, 8, kMost, "train");
+  const RoundLoss train{.round = 2, .ranks = 2, .loss = 2, .name = "train"};
+  const RoundLoss held_out{.round = 2, .ranks = 1, .loss = 4, .name = "val/top-5"};
+  EXPECT_EQ(losses.page(0), (LossPage{.latest = 3, .losses = {train, held_out}}));
+  losses.add(0, 4, 6, kMost);
+  const RoundLoss later{.round = 3, .branch = 5, .ranks = 1, .loss = 8, .name = "train"};
+  EXPECT_THAT(losses.latest(), ElementsAre(later, held_out));
+  EXPECT_THAT(losses.page(3).losses, ElementsAre(later));
+}
+
+TEST(Losses, NamesAreBoundedInLengthAndNumber) {
+  Losses losses;
+  const BranchRun runs[] = {{1, 0}};
+  losses.learn(runs);
+  const std::string too_long(kMostLossNameBytes + 1, 'x');
+  for (const std::string& name : {std::string(), std::string("two words"), std::string("\x1b[31m"),
+                                  std::string("é"), std::string("a\"b"), too_long}) {
+    testing::expect_error(ErrorCode::kInvalid, "cannot name a loss",
+                          [&] { losses.add(0, 1, 1, kMost, name); });
+  }
+  EXPECT_TRUE(losses.empty());
+  losses.add(0, 1, 1, kMost, std::string(kMostLossNameBytes, 'x'));
+  for (size_t i = 1; i < kMostLossNames; ++i) losses.add(0, 1, 1, kMost, fmt::format("n{}", i));
+  testing::expect_error(ErrorCode::kFull, "at most 8 names: 'one-more' is not one of n1, n2",
+                        [&] { losses.add(0, 2, 1, kMost, "one-more"); });
+  losses.add(0, 2, 1, kMost, "n1");
+  EXPECT_EQ(losses.page(0).losses.size(), kMostLossNames);
+  EXPECT_LT(losses.bytes(), 40'000u * kMostLossNames);
 }
 
 TEST(Losses, WhatRanIsForgottenAlsoIfNobodyReports) {

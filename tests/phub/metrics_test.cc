@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <map>
@@ -102,6 +103,8 @@ ServerStatus sample() {
   job.window_grown_bytes = 30;
   job.window_growths = 6;
   job.flow = flow;
+  job.losses = {{.round = 416, .loss = 0.5, .name = "train"},
+                {.round = 400, .nonfinite = true, .name = "val/top-5"}};
   job.ranks = {{.rank = 0, .incarnation = 2, .state = "live"},
                {.rank = 1, .incarnation = 1, .state = "lost"}};
   job.ranks[0].lease_age_s = 0.5;
@@ -185,6 +188,9 @@ TEST(Metrics, HaveTheValuesOfTheStatus) {
   EXPECT_EQ(value("phub_job_window_bytes", job), 90);
   EXPECT_EQ(value("phub_job_window_grown_bytes", job), 30);
   EXPECT_EQ(value("phub_job_window_growths_total", job), 6);
+  EXPECT_EQ(value("phub_job_loss", of_job({{"loss", "train"}})), 0.5);
+  EXPECT_TRUE(std::isnan(value("phub_job_loss", of_job({{"loss", "val/top-5"}}))));
+  EXPECT_EQ(value("phub_job_loss_round", of_job({{"loss", "val/top-5"}})), 400);
   EXPECT_EQ(value("phub_rank_lease_age_seconds", of_job({{"rank", "0"}})), 0.5);
   EXPECT_EQ(value("phub_rank_lease_age_seconds", of_job({{"rank", "1"}})), -2) << "it is lost";
   EXPECT_EQ(value("phub_rank_contributions_total", of_job({{"rank", "0"}})), 11);

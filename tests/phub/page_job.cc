@@ -40,6 +40,7 @@ void hang(const char* server, uint32_t rank, std::latch& hung) {
   options.rank = static_cast<int32_t>(rank);
   phub::Worker worker(options);
   for (int round = 0; round < kRounds; ++round) {
+    if (rank == 0) worker.report_loss(0.5, 0, "validation");
     for (uint32_t key = 0; key < 3; ++key) worker.push(key);
     for (uint32_t key = 0; key < 3; ++key) worker.wait(key);
   }

@@ -124,6 +124,15 @@ TEST(Status, ShowsWhatWasDecided) {
   EXPECT_THAT(describe(status), Not(HasSubstr("a\nb")));
 }
 
+TEST(Status, ShowsTheLatestLossOfEachName) {
+  ServerStatus status = sample();
+  EXPECT_THAT(describe(status), Not(HasSubstr("losses")));
+  status.jobs[0].losses = {{.round = 416, .ranks = 2, .loss = 0.25, .name = "train"},
+                           {.round = 400, .ranks = 1, .nonfinite = true, .name = "validation"}};
+  EXPECT_THAT(describe(status), HasSubstr("digits: losses: train 0.25 in round 416, validation not "
+                                          "finite in round 400\n"));
+}
+
 TEST(Status, ShowsBranches) {
   ServerStatus status = sample();
   status.jobs[0].branches = {{.branch = 0, .rounds = 30},

@@ -252,6 +252,7 @@ TEST(Branches, LossesAreThoseOfTheBranchThatRan) {
   };
   std::map<uint64_t, uint32_t> ran;
   LossPage page;
+  std::vector<RoundLoss> latest;
   each_rank(2, [&](uint32_t r) {
     WorkerOptions options = box.options(spec, r);
     Worker worker(options);
@@ -265,13 +266,24 @@ TEST(Branches, LossesAreThoseOfTheBranchThatRan) {
       if (r == 0) ran[round] = worker.branch_in(round);
       if (r == 0 || round % 2 == 0) worker.report_loss(loss(r, round), round % 3 == 0 ? round : 0);
       if (round == 9) worker.report_loss(99, 9);  // it counts once
+      if (r == 0 && round == 5) worker.report_loss(-1, 0, "validation");
       push(worker, round, 0, 1);
     }
     expect_error(ErrorCode::kInvalid, "from 1 to", [&] { worker.report_loss(1, 1u << 30); });
+    expect_error(ErrorCode::kInvalid, "cannot name a loss",
+                 [&] { worker.report_loss(1, 0, "a b"); });
     worker.barrier();
-    if (r == 0) page = ControlClient(options.server).losses("losses", 3);
+    ControlClient client(options.server);
+    if (r == 0) page = client.losses("losses", 3);
+    if (r == 0) latest = client.job_status("losses").losses;
     worker.barrier();
   });
+  const RoundLoss held_out{
+      .round = 5, .branch = ran.at(5), .ranks = 1, .loss = -1, .name = "validation"};
+  ASSERT_EQ(latest.size(), 2u);
+  EXPECT_EQ(latest[0].round, 11u);
+  EXPECT_EQ(latest[1], held_out);
+  EXPECT_EQ(std::erase(page.losses, held_out), 1u);
   EXPECT_EQ(page.latest, 12u);
   ASSERT_EQ(page.losses.size(), 9u);
   for (const RoundLoss& of : page.losses) {

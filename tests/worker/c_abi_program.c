@@ -432,6 +432,9 @@ static void branches(void) {
   }
   OK(phub_set_hyper(worker, &name, &twice, 1, NULL)); /* then the server knows the round */
   OK(phub_report_loss(worker, 0.5, 0));
+  OK(phub_report_named_loss(worker, "validation", 0.75, 0));
+  FAILS(phub_report_named_loss(worker, NULL, 0.75, 0), PHUB_INVALID, "name");
+  FAILS(phub_report_named_loss(worker, "two words", 0.75, 0), PHUB_INVALID, "two words");
   OK(phub_branches(worker, all, 1, &count));
   CHECK(count == 2 && all[0].branch == 0 && all[0].runs == 1 && all[0].round == 0);
   OK(phub_branches(worker, all, 3, &count));

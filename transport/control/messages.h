@@ -13,6 +13,7 @@
 
 #include "transport/control/interest.h"
 #include "transport/control/job_spec.h"
+#include "transport/control/loss_messages.h"
 #include "transport/error.h"
 #include "transport/layout.h"
 #include "transport/transport.h"
@@ -346,6 +347,7 @@ struct JobStatus {
   std::vector<uint32_t> waiting_for;   // ranks that others wait for
   std::vector<BranchStatus> branches;  // for a job that may have several
   std::vector<Remark> remarks;         // the latest of each subject
+  std::vector<RoundLoss> losses;       // of each name the latest that LossPage has
 };
 
 // The box itself: the work of all jobs together, those that have ended included.

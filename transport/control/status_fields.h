@@ -119,6 +119,7 @@ void fields(A& a, const JobStatus*) {
   a.optional("waiting_for", &JobStatus::waiting_for, {0, kMaxRanks});
   a.optional("branches", &JobStatus::branches, {0, kMostBranchesListed});
   a.optional("remarks", &JobStatus::remarks, {0, kMostRemarks});
+  a.optional("losses", &JobStatus::losses, {0, kMostLossNames});
 }
 
 template <class A>

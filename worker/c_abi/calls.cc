@@ -107,6 +107,14 @@ phub_code phub_report_loss(phub_worker* worker, double loss, uint64_t round) {
   return with(__func__, worker, [&](Worker& w) { w.report_loss(loss, round); });
 }
 
+phub_code phub_report_named_loss(phub_worker* worker, const char* name, double loss,
+                                 uint64_t round) {
+  return with(__func__, worker, [&](Worker& w) {
+    need(name, "name");
+    w.report_loss(loss, round, name);
+  });
+}
+
 phub_code phub_batch_in(phub_worker* worker, uint64_t round, uint64_t* samples) {
   return get(__func__, worker, samples, "samples", [&](Worker& w) { return w.batch_in(round); });
 }

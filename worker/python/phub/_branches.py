@@ -11,6 +11,7 @@ from phub._calls import Calls, round_number
 from phub._facts import Branch
 from phub._library import call
 from phub._numbers import real_number, whole_number
+from phub.errors import InvalidError
 
 _MOST_RUNS = 1025  # PHUB_MOST_BRANCH_RUNS
 _MOST_BRANCHES = 511  # of a job: 255 that are killed, and one more than the option may be
@@ -158,11 +159,23 @@ class BranchCalls(Calls):
             for of in found[: count.value]
         )
 
-    def report_loss(self, loss: float, round: int = 0) -> None:  # noqa: A002
+    def report_loss(
+        self,
+        loss: float,
+        round: int = 0,  # noqa: A002
+        *,
+        name: str = "loss",
+    ) -> None:
         """Tells the box this rank's loss in `round` (0: the one that it pushes next).
 
         Before it pushes that round, and in ascending rounds; also a loss that is not finite. The
-        box keeps the means of the latest rounds, of all ranks that report, for `phub tune`.
+        box keeps the means of the latest rounds, of all ranks that report, for `phub tune`, and
+        shows the latest. A job may have several, each by a name, such as "train" and "validation".
+        Raises InvalidError: the name is not of 1 to 32 letters, digits and "_-./"; FullError: the
+        job has eight other names.
         """
         self._settle()
-        call("report_loss", self._worker, real_number("the loss", loss), round_number(round))
+        if not isinstance(name, str) or "\0" in name:
+            raise InvalidError(f"the name of a loss is {name!r}: it must be text, such as 'train'")
+        number, at = real_number("the loss", loss), round_number(round)
+        call("report_named_loss", self._worker, name.encode(), number, at)

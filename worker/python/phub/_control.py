@@ -188,6 +188,7 @@ class RoundLoss:
     branch: int  # that ran
     ranks: int
     loss: float
+    name: str = "loss"
 
 
 class RemoteJob:
@@ -200,7 +201,7 @@ class RemoteJob:
         self._latest = 0
 
     def losses(self, since: int) -> list[RoundLoss]:
-        """Of the rounds from `since` on: those that are settled. Ascending.
+        """Of all names, of the rounds from `since` on: those that are settled. Ascending.
 
         Raises RewoundError: the job has gone on from a checkpoint, or is another one.
         """
@@ -218,6 +219,7 @@ class RemoteJob:
                 of.get("branch", 0),
                 of["ranks"],
                 float("nan") if of.get("nonfinite") else float(of.get("loss", 0)),
+                of.get("name", "loss"),
             )
             for of in page["losses"]
         ]

@@ -29,8 +29,8 @@ _MOST_S = 1e6  # that an option may say
 _DESCRIPTION = """\
 Finds hyperparameters of a training that runs: tries values on branches of the job, and goes on
 with the best, again and again. The training reports the loss of its rounds, or of every few, as of
-a validation set (report_loss); its job has the option `branches`, of at least --branches less one,
-and on_nonfinite "pass"."""
+a validation set (report_loss; of several --loss names the one that counts); its job has the option
+`branches`, of at least --branches less one, and on_nonfinite "pass"."""
 
 _EPILOG = """\
 What is tried: --search lr=log:1e-5..1 (a range, by ratios), --search momentum=linear:0..0.95 (by
@@ -107,6 +107,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--server", default=server, help="PHUB_SERVER, else %(default)s")
     parser.add_argument("--job", default=os.environ.get("PHUB_JOB"), help="its name (PHUB_JOB)")
     parser.add_argument(
+        "--loss",
+        default="loss",
+        metavar="NAME",
+        help="by which losses of the training it decides, such as validation (%(default)s)",
+    )
+    parser.add_argument(
         "--search", dest="tried", action="append", required=True, metavar="NAME=VALUES"
     )
     parser.add_argument(
@@ -182,6 +188,7 @@ class _Follower:
         self._room_is_known = False
         self._values = search_of(given)().propose() or {}  # such as will be tried
         self._every_s, self._wait_s = given.every, given.wait
+        self._name, self._names = given.loss, set[str]()  # of losses; those that it has heard of
 
     def follow(self) -> str:
         """Until the job ends, or the search does. Returns why."""
@@ -212,21 +219,19 @@ class _Follower:
     def _follow_life(self) -> str:
         since, silent_until = 0, time.monotonic() + _PATIENCE_S
         while True:
-            heard = self._ask(since)
-            if heard is None:
+            told = self._ask(since)
+            if told is None:
                 return _ENDED
+            since = told[-1].round + 1 if told else since
+            self._names.update(each.name for each in told)
+            heard = [each for each in told if each.name == self._name]
             for each in heard:
-                since = each.round + 1
                 self._check_driver(each)
                 self._driver.hear(each.round, each.branch, each.loss)
                 self._course.hear(each)
-            if not since and time.monotonic() >= silent_until:
+            if self._name not in self._names and time.monotonic() >= silent_until:
                 silent_until = math.inf
-                print(
-                    f"phub tune: no rank of job '{self._job.name}' has reported a loss yet "
-                    "(report_loss)",
-                    file=sys.stderr,
-                )
+                print(f"phub tune: {self._silence()}", file=sys.stderr)
             if heard and not self._decided(since):
                 return _ENDED
             self._course.decided(self._driver.decisions, self._driver.branch)
@@ -234,6 +239,13 @@ class _Follower:
             if self._driver.done:
                 return "a search found nothing that converges"
             time.sleep(self._every_s)
+
+    def _silence(self) -> str:
+        said = f"no rank of job '{self._job.name}' has reported a loss"
+        if not self._names:
+            return f"{said} yet (report_loss)"
+        others = ", ".join(sorted(self._names))
+        return f"{said} of the name {self._name}, but of {others}: --loss says which one counts"
 
     def _ask(self, since: int) -> list[RoundLoss] | None:
         """The losses. None: the job has ended. While the box is away, and its ranks, it waits."""

@@ -1,6 +1,7 @@
 """`phub tune`: a real training, tuned from outside, is what it would be in one process."""
 
 import contextlib
+import io
 import itertools
 import json
 import math
@@ -9,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -21,6 +23,9 @@ from torch import nn
 import phub
 from phub.__main__ import main
 from phub._control import Control, RemoteJob
+from phub._decisions import Decisions, Policy
+from phub._driver import Driver
+from phub._tune_course import Course, Log
 from phub.tune import _parser, search_of
 
 MOST_STEPS = 50_000
@@ -65,7 +70,8 @@ def trains(rank, rule, folder):
         optimizer.zero_grad()
         loss = model(len(losses), rank)
         losses.append(loss.item())
-        optimizer.worker.report_loss(losses[-1])
+        optimizer.worker.report_loss(losses[-1], name="mine")
+        optimizer.worker.report_loss(1.01 ** len(losses))  # another, which is not asked for
         loss.backward()
         optimizer.step()
     optimizer.worker.barrier()
@@ -83,7 +89,7 @@ def test_every_branch_trains_as_in_one_process(box, start, monkeypatch, tmp_path
     tuner = tune(
         *("--server", box.address, "--job", f"tune-{rule}", "--search", f"lr={values}"),
         *("--first-clocks", "8", "--most-clocks", "256", "--window", "6", "--plateau", "2"),
-        *("--every", "0.01", "--seed", str(SEED), "--log", str(log)),
+        *("--every", "0.01", "--seed", str(SEED), "--log", str(log), "--loss", "mine"),
     )
     ranks = start(trains, WORLD, rule, tmp_path)
 
@@ -317,6 +323,20 @@ def test_what_the_job_would_not_take_is_told_before_anything_is_tried(
         assert re.search(said, err, re.S), err
         assert not of_kind(log, "fork")
         assert job.branches()[0] == [0]
+
+
+def test_a_tuner_that_hears_losses_of_other_names_says_which(box, start, tmp_path, monkeypatch):
+    monkeypatch.setattr(phub.tune, "_PATIENCE_S", 0.1)
+    with learning(box, start, tmp_path, branches=3) as (job, about):
+        given = _parser().parse_args([*about, "--loss", "validation"])
+        ends = threading.Timer(1, (tmp_path / "enough").touch)
+        ends.start()
+        driver = Driver(job, Decisions(Policy(), search_of(given)), 0)
+        course = Course(Log(None), io.StringIO(), job.name, 0)
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            phub.tune._Follower(job, driver, course, [], given).follow()
+    assert "loss of the name validation, but of loss: --loss says" in said.getvalue()
 
 
 def test_two_tuners_of_one_job_are_noticed(box, start, tmp_path):

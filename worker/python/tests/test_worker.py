@@ -210,6 +210,9 @@ WRONG_NUMBERS = [  # what is said of calls, and what they are given
     (ROUND, "branch_in batch_in save_point", (2**64,), {}),
     (ROUND, "report_loss", (1,), LARGE),
     ("the loss is 'x': it must be a number", "report_loss", ("x",), {}),
+    ("the name of a loss is 7: it must be text", "report_loss", (1,), {"name": 7}),
+    ("the name of a loss is 'a.x00b': it must", "report_loss", (1,), {"name": "a\0b"}),
+    ("'a b' cannot name a loss", "report_loss", (1,), {"name": "a b"}),
     ("hyperparameter 'lr' is 'x': it must", "set_hyper", ({"lr": "x"},), {}),
     ("hyperparameter 'lr' is 'x': it must", "fork", (0, {"lr": "x"}), {}),
     ("the priority is 2147483648: it must", "push", ("key", 2**31), {}),
@@ -226,6 +229,7 @@ def test_numbers_of_calls_that_do_not_fit_are_named(box):
                 refused(message, getattr(worker, call), *arguments, **more)
         assert [each.branch for each in worker.branches()] == [0]
         worker.report_loss(np.float32(0.5), round=np.int64(1))
+        worker.report_loss(0.5, name="validation")
 
 
 FLOATS = np.zeros(8, np.float32)
