@@ -234,16 +234,10 @@ class Decisions:
 
     def _up_to(self, clocks: int, alive: list[Trial]) -> Requests:
         """All have run so long, but for those that diverged."""
-        while late := [each for each in alive if len(each.losses) < clocks and _lives(each)]:
+        while late := [each for each in alive if len(each.losses) < clocks and lives(each)]:
             for trial, turn in self._schedule(late, clocks, self._policy):
-                yield from self._run(trial, turn)
+                yield from run_until(trial, len(trial.losses) + turn)
         self._start_alike()
-
-    def _run(self, trial: Trial, clocks: int) -> Requests:
-        """No longer than until it is seen to diverge."""
-        end = len(trial.losses) + clocks
-        while len(trial.losses) < end and _lives(trial):
-            trial.losses += yield Run(trial.branch, min(_GLANCE, end - len(trial.losses)))
 
     def _start_alike(self) -> None:
         """The first loss of each is that of their parent, on other data."""
@@ -253,7 +247,7 @@ class Decisions:
 
     def _keep(self, number: int, alive: list[Trial]) -> Requests:
         """Of those that did not diverge, the best."""
-        ordered = sorted(filter(_lives, alive), key=self._worth, reverse=True)[:number]
+        ordered = sorted(filter(lives, alive), key=self._worth, reverse=True)[:number]
         for trial in alive:
             if trial not in ordered:
                 yield Discard(trial.branch)
@@ -270,7 +264,7 @@ class Decisions:
         while worse < self._policy.plateau:
             losses = yield Run(best.branch, self._policy.window)
             best.losses = [*best.losses, *losses][-_MOST_LOSSES:]
-            if not _lives(best):
+            if not lives(best):
                 self.diverged.append(best.values)
                 yield from self._drop(copy, best.branch)
                 return safe
@@ -293,7 +287,14 @@ class Decisions:
                 yield Discard(branch)
 
 
-def _lives(trial: Trial) -> bool:
+def run_until(trial: Trial, clocks: int) -> Requests:
+    """It has run so many; no longer than until it is seen to diverge."""
+    while len(trial.losses) < clocks and lives(trial):
+        trial.losses += yield Run(trial.branch, min(_GLANCE, clocks - len(trial.losses)))
+
+
+def lives(trial: Trial) -> bool:
+    """Whether it did not diverge."""
     return trial.verdict.course is not Course.DIVERGED
 
 

@@ -97,12 +97,14 @@ def sampled(space: Space, trials: int, seed: int = 0) -> Search:
 
     def rows() -> Iterator[Values]:
         for _ in range(trials):
-            yield {
-                name: given.at(draw.random()) if isinstance(given, Between) else draw.choice(given)
-                for name, given in space.items()
-            }
+            yield {name: drawn(given, draw) for name, given in space.items()}
 
     return _Listed(rows())
+
+
+def drawn(given: Between | Sequence[float], draw: random.Random) -> float:
+    """One of a range, or of a list."""
+    return given.at(draw.random()) if isinstance(given, Between) else draw.choice(given)
 
 
 class _Modelled:

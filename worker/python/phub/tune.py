@@ -15,8 +15,9 @@ from pathlib import Path
 
 from phub import _climb, _search, errors
 from phub._control import Control, RemoteJob, RoundLoss, token_from_environment
-from phub._decisions import COMPARE, LEAST_BRANCHES, SCHEDULE, Decisions, Policy
+from phub._decisions import COMPARE, LEAST_BRANCHES, SCHEDULE, Policy
 from phub._driver import Driver
+from phub._population import Population, decisions_of
 from phub._search import Between, Search, Space
 from phub._tune_course import Course, Log
 
@@ -35,7 +36,9 @@ a validation set (report_loss; of several --loss names the one that counts); its
 _EPILOG = """\
 What is tried: --search lr=log:1e-5..1 (a range, by ratios), --search momentum=linear:0..0.95 (by
 differences), --search weight_decay=0,1e-4,1e-3 (these). More than one: --method climb goes along
-one after another, grid tries all combinations.
+one after another, grid tries all combinations. --method pbt is a population (Jaderberg et al.
+2017): --branches less one train with values of their own, --window clocks in turn; then the worst
+becomes a copy of the best with values a little off, and so on.
 
 PHUB_TOKEN or PHUB_TOKEN_FILE has the token, of role admin, if the box asks for one. Where it has
 TLS: --server https://HOST:PORT, and PHUB_CA names the file of the authority.
@@ -90,6 +93,7 @@ def search_of(given: argparse.Namespace) -> Callable[[], Search]:
         "grid": lambda: _search.grid(space, given.points, given.seed),
         "sampled": lambda: _search.sampled(space, given.points, given.seed),
         "tpe": lambda: _search.tpe(space, given.points, given.seed),
+        "pbt": Population(space, given.seed),
     }
     search = searches[given.method]
     search()  # says now what cannot be
@@ -117,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--method",
-        choices=("climb", "grid", "sampled", "tpe"),
+        choices=("climb", "grid", "sampled", "tpe", "pbt"),
         default="climb",
         help="(%(default)s)",
     )
@@ -127,7 +131,9 @@ def _parser() -> argparse.ArgumentParser:
         default=7,
         help="of each range of a grid; trials of sampled and tpe (%(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the order or the draws")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the order or the draws (%(default)s)"
+    )
     for name, most in (("compare", COMPARE), ("schedule", SCHEDULE)):
         parser.add_argument(f"--{name}", choices=most, default=getattr(Policy, name))
     for each in dataclasses.fields(Policy):
@@ -340,13 +346,16 @@ def _without_others(job: RemoteJob, others: Sequence[int], given: argparse.Names
 
 
 def _tune(given: argparse.Namespace) -> None:
-    decisions = Decisions(_policy_of(given), search_of(given))
+    decisions = decisions_of(_policy_of(given), search_of(given))
     job = RemoteJob(Control(given.server, token_from_environment()), given.job)
     log = Log(given.log)
     branches, runs = _found(job, given.wait)
     root = runs[-1][1]
     course = Course(log, sys.stdout, given.job, root)
-    log.add("begin", job=given.job, branch=root, tried=given.tried, method=given.method)
+    about = {"tried": given.tried, "method": given.method, "seed": given.seed}
+    log.add("begin", job=given.job, branch=root, **about)
+    if given.method != "climb":
+        print(f"{given.method} with seed {given.seed}", flush=True)
     others = [branch for branch in branches if branch != root]
     if others := _without_others(job, others, given):
         print(f"phub tune: branches {others} were there before, and take room", file=sys.stderr)

@@ -23,6 +23,7 @@ from phub._decisions import (
     Trial,
 )
 from phub._driver import Driver, Job
+from phub._population import Population, decisions_of
 from phub._search import Between, Search, Space, Values, grid, sampled, tpe
 from phub._trials import Verdict
 from phub.worker import Worker
@@ -39,6 +40,7 @@ __all__ = [
     "Fork",
     "Job",
     "Policy",
+    "Population",
     "Run",
     "Search",
     "Space",
@@ -88,13 +90,13 @@ class Tuner:
         """Begins with the branch that runs, and its next round.
 
         search: makes what proposes values, anew for every search: `climb`, `grid`, `sampled`,
-            `tpe`, or whatever has their methods.
+            `tpe`, or whatever has their methods. Or a `Population`, which does not search.
         report: is told everything that is done.
         Raises InvalidError: the policy cannot be.
         """
         self._worker = worker
         self._key = worker.keys[0]
-        decisions = Decisions(policy or Policy(), search)
+        decisions = decisions_of(policy or Policy(), search)
         there = [each.branch for each in worker.branches()]
         self._driver = Driver(worker, decisions, worker.branch_in(_LAST_ROUND), report, there)
 
