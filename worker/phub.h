@@ -577,6 +577,12 @@ typedef struct phub_branch {
 PHUB_API phub_code phub_branches(phub_worker* worker, phub_branch* branches, size_t room,
                                  size_t* count);
 
+/* In a job without an optimizer (optimizer none) branches are states of the ranks alone, and the
+ * ranks apply the hyperparameters that a branch was forked with: the first `room` of those of
+ * `branch`, its parents' included. The names belong to the library. *count: how many there are. */
+PHUB_API phub_code phub_branch_values(phub_worker* worker, uint32_t branch, const char** names,
+                                      double* values, size_t room, size_t* count);
+
 /* A rank's own state for each branch: statistics of batch normalisation, random numbers, the
  * position in the data, and the like. `save` gives the state as it is, in memory that stays until
  * it is called again; `load` makes it as `save` gave it. A code of theirs other than PHUB_OK is

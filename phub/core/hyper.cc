@@ -109,6 +109,17 @@ void check_used(const std::map<std::string, double>& values, const JobSpec& spec
   }
 }
 
+// The ranks apply them in the groups of their optimizer.
+void check_ungrouped(const std::map<std::string, double>& values, const JobSpec& spec) {
+  for (const auto& [name, value] : values) {
+    if (name.find('@') == std::string::npos) continue;
+    fail(ErrorCode::kInvalid,
+         "hyperparameter '{}': job '{}' has no optimizer, and groups are those of the ranks: give "
+         "a value for all of them",
+         printable(name), spec.name);
+  }
+}
+
 }  // namespace
 
 void set_values(const std::map<std::string, double>& values, std::span<Hyper> groups) {
@@ -155,8 +166,12 @@ void check_hyper(const std::map<std::string, double>& values, uint32_t groups) {
   apply(versions, 0, values);
 }
 
-void check_for_job(const std::map<std::string, double>& values, const JobSpec& spec) {
-  check_used(values, spec);
+void check_for_job(const std::map<std::string, double>& values, const JobSpec& spec, bool of_fork) {
+  if (of_fork && spec.optimizer == "none") {
+    check_ungrouped(values, spec);
+  } else {
+    check_used(values, spec);
+  }
   check_slack(values, spec);
   check_batch(values, spec);
 }

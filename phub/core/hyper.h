@@ -25,8 +25,10 @@ void check_hyper(const std::map<std::string, double>& values, uint32_t groups);
 // Checks that the job may have these values: its optimizer uses them (0 is always accepted: it
 // means that there is none), and it has keys of their groups; slack and batch are whole numbers,
 // and in SSP a slack is no more than the job's. Throws Error(kInvalid) that names the optimizers
-// that use the value.
-void check_for_job(const std::map<std::string, double>& values, const JobSpec& spec);
+// that use the value. `of_fork`: in a job without an optimizer the ranks apply them, whatever their
+// optimizer uses.
+void check_for_job(const std::map<std::string, double>& values, const JobSpec& spec,
+                   bool of_fork = false);
 
 // Sets the values of each group; values for all groups go first. Throws likewise.
 void set_values(const std::map<std::string, double>& values, std::span<kernels::Hyper> groups);

@@ -22,7 +22,7 @@ bool Shelves::carry_out(uint32_t index, uint64_t round, Way& way) {
       copy(order, index, way);
     } else {
       swap(order, index, way);
-      is_another = true;
+      is_another = is_another || places_.each() > 0;  // else branches are states of the ranks
     }
   }
   return is_another;

@@ -26,7 +26,7 @@ void BranchDesk::change(const BranchChange& change, Reply<BranchReply> reply) {
   }
   if (change.action == BranchAction::kList) return reply(list());
   if (!losses_.empty()) losses_.learn(branches_.runs(0));
-  hyper_.check(change.values);
+  hyper_.check(change.values, change.action == BranchAction::kFork);
   if (change.action == BranchAction::kSchedule) hyper_.check_room();
   if (change.action == BranchAction::kKill) check_may_kill();
   if (change.action == BranchAction::kRevive) return revive(change, std::move(reply));
@@ -43,6 +43,13 @@ BranchReply BranchDesk::list() const {
 }
 
 void BranchDesk::check_may_kill() const {
+  if (!box_has_state(job_.spec())) {
+    fail(
+        ErrorCode::kInvalid,
+        "job '{}' has no optimizer: its branches are states of the ranks, of which this server has "
+        "no files. Leave the branch, or discard it",
+        job_.spec().name);
+  }
   if (host_.checkpoints) return;
   fail(ErrorCode::kInvalid,
        "this server keeps no checkpoints, where a branch that is killed lies: start it with "

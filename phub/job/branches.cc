@@ -133,6 +133,10 @@ Branches::Decision Branches::fork(const BranchChange& change, uint32_t child) {
   shift(branch.values, offset_of(rounds, change.round));
   set_values(change.values, branch.values);
   shift(branch.values, -offset_of(rounds, change.round));
+  if (optimizer_ == kernels::Optimizer::kNone) {
+    branch.own = change.values;
+    branch.own.insert(parent.own.begin(), parent.own.end());
+  }
   Decision decision{.orders = {{.round = change.round,
                                 .kind = BranchOrder::kCopy,
                                 .from = parent.place,
@@ -237,7 +241,8 @@ std::vector<BranchStatus> Branches::list(uint64_t in_progress) const {
                         .rounds = branch.rounds,
                         .killed = branch.killed,
                         .on_disk = branch.place == kOnDisk,
-                        .batch = static_cast<uint64_t>(branch.values.front().batch)};
+                        .batch = static_cast<uint64_t>(branch.values.front().batch),
+                        .values = branch.own};
     for (size_t i = 0; i < runs_.size(); ++i) {
       if (runs_[i].branch != number) continue;
       const uint64_t first = std::max(runs_[i].round, in_progress);

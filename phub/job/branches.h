@@ -85,6 +85,7 @@ class Branches {
     uint64_t killed = 0;  // before this round; 0: it is not
     uint64_t rounds = 0;  // its own before the round in which it began to run, or stopped
     Values values;        // lr_rounds_before as of its own rounds
+    std::map<std::string, double> own = {};  // BranchStatus::values
   };
 
   static constexpr uint32_t kNobody = ~uint32_t{0};

@@ -29,9 +29,9 @@ void HyperDesk::set(uint32_t rank, const HyperChange& change, Reply<HyperReply> 
   driver_.carry_out();
 }
 
-void HyperDesk::check(const std::map<std::string, double>& values) const {
+void HyperDesk::check(const std::map<std::string, double>& values, bool of_fork) const {
   check_hyper(values, hyper_groups(job_.spec()));
-  check_for_job(values, job_.spec());
+  check_for_job(values, job_.spec(), of_fork);
   if (values.contains("rmsprop_momentum")) {
     fail(ErrorCode::kInvalid, "rmsprop_momentum cannot change: it decides how much state there is");
   }

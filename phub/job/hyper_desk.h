@@ -20,7 +20,7 @@ class HyperDesk {
   void set(uint32_t rank, const HyperChange& change, Reply<HyperReply> reply);
 
   // These throw Error: the values cannot change; there is no room for further changes.
-  void check(const std::map<std::string, double>& values) const;
+  void check(const std::map<std::string, double>& values, bool of_fork = false) const;
   void check_room() const;
   // The first round for which changes were decided and may still be asked for.
   uint64_t lowest_needed() const;

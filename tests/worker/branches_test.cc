@@ -388,6 +388,53 @@ TEST(Branches, RanksAreToldOfTheBatchOfEachBranch) {
   });
 }
 
+// There a branch is a state of the ranks: results are those of a job without branches.
+TEST(Branches, WithoutAnOptimizerResultsStaySums) {
+  Box box(2);
+  for (const char* format : {"f32", "bf16"}) {
+    SCOPED_TRACE(format);
+    std::map<uint32_t, std::vector<Model>> seen;
+    for (const uint32_t branches : {0u, 2u}) {
+      JobSpec spec = spec_of(fmt::format("sums-{}-{}", format, branches));
+      spec.optimizer = "none";
+      spec.parameter_dtype = format;
+      spec.hyper.clear();
+      spec.branches = branches;
+      each_worker(box, spec, [&](Worker& worker, uint32_t r) {
+        if (r == 0 && branches > 0) {
+          EXPECT_EQ(worker.fork(0, {{"lr", 0.5}, {"beta1", 0.25}}, 3).branch, 1u);
+          EXPECT_EQ(worker.fork(1, {{"lr", 0.25}}, 4).branch, 2u);
+          const std::vector<BranchTurn> turns = {{1, 2}, {2, 1}, {0, 0}};
+          EXPECT_EQ(worker.schedule(turns, 5), 5u);
+          const std::vector<BranchStatus> all = worker.branches().branches;
+          EXPECT_EQ(all[0].values, Values());
+          EXPECT_EQ(all[1].values, (Values{{"lr", 0.5}, {"beta1", 0.25}}));
+          EXPECT_EQ(all[2].values, (Values{{"lr", 0.25}, {"beta1", 0.25}}));
+          expect_error(ErrorCode::kInvalid, "states of the ranks", [&] { worker.kill(1); });
+          expect_error(ErrorCode::kInvalid, "does not use it", [&] {
+            worker.set_hyper({{"lr", 1}});
+          });
+          expect_error(ErrorCode::kInvalid, "groups are those of the ranks", [&] {
+            worker.fork(0, {{"lr@1", 1}});
+          });
+          expect_error(ErrorCode::kInvalid, "must be at least 0", [&] {
+            worker.fork(0, {{"lr", -1}});
+          });
+        }
+        worker.barrier();
+        for (uint64_t round = 1; round <= 10; ++round) {
+          if (branches > 0) {
+            EXPECT_EQ(worker.branch_in(round), round < 5 || round > 7 ? 0u : round < 7 ? 1u : 2u);
+          }
+          push(worker, round, 0, 1);
+          if (r == 0) seen[branches].push_back(model_of(worker));
+        }
+      });
+    }
+    EXPECT_EQ(seen[0], seen[2]);
+  }
+}
+
 TEST(Branches, JobsThatCannotHaveThemAreRefused) {
   Box box(2);
   const auto refused = [&](const char* words, const std::function<void(JobSpec&)>& change) {
@@ -398,12 +445,24 @@ TEST(Branches, JobsThatCannotHaveThemAreRefused) {
   };
   refused("slack needs consistency ssp or async; this job is bsp",
           [](JobSpec& spec) { spec.hyper["slack"] = 1; });
+  refused("states of the ranks, which change over together", [](JobSpec& spec) {
+    spec.optimizer = "none";
+    spec.consistency = "async";
+    spec.hyper.clear();
+  });
   refused("batch: must be a whole number", [](JobSpec& spec) { spec.hyper["batch"] = 1.5; });
   refused("batch: it is what the ranks are told of a branch", [](JobSpec& spec) {
     spec.branches = 0;
     spec.hyper["batch"] = 8;
   });
   refused("branches: must be from 0 to 255", [](JobSpec& spec) { spec.branches = 256; });
+  JobSpec sums = spec_of("sums", 1);
+  sums.branches = 1;
+  sums.optimizer = "none";
+  sums.hyper.clear();
+  WorkerOptions saved = box.options(sums);
+  saved.saver = [](uint64_t) { return RankState{{"state", {}}}; };
+  expect_error(ErrorCode::kInvalid, "leave out the saver", [&] { Worker worker(saved); });
   JobSpec ahead = spec_of("slack", 1);
   ahead.branches = 1;
   ahead.consistency = "ssp";

@@ -440,6 +440,10 @@ static void branches(void) {
   OK(phub_branches(worker, all, 3, &count));
   CHECK(count == 2 && all[1].branch == 1 && all[1].parent == 0 && all[1].round == 3);
   CHECK(all[1].rounds == 3 && all[1].runs == 0);
+  OK(phub_branch_values(worker, 1, NULL, NULL, 0, &count)); /* the server's optimizer has them */
+  CHECK(count == 0);
+  FAILS(phub_branch_values(worker, 9, NULL, NULL, 0, &count), PHUB_NOT_FOUND, "no branch 9");
+  FAILS(phub_branch_values(worker, 1, NULL, NULL, 1, &count), PHUB_INVALID, "names");
   OK(phub_set_hyper(worker, &batch_name, &thirty_two, 1, NULL));
   OK(phub_batch_in(worker, 100, &batch));
   CHECK(batch == 32);

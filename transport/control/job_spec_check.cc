@@ -350,6 +350,13 @@ void validate(const JobSpec& spec) {
   static_cast<void>(RankTree(spec.groups, most_ranks(spec)));
   check_racks(spec, most_ranks(spec));
   check_number("branches", spec.branches, 0, kMaxBranches);
+  if (spec.branches > 0 && spec.optimizer == "none" && spec.consistency != Consistency::kBsp) {
+    fail(
+        ErrorCode::kInvalid,
+        "branches: in job '{}', which has no optimizer, they are states of the ranks, which change "
+        "over together; that needs consistency bsp, not {}",
+        printable(spec.name), spec.consistency.word());
+  }
   check_number("lease_ms", spec.lease_ms, kMinLeaseMs, kMaxLeaseMs);
   check_number("progress_limit_ms", spec.progress_limit_ms, 1, kMaxLimitMs);
   check_number("wait_limit_ms", spec.wait_limit_ms, 1, kMaxLimitMs);

@@ -278,6 +278,7 @@ void fields(A& a, const BranchStatus*) {
   a.optional("killed", &BranchStatus::killed);
   a.optional("on_disk", &BranchStatus::on_disk);
   a.optional("batch", &BranchStatus::batch);
+  a.optional("values", &BranchStatus::values, kValues);
 }
 
 template <class A>

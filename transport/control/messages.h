@@ -260,6 +260,9 @@ struct BranchStatus {
   uint64_t killed = 0;   // before this round; 0: it is not
   bool on_disk = false;  // it was killed, and a durable checkpoint has it: its shelf is free
   uint64_t batch = 0;    // its hyperparameter `batch`: samples of a rank's gradient; 0: none is set
+  // In a job without an optimizer: the hyperparameters that it and those that it comes from were
+  // forked with, which the ranks apply.
+  std::map<std::string, double> values = {};
 
   friend bool operator==(const BranchStatus&, const BranchStatus&) = default;
 };

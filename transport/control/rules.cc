@@ -71,8 +71,9 @@ constexpr Rule kRules[] = {
     {kSlack, kBsp | kAsync, "it is for consistency ssp"},
     {kGated | kUnused | kGroups | kDifferences | kRacks | kInterest | kPartialWork, kOutOfLockStep,
      "it needs rounds that all ranks make together, with consistency bsp"},
-    {kGated | kUnused | kDifferences | kBranches | kLazyKeys, kNoOptimizer | kPartialWork,
+    {kGated | kUnused | kDifferences | kLazyKeys, kNoOptimizer | kPartialWork,
      "it is about the steps of the server's optimizer"},
+    {kBranches, kPartialWork, "without steps branches do not differ"},
     {kFold,
      kPartialWork | kMean | kExclude | kSkip | kUnused | kHyper | kSchedule | kShortGradients |
          kCodedGradients | kInt32Gradients | kScheduledGradients | kFactorKeys | kShortResults |

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/hyper.h"
 #include "transport/control/control_client.h"
 #include "transport/control/token.h"
 #include "worker/c_abi/with_worker.h"
@@ -150,6 +151,27 @@ phub_code phub_branches(phub_worker* worker, phub_branch* branches, size_t room,
                                : all[i].killed > 0 ? 1u
                                                    : 0u,
                      .batch = all[i].batch};
+    }
+  });
+}
+
+phub_code phub_branch_values(phub_worker* worker, uint32_t branch, const char** names,
+                             double* values, size_t room, size_t* count) {
+  return with(__func__, worker, [&](Worker& w) {
+    if (room > 0) need(names, "names");
+    if (room > 0) need(values, "values");
+    need(count, "count");
+    const std::vector<BranchStatus> all = w.branches().branches;
+    const auto found = std::ranges::find(all, branch, &BranchStatus::branch);
+    if (found == all.end()) {
+      throw Refusal(PHUB_NOT_FOUND, fmt::format("the job has no branch {}", branch));
+    }
+    *count = found->values.size();
+    size_t at = 0;
+    for (const auto& [name, value] : found->values) {
+      if (at == room) break;
+      names[at] = kernels::kHyperFields[kernels::hyper_field(name)].name;
+      values[at++] = value;
     }
   });
 }

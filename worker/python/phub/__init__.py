@@ -37,6 +37,7 @@ from phub.errors import (
 from phub.worker import Worker
 
 if TYPE_CHECKING:
+    from phub._own_branches import OwnBranches
     from phub._powersgd import PowerSGD
     from phub.amp import GradScaler
     from phub.fsdp import FSDPState
@@ -54,6 +55,7 @@ _OF_PYTORCH = {
     "FSDPState": "fsdp",
     "GradScaler": "amp",
     "Lion": "lion",
+    "OwnBranches": "_own_branches",
     "PowerSGD": "_powersgd",
     "Sampler": "sampler",
     "ddp": "pytorch",
@@ -79,6 +81,7 @@ __all__ = [
     "MismatchError",
     "NonFiniteError",
     "NotFoundError",
+    "OwnBranches",
     "PowerSGD",
     "RankLostError",
     "RewoundError",

@@ -14,6 +14,7 @@ from phub._numbers import real_number, whole_number
 from phub.errors import InvalidError
 
 _MOST_RUNS = 1025  # PHUB_MOST_BRANCH_RUNS
+_MOST_VALUES = 64  # there are fewer hyperparameters
 _MOST_BRANCHES = 511  # of a job: 255 that are killed, and one more than the option may be
 
 
@@ -158,6 +159,19 @@ class BranchCalls(Calls):
             )
             for of in found[: count.value]
         )
+
+    def branch_values(self, branch: int) -> dict[str, float]:
+        """Of a job without an optimizer: the hyperparameters that the branch was forked with.
+
+        Those of its parents included. The ranks apply them: see `phub.OwnBranches`.
+        """
+        self._settle()
+        names, numbers = (c_char_p * _MOST_VALUES)(), (c_double * _MOST_VALUES)()
+        count = c_size_t()
+        arguments = names, numbers, _MOST_VALUES, byref(count)
+        call("branch_values", self._worker, _branch(branch), *arguments)
+        found = zip(names[: count.value], numbers[: count.value], strict=True)
+        return {(name or b"").decode(): value for name, value in found}
 
     def report_loss(
         self,

@@ -41,11 +41,14 @@ class OwnState:
 
     def saved(self) -> bytes:
         """As it is now."""
+        return self._saved_with(self._kept, self._more())
+
+    def _more(self) -> dict[str, Any]:
         groups = [
             {name: value for name, value in group.items() if name != "params"}
             for group in self._optimizer.param_groups
         ]
-        return self._saved_with(self._kept, {"groups": groups})
+        return {"groups": groups}
 
     def saved_of_branch(self) -> bytes:
         """Without the groups' values, which the box has, and what is of all branches."""
@@ -72,7 +75,9 @@ class OwnState:
 
     def load(self, saved: bytes) -> None:
         """Makes it as it was."""
-        state = self._load_as_saved(saved)
+        self._take(self._load_as_saved(saved))
+
+    def _take(self, state: Mapping[str, Any]) -> None:
         is_whole = "groups" in state  # else that of a branch, since when others may be kept
         kept = {
             name: each for name, each in self._kept.items() if is_whole or name in state["kept"]

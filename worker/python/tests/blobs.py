@@ -38,7 +38,7 @@ def begun(rule):
     return model, RULES[rule][0](model.parameters(), FIRST_RATE)
 
 
-def replayed(rule, ran, forks):
+def replayed(rule, ran, forks, begun=begun):
     """Each rank's loss of each round. `ran`: the branch of each round, from the first one on;
     `forks`: (round, branch, parent, values) in their order."""
     branches = {0: begun(rule)}

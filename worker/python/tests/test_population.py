@@ -90,6 +90,26 @@ def test_where_all_diverge_it_ends_with_what_there_was():
     assert isinstance(said[-1][0], Discard)
 
 
+def test_where_all_diverge_later_they_begin_again_from_a_copy_of_the_best():
+    world, ruined, forks = Descent(), set(), []
+
+    def answer(request, answer=world.answer):
+        if isinstance(request, Run) and not ruined and len(world.losses) > 100:
+            ruined.update(world.branches)
+        if isinstance(request, Run) and request.branch in ruined:
+            return [math.nan] * request.clocks
+        if isinstance(request, Fork) and ruined:
+            forks.append(request)
+        return answer(request)
+
+    world.answer = answer
+    decisions, said = grown(world)
+    (copy_of_best,) = {request.parent for request in forks[: PLAN.branches - 1]}
+    assert copy_of_best in [made for request, made in said if isinstance(request, Fork)]
+    assert not any(isinstance(r, Run) and r.branch == copy_of_best for r, _ in said)
+    assert math.isfinite(decisions.best.losses[-1])
+
+
 def test_one_that_finds_nothing_better_ends_with_the_best_alone():
     world = Descent()
     world.answer = lambda request, answer=world.answer: (

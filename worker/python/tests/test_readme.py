@@ -36,8 +36,8 @@ print(f"rank {model.phub.rank}: loss {loss.item():.3f}")
 """
 
 
-NAMES = ["ddp", "optimizer", "rejoin", "ddp-again", "sampler", "tuning", "outside", "fsdp"]
-NAMES += ["core", "store"]
+NAMES = ["ddp", "optimizer", "rejoin", "ddp-again", "sampler", "tuning", "outside"]
+NAMES += ["own-branches", "fsdp", "core", "store"]
 
 
 def assert_each_rank_says_a_line(said):
