@@ -12,6 +12,8 @@
 //             (goal: 1.15).
 //   Store/…   the write-back with streaming stores, "streaming_vs_cached" of the time with cached
 //             ones; with a reader afterwards, as the workers are, or without.
+//   State8/…  one gradient and the optimizer with states of 8 bits: "vs_f32" is the time over that
+//             with f32 states, of a chunk in the cache or of a model far larger than the caches.
 //
 //   Encode/…  gradient and residual into slots of a coded format, chunk by chunk, and
 //   Decode/…  the sum of such slots: "of_memory" as above, of all bytes read and written
@@ -35,6 +37,7 @@
 #include "bench/kernels_baseline.h"
 #include "kernels/encode.h"
 #include "kernels/kernels.h"
+#include "kernels/state8.h"
 #include "phub/core/tree_sum.h"
 
 namespace phub::bench {
@@ -269,6 +272,49 @@ void write_back(benchmark::State& state, Optimizer optimizer, DType out_type, si
   state.counters["streaming_vs_cached"] = turns.ratio();
 }
 
+void in_8_bits(benchmark::State& state, Optimizer optimizer, size_t bytes) {
+  const Job job(optimizer, 1, 1, tiny ? size_t{1} << 20 : bytes);
+  const size_t chunks = job.elements() / kChunk;
+  const uint64_t room = kernels::state8_bytes(job.elements(), chunks);
+  std::vector<Floats> memory;
+  kernels::State8 states[2];
+  for (size_t i = 0; i < job.states; ++i) {
+    memory.emplace_back(room / sizeof(float));
+    states[i] = kernels::state8_in(memory[i].get(), job.elements(), optimizer, i);
+    for (size_t c = 0; c < chunks; ++c) {
+      kernels::encode_state(job.updated[1 + i] + c * kChunk, kChunk, states[i].from(c * kChunk));
+    }
+  }
+  const kernels::Step step = kernels::make_step(optimizer, kernels::default_hyper(optimizer), 2);
+  const size_t repeat = std::max(size_t{400} / chunks, size_t{1});
+  const auto each_chunk = [&](const auto& body) {
+    return seconds([&] {
+      for (size_t at = 0; at < repeat * job.elements(); at += kChunk) body(at % job.elements());
+    });
+  };
+  Turns turns;
+  turns.run(
+      state,
+      [&] {
+        return each_chunk([&](size_t at) {
+          kernels::optimize(step, job.slots[0] + at, job.updated[0] + at, states[0].from(at),
+                            job.states > 1 ? states[1].from(at) : kernels::State8(), kChunk,
+                            nullptr, DType::kF32, Store::kCached);
+        });
+      },
+      [&] {
+        return each_chunk([&](size_t at) {
+          kernels::optimize(step, job.slots[0] + at, job.updated[0] + at, job.updated[1] + at,
+                            job.states > 1 ? job.updated[2] + at : nullptr, kChunk, nullptr,
+                            DType::kF32, Store::kCached);
+        });
+      });
+  const double steps = static_cast<double>(repeat) * static_cast<double>(job.elements());
+  state.counters["ns/element"] = turns.a() / steps * 1e9;
+  state.counters["f32_ns"] = turns.b() / steps * 1e9;
+  state.counters["vs_f32"] = turns.ratio();
+}
+
 // Gradients of one model, a residual, and its slots in a coded format, of which each chunk's begins
 // behind the one before.
 struct CodedJob {
@@ -405,6 +451,11 @@ void register_all() {
         }
       }
     }
+  }
+  for (const Optimizer o : {Optimizer::kAdam, Optimizer::kAdamW, Optimizer::kMomentum}) {
+    const std::string name = "State8/" + std::string(name_of(o));
+    add(name + "/cached", in_8_bits, o, 1);
+    add(name + "/MiB:1024", in_8_bits, o, size_t{1} << 30);
   }
 }
 

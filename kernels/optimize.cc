@@ -1,8 +1,11 @@
 // The table of optimizers, and what is looked up in it. Each entry is a rule of optimizers/.
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <iterator>
 
 #include "kernels/kernels.h"
+#include "kernels/state8.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/optimize.cc"
@@ -15,6 +18,7 @@
 #include "kernels/optimizers/none-inl.h"
 #include "kernels/optimizers/rmsprop-inl.h"
 #include "kernels/optimizers/sgd-inl.h"
+#include "kernels/state8-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace phub::kernels::HWY_NAMESPACE {
@@ -42,6 +46,29 @@ void Optimize(const Step& step, const Arrays& a) {
   kTable[static_cast<size_t>(step.optimizer)].run(step, a);
 }
 
+// A few blocks at a time are decoded, so that they stay in the L1 cache.
+void Optimize8(const Step& step, const Arrays& a, const State8& state0, const State8& state1) {
+  constexpr size_t kTogether = 4 * kStateBlock;
+  alignas(64) float f32[2][kTogether];
+  const State8* const states[] = {&state0, &state1};
+  Arrays part = a;
+  for (size_t at = 0; at < a.elements; at += kTogether) {
+    part.elements = std::min(kTogether, a.elements - at);
+    part.g = a.g + at;
+    part.params = a.params + at;
+    if (a.out) part.out = static_cast<char*>(a.out) + at * bytes_of(a.out_dtype);
+    for (size_t i = 0; i < 2; ++i) {
+      if (*states[i]) DecodeState(states[i]->from(at), part.elements, f32[i]);
+    }
+    part.state0 = f32[0];
+    part.state1 = f32[1];
+    Optimize(step, part);
+    for (size_t i = 0; i < 2; ++i) {
+      if (*states[i]) EncodeState(f32[i], part.elements, states[i]->from(at));
+    }
+  }
+}
+
 }  // namespace phub::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -55,6 +82,15 @@ constexpr std::string_view kNames[] = {
 #undef PHUB_OPTIMIZER
 };
 
+constexpr std::array<std::string_view, 2> kStateNames[] = {
+#define PHUB_OPTIMIZER(constant, rule, name, ...) {__VA_ARGS__},
+#include "kernels/optimizers.def"
+#undef PHUB_OPTIMIZER
+};
+
+// First moments and momentum are; the other states are sums of squares.
+bool is_signed(std::string_view state) { return state == "exp_avg" || state == "momentum_buffer"; }
+
 // The scalar part is the same in every instruction set's table; this is the baseline's.
 const HWY_NAMESPACE::Entry& entry(Optimizer o) {
   return HWY_NAMESPACE::kTable[static_cast<size_t>(o)];
@@ -63,11 +99,46 @@ const HWY_NAMESPACE::Entry& entry(Optimizer o) {
 }  // namespace
 
 HWY_EXPORT(Optimize);
+HWY_EXPORT(Optimize8);
+HWY_EXPORT(EncodeState);
+HWY_EXPORT(DecodeState);
 
 void optimize(const Step& step, const float* g, float* params, float* state0, float* state1,
               size_t elements, void* out, DType out_dtype, Store store) {
   HWY_DYNAMIC_DISPATCH(Optimize)
   (step, {g, params, state0, state1, elements, out, out_dtype, store});
+}
+
+void optimize(const Step& step, const float* g, float* params, const State8& state0,
+              const State8& state1, size_t elements, void* out, DType out_dtype, Store store) {
+  HWY_DYNAMIC_DISPATCH(Optimize8)
+  (step, {g, params, nullptr, nullptr, elements, out, out_dtype, store}, state0, state1);
+}
+
+void encode_state(const float* from, size_t elements, const State8& to) {
+  HWY_DYNAMIC_DISPATCH(EncodeState)(from, elements, to);
+}
+
+void decode_state(const State8& from, size_t elements, float* to) {
+  HWY_DYNAMIC_DISPATCH(DecodeState)(from, elements, to);
+}
+
+void round_state(float* state, size_t elements, bool is_signed) {
+  uint8_t codes[kStateBlock];
+  float scale = 0;
+  const State8 block{codes, &scale, &scale, is_signed};
+  for (size_t at = 0; at < elements; at += kStateBlock) {
+    const size_t count = std::min(kStateBlock, elements - at);
+    encode_state(state + at, count, block);
+    decode_state(block, count, state + at);
+  }
+}
+
+State8 state8_in(void* memory, uint64_t elements, Optimizer optimizer, size_t array) {
+  auto* const codes = static_cast<uint8_t*>(memory);
+  auto* const scales = reinterpret_cast<float*>(codes + elements);
+  return {codes, scales, scales + elements / kStateBlock,
+          is_signed(kStateNames[static_cast<size_t>(optimizer)][array])};
 }
 
 std::span<const std::string_view> optimizer_names() {

@@ -48,6 +48,7 @@ JobRules rules_of(const JobSpec& spec) {
           .on_loss = spec.on_loss,
           .on_nonfinite = spec.on_nonfinite,
           .unused = spec.unused,
+          .state8 = spec.state_dtype == StateFormat::k8Bit,
           .gated = is_gated(spec)};
 }
 

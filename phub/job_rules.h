@@ -23,6 +23,7 @@ struct JobRules {
   OnLoss on_loss = OnLoss::kShrink;
   OnNonFinite on_nonfinite = OnNonFinite::kStop;
   Unused unused = Unused::kZero;
+  bool state8 = false;  // the optimizer's states have 8 bits (kernels/state8.h)
   bool gated = false;  // rounds are applied as a whole: max_norm is given, or rounds may be skipped
 
   // False: every contribution is an update of its own (phub/core/clocked.h).

@@ -125,6 +125,7 @@ PHUB_API phub_code phub_options_destroy(phub_options* options);
  *   chunk_elements      a multiple of 32                                       8192
  *   optimizer           none (all-reduce), sgd, momentum, nesterov, adam ...   none
  *                       or fold (phub_options_set_operation)
+ *   state_dtype         of the optimizer's state at the box: f32 or 8bit       f32
  *   gradient_dtype      of gradients on the wire: f32, bf16 or f16, or coded:
  *                       fp8-e4m3, fp8-e5m2, int32, int8, int4, topk, topk-10,
  *                       topk-100 or topk-1000, or these four with -int4; or

@@ -36,6 +36,7 @@ struct PlanArguments {
   std::optional<uint32_t> nics;  // nothing: those of the topology
   PlanOptions options;
   JobSpec spec;
+  std::string state_dtype = "f32";
   std::string parameter_dtype;  // empty: that of the gradients
   bool checkpoints = false;
   bool gated = false;
@@ -136,6 +137,7 @@ nlohmann::ordered_json to_json(const numa::Topology& topology, const Plan& plan,
   }
   out["ranks"] = spec.max_ranks;
   out["optimizer"] = spec.optimizer;
+  out["state_dtype"] = spec.state_dtype.word();
   out["gradient_dtype"] = spec.gradient_dtype;
   out["parameter_dtype"] = spec.parameter_dtype;
   out["keys"] = spec.keys.size();
@@ -264,6 +266,7 @@ void run(PlanArguments arguments) {
   arguments.options.gradient_dtype = spec.gradient_dtype;
   spec.parameter_dtype = arguments.parameter_dtype.empty() ? gradient_memory_format(spec, {})
                                                            : arguments.parameter_dtype;
+  spec.state_dtype = arguments.state_dtype;
   if (arguments.gated) spec.on_nonfinite = OnNonFinite::kSkip;
   for (const KeySpec& key : spec.keys) gradient_dtype(spec, key);  // throws if there is none
   const JobRules rules = rules_of(spec);                           // throws likewise
@@ -412,6 +415,10 @@ void add_plan_command(CLI::App& app) {
   command
       ->add_option("--optimizer", arguments->spec.optimizer,
                    fmt::to_string(fmt::join(kernels::optimizer_names(), ", ")))
+      ->capture_default_str();
+  command
+      ->add_option("--state-dtype", arguments->state_dtype,
+                   "How the box keeps the optimizer's states: f32 or 8bit")
       ->capture_default_str();
   command
       ->add_option("--dtype", arguments->spec.gradient_dtype,

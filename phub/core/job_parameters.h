@@ -1,6 +1,7 @@
 // A job's parameters and arrays, as its cores need to know them.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "kernels/state8.h"
 #include "phub/core/messages.h"
 #include "phub/job_rules.h"
 #include "transport/control/rank_tree.h"
@@ -91,6 +93,7 @@ struct JobArrays {
   float* parameters = nullptr;   // f32; results' memory if those are f32; null: not needed
   float* state0 = nullptr;
   float* state1 = nullptr;
+  std::array<kernels::State8, 2> state8 = {};  // in place of these two
   float* view = nullptr;  // f32: the results, if they come back as differences; else null
   float* sums = nullptr;  // f32; a gated round's; null: the job is not gated
   SnapshotArrays copy = {};

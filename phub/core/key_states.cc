@@ -33,8 +33,7 @@ uint64_t SetKeyStates::make(uint32_t index, const Way& /*way*/) {
   CoreChunk& chunk = table_[index];
   const TraceSpan span = trace_.span("set state", chunk);
   const uint64_t bytes = for_each_array(places_, chunk, [&](Places::Array array, uint64_t nth) {
-    std::memcpy(places_.running(array, chunk), state_of(chunk, nth),
-                chunk.elements * sizeof(float));
+    places_.set(array, chunk, state_of(chunk, nth));
   });
   chunk.set_steps_before(chunks.round(), place_of(chunk).steps);
   chunks.done(index);
@@ -54,8 +53,10 @@ uint64_t GetKeyStates::make(uint32_t index, const Way& /*way*/) {
   to.steps = is_set ? set_.place_of(chunk).steps + chunks.round() - set_.chunks.round()
                     : chunk.steps_before(chunks.round());
   const uint64_t bytes = for_each_array(places_, chunk, [&](Places::Array array, uint64_t nth) {
-    const float* from = is_set ? set_.state_of(chunk, nth) : places_.running(array, chunk);
-    std::memcpy(to_->floats + to.first + nth * to.stride, from, chunk.elements * sizeof(float));
+    float* const into = to_->floats + to.first + nth * to.stride;
+    if (!is_set) return places_.get(array, chunk, into);
+    std::memcpy(into, set_.state_of(chunk, nth), chunk.elements * sizeof(float));
+    places_.round(array, chunk, into);
   });
   chunks.done(index);
   return bytes;

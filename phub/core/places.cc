@@ -1,18 +1,30 @@
 #include "phub/core/places.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace phub {
 
 Places::Places(const JobArrays& arrays, const ChunkTable& table)
     : table_(table),
       running_{arrays.parameters, arrays.state0, arrays.state1},
+      state8_(arrays.state8),
       shelves_(arrays.shelves),
       each_(arrays.shelves.each),
       places_(arrays.shelves.steps.size() + 1),
       parameters_are_results_(static_cast<void*>(arrays.parameters) == arrays.results),
       homes_(places_ > 1 && each_ > 0 ? table.size() * places_ : 0) {
   for (size_t i = 0; i < homes_.size(); ++i) homes_[i] = static_cast<uint16_t>(i % places_);
+}
+
+void Places::get(Array array, const CoreChunk& chunk, float* to) const {
+  if (has_8_bits(array)) return kernels::decode_state(state8(array, chunk), chunk.elements, to);
+  std::memcpy(to, running(array, chunk), chunk.elements * sizeof(float));
+}
+
+void Places::set(Array array, const CoreChunk& chunk, const float* from) const {
+  if (has_8_bits(array)) return kernels::encode_state(from, chunk.elements, state8(array, chunk));
+  std::memcpy(running(array, chunk), from, chunk.elements * sizeof(float));
 }
 
 uint64_t Places::exchange(uint32_t place, const CoreChunk& chunk) {

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/state8.h"
 #include "phub/core/chunk_table.h"
 #include "phub/core/job_parameters.h"
 
@@ -37,7 +38,21 @@ class Places {
     float* const all = memory(own ? place : homes_[first_home(chunk) + place], array);
     return all ? all + chunk.offset : nullptr;
   }
-  bool has(Array array) const { return running_[array] != nullptr; }
+  bool has(Array array) const { return running_[array] != nullptr || has_8_bits(array); }
+  // Whether the array has 8 bits per element. There is no other branch then.
+  bool has_8_bits(Array array) const { return array > 0 && state8_[array - 1u]; }
+  kernels::State8 state8(Array array, const CoreChunk& chunk) const {
+    return state8_[array - 1u].from(chunk.offset, chunk.id);
+  }
+  // Copies the chunk's elements in the branch that runs, as f32.
+  void get(Array array, const CoreChunk& chunk, float* to) const;
+  void set(Array array, const CoreChunk& chunk, const float* from) const;
+  // Makes of such elements what get() has after set().
+  void round(Array array, const CoreChunk& chunk, float* elements) const {
+    if (has_8_bits(array)) {
+      kernels::round_state(elements, chunk.elements, state8_[array - 1u].is_signed);
+    }
+  }
   size_t each() const { return each_; }  // arrays of a shelf
 
   // Ranks get the parameters from where they lie.
@@ -56,6 +71,7 @@ class Places {
 
   const ChunkTable& table_;
   const std::array<float*, kArrays.size()> running_;
+  const std::array<kernels::State8, 2> state8_;
   const ShelfArrays shelves_;
   const size_t each_;
   const size_t places_;

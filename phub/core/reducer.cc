@@ -225,9 +225,16 @@ void Reducer::optimize(const kernels::Step& step, const CoreChunk& chunk, uint32
     kernels::fold(chunk.fold(), sum, parameters, chunk.elements);
     return publish_to(out, chunk);
   }
-  kernels::optimize(step, sum, parameters, places_.at(place, Places::kState0, chunk),
-                    places_.at(place, Places::kState1, chunk), chunk.elements, out,
-                    parameters_.rules.parameter_dtype, store);
+  const auto optimize_with = [&](const auto& state0, const auto& state1) {
+    kernels::optimize(step, sum, parameters, state0, state1, chunk.elements, out,
+                      parameters_.rules.parameter_dtype, store);
+  };
+  if (places_.has_8_bits(Places::kState0)) {
+    optimize_with(places_.state8(Places::kState0, chunk), places_.state8(Places::kState1, chunk));
+  } else {
+    optimize_with(places_.at(place, Places::kState0, chunk),
+                  places_.at(place, Places::kState1, chunk));
+  }
   if (parameters_.differences) make_difference(chunk);
 }
 

@@ -30,9 +30,10 @@ uint64_t Snapshot::make(uint32_t index, const Way& way) {
   const auto copy = [&chunk](const float* from, float* to) {
     if (to) std::memcpy(to + chunk.offset, from, chunk.elements * sizeof(float));
   };
-  copy(places_.running(Places::kParameters, chunk), arrays_.copy.parameters);
-  copy(places_.running(Places::kState0, chunk), arrays_.copy.state0);
-  copy(places_.running(Places::kState1, chunk), arrays_.copy.state1);
+  float* const copies_of[] = {arrays_.copy.parameters, arrays_.copy.state0, arrays_.copy.state1};
+  for (const Places::Array array : Places::kArrays) {
+    if (copies_of[array]) places_.get(array, chunk, copies_of[array] + chunk.offset);
+  }
   if (arrays_.view) copy(arrays_.view + chunk.offset, arrays_.copy.view);
   const ShelfArrays& copies = arrays_.copy.shelves;
   for (uint32_t shelf = 0; shelf < copies.steps.size(); ++shelf) {

@@ -13,7 +13,7 @@
 namespace phub {
 namespace {
 
-size_t states_of(const JobSpec& spec) { return element_bytes(spec).state / sizeof(float); }
+size_t states_of(const JobSpec& spec) { return element_bytes(spec).states; }
 
 LinkLayout link_layout(const JobSpec& spec, const Plan& plan, QueueNumbers queues,
                        const RankRange& ranks) {
@@ -218,8 +218,12 @@ void JobPart::make_arrays(uint32_t saved_ranks) {
   } else if (f32) {
     arrays_.parameters = reinterpret_cast<float*>(results);
   }
-  if (states > 0) arrays_.state0 = make(memory_of_arrays_[1], "optimizer state");
-  if (states > 1) arrays_.state1 = make(memory_of_arrays_[2], "optimizer state");
+  if (rules_.state8) {
+    make_states8(states);
+  } else {
+    if (states > 0) arrays_.state0 = make(memory_of_arrays_[1], "optimizer state");
+    if (states > 1) arrays_.state1 = make(memory_of_arrays_[2], "optimizer state");
+  }
   if (rules_.gated && !has_parent_) arrays_.sums = make(memory_of_sums_, "sums of a gated round");
   arrays_.shelves = make_shelves(shelves_, true);
   docks_.resize(spec_->branches);
@@ -239,6 +243,25 @@ void JobPart::make_arrays(uint32_t saved_ranks) {
   auto* const steps = reinterpret_cast<uint64_t*>(memory_of_clocks_.bytes().data());
   arrays_.copy.clocks = {
       .steps = steps, .latest = ranks > 0 ? steps + chunks : nullptr, .ranks = ranks};
+}
+
+void JobPart::make_states8(size_t states) {
+  const uint64_t elements = plan_.box_elements;
+  for (size_t i = 0; i < states; ++i) {
+    numa::Memory& memory = memory_of_arrays_[1 + i];
+    memory =
+        allocate(kernels::state8_bytes(elements, plan_.chunks.size()), plan_.cores.front().os_node,
+                 fmt::format("optimizer state of job '{}'", spec_->name));
+    place(memory.bytes().first(elements), sizeof(uint8_t), node_runs(plan_));
+    arrays_.state8[i] = kernels::state8_in(memory.bytes().data(), elements, rules_.optimizer, i);
+  }
+}
+
+JobArrays JobPart::loaded() const {
+  JobArrays arrays = arrays_;
+  if (arrays.state8[0]) arrays.state0 = arrays.copy.state0;
+  if (arrays.state8[1]) arrays.state1 = arrays.copy.state1;
+  return arrays;
 }
 
 size_t JobPart::saved_arrays() const { return saved_arrays_of(*spec_); }
@@ -270,7 +293,7 @@ SavedImage JobPart::image_of(const Arrays& arrays) const {
 template SavedImage JobPart::image_of(const SnapshotArrays& arrays) const;
 
 SavedImage JobPart::image_of_values() {
-  SavedImage image = image_of(arrays_);
+  SavedImage image = image_of(loaded());
   for (Shelf& dock : docks_) image.append(dock.image());
   return image;
 }
@@ -278,6 +301,15 @@ SavedImage JobPart::image_of_values() {
 // Converts parameters to 16-bit results as the optimizer does. Out of lock-step the results of each
 // rank are made when it joins.
 void JobPart::publish_restored(const Manifest& saved) {
+  const float* const loads[] = {arrays_.copy.state0, arrays_.copy.state1};
+  for (const ChunkLayout& chunk : plan_.chunks) {
+    for (size_t i = 0; i < 2 && chunk.queue != kElsewhere; ++i) {
+      if (!arrays_.state8[i]) continue;
+      const auto id = static_cast<uint64_t>(&chunk - plan_.chunks.data());
+      kernels::encode_state(loads[i] + chunk.box_offset, chunk.elements,
+                            arrays_.state8[i].from(chunk.box_offset, id));
+    }
+  }
   uint64_t* const steps = saved_clocks().steps;
   if (rules_.lock_step() && steps) take_steps(saved.steps, saved.round, steps);
   for (const SavedShelf& shelf : saved.branches.shelves) {

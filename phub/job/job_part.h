@@ -100,7 +100,7 @@ class JobPart {
   SavedImage image_of_values();
   // One of saved_arrays(), or one of a shelf (from 1 on) or dock, in the layout of the box's
   // memory: the job's own, and the snapshot's copy.
-  float* own_array(uint32_t shelf, size_t array) { return array_of(arrays_, shelf, array); }
+  float* own_array(uint32_t shelf, size_t array) { return array_of(loaded(), shelf, array); }
   float* copied_array(uint32_t shelf, size_t array) const {
     return array_of(arrays_.copy, shelf, array);
   }
@@ -141,9 +141,13 @@ class JobPart {
     }
     return nullptr;
   }
+  // The arrays that a checkpoint is loaded into. In place of states of 8 bits these are the
+  // snapshot's f32 copies, which publish_restored() encodes.
+  JobArrays loaded() const;
   template <typename Arrays>
   SavedImage image_of(const Arrays& arrays) const;
   void make_arrays(uint32_t saved_ranks);
+  void make_states8(size_t states);
   // One set of shelves: the job's own, with docks, or the copies of them.
   struct ShelfMemory {
     std::vector<Shelf> shelves;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 
+#include "kernels/state8.h"
 #include "phub/core/core_job.h"
 #include "phub/core/hyper.h"
 #include "phub/core/round_gate.h"
@@ -29,7 +30,7 @@ bool box_has_state(const JobSpec& spec) {
 }
 
 size_t optimized_arrays_of(const JobSpec& spec) {
-  return box_has_state(spec) ? 1 + element_bytes(spec).state / sizeof(float) : 0;
+  return box_has_state(spec) ? 1 + element_bytes(spec).states : 0;
 }
 
 size_t saved_arrays_of(const JobSpec& spec) {
@@ -84,7 +85,8 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
     node.parameters +=
         (lock_step ? 1 : ranks) * (element.parameter + element.difference) * elements;
     node.master += element.master * elements;
-    node.state += element.state * elements;
+    node.state += rules.state8 ? element.states * kernels::state8_bytes(elements, 1)
+                               : element.state * elements;
     if (rules.gated && !rack) node.sums += sizeof(float) * elements;
     if (rack) {
       const uint64_t above = rack->above.box_slot(chunk);

@@ -82,6 +82,7 @@ JobSpec spec_of_sums(JobSpec spec) {
   spec.optimizer = "none";
   spec.reduction = "sum";
   spec.unused = "zero";
+  spec.state_dtype = "f32";
   spec.groups.clear();
   return spec;
 }

@@ -136,7 +136,8 @@ struct ElementBytes {
   uint64_t parameter = 4;   // results in memory
   uint64_t difference = 0;  // their differences, if these are sent
   uint64_t master = 0;      // f32 parameters, if results are not these
-  uint64_t state = 0;       // the optimizer's
+  uint64_t state = 0;       // the optimizer's, without the scales of 8 bits
+  size_t states = 0;        // its arrays
   bool optimized = false;   // false: the sum itself is written back
 };
 // Throws Error(kInvalid) if a word of `spec` is unknown.

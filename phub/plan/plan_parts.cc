@@ -153,7 +153,8 @@ ElementBytes element_bytes(const JobSpec& spec) {
   const bool is_view = rules.difference || rules.parameter_dtype != kernels::DType::kF32;
   const bool has_master = !rules.lock_step() || (bytes.optimized && is_view);
   bytes.master = has_master ? sizeof(float) : 0;
-  bytes.state = sizeof(float) * kernels::state_arrays(rules.optimizer, hyper);
+  bytes.states = kernels::state_arrays(rules.optimizer, hyper);
+  bytes.state = bytes.states * (rules.state8 ? sizeof(uint8_t) : sizeof(float));
   return bytes;
 }
 

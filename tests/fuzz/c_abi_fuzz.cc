@@ -24,7 +24,7 @@ testing::Box& box() {
   return one;
 }
 
-constexpr std::array<const char*, 23> kNames = {"job",
+constexpr std::array<const char*, 24> kNames = {"job",
                                                 "transport",
                                                 "rank",
                                                 "world_size",
@@ -40,6 +40,7 @@ constexpr std::array<const char*, 23> kNames = {"job",
                                                 "replace",
                                                 "spin_us",
                                                 "rounding",
+                                                "state_dtype",
                                                 "branches",
                                                 "[!w]",
                                                 "lr",

@@ -8,6 +8,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "tests/oracle/state8.h"
+
 namespace phub::reference {
 namespace {
 
@@ -388,6 +390,13 @@ void Model::step(std::span<const float> gradient) {
   }
   reference::step(optimizer, hyper, ++steps, gradient.data(), params.data(), state0.data(),
                   state1.data(), params.size());
+  round_states();
+}
+
+void Model::round_states() {
+  if (!state8) return;
+  round_state(state0, is_signed_state(optimizer, 0));
+  round_state(state1, is_signed_state(optimizer, 1));
 }
 
 }  // namespace phub::reference

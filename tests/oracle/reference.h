@@ -91,9 +91,11 @@ struct Model {
   // One round: the sum of the slots in their order, times factor, then the next step.
   void round(std::span<const void* const> slots, DType type, float factor);
   void step(std::span<const float> gradient);
+  void round_states();  // to what it keeps
 
   Optimizer optimizer;
-  Hyper hyper;  // may be changed between rounds
+  Hyper hyper;          // may be changed between rounds
+  bool state8 = false;  // states are kept in 8 bits (state8.h)
   uint64_t steps = 0;
   std::vector<float> params, state0, state1;
 };

@@ -200,6 +200,7 @@ Replay::Replay(const JobSpec& spec, const Participation& participation, const Hy
       heritage_(std::move(heritage)),
       model_(*kernels::parse_optimizer(spec.optimizer), {}, std::move(initial)) {
   PHUB_CHECK(model_.params.size() == place_.elements);
+  model_.state8 = spec.state_dtype == StateFormat::k8Bit;
   if (difference_format(spec)) view_ = model_.params;
 }
 
@@ -322,6 +323,7 @@ void Replay::set(State state) {
   model_.state1 = std::move(state.state1);
   model_.state0.resize(model_.params.size());
   model_.state1.resize(model_.params.size());
+  model_.round_states();
 }
 
 Replay::State Replay::state() const {

@@ -117,6 +117,14 @@ TEST(PlanCommand, JsonAddsUp) {
   const uint64_t total = sum("memory", "total");
   EXPECT_EQ(total, (8 + 2 + 4 + 8) * padded + sum("memory", "bookkeeping"));
 
+  // A byte for an element of each state, an f32 for 256, and one for each chunk.
+  json = json_of(words + " --state-dtype 8bit");
+  EXPECT_EQ(json.at("state_dtype"), "8bit");
+  const uint64_t chunks = json.at("chunks");
+  EXPECT_GE(sum("memory", "optimizer_state"), 2 * padded);
+  EXPECT_LE(sum("memory", "optimizer_state"), 2 * (padded + 4 * (padded / 256 + chunks)));
+  EXPECT_LT(static_cast<double>(sum("memory", "optimizer_state")), 2.1 * padded);
+
   // Parameters and both states, f32.
   json = json_of(words + " --checkpoints");
   const uint64_t snapshot = 3 * 4 * padded + 8 * json.at("chunks").get<uint64_t>();  // and steps

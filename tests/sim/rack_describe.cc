@@ -114,17 +114,18 @@ std::string describe(const RackPlan& plan) {
   }
   for (const JobPlan& job : plan.jobs) {
     const JobSpec& s = job.spec;
-    fmt::format_to(out,
-                   "  {}: {} of {} ranks{}, {} keys, chunks of {}, {} rounds, {} {} {}/{}, initial "
-                   "{}, loss {}, nonfinite {}, unused {}, lease {} ms, {}{}{}{}{}{}\n",
-                   s.name, s.world_size, s.max_ranks,
-                   s.groups.empty() ? "" : fmt::format(" in groups {}", s.groups), s.keys.size(),
-                   s.chunk_elements, job.rounds, s.optimizer, s.reduction, s.gradient_dtype,
-                   s.parameter_dtype, s.initial, s.on_loss, s.on_nonfinite, s.unused, s.lease_ms,
-                   s.consistency, s.slack > 0 ? fmt::format(" slack {}", s.slack) : "",
-                   job.lockstep ? ", lockstep" : "", job.digits ? ", digits" : "",
-                   job.fixed_ranks ? "" : ", any rank",
-                   job.saver_chance > 0 ? fmt::format(", savers {}", job.saver_chance) : "");
+    fmt::format_to(
+        out,
+        "  {}: {} of {} ranks{}, {} keys, chunks of {}, {} rounds, {} {} {}/{}/{}, initial "
+        "{}, loss {}, nonfinite {}, unused {}, lease {} ms, {}{}{}{}{}{}\n",
+        s.name, s.world_size, s.max_ranks,
+        s.groups.empty() ? "" : fmt::format(" in groups {}", s.groups), s.keys.size(),
+        s.chunk_elements, job.rounds, s.optimizer, s.reduction, s.gradient_dtype, s.state_dtype,
+        s.parameter_dtype, s.initial, s.on_loss, s.on_nonfinite, s.unused, s.lease_ms,
+        s.consistency, s.slack > 0 ? fmt::format(" slack {}", s.slack) : "",
+        job.lockstep ? ", lockstep" : "", job.digits ? ", digits" : "",
+        job.fixed_ranks ? "" : ", any rank",
+        job.saver_chance > 0 ? fmt::format(", savers {}", job.saver_chance) : "");
     const auto has_format = [](const KeySpec& key) { return !key.format.empty(); };
     if (std::ranges::any_of(s.keys, has_format)) {
       std::vector<std::string> formats;

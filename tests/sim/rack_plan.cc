@@ -11,6 +11,8 @@
 #include "tests/oracle/groups.h"
 #include "tests/oracle/replay.h"
 #include "transport/control/key_schedules.h"
+#include "transport/control/rules.h"
+#include "transport/error.h"
 
 namespace phub::sim {
 namespace {
@@ -339,6 +341,17 @@ void send_differences(SimRandom& random, JobPlan& job) {
       pick<std::string>(random, {"fp8-e4m3", "fp8-e5m2", "int8", "int8", "int4"});
   spec.rounding = random.chance(0.5) ? "stochastic" : "nearest";
   if (spec.on_nonfinite == "pass") job.bad.clear();  // it would stay in what ranks have
+}
+
+// The box keeps the optimizer's states in 8 bits, where it can.
+void keep_states_in_8_bits(JobPlan& job) {
+  JobSpec eight = job.spec;
+  eight.state_dtype = "8bit";
+  try {
+    check_rules(eight);
+    job.spec.state_dtype = eight.state_dtype;
+  } catch (const Error&) {
+  }
 }
 
 // Keys that no rank has a gradient of are left out.
@@ -728,6 +741,10 @@ RackPlan make_rack_plan(uint64_t seed) {
     // Nobody has to see that ranks wait for each other: one slot for a queue will do.
     if (plan.net.shared_slots) plan.slot_window = pick(window, {1ull, 1'000ull, 8'000ull});
     for (JobPlan& job : plan.jobs) job.spec.progress_limit_ms *= 4;
+  }
+  SimRandom eight(seed ^ 0x38626974ull);
+  for (JobPlan& job : plan.jobs) {
+    if (eight.chance(0.4)) keep_states_in_8_bits(job);
   }
   for (JobPlan& job : plan.jobs) drop_unused(job);
   return plan;

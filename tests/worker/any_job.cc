@@ -129,6 +129,7 @@ void Jobs::draw_steps(GroupedTraining& run) {
   const auto& rates = kRates[std::stoul(rates_.draw())];
   spec.hyper.insert(rates.begin(), rates.end());
   if (unused_.yes()) spec.unused = "skip";
+  if (state8_.yes()) spec.state_dtype = "8bit";
   if (decay_.yes()) spec.hyper["weight_decay"] = 0.1;
   if (norm_.yes() && spec.on_nonfinite != "exclude") spec.hyper["max_norm"] = 3;
   if (!changes_.yes()) return;
@@ -146,7 +147,8 @@ void Jobs::draw_matrices(JobSpec& spec) {
     add_factors(spec, matrix("row", 1, 40, 1), 2);
   }
   if (!rows_.yes()) return;
-  const bool may_be_lazy = spec.optimizer != "none" && !is_gated(spec) && !in_racks_;
+  const bool may_be_lazy =
+      spec.state_dtype == "f32" && spec.optimizer != "none" && !is_gated(spec) && !in_racks_;
   const auto lazy = [&] { return may_be_lazy && random_() % 2 == 0; };
   add_rows(spec, matrix("wide", 5, 1000, 4), 3, lazy());
   add_rows(spec, matrix("tall", 300, 2, 48), 40, lazy());
@@ -171,6 +173,7 @@ std::set<std::string> features_of(const GroupedTraining& run) {
   for (const auto& [name, value] : spec.hyper) add(name.starts_with("lr_"), name);
   add(run.has_nans, fmt::format("nonfinite-{}", spec.on_nonfinite));
   add(spec.unused == "skip", "unused-skip");
+  add(spec.state_dtype == "8bit", "states-of-8-bits");
   add(!spec.schedule.empty(), "schedule");
   add(spec.hyper.contains("max_norm"), "max-norm");
   add(spec.hyper.contains("weight_decay"), "weight-decay");

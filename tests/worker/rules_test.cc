@@ -64,6 +64,8 @@ std::function<void(JobSpec&)> switched_on(Feature feature) {
       return [](JobSpec& spec) { spec.hyper["grad_scale"] = 2; };
     case kSchedule:
       return [](JobSpec& spec) { spec.schedule = {{.round = 2, .values = {{"grad_scale", 4}}}}; };
+    case kState8:
+      return [](JobSpec& spec) { spec.state_dtype = "8bit"; };
     case kGroups:
       return [](JobSpec& spec) { spec.groups = spec.world_size == 1 ? "1" : "1,1"; };
     case kUngrouped:

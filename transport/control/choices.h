@@ -27,6 +27,7 @@ enum class OnLoss : uint8_t { kShrink, kWait, kFail };
 enum class OnNonFinite : uint8_t { kStop, kExclude, kPass, kSkip };
 enum class Unused : uint8_t { kZero, kSkip };
 enum class RoundingMode : uint8_t { kNearest, kStochastic };
+enum class StateFormat : uint8_t { kF32, k8Bit };
 
 // The option whose values an enum has.
 template <class E>
@@ -66,6 +67,10 @@ template <>
 inline constexpr std::string_view kOption<RoundingMode> = "rounding";
 template <>
 inline constexpr std::string_view kWords<RoundingMode>[] = {"nearest", "stochastic"};
+template <>
+inline constexpr std::string_view kOption<StateFormat> = "state_dtype";
+template <>
+inline constexpr std::string_view kWords<StateFormat>[] = {"f32", "8bit"};
 
 template <class E>
 constexpr std::string_view word_of(E value) {

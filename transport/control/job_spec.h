@@ -94,8 +94,10 @@ struct JobSpec {
   uint32_t max_ranks = 0;          // 0: world_size. Memory is fixed for this many
   uint32_t chunk_elements = 8192;  // a multiple of 32
   std::string optimizer = "none";
-  std::map<std::string, double> hyper;            // other values than the optimizer's defaults
-  std::vector<HyperChange> schedule;              // by ascending round
+  std::map<std::string, double> hyper;  // other values than the optimizer's defaults
+  std::vector<HyperChange> schedule;    // by ascending round
+  // How the box keeps the optimizer's states, or "8bit" (kernels/state8.h).
+  Choice<StateFormat> state_dtype = StateFormat::kF32;
   std::string gradient_dtype = "f32";             // the format of keys without one of their own
   std::string parameter_dtype = "f32";            // results; coded: they come as differences
   Choice<Reduction> reduction = Reduction::kSum;  // or "mean"

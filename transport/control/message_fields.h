@@ -74,6 +74,7 @@ void fields(A& a, const JobSpec*) {
   a.optional("optimizer", &JobSpec::optimizer, kWord);
   a.optional("hyper", &JobSpec::hyper, kValues);
   a.optional("schedule", &JobSpec::schedule, {0, kMaxScheduleEntries});
+  a.optional("state_dtype", &JobSpec::state_dtype, kWord);
   a.optional("gradient_dtype", &JobSpec::gradient_dtype, kFormat);
   a.optional("parameter_dtype", &JobSpec::parameter_dtype, kWord);
   a.optional("reduction", &JobSpec::reduction, kWord);

@@ -34,6 +34,7 @@ constexpr std::array<std::string_view, kFeatures> kNames = {
     "unused skip",
     "hyper",
     "schedule",
+    "state_dtype 8bit",
     "groups",
     "no groups",
     "min_ranks",
@@ -71,13 +72,13 @@ constexpr Rule kRules[] = {
     {kSlack, kBsp | kAsync, "it is for consistency ssp"},
     {kGated | kUnused | kGroups | kDifferences | kRacks | kInterest | kPartialWork, kOutOfLockStep,
      "it needs rounds that all ranks make together, with consistency bsp"},
-    {kGated | kUnused | kDifferences | kLazyKeys, kNoOptimizer | kPartialWork,
+    {kGated | kUnused | kDifferences | kLazyKeys | kState8, kNoOptimizer | kPartialWork,
      "it is about the steps of the server's optimizer"},
     {kBranches, kPartialWork, "without steps branches do not differ"},
     {kFold,
-     kPartialWork | kMean | kExclude | kSkip | kUnused | kHyper | kSchedule | kShortGradients |
-         kCodedGradients | kInt32Gradients | kScheduledGradients | kFactorKeys | kShortResults |
-         kDifferences,
+     kPartialWork | kMean | kExclude | kSkip | kUnused | kHyper | kSchedule | kState8 |
+         kShortGradients | kCodedGradients | kInt32Gradients | kScheduledGradients | kFactorKeys |
+         kShortResults | kDifferences,
      "it only combines values, words of 32 bits"},
     {kRacks,
      kPartialWork | kBranches | kShortGradients | kCodedGradients | kInt32Gradients |
@@ -90,6 +91,8 @@ constexpr Rule kRules[] = {
     {kBranches, kSchedule, "each branch has hyperparameters of its own, set while it runs"},
     {kBranches, kDifferences, "another branch comes whole, and not as a difference"},
     {kLazyKeys, kGated, "steps are of single rows, and not of whole rounds"},
+    {kState8, kBranches, "branches exchange states as f32"},
+    {kState8, kLazyKeys, "a block of states has one scale, and steps of single rows share blocks"},
     {kInterest, kGated | kBranches | kRacks, "ranks take part in some chunks only"},
 };
 
@@ -136,6 +139,8 @@ std::string words_of(const JobSpec& spec, Feature feature) {
       return word("on_nonfinite", spec.on_nonfinite.word());
     case kUnused:
       return word("unused", spec.unused.word());
+    case kState8:
+      return word("state_dtype", spec.state_dtype.word());
     case kGroups:
       return word("groups", spec.groups);
     case kShortResults:
@@ -191,6 +196,7 @@ Features features_of(const JobSpec& spec) {
   add(spec.unused == Unused::kSkip, kUnused);
   add(!spec.hyper.empty(), kHyper);
   add(!spec.schedule.empty(), kSchedule);
+  add(spec.state_dtype == StateFormat::k8Bit, kState8);
   found |= spec.groups.empty() ? kUngrouped : kGroups;
   add(spec.min_ranks > 0, kMinRanks);
   add(!spec.rack_ranks.empty(), kRacks);

@@ -28,6 +28,7 @@ enum class Feature : uint8_t {
   kUnused,
   kHyper,
   kSchedule,
+  kState8,
   kGroups,
   kUngrouped,
   kMinRanks,

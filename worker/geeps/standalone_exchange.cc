@@ -60,6 +60,10 @@ JobSpec checked(JobSpec spec) {
   if (spec.work != "all") {
     fail(ErrorCode::kInvalid, "job '{}': work is '{}', for servers only", spec.name, spec.work);
   }
+  if (spec.state_dtype == "8bit") {
+    fail(ErrorCode::kInvalid, "job '{}': states of 8 bits (state_dtype '8bit') need a server",
+         spec.name);
+  }
   if (folds(spec)) {
     fail(ErrorCode::kInvalid, "job '{}': values with operations (optimizer 'fold') need a server",
          spec.name);

@@ -21,6 +21,7 @@ OTHERS = (
     "gradient_dtype",
     "parameter_dtype",
     "rounding",
+    "state_dtype",
     "initial",
     "on_nonfinite",
     "optimizer",

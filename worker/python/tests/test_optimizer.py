@@ -177,6 +177,34 @@ def test_modules_may_be_unused(rank):
     return found
 
 
+def trains_in_8_bits(rank):
+    net, optimizer = made(state_dtype="8bit")
+    gradients = train(optimizer, net, rank, range(12))
+    state = optimizer.state_dict()
+    optimizer.load_state_dict(state)  # what was rounded stays
+    assert_same_bits(optimizer.state_dict(), state)
+    parameters = parameters_of(net)
+    leave(optimizer)
+    return gradients, parameters, state
+
+
+def test_states_of_8_bits_are_close_to_those_of_pytorch(box, start):
+    results = start(trains_in_8_bits, 2).results()
+    net = make_net()
+    optimizer = plain(net)
+    expected = replay([gradients for gradients, _, _ in results], net, optimizer)
+    theirs = optimizer.state_dict()["state"]
+    for _, parameters, state in results:
+        for name, values in expected.items():
+            torch.testing.assert_close(parameters[name], values, rtol=0, atol=0.02)
+        for at, of_one in state["state"].items():
+            for name in ("exp_avg", "exp_avg_sq"):
+                want = theirs[at][name]
+                assert of_one[name].dtype == torch.float32
+                assert (of_one[name] - want).abs().max() <= 0.1 * want.abs().max()
+                assert not torch.equal(of_one[name], want) or not want.any()
+
+
 # By step and rank. Nobody uses branch 1 in the first step and the last, nor branch 2 in most.
 USED = [((0,), (0,)), ((0, 1), (1,)), ((0,), (1, 2)), ((1,), (1,)), ((0, 1), (0,)), ((0,), (0,))]
 

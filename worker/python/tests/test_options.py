@@ -37,6 +37,7 @@ VALUES = {
     "max_ranks": (2,),
     "chunk_elements": (32,),
     "optimizer": ("sgd", "momentum", "adam", "fold", "none"),
+    "state_dtype": ("f32", "8bit"),
     "gradient_dtype": ("bf16", "int8", "fp8-e4m3", "int32"),
     "parameter_dtype": ("f16", "bf16", "int8"),
     "reduction": ("sum", "mean"),

@@ -1,0 +1,126 @@
+// Codes of state8.h, once per instruction set.
+#if defined(PHUB_KERNELS_STATE8_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef PHUB_KERNELS_STATE8_INL_H_
+#undef PHUB_KERNELS_STATE8_INL_H_
+#else
+#define PHUB_KERNELS_STATE8_INL_H_
+#endif
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+#include "kernels/number-inl.h"
+#include "kernels/state8.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace phub::kernels::HWY_NAMESPACE {
+
+template <bool kIsSigned>
+struct StateTables {
+  using Map = StateMap<kIsSigned>;
+  static_assert(Map::is_fine());
+  alignas(64) static constexpr std::array<int32_t, Map::kBuckets> kBuckets = Map::buckets();
+  alignas(64) static constexpr std::array<float, 256> kDecoded = Map::decoded();
+};
+
+// The bits of a magnitude; of what is below 0, in a map without signs, those of 0.
+template <bool kIsSigned, class D>
+HWY_INLINE hn::Vec<I32<D>> magnitude_bits(D d, hn::Vec<D> v) {
+  if constexpr (kIsSigned) return absolute_bits(d, v);
+  const auto bits = hn::BitCast(I32<D>(), v);
+  return hn::AndNot(hn::BroadcastSignBit(bits), bits);
+}
+
+template <bool kIsSigned, class D>
+HWY_INLINE void encode_vector(D d, const float* from, float inverse, uint8_t* to) {
+  using Map = StateMap<kIsSigned>;
+  const I32<D> di;
+  const auto v = hn::Mul(hn::LoadU(d, from), hn::Set(d, inverse));
+  const auto bits = magnitude_bits<kIsSigned>(d, v);
+  const auto first = hn::Set(di, Map::kFirst);
+  const auto at = hn::Sub(hn::Max(hn::ShiftRight<Map::kShift>(bits), first), first);
+  const auto bucket = hn::GatherIndex(di, StateTables<kIsSigned>::kBuckets.data(), at);
+  const auto low = hn::Set(di, 0xFF);
+  const auto next = hn::Gt(bits, hn::Sub(hn::AndNot(low, bucket), hn::Set(di, 1)));
+  // A mask is -1 in each lane where it holds.
+  auto code = hn::Sub(hn::And(bucket, low), hn::VecFromMask(di, next));
+  if constexpr (kIsSigned) {
+    const auto sign = hn::And(hn::ShiftRight<24>(hn::BitCast(di, v)), hn::Set(di, 0x80));
+    code = hn::Or(code, sign);
+  }
+  hn::StoreU(hn::DemoteTo(hn::Rebind<uint8_t, D>(), code), hn::Rebind<uint8_t, D>(), to);
+}
+
+template <bool kIsSigned>
+float encode_block(const float* from, size_t n, uint8_t* to) {
+  const hn::ScalableTag<float> d;
+  const hn::CappedTag<float, 1> d1;
+  const I32<decltype(d)> di;
+  const size_t lanes = hn::Lanes(d);
+  auto most = hn::Zero(di);
+  size_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    most = hn::Max(most, magnitude_bits<kIsSigned>(d, hn::LoadU(d, from + i)));
+  }
+  int32_t largest = hn::GetLane(hn::MaxOfLanes(di, most));
+  for (; i < n; ++i) {
+    largest =
+        std::max(largest, hn::GetLane(magnitude_bits<kIsSigned>(d1, hn::LoadU(d1, from + i))));
+  }
+  const auto scale = std::bit_cast<float>(largest);
+  if (largest >= kInfinityBits || scale < kLeastScale) {
+    std::fill_n(to, n, uint8_t{0});
+    return largest >= kInfinityBits ? std::bit_cast<float>(0x7FC00000) : 0.0f;
+  }
+  const float inverse = 1.0f / scale;
+  for (i = 0; i + lanes <= n; i += lanes) encode_vector<kIsSigned>(d, from + i, inverse, to + i);
+  for (; i < n; ++i) encode_vector<kIsSigned>(d1, from + i, inverse, to + i);
+  return scale;
+}
+
+template <bool kIsSigned, class D>
+HWY_INLINE void decode_vector(D d, const uint8_t* from, float scale, float* to) {
+  const I32<D> di;
+  const auto code = hn::PromoteTo(di, hn::LoadU(hn::Rebind<uint8_t, D>(), from));
+  const auto value = hn::GatherIndex(d, StateTables<kIsSigned>::kDecoded.data(), code);
+  hn::StoreU(canonical_nan(d, hn::Mul(value, hn::Set(d, scale))), d, to);
+}
+
+template <bool kIsSigned>
+void decode_block(const uint8_t* from, float scale, size_t n, float* to) {
+  const hn::ScalableTag<float> d;
+  const hn::CappedTag<float, 1> d1;
+  const size_t lanes = hn::Lanes(d);
+  size_t i = 0;
+  for (; i + lanes <= n; i += lanes) decode_vector<kIsSigned>(d, from + i, scale, to + i);
+  for (; i < n; ++i) decode_vector<kIsSigned>(d1, from + i, scale, to + i);
+}
+
+// Calls visit(first, elements, scale) for each block.
+template <class Visit>
+HWY_INLINE void for_each_block(const State8& state, size_t n, const Visit& visit) {
+  size_t i = 0;
+  for (; i + kStateBlock <= n; i += kStateBlock)
+    visit(i, kStateBlock, state.scales[i / kStateBlock]);
+  if (i < n) visit(i, n - i, *state.last);
+}
+
+void EncodeState(const float* from, size_t n, const State8& to) {
+  for_each_block(to, n, [&](size_t first, size_t count, float& scale) {
+    scale = to.is_signed ? encode_block<true>(from + first, count, to.codes + first)
+                         : encode_block<false>(from + first, count, to.codes + first);
+  });
+}
+
+void DecodeState(const State8& from, size_t n, float* to) {
+  for_each_block(from, n, [&](size_t first, size_t count, float scale) {
+    from.is_signed ? decode_block<true>(from.codes + first, scale, count, to + first)
+                   : decode_block<false>(from.codes + first, scale, count, to + first);
+  });
+}
+
+}  // namespace phub::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif
