@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <map>
@@ -334,6 +335,63 @@ TEST(Meeting, AnErrorIsThatOfAll) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+// Each of three pieces waits until all three threads are at one.
+TEST(Meeting, ThreadsThatWaitTakePieces) {
+  constexpr uint32_t kThreads = 3;
+  constexpr size_t kPieces = 50;
+  Meeting meeting(kThreads);
+  std::atomic<uint32_t> at_one = 0;
+  std::array<std::atomic<uint32_t>, kPieces> called = {};
+  std::vector<std::thread> threads;
+  for (uint32_t t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      meeting.enter(t);
+      meeting.meet("clock", [&] {
+        meeting.share(kThreads, [&](size_t) {
+          ++at_one;
+          const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+          while (at_one < kThreads && std::chrono::steady_clock::now() < end) {
+            std::this_thread::yield();
+          }
+          EXPECT_EQ(at_one, kThreads);
+        });
+      });
+      for (uint32_t round = 1; round <= 100; ++round) {
+        meeting.meet("clock", [&] {
+          meeting.share(kPieces, [&](size_t piece) { ++called[piece]; });
+          for (const auto& times : called) EXPECT_EQ(times, round);
+          meeting.share(0, [](size_t) { FAIL(); });
+        });
+        for (const auto& times : called) EXPECT_GE(times, round);
+      }
+      meeting.leave(t);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Whoever takes it.
+TEST(Meeting, AnErrorOfAPieceIsThatOfAll) {
+  for (size_t wrong = 0; wrong < 20; ++wrong) {
+    Meeting meeting(2);
+    std::vector<std::thread> threads;
+    for (uint32_t t = 0; t < 2; ++t) {
+      threads.emplace_back([&, t] {
+        meeting.enter(t);
+        expect_error(ErrorCode::kRankLost, "rank 3", [&] {
+          meeting.meet("clock", [&] {
+            meeting.share(20, [wrong](size_t piece) {
+              if (piece == wrong) fail(ErrorCode::kRankLost, "rank 3 is lost");
+            });
+            ADD_FAILURE() << "goes on after an error";
+          });
+        });
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
 }
 
 TEST(Tables, AreChecked) {

@@ -65,8 +65,8 @@ void Meeting::meet(const char* what, const std::function<void()>& work) {
   if (++here_ == present_.size()) {
     here_ = 0;
     what_ = nullptr;
-    ++meetings_;
     run(work);
+    ++meetings_;
     all_here_.notify_all();
     return;
   }
@@ -74,6 +74,12 @@ void Meeting::meet(const char* what, const std::function<void()>& work) {
   for (;;) {
     check();
     if (meetings_ != this_one) return;
+    if (piece_ != nullptr && next_piece_ < pieces_) {
+      ++takers_;
+      take_pieces(lock);
+      if (--takers_ == 0) all_taken_.notify_one();
+      continue;
+    }
     const auto gone = std::ranges::find(gone_, true);
     if (gone != gone_.end()) {
       fail_with(Error(ErrorCode::kInvalid,
@@ -85,6 +91,38 @@ void Meeting::meet(const char* what, const std::function<void()>& work) {
     }
     all_here_.wait(lock);
   }
+}
+
+// The mutex is free meanwhile. Nobody else comes for it: all threads are in meet().
+void Meeting::take_pieces(std::unique_lock<std::mutex>& lock) {
+  const std::function<void(size_t)>& piece = *piece_;
+  std::optional<Error> error;
+  lock.unlock();
+  try {
+    for (size_t p = next_piece_++; p < pieces_; p = next_piece_++) piece(p);
+  } catch (...) {
+    error.emplace(error_in_flight());
+    next_piece_ = pieces_;
+  }
+  lock.lock();
+  if (error && !failure_) fail_with(*error);
+}
+
+void Meeting::share(size_t pieces, const std::function<void(size_t)>& piece) {
+  if (pieces < 2 || present_.size() < 2) {
+    for (size_t p = 0; p < pieces; ++p) piece(p);
+    return;
+  }
+  std::unique_lock lock(mutex_, std::adopt_lock);
+  piece_ = &piece;
+  pieces_ = pieces;
+  next_piece_ = 0;
+  all_here_.notify_all();
+  take_pieces(lock);
+  piece_ = nullptr;
+  all_taken_.wait(lock, [this] { return takers_ == 0; });
+  lock.release();  // meet() has it
+  check();
 }
 
 void Meeting::alone(const std::function<void()>& work) {

@@ -14,6 +14,8 @@ namespace {
 constexpr const char* kClockKey = "clock";
 constexpr const char* kStrayKey = "stray";  // the latest time somebody did; if a table is narrow
 
+constexpr uint64_t kPieceWords = 8192;  // of a piece, about; at most a chunk
+
 // Every rank pushes the clock's key with each clock: so none is further than one ahead, even if
 // they share no rows, and each has something to push.
 WorkerOptions options_of_rows(const WorkerOptions& store, const std::string& name,
@@ -66,6 +68,7 @@ SharedRows::SharedRows(const WorkerOptions& store, const std::string& name,
     Key& key = keys_.emplace_back();
     key.table = &tables_[of.table];
     key.row_bytes = key.table->row_bytes();
+    cut(keys_.size() - 1);
     if (!worker_.initial_counts()) continue;
     initial.push_back(rows_of(plan_, of, key.row_bytes, rest_[of.table]));
   }
@@ -90,6 +93,20 @@ SharedRows::SharedRows(const WorkerOptions& store, const std::string& name,
 
 SharedRows::~SharedRows() = default;
 
+void SharedRows::cut(size_t k) {
+  Key& key = keys_[k];
+  const uint64_t words = std::min<uint64_t>(options_.spec.chunk_elements, kPieceWords);
+  key.first_piece = pieces_.size();
+  key.piece_rows = std::max<uint64_t>(words / key.table->row_words(), 1);
+  const uint64_t rows = plan_.keys()[k].rows;
+  for (uint64_t first = 0; first < rows; first += key.piece_rows) {
+    Piece& piece = pieces_.emplace_back();
+    piece.key = k;
+    piece.first = first;
+    piece.end = std::min(first + key.piece_rows, rows);
+  }
+}
+
 void SharedRows::set_threads(std::vector<const ThreadRows*> threads) {
   threads_ = std::move(threads);
   std::vector<std::vector<const Place*>> by_key(keys_.size());
@@ -97,15 +114,15 @@ void SharedRows::set_threads(std::vector<const ThreadRows*> threads) {
     for (const Place& place : thread->places()) by_key[place.at.key].push_back(&place);
   }
   for (size_t k = 0; k < keys_.size(); ++k) {
-    Key& key = keys_[k];
     std::ranges::stable_sort(by_key[k], {}, [](const Place* place) { return place->at.row; });
     for (const Place* place : by_key[k]) {
-      if (key.rows.empty() || key.rows.back().row != place->at.row) {
-        key.rows.push_back(
-            {.row = place->at.row, .first_source = static_cast<uint32_t>(key.sources.size())});
+      Piece& piece = piece_of(place->at);
+      if (piece.rows.empty() || piece.rows.back().row != place->at.row) {
+        piece.rows.push_back(
+            {.row = place->at.row, .first_source = static_cast<uint32_t>(piece.sources.size())});
       }
-      ++key.rows.back().sources;
-      key.sources.push_back({&place->updated_at, place->update});
+      ++piece.rows.back().sources;
+      piece.sources.push_back({&place->updated_at, place->update});
     }
   }
 }
@@ -126,13 +143,13 @@ void SharedRows::await(size_t k) {
 // After a clock's push its result travels while the next updates are made. What is read meanwhile
 // is the result before, with this process's updates of the clock: of the others it has all but one
 // clock of what the result will have. REQUIRES: that result is here; the updates are combined.
-void SharedRows::look_ahead(size_t k, bool updated) {
-  Key& key = keys_[k];
-  const std::span<const std::byte> state = worker_.parameter_bytes(k);
-  key.ahead.assign(state.begin(), state.end());
+void SharedRows::look_ahead(const Piece& piece, bool updated) {
+  Key& key = keys_[piece.key];
+  const uint64_t at = piece.first * key.row_bytes, bytes = piece.end * key.row_bytes - at;
+  std::memcpy(key.ahead.data() + at, worker_.parameter_bytes(piece.key).data() + at, bytes);
   if (!updated) return;
-  kernels::fold(key.table->fold, worker_.gradient_bytes(k).data(), key.ahead.data(),
-                key.ahead.size() / sizeof(uint32_t));
+  kernels::fold(key.table->fold, worker_.gradient_bytes(piece.key).data() + at,
+                key.ahead.data() + at, bytes / sizeof(uint32_t));
 }
 
 SharedRows::Stripe& SharedRows::stripe_of(uint32_t table, uint64_t row) {
@@ -177,16 +194,15 @@ void SharedRows::update(uint32_t thread, uint32_t table, uint64_t row, const std
   }
 }
 
-std::vector<std::vector<const SharedRows::DynamicRow*>> SharedRows::updated_rows() {
-  std::vector<std::vector<const DynamicRow*>> by_key(keys_.size());
+void SharedRows::deal_dynamic() {
+  for (Piece& piece : pieces_) piece.dynamic.clear();
   for (Stripe& stripe : stripes_) {
     const std::lock_guard lock(stripe.mutex);
     for (const auto& [id, row] : stripe.rows) {
       const auto is_new = [this](const Part& part) { return part.updated_at == now_; };
-      if (std::ranges::any_of(row.parts, is_new)) by_key[row.at.key].push_back(&row);
+      if (std::ranges::any_of(row.parts, is_new)) piece_of(row.at).dynamic.push_back(&row);
     }
   }
-  return by_key;
 }
 
 // Of all threads, in their order. REQUIRES: one in the map has updated it.
@@ -211,25 +227,25 @@ void SharedRows::combine_dynamic(const DynamicRow& row, std::byte* to) const {
 }
 
 // Writes what was updated to the key's memory; false: nothing was. Elsewhere there is the identity.
-bool SharedRows::combine(size_t k, std::span<const DynamicRow* const> dynamic) {
-  Key& key = keys_[k];
+bool SharedRows::combine(Piece& piece) {
+  const Key& key = keys_[piece.key];
   const Table& table = *key.table;
-  std::byte* const updates = worker_.gradient_bytes(k).data();
+  std::byte* const updates = worker_.gradient_bytes(piece.key).data();
   const auto clear = [&](uint64_t row) {
     kernels::fill_with_identity(table.fold, updates + row * key.row_bytes, table.row_words());
   };
-  for (const uint64_t row : key.sent_dynamic) clear(row);
-  key.sent_dynamic.clear();
+  for (const uint64_t row : piece.sent_dynamic) clear(row);
+  piece.sent_dynamic.clear();
   bool any = false;
-  for (Row& row : key.rows) {
+  for (Row& row : piece.rows) {
     std::byte* const to = updates + row.row * key.row_bytes;
     bool updated = false;
     for (uint32_t s = row.first_source; s < row.first_source + row.sources; ++s) {
-      if (*key.sources[s].updated_at != now_) continue;
+      if (*piece.sources[s].updated_at != now_) continue;
       if (updated) {
-        kernels::fold(table.fold, key.sources[s].update, to, table.row_words());
+        kernels::fold(table.fold, piece.sources[s].update, to, table.row_words());
       } else {
-        std::memcpy(to, key.sources[s].update, key.row_bytes);
+        std::memcpy(to, piece.sources[s].update, key.row_bytes);
       }
       updated = true;
     }
@@ -237,11 +253,32 @@ bool SharedRows::combine(size_t k, std::span<const DynamicRow* const> dynamic) {
     row.sent = updated;
     any |= updated;
   }
-  for (const DynamicRow* row : dynamic) {  // again, if it has places as well
+  for (const DynamicRow* row : piece.dynamic) {  // again, if it has places as well
     combine_dynamic(*row, updates + row->at.row * key.row_bytes);
-    key.sent_dynamic.push_back(row->at.row);
+    piece.sent_dynamic.push_back(row->at.row);
   }
-  return any || !dynamic.empty();
+  return any || !piece.dynamic.empty();
+}
+
+// What was pushed before is in the key's memory until its result is here.
+void SharedRows::take_back(size_t k) {
+  Key& key = keys_[k];
+  const std::lock_guard one(key.awaiting);
+  if (key.taken_back == now_) return;
+  worker_.wait(k);
+  key.taken_back = now_;
+}
+
+// Any thread. Whoever combines the last piece of a key pushes it.
+void SharedRows::combine_and_push(Piece& piece) {
+  Key& key = keys_[piece.key];
+  if (!key.exchanged) return;
+  take_back(piece.key);
+  const bool updated = combine(piece);
+  if (reads_ahead_) look_ahead(piece, updated);
+  if (updated) key.updated.store(true, std::memory_order_relaxed);
+  if (key.to_combine.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+  worker_.push(piece.key, {.null = !key.updated.load(std::memory_order_relaxed)});
 }
 
 Tally SharedRows::tally_of_all() {
@@ -251,15 +288,15 @@ Tally SharedRows::tally_of_all() {
   return all - std::exchange(last_tally_, all);
 }
 
-Tally SharedRows::clock(const Tally& mine) {
-  const auto dynamic = updated_rows();
+Tally SharedRows::clock(const Tally& mine, Meeting& threads) {
+  deal_dynamic();
   for (size_t k = 0; k < keys_.size(); ++k) {
-    if (!keys_[k].exchanged) continue;
-    worker_.wait(k);  // what was pushed before is in the key's memory until then
-    const bool updated = combine(k, dynamic[k]);
-    if (reads_ahead_) look_ahead(k, updated);
-    worker_.push(k, {.null = !updated});
+    Key& key = keys_[k];
+    key.to_combine = (plan_.keys()[k].rows - 1) / key.piece_rows + 1;
+    key.updated = false;
+    if (reads_ahead_) key.ahead.resize(plan_.keys()[k].rows * key.row_bytes);
   }
+  threads.share(pieces_.size(), [this](size_t p) { combine_and_push(pieces_[p]); });
   const Tally before = tally_of_all();
   std::memcpy(worker_.gradient_bytes(keys_.size()).data(), &mine, sizeof mine);
   worker_.push(keys_.size());

@@ -5,7 +5,7 @@
 // that all threads share, under locks. The same thread's updates of the same row are never in both.
 //
 // Any thread may call state(), read() and update(); the other functions, only one thread while the
-// others wait.
+// others wait. In clock() those that wait help.
 #pragma once
 
 #include <array>
@@ -20,6 +20,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "worker/iterstore/meeting.h"
 #include "worker/iterstore/pattern_watch.h"
 #include "worker/iterstore/row_plan.h"
 #include "worker/worker.h"
@@ -65,9 +66,9 @@ class SharedRows {
   void update(uint32_t thread, uint32_t table, uint64_t row, const std::byte* by);
 
   // Combines and pushes what was updated, batch after batch, and `mine`, what this rank says with
-  // this clock. Returns what all ranks said with the clock before, zeros if this is the job's
-  // first; out of lock-step, with some clocks before.
-  Tally clock(const Tally& mine);
+  // this clock. The threads that have met share the rows. Returns what all ranks said with the
+  // clock before, zeros if this is the job's first; out of lock-step, with some clocks before.
+  Tally clock(const Tally& mine, Meeting& threads);
   // What all ranks said with the last clock, unless that was returned already. Waits for all.
   Tally tally_of_all();
   bool is_clocked() const;  // nothing was updated since
@@ -101,9 +102,11 @@ class SharedRows {
     // Out of lock-step: what may be read while the latest push is under way. Empty: nothing.
     std::vector<std::byte> ahead;
     std::mutex awaiting;
-    std::vector<Row> rows;
-    std::vector<Source> sources;
-    std::vector<uint64_t> sent_dynamic;  // rows, likewise
+    uint64_t taken_back = 0;  // the clock in which its memory was the threads' again
+    size_t first_piece = 0;
+    uint64_t piece_rows = 0;             // of each piece, but for the last
+    std::atomic<size_t> to_combine = 0;  // pieces, in this clock
+    std::atomic<bool> updated = false;   // one of its pieces was
   };
   struct Part {  // a thread's updates of a row in the map
     uint32_t thread = 0;
@@ -116,6 +119,14 @@ class SharedRows {
     uint64_t row = 0;
     std::vector<Part> parts;
   };
+  struct Piece {  // consecutive rows of a key, which one thread combines
+    size_t key = 0;
+    uint64_t first = 0, end = 0;
+    std::vector<Row> rows;  // those with places
+    std::vector<Source> sources;
+    std::vector<const DynamicRow*> dynamic;  // updated in this clock
+    std::vector<uint64_t> sent_dynamic;  // rows where the key's memory has other than the identity
+  };
   struct Stripe {
     std::mutex mutex;
     std::unordered_map<uint64_t, DynamicRow> rows;
@@ -125,9 +136,16 @@ class SharedRows {
   void await(size_t key);
   void settle();
   Stripe& stripe_of(uint32_t table, uint64_t row);
-  std::vector<std::vector<const DynamicRow*>> updated_rows();  // those in the map; by key
-  bool combine(size_t key, std::span<const DynamicRow* const> dynamic);
-  void look_ahead(size_t key, bool updated);
+  void cut(size_t key);  // into pieces
+  Piece& piece_of(const RowPlace& place) {
+    const Key& key = keys_[place.key];
+    return pieces_[key.first_piece + place.row / key.piece_rows];
+  }
+  void deal_dynamic();  // the rows in the map that were updated, to their pieces
+  void take_back(size_t key);
+  bool combine(Piece& piece);
+  void look_ahead(const Piece& piece, bool updated);
+  void combine_and_push(Piece& piece);
   void combine_dynamic(const DynamicRow& row, std::byte* to) const;
 
   const std::span<const Table> tables_;
@@ -141,6 +159,7 @@ class SharedRows {
   Tally last_tally_;   // the sum over all clocks, as far as it is known
   int64_t asked_ = 0;  // the number of questions whether a rank strays
   std::deque<Key> keys_;
+  std::vector<Piece> pieces_;  // of all keys, in their order
   std::vector<const ThreadRows*> threads_;
   std::array<Stripe, kStripes> stripes_;
 };

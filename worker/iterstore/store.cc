@@ -114,7 +114,7 @@ Tally Store::Impl::own_tally() {
 
 void Store::Impl::clock() {
   open();
-  const Tally before = shared->clock(own_tally()) + std::exchange(carried, {});
+  const Tally before = shared->clock(own_tally(), meeting) + std::exchange(carried, {});
   for (const auto& rows : threads) rows->clock();
   ++clocks;
   change_rows(before);
