@@ -1107,7 +1107,9 @@ PHUB_API phub_code phub_store_options_destroy(phub_store_options* options);
  *   placement        0: rows that the same processes access do not lie together   1
  *   numa             0: threads are not pinned to cores                           1
  *   static_index     0: every row is found by a hash map, with locks              1
- *   batches          in which rows of a table come, at most; 1 to 64              8 */
+ *   batches          in which rows of a table come, at most; 1 to 64              8
+ *   push_early       1: a batch goes with its last recorded access, before the clock; in lock-step
+ *                    only                                                         0 */
 PHUB_API phub_code phub_store_options_set(phub_store_options* options, const char* name,
                                           const char* value);
 PHUB_API phub_code phub_store_options_set_number(phub_store_options* options, const char* name,

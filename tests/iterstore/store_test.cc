@@ -77,6 +77,7 @@ Scene some_scene(uint64_t seed) {
   options.static_index = random() % 4 > 0;
   options.batches = static_cast<uint32_t>(1 + random() % 10);
   if (options.static_index) options.gather_again = std::vector{0.0, 0.01, 0.3}[random() % 3];
+  options.push_early = options.static_index && random() % 2 == 0;
   const bool strays = random() % 2 == 0;
   for (uint64_t phases = 1 + random() % 3; phases > 0; --phases) {
     Phase& phase = scene.phases.emplace_back();

@@ -24,12 +24,13 @@ struct Option {
   double StoreOptions::*share = nullptr;
 };
 
-constexpr std::array<Option, 6> kOptions = {{
+constexpr std::array<Option, 7> kOptions = {{
     {.name = "threads", .count = &StoreOptions::threads},
     {.name = "placement", .flag = &StoreOptions::placement},
     {.name = "numa", .flag = &StoreOptions::numa},
     {.name = "static_index", .flag = &StoreOptions::static_index},
     {.name = "batches", .count = &StoreOptions::batches},
+    {.name = "push_early", .flag = &StoreOptions::push_early},
     {.name = "gather_again", .share = &StoreOptions::gather_again},
 }};
 

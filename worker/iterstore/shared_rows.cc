@@ -12,20 +12,21 @@ namespace {
 
 // Those of tables have a '/'.
 constexpr const char* kClockKey = "clock";
-constexpr const char* kStrayKey = "stray";  // the latest time somebody did; if a table is narrow
+constexpr const char* kStrayKey = "stray";  // the latest time somebody did; if ranks ask
 
 constexpr uint64_t kPieceWords = 8192;  // of a piece, about; at most a chunk
 
 // Every rank pushes the clock's key with each clock: so none is further than one ahead, even if
 // they share no rows, and each has something to push.
 WorkerOptions options_of_rows(const WorkerOptions& store, const std::string& name,
-                              std::span<const Table> tables, const RowPlan& plan, const Use& use) {
+                              std::span<const Table> tables, const RowPlan& plan, const Use& use,
+                              bool asks) {
   std::vector<KeySpec> keys = key_specs(plan, tables);
   keys.push_back({.name = kClockKey,
                   .elements = sizeof(Tally) / sizeof(uint32_t),
                   .operation = "add",
                   .value_type = "i64"});
-  if (plan.has_narrow()) {
+  if (asks) {
     keys.push_back({.name = kStrayKey, .elements = 2, .operation = "max", .value_type = "i64"});
   }
   WorkerOptions options = options_of_job(store, name, std::move(keys));
@@ -52,14 +53,16 @@ std::vector<std::byte> rows_of(const RowPlan& plan, const RowPlan::Key& key, uin
 
 SharedRows::SharedRows(const WorkerOptions& store, const std::string& name,
                        std::span<const Table> tables, RowPlan plan, Use use, States states,
-                       uint64_t now)
+                       uint64_t now, bool early)
     : tables_(tables),
       plan_(std::move(plan)),
       use_(std::move(use)),
-      options_(options_of_rows(store, name, tables, plan_, use_)),
+      options_(options_of_rows(store, name, tables, plan_, use_, plan_.has_narrow() || early)),
       rest_(std::move(states)),
       reads_ahead_(store.spec.consistency == "async" ||
                    (store.spec.consistency == "ssp" && store.spec.slack > 0)),
+      early_(early),
+      asks_(plan_.has_narrow() || early),
       worker_(options_),
       now_(now) {
   check_is_new(worker_);
@@ -73,7 +76,7 @@ SharedRows::SharedRows(const WorkerOptions& store, const std::string& name,
     initial.push_back(rows_of(plan_, of, key.row_bytes, rest_[of.table]));
   }
   initial.emplace_back(sizeof(Tally));
-  if (plan_.has_narrow()) initial.emplace_back(sizeof(int64_t));
+  if (asks_) initial.emplace_back(sizeof(int64_t));
   std::vector<const float*> initial_of;
   for (const auto& rows : initial) {
     initial_of.push_back(reinterpret_cast<const float*>(rows.data()));
@@ -125,6 +128,39 @@ void SharedRows::set_threads(std::vector<const ThreadRows*> threads) {
       piece.sources.push_back({&place->updated_at, place->update});
     }
   }
+  hold();
+}
+
+void SharedRows::hold() {
+  if (!early_) return;
+  for (uint32_t k = 0; k < keys_.size(); ++k) {
+    const auto holds = [k](const ThreadRows* thread) { return thread->holds(k); };
+    keys_[k].holders = static_cast<uint32_t>(std::ranges::count_if(threads_, holds));
+  }
+}
+
+// Its result of the clock before may still be under way, which nobody waits for; with updates in
+// the map, or with none, it is pushed with the clock. (Whoever only reads may call finish() without
+// one.)
+void SharedRows::let_go(uint32_t k) {
+  Key& key = keys_[k];
+  if (key.holders.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+  const std::lock_guard lock(key.pushing);
+  if (!key.exchanged || key.dynamic_at == now_ || !worker_.test(k)) return;
+  await(k);
+  bool updated = false;
+  const uint64_t rows = plan_.keys()[k].rows;
+  for (uint64_t row = 0; row < rows; row += key.piece_rows) {
+    Piece& piece = piece_of({.key = k, .row = row});
+    piece.dynamic.clear();
+    updated |= combine(piece);
+  }
+  if (!updated) return;
+  key.before.assign(key.state, key.state + rows * key.row_bytes);
+  key.state = key.before.data();
+  key.pushed_at = now_;
+  worker_.push(k);
+  ++pushed_early_;
 }
 
 void SharedRows::await(size_t k) {
@@ -159,7 +195,10 @@ SharedRows::Stripe& SharedRows::stripe_of(uint32_t table, uint64_t row) {
 void SharedRows::read(uint32_t thread, uint32_t table, uint64_t row, std::byte* into) {
   const RowPlace at = place(table, row);
   const Table& of = tables_[table];
-  std::memcpy(into, state(at), of.row_bytes());
+  {
+    const auto guard = early_ ? lock(at.key) : std::unique_lock<std::mutex>();
+    std::memcpy(into, state(at), of.row_bytes());
+  }
   Stripe& stripe = stripe_of(table, row);
   const std::lock_guard lock(stripe.mutex);
   const auto known = stripe.rows.find(row_id(table, row));
@@ -170,9 +209,12 @@ void SharedRows::read(uint32_t thread, uint32_t table, uint64_t row, std::byte* 
   }
 }
 
-void SharedRows::update(uint32_t thread, uint32_t table, uint64_t row, const std::byte* by) {
+bool SharedRows::update(uint32_t thread, uint32_t table, uint64_t row, const std::byte* by) {
   const RowPlace at = place(table, row);
   const Table& of = tables_[table];
+  const auto guard = early_ ? lock(at.key) : std::unique_lock<std::mutex>();
+  if (early_ && is_pushed(at.key)) return false;
+  if (early_) keys_[at.key].dynamic_at = now_;
   Stripe& stripe = stripe_of(table, row);
   const std::lock_guard lock(stripe.mutex);
   DynamicRow& entry = stripe.rows[row_id(table, row)];
@@ -192,6 +234,7 @@ void SharedRows::update(uint32_t thread, uint32_t table, uint64_t row, const std
     std::memcpy(part->update.data(), by, of.row_bytes());
     part->updated_at = now_;
   }
+  return true;
 }
 
 void SharedRows::deal_dynamic() {
@@ -272,7 +315,7 @@ void SharedRows::take_back(size_t k) {
 // Any thread. Whoever combines the last piece of a key pushes it.
 void SharedRows::combine_and_push(Piece& piece) {
   Key& key = keys_[piece.key];
-  if (!key.exchanged) return;
+  if (!key.exchanged || key.pushed_at == now_) return;
   take_back(piece.key);
   const bool updated = combine(piece);
   if (reads_ahead_) look_ahead(piece, updated);
@@ -319,7 +362,7 @@ bool SharedRows::is_clocked() const {
 }
 
 bool SharedRows::anyone_strays(bool mine) {
-  if (!plan_.has_narrow()) return false;
+  if (!asks_) return false;
   const size_t key = keys_.size() + 1;
   const int64_t by = mine ? ++asked_ : asked_++;
   std::memcpy(worker_.gradient_bytes(key).data(), &by, sizeof by);
@@ -328,6 +371,20 @@ bool SharedRows::anyone_strays(bool mine) {
   int64_t latest = 0;
   std::memcpy(&latest, worker_.parameter_bytes(key).data(), sizeof latest);
   return latest == asked_;
+}
+
+// Of each key all ranks have pushed something then, so that its round is complete.
+void SharedRows::retract() {
+  if (!early_) return;
+  for (size_t k = 0; k < keys_.size(); ++k) {
+    Key& key = keys_[k];
+    if (!key.exchanged || key.pushed_at == now_) continue;
+    worker_.wait(k);
+    const std::span<const std::byte> state = worker_.parameter_bytes(k);
+    key.before.assign(state.begin(), state.end());
+    worker_.push_null(k);
+  }
+  retracted_ = true;
 }
 
 void SharedRows::take_updates(SharedRows& before) {
@@ -354,7 +411,9 @@ States SharedRows::states(const std::string& name) {
   for (size_t k = 0; k < keys_.size(); ++k) {
     const RowPlan::Key& key = plan_.keys()[k];
     const uint64_t bytes = keys_[k].row_bytes;
-    const std::byte* const from = worker_.parameter_bytes(k).data();
+    const bool before = retracted_ && keys_[k].exchanged;
+    const std::byte* const from =
+        before ? keys_[k].before.data() : worker_.parameter_bytes(k).data();
     for (uint64_t i = 0; i < key.rows; ++i) {
       const uint64_t row = plan_.row_at(key.table, key.first + i);
       if (plan_.is_narrow(key.table) && plan_.owner(key.table, row) != mine) continue;

@@ -32,9 +32,10 @@ class ThreadRows;
 class SharedRows {
  public:
   // Joins the job, and begins with these states, which are those of rank 0. `use` is this
-  // process's, for the interest in narrow tables; `now` is its first clock.
+  // process's, for the interest in narrow tables; `now` is its first clock. `early`: keys are
+  // pushed when no thread holds them any more.
   SharedRows(const WorkerOptions& store, const std::string& name, std::span<const Table> tables,
-             RowPlan plan, Use use, States states, uint64_t now = 1);
+             RowPlan plan, Use use, States states, uint64_t now = 1, bool early = false);
   ~SharedRows();
 
   const RowPlan& plan() const { return plan_; }
@@ -61,9 +62,21 @@ class SharedRows {
   // REQUIRES: a read is allowed.
   RowPlace place(uint32_t table, uint64_t row) const { return *plan_.place(table, row); }
 
-  // These two are for rows for which the thread has no place. REQUIRES: it is allowed.
+  // These two are for rows for which the thread has no place. REQUIRES: it is allowed. update()
+  // returns false, and does nothing: the row's key was pushed already.
   void read(uint32_t thread, uint32_t table, uint64_t row, std::byte* into);
-  void update(uint32_t thread, uint32_t table, uint64_t row, const std::byte* by);
+  bool update(uint32_t thread, uint32_t table, uint64_t row, const std::byte* by);
+
+  // Keys that are pushed early. A thread that does not hold a key (thread_rows.h) accesses it, and
+  // its place of a row of it, with this lock, and may not update a row of one that was pushed.
+  // state() is that before this clock's updates also if it was.
+  bool pushes_early() const { return early_; }
+  std::unique_lock<std::mutex> lock(uint32_t key) { return std::unique_lock(keys_[key].pushing); }
+  bool is_pushed(uint32_t key) const { return keys_[key].pushed_at == now_; }
+  // A thread holds the key no more. If it was the last, and something was updated, it is pushed.
+  void let_go(uint32_t key);
+  uint64_t pushed_early() const { return pushed_early_; }
+  void hold();  // threads hold what comes before their next clock. REQUIRES: called after clock()
 
   // Combines and pushes what was updated, batch after batch, and `mine`, what this rank says with
   // this clock. The threads that have met share the rows. Returns what all ranks said with the
@@ -73,9 +86,13 @@ class SharedRows {
   Tally tally_of_all();
   bool is_clocked() const;  // nothing was updated since
   // Whether a rank strays: a thread of it waits for a row of a narrow table that it may not access.
-  // All ranks ask each other before they do something together, if there is such a table: until
-  // then every state is as it was after the last clock, for all of them.
+  // Or it waits to update a row of a key that was pushed. All ranks ask each other before they do
+  // something together, if there is such a table or keys are pushed early: until then every state
+  // is as it was after the last clock, for all of them, or can be retracted.
   bool anyone_strays(bool mine);
+  // Takes back what was pushed before the clock: states() returns what was before. The job is of no
+  // use afterwards. REQUIRES: all ranks call it, between the same clocks.
+  void retract();
   // Updates of this clock that were made in the job before. REQUIRES: rows have the same places.
   void take_updates(SharedRows& before);
 
@@ -107,6 +124,12 @@ class SharedRows {
     uint64_t piece_rows = 0;             // of each piece, but for the last
     std::atomic<size_t> to_combine = 0;  // pieces, in this clock
     std::atomic<bool> updated = false;   // one of its pieces was
+    // Pushed early:
+    std::atomic<uint32_t> holders = 0;
+    std::mutex pushing;       // guards what follows, here and state, against who does not hold it
+    uint64_t pushed_at = 0;   // the clock
+    uint64_t dynamic_at = 0;  // the clock in which the map has updates of it
+    std::vector<std::byte> before;  // the state before, if it was pushed or retracted
   };
   struct Part {  // a thread's updates of a row in the map
     uint32_t thread = 0;
@@ -154,6 +177,9 @@ class SharedRows {
   const WorkerOptions options_;
   States rest_;  // narrow tables' rows that nobody accesses, and others as they were
   const bool reads_ahead_;
+  const bool early_;
+  const bool asks_;  // whether somebody strays
+  bool retracted_ = false;
   Worker worker_;
   uint64_t now_;
   Tally last_tally_;   // the sum over all clocks, as far as it is known
@@ -162,6 +188,7 @@ class SharedRows {
   std::vector<Piece> pieces_;  // of all keys, in their order
   std::vector<const ThreadRows*> threads_;
   std::array<Stripe, kStripes> stripes_;
+  std::atomic<uint64_t> pushed_early_ = 0;
 };
 
 }  // namespace phub::iterstore

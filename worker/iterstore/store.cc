@@ -86,7 +86,7 @@ void Store::Impl::place_anew(bool again) {
                 .rank_hosts = all.hosts});
   // The job before is left only when all ranks are in this one.
   use(std::make_unique<SharedRows>(options.worker, next_job("rows"), tables, std::move(plan),
-                                   std::move(mine), std::move(states)),
+                                   std::move(mine), std::move(states), 1, options.push_early),
       recordings);
   for (Recording& recording : recordings) recording = {};
   watch.placed(all.clocks);
@@ -116,6 +116,7 @@ void Store::Impl::clock() {
   open();
   const Tally before = shared->clock(own_tally(), meeting) + std::exchange(carried, {});
   for (const auto& rows : threads) rows->clock();
+  shared->hold();
   ++clocks;
   change_rows(before);
   for (AskedChanges& of : asked) {
@@ -133,6 +134,7 @@ void Store::Impl::use(std::unique_ptr<SharedRows> rows, std::span<const Recordin
   for (uint32_t t = 0; t < options.threads; ++t) {
     made.push_back(std::make_unique<ThreadRows>(recorded[t], *rows, tables,
                                                 PlaceSettings{.every_row = options.static_index,
+                                                              .holds = options.push_early,
                                                               .threads = options.threads,
                                                               .os_node = os_node_of(t)}));
     all.push_back(made.back().get());
@@ -144,10 +146,10 @@ void Store::Impl::use(std::unique_ptr<SharedRows> rows, std::span<const Recordin
   opened.store(shared.get(), std::memory_order_release);
 }
 
-void Store::Impl::move_rows(RowPlan plan, States states) {
+void Store::Impl::move_rows(RowPlan plan, States states, bool early) {
   auto rows =
       std::make_unique<SharedRows>(options.worker, next_job("rows"), tables, std::move(plan),
-                                   shared->use(), std::move(states), shared->now());
+                                   shared->use(), std::move(states), shared->now(), early);
   std::vector<const ThreadRows*> all;
   for (const auto& thread : threads) all.push_back(thread.get());
   rows->set_threads(std::move(all));
@@ -206,7 +208,9 @@ StoreStats Store::stats() const {
     stats.places += rows.places().size();
     stats.cached += rows.cached();
   }
-  if (impl_->shared) stats.worker = impl_->shared->stats();
+  if (!impl_->shared) return stats;
+  stats.pushed_early = impl_->shared->pushed_early();
+  stats.worker = impl_->shared->stats();
   return stats;
 }
 

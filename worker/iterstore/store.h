@@ -95,6 +95,14 @@ struct StoreOptions {
   // while the application computes with the first.
   uint32_t batches = 8;
 
+  // A batch is pushed as soon as each thread of the process has made the last access to it that it
+  // recorded before its next clock, and not only with the clock. It changes no bits. An update that
+  // comes after that is right all the same, but strays as one of a row that a `fixed` table has not
+  // recorded, and then nothing is pushed early until rows are placed anew. Ranks ask each other
+  // before each clock() whether somebody strays, which is a round trip; and the state of a batch
+  // that goes early is copied. Lock-step only, with static_index.
+  bool push_early = false;
+
   // If at least this share of an iteration's accesses, of all ranks, does not come as recorded, the
   // store records the next iteration again by itself, and places the rows anew; 0 means never. An
   // iteration has as many clocks as when it was recorded last. Lock-step only, with static_index.
@@ -116,7 +124,8 @@ struct StoreStats {          // accesses are those since rows were placed last
   uint64_t clocks = 0;
   uint64_t placed = 0;   // times that rows were placed, by finish() or by the store itself
   uint64_t widened = 0;  // times that a table ceased to be `fixed`, until rows were placed anew
-  WorkerStats worker;    // the worker's in the present job
+  uint64_t pushed_early = 0;  // batches that were pushed before the clock, in the present job
+  WorkerStats worker;         // the worker's in the present job
 };
 
 template <typename T>

@@ -83,20 +83,21 @@ States Store::Impl::cleared_states() {
 void Store::Impl::clear_rows() {
   const Unpinned for_the_worker(*this);
   States states = cleared_states();
-  move_rows(shared->plan(), std::move(states));
+  move_rows(shared->plan(), std::move(states), shared->pushes_early());
 }
 
 // ---- Accesses to rows of fixed tables that were not recorded.
 
-// All of its ranks are between the same clocks, and have pushed nothing since the first of these:
-// so the state is that of the middle of this iteration, for those who stray, too.
+// All of its ranks are between the same clocks, and what they have pushed since the first of these
+// is taken back: so the state is that of the middle of this iteration, for those who stray, too.
 bool Store::Impl::widen() {
-  if (!shared || !shared->anyone_strays(!strays.empty())) return false;
+  if (!shared || !shared->anyone_strays(late || !strays.empty())) return false;
   const Unpinned for_the_workers(*this);
   std::vector<int32_t> wide(tables.size());
   for (const uint32_t table : strays) wide[table] = 1;
   const std::span<std::byte> of_all = std::as_writable_bytes(std::span(wide));
   unite(options.worker, next_job("strays"), {&of_all, 1});
+  shared->retract();
   States states = shared->states(next_job("state"));
   carried = carried + shared->tally_of_all();
   RowPlan plan = shared->plan();
@@ -106,8 +107,10 @@ bool Store::Impl::widen() {
     for (const auto& thread : threads) thread->allow_updates(table);
     ++widened;
   }
-  move_rows(std::move(plan), std::move(states));
+  move_rows(std::move(plan), std::move(states), false);
   strays.clear();
+  late = false;
+  ++moves;
   return true;
 }
 

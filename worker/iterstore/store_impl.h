@@ -43,10 +43,10 @@ struct Store::Impl {
   States cleared_states();  // the present states, in which deleted rows are as new
   void clear_rows();
   // All ranks call it before they do something together: if a thread of one strays, narrow tables
-  // become wide instead, and it returns true.
+  // become wide instead, what was pushed early is taken back, and it returns true.
   bool widen();
   // Puts the same rows into another job; threads keep their places.
-  void move_rows(RowPlan plan, States states);
+  void move_rows(RowPlan plan, States states, bool early);
   // Lets threads that make no call use the moved rows.
   void tell_threads();
   void check_spare(uint64_t table, uint64_t row, uint64_t left) const;
@@ -78,6 +78,8 @@ struct Store::Impl {
   std::vector<RowChange> announced;            // changes that were told with the last clock
   std::vector<RowChange> deleted;              // `row`: the place, which is not cleared yet
   std::set<uint32_t> strays;                   // tables for whose rows threads wait
+  bool late = false;                           // a thread waits to update what was pushed early
+  uint64_t moves = 0;                          // the number of times that widen() moved rows
   uint64_t widened = 0;                        // the number of times that a table was widened
   std::vector<StoreThread::Impl*> members;     // by thread; null: there is none
   Tally carried;                               // the last clock's, of a job that has ended

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <mutex>
 #include <optional>
 #include <thread>
 
@@ -34,6 +35,11 @@ struct StoreThread::Impl {
   void meet(const char* what, const std::function<void()>& work);
   // The table is narrow, and the row may not be accessed: afterwards all may.
   void stray(uint32_t table);
+  // The row's key was pushed already: afterwards it was not.
+  void come_late();
+  bool is_unheld(uint32_t key) const { return early && !rows->holds(key); }
+  void copy_state(const RowPlace& at, std::byte* into, uint64_t bytes);
+  void let_go();  // of what the calls so far have done with
   void use_rows();
   void read(uint32_t table, uint64_t row, std::byte* into);
   void update(uint32_t table, uint64_t row, const std::byte* by);
@@ -45,6 +51,7 @@ struct StoreThread::Impl {
   SharedRows* shared = nullptr;
   ThreadRows* rows = nullptr;
   uint64_t now = 0;
+  bool early = false;  // keys are pushed when nobody holds them
   std::vector<uint64_t> found;
 };
 
@@ -66,6 +73,7 @@ void StoreThread::Impl::use_rows() {
   shared = store.opened.load(std::memory_order_acquire);
   rows = store.threads[thread].get();
   now = shared->now();
+  early = shared->pushes_early();
   if (mode == Mode::kGathering || mode == Mode::kVirtual) return;
   const Mode next = store.watch.is_recording() ? Mode::kAgain : Mode::kReal;
   if (next == Mode::kAgain && mode != next) store.recordings[thread].clear();
@@ -168,6 +176,15 @@ bool StoreThread::Impl::prepare(Access access, uint32_t table, std::span<const u
   return true;
 }
 
+void StoreThread::Impl::copy_state(const RowPlace& at, std::byte* into, uint64_t bytes) {
+  const auto guard = is_unheld(at.key) ? shared->lock(at.key) : std::unique_lock<std::mutex>();
+  std::memcpy(into, shared->state(at), bytes);
+}
+
+void StoreThread::Impl::let_go() {
+  while (early && rows->is_done_with_one()) shared->let_go(rows->let_go());
+}
+
 void StoreThread::Impl::read(uint32_t table, uint64_t row, std::byte* into) {
   Place* const place = rows->find(table, row);
   if (place == nullptr) {
@@ -178,10 +195,10 @@ void StoreThread::Impl::read(uint32_t table, uint64_t row, std::byte* into) {
   const Table& of = store.tables[table];
   const uint64_t bytes = of.row_bytes();
   if (place->copy == nullptr) {
-    std::memcpy(into, shared->state(place->at), bytes);
+    copy_state(place->at, into, bytes);
   } else {
     if (place->copied_at != now) {
-      std::memcpy(place->copy, shared->state(place->at), bytes);
+      copy_state(place->at, place->copy, bytes);
       place->copied_at = now;
     }
     std::memcpy(into, place->copy, bytes);
@@ -194,9 +211,18 @@ void StoreThread::Impl::update(uint32_t table, uint64_t row, const std::byte* by
   if (place == nullptr) {
     ++rows->dynamic;
     if (!shared->allows(table, row, Access::kUpdate)) stray(table);
-    return shared->update(thread, table, row, by);
+    if (shared->update(thread, table, row, by)) return;
+    come_late();
+    PHUB_CHECK(shared->update(thread, table, row, by));
+    return;
   }
   if (!place->may_update) stray(table);
+  auto guard =
+      is_unheld(place->at.key) ? shared->lock(place->at.key) : std::unique_lock<std::mutex>();
+  if (guard.owns_lock() && shared->is_pushed(place->at.key)) {
+    guard = {};
+    come_late();
+  }
   const Table& of = store.tables[table];
   if (place->updated_at == now) {
     kernels::fold(of.fold, by, place->update, of.row_words());
@@ -214,6 +240,7 @@ void StoreThread::read_bytes(uint32_t table, std::span<const uint64_t> rows,
   if (i.mode != Impl::Mode::kReal && !i.prepare(Access::kRead, table, rows)) return;
   const uint64_t bytes = i.store.tables[table].row_bytes();
   for (size_t r = 0; r < rows.size(); ++r) i.read(table, rows[r], into.data() + r * bytes);
+  i.let_go();
 }
 
 void StoreThread::update_bytes(uint32_t table, std::span<const uint64_t> rows,
@@ -224,17 +251,18 @@ void StoreThread::update_bytes(uint32_t table, std::span<const uint64_t> rows,
   if (i.mode != Impl::Mode::kReal && !i.prepare(Access::kUpdate, table, rows)) return;
   const uint64_t bytes = i.store.tables[table].row_bytes();
   for (size_t r = 0; r < rows.size(); ++r) i.update(table, rows[r], by.data() + r * bytes);
+  i.let_go();
 }
 
 // After an error every call comes here again, or to prepare(), and is told the same.
 void StoreThread::Impl::meet(const char* what, const std::function<void()>& work) {
   try {
     for (;;) {
-      const uint64_t before = store.widened;
+      const uint64_t before = store.moves;
       store.meeting.meet(what, [&] {
         if (!store.widen()) work();
       });
-      if (store.widened == before) return;
+      if (store.moves == before) return;
       use_rows();
       if (what == nullptr) return;
     }
@@ -247,6 +275,11 @@ void StoreThread::Impl::meet(const char* what, const std::function<void()>& work
 
 void StoreThread::Impl::stray(uint32_t table) {
   store.meeting.alone([&] { store.strays.insert(table); });
+  meet(nullptr, [] {});
+}
+
+void StoreThread::Impl::come_late() {
+  store.meeting.alone([&] { store.late = true; });
   meet(nullptr, [] {});
 }
 

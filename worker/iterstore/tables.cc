@@ -93,6 +93,14 @@ void check_options(const StoreOptions& options) {
         "gather_again is for lock-step (consistency bsp): otherwise ranks see at different clocks "
         "that the accesses have changed");
   }
+  if (options.push_early && spec.consistency != "bsp") {
+    refuse(
+        "push_early is for lock-step (consistency bsp): otherwise the box applies at once what is "
+        "pushed, and others read a part of a clock");
+  }
+  if (options.push_early && !options.static_index) {
+    refuse("push_early needs the static_index, which knows the last access to a batch");
+  }
   for (const TableSpec& table : options.tables) {
     if (table.spare == 0 || spec.consistency == "bsp") continue;
     refuse(fmt::format("table '{}' has spare rows, which are for lock-step (consistency bsp)",

@@ -53,6 +53,7 @@ ThreadRows::ThreadRows(const Recording& recording, const SharedRows& shared,
     sequence_.clear();
     clocks_.clear();
   }
+  if (settings.holds) plan_dues(shared.plan().keys().size());
   std::byte* free = nullptr;
   if (settings.os_node && bytes > 0) {
     on_node_ = numa::Memory(bytes, *settings.os_node);
@@ -77,6 +78,7 @@ Place* ThreadRows::look_up(uint32_t table, uint64_t row) {
   ++by_index_;
   Place& place = places_[at->second];
   if (!sequence_.empty()) next_ = place.step + 1;
+  due_step_ = kNever;
   return &place;
 }
 
@@ -92,6 +94,50 @@ void ThreadRows::allow_updates(uint32_t table) {
 void ThreadRows::clock() {
   const auto next = std::ranges::lower_bound(clocks_, next_);
   next_ = next == clocks_.end() || *next + 1 == sequence_.size() ? 0 : *next + 1;
+  hold();
+}
+
+void ThreadRows::plan_dues(size_t keys) {
+  held_.resize(keys);
+  std::vector<uint32_t> last(keys, kNoPlace);
+  const auto end_clock = [&] {
+    const auto first = static_cast<ptrdiff_t>(dues_.size());
+    first_due_.push_back(static_cast<uint32_t>(first));
+    for (uint32_t key = 0; key < keys; ++key) {
+      if (last[key] != kNoPlace) dues_.push_back({.step = last[key], .key = key});
+    }
+    std::ranges::sort(dues_.begin() + first, dues_.end(), {}, &Due::step);
+    last.assign(keys, kNoPlace);
+  };
+  auto clock = clocks_.begin();
+  for (uint32_t step = 0; step < sequence_.size(); ++step) {
+    if (clock != clocks_.end() && *clock == step) {
+      end_clock();
+      ++clock;
+    } else {
+      last[places_[sequence_[step]].at.key] = step;
+    }
+  }
+  end_clock();  // what was recorded behind the last one
+  first_due_.push_back(static_cast<uint32_t>(dues_.size()));
+  hold();
+}
+
+void ThreadRows::hold() {
+  if (held_.empty()) return;
+  std::ranges::fill(held_, 0);
+  const auto clock = std::ranges::lower_bound(clocks_, next_) - clocks_.begin();
+  next_due_ = first_due_[static_cast<size_t>(clock)];
+  end_due_ = first_due_[static_cast<size_t>(clock) + 1];
+  for (size_t due = next_due_; due < end_due_; ++due) held_[dues_[due].key] = 1;
+  due_step_ = next_due_ < end_due_ ? dues_[next_due_].step : kNever;
+}
+
+uint32_t ThreadRows::let_go() {
+  const uint32_t key = dues_[next_due_++].key;
+  held_[key] = 0;
+  due_step_ = next_due_ < end_due_ ? dues_[next_due_].step : kNever;
+  return key;
 }
 
 }  // namespace phub::iterstore

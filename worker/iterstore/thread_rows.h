@@ -17,6 +17,7 @@ namespace phub::iterstore {
 
 struct PlaceSettings {
   bool every_row = true;  // a place for each row that the thread accesses; else for cached ones
+  bool holds = false;     // it knows the last accesses to keys
   uint32_t threads = 1;
   std::optional<uint32_t> os_node;  // the node of the thread's memory
 };
@@ -58,6 +59,13 @@ class ThreadRows {
   void clock();  // the sequence goes on behind its next clock
   void allow_updates(uint32_t table);
 
+  // The thread holds the keys that its sequence still accesses before its next clock. When calls
+  // come in the sequence, is_done_with_one() says that one is behind its last access, and let_go()
+  // returns its number, each once.
+  bool holds(uint32_t key) const { return key < held_.size() && held_[key]; }
+  bool is_done_with_one() const { return next_ > due_step_; }
+  uint32_t let_go();
+
   std::span<const Place> places() const { return places_; }
   uint64_t in_sequence() const { return in_sequence_; }
   uint64_t by_index() const { return by_index_; }
@@ -67,13 +75,25 @@ class ThreadRows {
  private:
   static constexpr uint32_t kNoPlace = ~uint32_t{0};  // a clock, or a row without a place
 
+  struct Due {  // the last access to a key before a clock
+    uint32_t step = 0, key = 0;
+  };
+  static constexpr uint64_t kNever = ~uint64_t{0};
+
   Place* look_up(uint32_t table, uint64_t row);
+  void plan_dues(size_t keys);
+  void hold();  // what comes before the next clock
 
   std::vector<Place> places_;
   std::unordered_map<uint64_t, uint32_t> index_;
-  std::vector<uint32_t> sequence_;  // places
-  std::vector<uint32_t> clocks_;    // steps
-  size_t next_ = 0;                 // step
+  std::vector<uint32_t> sequence_;   // places
+  std::vector<uint32_t> clocks_;     // steps
+  size_t next_ = 0;                  // step
+  std::vector<Due> dues_;            // clock by clock, by ascending step
+  std::vector<uint32_t> first_due_;  // of each clock; and the end of the last
+  size_t next_due_ = 0, end_due_ = 0;
+  uint64_t due_step_ = kNever;  // of next_due_; kNever: none, or a call did not come in sequence
+  std::vector<uint8_t> held_;   // by key
   numa::Memory on_node_;
   std::vector<std::byte> memory_;
   uint64_t in_sequence_ = 0, by_index_ = 0, cached_ = 0;

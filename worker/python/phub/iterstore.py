@@ -34,6 +34,7 @@ _SETTINGS = (  # phub_store_options_set; the others are of the job
     "numa",
     "static_index",
     "batches",
+    "push_early",
     "gather_again",
 )
 _Result = TypeVar("_Result")
@@ -101,7 +102,7 @@ class Store:
 
         tables: the same on every rank.
         threads: of each process; each has a `StoreThread`.
-        options: gather_again, placement, numa, static_index and batches, of
+        options: gather_again, push_early, placement, numa, static_index and batches, of
             phub_store_options_set in worker/phub.h; and those of a `phub.Worker`: job, rank,
             world_size, consistency, slack, on_loss, `box` … What is not given comes from the
             launcher's environment; there must be a rank. With on_loss="fail" a rank that is lost
