@@ -48,6 +48,7 @@ struct Options {
   std::string transport = "shm";
   std::string budget;     // of a rank; empty: none
   double compute_ms = 0;  // of an iteration; above 0: consistencies are compared
+  uint32_t slices = 1;    // of the rows and of computing
   std::string json;
   bool tiny = false;
 };
@@ -63,6 +64,7 @@ struct Variant {
   double again = 0;    // gather_again
   std::string consistency = "bsp";
   uint32_t slack = 0;
+  bool early = false;  // push_early
 };
 
 const std::vector<Variant> kVariants = {
@@ -77,6 +79,7 @@ const std::vector<Variant> kVariants = {
 };
 const std::vector<Variant> kConsistencies = {
     {.name = "bsp"},
+    {.name = "bsp, push_early", .early = true},
     {.name = "ssp, slack 1", .consistency = "ssp", .slack = 1},
     {.name = "ssp, slack 3", .consistency = "ssp", .slack = 3},
     {.name = "async", .consistency = "async"},
@@ -160,6 +163,7 @@ class Run {
     worker.local_world_size = options_.world;
     if (variant_.off != nullptr) store_options.*variant_.off = false;
     store_options.gather_again = variant_.again;
+    store_options.push_early = variant_.early;
     if (variant_.none) {
       store_options.placement = store_options.numa = store_options.static_index = false;
     }
@@ -218,8 +222,8 @@ class Run {
     return times;
   }
 
-  // As a training has it: an iteration reads all rows, computes, and updates all of them. (Whole
-  // numbers, so that the outcome is the same however old the rows are.)
+  // As a training has it: an iteration reads all rows, computes, and updates all of them; or so
+  // slice by slice. (Whole numbers, so that the outcome is the same however old the rows are.)
   Times run_computing(Store& store, uint32_t thread) {
     std::vector<uint64_t> rows(graph_.names.size());
     std::iota(rows.begin(), rows.end(), 0);
@@ -227,9 +231,15 @@ class Run {
     const std::vector<double> by(rows.size(), 1);
     StoreThread mine(store, thread);
     const auto iterate = [&](double compute_ms) {
-      mine.read_batch(0, std::span<const uint64_t>(rows), std::span(values));
-      std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(compute_ms));
-      mine.update_batch(0, std::span<const uint64_t>(rows), std::span(by));
+      for (size_t slice = 0; slice < options_.slices; ++slice) {
+        const size_t first = rows.size() * slice / options_.slices;
+        const size_t size = rows.size() * (slice + 1) / options_.slices - first;
+        const auto of_slice = std::span<const uint64_t>(rows).subspan(first, size);
+        mine.read_batch(0, of_slice, std::span(values).first(size));
+        const double ms = compute_ms / options_.slices;
+        std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(ms));
+        mine.update_batch(0, of_slice, std::span(by).first(size));
+      }
       mine.clock();
     };
     mine.begin_virtual();
@@ -278,6 +288,10 @@ Options parse(int argc, char** argv) {
                  "An iteration computes for so long (it sleeps), between reading all rows and "
                  "updating all; what differs is the consistency")
       ->check(CLI::NonNegativeNumber);
+  app.add_option("--slices", options.slices,
+                 "With --compute-ms: it reads, computes and updates so many slices of the rows one "
+                 "after another")
+      ->check(CLI::PositiveNumber);
   app.add_option("--budget", options.budget,
                  "What each rank may send, over tcp: 250mbit, or bytes per second");
   app.add_option("--json", options.json, "Write the results to this file");

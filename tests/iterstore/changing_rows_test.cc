@@ -189,10 +189,12 @@ TEST(ChangingRows, AreThoseOfAMap) {
     std::mt19937_64 random(seed);
     const std::vector<Turn> turns = some_turns(random);
     const double again = random() % 2 == 0 ? 0.3 : 0;
+    const bool early = random() % 2 == 0;
     each_rank(kRanks, [&](uint32_t rank) {
       StoreOptions options = options_of(box, fmt::format("map{}", seed), rank, kRanks);
       options.threads = kThreads;
       options.gather_again = again;
+      options.push_early = early;
       Store store(options);
       each_rank(kThreads, [&](uint32_t t) { run_thread(store, turns, rank, t, seed); });
       for (uint32_t table = 0; table < 2; ++table) expect_table(store, table, turns.back());

@@ -27,7 +27,11 @@ WorkerOptions options_of_rows(const WorkerOptions& store, const std::string& nam
                   .operation = "add",
                   .value_type = "i64"});
   if (asks) {
-    keys.push_back({.name = kStrayKey, .elements = 2, .operation = "max", .value_type = "i64"});
+    keys.push_back({.name = kStrayKey,
+                    .elements = 2,
+                    .priority = kParts + 1,  // what was pushed early does not delay it
+                    .operation = "max",
+                    .value_type = "i64"});
   }
   WorkerOptions options = options_of_job(store, name, std::move(keys));
   options.spec.initial = "broadcast";
@@ -280,15 +284,17 @@ bool SharedRows::combine(Piece& piece) {
   for (const uint64_t row : piece.sent_dynamic) clear(row);
   piece.sent_dynamic.clear();
   bool any = false;
+  const std::span<const Source> sources = piece.sources;  // not read anew after each row
+  const uint64_t now = now_;
   for (Row& row : piece.rows) {
     std::byte* const to = updates + row.row * key.row_bytes;
     bool updated = false;
     for (uint32_t s = row.first_source; s < row.first_source + row.sources; ++s) {
-      if (*piece.sources[s].updated_at != now_) continue;
+      if (*sources[s].updated_at != now) continue;
       if (updated) {
-        kernels::fold(table.fold, piece.sources[s].update, to, table.row_words());
+        kernels::fold(table.fold, sources[s].update, to, table.row_words());
       } else {
-        std::memcpy(to, piece.sources[s].update, key.row_bytes);
+        std::memcpy(to, sources[s].update, key.row_bytes);
       }
       updated = true;
     }
@@ -373,67 +379,8 @@ bool SharedRows::anyone_strays(bool mine) {
   return latest == asked_;
 }
 
-// Of each key all ranks have pushed something then, so that its round is complete.
-void SharedRows::retract() {
-  if (!early_) return;
-  for (size_t k = 0; k < keys_.size(); ++k) {
-    Key& key = keys_[k];
-    if (!key.exchanged || key.pushed_at == now_) continue;
-    worker_.wait(k);
-    const std::span<const std::byte> state = worker_.parameter_bytes(k);
-    key.before.assign(state.begin(), state.end());
-    worker_.push_null(k);
-  }
-  retracted_ = true;
-}
-
 void SharedRows::take_updates(SharedRows& before) {
   for (size_t s = 0; s < kStripes; ++s) stripes_[s].rows = std::move(before.stripes_[s].rows);
-}
-
-// All results are here, and out of lock-step they have what all ranks have pushed.
-void SharedRows::settle() {
-  worker_.wait_all();
-  if (options_.spec.consistency == "bsp") return;
-  worker_.barrier();
-  for (size_t k = 0; k < worker_.keys(); ++k) worker_.push_null(k);
-  worker_.wait_all();
-  worker_.barrier();                    // nobody's next clock comes before the last one has that
-  for (Key& key : keys_) key.here = 0;  // it is read from now on
-}
-
-States SharedRows::states(const std::string& name) {
-  settle();
-  const auto mine = static_cast<int32_t>(worker_.rank());
-  States states;
-  for (const Table& table : tables_) states.emplace_back(table.bytes());
-  std::vector<std::span<std::byte>> narrow;
-  for (size_t k = 0; k < keys_.size(); ++k) {
-    const RowPlan::Key& key = plan_.keys()[k];
-    const uint64_t bytes = keys_[k].row_bytes;
-    const bool before = retracted_ && keys_[k].exchanged;
-    const std::byte* const from =
-        before ? keys_[k].before.data() : worker_.parameter_bytes(k).data();
-    for (uint64_t i = 0; i < key.rows; ++i) {
-      const uint64_t row = plan_.row_at(key.table, key.first + i);
-      if (plan_.is_narrow(key.table) && plan_.owner(key.table, row) != mine) continue;
-      std::memcpy(states[key.table].data() + row * bytes, from + i * bytes, bytes);
-    }
-  }
-  for (uint32_t t = 0; t < tables_.size(); ++t) {
-    if (plan_.is_narrow(t)) narrow.emplace_back(states[t]);
-  }
-  if (narrow.empty()) return states;
-  unite(options_, name, narrow);
-  for (uint32_t t = 0; t < tables_.size(); ++t) {
-    if (!plan_.is_narrow(t)) continue;
-    for (uint64_t row = 0; row < tables_[t].rows; ++row) {
-      if (plan_.place(t, row)) continue;
-      const uint64_t bytes = tables_[t].row_bytes();
-      std::memcpy(states[t].data() + row * bytes, rest_[t].data() + row * bytes, bytes);
-    }
-  }
-  return states;
 }
 
 }  // namespace phub::iterstore
