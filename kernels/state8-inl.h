@@ -8,21 +8,38 @@
 
 #include <algorithm>
 #include <bit>
-#include <limits>
+#include <utility>
 
 #include "kernels/number-inl.h"
 #include "kernels/state8.h"
+#include "kernels/state8_map.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace phub::kernels::HWY_NAMESPACE {
 
+// The decade's line, at v.
+template <class Lines, class D, size_t... kUpper>
+HWY_INLINE hn::Vec<D> on_line(D d, hn::Vec<D> v, std::index_sequence<kUpper...> /*all but one*/) {
+  constexpr auto kLines = Lines::get();
+  auto factor = hn::Set(d, kLines[0].factor);
+  auto term = hn::Set(d, kLines[0].term);
+  const auto choose = [&](float end_below, float its_factor, float its_term) HWY_ATTR {
+    const auto is_above = hn::Gt(v, hn::Set(d, end_below));
+    factor = hn::IfThenElse(is_above, hn::Set(d, its_factor), factor);
+    term = hn::IfThenElse(is_above, hn::Set(d, its_term), term);
+  };
+  (choose(kLines[kUpper].end, kLines[kUpper + 1].factor, kLines[kUpper + 1].term), ...);
+  return hn::Add(hn::Mul(v, factor), term);
+}
 template <bool kIsSigned>
-struct StateTables {
-  using Map = StateMap<kIsSigned>;
-  static_assert(Map::is_fine());
-  alignas(64) static constexpr std::array<int32_t, Map::kBuckets> kBuckets = Map::buckets();
-  alignas(64) static constexpr std::array<float, 256> kDecoded = Map::decoded();
+struct StateNumbers {
+  static constexpr auto get() { return StateMap<kIsSigned>::numbers(); }
 };
+template <bool kIsSigned>
+struct StateValues {
+  static constexpr auto get() { return StateMap<kIsSigned>::values(); }
+};
+using UpperDecades = std::make_index_sequence<StateMap<true>::kDecades - 1>;
 
 // The bits of a magnitude; of what is below 0, in a map without signs, those of 0.
 template <bool kIsSigned, class D>
@@ -32,22 +49,30 @@ HWY_INLINE hn::Vec<I32<D>> magnitude_bits(D d, hn::Vec<D> v) {
   return hn::AndNot(hn::BroadcastSignBit(bits), bits);
 }
 
+// From 2^-11 to 1 - 2^-11: a number that the bits decide, 10 bits of a hash.
+template <class D>
+HWY_INLINE hn::Vec<D> share_of(D d, hn::Vec<I32<D>> bits) {
+  const U32<D> du;
+  auto hash = hn::Mul(hn::BitCast(du, bits), hn::Set(du, 0x9E3779B1u));
+  hash = hn::Xor(hash, hn::ShiftRight<15>(hash));
+  hash = hn::ShiftRight<22>(hn::Mul(hash, hn::Set(du, 0x85EBCA77u)));
+  const auto number = hn::ConvertTo(d, hn::BitCast(I32<D>(), hash));
+  return hn::Mul(hn::Add(number, hn::Set(d, 0.5f)), hn::Set(d, 0x1p-10f));
+}
+
 template <bool kIsSigned, class D>
 HWY_INLINE void encode_vector(D d, const float* from, float inverse, uint8_t* to) {
-  using Map = StateMap<kIsSigned>;
   const I32<D> di;
   const auto v = hn::Mul(hn::LoadU(d, from), hn::Set(d, inverse));
   const auto bits = magnitude_bits<kIsSigned>(d, v);
-  const auto first = hn::Set(di, Map::kFirst);
-  const auto at = hn::Sub(hn::Max(hn::ShiftRight<Map::kShift>(bits), first), first);
-  const auto bucket = hn::GatherIndex(di, StateTables<kIsSigned>::kBuckets.data(), at);
-  const auto low = hn::Set(di, 0xFF);
-  const auto next = hn::Gt(bits, hn::Sub(hn::AndNot(low, bucket), hn::Set(di, 1)));
-  // A mask is -1 in each lane where it holds.
-  auto code = hn::Sub(hn::And(bucket, low), hn::VecFromMask(di, next));
+  const auto number = on_line<StateNumbers<kIsSigned>>(d, hn::BitCast(d, bits), UpperDecades());
+  auto code = hn::ConvertTo(di, hn::Add(number, share_of(d, bits)));  // rounds down
   if constexpr (kIsSigned) {
     const auto sign = hn::And(hn::ShiftRight<24>(hn::BitCast(di, v)), hn::Set(di, 0x80));
     code = hn::Or(code, sign);
+  } else {
+    const auto is_zero = hn::Eq(bits, hn::Zero(di));
+    code = hn::IfThenZeroElse(is_zero, hn::Max(code, hn::Set(di, 1)));
   }
   hn::StoreU(hn::DemoteTo(hn::Rebind<uint8_t, D>(), code), hn::Rebind<uint8_t, D>(), to);
 }
@@ -82,8 +107,12 @@ float encode_block(const float* from, size_t n, uint8_t* to) {
 template <bool kIsSigned, class D>
 HWY_INLINE void decode_vector(D d, const uint8_t* from, float scale, float* to) {
   const I32<D> di;
-  const auto code = hn::PromoteTo(di, hn::LoadU(hn::Rebind<uint8_t, D>(), from));
-  const auto value = hn::GatherIndex(d, StateTables<kIsSigned>::kDecoded.data(), code);
+  const auto all = hn::PromoteTo(di, hn::LoadU(hn::Rebind<uint8_t, D>(), from));
+  const auto code = kIsSigned ? hn::And(all, hn::Set(di, 0x7F)) : all;
+  auto value = on_line<StateValues<kIsSigned>>(d, hn::ConvertTo(d, code), UpperDecades());
+  if constexpr (kIsSigned) {
+    value = hn::Or(value, hn::BitCast(d, hn::ShiftLeft<24>(hn::And(all, hn::Set(di, 0x80)))));
+  }
   hn::StoreU(canonical_nan(d, hn::Mul(value, hn::Set(d, scale))), d, to);
 }
 

@@ -1,5 +1,5 @@
-// State of 8 bits against a plain search for the nearest value, bit for bit, on every instruction
-// set; and steps of optimizers on it.
+// State of 8 bits against the reference, bit for bit, on every instruction set; and steps of
+// optimizers on it.
 #include "kernels/state8.h"
 
 #include <gtest/gtest.h>
@@ -77,7 +77,7 @@ void check(const std::vector<float>& x, bool is_signed, std::mt19937_64& random)
   });
 }
 
-TEST(State8, EveryLengthAsAPlainSearchHasIt) {
+TEST(State8, EveryLengthAsTheReferenceHasIt) {
   std::mt19937_64 random(test::seed());
   for (const bool is_signed : {true, false}) {
     for (size_t n = 0; n <= 600; n += n < 300 ? 1 : 7) {
@@ -89,16 +89,16 @@ TEST(State8, EveryLengthAsAPlainSearchHasIt) {
   }
 }
 
-// Around every middle of two values, and every value, with a scale of 1 and with others.
-TEST(State8, TheNearestValueAndInTheMiddleTheLarger) {
+// Around every value, and the middles of two, with a scale of 1 and with others.
+TEST(State8, OneOfTheTwoValuesThatItLiesBetween) {
   std::mt19937_64 random(test::seed());
   for (const bool is_signed : {true, false}) {
     const auto& values = reference::state_values(is_signed);
     for (const float scale : {1.0f, 3.0f, 0x1p-100f, 1.7e38f}) {
-      for (size_t code = 0; code + 1 < (is_signed ? 128u : 256u); ++code) {
+      for (size_t code = 0; code + 1 < (is_signed ? 128u : 255u); ++code) {
         std::vector<float> x = {scale};
-        for (const double at : {(values[code] + values[code + 1]) / 2, values[code]}) {
-          const float near = static_cast<float>(at) * scale;
+        for (const float at : {(values[code] + values[code + 1]) / 2, values[code]}) {
+          const float near = at * scale;
           for (const float toward : {0.0f, near, 2 * scale}) {
             x.push_back(std::min(std::nextafter(near, toward), scale));
             x.push_back(-x.back());
@@ -107,6 +107,36 @@ TEST(State8, TheNearestValueAndInTheMiddleTheLarger) {
         check(x, is_signed, random);
         if (HasFailure()) return;
       }
+    }
+  }
+}
+
+TEST(State8, ValuesAscendToOne) {
+  for (const bool is_signed : {true, false}) {
+    const auto& values = reference::state_values(is_signed);
+    for (size_t code = 1; code < (is_signed ? 128u : 255u); ++code) {
+      EXPECT_LT(values[code - 1], values[code]);
+    }
+    EXPECT_EQ(values[0], 0.0f);
+    EXPECT_NEAR(values[1], is_signed ? 1e-6 : 0.5e-6, 1e-12);
+    EXPECT_EQ(values[is_signed ? 127 : 254], 1.0f);
+  }
+}
+
+TEST(State8, InTheMeanAnElementStaysWhatItWas) {
+  std::mt19937_64 random(test::seed());
+  for (const bool is_signed : {true, false}) {
+    for (const float about : {0.93f, 0.31f, 0.1002f, 0.04f, 0.0013f}) {
+      std::vector<float> x(kStateBlock * 400);
+      double sum = 0, after = 0;
+      for (size_t i = 0; i < x.size(); ++i) {
+        const auto more = static_cast<float>(random() % 1'000'000) * 1e-7f;
+        x[i] = i % kStateBlock == 0 ? 1.0f : about - about * more;
+        if (i % kStateBlock != 0) sum += x[i];
+      }
+      round_state(x.data(), x.size(), is_signed);
+      for (size_t i = 0; i < x.size(); ++i) after += i % kStateBlock != 0 ? x[i] : 0;
+      EXPECT_NEAR(after / sum, 1, 0.002) << about;
     }
   }
 }

@@ -1,6 +1,7 @@
 #include "tests/oracle/state8.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -9,48 +10,66 @@ namespace {
 
 constexpr size_t kStateElements = 256;
 
-// To 12 bits.
-double to_12_bits(double value) {
-  int exponent = 0;
-  const double fraction = std::frexp(value, &exponent);
-  return std::ldexp(std::nearbyint(std::ldexp(fraction, 12)), exponent - 12);
+// A straight piece of a map, from (x0, y0) to (x1, y1).
+struct Piece {
+  double x0, x1, y0, y1;
+  float at(float x) const {
+    const double slope = (y1 - y0) / (x1 - x0);
+    const float product = static_cast<float>(slope) * x;
+    if (y1 == 1) return product + (1 - static_cast<float>(slope) * static_cast<float>(x1));
+    return product + static_cast<float>(y0 - x0 * slope);
+  }
+};
+
+// From codes to values. Each has twice the codes of the one before, and reaches ten times as far.
+std::vector<Piece> pieces_of(bool is_signed) {
+  constexpr double kReach[] = {0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1};
+  std::vector<Piece> pieces;
+  int codes = is_signed ? 1 : 2, all = 0;
+  for (size_t i = 0; i < 7; ++i, all += codes, codes *= 2) {
+    pieces.push_back({double(all), double(all + codes), kReach[i], kReach[i + 1]});
+  }
+  return pieces;
 }
 
-// The means of neighbors in an even division of [0.1, 1], in each of 7 decades.
-std::vector<double> make_state_values(bool is_signed) {
-  std::vector<double> values = {0};
-  for (int decade = 0; decade < 7; ++decade) {
-    const int count = (is_signed ? 1 : 2) << decade;
-    for (int i = 0; i < count; ++i) {
-      const double below = 0.1 + 0.9 * i / count, above = 0.1 + 0.9 * (i + 1) / count;
-      values.push_back(to_12_bits(std::pow(10.0, decade - 6) * ((below + above) / 2)));
-    }
+float value_of_code(int code, bool is_signed) {
+  for (const Piece& piece : pieces_of(is_signed)) {
+    if (code <= piece.x1) return piece.at(static_cast<float>(code));
   }
-  if (is_signed) {
-    values.back() = 1;
-    for (size_t i = 0; i < 128; ++i) values.push_back(-values[i]);
-  } else {
-    values.push_back(1);
+  return 0;
+}
+
+float number_of(float magnitude, bool is_signed) {
+  for (const auto& [x0, x1, y0, y1] : pieces_of(is_signed)) {
+    const bool is_last = y1 == 1;
+    if (is_last || magnitude <= static_cast<float>(y1)) return Piece{y0, y1, x0, x1}.at(magnitude);
   }
-  return values;
+  return 0;
 }
 
 uint8_t state_code_of(float value, bool is_signed) {
-  const std::vector<double>& values = state_values(is_signed);
-  const double magnitude = is_signed ? std::fabs(value) : std::max(double{value}, 0.0);
-  size_t best = 0;
-  for (size_t code = 1; code < (is_signed ? 128u : 256u); ++code) {
-    if (std::fabs(values[code] - magnitude) <= std::fabs(values[best] - magnitude)) best = code;
-  }
-  if (!is_signed && best == 0 && magnitude >= std::ldexp(1.0, -141)) best = 1;
-  return static_cast<uint8_t>(best + (is_signed && std::signbit(value) ? 128 : 0));
+  const float magnitude = is_signed ? std::fabs(value) : std::signbit(value) ? 0.0f : value;
+  uint32_t hash = std::bit_cast<uint32_t>(magnitude) * 2654435761u;
+  hash = (hash ^ hash / 32768) * 2246822519u;
+  const float share = (2 * static_cast<float>(hash / 4194304) + 1) / 2048;
+  float code = std::floor(number_of(magnitude, is_signed) + share);
+  if (!is_signed && magnitude > 0) code = std::max(code, 1.0f);
+  return static_cast<uint8_t>(static_cast<int>(code) +
+                              (is_signed && std::signbit(value) ? 128 : 0));
 }
 
 }  // namespace
 
-const std::vector<double>& state_values(bool is_signed) {
-  static const std::vector<double> with_signs = make_state_values(true),
-                                   without = make_state_values(false);
+const std::vector<float>& state_values(bool is_signed) {
+  static const auto make = [](bool signs) {
+    std::vector<float> values;
+    for (int code = 0; code < (signs ? 128 : 255); ++code) {
+      values.push_back(value_of_code(code, signs));
+    }
+    for (int code = 0; signs && code < 128; ++code) values.push_back(-values[code]);
+    return values;
+  };
+  static const std::vector<float> with_signs = make(true), without = make(false);
   return is_signed ? with_signs : without;
 }
 
@@ -80,7 +99,7 @@ std::vector<float> decode_state(const StateCodes& from, bool is_signed) {
   std::vector<float> state;
   for (const uint8_t code : from.codes) {
     const float scale = from.scales[state.size() / kStateElements];
-    const auto value = static_cast<float>(state_values(is_signed)[code]);
+    const float value = state_values(is_signed)[code];
     state.push_back(std::isnan(scale) ? scale : value * scale);
   }
   return state;

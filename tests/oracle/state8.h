@@ -1,4 +1,4 @@
-// Optimizer state of 8 bits as one process would keep it: a plain search for the nearest value.
+// Optimizer state of 8 bits as one process would keep it: piece by piece of a map.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 namespace phub::reference {
 
 // The values of a map by code.
-const std::vector<double>& state_values(bool is_signed);
+const std::vector<float>& state_values(bool is_signed);
 
 struct StateCodes {
   std::vector<uint8_t> codes;

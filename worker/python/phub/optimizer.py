@@ -103,8 +103,8 @@ class DistributedOptimizer(Optimizer):
             "lr_cosine": 5000}. The groups' `lr` stays what it begins with. Instead of a scheduler,
             of which every change is a call of the box; training.md has PyTorch's names of them.
         options: of `Worker`. Unlike there, the default of reduction is "mean". With
-            on_nonfinite="skip" all ranks leave out a step with a NaN or an infinity: `skipped`. With
-            state_dtype="8bit" the box keeps the optimizer's state in a quarter of the memory.
+            on_nonfinite="skip" all ranks leave out a step with a NaN or an infinity: `skipped`.
+            With state_dtype="8bit" the box keeps the optimizer's state in a quarter of the memory.
         Raises InvalidError, which names the parameter or the group, and what to do.
         """
         delay, options = take_slack(delay, options)

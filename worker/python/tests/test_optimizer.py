@@ -202,7 +202,8 @@ def test_states_of_8_bits_are_close_to_those_of_pytorch(box, start):
                 want = theirs[at][name]
                 assert of_one[name].dtype == torch.float32
                 assert (of_one[name] - want).abs().max() <= 0.1 * want.abs().max()
-                assert not torch.equal(of_one[name], want) or not want.any()
+                if want.numel() > 32:
+                    assert not torch.equal(of_one[name], want)  # or it is not of 8 bits
 
 
 # By step and rank. Nobody uses branch 1 in the first step and the last, nor branch 2 in most.
