@@ -145,6 +145,8 @@ Program some_program(uint64_t seed) {
   for (const char* flag : {"placement", "numa", "static_index"}) {
     program.settings.emplace_back(flag, random() % 4 ? "1" : "0");
   }
+  const bool indexed = program.settings.back().second == "1";
+  program.settings.emplace_back("push_early", indexed && random() % 2 == 0 ? "1" : "0");
   program.settings.emplace_back("threads", std::to_string(program.threads));
   program.settings.emplace_back("batches", std::to_string(1 + random() % 10));
   const uint32_t shares = program.ranks * program.threads;
