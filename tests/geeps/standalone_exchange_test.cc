@@ -301,6 +301,7 @@ TEST(StandaloneExchange, WhatItCannotDoIsRefused) {
   EXPECT_THAT(refusal([](JobSpec& s) { s.gradient_dtype = "bf16"; }), HasSubstr("bf16"));
   EXPECT_THAT(refusal([](JobSpec& s) { s.parameter_dtype = "f16"; }), HasSubstr("f16"));
   EXPECT_THAT(refusal([](JobSpec& s) { s.work = "sum"; }), HasSubstr("work"));
+  EXPECT_THAT(refusal([](JobSpec& s) { s.state_dtype = "8bit"; }), HasSubstr("states of 8 bits"));
   EXPECT_THAT(refusal([](JobSpec& s) { s.hyper = {{"rate", 1}}; }), HasSubstr("'rate'"));
   EXPECT_THAT(refusal([](JobSpec& s) { s.schedule = {{3, {{"lr", -1}}}}; }), HasSubstr("'lr'"));
   EXPECT_THAT(refusal([](JobSpec& s) {
