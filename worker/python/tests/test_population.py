@@ -91,10 +91,12 @@ def test_where_all_diverge_it_ends_with_what_there_was():
 
 
 def test_where_all_diverge_later_they_begin_again_from_a_copy_of_the_best():
-    world, ruined, forks = Descent(), set(), []
+    world, ruined, forks, before = Descent(), set(), [], [None]
 
     def answer(request, answer=world.answer):
-        if isinstance(request, Run) and not ruined and len(world.losses) > 100:
+        turn_begins = isinstance(request, Run) and isinstance(before[0], Fork)
+        before[0] = request
+        if turn_begins and not ruined and len(world.losses) > 100:
             ruined.update(world.branches)
         if isinstance(request, Run) and request.branch in ruined:
             return [math.nan] * request.clocks
@@ -152,8 +154,8 @@ def test_a_late_driver_carries_it_out_and_goes_on_from_its_state(latest):
     if not driver.done:
         driver.stop()
     assert job.there() == {driver.branch}
-    rate = job.states[driver.branch][1]
-    assert rate < 1, "what it goes on with converges"
+    state, _ = job.states[driver.branch]  # one that has begun to rise may be the lowest still
+    assert abs(state) < 0.1
     for state, branch in states:
         again = Driver(types.SimpleNamespace(), of(policy, space, SEED), 0)
         again.load_state_dict(copy.deepcopy(state), state["alive"], [(0, branch)])
