@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import statistics
 import random
 
 import pytest
@@ -316,10 +317,13 @@ def test_no_more_branches_than_there_may_be(branches):
 def test_trials_count_and_the_goal_is_reached_soon(search, limit):
     """Against the fixed rates of the grid, of which nobody knows the best beforehand."""
     goal, rates = 1e-3, [RATES["lr"].at(i / (POINTS - 1)) for i in range(POINTS)]
-    world = Descent(noise=0.3, seed=SEED)
-    tuned(world, Policy(), search, 3000)
+    there = []
+    for seed in range(SEED, SEED + 3):  # one of a hundred is unlucky
+        world = Descent(noise=0.3, seed=seed)
+        tuned(world, Policy(), search, 3000)
+        there.append(first_below(world.losses, goal))
     clocks = [first_below(alone(rate, 3000), goal) for rate in rates]
-    assert first_below(world.losses, goal) < limit([each for each in clocks if each is not None])
+    assert statistics.median(there) < limit([each for each in clocks if each is not None])
 
 
 class Listed:
