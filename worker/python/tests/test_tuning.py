@@ -2,8 +2,8 @@
 
 import itertools
 import math
-import statistics
 import random
+import statistics
 
 import pytest
 from conftest import SEED, refused
