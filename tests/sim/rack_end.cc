@@ -191,6 +191,8 @@ std::string Rack::check_error(const JobRun& job, const Trainer& trainer, bool fa
       break;
     case ErrorCode::kRankLost:
       explained |= failed && (what.find("rank ") != what.npos || life_ > 1 || rack_lost);
+      // It was lost, and so was the job: the others had left before it could begin.
+      explained |= out && what.find("before it could begin") != what.npos;
       break;
     case ErrorCode::kNonFinite:
       explained |= std::ranges::any_of(job.plan.bad, [&](const BadGradient& bad) {

@@ -10,6 +10,7 @@ OFTEN = 3  # steps until a change is one
 _SLOWER, _SLACK_S = 2.0, 0.02  # an exchange so many times longer, and by so much, is another link's
 _LINK_STEPS = 100  # between two choices because of a link
 TRIED = 5  # steps that are compared with as many others
+_CLEARLY = 3.0  # times as fast: no steps are needed to see it
 
 
 class Clock:
@@ -78,9 +79,9 @@ class Waits:
 class Trial:
     """Whether steps with factors are as fast as they were to be: against whole gradients.
 
-    They were to be faster than the step before them. If they are not, some steps with whole
-    gradients follow, and the faster ones are for good. All ranks are told the same times, so they
-    come to the same verdict.
+    If they are not clearly faster than the step before them, whose memory was new, some steps with
+    whole gradients follow, and the faster ones are for good. All ranks are told the same times, so
+    they come to the same verdict.
     """
 
     def __init__(self) -> None:
@@ -100,7 +101,7 @@ class Trial:
         elif len(self._factors) < TRIED + self.is_whole:  # one is under way when a part ends
             self._factors.append(seconds)
             if len(self._factors) == TRIED and not self.is_whole:
-                self.is_over = self.factors_s < self.whole_s
+                self.is_over = _CLEARLY * self.factors_s < self.whole_s
                 self.is_whole = not self.is_over
                 self._whole = self._whole if self.is_over else []
         else:

@@ -131,7 +131,7 @@ class Ways:
         self._wishes.wait(_WISH)
         ranks, wishes, spans_s = tensor_over(self._wishes.parameters(_WISH)).tolist()
         if ranks < self.worker.world_size:
-            self._trial = None  # those that are left cannot make another job: its ranks are all
+            self._end_trial()  # those that are left cannot make another job: its ranks are all
         elif self._trial:
             self._try(self._trial, spans_s / ranks)
         elif wishes > 0:
@@ -241,6 +241,13 @@ class Ways:
             "the beginning of backward() to the last result, and with whole gradients "
             f"{1e3 * trial.whole_s:.3g}"
         )
+
+    def _end_trial(self) -> None:
+        """A rank is lost: all stays as it is in this step."""
+        trial, self._trial = self._trial, None
+        if trial and trial.is_whole:
+            self._follow({}, None)
+            self._log("; a rank was lost before it was known what is faster")
 
     def share(self) -> float:
         """What a product counts in the mean, once this step's ranks are known; or in the sum."""
