@@ -75,8 +75,13 @@ with tempfile.TemporaryDirectory() as folder, box_of(phub, folder) as address:
             (FACTORS, "--seed", "5", "seed"), (FACTORS, "--method", "sgd", "method"),
             (FACTORS, "--lambda", "0.5", "lambda"), (FACTORS, "--rate", "0.5", "rate"),
             (FACTORS, "--clocks", "5", "clocks"), (TOPICS, "--seed", "5", "seed"),
-            (TOPICS, "--alpha", "0.5", "alpha"), (TOPICS, "--beta", "0.5", "beta"))):
+            (TOPICS, "--alpha", "0.5", "alpha"), (TOPICS, "--beta", "0.5", "beta"),
+            (TOPICS, "--least-documents", "0", "least-documents"), (TOPICS, "--most-documents", "0.5", "most-documents"))):
         differ(f"differ{n}", command, given(command, option, value), f"'{name} {value}'")
+    # Of this graph nodes and links are as many with these options.
+    LINKS = [pagerank, *common, "--links", file("links", "1 0\n0 1\n")]
+    for name in "numbered", "undirected":
+        differ(name, LINKS, [*LINKS, f"--{name}"], f"'{name} false'", f"'{name} true'")
     # Files of as many lines, with other words.
     for n, (command, option, text) in enumerate((
             (RANKS, "--packages", "Package: a\nDepends: c\n\nPackage: c\nDepends: a\n"),

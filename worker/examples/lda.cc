@@ -139,13 +139,13 @@ void write_inferred(const TopicModel& model, const Options& options) {
              words - unknown, words);
 }
 
-Texts texts_for(const Options& options) {
+// Sets which words are kept, if none has chosen that.
+Texts texts_for(Options& options) {
   const Corpus corpus = read_corpus(options.texts, options.corpus);
-  TextOptions words = options.words;
   if (corpus.is_counted && !options.chosen_words) {
-    words = {.least_documents = 1, .most_documents = 1};  // who counted has chosen
+    options.words = {.least_documents = 1, .most_documents = 1};  // who counted has chosen
   }
-  return texts_of(corpus, words, options.texts);
+  return texts_of(corpus, options.words, options.texts);
 }
 
 void train(Options options) {
@@ -157,6 +157,8 @@ void train(Options options) {
   agree(program, "lda",
         {fmt::format("seed {}", options.topics.seed), fmt::format("alpha {}", options.topics.alpha),
          fmt::format("beta {}", options.topics.beta),
+         fmt::format("least-documents {}", options.words.least_documents),
+         fmt::format("most-documents {}", options.words.most_documents),
          fmt::format("documents {}", texts.documents.size()),
          fmt::format("file {:016x}", texts.digest)});
   run_threads(store, program, [&](iterstore::StoreThread& mine, uint32_t part) {

@@ -94,9 +94,11 @@ void run(Options options) {
   program.store.tables = {PageRank::table(graph)};
   const auto box = own_box(program);
   iterstore::Store store(program.store);
-  agree(program, "pagerank",
-        {fmt::format("damping {}", options.damping), fmt::format("links {}", graph.links.size()),
-         fmt::format("file {:016x}", graph.digest)});
+  agree(
+      program, "pagerank",
+      {fmt::format("damping {}", options.damping), fmt::format("numbered {}", options.how.numbered),
+       fmt::format("undirected {}", options.how.undirected),
+       fmt::format("links {}", graph.links.size()), fmt::format("file {:016x}", graph.digest)});
   run_threads(store, program, [&](iterstore::StoreThread& mine, uint32_t part) {
     RankedLinks links = page_rank.links(part, parts_of(program));
     run_iterations(mine, program, [&](uint32_t) { page_rank.iterate(mine, links); });
