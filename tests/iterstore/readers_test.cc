@@ -189,10 +189,13 @@ TEST_F(Readers, RatingsOfAllFormats) {
   };
   for (const char* text :
        {"u a 3\nu b 4\nv a 5\n", "user,item,rating,time\r\nu,a,3,9\r\nu,b,4,9\r\nv,a,5,9",
-        "u::a::3::9\nu::b::4::9\nv::a::5::9\n",
-        "# of films\nu\ta\t1\nu\tb\t4\nv\ta\t5\nu\ta\t3\n"}) {
+        "u::a::3::9\nu::b::4::9\nv::a::5::9\n", "# of films\nu\ta\t1\nu\tb\t4\nv\ta\t5\nu\ta\t3\n",
+        "u, a, 3,\nu, b, 4\nv  a \t5\n"}) {
     EXPECT_EQ(of(read_cells(file("ratings", text))), "u a 3;u b 4;v a 5;") << text;
   }
+  EXPECT_EQ(of(read_cells(file("ratings", "1:2 3 4\na:b,c:,5\n"))), "1:2 3 4;a:b c: 5;");
+  EXPECT_EQ(of(read_cells(file("r.csv", "\"user\",\"item\",\"stars\"\na::b, c:d ,5,\"x, y\"\n"))),
+            "a::b c:d 5;");
   const std::string matrix =
       "%%MatrixMarket matrix coordinate real general\n9 9 2\n9 2 3\n 1  2 0\n";
   EXPECT_EQ(of(read_cells(file("a.mtx", matrix))), "9 2 3;1 2 0;");
@@ -203,11 +206,24 @@ TEST_F(Readers, RatingsOfAllFormats) {
                 HasSubstr("line 2: 'u b"))
         << value;
   }
+  // A field that is empty is no reason to take the next one for it.
+  for (const char* line :
+       {"1,,4.0,964982703", ",31,4.0", "1,31,,964982703", "1,31", "1::::4.0::9", "1\t\t4.0\t9"}) {
+    for (const char* name : {"ratings", "ratings.csv"}) {
+      EXPECT_THAT(cells_refusal(name, std::string("1,31,2\n") + line), HasSubstr("line 2: '"))
+          << line;
+      EXPECT_THAT(cells_refusal(name, line), HasSubstr("line 1: '")) << line;  // it is no heading
+    }
+  }
+  for (const char* line : {"1,31,x", "u,a,x,9", "u 31 4.0", "new york,a,3", "\"a,b\",3,4"}) {
+    EXPECT_THAT(cells_refusal("ratings.csv", line), HasSubstr("line 1: '")) << line;
+  }
   for (const char* none : {"", "user item rating\n", "#\n"}) {
     EXPECT_THAT(cells_refusal("ratings", none), HasSubstr("has no lines with a row"));
   }
-  EXPECT_THAT(refusal("pairs", "u\n", read_pairs),
-              HasSubstr("line 1: 'u' is not a row and a column"));
+  for (const char* line : {"u\n", "u,,a\n", "u,\n"}) {
+    EXPECT_THAT(refusal("pairs", line, read_pairs), HasSubstr("' is not a row and a column"));
+  }
 }
 
 TEST_F(Readers, TheShareThatIsHeldOutIsTheOneAskedFor) {

@@ -14,7 +14,8 @@
 namespace phub::examples {
 namespace {
 
-constexpr std::string_view kSeparators = " \t,:";
+constexpr std::string_view kSpaces = " ", kTabs = "\t", kCommas = ",", kColons = "::";
+constexpr const char* kNames = "no name is empty or has spaces, or quotes between commas";
 constexpr uint64_t kShares = 1'000'000;  // a share is so many of these
 
 std::pair<uint32_t, uint32_t> place_of(const Cell& cell) { return {cell.row, cell.column}; }
@@ -50,6 +51,46 @@ void add_zeros(Cells& matrix, uint32_t zeros, uint64_t seed) {
     sort(drawn);
   }
   matrix.cells.insert(matrix.cells.end(), drawn.begin(), drawn.end());
+}
+
+// What is between the fields of a line: in a .csv commas, else what comes first in it.
+std::string_view separator_of(std::string_view line, bool is_csv) {
+  if (is_csv) return kCommas;
+  const size_t at = std::min(line.find_first_of(" \t,"), line.find(kColons));
+  if (at == line.npos || line[at] == ' ') return kSpaces;
+  return line[at] == '\t' ? kTabs : line[at] == ',' ? kCommas : kColons;
+}
+
+// Cuts the next field off. Only spaces in a row count as one, as other fields may be empty.
+std::string_view cut_field(std::string_view& rest, std::string_view separator) {
+  if (separator == kSpaces) return next_word(rest);
+  const std::string_view field = rest.substr(0, rest.find(separator));
+  rest.remove_prefix(std::min(field.size() + separator.size(), rest.size()));
+  return trimmed(field);
+}
+
+struct Place {
+  Place(std::string_view line, bool is_csv)
+      : separator(separator_of(line, is_csv)),
+        rest(line),
+        row(cut_field(rest, separator)),
+        column(cut_field(rest, separator)) {}
+  bool has_names() const {
+    const auto is_name = [&](std::string_view word) {
+      return !word.empty() &&
+             word.find_first_of(separator == kCommas ? " \t\"" : " \t") == word.npos;
+    };
+    return is_name(row) && is_name(column);
+  }
+
+  std::string_view separator, rest, row, column;
+};
+
+bool has_number(std::string_view line, std::string_view separator) {
+  while (!line.empty()) {
+    if (number_in(cut_field(line, separator))) return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -101,20 +142,16 @@ Cells read_cells(const std::string& path) {
     matrix.digest = entries.lines().digest();
   } else {
     Lines lines(path);
+    const bool is_csv = extension_of(path) == "csv";
     for (bool first = true; const auto line = lines.next_data(); first = false) {
-      std::string_view rest = *line;
-      const std::string_view row = next_word(rest, kSeparators);
-      const std::string_view column = next_word(rest, kSeparators);
-      const std::string_view word = next_word(rest, kSeparators);
+      Place place(*line, is_csv);
+      const std::string_view word = cut_field(place.rest, place.separator);
       const std::optional<double> value = number_in(word);
-      if (first && !word.empty() && !value) continue;  // a heading
-      if (!value || !std::isfinite(*value)) {
-        lines.refuse(
-            "'{}' is not a row, a column and a finite number; names have no spaces, tabs, "
-            "commas and colons",
-            shown(*line));
+      if (first && !word.empty() && !has_number(*line, place.separator)) continue;  // a heading
+      if (!place.has_names() || !value || !std::isfinite(*value)) {
+        lines.refuse("'{}' is not a row, a column and a finite number; {}", shown(*line), kNames);
       }
-      add(row, column, *value, lines);
+      add(place.row, place.column, *value, lines);
     }
     matrix.digest = lines.digest();
   }
@@ -134,12 +171,13 @@ std::vector<std::pair<std::string, std::string>> read_pairs(const std::string& p
     }
   } else {
     Lines lines(path);
+    const bool is_csv = extension_of(path) == "csv";
     while (const auto line = lines.next_data()) {
-      std::string_view rest = *line;
-      const std::string_view row = next_word(rest, kSeparators);
-      const std::string_view column = next_word(rest, kSeparators);
-      if (column.empty()) lines.refuse("'{}' is not a row and a column", shown(*line));
-      pairs.emplace_back(row, column);
+      const Place place(*line, is_csv);
+      if (!place.has_names()) {
+        lines.refuse("'{}' is not a row and a column; {}", shown(*line), kNames);
+      }
+      pairs.emplace_back(place.row, place.column);
     }
   }
   if (pairs.empty()) fail(ErrorCode::kInvalid, "{} has no lines with a row and a column", path);

@@ -23,11 +23,12 @@ struct Cells {
 // has a tag, and `zeros` cells with 0 for each of these, drawn among the others. Throws
 // Error(kNotFound): there is no such file; Error(kInvalid): it has no tags.
 Cells read_tags(const std::string& path, uint32_t zeros, uint64_t seed);
-// Lines "row column value", with spaces, tabs, commas or "::" between them; the rest of a line is
-// not looked at, nor a first line whose value is no number (MovieLens' ratings.csv and u.data are
-// of this form), nor empty lines and those that begin with # or %. Or a matrix (matrix_market.h)
-// in a file .mtx or .mm: then names are its numbers, which count from 1. If a cell comes twice the
-// last value counts. Errors as above, with the line.
+// Lines "row column value"; between fields are commas in a .csv, and else what comes first in the
+// line: spaces, a tab, a comma or "::". The rest of a line is not looked at, nor a first line
+// without any number (MovieLens' ratings.csv and u.data are of this form), nor empty lines and
+// those that begin with # or %. Or a matrix (matrix_market.h) in a file .mtx or .mm: then names are
+// its numbers, which count from 1. If a cell comes twice the last value counts. Errors as above,
+// with the line.
 Cells read_cells(const std::string& path);
 // Names of rows and columns, in the order of the file: lines "row column", or an .mtx, as above.
 std::vector<std::pair<std::string, std::string>> read_pairs(const std::string& path);
