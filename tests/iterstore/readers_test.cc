@@ -201,6 +201,11 @@ TEST_F(Readers, RatingsOfAllFormats) {
   EXPECT_EQ(of(read_cells(file("a.mtx", matrix))), "9 2 3;1 2 0;");
   EXPECT_THAT(read_pairs(file("pairs", "u a\nv,b,3\n")),
               ElementsAre(std::pair("u", "a"), std::pair("v", "b")));
+  for (const char* heading : {"userId,movieId", "User-ID,\"item_id\",rating", "ROW,COLUMN"}) {
+    const auto pairs = read_pairs(file("pairs.csv", fmt::format("{}\nu,a\nuser,item\n", heading)));
+    EXPECT_THAT(pairs, ElementsAre(std::pair("u", "a"), std::pair("user", "item"))) << heading;
+  }
+  EXPECT_EQ(read_pairs(file("pairs.csv", "user1,item1\nuser,of\n")).size(), 2);
   for (const char* value : {"nan", "inf", "-inf", "1e999", "", "x"}) {
     EXPECT_THAT(cells_refusal("ratings", std::string("u a 1\nu b ") + value),
                 HasSubstr("line 2: 'u b"))

@@ -1,9 +1,11 @@
 #include "worker/examples/readers/cells.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <optional>
 #include <random>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -85,6 +87,25 @@ struct Place {
 
   std::string_view separator, rest, row, column;
 };
+
+// "user" of "userId", "User-ID" and "user_id".
+std::string kind_of(std::string_view word) {
+  std::string kind;
+  for (const char c : word) {
+    if (c != '_' && c != '-' && c != '"')
+      kind += static_cast<char>(c >= 'A' && c <= 'Z' ? c | 0x20 : c);
+  }
+  if (kind.ends_with("id")) kind.resize(kind.size() - 2);
+  return kind;
+}
+
+// Without a value only words tell a heading from names.
+bool is_heading_of_pairs(const Place& place) {
+  constexpr std::array kRows{"user", "row"};
+  constexpr std::array kColumns{"item", "movie", "film", "column"};
+  return std::ranges::find(kRows, kind_of(place.row)) != kRows.end() &&
+         std::ranges::find(kColumns, kind_of(place.column)) != kColumns.end();
+}
 
 bool has_number(std::string_view line, std::string_view separator) {
   while (!line.empty()) {
@@ -172,8 +193,9 @@ std::vector<std::pair<std::string, std::string>> read_pairs(const std::string& p
   } else {
     Lines lines(path);
     const bool is_csv = extension_of(path) == "csv";
-    while (const auto line = lines.next_data()) {
+    for (bool first = true; const auto line = lines.next_data(); first = false) {
       const Place place(*line, is_csv);
+      if (first && is_heading_of_pairs(place)) continue;
       if (!place.has_names()) {
         lines.refuse("'{}' is not a row and a column; {}", shown(*line), kNames);
       }

@@ -30,7 +30,9 @@ Cells read_tags(const std::string& path, uint32_t zeros, uint64_t seed);
 // its numbers, which count from 1. If a cell comes twice the last value counts. Errors as above,
 // with the line.
 Cells read_cells(const std::string& path);
-// Names of rows and columns, in the order of the file: lines "row column", or an .mtx, as above.
+// Names of rows and columns, in the order of the file: lines "row column", or an .mtx, as above. A
+// first line "user" or "row" and "item", "movie", "film" or "column", perhaps with "id" behind it,
+// in letters of any size, is a heading.
 std::vector<std::pair<std::string, std::string>> read_pairs(const std::string& path);
 
 // Moves every cell whose hash says so, about this share of them, to the second list. The same seed
