@@ -147,6 +147,10 @@ TEST_F(Readers, HugeNumbersOfNodesAreNotBelieved) {
                 HasSubstr("is not a node's number"));
   }
   EXPECT_EQ(read_links(file("links", "0 4000000000\n")).names.size(), 2);
+  std::string many;
+  for (int i = 0; i < 100'000; ++i) many += "0 1\n";
+  EXPECT_EQ(read_links(file("links", many + "0 999998\n"), numbered).names.size(), 999'999);
+  EXPECT_THAT(links_refusal("links", many + "0 1100000\n", numbered), HasSubstr("100001 links"));
   const std::string head = "%%MatrixMarket matrix coordinate real general\n";
   EXPECT_THAT(links_refusal("a.mtx", head + "4000000000 4000000000 1\n1 2 1\n"),
               HasSubstr("nodes up to number 4000000000"));
@@ -302,6 +306,22 @@ TEST_F(Readers, CountsOfBleisAndGensimsFormats) {
   EXPECT_THAT(vocabulary_refusal("a\nnew york\n"), HasSubstr("line 2: 'new york' is not a word"));
   EXPECT_THAT(vocabulary_refusal("9999999999\ta\t1\n"), HasSubstr("line 1: '9999999999"));
   EXPECT_THAT(vocabulary_refusal("0\ta\t1\n"), HasSubstr("has no word 7"));
+  EXPECT_THAT(vocabulary_refusal("0\ta\t1\n1000100\tb\t1\n"), HasSubstr("line 2: '1000100"));
+}
+
+// A few bytes are no reason to take memory for all words and documents that they speak of.
+TEST_F(Readers, HugeCountsAreNotBelieved) {
+  const auto counts_refusal = [&](const std::string& name, const std::string& text) {
+    return refusal(name, text, [](const std::string& path) { read_corpus(path); });
+  };
+  EXPECT_EQ(read_corpus(file("one.ldac", "1 0:1000000\n")).documents[0].size(), 1'000'000);
+  EXPECT_THAT(counts_refusal("a.ldac", "1 0:1000000\n1 0:9999\n"),
+              HasSubstr("line 2: its counts are 1009999 words up to here"));
+  const std::string head = "%%MatrixMarket matrix coordinate integer general\n";
+  EXPECT_THAT(counts_refusal("a.mtx", head + "1 2 2\n1 1 999999\n1 2 9999\n"),
+              HasSubstr("line 4: its counts are 1009998 words"));
+  EXPECT_THAT(counts_refusal("a.mtx", head + "1000100 1 1\n1 1 1\n"),
+              HasSubstr("there are 1000100 documents, and 1 counts so far"));
 }
 
 }  // namespace readers_test

@@ -13,12 +13,14 @@
 namespace phub::examples {
 namespace {
 
-// A count takes memory for each word that it counts.
+// A count takes memory for each word that it counts, in lda up to 70 bytes: so many are believed
+// for each byte of the file that was read, and anyway.
 constexpr uint64_t kMostOfWord = 1'000'000, kMostOfAll = 1'000'000'000;
+constexpr uint64_t kWordsOfByte = 8, kWordsAnyway = 1'000'000;
 constexpr size_t kLongestDocument = size_t{1} << 30;  // bytes of a line of LDA-C
 // What only has a number takes memory, too: so much is believed for each that is there, and anyway.
-constexpr uint64_t kNumbersOfWord = 1000, kNumbersAnyway = 1'000'000;
-constexpr uint64_t kDocumentsOfEntry = 1000, kDocumentsAnyway = 1'000'000;
+constexpr uint64_t kNumbersOfWord = 10, kNumbersAnyway = 1'000'000;
+constexpr uint64_t kDocumentsOfEntry = 10, kDocumentsAnyway = 1'000'000;
 
 // "" if there is none.
 std::string vocabulary_beside(const std::string& path) {
@@ -84,6 +86,12 @@ class CountedWords {
     }
     all_ += static_cast<uint64_t>(count);
     if (all_ > kMostOfAll) lines.refuse("there are more than {} words in all", kMostOfAll);
+    if (all_ > kWordsOfByte * lines.bytes() + kWordsAnyway) {
+      lines.refuse(
+          "its counts are {} words up to here, more than {} for each byte: divide all counts by a "
+          "number",
+          all_, kWordsOfByte);
+    }
     if (count > 0) document.insert(document.end(), static_cast<size_t>(count), of(number, lines));
   }
   void finish(const Lines& lines) {

@@ -56,6 +56,7 @@ void Lines::read_more() {
   if (file_.bad()) fail(ErrorCode::kInvalid, "{}: {}", path_, std::strerror(errno));
   buffer_.resize(before + static_cast<size_t>(file_.gcount()));
   ended_ = file_.eof();
+  bytes_ += static_cast<uint64_t>(file_.gcount());
   digest_ = digest_of(digest_, std::string_view(buffer_).substr(before));
 }
 

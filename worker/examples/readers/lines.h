@@ -34,6 +34,7 @@ class Lines {
   const std::string& path() const { return path_; }
   uint64_t number() const { return number_; }  // of the last line, from 1
   uint64_t digest() const { return digest_; }  // of all bytes that were read
+  uint64_t bytes() const { return bytes_; }    // that were read
 
   // Throws Error(kInvalid) about the last line.
   template <typename... Args>
@@ -51,7 +52,7 @@ class Lines {
   std::string buffer_;
   size_t begin_ = 0;  // of the next line, in the buffer
   bool ended_ = false;
-  uint64_t number_ = 0, digest_ = 0;
+  uint64_t number_ = 0, digest_ = 0, bytes_ = 0;
 };
 
 // The digest of both.

@@ -15,7 +15,7 @@ namespace {
 // Sums of weights, and quotients of these, stay numbers.
 constexpr double kLeastWeight = 1e-100, kMostWeight = 1e100;
 // Nodes that have only a number take memory: so many for each link are believed, and these.
-constexpr uint64_t kNodesOfLink = 1000, kNodesAnyway = 1'000'000;
+constexpr uint64_t kNodesOfLink = 10, kNodesAnyway = 1'000'000;
 
 using Link = Graph::Link;
 
