@@ -282,8 +282,12 @@ def topics_are_found(folder):
     entries = [f"{d + 1} {w + 1} {n}\n" for d, of in enumerate(counts) for w, n in of.items()]
     matrix = folder.file("corpus.mtx", f"%%MatrixMarket matrix coordinate real general\n45 {len(names)} {len(entries)}      \n" + "".join(entries))
     words = folder.file("words", "45\n" + "".join(f"{n}\t{word}\t9\n" for n, word in enumerate(names)))
-    run(lda, "--in", matrix, *common, *asked, "--vocabulary", words)
-    check()
+    # The vocabulary is of the one that has counts.
+    run(lda, "--in", matrix, *common, *asked, "--vocabulary", words, "--infer", folder.file("new"), "--inferred", inferred)
+    check_inferred(folder.lines("inferred"))
+    for learnt in (["--in", folder.file("texts"), *chosen, *common], ["--model", out]):
+        said = run(lda, *learnt, "--vocabulary", words, "--infer", matrix, "--inferred", inferred)
+        assert "the model has 2700 of their 2700 words" in said and len(folder.lines("inferred")) == 45, said
     folder.file("corpus.vocab", "".join(f"{word}\r\n" for word in names))
     for corpus in ldac, matrix:
         run(lda, "--in", corpus, *common, *asked)
@@ -307,7 +311,9 @@ def texts_that_are_none(folder):
     with open(latin, "wb") as file:
         file.write(b"one\ncaf\xe9 two\n")
     refused(["latin, line 2", "iconv"], lda, "--in", latin)
-    refused(["--vocabulary is for"], lda, "--in", folder.file("text"), "--vocabulary", folder.file("corpus.vocab"))
+    for texts in (["--in", folder.file("text")], ["--in", folder.file("text"), "--infer", folder.file("text")],
+                  ["--model", folder.file("model"), "--infer", folder.file("text")]):
+        refused(["--vocabulary is for"], lda, *texts, "--vocabulary", folder.file("corpus.vocab"))
     good = folder.file("text", "one two\n")
     for text, *words in (("", "line 1", "lda --out"), ("one 1 2\n", "line 1"), ("# lda alpha 1 beta 0\n", "line 1"),
                          ("# lda alpha 1 beta 1\none 1 2\ntwo 1\n", "line 3"), ("# lda alpha 1 beta 1\none 1 -2\n", "line 2"),

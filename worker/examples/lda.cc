@@ -16,9 +16,11 @@
 #include <string>
 #include <vector>
 
+#include "transport/error.h"
 #include "worker/examples/files.h"
 #include "worker/examples/numbers.h"
 #include "worker/examples/program.h"
+#include "worker/examples/readers/counts.h"
 #include "worker/examples/readers/texts.h"
 #include "worker/examples/store_program.h"
 #include "worker/examples/topic_model.h"
@@ -178,7 +180,19 @@ void train(Options options) {
   write_inferred(model, options);
 }
 
+// One of --in and --infer may be texts.
+void check_vocabulary(const Options& options) {
+  const bool is_training = options.model.empty();
+  if (options.corpus.vocabulary.empty() || is_name_of_counts(options.inferred_texts) ||
+      (is_training && is_name_of_counts(options.texts))) {
+    return;
+  }
+  fail(ErrorCode::kInvalid, "{}: --vocabulary is for files .ldac and .mtx, with numbers of words",
+       is_training ? options.texts : options.inferred_texts);
+}
+
 void run(const Options& options) {
+  check_vocabulary(options);
   for (const std::string& out : {options.out, options.top_out, options.inferred}) {
     check_can_write(out);
   }

@@ -136,13 +136,9 @@ Corpus read_lines(const std::string& path, const CorpusOptions& options) {
 
 Corpus read_corpus(const std::string& path, const CorpusOptions& options) {
   std::error_code unknown;
-  const bool is_counted = is_name_of_counts(path);
-  if (!is_counted && !options.vocabulary.empty()) {
-    fail(ErrorCode::kInvalid, "{}: --vocabulary is for files .ldac and .mtx, with numbers of words",
-         path);
-  }
   if (std::filesystem::is_directory(path, unknown)) return read_folder(path, options);
-  return is_counted ? read_counts(path, options.vocabulary) : read_lines(path, options);
+  return is_name_of_counts(path) ? read_counts(path, options.vocabulary)
+                                 : read_lines(path, options);
 }
 
 Texts texts_of(const Corpus& corpus, const TextOptions& options, const std::string& path) {

@@ -18,7 +18,8 @@ struct Corpus {
 
 struct CorpusOptions {
   uint32_t least_letters = 3;  // shorter words are left out; not of a file with counts
-  std::string vocabulary;      // the words of a file with counts; "": a file beside it, if there is
+  std::string vocabulary;      // the words of a file with counts, not looked at for others; "": a
+                               // file beside it, if there is
 };
 
 // Reads documents:
