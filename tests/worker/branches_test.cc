@@ -450,6 +450,13 @@ TEST(Branches, JobsThatCannotHaveThemAreRefused) {
     spec.consistency = "async";
     spec.hyper.clear();
   });
+  for (const char* format : {"int8", "f32*100,topk"}) {
+    refused("could not send of gradients of few bits", [format](JobSpec& spec) {
+      spec.optimizer = "none";
+      spec.keys.back().format = format;
+      spec.hyper.clear();
+    });
+  }
   refused("batch: must be a whole number", [](JobSpec& spec) { spec.hyper["batch"] = 1.5; });
   refused("batch: it is what the ranks are told of a branch", [](JobSpec& spec) {
     spec.branches = 0;

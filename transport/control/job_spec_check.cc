@@ -357,6 +357,13 @@ void validate(const JobSpec& spec) {
         "over together; that needs consistency bsp, not {}",
         printable(spec.name), spec.consistency.word());
   }
+  if (spec.branches > 0 && spec.optimizer == "none" && coded_elements(spec) > 0) {
+    fail(ErrorCode::kInvalid,
+         "branches: in job '{}', which has no optimizer, they are states of the ranks, and what a "
+         "rank could not send of gradients of few bits would go into another branch: leave the "
+         "formats out, or `branches`",
+         printable(spec.name));
+  }
   check_number("lease_ms", spec.lease_ms, kMinLeaseMs, kMaxLeaseMs);
   check_number("progress_limit_ms", spec.progress_limit_ms, 1, kMaxLimitMs);
   check_number("wait_limit_ms", spec.wait_limit_ms, 1, kMaxLimitMs);

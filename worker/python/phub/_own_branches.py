@@ -48,8 +48,7 @@ class OwnBranches:
         """kept: what else a branch has for itself, such as a data loader or a GradScaler."""
         self._worker = worker
         self._own = _Whole(model, optimizer)
-        if kept:
-            self._own.keep(kept)
+        self._own.keep({**worker.of_branches, **(kept or {})})
         self._by_branch = ByBranch(self._own.saved, self._own.load)
 
     def begin(self) -> int:

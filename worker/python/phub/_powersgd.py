@@ -121,6 +121,7 @@ class Matrices:
 
     def join(self, worker: Worker) -> None:
         """Before the first step."""
+        worker.of_branches["phub.powersgd"] = self
         for matrix in self._matrices.values():
             matrix.join(worker)
 

@@ -96,6 +96,7 @@ class Worker(BranchCalls, StateCalls):
         self._parameter_dtype = format_in_memory(str(options.get("parameter_dtype", "f32")))
         self._owners: dict[int, tuple[object, object]] = {}
         self.on_device = None
+        self.of_branches: dict[str, Any] = {}  # what else OwnBranches keeps of each branch
 
     # ---- The job.
 

@@ -207,6 +207,42 @@ def test_replicas_of_fsdp_have_branches(box, start):
 
 
 @of_ranks(1)
+def test_a_branch_that_diverges_leaves_nothing_to_its_parent(rank):
+    """PowerSGD's residuals and Q are each branch's own."""
+
+    def losses(ruined):
+        model, made = begun()
+        wrapped = phub.ddp(
+            model, powersgd=1, branches=1, on_nonfinite="pass", job=f"powersgd-{ruined}"
+        )
+        worker, seen = wrapped.phub.worker, []
+        own = phub.OwnBranches(worker, model, made)
+        for step in range(16):
+            if ruined and step == 4:
+                child, at = worker.fork(0, {"lr": 1e6})
+                worker.schedule((child, 4), (0, 0), round=at)
+            branch = own.begin()
+            made.zero_grad()
+            loss = wrapped(len(seen), rank)
+            if branch == 0:
+                seen.append(loss.item())
+            loss.backward()
+            made.step()
+        wrapped.phub.close()
+        return seen
+
+    expected, found = losses(False), losses(True)
+    assert len(found) == 12
+    assert found == expected[:12]
+
+
+@of_ranks(1)
+def test_gradients_of_few_bits_have_no_branches(rank):
+    for options in ({"gradient_dtype": "int8"}, {"formats": {"*.weight": "topk"}}):
+        refused("could not send of gradients of few bits", joined, **options)
+
+
+@of_ranks(1)
 def test_values_go_into_all_groups_by_pytorchs_names(rank):
     model = nn.Linear(4, 2)
     groups = [{"params": [model.weight]}, {"params": [model.bias], "lr": torch.tensor(0.5)}]
