@@ -580,7 +580,8 @@ PHUB_API phub_code phub_branches(phub_worker* worker, phub_branch* branches, siz
 
 /* In a job without an optimizer (optimizer none) branches are states of the ranks alone, and the
  * ranks apply the hyperparameters that a branch was forked with: the first `room` of those of
- * `branch`, its parents' included. The names belong to the library. *count: how many there are. */
+ * `branch`, its parents' included. The names belong to the library. *count: how many there are. Of
+ * a branch that is discarded it is known until the rounds are over in which it runs. */
 PHUB_API phub_code phub_branch_values(phub_worker* worker, uint32_t branch, const char** names,
                                       double* values, size_t room, size_t* count);
 

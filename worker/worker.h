@@ -406,6 +406,10 @@ class Worker {
   // The decisions so far. The number of rounds that each branch has run is as of the server's
   // latest look at the job.
   BranchReply branches();
+  // In a job without an optimizer: the values that the branch and those that it comes from were
+  // forked with; also of one that is discarded, until the rounds are over in which it runs. Throws
+  // kNotFound.
+  std::map<std::string, double> branch_values(uint32_t branch);
   // The branch that runs in `round`. The answer is final for the round after the latest result that
   // this rank has, and for earlier ones as far as they are remembered.
   uint32_t branch_in(uint64_t round);

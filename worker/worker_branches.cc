@@ -1,4 +1,7 @@
 // The API: a rank's decisions about branches, and the losses that they follow from.
+#include <algorithm>
+#include <utility>
+
 #include "transport/control/branch_runs.h"
 #include "worker/any_error.h"
 #include "worker/worker.h"
@@ -57,6 +60,17 @@ uint64_t Worker::revive(uint32_t branch, uint64_t round) {
 
 BranchReply Worker::branches() {
   return change_branches(impl_->keeper, impl_->exchange.rounds(), {.action = BranchAction::kList});
+}
+
+std::map<std::string, double> Worker::branch_values(uint32_t branch) {
+  BranchReply all = branches();
+  const auto values_in = [branch](auto& found) -> std::map<std::string, double>* {
+    const auto at = std::ranges::find_if(found, [=](const auto& b) { return b.branch == branch; });
+    return at == found.end() ? nullptr : &at->values;
+  };
+  if (auto* const values = values_in(all.branches)) return std::move(*values);
+  if (auto* const values = values_in(all.gone)) return std::move(*values);
+  fail(ErrorCode::kNotFound, "the job has no branch {}", branch);
 }
 
 uint32_t Worker::branch_in(uint64_t round) { return run_in(branches().runs, round).branch; }

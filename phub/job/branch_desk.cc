@@ -39,7 +39,8 @@ BranchReply BranchDesk::list() const {
   return {.branches = branches_.list(in_progress),
           .runs = branches_.runs(in_progress),
           .forks = branches_.forks(in_progress),
-          .batches = job_.hyper().view().batches(in_progress)};
+          .batches = job_.hyper().view().batches(in_progress),
+          .gone = branches_.gone(in_progress)};
 }
 
 void BranchDesk::check_may_kill() const {

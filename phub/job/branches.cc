@@ -78,6 +78,9 @@ Branches::Decision Branches::decide(const BranchChange& change, uint32_t child, 
   });
   while (runs_.size() > 1 && runs_[1].round <= lowest) runs_.erase(runs_.begin());
   std::erase_if(forks_, [lowest](const BranchFork& fork) { return fork.round < lowest; });
+  std::erase_if(gone_, [this](const auto& gone) {
+    return std::ranges::find(runs_, gone.first, &BranchRun::branch) == runs_.end();
+  });
   check_room(change);
   Decision decision;
   switch (change.action) {
@@ -203,8 +206,9 @@ void Branches::run(uint32_t branch, uint64_t round, Decision& decision) {
 }
 
 Branches::Decision Branches::discard(const BranchChange& change) {
-  find(change.branch);
+  Branch& branch = find(change.branch);
   check_not_running(change.branch, "discarded");
+  if (optimizer_ == kernels::Optimizer::kNone) gone_[change.branch] = std::move(branch.own);
   branches_.erase(change.branch);
   Decision decision;
   decision.records.push_back(
@@ -258,6 +262,16 @@ std::vector<BranchStatus> Branches::list(uint64_t in_progress) const {
     all.push_back(status);
   }
   return all;
+}
+
+std::vector<BranchGone> Branches::gone(uint64_t in_progress) const {
+  const std::vector<BranchRun> ahead = runs(in_progress);
+  std::vector<BranchGone> gone;
+  for (const auto& [branch, values] : gone_) {
+    if (std::ranges::find(ahead, branch, &BranchRun::branch) == ahead.end()) continue;
+    gone.push_back({.branch = branch, .values = values});
+  }
+  return gone;
 }
 
 std::vector<BranchRun> Branches::runs(uint64_t in_progress) const {

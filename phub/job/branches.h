@@ -73,6 +73,7 @@ class Branches {
   uint32_t shelf_for_one(uint64_t in_progress) const;
 
   std::vector<BranchStatus> list(uint64_t in_progress) const;
+  std::vector<BranchGone> gone(uint64_t in_progress) const;   // ascending; BranchReply::gone
   std::vector<BranchRun> runs(uint64_t in_progress) const;    // from that round on
   std::vector<BranchFork> forks(uint64_t in_progress) const;  // the same
 
@@ -114,6 +115,7 @@ class Branches {
   uint32_t groups_ = 1;
   uint32_t shelves_;
   std::map<uint32_t, Branch> branches_;
+  std::map<uint32_t, std::map<std::string, double>> gone_;  // Branch::own of those in runs_
   uint32_t next_ = 1;
   uint32_t running_ = 0;         // once all decisions are carried out
   std::vector<BranchRun> runs_;  // the last is running_'s; earlier ones stay while they are needed

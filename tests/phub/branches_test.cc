@@ -588,6 +588,30 @@ TEST(Branches, WhatComesInOneRoundIsBounded) {
   branches.decide(fork_of(0, 5), 33, 1);
 }
 
+// Where ranks have the optimizer: those that begin a round later than others begin it alike.
+TEST(Branches, ValuesOfADiscardedBranchStayUntilItsRoundsAreOver) {
+  JobSpec spec = spec_of(2);
+  spec.optimizer = "none";
+  spec.hyper.clear();
+  Branches branches(spec);
+  branches.decide(fork_of(0, 2, {{"lr", 0.5}}), 1, 1);
+  branches.decide(fork_of(1, 2), 2, 1);
+  branches.decide(turns_of(3, {{1, 2}, {2, 1}, {0, 0}}), 0, 1);
+  branches.decide(discard_of(1, 6), 0, 1);
+  branches.decide(discard_of(2, 6), 0, 1);
+  const BranchGone first{1, {{"lr", 0.5}}}, second{2, {{"lr", 0.5}}};
+  EXPECT_EQ(branches.list(3).size(), 1u);
+  EXPECT_EQ(branches.gone(4), (std::vector<BranchGone>{first, second}));
+  EXPECT_EQ(branches.gone(5), std::vector<BranchGone>{second});
+  branches.decide(fork_of(0, 7), 3, 4);
+  EXPECT_EQ(branches.gone(3), (std::vector<BranchGone>{first, second}));
+  EXPECT_EQ(branches.gone(6), std::vector<BranchGone>());
+  branches.decide(discard_of(3, 7), 0, 6);
+  EXPECT_EQ(branches.gone(4), std::vector<BranchGone>()) << "it was in no round";
+  expect_error(ErrorCode::kNotFound, "no branch 1",
+               [&] { branches.decide(discard_of(1, 8), 0, 6); });
+}
+
 TEST(Branches, TheScaleOfGradientsIsThatOfAll) {
   Branches branches(spec_of(1));
   branches.decide(fork_of(0, 2), 1, 1);

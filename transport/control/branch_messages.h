@@ -74,6 +74,15 @@ struct BranchFork {
   friend bool operator==(const BranchFork&, const BranchFork&) = default;
 };
 
+// A branch that was discarded, and runs in a round that is in progress or to come, with values as
+// BranchStatus has them: some ranks may have begun that round with them.
+struct BranchGone {
+  uint32_t branch = 0;
+  std::map<std::string, double> values = {};
+
+  friend bool operator==(const BranchGone&, const BranchGone&) = default;
+};
+
 // The hyperparameter `batch` of the branch that runs.
 struct BatchRun {
   uint64_t round = 0;  // from this one on, until the next in the list
@@ -105,6 +114,7 @@ struct BranchReply {
   std::vector<BranchFork> forks = {};       // in their order within a round: a child may have a
                                             // child
   std::vector<BatchRun> batches = {};
+  std::vector<BranchGone> gone = {};  // ascending; only in a job without an optimizer
 
   friend bool operator==(const BranchReply&, const BranchReply&) = default;
 };

@@ -340,6 +340,11 @@ void fields(A& a, const BranchFork*) {
   a.required("parent", &BranchFork::parent);
 }
 template <class A>
+void fields(A& a, const BranchGone*) {
+  a.required("branch", &BranchGone::branch);
+  a.optional("values", &BranchGone::values, kValues);
+}
+template <class A>
 void fields(A& a, const BatchRun*) {
   a.required("round", &BatchRun::round);
   a.required("batch", &BatchRun::batch);
@@ -352,6 +357,7 @@ void fields(A& a, const BranchReply*) {
   a.required("runs", &BranchReply::runs, {0, kMostBranchRuns + 1});
   a.optional("forks", &BranchReply::forks, {0, kMostBranchForks});
   a.optional("batches", &BranchReply::batches, {0, kMostBatchRuns});
+  a.optional("gone", &BranchReply::gone, {0, kMostBranchRuns + 1});
 }
 
 template <class A>

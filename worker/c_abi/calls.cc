@@ -161,14 +161,10 @@ phub_code phub_branch_values(phub_worker* worker, uint32_t branch, const char** 
     if (room > 0) need(names, "names");
     if (room > 0) need(values, "values");
     need(count, "count");
-    const std::vector<BranchStatus> all = w.branches().branches;
-    const auto found = std::ranges::find(all, branch, &BranchStatus::branch);
-    if (found == all.end()) {
-      throw Refusal(PHUB_NOT_FOUND, fmt::format("the job has no branch {}", branch));
-    }
-    *count = found->values.size();
+    const std::map<std::string, double> all = w.branch_values(branch);
+    *count = all.size();
     size_t at = 0;
-    for (const auto& [name, value] : found->values) {
+    for (const auto& [name, value] : all) {
       if (at == room) break;
       names[at] = kernels::kHyperFields[kernels::hyper_field(name)].name;
       values[at++] = value;

@@ -206,6 +206,36 @@ def test_replicas_of_fsdp_have_branches(box, start):
             assert_near(mine, one, ran)
 
 
+@of_ranks(2)
+def test_a_branch_that_is_discarded_before_it_runs_has_its_values_on_all_ranks(rank):
+    model, made, wrapped, own = joined()
+    worker, seen = wrapped.phub.worker, []
+    for step in range(12):
+        if rank == 0 and step == 3:
+            child, _ = worker.fork(0, {"lr": 0.5})
+            runs = worker.schedule((child, 2), (0, 0))
+            worker.discard(child)
+        branch = own.begin()
+        seen.append((branch, made.param_groups[0]["lr"]))
+        made.zero_grad()
+        wrapped(step, rank).backward()
+        made.step()
+    assert [each for each in seen if each[0]] == [(1, 0.5)] * 2
+    assert {rate for branch, rate in seen if not branch} == {FIRST_RATE}
+
+    def is_forgotten():
+        try:
+            return worker.branch_values(1) is None
+        except phub.NotFoundError:
+            return True
+
+    wait_until(is_forgotten, "the box knows that its rounds are over")
+    if rank == 0:
+        assert seen[runs - 1] == (1, 0.5)
+    worker.barrier()
+    wrapped.phub.close()
+
+
 @of_ranks(1)
 def test_a_branch_that_diverges_leaves_nothing_to_its_parent(rank):
     """PowerSGD's residuals and Q are each branch's own."""
