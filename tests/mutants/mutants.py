@@ -2212,7 +2212,7 @@ MUTANTS = [
     Mutant("py-pbt: the worst become children of any", "worker/python/phub/_population.py",
            "draw.choice(first)", "draw.choice(members)", ("python/test_population.py:worst",)),
     Mutant("py-pbt: nothing is left when all diverge", "worker/python/phub/_population.py",
-           "first, last = ranked[:cut] or [safe]", "first, last = ranked[:cut] or members",
+           "first, last = ranked[:cut] or [self._copy]", "first, last = ranked[:cut] or members",
            ("python/test_population.py:begin_again",)),
     Mutant("py-tune: losses after a decision are of the branch that was asked for", "worker/python/phub/_driver.py",
            "self._heard.setdefault(branch, [])", "self._heard.setdefault(self._run.branch, [])",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -152,8 +152,11 @@ class Decisions:
     """What a tuner does next, whoever does it.
 
     `requests` is a generator of `Request`s, which is sent their answers. It ends when a search
-    finds no branch that converges: the model has converged, or no values are good.
+    finds no branch that converges: the model has converged, or no values are good. Then `why` says
+    it.
     """
+
+    why = "a search found nothing that converges"
 
     def __init__(self, policy: Policy, search: Callable[[], Search]) -> None:
         """search: makes a new one for every search."""
@@ -166,11 +169,22 @@ class Decisions:
         self.searches = 0
         self.safe = 0  # the branch to go back to if all others were gone
 
-    def afresh(self, diverged: Sequence[Values] = ()) -> Decisions:
-        """Others by the same policy, which have decided nothing yet."""
+    def afresh(
+        self,
+        diverged: Sequence[Values] = (),
+        turn: Mapping[str, Any] | None = None,  # noqa: ARG002
+    ) -> Decisions:
+        """Others by the same policy, which have decided nothing yet, or no more than `turn`."""
         made = Decisions(self._policy, self._new_search)
         made.diverged = [*diverged]
         return made
+
+    def turn(self) -> dict[str, Any] | None:
+        """When `searches` has grown: what all that follows depends on. None: on `safe` alone.
+
+        Beside what diverged.
+        """
+        return None
 
     def requests(self, root: int = 0) -> Requests:
         """From a branch that exists, whose values are not tried."""

@@ -54,7 +54,7 @@ class Driver:
         self, decisions: Decisions, branch: int, runs: Sequence[tuple[int, int]], newest: int
     ) -> None:
         self.decisions = decisions
-        self.done = False  # the last search found nothing
+        self.done = False  # decisions.why says why
         self.branch = branch  # that runs when all is done that was decided
         self._newest = newest  # branches up to it are not forked by this driver, but for _alive
         self._alive = {branch}
@@ -68,7 +68,7 @@ class Driver:
 
     def _begin_search(self, root: int) -> None:
         self._root, self._searches = root, self.decisions.searches
-        self._diverged = [*self.decisions.diverged]
+        self._diverged, self._turn = [*self.decisions.diverged], self.decisions.turn()
         self._course: list[tuple[Any, list[Any]]] = []  # answers, and the next request
 
     def branch_in(self, round: int) -> int:  # noqa: A002
@@ -108,9 +108,13 @@ class Driver:
         return 0 < self._since <= round and branch != self.branch
 
     def state_dict(self) -> dict[str, Any]:
-        """What it knows after the latest round that it heard of: since its search began."""
+        """What it knows after the latest round that it heard of.
+
+        Since its search began, or the turn of its population.
+        """
         return {
             "root": self._root,
+            "turn": self._turn,
             "diverged": self._diverged,
             "course": self._course,
             "safe": self.decisions.safe,
@@ -174,7 +178,7 @@ class Driver:
 
     def _replays(self, state: Mapping[str, Any]) -> bool:
         """Whether it decides the same again."""
-        decisions = self.decisions.afresh(state["diverged"])
+        decisions = self.decisions.afresh(state["diverged"], state.get("turn"))
         self._begin(decisions, state["root"], state["runs"], state["newest"])
         for answer, request in state["course"]:
             made = self._sent(answer)

@@ -7,8 +7,9 @@ values that are a little different (explore), and so on.
 
 from __future__ import annotations
 
+import copy
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,6 @@ from phub._decisions import (
     run_until,
 )
 from phub._search import Between, Search, Space, Values, check_space, drawn, sampled
-from phub._trials import judge
 
 _MOST_LOSSES = 640  # that are kept of a member
 _CUT = 0.2  # of the members are replaced, and so many are copied; at least one
@@ -38,7 +38,7 @@ class Population:
 
     A member runs `policy.window` clocks in each turn. When `policy.plateau` times as many turns as
     there are members bring no loss that is lower by `policy.improvement`, the best goes on alone.
-    What is drawn follows from the seed and the losses.
+    Of the policy no more is used. What is drawn follows from the seed and the losses.
     """
 
     space: Space
@@ -80,12 +80,49 @@ class PopulationDecisions(Decisions):
     def __init__(self, policy: Policy, population: Population) -> None:
         super().__init__(policy, population)
         self._population = population
+        self._draw = random.Random(population.seed)
+        self._copy: Trial | None = None  # `safe`, with what it was copied from; None: the root
+        self._lowest: float | None = None
+        self._worse = 0  # turns since then
+        self._goes_on = False  # in a turn that is given
 
-    def afresh(self, diverged: Sequence[Values] = ()) -> Decisions:
-        """Others by the same policy and seed, which have decided nothing yet."""
+    def afresh(
+        self, diverged: Sequence[Values] = (), turn: Mapping[str, Any] | None = None
+    ) -> Decisions:
+        """Others by the same policy and seed, which have decided nothing yet, or begin a turn."""
         made = PopulationDecisions(self._policy, self._population)
         made.diverged = [*diverged]
+        if turn and turn["of"] == self._of():
+            made._begin_turn(turn)
         return made
+
+    def turn(self) -> dict[str, Any] | None:
+        """As `Decisions.turn`: all that it knows."""
+        if not self.searches and not self._goes_on:  # there are no members yet
+            return None
+        return {
+            "of": self._of(),
+            "members": [_plain(each) for each in self.trials],
+            "best": _plain(self.best),
+            "copy": _plain(self._copy),
+            "lowest": self._lowest,
+            "worse": self._worse,
+            "draw": self._draw.getstate(),
+        }
+
+    def _begin_turn(self, turn: Mapping[str, Any]) -> None:
+        self._goes_on = True
+        self.trials = [Trial(*each) for each in copy.deepcopy(turn["members"])]
+        best, of_copy = (copy.deepcopy(turn[name]) for name in ("best", "copy"))
+        self._copy = Trial(*of_copy) if of_copy else None
+        if best:
+            members = (each for each in self.trials if each.branch == best[0])
+            self.best = next(members, Trial(*best))
+        self._lowest, self._worse = turn["lowest"], turn["worse"]
+        self._draw.setstate(turn["draw"])
+
+    def _of(self) -> str:
+        return repr((self._population, self._policy.branches))
 
     def requests(self, root: int = 0) -> Requests:
         """From a branch that exists.
@@ -93,55 +130,78 @@ class PopulationDecisions(Decisions):
         Beside the members a copy of the best so far stays, from which they begin again if all of
         them diverge; at first it is the root.
         """
-        policy, first = self._policy, self._population()
-        self.safe, self.searches = root, self.searches + 1
-        draw = random.Random(self._population.seed)
-        members: list[Trial] = []
-        self.trials = members
-        while len(members) < policy.branches - 1:
-            values = first.propose() or {}
-            members.append(Trial((yield Fork(root, values)), values))
-        lowest: float | None = None
-        worse = 0
+        self.safe = root
+        if not self._goes_on:
+            yield from self._first_members(root)
+        members, policy = self.trials, self._policy
         while True:
+            self.searches += 1  # what comes now follows from `turn`
             for each in members:
                 yield from run_until(each, len(each.losses) + policy.window)
                 del each.losses[:-_MOST_LOSSES]
             ranked = sorted(filter(lives, members), key=self._lately)
-            worse += 1
+            self._worse += 1
             if ranked:
-                self.best = ranked[0]
-                now = self._lately(self.best)
-                if lowest is None or now < lowest - policy.improvement * abs(lowest):
-                    lowest, worse = now, 0
-                    yield Discard(self.safe)
-                    self.safe = yield Fork(self.best.branch, {})
-            if self.best is None or worse >= policy.plateau * len(members):
+                yield from self._keep_copy(ranked[0])
+            if self.best is None or self._worse >= policy.plateau * len(members):
                 break
-            yield from self._replace(members, ranked, draw)
+            yield from self._replace(members, ranked)
         keep = ranked[0].branch if ranked else self.safe
         for branch in (*(each.branch for each in members), self.safe):
             if branch != keep:
                 yield Discard(branch)
         self.safe = keep
+        found = "finds no lower loss any more" if self.best else "has diverged, all of it"
+        self.why = f"the population {found}"
 
-    def _replace(self, members: list[Trial], ranked: list[Trial], draw: random.Random) -> Requests:
+    def _first_members(self, root: int) -> Requests:
+        """Their first losses are those of the root, on other data."""
+        first = self._population()
+        self.trials = []
+        while len(self.trials) < self._policy.branches - 1:
+            values = first.propose() or {}
+            self.trials.append(Trial((yield Fork(root, values)), values))
+        for each in self.trials:
+            yield from run_until(each, 1)
+        self._start_alike()
+
+    def _keep_copy(self, best: Trial) -> Requests:
+        """Of the best, if it is better than ever."""
+        self.best, now = best, self._lately(best)
+        lowest = self._lowest
+        if lowest is None or now < lowest - self._policy.improvement * abs(lowest):
+            self._lowest, self._worse = now, 0
+            yield Discard(self.safe)
+            self.safe = yield Fork(best.branch, {})
+            self._copy = Trial(self.safe, best.values, [*best.losses], best.start)
+
+    def _replace(self, members: list[Trial], ranked: list[Trial]) -> Requests:
         """Those that diverged, and the last of the others, by children of some of the first."""
-        assert self.best is not None
+        assert self._copy is not None
         cut = max(1, round(_CUT * len(members)))
-        safe = Trial(self.safe, self.best.values)
-        first, last = ranked[:cut] or [safe], ranked[cut:][-cut:]
+        first, last = ranked[:cut] or [self._copy], ranked[cut:][-cut:]
         for at, each in enumerate(members):
             if lives(each) and each not in last:
                 continue
-            parent = draw.choice(first)
-            values = self._population.near(parent.values, draw)
+            parent = self._draw.choice(first)
+            values = self._population.near(parent.values, self._draw)
             yield Discard(each.branch)
-            members[at] = Trial((yield Fork(parent.branch, values)), values)
+            child = yield Fork(parent.branch, values)
+            members[at] = Trial(child, values, start=self._lately(parent))
 
     def _lately(self, member: Trial) -> float:
         """Its mean loss in the second half of its turn."""
-        return judge(member.losses[-self._policy.window :], windows=2).loss
+        turn = member.losses[-self._policy.window :]
+        half = turn[-max(1, len(turn) // 2) :]
+        return sum(half) / len(half)
+
+
+def _plain(trial: Trial | None) -> list[Any] | None:
+    """As it is saved."""
+    if trial is None:
+        return None
+    values = {name: float(value) for name, value in trial.values.items()}
+    return [trial.branch, values, [*trial.losses], trial.start]
 
 
 def decisions_of(policy: Policy, search: Callable[[], Search]) -> Decisions:

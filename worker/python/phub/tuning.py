@@ -107,7 +107,7 @@ class Tuner:
 
     @property
     def done(self) -> bool:
-        """Whether the last search found nothing."""
+        """Whether it has ended, and the best goes on: `decisions.why` says why."""
         return self._driver.done
 
     @property
