@@ -43,9 +43,10 @@ becomes a copy of the best with values a little off, and so on.
 PHUB_TOKEN or PHUB_TOKEN_FILE has the token, of role admin, if the box asks for one. Where it has
 TLS: --server https://HOST:PORT, and PHUB_CA names the file of the authority.
 
-The tuner ends when the job does, when a search finds nothing any more, or with Ctrl-C; the training
-goes on with the best branch, or with that from which the search began, and the tuner discards the
-others that it made. One that was killed leaves them: --discard-others of the next one."""
+The tuner ends when the job does, when a search finds nothing any more, or a population no lower
+loss, or with Ctrl-C; the training goes on with the best branch, or with that from which the search
+began, and the tuner discards the others that it made. One that was killed leaves them:
+--discard-others of the next one."""
 
 
 def _numbers(text: str, given: str) -> list[float]:
@@ -98,6 +99,18 @@ def search_of(given: argparse.Namespace) -> Callable[[], Search]:
     search = searches[given.method]
     search()  # says now what cannot be
     return search
+
+
+# Options that a method has no use for.
+_OF_SEARCHES = ("compare", "schedule", "first_clocks", "most_clocks", "slice_clocks", "points")
+_IN_VAIN = {"pbt": _OF_SEARCHES, "climb": ("points", "seed")}
+
+
+def _check_used(given: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    for name in _IN_VAIN.get(given.method, ()):
+        if getattr(given, name) != parser.get_default(name):
+            option = name.replace("_", "-")
+            parser.error(f"--method {given.method} has no use for --{option}: leave it out")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -243,7 +256,7 @@ class _Follower:
             self._course.decided(self._driver.decisions, self._driver.branch)
             self._course.show()
             if self._driver.done:
-                return "a search found nothing that converges"
+                return self._driver.decisions.why
             time.sleep(self._every_s)
 
     def _silence(self) -> str:
@@ -382,6 +395,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     if not given.job:
         parser.error("--job NAME, or PHUB_JOB, says which job is to be tuned")
+    _check_used(given, parser)
     if not 0 < given.every <= _MOST_S or not 0 <= given.wait <= _MOST_S:
         parser.error(f"--every is above 0, --wait not below 0, and both are at most {_MOST_S:g}")
     signal.signal(signal.SIGTERM, _interrupt)

@@ -16,7 +16,7 @@ import time
 import pytest
 import torch
 from blobs import RULES, WORLD, assert_alike, assert_near, begun, replayed
-from conftest import PACKAGE, SEED, Box, python, refused, wait_until
+from conftest import PACKAGE, Box, python, refused, wait_until
 from exact import parameters_of
 from torch import nn
 
@@ -89,7 +89,7 @@ def test_every_branch_trains_as_in_one_process(box, start, monkeypatch, tmp_path
     tuner = tune(
         *("--server", box.address, "--job", f"tune-{rule}", "--search", f"lr={values}"),
         *("--first-clocks", "8", "--most-clocks", "256", "--window", "6", "--plateau", "2"),
-        *("--every", "0.01", "--seed", str(SEED), "--log", str(log), "--loss", "mine"),
+        *("--every", "0.01", "--log", str(log), "--loss", "mine"),
     )
     ranks = start(trains, WORLD, rule, tmp_path)
 
@@ -134,9 +134,12 @@ MISTAKES = [
     ("--job x --search lr=cubic:1..2", "not 'cubic:'"),
     ("--job x --search lr=1,two", "'1,two' is not a list of numbers"),
     ("--job x --search lr=1,nan", "'1,nan' is not a list of numbers"),
-    ("--job x --search lr=1..2 --points 9", "'1..2' is not a list"),
+    ("--job x --search lr=1..2", "'1..2' is not a list"),
     ("--job x --search lr=1 --search lr=2", "lr is given twice"),
     ("--job x --search lr=log:1..2 --method grid --points 1000000000", "take fewer points"),
+    ("GIVEN --points 9", "--method climb has no use for --points"),
+    ("GIVEN --method pbt --first-clocks 8", "--method pbt has no use for --first-clocks"),
+    ("GIVEN --method pbt --compare loss", "--method pbt has no use for --compare"),
     ("GIVEN --branches 2", "branches of a tuner"),
     ("GIVEN --method grid --points 1", "at least 2"),
     ("GIVEN --method sampled --points 0", "at least 1"),
