@@ -43,7 +43,8 @@ class FSDPState:
         formats: of gradients on the wire, by patterns of keys' names, which are those of the
             modules that fully_shard() was called for, and "model": see `Worker`.
         options: of `Worker`, of which rank and world_size are the replica's. With several processes
-            in a replica, each has a job of its own with its peers in the others: job="NAME-SHARD".
+            in a replica, each has a job of its own with its peers in the others: job="NAME-SHARD",
+            and none has `branches`.
         """
         check_results(
             "FSDPState", options, reduction="mean", initial="broadcast", parameter_dtype="f32"
@@ -57,6 +58,11 @@ class FSDPState:
         found = ((key, p) for key, of_key in self._parameters.items() for p in of_key)
         named = {f"{key}[{number}]": p for number, (key, p) in enumerate(found)}
         device = device_of(named)
+        if options.get("branches") and next(iter(named.values())).device_mesh.size() > 1:
+            raise InvalidError(
+                "branches: with several processes in a replica each has a job of its own, and "
+                "branches are those of one job; leave them out, or have one process in a replica"
+            )
         self._elements = by_name(
             {
                 key: sum(_shard_of(p) for p in parameters)

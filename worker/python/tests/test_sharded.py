@@ -408,6 +408,7 @@ def joins(rank, store, how, form):
     options = {
         "one job": {"rank": rank, "world_size": 4, "job": job("of-all")},
         "crossed": {"rank": replica ^ shard, "world_size": REPLICAS, "job": job(shard)},
+        "branches": {"rank": replica, "world_size": REPLICAS, "job": job(shard), "branches": 1},
     }[how]
     try:
         if form == "state":
@@ -430,6 +431,11 @@ def joins(rank, store, how, form):
 def test_shards_have_jobs_of_their_own(box, start, tmp_path, how, message, form):
     for said in start(joins, 4, tmp_path / "store", how, form).results():
         assert re.search(message, said), said
+
+
+def test_several_processes_in_a_replica_have_no_branches(box, start, tmp_path):
+    for said in start(joins, 4, tmp_path / "store", "branches", "state").results():
+        assert "branches are those of one job" in said
 
 
 @of_ranks(1)
