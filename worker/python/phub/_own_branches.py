@@ -32,10 +32,11 @@ class OwnBranches:
             optimizer.zero_grad()
             ...
 
-    A child has what its parent had when it was forked: parameters and buffers, the optimizer's
-    state and groups, random numbers of the CPU, and what is kept. The values that it was forked
-    with go into all groups: lr, momentum, weight_decay and others by PyTorch's names, but beta1 and
-    beta2 of betas. All of it is in memory, once for each branch but the one that runs.
+    A child has what its parent had when it was forked: parameters (but frozen ones that are in no
+    group) and buffers, the optimizer's state and groups, random numbers of the CPU, PowerSGD's
+    state, and what is kept. The values that it was forked with go into all groups: lr, momentum,
+    weight_decay and others by PyTorch's names, but beta1 and beta2 of betas. All of it is in
+    memory, once for each branch but the one that runs.
     """
 
     def __init__(
@@ -45,7 +46,10 @@ class OwnBranches:
         optimizer: Optimizer,
         kept: Mapping[str, Stateful] | None = None,
     ) -> None:
-        """kept: what else a branch has for itself, such as a data loader or a GradScaler."""
+        """kept: what else a branch has for itself, such as a data loader or a GradScaler.
+
+        Tensors of its state come back on the CPU.
+        """
         self._worker = worker
         self._own = _Whole(model, optimizer)
         self._own.keep({**worker.of_branches, **(kept or {})})
@@ -71,7 +75,10 @@ class _Whole(OwnState):
         super().__init__(model, optimizer)
         self.branch = 0  # whose state it is
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self._parameters += [p for p in model.parameters() if not _is_in(p, self._parameters)]
+        known = {id(p) for p in self._parameters}
+        self._parameters += [
+            p for p in model.parameters() if p.requires_grad and id(p) not in known
+        ]
 
     @torch.no_grad()
     def set_values(self, branch: int, values: Mapping[str, float]) -> None:
@@ -105,6 +112,14 @@ class _Whole(OwnState):
                 {name: _local(value) for name, value in state.get(p, {}).items()}
                 for p in self._parameters
             ],
+            "devices": [
+                {
+                    name: str(value.device)
+                    for name, value in state.get(p, {}).items()
+                    if isinstance(value, torch.Tensor)
+                }
+                for p in self._parameters
+            ],
         }
 
     @torch.no_grad()
@@ -113,14 +128,14 @@ class _Whole(OwnState):
         self.branch = state["branch"]
         for p, value in zip(self._parameters, state["parameters"], strict=True):
             _local(p).copy_(value)
-        for p, of_one in zip(self._parameters, state["state"], strict=True):
-            self._optimizer.state.pop(p, None)
+        saved = zip(self._parameters, state["state"], state["devices"], strict=True)
+        for p, of_one, devices in saved:
+            before = self._optimizer.state.pop(p, {})
             if of_one:
-                self._optimizer.state[p] = {n: _like(value, p) for n, value in of_one.items()}
-
-
-def _is_in(one: torch.Tensor, others: list[Any]) -> bool:
-    return any(one is other for other in others)
+                self._optimizer.state[p] = {
+                    name: _put(value, before.get(name), devices.get(name), p)
+                    for name, value in of_one.items()
+                }
 
 
 def _local(value: Any) -> Any:
@@ -128,12 +143,18 @@ def _local(value: Any) -> Any:
     return value.to_local() if hasattr(value, "to_local") else value
 
 
-def _like(value: Any, parameter: torch.Tensor) -> Any:
-    """What `_local` made of a state of the parameter."""
-    if not hasattr(parameter, "to_local") or not isinstance(value, torch.Tensor):
+def _put(value: Any, before: Any, device: str | None, parameter: torch.Tensor) -> Any:
+    """What `_local` made of a state of the parameter: in the tensor before, if that is alike."""
+    if not isinstance(value, torch.Tensor):
         return value
-    if value.shape != _local(parameter).shape:  # a number of steps
-        return value
+    if isinstance(before, torch.Tensor):
+        mine = _local(before)
+        if (mine.shape, mine.dtype) == (value.shape, value.dtype) and str(mine.device) == device:
+            mine.copy_(value)
+            return before
+    # Not sharded as the parameter is: such as a number of steps.
+    if not hasattr(parameter, "to_local") or value.shape != _local(parameter).shape:
+        return value.to(device)
     made = torch.zeros_like(parameter, dtype=value.dtype)
     _local(made).copy_(value)
     return made

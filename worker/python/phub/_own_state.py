@@ -89,7 +89,7 @@ class OwnState:
             )
         if is_whole:
             for group, values in zip(self._optimizer.param_groups, state["groups"], strict=True):
-                group.update(values)
+                group.update({name: _there(v, group.get(name)) for name, v in values.items()})
         with torch.no_grad():
             for name, buffer in self._buffers.items():
                 buffer.copy_(state["buffers"][name])
@@ -102,10 +102,19 @@ class OwnState:
     def _load_as_saved(saved: bytes) -> dict[str, Any]:
         """Runs no code, whatever the bytes are."""
         try:
-            state: dict[str, Any] = torch.load(io.BytesIO(saved), weights_only=True)
+            state: dict[str, Any] = torch.load(
+                io.BytesIO(saved), map_location="cpu", weights_only=True
+            )
         except pickle.UnpicklingError as error:
             raise InvalidError(
                 "what steps() keeps must have states of numbers, strings, tensors, and lists, "
                 f"tuples and dicts of these: {error}"
             ) from None
         return state
+
+
+def _there(value: Any, before: Any) -> Any:
+    """Where the value before it is."""
+    if isinstance(value, torch.Tensor) and isinstance(before, torch.Tensor):
+        return value.to(before.device)
+    return value

@@ -238,6 +238,31 @@ def test_a_branch_that_is_discarded_before_it_runs_has_its_values_on_all_ranks(r
 
 
 @of_ranks(1)
+def test_another_branch_lies_where_the_one_before_did(rank):
+    """And what is frozen is not kept."""
+    model, made = begun()
+    model.frozen = nn.Parameter(torch.zeros(1 << 18), requires_grad=False)
+    wrapped = phub.ddp(model, branches=1, on_nonfinite="pass")
+    worker = wrapped.phub.worker
+    own = phub.OwnBranches(worker, model, made)
+    assert len(own._own.saved()) < 1 << 18
+    child, _ = worker.fork(0, {"lr": 0.5}, round=4)
+    worker.schedule((child, 2), (0, 0), round=5)
+    lies, ran = set(), []
+    for step in range(10):
+        ran.append(own.begin())
+        if step > 0:
+            tensors = [made.state[p]["momentum_buffer"] for p in made.state]
+            lies.add(tuple(each.data_ptr() for each in (*tensors, *model.parameters())))
+        made.zero_grad()
+        wrapped(step, rank).backward()
+        made.step()
+    assert ran.count(child) == 2
+    assert len(lies) == 1
+    wrapped.phub.close()
+
+
+@of_ranks(1)
 def test_a_branch_that_diverges_leaves_nothing_to_its_parent(rank):
     """PowerSGD's residuals and Q are each branch's own."""
 
