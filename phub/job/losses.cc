@@ -70,10 +70,8 @@ void Losses::add(uint32_t rank, uint64_t round, double loss, uint64_t most, std:
   ++entry.ranks;
 }
 
-// Some rank may be in the latest round, and no rank has reported another in place of this one.
-bool Losses::is_told(const Entry& entry) const {
-  return entry.round > 0 && entry.round < latest_ && entry.round + kKeptLosses > latest_;
-}
+// Some rank may be in the latest round.
+bool Losses::is_over(const Entry& entry) const { return entry.round > 0 && entry.round < latest_; }
 
 RoundLoss Losses::mean_of(const std::string& name, const Entry& entry) {
   const double mean = entry.sum / entry.ranks;
@@ -90,7 +88,10 @@ LossPage Losses::page(uint64_t from) const {
   LossPage page{.latest = latest_};
   for (const auto& [name, of] : by_name_) {
     for (const Entry& entry : of.entries) {
-      if (entry.round >= from && is_told(entry)) page.losses.push_back(mean_of(name, entry));
+      const bool is_kept = entry.round + kKeptLosses > latest_;
+      if (entry.round >= from && is_kept && is_over(entry)) {
+        page.losses.push_back(mean_of(name, entry));
+      }
     }
   }
   std::ranges::stable_sort(page.losses, {}, &RoundLoss::round);
@@ -102,7 +103,7 @@ std::vector<RoundLoss> Losses::latest() const {
   for (const auto& [name, of] : by_name_) {
     const Entry* last = nullptr;
     for (const Entry& entry : of.entries) {
-      if (is_told(entry) && (last == nullptr || entry.round > last->round)) last = &entry;
+      if (is_over(entry) && (last == nullptr || entry.round > last->round)) last = &entry;
     }
     if (last != nullptr) all.push_back(mean_of(name, *last));
   }

@@ -29,8 +29,9 @@ class Losses {
   void add(uint32_t rank, uint64_t round, double loss, uint64_t most,
            std::string_view name = kLossName);
 
-  LossPage page(uint64_t from) const;     // without the epoch
-  std::vector<RoundLoss> latest() const;  // of each name the last that page() has
+  LossPage page(uint64_t from) const;  // without the epoch
+  // Of each name the last before the latest round of all names, however long ago that was.
+  std::vector<RoundLoss> latest() const;
   uint64_t bytes() const;
 
  private:
@@ -45,7 +46,7 @@ class Losses {
     std::vector<uint64_t> reported;  // by rank: its latest round
   };
   Named& named(std::string_view name);
-  bool is_told(const Entry& entry) const;
+  bool is_over(const Entry& entry) const;
   static RoundLoss mean_of(const std::string& name, const Entry& entry);
   uint32_t branch_in(uint64_t round) const;
   void forget_runs(uint64_t newest);

@@ -2197,7 +2197,7 @@ MUTANTS = [
            "if (round <= reported[rank] || round < entry.round) return;",
            "if (round < entry.round) return;", ("phub/losses_test",)),
     Mutant("losses: the latest is told before all have said it", "phub/job/losses.cc",
-           "entry.round < latest_ &&", "entry.round <= latest_ &&", ("phub/losses_test",)),
+           "entry.round < latest_; }", "entry.round <= latest_; }", ("phub/losses_test",)),
     Mutant("losses: names of a job are not bounded", "phub/job/losses.cc",
            "if (by_name_.size() == kMostLossNames) {", "if (false) {", ("phub/losses_test",)),
     Mutant("py-tune: losses of all names count", "worker/python/phub/tune.py",

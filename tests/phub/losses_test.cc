@@ -99,6 +99,23 @@ TEST(Losses, EachNameHasItsOwn) {
   EXPECT_THAT(losses.page(3).losses, ElementsAre(later));
 }
 
+TEST(Losses, TheLatestOfANameIsToldHoweverLongAgoItWas) {
+  Losses losses;
+  const BranchRun runs[] = {{1, 0}};
+  losses.learn(runs);
+  const uint64_t last = 5 * kKeptLosses;
+  for (uint64_t round = 1; round <= last; ++round) {
+    if (round % (2 * kKeptLosses) == 7) losses.add(0, round, 4, kMost, "validation");
+    losses.add(0, round, 2, kMost, "train");
+  }
+  const RoundLoss train{.round = last - 1, .ranks = 1, .loss = 2, .name = "train"};
+  RoundLoss held_out{.round = 4 * kKeptLosses + 7, .ranks = 1, .loss = 4, .name = "validation"};
+  EXPECT_THAT(losses.latest(), ElementsAre(train, held_out));
+  losses.add(0, last + kKeptLosses, 2, kMost, "train");
+  EXPECT_THAT(losses.latest(), ElementsAre(::testing::Field(&RoundLoss::round, last), held_out));
+  EXPECT_THAT(rounds_of(losses.page(0)), IsEmpty());
+}
+
 TEST(Losses, NamesAreBoundedInLengthAndNumber) {
   Losses losses;
   const BranchRun runs[] = {{1, 0}};
