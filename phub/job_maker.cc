@@ -288,13 +288,8 @@ std::shared_ptr<RunningJob> JobMaker::make(const Order& order,
   if (!spec.rank_hosts.empty() && !shards.empty()) {
     passed_over.push_back(where_chunks_lie(spec, plan));
   }
+  if (host_.checkpoints && request.saves) SavedJobs::check_own_states(spec);
   // A job without state in the box is saved if its ranks save.
-  if (request.saves && spec.branches > 0 && !box_has_state(spec)) {
-    fail(ErrorCode::kInvalid,
-         "branches: in job '{}', which has no optimizer, they are states of the ranks, and a rank "
-         "that is saved would not have those of a job that goes on; leave out the saver",
-         spec.name);
-  }
   const bool snapshots =
       host_.checkpoints != nullptr && (box_has_state(spec) || request.saves || saved);
   const std::optional<SwitchedJob> through =

@@ -84,6 +84,7 @@ void MemberDesk::join(const JoinRequest& request, Reply<JoinReply> reply) {
     answer_join(rank, {std::move(reply)});
     return;
   }
+  if (host_.checkpoints && request.saves) SavedJobs::check_own_states(job_.spec());
   const uint64_t token = requests_.new_token();
   joins_[token] = {id, request.caller, request.saves, request.interest, {std::move(reply)}};
   if (request.saves && savers_.must_tell_parent()) {

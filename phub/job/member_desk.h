@@ -33,7 +33,8 @@ class MemberDesk {
   // As check_life(), and kRewound if the job has gone on from a checkpoint since. 0: any life.
   void check_same_life(uint64_t epoch) const;
 
-  // A join that is sent again gets the answer of the first.
+  // A join that is sent again gets the answer of the first. Throws Error(kInvalid): the rank saves,
+  // and none of this job may.
   void join(const JoinRequest& request, Reply<JoinReply> reply);
   // The answer to the rank's join could not be made.
   void join_unanswered(uint32_t rank, uint32_t incarnation);

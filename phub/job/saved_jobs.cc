@@ -39,6 +39,14 @@ void SavedJobs::look() {
 
 void SavedJobs::check(const JobSpec& spec) { make_tensor_header(tensors_of(spec), {}); }
 
+void SavedJobs::check_own_states(const JobSpec& spec) {
+  if (spec.branches == 0 || box_has_state(spec)) return;
+  fail(ErrorCode::kInvalid,
+       "branches: in job '{}', which has no optimizer, they are states of the ranks, and a rank "
+       "that is saved would not have those of a job that goes on; leave out the saver",
+       spec.name);
+}
+
 bool SavedJobs::may_go_on(const std::string& job, std::vector<std::string>& said) {
   const std::vector<Checkpoints::Named> all = store_.named(job);
   const uint64_t lives = store_.epoch_of(job);

@@ -38,6 +38,8 @@ class SavedJobs {
   // Throws Error(kInvalid) if the job could not be saved: a key has a name that files of tensors
   // cannot have, or there are too many.
   static void check(const JobSpec& spec);
+  // Throws Error(kInvalid) if no rank of the job may save a state of its own.
+  static void check_own_states(const JobSpec& spec);
 
   // Throws Error if the job has ended since its life `epoch` (kNotFound), or is not known to have
   // had that (kFenced).

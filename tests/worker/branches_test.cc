@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <functional>
 #include <map>
+#include <memory>
 #include <random>
 #include <span>
 #include <string>
@@ -16,6 +17,7 @@
 #include "tests/oracle/reference.h"
 #include "tests/oracle/replay.h"
 #include "tests/seeds.h"
+#include "tests/temporary_directory.h"
 #include "tests/worker/box.h"
 #include "tests/worker/branch_rounds.h"
 #include "tests/worker/expect_error.h"
@@ -467,9 +469,6 @@ TEST(Branches, JobsThatCannotHaveThemAreRefused) {
   sums.branches = 1;
   sums.optimizer = "none";
   sums.hyper.clear();
-  WorkerOptions saved = box.options(sums);
-  saved.saver = [](uint64_t) { return RankState{{"state", {}}}; };
-  expect_error(ErrorCode::kInvalid, "leave out the saver", [&] { Worker worker(saved); });
   JobSpec ahead = spec_of("slack", 1);
   ahead.branches = 1;
   ahead.consistency = "ssp";
@@ -490,3 +489,23 @@ TEST(Branches, JobsThatCannotHaveThemAreRefused) {
 
 }  // namespace branches_test
 }  // namespace phub
+// Whichever rank comes first. Where there are no checkpoints a saver does nothing.
+TEST(Branches, NoRankSavesStatesOfBranches) {
+  const TemporaryDirectory directory;
+  Box box("pack:1 core:2 pu:1", uint64_t{1} << 33, {}, {.folder = directory.path()}), unsaved(2);
+  JobSpec sums = spec_of("sums", 1);
+  sums.branches = 1;
+  sums.max_ranks = 2;
+  sums.optimizer = "none";
+  sums.hyper.clear();
+  const auto join = [&sums](const Box& at, bool saves) {
+    WorkerOptions options = at.options(sums);
+    if (saves) options.saver = [](uint64_t) { return RankState{{"state", {}}}; };
+    return std::make_unique<Worker>(options);
+  };
+  expect_error(ErrorCode::kInvalid, "leave out the saver", [&] { join(box, true); });
+  const auto first = join(box, false);
+  expect_error(ErrorCode::kInvalid, "leave out the saver", [&] { join(box, true); });
+  const auto alone = join(unsaved, true);
+}
+
