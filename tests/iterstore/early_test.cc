@@ -236,6 +236,42 @@ TEST(Early, WhatIsOnlyReadIsNotPushed) {
   });
 }
 
+// Thread 0 also recorded updates behind the clock, so that it begins anew within one.
+TEST(Early, ABatchIsHeldWhereTheSequenceBeginsAnew) {
+  Box box(2);
+  StoreOptions options = options_with(2);
+  options.batches = 1;
+  each_store(box, "middle", options, [](Store& store, uint32_t) {
+    std::barrier both(2);
+    each_rank(2, [&](uint32_t t) {
+      StoreThread mine(store, t);
+      const auto add = [&mine] {
+        for (uint64_t row = 0; row < kRows; ++row) mine.update(0, row, int32_t{1});
+      };
+      const auto iterate = [&](bool in_turn) {
+        if (in_turn && t == 0) both.arrive_and_wait();
+        add();
+        if (in_turn && t == 1) both.arrive_and_wait();
+        mine.clock();
+        if (t == 0) add();
+        if (in_turn) both.arrive_and_wait();
+      };
+      mine.begin_virtual();
+      iterate(false);
+      mine.finish();
+      for (int i = 0; i < 4; ++i) {
+        iterate(true);
+        EXPECT_EQ(store.stats().pushed_early, 1U)
+            << i << ": in the first clock, and not taken back";
+        both.arrive_and_wait();
+      }
+      mine.clock();
+      EXPECT_EQ(mine.read<int32_t>(0, 5), 2 * (4 + 4 + 4));
+      mine.clock();
+    });
+  });
+}
+
 TEST(Early, IsForLockStepWithAnIndex) {
   StoreOptions options = options_with(1);
   options.worker.spec.name = "wrong";

@@ -2369,6 +2369,8 @@ MUTANTS = [
            "next_ = next == clocks_.end() || *next + 1 == sequence_.size() ? 0 : *next + 1;", "", IN_STORES),
     Mutant("readers: of links that come twice the first counts", "worker/examples/readers/links.cc",
            "links[kept - 1].weight += link.weight;", "", ("iterstore/readers_test",)),
+    Mutant("iterstore: a batch goes while a sequence begins anew", "worker/iterstore/thread_rows.cc",
+           "last[place.at.key] = kNoStep;", "", ("iterstore/early_test",)),
     Mutant("readers: a matrix that was cut off is read", "worker/examples/readers/matrix_market.cc",
            "if (seen_ == entries_) return std::nullopt;", "return std::nullopt;", ("iterstore/readers_test",)),
     Mutant("readers: words of all documents are kept", "worker/examples/readers/texts.cc",

@@ -118,7 +118,12 @@ void ThreadRows::plan_dues(size_t keys) {
       last[places_[sequence_[step]].at.key] = step;
     }
   }
-  end_clock();  // what was recorded behind the last one
+  // Behind the last clock the sequence begins anew before the next one: all keys are held until
+  // then.
+  if (!clocks_.empty()) {
+    for (const Place& place : places_) last[place.at.key] = kNoStep;
+  }
+  end_clock();
   first_due_.push_back(static_cast<uint32_t>(dues_.size()));
   hold();
 }

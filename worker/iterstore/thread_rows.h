@@ -78,6 +78,7 @@ class ThreadRows {
   struct Due {  // the last access to a key before a clock
     uint32_t step = 0, key = 0;
   };
+  static constexpr uint32_t kNoStep = kNoPlace - 1;  // the sequence is never behind it
   static constexpr uint64_t kNever = ~uint64_t{0};
 
   Place* look_up(uint32_t table, uint64_t row);
