@@ -1,8 +1,10 @@
 // Batches that are pushed when the recorded sequence has done with them, before the clock: when
 // that happens, and what becomes of calls that come later. That it changes no bits, store_test
 // tries.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <barrier>
 #include <chrono>
 #include <functional>
@@ -20,6 +22,8 @@ namespace early_test {
 using phub::testing::Box;
 using phub::testing::each_rank;
 using phub::testing::expect_error;
+using ::testing::Contains;
+using ::testing::HasSubstr;
 
 constexpr uint64_t kBatches = 4;
 constexpr uint64_t kOfBatch = 256;  // rows: 4 chunks
@@ -234,6 +238,29 @@ TEST(Early, WhatIsOnlyReadIsNotPushed) {
     mine.begin_virtual();
     mine.finish();
   });
+}
+
+TEST(Early, ARankThatDoesNotPushEarlyIsRefused) {
+  Box box(2);
+  std::array<std::string, 2> said;
+  each_rank(2, [&](uint32_t rank) {
+    StoreOptions options = options_with(1);
+    options.tables[0].fixed = true;  // so that ranks ask each other in any case
+    options.push_early = rank == 0;
+    JobSpec spec;
+    spec.name = "mixed";
+    spec.world_size = 2;
+    spec.join_limit_ms = 5000;
+    options.worker = box.options(spec, rank);
+    Store store(options);
+    StoreThread mine(store, 0);
+    try {
+      record(mine);
+    } catch (const Error& error) {
+      said[rank] = error.what();
+    }
+  });
+  EXPECT_THAT(said, Contains(HasSubstr("stray-early")));
 }
 
 // Thread 0 also recorded updates behind the clock, so that it begins anew within one.

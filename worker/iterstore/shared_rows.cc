@@ -12,7 +12,8 @@ namespace {
 
 // Those of tables have a '/'.
 constexpr const char* kClockKey = "clock";
-constexpr const char* kStrayKey = "stray";  // the latest time somebody did; if ranks ask
+constexpr const char* kStrayKey = "stray";             // the latest time somebody did; if ranks ask
+constexpr const char* kStrayEarlyKey = "stray-early";  // the same, of ranks that push early
 
 constexpr uint64_t kPieceWords = 8192;  // of a piece, about; at most a chunk
 
@@ -20,14 +21,14 @@ constexpr uint64_t kPieceWords = 8192;  // of a piece, about; at most a chunk
 // they share no rows, and each has something to push.
 WorkerOptions options_of_rows(const WorkerOptions& store, const std::string& name,
                               std::span<const Table> tables, const RowPlan& plan, const Use& use,
-                              bool asks) {
+                              bool early) {
   std::vector<KeySpec> keys = key_specs(plan, tables);
   keys.push_back({.name = kClockKey,
                   .elements = sizeof(Tally) / sizeof(uint32_t),
                   .operation = "add",
                   .value_type = "i64"});
-  if (asks) {
-    keys.push_back({.name = kStrayKey,
+  if (plan.has_narrow() || early) {
+    keys.push_back({.name = early ? kStrayEarlyKey : kStrayKey,
                     .elements = 2,
                     .priority = kParts + 1,  // what was pushed early does not delay it
                     .operation = "max",
@@ -61,7 +62,7 @@ SharedRows::SharedRows(const WorkerOptions& store, const std::string& name,
     : tables_(tables),
       plan_(std::move(plan)),
       use_(std::move(use)),
-      options_(options_of_rows(store, name, tables, plan_, use_, plan_.has_narrow() || early)),
+      options_(options_of_rows(store, name, tables, plan_, use_, early)),
       rest_(std::move(states)),
       reads_ahead_(store.spec.consistency == "async" ||
                    (store.spec.consistency == "ssp" && store.spec.slack > 0)),
