@@ -1110,7 +1110,10 @@ PHUB_API phub_code phub_store_options_destroy(phub_store_options* options);
  *   static_index     0: every row is found by a hash map, with locks              1
  *   batches          in which rows of a table come, at most; 1 to 64              8
  *   push_early       1: a batch goes with its last recorded access, before the clock; in lock-step
- *                    only                                                         0 */
+ *                    only. An update that comes later waits until all other threads, of all
+ *                    processes, are in phub_store_clock, phub_store_finish or phub_store_table:
+ *                    so an iteration has no barrier of its own. After a lost rank it ends the
+ *                    store                                                        0 */
 PHUB_API phub_code phub_store_options_set(phub_store_options* options, const char* name,
                                           const char* value);
 PHUB_API phub_code phub_store_options_set_number(phub_store_options* options, const char* name,
@@ -1160,6 +1163,7 @@ typedef struct phub_store_counters {
   uint64_t widened; /* times that a table ceased to be fixed, until rows were placed anew */
   /* These are for the present job, as in phub_stats. */
   uint64_t pushes, chunks_pushed, chunks_received, bytes_copied, sleeps, reconnections;
+  uint64_t pushed_early; /* batches that went before the clock, in the present job */
 } phub_store_counters;
 PHUB_API phub_code phub_store_stats(const phub_store* store, phub_store_counters* counters);
 

@@ -323,6 +323,8 @@ TEST(StoreInC, HeedsOptions) {
   EXPECT_EQ(counted_with(box, {}).by_index, 0U);
   EXPECT_GT(counted_with(box, {}).cached, 0U);
   EXPECT_GT(counted_with(box, {{"static_index", "0"}}).by_index, 0U);
+  EXPECT_EQ(counted_with(box, {}).pushed_early, 0U);
+  EXPECT_EQ(counted_with(box, {{"push_early", "1"}}).pushed_early, 1U);
   for (const auto& [name, value, words] : {std::array{"threads", "0", "threads"},
                                            {"batches", "65", "65"},
                                            {"gather_again", "1.5", "gather_again"}}) {

@@ -113,7 +113,8 @@ phub_store_counters counters_of(const iterstore::StoreStats& stats) {
           .chunks_received = stats.worker.chunks_received,
           .bytes_copied = stats.worker.bytes_copied,
           .sleeps = stats.worker.sleeps,
-          .reconnections = stats.worker.reconnections};
+          .reconnections = stats.worker.reconnections,
+          .pushed_early = stats.pushed_early};
 }
 
 }  // namespace

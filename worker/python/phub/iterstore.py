@@ -79,6 +79,7 @@ class StoreStats:
     bytes_copied: int
     sleeps: int
     reconnections: int
+    pushed_early: int  # batches that went before the clock, in the present job
 
 
 class Store:
@@ -106,7 +107,10 @@ class Store:
             phub_store_options_set in worker/phub.h; and those of a `phub.Worker`: job, rank,
             world_size, consistency, slack, on_loss, `box` … What is not given comes from the
             launcher's environment; there must be a rank. With on_loss="fail" a rank that is lost
-            ends the store, else the others go on without its updates.
+            ends the store, else the others go on without its updates. With push_early an update
+            that comes when its batch has gone waits until all other threads, of all ranks, are in
+            `clock`, `finish` or `table`: an iteration has no barrier of its own. After a lost rank
+            it ends the store.
         """
         self.tables = tuple(tables)
         self.threads = threads

@@ -162,6 +162,7 @@ def test_counts_and_settings(box):
 
     assert counted().in_sequence == 5
     assert counted().cached == 5
+    assert counted(push_early=True).pushed_early == 0  # it only reads
     assert counted(static_index=np.False_).by_index == 5
 
 
