@@ -89,6 +89,20 @@ TEST(State8, EveryLengthAsTheReferenceHasIt) {
   }
 }
 
+// REQUIRES: x[0] is the largest magnitude.
+void expect_neighbours(const std::vector<float>& x, bool is_signed) {
+  const auto& values = reference::state_values(is_signed);
+  std::vector<double> sorted(values.begin(), values.end());
+  std::ranges::sort(sorted);
+  const std::vector<uint8_t> codes = reference::encode_state(x, is_signed).codes;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double wanted = double{x[i]} / x[0], got = values[codes[i]];
+    const double inside = std::clamp(wanted, sorted.front(), sorted.back());
+    EXPECT_LE(got, *std::ranges::lower_bound(sorted, inside)) << wanted;
+    EXPECT_GE(got, *(std::ranges::upper_bound(sorted, inside) - 1)) << wanted;
+  }
+}
+
 // Around every value, and the middles of two, with a scale of 1 and with others.
 TEST(State8, OneOfTheTwoValuesThatItLiesBetween) {
   std::mt19937_64 random(test::seed());
@@ -105,6 +119,7 @@ TEST(State8, OneOfTheTwoValuesThatItLiesBetween) {
           }
         }
         check(x, is_signed, random);
+        expect_neighbours(x, is_signed);
         if (HasFailure()) return;
       }
     }
