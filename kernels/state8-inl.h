@@ -64,7 +64,8 @@ template <bool kIsSigned, class D>
 HWY_INLINE void encode_vector(D d, const float* from, float inverse, uint8_t* to) {
   const I32<D> di;
   const auto v = hn::Mul(hn::LoadU(d, from), hn::Set(d, inverse));
-  const auto bits = magnitude_bits<kIsSigned>(d, v);
+  const auto one = hn::BitCast(di, hn::Set(d, 1.0f));  // what is infinite becomes the scale
+  const auto bits = hn::Min(magnitude_bits<kIsSigned>(d, v), one);
   const auto number = on_line<StateNumbers<kIsSigned>>(d, hn::BitCast(d, bits), UpperDecades());
   auto code = hn::ConvertTo(di, hn::Add(number, share_of(d, bits)));  // rounds down
   if constexpr (kIsSigned) {
@@ -93,10 +94,10 @@ float encode_block(const float* from, size_t n, uint8_t* to) {
     largest =
         std::max(largest, hn::GetLane(magnitude_bits<kIsSigned>(d1, hn::LoadU(d1, from + i))));
   }
-  const auto scale = std::bit_cast<float>(largest);
-  if (largest >= kInfinityBits || scale < kLeastScale) {
+  const auto scale = std::bit_cast<float>(std::min(largest, kInfinityBits - 1));
+  if (largest > kInfinityBits || scale < kLeastScale) {
     std::fill_n(to, n, uint8_t{0});
-    return largest >= kInfinityBits ? std::bit_cast<float>(0x7FC00000) : 0.0f;
+    return largest > kInfinityBits ? std::bit_cast<float>(0x7FC00000) : 0.0f;
   }
   const float inverse = 1.0f / scale;
   for (i = 0; i + lanes <= n; i += lanes) encode_vector<kIsSigned>(d, from + i, inverse, to + i);

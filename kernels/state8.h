@@ -10,8 +10,9 @@
 // is not 0 never becomes 0, where a step would divide by ε alone.
 //
 // Encoding what was decoded gives the same codes and scales again. A scale below kLeastScale is 0,
-// and so is its block. If an element of a block is not finite, the scale is a NaN, and the whole
-// block decodes to NaN.
+// and so is its block. An infinite element is encoded as the largest finite number of its sign: the
+// square of a finite gradient may be infinite. If an element of a block is NaN, the scale is a NaN,
+// and the whole block decodes to NaN.
 #pragma once
 
 #include <cstddef>

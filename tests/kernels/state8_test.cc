@@ -165,12 +165,48 @@ TEST(State8, ASecondMomentThatIsNotZeroStaysSo) {
   EXPECT_EQ(m[1], 0.0f);
 }
 
-TEST(State8, ABlockWithoutAFiniteScaleIsNaN) {
+TEST(State8, ABlockWithANaNIsNaN) {
   for (const bool is_signed : {true, false}) {
     std::vector<float> x(2 * kStateBlock, 0.5f);
-    x[3] = std::numeric_limits<float>::infinity();
+    x[3] = std::numeric_limits<float>::quiet_NaN();
+    x[4] = std::numeric_limits<float>::infinity();
     round_state(x.data(), x.size(), is_signed);
     for (size_t i = 0; i < x.size(); ++i) EXPECT_EQ(std::isnan(x[i]), i < kStateBlock);
+  }
+}
+
+TEST(State8, WhatIsInfiniteIsTheLargestNumber) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr float kMost = std::numeric_limits<float>::max();
+  std::mt19937_64 random(test::seed());
+  for (const bool is_signed : {true, false}) {
+    std::vector<float> x(2 * kStateBlock, 0.5f);
+    x[3] = kInfinity;
+    x[4] = -kInfinity;
+    x[5] = kMost;
+    check(x, is_signed, random);
+    round_state(x.data(), x.size(), is_signed);
+    EXPECT_EQ(x[3], kMost);
+    EXPECT_EQ(x[4], is_signed ? -kMost : 0.0f);
+    EXPECT_EQ(x[5], kMost);
+    for (size_t i = 6; i < kStateBlock; ++i) EXPECT_TRUE(std::isfinite(x[i]));
+    EXPECT_EQ(x[kStateBlock], 0.5f);
+  }
+}
+
+// One square of a finite gradient is infinite: no parameter of its block becomes NaN.
+TEST(State8, AHugeGradientLeavesItsBlockFinite) {
+  constexpr size_t kElements = 300;
+  std::vector<std::byte> memory[] = {std::vector<std::byte>(state8_bytes(kElements, 1)),
+                                     std::vector<std::byte>(state8_bytes(kElements, 1))};
+  std::vector<float> g(kElements, 0.5f), params(kElements, 1.0f), out(kElements);
+  g[7] = 1e30f;
+  for (uint64_t t = 1; t <= 3; ++t) {
+    optimize(make_step(Optimizer::kAdam, default_hyper(Optimizer::kAdam), t), g.data(),
+             params.data(), state8_in(memory[0].data(), kElements, Optimizer::kAdam, 0),
+             state8_in(memory[1].data(), kElements, Optimizer::kAdam, 1), kElements, out.data(),
+             DType::kF32, Store::kCached);
+    for (const float p : params) EXPECT_TRUE(std::isfinite(p));
   }
 }
 

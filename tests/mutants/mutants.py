@@ -1157,6 +1157,8 @@ MUTANTS = [
            "1 - h.lr * h.weight_decay", "1 - h.weight_decay", ("kernels/golden_test",)),
     Mutant("lion: a mean of zero has a direction", "kernels/optimizers/lion-inl.h",
            "hn::Gt(v, zero)", "hn::Ge(v, zero)", ("kernels/optimize_test",)),
+    Mutant("state8: an infinite element makes its block NaN", "kernels/state8-inl.h",
+           "std::min(largest, kInfinityBits - 1)", "largest", ("kernels/state8_test",)),
     Mutant("state8: a small second moment becomes 0", "kernels/state8-inl.h",
            "hn::Max(code, hn::Set(di, 1))", "code", ("kernels/state8_test",)),
     Mutant("state8: an element becomes the value below it", "kernels/state8-inl.h",

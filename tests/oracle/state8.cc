@@ -58,6 +58,11 @@ uint8_t state_code_of(float value, bool is_signed) {
                               (is_signed && std::signbit(value) ? 128 : 0));
 }
 
+// An infinite one becomes the largest of its sign.
+float finite(float x) {
+  return std::isinf(x) ? std::copysign(std::numeric_limits<float>::max(), x) : x;
+}
+
 }  // namespace
 
 const std::vector<float>& state_values(bool is_signed) {
@@ -78,18 +83,18 @@ StateCodes encode_state(std::span<const float> state, bool is_signed) {
   for (; !state.empty(); state = state.subspan(std::min(kStateElements, state.size()))) {
     const auto block = state.first(std::min(kStateElements, state.size()));
     float scale = 0;
-    bool finite = true;
+    bool nan = false;
     for (const float x : block) {
       if (!is_signed && std::signbit(x)) continue;
-      if (!std::isfinite(x)) finite = false;
-      scale = std::max(scale, std::fabs(x));
+      if (std::isnan(x)) nan = true;
+      scale = std::max(scale, finite(std::fabs(x)));
     }
     if (scale < 0x1p-100f) scale = 0;
-    if (!finite) scale = std::numeric_limits<float>::quiet_NaN();
+    if (nan) scale = std::numeric_limits<float>::quiet_NaN();
     to.scales.push_back(scale);
     for (const float x : block) {
       const float inverse = 1 / scale;
-      to.codes.push_back(scale > 0 ? state_code_of(x * inverse, is_signed) : 0);
+      to.codes.push_back(scale > 0 ? state_code_of(finite(x) * inverse, is_signed) : 0);
     }
   }
   return to;
