@@ -129,7 +129,7 @@ void Jobs::draw_steps(GroupedTraining& run) {
   const auto& rates = kRates[std::stoul(rates_.draw())];
   spec.hyper.insert(rates.begin(), rates.end());
   if (unused_.yes()) spec.unused = "skip";
-  if (state8_.yes()) spec.state_dtype = "8bit";
+  if (state8_.yes() && spec.optimizer != "sgd") spec.state_dtype = "8bit";
   if (decay_.yes()) spec.hyper["weight_decay"] = 0.1;
   if (norm_.yes() && spec.on_nonfinite != "exclude") spec.hyper["max_norm"] = 3;
   if (!changes_.yes()) return;

@@ -44,6 +44,8 @@ std::function<void(JobSpec&)> switched_on(Feature feature) {
       return [](JobSpec& spec) { spec.slack = 3; };
     case kNoOptimizer:
       return [](JobSpec& spec) { spec.optimizer = "none"; };
+    case kSgd:
+      return [](JobSpec& spec) { spec.optimizer = "sgd"; };
     case kFold:
       return [](JobSpec& spec) { spec.optimizer = kFoldOptimizer; };
     case kSumOnly:
@@ -143,7 +145,7 @@ void train_as_alone(Box& box, JobSpec spec) {
 
 bool are_words_of_one_option(Feature a, Feature b) {
   for (const Features one :
-       {kBsp | kSsp | kAsync, kNoOptimizer | kFold, kSumOnly | kNoWork, kExclude | kSkip,
+       {kBsp | kSsp | kAsync, kNoOptimizer | kSgd | kFold, kSumOnly | kNoWork, kExclude | kSkip,
         kGroups | kUngrouped, kShortResults | kDifferences}) {
     if (one.has(a) && one.has(b)) return true;
   }

@@ -24,6 +24,7 @@ constexpr std::array<std::string_view, kFeatures> kNames = {
     "consistency async",
     "slack",
     "optimizer none",
+    "optimizer sgd",
     "optimizer fold",
     "work sum",
     "work none",
@@ -91,6 +92,7 @@ constexpr Rule kRules[] = {
     {kBranches, kSchedule, "each branch has hyperparameters of its own, set while it runs"},
     {kBranches, kDifferences, "another branch comes whole, and not as a difference"},
     {kLazyKeys, kGated, "steps are of single rows, and not of whole rounds"},
+    {kState8, kSgd, "it is about the optimizer's states, and this one has none"},
     {kState8, kBranches, "branches exchange states as f32"},
     {kState8, kLazyKeys, "a block of states has one scale, and steps of single rows share blocks"},
     {kInterest, kGated | kBranches | kRacks, "ranks take part in some chunks only"},
@@ -127,6 +129,7 @@ std::string words_of(const JobSpec& spec, Feature feature) {
     case kSlack:
       return fmt::format("slack {}", spec.slack);
     case kNoOptimizer:
+    case kSgd:
     case kFold:
       return word("optimizer", spec.optimizer);
     case kSumOnly:
@@ -186,6 +189,7 @@ Features features_of(const JobSpec& spec) {
   add(spec.consistency == Consistency::kAsync, kAsync);
   add(spec.slack > 0, kSlack);
   add(spec.optimizer == "none", kNoOptimizer);
+  add(spec.optimizer == "sgd", kSgd);
   add(folds(spec), kFold);
   add(spec.work == Work::kSumOnly, kSumOnly);
   add(spec.work == Work::kNone, kNoWork);

@@ -18,6 +18,7 @@ enum class Feature : uint8_t {
   kAsync,
   kSlack,
   kNoOptimizer,
+  kSgd,  // the only other one without states
   kFold,
   kSumOnly,
   kNoWork,
