@@ -32,7 +32,8 @@ void HyperDesk::set(uint32_t rank, const HyperChange& change, Reply<HyperReply> 
 void HyperDesk::check(const std::map<std::string, double>& values, bool of_fork) const {
   check_hyper(values, hyper_groups(job_.spec()));
   check_for_job(values, job_.spec(), of_fork);
-  if (values.contains("rmsprop_momentum")) {
+  // A fork of a job without an optimizer tells it the ranks.
+  if (values.contains("rmsprop_momentum") && job_.spec().optimizer != "none") {
     fail(ErrorCode::kInvalid, "rmsprop_momentum cannot change: it decides how much state there is");
   }
   if (uplink_) return;  // the parent checks that for its own job

@@ -404,14 +404,16 @@ TEST(Branches, WithoutAnOptimizerResultsStaySums) {
       spec.branches = branches;
       each_worker(box, spec, [&](Worker& worker, uint32_t r) {
         if (r == 0 && branches > 0) {
-          EXPECT_EQ(worker.fork(0, {{"lr", 0.5}, {"beta1", 0.25}}, 3).branch, 1u);
+          const Values own = {{"lr", 0.5}, {"beta1", 0.25}, {"rmsprop_momentum", 0.5}};
+          EXPECT_EQ(worker.fork(0, own, 3).branch, 1u);
           EXPECT_EQ(worker.fork(1, {{"lr", 0.25}}, 4).branch, 2u);
           const std::vector<BranchTurn> turns = {{1, 2}, {2, 1}, {0, 0}};
           EXPECT_EQ(worker.schedule(turns, 5), 5u);
           const std::vector<BranchStatus> all = worker.branches().branches;
           EXPECT_EQ(all[0].values, Values());
-          EXPECT_EQ(all[1].values, (Values{{"lr", 0.5}, {"beta1", 0.25}}));
-          EXPECT_EQ(all[2].values, (Values{{"lr", 0.25}, {"beta1", 0.25}}));
+          EXPECT_EQ(all[1].values, own);
+          EXPECT_EQ(all[2].values,
+                    (Values{{"lr", 0.25}, {"beta1", 0.25}, {"rmsprop_momentum", 0.5}}));
           expect_error(ErrorCode::kInvalid, "states of the ranks", [&] { worker.kill(1); });
           expect_error(ErrorCode::kInvalid, "does not use it", [&] {
             worker.set_hyper({{"lr", 1}});
@@ -487,8 +489,6 @@ TEST(Branches, JobsThatCannotHaveThemAreRefused) {
   expect_error(ErrorCode::kInvalid, "has no branches", [&] { worker.branches(); });
 }
 
-}  // namespace branches_test
-}  // namespace phub
 // Whichever rank comes first. Where there are no checkpoints a saver does nothing.
 TEST(Branches, NoRankSavesStatesOfBranches) {
   const TemporaryDirectory directory;
@@ -509,3 +509,5 @@ TEST(Branches, NoRankSavesStatesOfBranches) {
   const auto alone = join(unsaved, true);
 }
 
+}  // namespace branches_test
+}  // namespace phub
