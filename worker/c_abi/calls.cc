@@ -162,12 +162,14 @@ phub_code phub_branch_values(phub_worker* worker, uint32_t branch, const char** 
     if (room > 0) need(values, "values");
     need(count, "count");
     const std::map<std::string, double> all = w.branch_values(branch);
-    *count = all.size();
-    size_t at = 0;
+    *count = 0;
     for (const auto& [name, value] : all) {
-      if (at == room) break;
-      names[at] = kernels::kHyperFields[kernels::hyper_field(name)].name;
-      values[at++] = value;
+      const size_t field = kernels::hyper_field(name);
+      if (field == kernels::kHyperFields.size()) continue;  // a newer server's
+      const size_t at = (*count)++;
+      if (at >= room) continue;
+      names[at] = kernels::kHyperFields[field].name;
+      values[at] = value;
     }
   });
 }
