@@ -36,8 +36,16 @@ void Remarks::put(const Remark& remark) {
   } else {
     at->text = remark.text;
   }
-  notes_.add(clock_.now_ms(), fmt::format("job '{}': {}: {}", name_, printable(remark.subject),
-                                          printable(remark.text)));
+  note(remark);
+}
+
+// Also subjects that come and go are few in a minute: all jobs share the operator's lines.
+void Remarks::note(const Remark& remark) {
+  const uint64_t now = clock_.now_ms();
+  std::erase_if(noted_ms_, [now](const auto& of) { return now - of.second >= kMsPerNote; });
+  if (noted_ms_.size() >= kMostRemarks || !noted_ms_.emplace(remark.subject, now).second) return;
+  notes_.add(now, fmt::format("job '{}': {}: {}", name_, printable(remark.subject),
+                              printable(remark.text)));
 }
 
 }  // namespace phub

@@ -1,9 +1,11 @@
 // What was decided for a running job, for the people who look at it: where its chunks lie, and what
-// its ranks tell (which gradients go as factors, which values a tuner chose). Each new text is a
-// line for the server's operator, too. They are in no checkpoint. The running job owns it. Control
-// thread.
+// its ranks tell (which gradients go as factors, which values a tuner chose). A new text is a line
+// for the server's operator, too, of a subject at most one in a minute. They are in no checkpoint.
+// The running job owns it. Control thread.
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -25,10 +27,14 @@ class Remarks {
   void add_to(JobStatus& status) const { status.remarks = remarks_; }
 
  private:
+  static constexpr uint64_t kMsPerNote = 60'000;  // of a subject
+  void note(const Remark& remark);
+
   const std::string& name_;
   Notes& notes_;
   const Clock& clock_;
-  std::vector<Remark> remarks_;  // in the order in which their subjects came
+  std::vector<Remark> remarks_;               // in the order in which their subjects came
+  std::map<std::string, uint64_t> noted_ms_;  // by subject: when, if less than kMsPerNote ago
 };
 
 }  // namespace phub

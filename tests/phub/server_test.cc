@@ -109,6 +109,7 @@ class ServerTest : public ::testing::Test {
     ServerOptions options;
     options.topology = numa::from_synthetic("pack:1 core:2 pu:1");
     options.pin = false;
+    options.note = [this](const std::string& line) { notes_.push_back(line); };
     std::vector<std::unique_ptr<Transport>> nics;
     nics.push_back(std::make_unique<ScriptedTransport>(script_));
     server_.emplace(std::move(options), std::move(nics), clock_);
@@ -175,8 +176,32 @@ class ServerTest : public ::testing::Test {
 
   Script script_;
   LeapingClock clock_;
+  std::vector<std::string> notes_;
   std::optional<Server> server_;
 };
+
+TEST_F(ServerTest, ANewTextOfASubjectIsNotedOnceAMinute) {
+  const std::vector<Credential> ranks = begin("job");
+  const auto noted = [&](const std::string& subject, const std::string& text) {
+    const size_t before = notes_.size();
+    server_->remark(ranks[0], {.remark = {.subject = subject, .text = text}},
+                    [](const Result<Done>& done) { EXPECT_TRUE(done); });
+    run();
+    if (!text.empty()) EXPECT_EQ(server_->job_status("job").remarks.back().text, text);
+    return notes_.size() - before;
+  };
+  EXPECT_EQ(noted("rate", "0.1"), 1u);
+  EXPECT_EQ(noted("rate", "0.2"), 0u);
+  EXPECT_EQ(noted("rate", ""), 0u);
+  EXPECT_EQ(noted("rate", "0.3"), 0u);
+  clock_.leap(30'000);
+  EXPECT_EQ(noted("rate", "0.4"), 0u);
+  EXPECT_EQ(noted("factors", "fc6"), 1u);
+  EXPECT_EQ(noted("factors", ""), 0u);
+  clock_.leap(30'000);
+  EXPECT_EQ(noted("rate", "0.5"), 1u);
+  EXPECT_EQ(noted("rate", "0.6"), 0u);
+}
 
 TEST_F(ServerTest, AnAdmissionWithoutMemoryIsARefusedJoin) {
   std::optional<Result<JoinReply>> refused, admitted;
