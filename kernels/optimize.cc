@@ -89,7 +89,18 @@ constexpr std::array<std::string_view, 2> kStateNames[] = {
 };
 
 // First moments and momentum are; the other states are sums of squares.
-bool is_signed(std::string_view state) { return state == "exp_avg" || state == "momentum_buffer"; }
+constexpr std::array<std::string_view, 2> kSigned = {"exp_avg", "momentum_buffer"};
+constexpr std::array<std::string_view, 4> kUnsigned = {"exp_avg_sq", "sum", "square_avg",
+                                                       "acc_delta"};
+constexpr bool is_signed(std::string_view state) {
+  return std::ranges::find(kSigned, state) != kSigned.end();
+}
+static_assert(std::ranges::all_of(kStateNames, [](const auto& of_optimizer) {
+  return std::ranges::all_of(of_optimizer, [](std::string_view state) {
+    return state.empty() || is_signed(state) ||
+           std::ranges::find(kUnsigned, state) != kUnsigned.end();
+  });
+}));
 
 // The scalar part is the same in every instruction set's table; this is the baseline's.
 const HWY_NAMESPACE::Entry& entry(Optimizer o) {
