@@ -50,7 +50,8 @@ Losses::Named& Losses::named(std::string_view name) {
     fail(ErrorCode::kFull, "a job has losses of at most {} names: '{}' is not one of {}",
          kMostLossNames, name, fmt::join(names, ", "));
   }
-  return by_name_.emplace(name, Named{.entries = std::vector<Entry>(kKeptLosses), .reported = {}})
+  return by_name_
+      .emplace(name, Named{.entries = std::vector<Entry>(kKeptLosses + 1), .reported = {}})
       .first->second;
 }
 
@@ -65,7 +66,11 @@ void Losses::add(uint32_t rank, uint64_t round, double loss, uint64_t most, std:
   if (round <= reported[rank] || round < entry.round) return;
   reported[rank] = round;
   latest_ = std::max(latest_, round);
-  if (entry.round != round) entry = {.round = round, .branch = branch_in(round)};
+  if (entry.round != round) {
+    Entry& replaced = entries.back();
+    if (entry.round > replaced.round) replaced = entry;
+    entry = {.round = round, .branch = branch_in(round)};
+  }
   entry.sum += loss;
   ++entry.ranks;
 }

@@ -42,7 +42,7 @@ class Losses {
     double sum = 0;
   };
   struct Named {
-    std::vector<Entry> entries;      // a ring, by round
+    std::vector<Entry> entries;      // a ring, by round; and the last that was replaced there
     std::vector<uint64_t> reported;  // by rank: its latest round
   };
   Named& named(std::string_view name);

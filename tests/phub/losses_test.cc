@@ -111,7 +111,7 @@ TEST(Losses, TheLatestOfANameIsToldHoweverLongAgoItWas) {
   const RoundLoss train{.round = last - 1, .ranks = 1, .loss = 2, .name = "train"};
   RoundLoss held_out{.round = 4 * kKeptLosses + 7, .ranks = 1, .loss = 4, .name = "validation"};
   EXPECT_THAT(losses.latest(), ElementsAre(train, held_out));
-  losses.add(0, last + kKeptLosses, 2, kMost, "train");
+  losses.add(0, last + kKeptLosses, 2, kMost, "train");  // in the place of the last one
   EXPECT_THAT(losses.latest(), ElementsAre(::testing::Field(&RoundLoss::round, last), held_out));
   EXPECT_THAT(rounds_of(losses.page(0)), IsEmpty());
 }
