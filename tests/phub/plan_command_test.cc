@@ -285,6 +285,8 @@ TEST(PlanCommand, BadInputIsNamed) {
            {"vgg19 --nics 5000", "--nics"},
            {"vgg19 --nics 4294967297", "--nics"},
            {"vgg19 --optimizer sdg", "optimizer: must be one of none, sgd"},
+           {"vgg19 --optimizer sgd --state-dtype 8bit",
+            "optimizer's states, and this one has none"},
            {"vgg19 --dtype f64",
             "gradient_dtype: must be one of f32, bf16, f16, fp8-e4m3, fp8-e5m2, int32, int8, int4, "
             "topk, topk-10, topk-100, topk-1000, topk-int4, topk-10-int4, topk-100-int4, "
