@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <iterator>
 
 #include "kernels/kernels.h"
@@ -95,12 +96,14 @@ constexpr std::array<std::string_view, 4> kUnsigned = {"exp_avg_sq", "sum", "squ
 constexpr bool is_signed(std::string_view state) {
   return std::ranges::find(kSigned, state) != kSigned.end();
 }
-static_assert(std::ranges::all_of(kStateNames, [](const auto& of_optimizer) {
-  return std::ranges::all_of(of_optimizer, [](std::string_view state) {
-    return state.empty() || is_signed(state) ||
-           std::ranges::find(kUnsigned, state) != kUnsigned.end();
+constexpr bool are_known(std::initializer_list<std::string_view> states) {
+  return std::ranges::all_of(states, [](std::string_view state) {
+    return is_signed(state) || std::ranges::find(kUnsigned, state) != kUnsigned.end();
   });
-}));
+}
+#define PHUB_OPTIMIZER(constant, rule, name, ...) static_assert(are_known({__VA_ARGS__}), name);
+#include "kernels/optimizers.def"
+#undef PHUB_OPTIMIZER
 
 // The scalar part is the same in every instruction set's table; this is the baseline's.
 const HWY_NAMESPACE::Entry& entry(Optimizer o) {
