@@ -192,7 +192,7 @@ def test_codes_and_types_are_those_of_the_header():
     fields = dict(_library.StoreCounters._fields_)
     assert list(fields)[:4] == ["size", "in_sequence", "by_index", "dynamic"]
     assert set(list(fields.values())[1:]) == {c_uint64}
-    assert len(fields) == 15
+    assert len(fields) == 16
     assert dict(_library.KeyMemory._fields_)["gradient_dtype"] is c_char_p
     assert _library._arguments("report_named_loss") == [c_void_p, c_char_p, c_double, c_uint64]
     assert _library._arguments("push_then")[2:] == [c_int32, c_void_p, c_void_p]
