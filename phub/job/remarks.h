@@ -1,7 +1,7 @@
 // What was decided for a running job, for the people who look at it: where its chunks lie, and what
-// its ranks tell (which gradients go as factors, which values a tuner chose). A new text is a line
-// for the server's operator, too, of a subject at most one in a minute. They are in no checkpoint.
-// The running job owns it. Control thread.
+// its ranks tell, such as which gradients go as factors. A new text is a line for the server's
+// operator, too, of a subject at most one in a minute. They are in no checkpoint. The running job
+// owns it. Control thread.
 #pragma once
 
 #include <cstdint>
