@@ -195,7 +195,9 @@ Plan JobMaker::plan_for(const Order& order, const Transport& transport,
   std::erase_if(shards, [&](const ShardBox& shard) {
     return std::ranges::count(shard.about.transports, transport.name()) == 0;
   });
-  if (transport.shares_memory() || order.quota.cores != Quota::kNone) shards.clear();
+  // The cores of one box decide together who makes a quorum.
+  const bool one_box = transport.shares_memory() || spec.quorum > 0;
+  if (one_box || order.quota.cores != Quota::kNone) shards.clear();
   const std::set<uint32_t> cpus = quotas_.cpus_of(order.join.caller.id);
   const uint64_t most_cores = std::clamp<uint64_t>(order.quota.cores, 1, ~uint32_t{0});
   PlanOptions options{.most_cores = static_cast<uint32_t>(most_cores),
@@ -211,6 +213,7 @@ Plan JobMaker::plan_for(const Order& order, const Transport& transport,
   // A rack sends its sums, and a switch its chunks, without looking at slots.
   const bool may_share = spec.rack_ranks.empty() && !options_.through_switch;
   if (options.shares_slots && !may_share) options.slot_window = 0;
+  if (spec.quorum > 0) options.slot_window = 0;  // no slot is read before a rank has sent all
   if (rack) {
     for (const ChunkLayout& chunk : rack->above.chunks) options.units.push_back(chunk.queue);
   }
@@ -289,6 +292,13 @@ std::shared_ptr<RunningJob> JobMaker::make(const Order& order,
     passed_over.push_back(where_chunks_lie(spec, plan));
   }
   if (host_.checkpoints && request.saves) SavedJobs::check_own_states(spec);
+  if (host_.checkpoints && request.saves && spec.quorum > 0) {
+    fail(ErrorCode::kInvalid,
+         "quorum: this rank saves state of its own in checkpoints (worker/save), as of a round; in "
+         "job '{}' a late rank may have no part in that round. Leave the quorum out, save the "
+         "rank's state elsewhere, or use a server without checkpoints",
+         spec.name);
+  }
   // A job without state in the box is saved if its ranks save.
   const bool snapshots =
       host_.checkpoints != nullptr && (box_has_state(spec) || request.saves || saved);

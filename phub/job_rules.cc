@@ -49,7 +49,8 @@ JobRules rules_of(const JobSpec& spec) {
           .on_nonfinite = spec.on_nonfinite,
           .unused = spec.unused,
           .state8 = spec.state_dtype == StateFormat::k8Bit,
-          .gated = is_gated(spec)};
+          .gated = is_gated(spec),
+          .quorum = spec.quorum};
 }
 
 kernels::Fold fold_of(const KeySpec& key) {

@@ -93,6 +93,12 @@ JobOwner* Jobs::owner(const std::string& name) {
   return at == owners_.end() ? nullptr : &at->second;
 }
 
+uint64_t Jobs::due_ms() const {
+  uint64_t due = kNever;
+  for (const auto& [name, job] : by_name_) due = std::min(due, job->due_ms());
+  return due;
+}
+
 void Jobs::find_tick() {
   tick_ms_ = kIdleMs;
   for (const auto& [name, job] : by_name_) tick_ms_ = std::min(tick_ms_, job->tick_ms());

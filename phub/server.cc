@@ -102,7 +102,9 @@ bool Server::is_saving() const {
 }
 
 uint32_t Server::poll_interval_ms() const {
-  return host_.mail.empty() ? static_cast<uint32_t>(jobs_.tick_ms()) : 1;
+  if (!host_.mail.empty()) return 1;
+  const uint64_t now = host_.time.now_ms(), due = jobs_.due_ms();
+  return static_cast<uint32_t>(std::min(jobs_.tick_ms(), due > now + 1 ? due - now : 1));
 }
 
 void Server::poll() {
@@ -132,6 +134,9 @@ void Server::poll() {
     }
   }
 
+  if (now >= jobs_.due_ms()) {
+    for (const auto& [name, job] : jobs_.all()) job->tick_due(now);
+  }
   // Jobs act on events when they happen; ticks are for limits only. So idle jobs cost nothing.
   if (now >= next_tick_ms_) {
     next_tick_ms_ = now + jobs_.tick_ms();

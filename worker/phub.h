@@ -122,6 +122,9 @@ PHUB_API phub_code phub_options_destroy(phub_options* options);
  *   min_ranks           ranks with which it may begin after join_limit_ms;
  *                       0: world_size                                          0
  *   max_ranks           ranks at a time, at most; 0: world_size                0
+ *   quorum              ranks with which a round may end, the others being late
+ *                       (training.md, "Without waiting for the slowest"); 0: all 0
+ *   grace_ms            how long it waits for the others once a quorum is there 0
  *   chunk_elements      a multiple of 32                                       8192
  *   optimizer           none (all-reduce), sgd, momentum, nesterov, adam ...   none
  *                       or fold (phub_options_set_operation)

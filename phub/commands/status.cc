@@ -71,6 +71,12 @@ std::string waiting(const RankStatus& rank) {
   return text;
 }
 
+// "rank 3 is late: 12 rounds went on without it"
+std::string late_note(const RankStatus& rank) {
+  return fmt::format("rank {} is late: {} round{} went on without it", rank.rank, rank.late,
+                     rank.late == 1 ? "" : "s");
+}
+
 // "branch 1 runs: forked from 0 before round 30, 45 rounds"
 std::string branch_note(const BranchStatus& branch) {
   const std::string_view state = branch.runs         ? " runs"
@@ -130,6 +136,7 @@ std::string job_notes(const JobStatus& job) {
     if (std::count(job.waiting_for.begin(), job.waiting_for.end(), rank.rank) > 0) {
       waits.push_back(waiting(rank));
     }
+    if (rank.late > 0) waits.push_back(late_note(rank));
   }
   const std::string name = printable(job.name);
   std::string out;

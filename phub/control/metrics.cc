@@ -325,6 +325,8 @@ constexpr auto kMetrics = std::to_array<std::pair<MetricInfo, WriteSamples>>({
     {{"phub_rank_awaited_seconds", kGauge,
       "While others wait for the rank: time since it last sent a chunk."},
      of_rank<&RankStatus::waited_s>},
+    {{"phub_rank_late_rounds", kGauge, "Rounds in a row that went on without the rank."},
+     of_rank<&RankStatus::late>},
 
     {{"phub_core_passes_total", kCounter, "Passes of the core's loop, by what they found."},
      core_passes},

@@ -124,6 +124,11 @@ function notes(job) {
         rank.waited_chunks > 1 ? ` and others: ${plural(rank.waited_chunks, 'chunk')}` : '',
         rank.waited_s ? ` · silent for ${duration(rank.waited_s)}` : '');
   }
+  for (const rank of job.ranks) {
+    if (!rank.late) continue;
+    say('wait', element('b', {}, `Rank ${rank.rank} is late`),
+        ` · ${plural(rank.late, 'round')} went on without it`);
+  }
   if (waited.length > 5) say('wait', `… and for ${waited.length - 5} more ranks`);
   for (const remark of job.remarks || []) {
     say('remark', element('b', {}, remark.subject), ` · ${remark.text}`);

@@ -23,7 +23,7 @@ ChunkTable::ChunkTable(std::vector<CoreChunk> chunks, uint32_t queues, uint32_t 
 void ChunkTable::begin_round(uint32_t index, uint64_t round) {
   CoreChunk& chunk = (*this)[index];
   unmark_all(index);
-  const bool some_may_begin = chunk.round < all_from_;
+  const bool some_may_begin = chunk.round < std::max(all_from_, excused_until_);
   chunk.round = round;
   if (chunk.schedule != 0) chunk.dtype = dtype_at(schedule_of(chunk), round);
   chunk.closed = false;
@@ -51,6 +51,13 @@ void ChunkTable::expect(uint32_t rank, uint64_t first_round,
   expected.first_round = first_round;
   for (uint32_t i = 0; i < size(); ++i) set_in_round(rank, i, first_round <= (*this)[i].round);
   count_expected();
+}
+
+void ChunkTable::excuse(uint32_t rank, uint64_t round) {
+  for (uint32_t i = 0; i < size(); ++i) {
+    if ((*this)[i].round == round) set_in_round(rank, i, false);
+  }
+  excused_until_ = round + 1;
 }
 
 void ChunkTable::set_interest(uint32_t rank, std::span<const ChunkInterest> interest) {

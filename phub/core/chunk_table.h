@@ -84,6 +84,10 @@ class ChunkTable : public Contributions {
   // of the job; empty means everything. Called at a boundary.
   void expect(uint32_t rank, uint64_t first_round, std::span<const ChunkInterest> interest = {});
   uint32_t expected_count() const { return expected_count_; }  // in any round
+  bool is_in_round(uint32_t rank, uint32_t index) const { return in_round_.has(rank, index); }
+  // The rank takes no part in this round of any chunk, which nobody has closed, and in the next one
+  // it does. REQUIRES: nothing of it has arrived for that round.
+  void excuse(uint32_t rank, uint64_t round);
   // A bit for each of 64 ranks: it is expected in the chunk's round and has not arrived.
   uint64_t lacking(uint32_t index, uint32_t word) const {
     return in_round_.word(index, word) & ~idle_.word(index, word) & ~arrived_word(index, word);
@@ -143,7 +147,8 @@ class ChunkTable : public Contributions {
   std::vector<uint32_t> participants_;
   uint32_t expected_count_ = 0;
   uint32_t selective_ = 0;  // ranks
-  uint64_t all_from_ = 0;   // from this round on all expected ranks take part
+  uint64_t all_from_ = 0;   // from this round on all expected ranks take part,
+  uint64_t excused_until_ = 0;  // but for excused ones before this round
   bool settled_ = false;
   std::span<const FormatSchedule> schedules_;
 };

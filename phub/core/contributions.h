@@ -141,6 +141,10 @@ class Contributions : public QueuedChunks {
   void mark(uint32_t rank, uint32_t index, bool null);
   void unmark(uint32_t rank, uint32_t index);
   void unmark_all(uint32_t index);
+  // A contribution is put aside and brought back later, without a change of its slot. REQUIRES:
+  // there is no window.
+  void put_aside(uint32_t rank, uint32_t index);
+  void bring_back(uint32_t rank, uint32_t index, bool null);
   // Calls visit(rank) in the order of the ranks.
   template <typename Visit>
   void for_each_arrived(uint32_t index, const Visit& visit) const {
@@ -180,14 +184,27 @@ class Contributions : public QueuedChunks {
 };
 
 inline void Contributions::mark(uint32_t rank, uint32_t index, bool null) {
+  const CoreChunk& chunk = (*this)[index];
+  if (!null) counters()[chunk.queue].bytes_in += chunk.sent_bytes(slot(rank, index));
+  if (!null && shared_ != nullptr) shared_->put(rank, index);
+  bring_back(rank, index, null);
+}
+
+inline void Contributions::bring_back(uint32_t rank, uint32_t index, bool null) {
   CoreChunk& chunk = (*this)[index];
   arrived_.set(rank, index);
   if (null) null_.set(rank, index);
-  if (!null) counters()[chunk.queue].bytes_in += chunk.sent_bytes(slot(rank, index));
-  if (!null && shared_ != nullptr) shared_->put(rank, index);
   ++chunk.arrived;
   --chunk.missing;
   ++ranks_[rank].open;
+}
+
+inline void Contributions::put_aside(uint32_t rank, uint32_t index) {
+  arrived_.clear(rank, index);
+  null_.clear(rank, index);
+  --(*this)[index].arrived;
+  ++(*this)[index].missing;
+  --ranks_[rank].open;
 }
 
 inline bool Contributions::move_out(uint32_t rank, uint32_t index) {
@@ -200,11 +217,7 @@ inline bool Contributions::move_out(uint32_t rank, uint32_t index) {
 }
 
 inline void Contributions::unmark(uint32_t rank, uint32_t index) {
-  arrived_.clear(rank, index);
-  null_.clear(rank, index);
-  --(*this)[index].arrived;
-  ++(*this)[index].missing;
-  --ranks_[rank].open;
+  put_aside(rank, index);
   free_slot(rank, index);
 }
 

@@ -10,6 +10,7 @@
 #include "phub/core/clocked.h"
 #include "phub/core/gated.h"
 #include "phub/core/lock_step.h"
+#include "phub/core/quorum.h"
 #include "phub/core/uplinked.h"
 #include "transport/error.h"
 #include "transport/layout.h"
@@ -74,6 +75,7 @@ uint64_t CoreJob::bytes(const Size& size) {
          (size.places > 1 ? Places::bytes(size.chunks, size.places) : 0) +
          (size.lock_step ? 0 : CoreClocks::bytes(size.chunks, size.max_ranks)) +
          (size.gated ? Gated::bytes(size.chunks) : 0) +
+         (size.quorum ? Quorum::bytes(size.chunks, size.max_ranks) : 0) +
          (size.of_racks ? ChunkTable::rack_bytes(size.chunks) : 0) +
          (size.has_parent ? Uplinked::bytes(size.chunks) : 0) +
          size.max_ranks * sizeof(uint32_t);  // wake_after_
@@ -81,8 +83,9 @@ uint64_t CoreJob::bytes(const Size& size) {
 
 bool CoreJob::step(uint64_t& bytes) {
   if (!failure_.empty()) return false;
-  return parameters_.rules.lock_step() ? pass(static_cast<LockStep&>(*way_), bytes)
-                                       : pass(static_cast<Clocked&>(*way_), bytes);
+  if (!parameters_.rules.lock_step()) return pass(static_cast<Clocked&>(*way_), bytes);
+  return parameters_.rules.quorum > 0 ? pass(static_cast<Quorum&>(*way_), bytes)
+                                      : pass(static_cast<LockStep&>(*way_), bytes);
 }
 
 template <typename TheWay>

@@ -38,12 +38,10 @@
 
 namespace phub {
 
-class LockStep;
-
 class CoreJob {
  public:
-  // Makes the way of a job in lock-step, if that is more than LockStep itself (gated.h).
-  using MakeLockStep = std::function<std::unique_ptr<LockStep>(const Stages&)>;
+  // Makes the way of a job in lock-step, if that is not LockStep itself (gated.h, quorum.h).
+  using MakeLockStep = std::function<std::unique_ptr<Way>(const Stages&)>;
 
   // `chunks` come queue after queue, those of a queue in the order of their index in it. The arrays
   // behind `hyper` outlive the core job, or a boundary replaces them. The ranks in `expected` take
@@ -66,6 +64,7 @@ class CoreJob {
     uint64_t places = 1;         // places of branches, docks included
     bool lock_step = true;
     bool gated = false;
+    bool quorum = false;
     bool shares_slots = false;
     bool differences = false;
     bool lazy = false;  // some key is
@@ -163,7 +162,7 @@ class CoreJob {
   void rung() { retries_in_vain_ = 0; }
 
  private:
-  // Hot; TheWay is LockStep or Clocked, most of whose functions are final.
+  // Hot; TheWay is LockStep, Quorum or Clocked, most of whose functions are final.
   template <typename TheWay>
   bool pass(TheWay& way, uint64_t& bytes);
   template <typename TheWay>

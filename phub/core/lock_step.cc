@@ -2,7 +2,7 @@
 
 namespace phub {
 
-void LockStep::lose(const Boundary::Lost& lost) {
+void InStep::lose(const Boundary::Lost& lost) {
   ChunkTable& table = stages_.table;
   for (uint32_t i = 0; i < table.size(); ++i) {
     // The core has not read the slot yet, so the worker may still change it.
@@ -28,7 +28,7 @@ void LockStep::settle(uint32_t index) {
   if (next > chunk.round) begin_round(index, next);
 }
 
-void LockStep::restore(const SavedClocks& from) {
+void InStep::restore(const SavedClocks& from) {
   for (uint32_t i = 0; i < stages_.table.size(); ++i) {
     CoreChunk& chunk = stages_.table[i];
     chunk.set_steps_before(stages_.parameters.first_round, from.steps[chunk.id]);

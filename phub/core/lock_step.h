@@ -10,19 +10,58 @@
 
 namespace phub {
 
-class LockStep : public Way {
+// What lock-step (LockStep) and rounds with a quorum (quorum.h) have in common: a chunk completes
+// one round after the other, with one sum of all that take part.
+class InStep : public Way {
  public:
   using Way::Way;
+
+  Closed close(uint32_t index) override {
+    return stages_.reducer.reduce(index, store_of(index)) ? Closed::kDone : Closed::kNotNow;
+  }
+  // Counts a round that is complete here: ranks may have sent other chunks of it, which are still
+  // on their way through a switch.
+  uint64_t started(uint32_t index) const final {
+    const CoreChunk& chunk = stages_.table[index];
+    return chunk.round - (chunk.arrived == 0 && chunk.round > 0 ? 1 : 0);
+  }
+  void lose(const Boundary::Lost& lost) override;
+  void save(uint32_t index, uint64_t round, const SavedClocks& to) const final {
+    const CoreChunk& chunk = stages_.table[index];
+    to.steps[chunk.id] = chunk.steps_before(round);
+  }
+  void restore(const SavedClocks& from) final;
+  uint64_t steps_before(uint32_t index, uint64_t round) const final {
+    return stages_.table[index].steps_before(round);
+  }
+  void set_steps_before(uint32_t index, uint64_t round, uint64_t steps) final {
+    stages_.table[index].set_steps_before(round, steps);
+  }
+  uint64_t lacking(uint32_t index, uint32_t word) const final {
+    return stages_.table.lacking(index, word);
+  }
+
+ protected:
+  // All ranks of the round in progress have arrived, and nothing holds the round back.
+  bool may_close(const CoreChunk& chunk, bool has_contributions) const {
+    return chunk.missing == 0 && has_contributions && !chunk.closed &&
+           chunk.round < stages_.table.hold_from && chunk.round <= stages_.table.closes_up_to;
+  }
+  // The store of the step in the round in progress: kCached if an order reads the result next.
+  kernels::Store store_of(uint32_t index) const {
+    const bool is_last = stages_.shelves.next_order(index) == stages_.table[index].round + 1;
+    return is_last ? kernels::Store::kCached : stages_.parameters.store;
+  }
+};
+
+class LockStep : public InStep {
+ public:
+  using InStep::InStep;
 
   Verdict accept(uint32_t rank, uint32_t index, const Imm& imm) final;
   bool ready(uint32_t index) const final {
     const CoreChunk& chunk = stages_.table[index];
-    return chunk.missing == 0 &&
-           (chunk.arrived > 0 || chunk.vacant || stages_.table.follows(index)) && !chunk.closed &&
-           chunk.round < stages_.table.hold_from && chunk.round <= stages_.table.closes_up_to;
-  }
-  Closed close(uint32_t index) override {
-    return stages_.reducer.reduce(index, store_of(index)) ? Closed::kDone : Closed::kNotNow;
+    return may_close(chunk, chunk.arrived > 0 || chunk.vacant || stages_.table.follows(index));
   }
   void finish(uint32_t index) override {
     stages_.table.count_completed(index);
@@ -39,12 +78,6 @@ class LockStep : public Way {
   }
 
   void begin(uint32_t index) override { begin_round(index, stages_.table.next_round(index, 0)); }
-  // Counts a round that is complete here: ranks may have sent other chunks of it, which are still
-  // on their way through a switch.
-  uint64_t started(uint32_t index) const final {
-    const CoreChunk& chunk = stages_.table[index];
-    return chunk.round - (chunk.arrived == 0 && chunk.round > 0 ? 1 : 0);
-  }
   uint64_t last_round(uint32_t rank, uint32_t index) const final {
     const uint64_t round = stages_.table[index].round;
     if (stages_.table.is_idle(rank, index) && stages_.table.follows(index)) {
@@ -52,34 +85,14 @@ class LockStep : public Way {
     }
     return stages_.table.has(rank, index) || round == 0 ? round : round - 1;
   }
-  void lose(const Boundary::Lost& lost) final;
   void admit(const Boundary::Admitted& admitted) final;
   void settle(uint32_t index) override;
-  void save(uint32_t index, uint64_t round, const SavedClocks& to) const final {
-    const CoreChunk& chunk = stages_.table[index];
-    to.steps[chunk.id] = chunk.steps_before(round);
-  }
-  void restore(const SavedClocks& from) final;
-  uint64_t steps_before(uint32_t index, uint64_t round) const final {
-    return stages_.table[index].steps_before(round);
-  }
-  void set_steps_before(uint32_t index, uint64_t round, uint64_t steps) final {
-    stages_.table[index].set_steps_before(round, steps);
-  }
   bool anyone_waits(uint32_t index) const override {
     return stages_.table[index].arrived > 0 && stages_.table[index].missing > 0;
-  }
-  uint64_t lacking(uint32_t index, uint32_t word) const final {
-    return stages_.table.lacking(index, word);
   }
   uint32_t indispensable_rank() const final;
 
  protected:
-  // The store of the step in the round in progress: kCached if an order reads the result next.
-  kernels::Store store_of(uint32_t index) const {
-    const bool is_last = stages_.shelves.next_order(index) == stages_.table[index].round + 1;
-    return is_last ? kernels::Store::kCached : stages_.parameters.store;
-  }
   // The rounds before are complete: their result, or another branch's parameters, go to all ranks.
   void begin_round(uint32_t index, uint64_t round) {
     if (stages_.shelves.before_round(index, round, *this)) {

@@ -137,6 +137,7 @@ struct CoreReport {
     kParentBroke,  // the connection to the parent broke; once
     kClosed,       // all cores have closed a round; another box decides on it
     kDecided,      // the decision on a round is here; other boxes are to be told
+    kQuorum,       // so many ranks have sent all of `round` that it is complete after its grace
     kSwitchEnded,  // the switch takes no more chunks: `why`; rank == kNoRank: no rank's fault
     kSwitchBegun,  // it takes chunks again, from `round` on
   };
@@ -162,7 +163,7 @@ struct CoreReport {
   uint64_t said = 0;       // kViolation: the number that the rank sent; kSwitchEnded: 1 where a
                            // boundary ended it, which is in the log
   uint64_t round = 0;      // kHeld: highest in progress; kNonFinite, kExcluded, kSnapped, kClosed,
-                           // kDecided: that one
+                           // kDecided, kQuorum: that one
   uint64_t started = 0;    // kHeld: highest round that any contribution has arrived for
   uint64_t min_round = 0;  // kHeld, kCommitted: lowest round in progress at chunks that wait for
                            // some rank; kNever: there are none

@@ -115,7 +115,8 @@ bool Reducer::add_up(uint32_t index, float factor, float* to) {
 
 // Where results lie beside the parameters; null: they are the same memory, or differences.
 void* Reducer::separate_result(const CoreChunk& chunk) const {
-  const bool separate = !parameters_.differences && !places_.parameters_are_results();
+  const bool separate = !parameters_.differences && !places_.parameters_are_results() &&
+                        !parameters_.rules.own_results();
   return separate ? result_of(chunk.offset) : nullptr;
 }
 
@@ -129,9 +130,12 @@ bool Reducer::reduce(uint32_t index, kernels::Store store) {
     return true;
   }
   const TraceSpan span = trace_.span("sum and optimize", chunk);
+  const bool copies = parameters_.rules.own_results();  // copy_result() comes next
   const bool in_place = parameters_.rules.optimizer == kernels::Optimizer::kNone &&
-                        parameters_.rules.parameter_dtype == kernels::DType::kF32;
-  float* to = in_place ? reinterpret_cast<float*>(result_of(chunk.offset)) : scratch_.data();
+                        (copies || parameters_.rules.parameter_dtype == kernels::DType::kF32);
+  float* to = !in_place ? scratch_.data()
+              : copies  ? parameters_at(chunk)
+                        : reinterpret_cast<float*>(result_of(chunk.offset));
   if (!sum(index, to)) return false;
   if (in_place || parameters_.rules.work == Work::kSumOnly) return true;
   if (chunk.unused) return leave_out(index), true;
@@ -364,7 +368,7 @@ void Reducer::store_initial(const CoreChunk& chunk, uint32_t part) {
     std::memcpy(parameters_at(chunk) + begin, slot, count * sizeof(float));
   }
   const bool separate = parameters_.rules.parameter_dtype != kernels::DType::kF32 || arrays_.view;
-  if (separate && parameters_.rules.lock_step()) {
+  if (separate && !parameters_.rules.own_results()) {
     kernels::convert(slot, kernels::DType::kF32, result_of(chunk.offset + begin),
                      parameters_.rules.parameter_dtype, count);
   }

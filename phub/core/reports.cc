@@ -28,6 +28,9 @@ CoreReport& Reports::add(CoreReport::Type type, uint32_t rank, uint32_t index) {
       .incarnation = rank < table_.max_ranks() ? table_.rank(rank).incarnation : 0,
       .chunk = of_chunk ? table_[index].id : 0,
       .round = of_chunk ? table_[index].round : 0};
+  if (type == CoreReport::kQuorum) {
+    std::erase_if(reports_, [](const CoreReport& r) { return r.type == CoreReport::kQuorum; });
+  }
   if (is_of_connection(type)) {  // replaces that of an earlier connection of the rank
     const auto older = std::find_if(reports_.begin(), reports_.end(), [&](const CoreReport& r) {
       return r.rank == rank && is_of_connection(r.type);

@@ -1,6 +1,7 @@
 // A job's reports to the control thread, until its core forwards them: at most one about each rank
 // whose connection is lost, one about the sum, one about the parent's connection, one about the
-// gate, two about the switch, and exclusions, which delay their chunk when there are too many.
+// gate or the quorum, two about the switch, and exclusions, which delay their chunk when there are
+// too many.
 // Nothing allocates after construction.
 #pragma once
 

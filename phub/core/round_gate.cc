@@ -1,14 +1,7 @@
 #include "phub/core/round_gate.h"
 
-#include <sys/eventfd.h>
-#include <unistd.h>
-
-#include <cerrno>
 #include <cmath>
-#include <cstring>
 #include <utility>
-
-#include "transport/error.h"
 
 namespace phub {
 
@@ -23,21 +16,8 @@ RoundGate::RoundGate(uint32_t cores, uint32_t chunks, bool skips, GateShare shar
       skips_(skips),
       share_(share),
       squares_(chunks),
-      bells_(std::make_unique<Bell[]>(cores)),
-      open_(cores + share.others) {
-  for (uint32_t core = 0; core < cores; ++core) {
-    bells_[core].fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    if (bells_[core].fd >= 0) continue;
-    const int why = errno;
-    while (core > 0) ::close(bells_[--core].fd);
-    fail(ErrorCode::kFull, "no file descriptor left for {} cores ({}); raise ulimit -n", cores,
-         std::strerror(why));
-  }
-}
-
-RoundGate::~RoundGate() {
-  for (uint32_t core = 0; core < cores_; ++core) ::close(bells_[core].fd);
-}
+      bells_(cores),
+      open_(cores + share.others) {}
 
 // Returns whether it was the last. Then the next round is open, although no core closes that before
 // this one is decided.
@@ -61,7 +41,7 @@ void RoundGate::close_for(std::span<const uint32_t> chunks, std::span<const doub
   for (size_t i = 0; i < chunks.size(); ++i) squares_[chunks[i]] = squares[i];
   if (!close_one()) return;
   decide(round, max_norm_.load(std::memory_order_relaxed));
-  wake(round, kNoCore);
+  wake(round, CoreBells::kNoCore);
 }
 
 std::vector<double> RoundGate::take_squares(std::span<const uint32_t> chunks) {
@@ -73,7 +53,7 @@ std::vector<double> RoundGate::take_squares(std::span<const uint32_t> chunks) {
 
 void RoundGate::tell(const Decision& decision) {
   decision_ = decision;
-  wake(decision.round, kNoCore);
+  wake(decision.round, CoreBells::kNoCore);
 }
 
 void RoundGate::begin_elsewhere(uint64_t round) {
@@ -84,12 +64,7 @@ void RoundGate::begin_elsewhere(uint64_t round) {
 
 void RoundGate::wake(uint64_t round, uint32_t but_core) {
   decided_.store(round, std::memory_order_seq_cst);
-  for (uint32_t other = 0; other < cores_; ++other) {
-    if (other == but_core || !bells_[other].armed.load(std::memory_order_seq_cst)) continue;
-    bells_[other].armed.store(false, std::memory_order_relaxed);
-    const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t n = write(bells_[other].fd, &one, sizeof one);
-  }
+  bells_.ring(but_core);
 }
 
 // The squares of finite gradients cannot overflow: the sum is finite exactly if they are.
@@ -103,7 +78,7 @@ void RoundGate::decide(uint64_t round, double max_norm) {
 }
 
 bool RoundGate::arm(uint32_t core, uint64_t round) {
-  bells_[core].armed.store(true, std::memory_order_seq_cst);
+  bells_.arm(core);
   return decided_.load(std::memory_order_seq_cst) < round;
 }
 

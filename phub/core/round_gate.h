@@ -14,10 +14,10 @@
 
 #include <atomic>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
 
+#include "phub/core/core_bells.h"
 #include "phub/core/messages.h"
 #include "transport/verdict.h"
 
@@ -42,11 +42,10 @@ class RoundGate {
  public:
   // `skips`: rounds whose gradient is not finite.
   RoundGate(uint32_t cores, uint32_t chunks, bool skips, GateShare share = {});
-  ~RoundGate();
   RoundGate(const RoundGate&) = delete;
   RoundGate& operator=(const RoundGate&) = delete;
   static constexpr uint64_t bytes(uint64_t cores, uint64_t chunks) {
-    return sizeof(RoundGate) + cores * sizeof(Bell) + chunks * sizeof(double);
+    return sizeof(RoundGate) + CoreBells::bytes(cores) + chunks * sizeof(double);
   }
 
   // The chunk's gradient, in the round that is being closed. A chunk without one counts as 0.
@@ -82,14 +81,9 @@ class RoundGate {
   // Before the core sleeps: the decision on the round will wake it. Returns false if the decision
   // is there already.
   bool arm(uint32_t core, uint64_t round);
-  int wake_fd(uint32_t core) const { return bells_[core].fd; }  // eventfd: edge triggered
+  int wake_fd(uint32_t core) const { return bells_.fd(core); }
 
  private:
-  struct alignas(64) Bell {
-    int fd = -1;
-    std::atomic<bool> armed{false};
-  };
-  static constexpr uint32_t kNoCore = ~uint32_t{0};
   bool close_one();
   void decide(uint64_t round, double max_norm);
   void wake(uint64_t round, uint32_t but_core);
@@ -97,9 +91,9 @@ class RoundGate {
   const uint32_t cores_;
   const bool skips_;
   const GateShare share_;
-  std::vector<double> squares_;    // by chunk of the job
-  Decision decision_;              // guarded by decided_
-  std::unique_ptr<Bell[]> bells_;  // by core of the job
+  std::vector<double> squares_;  // by chunk of the job
+  Decision decision_;            // guarded by decided_
+  CoreBells bells_;
   std::atomic<uint64_t> begun_{0};
   std::atomic<double> max_norm_{0};         // the round's, as a core has closed it
   alignas(64) std::atomic<uint32_t> open_;  // cores and other boxes that have not closed the round

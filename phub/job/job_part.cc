@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "phub/core/gated.h"
+#include "phub/core/quorum.h"
 #include "phub/core/switched_way.h"
 #include "transport/box_memory.h"
 #include "transport/error.h"
@@ -19,7 +20,7 @@ LinkLayout link_layout(const JobSpec& spec, const Plan& plan, QueueNumbers queue
                        const RankRange& ranks) {
   const JobRules rules = rules_of(spec);
   LinkLayout layout = phub::link_layout(plan, spec.max_ranks, result_format(spec),
-                                        rules.lock_step() ? 1 : spec.max_ranks);
+                                        rules.own_results() ? spec.max_ranks : 1);
   layout.first_rank = ranks.first;
   layout.end_rank = ranks.end;
   layout.first_queue = queues.first;
@@ -140,8 +141,16 @@ JobPart::JobPart(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& tran
         rules_.on_nonfinite == OnNonFinite::kSkip,
         GateShare{.others = queues.other_boxes, .is_told = queues.first > 0});
   }
+  if (rules_.quorum > 0) {
+    const auto with_chunks = std::ranges::count_if(
+        plan_.cores, [this](const CorePlan& core) { return chunks_on(plan_, core) > 0; });
+    quorum_ = std::make_unique<QuorumGate>(cores_of_plan, static_cast<uint32_t>(with_chunks),
+                                           spec_->max_ranks, rules_.quorum,
+                                           std::max<uint64_t>(first_round, 1));
+  }
   for (uint32_t core = 0; core < cores_of_plan; ++core) {
-    const auto make_lock_step = [&, core](const Stages& stages) -> std::unique_ptr<LockStep> {
+    const auto make_lock_step = [&, core](const Stages& stages) -> std::unique_ptr<Way> {
+      if (quorum_) return std::make_unique<Quorum>(stages, *quorum_, core);
       if (rack) return std::make_unique<Uplinked>(stages, uplink_of(core, *rack));
       auto intake =
           switched ? make_switch_intake(plan_, core, switch_offer_, switched->options, first_round)
@@ -212,7 +221,7 @@ void JobPart::make_arrays(uint32_t saved_ranks) {
   arrays_.results = results;
   if (rules_.difference) arrays_.view = reinterpret_cast<float*>(results);
   arrays_.result_stride =
-      rules_.lock_step() ? 0 : plan_.box_elements * kernels::bytes_of(rules_.parameter_dtype);
+      rules_.own_results() ? plan_.box_elements * kernels::bytes_of(rules_.parameter_dtype) : 0;
   if (memory_.master > 0) {
     arrays_.parameters = make(memory_of_arrays_[0], "parameters");
   } else if (f32) {

@@ -20,6 +20,7 @@
 #include "phub/core/branch_orders.h"
 #include "phub/core/core_job.h"
 #include "phub/core/hyper.h"
+#include "phub/core/quorum_gate.h"
 #include "phub/core/round_gate.h"
 #include "phub/core/uplinked.h"
 #include "phub/job/memory.h"
@@ -75,7 +76,8 @@ class JobPart {
 
   HyperTable& hyper() { return hyper_; }
   BranchOrders& branch_orders() { return branch_orders_; }
-  RoundGate* gate() { return gate_.get(); }  // null: rounds are not gated
+  RoundGate* gate() { return gate_.get(); }          // null: rounds are not gated
+  QuorumGate* quorum_gate() { return quorum_.get(); }  // null: rounds wait for all ranks
 
   // Those of all cores together.
   WindowsOfBox& windows() { return box_windows_; }
@@ -188,6 +190,7 @@ class JobPart {
   std::vector<Shelf> docks_;  // by shelf
   JobArrays arrays_;
   std::unique_ptr<RoundGate> gate_;     // null: rounds are not gated
+  std::unique_ptr<QuorumGate> quorum_;  // null: rounds wait for all ranks
   std::unique_ptr<WorkerLink> uplink_;  // to the parent; null: there is none
   std::vector<std::unique_ptr<CoreJob>> core_jobs_;
 };

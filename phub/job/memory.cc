@@ -8,6 +8,7 @@
 #include "kernels/state8.h"
 #include "phub/core/core_job.h"
 #include "phub/core/hyper.h"
+#include "phub/core/quorum_gate.h"
 #include "phub/core/round_gate.h"
 #include "phub/core/shared_slots.h"
 #include "phub/job/membership_log.h"
@@ -83,7 +84,7 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
     const uint64_t elements = plan.box_slot(chunk);
     if (!windowed) node.slots += ranks_here * plan.slot_room_of(chunk);
     node.parameters +=
-        (lock_step ? 1 : ranks) * (element.parameter + element.difference) * elements;
+        (rules.own_results() ? ranks : 1) * (element.parameter + element.difference) * elements;
     node.master += element.master * elements;
     node.state += rules.state8 ? element.states * kernels::state8_bytes(elements, 1)
                                : element.state * elements;
@@ -122,6 +123,7 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
                                                     .places = 1 + 2 * uint64_t{spec.branches},
                                                     .lock_step = lock_step,
                                                     .gated = rules.gated,
+                                                    .quorum = rules.quorum > 0,
                                                     .shares_slots = plan.shares_slots(),
                                                     .differences = rules.difference.has_value(),
                                                     .lazy = lazy,
@@ -136,6 +138,7 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
   uint64_t& control = nodes.begin()->second.bookkeeping;
   control += spec_memory(spec, classes);
   control += 2 * uint64_t{spec.branches} * hyper_groups(spec) * sizeof(kernels::Hyper);
+  if (rules.quorum > 0) control += QuorumGate::bytes(plan.cores.size(), ranks);
   if (rules.gated && !rack) control += RoundGate::bytes(plan.cores.size(), plan.chunks.size());
   if (rules.on_nonfinite == OnNonFinite::kExclude) {
     control += MembershipLog::gathering_bytes(plan.chunks.size(), ranks);

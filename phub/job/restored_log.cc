@@ -68,7 +68,8 @@ void restore_log(const Manifest& saved, const SavedClocks& clocks, uint32_t chun
       continue;
     }
     const bool of_round =
-        record.kind == LogRecord::Kind::kExcluded || record.kind == LogRecord::Kind::kSet;
+        record.kind == LogRecord::Kind::kExcluded || record.kind == LogRecord::Kind::kSet ||
+        record.kind == LogRecord::Kind::kLate;
     if (of_round && record.round > saved.round) continue;
     record.last_round = std::min(record.last_round, saved.round);
     record.last_rounds =

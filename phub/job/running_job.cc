@@ -55,7 +55,9 @@ RunningJob::RunningJob(std::shared_ptr<Job> job, std::string transport, std::vec
       state_(context()),
       rack_(uplink_ ? std::make_unique<RackDesk>(context(), savers_) : nullptr),
       members_(context(), transport_, savers_, parts_, saves_, rack_.get()),
-      grown_bytes_(life_.docked_bytes) {}
+      grown_bytes_(life_.docked_bytes) {
+  if (job_->quorum_gate() != nullptr) quorum_.emplace(*job_, membership_);
+}
 
 JobContext RunningJob::context() {
   return {.host = host_,
@@ -99,6 +101,12 @@ void RunningJob::tick(uint64_t now) {
   if (const std::string note = job_->note_of_windows(); !note.empty()) host_.notes.add(now, note);
   const bool is_idle = !uplink_ && !probes_.rates_fade(now);
   next_tick_ms_ = now + tick_ms(is_idle ? kMostIdleProbeMs : kMostProbeMs);
+  carry_out();
+}
+
+void RunningJob::tick_due(uint64_t now) {
+  if (!quorum_ || end_.has_come()) return;
+  quorum_->tick(now);
   carry_out();
 }
 
@@ -304,6 +312,7 @@ JobStatus RunningJob::status() const {
   for (RankStatus& rank : status.ranks) {
     rank.rack = seats_[rank.rank].rack.name;
     rank.rack_live = seats_[rank.rank].rack.live;
+    if (quorum_) rank.late = quorum_->late_rounds(rank.rank);
   }
   std::erase_if(status.ranks, [](const RankStatus& rank) { return rank.state == "absent"; });
   status.missing = membership_.ranks().missing();

@@ -24,6 +24,7 @@
 #include "phub/job/member_desk.h"
 #include "phub/job/meter.h"
 #include "phub/job/part_desk.h"
+#include "phub/job/quorum_rounds.h"
 #include "phub/job/rack_desk.h"
 #include "phub/job/reconnections.h"
 #include "phub/job/remarks.h"
@@ -61,6 +62,9 @@ class RunningJob final : private JobDriver {
   void start();
   void tick(uint64_t now);
   uint64_t tick_ms() const;  // the shortest interval in which tick() has something to do
+  // When tick() has something to do beside that; kNever: nothing.
+  uint64_t due_ms() const { return quorum_ ? quorum_->due_ms() : kNever; }
+  void tick_due(uint64_t now);
   // No rank may join any more.
   bool ending() const { return end_.has_come() || saves_.is_saving_end(); }
   // All ranks have left, and the job is still being saved.
@@ -133,6 +137,7 @@ class RunningJob final : private JobDriver {
   JobProbes probes_;
   SwitchUse switch_;
   Remarks remarks_;
+  std::optional<QuorumRounds> quorum_;  // nullopt: rounds wait for all ranks
 
   Seats seats_;
   Requests requests_;

@@ -110,6 +110,9 @@ void RunningJob::handle(const CoreReport& report) {
     case CoreReport::kDecided:
       remote_.decide(job_->gate()->decision());
       break;
+    case CoreReport::kQuorum:
+      quorum_->is_there(report.round, now);
+      break;
     case CoreReport::kClosed:  // comes from other boxes only: close_gate()
       break;
     case CoreReport::kNonFinite:

@@ -149,9 +149,8 @@ ElementBytes element_bytes(const JobSpec& spec) {
   bytes.parameter = kernels::bytes_of(rules.parameter_dtype);
   bytes.optimized = rules.optimizer != kernels::Optimizer::kNone;
   bytes.difference = rules.difference ? kDifferenceBytes : 0;
-  // In SSP and async a copy is written back.
   const bool is_view = rules.difference || rules.parameter_dtype != kernels::DType::kF32;
-  const bool has_master = !rules.lock_step() || (bytes.optimized && is_view);
+  const bool has_master = rules.own_results() || (bytes.optimized && is_view);
   bytes.master = has_master ? sizeof(float) : 0;
   bytes.states = kernels::state_arrays(rules.optimizer, hyper);
   bytes.state = bytes.states * (rules.state8 ? sizeof(uint8_t) : sizeof(float));

@@ -34,6 +34,9 @@ Participation::Participation(std::span<const LogRecord> log, uint32_t chunks) {
             }
           }
           break;
+        case LogRecord::Kind::kLate:
+          late_.emplace(record.rank, record.round);
+          break;
         case LogRecord::Kind::kHyper:
         case LogRecord::Kind::kFailed:
         case LogRecord::Kind::kSet:
@@ -102,10 +105,20 @@ void Participation::end(const LogRecord& record, size_t number, uint32_t chunks)
   stay->ended = number;
 }
 
+uint64_t Participation::sent_for(uint64_t round, uint32_t rank) const {
+  const auto stay = std::ranges::find_if(stays_, [&](const Stay& each) {
+    return each.rank == rank && each.first <= round &&
+           (each.last.empty() || std::ranges::max(each.last) >= round);
+  });
+  const uint64_t first = stay == stays_.end() ? round : stay->first;
+  while (round > first && late_.contains({rank, round - 1})) --round;
+  return round;
+}
+
 std::vector<Member> Participation::members(uint64_t round, uint32_t chunk) const {
   std::vector<Member> members;
   for (const Stay& stay : stays_) {
-    if (stay.covers(round, chunk)) members.push_back(stay);
+    if (stay.covers(round, chunk) && !late_.contains({stay.rank, round})) members.push_back(stay);
   }
   std::ranges::sort(members);
   return members;

@@ -6,6 +6,7 @@
 #include <set>
 #include <span>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "transport/control/messages.h"
@@ -53,6 +54,9 @@ class Participation {
     return excluded_.contains({round, chunk, rank});
   }
   const std::vector<Stay>& stays() const { return stays_; }  // in the log's order
+  bool is_late(uint64_t round, uint32_t rank) const { return late_.contains({rank, round}); }
+  // The round that a member of this one sent its gradient for: an earlier one if it was late since.
+  uint64_t sent_for(uint64_t round, uint32_t rank) const;
 
  private:
   void begin(const LogRecord& record, uint32_t chunks);
@@ -60,6 +64,7 @@ class Participation {
 
   std::vector<Stay> stays_;
   std::set<std::tuple<uint64_t, uint32_t, uint32_t>> excluded_;  // round, chunk, rank
+  std::set<std::pair<uint32_t, uint64_t>> late_;                 // rank, round
 };
 
 }  // namespace phub

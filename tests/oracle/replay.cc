@@ -342,15 +342,16 @@ void Replay::receive() {
   gradients_.clear();
   for (const Member& from : counted_) {
     std::vector<std::byte> gradient(sent_bytes(spec_, place_));
-    if (!gradient_(from, round_, gradient.data())) continue;
+    const uint64_t round = sent_for(from.rank);
+    if (!gradient_(from, round, gradient.data())) continue;
     if (coded_) {
       std::vector<float> pushed(place_.elements);
       std::memcpy(pushed.data(), gradient.data(), gradient.size());
       std::vector<float>& residual = residual_of(from);
       if (int32_) {
-        gradient = encode_coded(spec_, place_, from.rank, round_, pushed, residual);
+        gradient = encode_coded(spec_, place_, from.rank, round, pushed, residual);
       } else {
-        const auto sent = send_coded(spec_, place_, from.rank, round_, pushed, residual);
+        const auto sent = send_coded(spec_, place_, from.rank, round, pushed, residual);
         std::memcpy(gradient.data(), sent.data(), gradient.size());
       }
     }

@@ -117,7 +117,7 @@ struct BasicCoreJobRig {
     const JobParameters& p = options_.parameters;
     const size_t total = size_t{options_.chunks} * stride();
     slots.assign(p.max_ranks, std::vector<std::byte>(total * kernels::bytes_of(options_.dtype)));
-    const size_t copies = p.rules.lock_step() ? 1 : p.max_ranks;
+    const size_t copies = p.rules.own_results() ? p.max_ranks : 1;
     results.assign(copies * total * kernels::bytes_of(p.rules.parameter_dtype), std::byte{0});
     parameters.assign(total, 0);
     for (auto* array : {&state, &copy_parameters, &copy_state}) array->assign(total, 0);
@@ -144,13 +144,13 @@ struct BasicCoreJobRig {
     copy_clocks.assign(p.rules.lock_step() ? 0 : copy_steps.size() * p.max_ranks, 0);
     make_shelves(shelves, total);
     if (options_.snapshots) make_shelves(copied_shelves, total);
-    const bool in_results = p.rules.lock_step() && p.rules.parameter_dtype == kernels::DType::kF32;
+    const bool in_results = !p.rules.own_results() && p.rules.parameter_dtype == kernels::DType::kF32;
     job = std::make_unique<CoreJob>(
         0, p,
         JobArrays{
             .results = results.data(),
             .result_stride =
-                p.rules.lock_step() ? 0 : total * kernels::bytes_of(p.rules.parameter_dtype),
+                p.rules.own_results() ? total * kernels::bytes_of(p.rules.parameter_dtype) : 0,
             .parameters = in_results ? reinterpret_cast<float*>(results.data()) : parameters.data(),
             .state0 = state.data(),
             .sums = sums.data(),
@@ -254,7 +254,8 @@ struct BasicCoreJobRig {
         {CoreReport::kNonFinite, "nonfinite"}, {CoreReport::kExcluded, "excluded"},
         {CoreReport::kSnapped, "snapped"},     {CoreReport::kGotState, "got"},
         {CoreReport::kSetState, "set"},        {CoreReport::kParentBroke, "parent"},
-        {CoreReport::kSwitchEnded, "switch"},  {CoreReport::kSwitchBegun, "begun"}};
+        {CoreReport::kSwitchEnded, "switch"},  {CoreReport::kSwitchBegun, "begun"},
+        {CoreReport::kQuorum, "quorum"}};
     static constexpr const char* kViolations[] = {
         "stream", "chunk", "kind", "round", "bytes", "place", "interest", "participants", "slot"};
     std::vector<std::string> out;
@@ -262,7 +263,8 @@ struct BasicCoreJobRig {
     while (job->next_report(report)) {
       std::string text = kNames.at(report.type) + " ";
       if (report.type == CoreReport::kSnapped || report.type == CoreReport::kGotState ||
-          report.type == CoreReport::kSetState || report.type == CoreReport::kSwitchBegun) {
+          report.type == CoreReport::kSetState || report.type == CoreReport::kSwitchBegun ||
+          report.type == CoreReport::kQuorum) {
         out.push_back(fmt::format("{}@{}", text, report.round));
         continue;
       }

@@ -199,6 +199,13 @@ bool Player::act(const std::string& name, Words& w) {
          std::ranges::copy(w.numbers<uint64_t>(), rig.copy_clocks.begin());
          rig.job->restore(rig.saved_clocks(), {});
        }},
+      {"grace-over",
+       [&] {
+         uint64_t expected = 0;
+         for (const uint32_t rank : list_of(w.word())) expected |= uint64_t{1} << rank;
+         QuorumGate& gate = *rig.quorum;
+         EXPECT_TRUE(gate.decide(gate.collecting(), {&expected, 1}, gate.quorum()));
+       }},
       {"done",
        [&] {
          const auto chunks = list_of(w.word());

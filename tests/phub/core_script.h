@@ -12,6 +12,7 @@
 //       [groups=TREE] [workers-own] [initial] [priorities=N,…] [snapshots] [shelves=N] [first=N]
 //       [formats=SCHEDULE]   of gradients, by the round
 //       [gated]           of one core
+//       [quorum=N]        of one core; the grace is over when the script says so
 //       [interest=OF,OF/OF,OF/…]   by rank and chunk: wr, w, r or -
 //       [pending]         results are done when the script says so
 //       [parent=N,N,N]    the ranks are racks, with so many ranks each
@@ -35,6 +36,7 @@
 //   order CHANGE…                        hold and commit
 //   shelf SHELF VALUE | restore VALUE STEPS CLOCK…
 //   done CHUNKS                          what is pending
+//   grace-over RANKS                     these are expected in the round that is collected
 // What must be seen:
 //   sent POST…          runs, then: all that was posted since; sent-mixed POST…: in any order;
 //                       sends N: so many; posted POST…: without running; flushed N: of them

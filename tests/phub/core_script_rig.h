@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "phub/core/gated.h"
+#include "phub/core/quorum.h"
 #include "tests/phub/core_job_parts.h"
 #include "tests/phub/core_job_rig.h"
 
@@ -137,6 +138,7 @@ inline bool JobWords::set_number(const std::string& name, const std::string& val
       {"max", [&] { p.max_ranks = number(); }},
       {"ranks", [&] { options.expected = list_of(value); }},
       {"chunks", [&] { options.chunks = number(); }},
+      {"quorum", [&] { p.rules.quorum = number(); }},
       {"elements", [&] { options.elements = number(); }},
       {"slack", [&] { p.rules.consistency = Consistency::kSsp, p.slack = number(); }},
       {"formats", [&] { p.schedules = {FormatSchedule::parse("formats", value)}; }},
@@ -225,6 +227,7 @@ struct Ways {
   Deferred* deferred = nullptr;
   CoreParent parent;
   std::optional<RoundGate> gate;
+  std::optional<QuorumGate> quorum;
   std::optional<FakeSwitch> behind;
 };
 class ScriptRig : public Ways, public CoreJobRig {
@@ -257,6 +260,12 @@ class ScriptRig : public Ways, public CoreJobRig {
       };
     } else if (words.way == JobWords::kSwitch) {
       return rig.behind.emplace().before(options);
+    } else if (const uint32_t quorum = options.parameters.rules.quorum; quorum > 0) {
+      rig.quorum.emplace(1, 1, options.parameters.max_ranks, quorum,
+                         std::max<uint64_t>(options.parameters.first_round, 1));
+      options.make_lock_step = [&rig](const Stages& stages) {
+        return std::make_unique<Quorum>(stages, *rig.quorum, 0);
+      };
     } else if (options.parameters.rules.gated) {
       rig.gate.emplace(1, options.chunks,
                        options.parameters.rules.on_nonfinite == OnNonFinite::kSkip);

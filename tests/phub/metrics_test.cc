@@ -111,6 +111,7 @@ ServerStatus sample() {
   job.ranks[0].contributions = 11;
   job.ranks[1].waited_chunks = 3;
   job.ranks[1].waited_s = 1.25;
+  job.ranks[1].late = 7;
   job.missing = {1};
   job.waiting_for = {1};
   job.cores = {{.core = 4,
@@ -196,6 +197,7 @@ TEST(Metrics, HaveTheValuesOfTheStatus) {
   EXPECT_EQ(value("phub_rank_contributions_total", of_job({{"rank", "0"}})), 11);
   EXPECT_EQ(value("phub_rank_lag_chunks", of_job({{"rank", "1"}})), 3);
   EXPECT_EQ(value("phub_rank_awaited_seconds", of_job({{"rank", "1"}})), 1.25);
+  EXPECT_EQ(value("phub_rank_late_rounds", of_job({{"rank", "1"}})), 7);
   EXPECT_EQ(value("phub_core_asleep_seconds_total", core), 2.5);
   EXPECT_EQ(value("phub_core_sleeps_total", core), 40);
   EXPECT_EQ(value("phub_core_sent_bytes_total", core), 700);

@@ -358,7 +358,7 @@ void Oracle::check_killed(uint32_t branch, bool kills, uint64_t round,
 void Oracle::check_witnesses(const Participation& participation) const {
   for (const Witness& witness : witnessed_) {
     const auto& [who, chunk, round] = witness;
-    const bool counted = std::ranges::any_of(
+    const bool counted = !participation.is_late(round, who.rank) && std::ranges::any_of(
         participation.stays(),
         [&who = who, &chunk = chunk, &round = round](const Participation::Stay& stay) {
           return stay == who && (stay.covers(round, chunk) || stay.repeats(round, chunk));
@@ -454,7 +454,7 @@ void Oracle::check_digits_of(uint32_t chunk, const Replay& replay,
   if (replay.counted().empty() || has_bad({{~0u, 0}, replay.round()}, c.key)) return;
   const auto counted = [&](uint32_t rank) {
     const auto who = std::ranges::find(replay.counted(), rank, &Member::rank);
-    return who != replay.counted().end() && !is_null({*who, replay.round()}, c.key) &&
+    return who != replay.counted().end() && !is_null({*who, replay.sent_for(rank)}, c.key) &&
            touches(rank, chunk, &KeyInterest::writes);
   };
   for (uint32_t i = 0; i < std::min(2u, c.elements); ++i) {

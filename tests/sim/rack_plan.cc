@@ -379,6 +379,26 @@ void leave_lock_step(SimRandom& random, JobPlan& job) {
   job.bad.clear();
 }
 
+// Rounds go on without late ranks, where they can.
+void end_with_quorum(SimRandom& random, JobPlan& job, const RackPlan& plan) {
+  JobSpec spec = job.spec;
+  spec.quorum = static_cast<uint32_t>(random.between(1, spec.world_size));
+  spec.grace_ms = static_cast<uint32_t>(random.below(4));
+  if (spec.on_loss == OnLoss::kWait) spec.on_loss = OnLoss::kShrink;
+  const bool needs_parts = !plan.box_faults.empty() && spec.optimizer == "none";
+  const bool has_parts = plan.checkpoint_every > 0 && saves_residuals(spec);
+  const bool is_elsewhere = !job.box_of.empty() || !job.interest.empty();
+  const bool is_switched = plan.through_switch && &job == &plan.jobs.front();
+  if (needs_parts || has_parts || is_elsewhere || is_switched) return;
+  try {
+    validate(spec);
+  } catch (const Error&) {
+    return;
+  }
+  job.spec = spec;
+  job.saver_chance = 0;
+}
+
 // Rounds are clipped, skipped, or both.
 void gate_rounds(SimRandom& random, JobPlan& job, bool clean) {
   JobSpec& spec = job.spec;
@@ -745,6 +765,10 @@ RackPlan make_rack_plan(uint64_t seed) {
   SimRandom eight(seed ^ 0x38626974ull);
   for (JobPlan& job : plan.jobs) {
     if (eight.chance(0.4)) keep_states_in_8_bits(job);
+  }
+  SimRandom quorum(seed ^ 0x71756f72756dull);
+  for (JobPlan& job : plan.jobs) {
+    if (quorum.chance(0.3)) end_with_quorum(quorum, job, plan);
   }
   for (JobPlan& job : plan.jobs) drop_unused(job);
   return plan;

@@ -114,6 +114,10 @@ bool clips(const JobSpec& spec) {
 
 bool is_gated(const JobSpec& spec) { return clips(spec) || spec.on_nonfinite == "skip"; }
 
+bool has_own_results(const JobSpec& spec) {
+  return spec.consistency != Consistency::kBsp || spec.quorum > 0;
+}
+
 size_t set_format(JobSpec& spec, const std::string& pattern, const std::string& format) {
   return for_each_matching(spec, pattern, [&format](KeySpec& key) { key.format = format; });
 }

@@ -92,6 +92,10 @@ struct JobSpec {
   uint32_t world_size = 1;         // ranks 0 … world_size-1 are there from round 1 on
   uint32_t min_ranks = 0;          // with these it begins if not all come in time; 0: world_size
   uint32_t max_ranks = 0;          // 0: world_size. Memory is fixed for this many
+  // A round is complete once so many ranks have sent all of their keys and `grace_ms` is over, or
+  // all ranks have. Ranks that are late then take part in the next round. 0: it waits for all.
+  uint32_t quorum = 0;
+  uint32_t grace_ms = 0;  // how long a round waits for the other ranks once its quorum is there
   uint32_t chunk_elements = 8192;  // a multiple of 32
   std::string optimizer = "none";
   std::map<std::string, double> hyper;  // other values than the optimizer's defaults
@@ -229,6 +233,8 @@ uint64_t rounding_seed(std::string_view job);
 bool clips(const JobSpec& spec);  // a norm may be clipped: max_norm is given
 // Whether its rounds are applied as a whole: norms may be clipped, or rounds skipped.
 bool is_gated(const JobSpec& spec);
+// Each rank has a copy of the results at the box: the parameters change while it reads them.
+bool has_own_results(const JobSpec& spec);
 
 // The arrays of state that the job's optimizer keeps of every key, in order, as PyTorch names them;
 // none: it keeps none, or is unknown.

@@ -305,6 +305,23 @@ void check_racks(const JobSpec& spec, uint32_t ranks) {
   check_number("rack_ranks: ranks of all racks", total, 1, kMaxRanks);
 }
 
+void check_quorum(const JobSpec& spec) {
+  check_number("quorum", spec.quorum, 0, most_ranks(spec));
+  if (spec.quorum == 0 && spec.grace_ms > 0) {
+    fail(ErrorCode::kInvalid,
+         "grace_ms: it is how long a round waits for late ranks once its quorum is there, and job "
+         "'{}' has no quorum: say with how many ranks a round may end (quorum)",
+         printable(spec.name));
+  }
+  check_number("grace_ms", spec.grace_ms, 0, kMaxLimitMs);
+  if (spec.quorum > 0 && spec.on_loss == OnLoss::kWait) {
+    fail(ErrorCode::kInvalid,
+         "quorum: its rounds go on without ranks that are late, and on_loss 'wait' pauses job '{}' "
+         "for ranks that are lost: choose on_loss 'shrink' or 'fail'",
+         printable(spec.name));
+  }
+}
+
 }  // namespace
 
 void check_job_name(std::string_view name) {
@@ -326,6 +343,7 @@ void validate(const JobSpec& spec) {
   check_number("world_size", spec.world_size, 1, kMaxRanks);
   check_number("min_ranks", spec.min_ranks, 0, spec.world_size);
   if (spec.max_ranks != 0) check_number("max_ranks", spec.max_ranks, spec.world_size, kMaxRanks);
+  check_quorum(spec);
   check_number("chunk_elements", spec.chunk_elements, 32, kMaxChunkElements);
   if (spec.chunk_elements % 32 != 0) {
     fail(ErrorCode::kInvalid, "chunk_elements: must be a multiple of 32, got {}",

@@ -16,7 +16,7 @@ namespace phub {
 template <>
 inline constexpr std::string_view kWords<LogRecord::Kind>[] = {
     "admitted", "lost",   "left",      "hyper",     "excluded", "failed",
-    "set",      "forked", "scheduled", "discarded", "killed",   "revived"};
+    "set",      "forked", "scheduled", "discarded", "killed",   "revived",   "late"};
 
 template <>
 inline constexpr std::string_view kWords<BranchAction>[] = {"list",    "fork", "schedule",
@@ -70,6 +70,8 @@ void fields(A& a, const JobSpec*) {
   a.optional("world_size", &JobSpec::world_size, {1, kMaxRanks});
   a.optional("min_ranks", &JobSpec::min_ranks, {0, kMaxRanks});
   a.optional("max_ranks", &JobSpec::max_ranks, {0, kMaxRanks});
+  a.optional("quorum", &JobSpec::quorum, {0, kMaxRanks});
+  a.optional("grace_ms", &JobSpec::grace_ms);
   a.optional("chunk_elements", &JobSpec::chunk_elements, {1, kAny});
   a.optional("optimizer", &JobSpec::optimizer, kWord);
   a.optional("hyper", &JobSpec::hyper, kValues);

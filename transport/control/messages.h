@@ -223,10 +223,11 @@ struct LogRecord {
     kScheduled,
     kDiscarded,
     kKilled,
-    kRevived
+    kRevived,
+    kLate
   };
   Kind kind = Kind::kAdmitted;
-  // admitted, excluded: first round; hyper, set, scheduled: from; forked: it is as its parent is
+  // admitted, excluded: first round; late: it took no part in this one; hyper, set, scheduled: from; forked: it is as its parent is
   // before this one; discarded, killed: gone before this one; revived: there before it; else 0
   uint64_t round = 0;
   uint32_t rank = 0;
@@ -279,6 +280,7 @@ struct RankStatus {
   uint64_t waited_chunks = 0;       // chunks that others have sent and it has not
   uint64_t waited_round = 0;        // the round of the oldest of them; 0: the initial parameters
   std::string waited_key;           // the key of that chunk
+  uint64_t late = 0;  // rounds in a row that went on without it; 0: it was in the latest
   std::string rack;                 // the name of its box, where the rank is a rack
   std::vector<uint32_t> rack_live;  // and those of the rack's own ranks that are there
 };

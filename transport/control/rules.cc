@@ -39,6 +39,7 @@ constexpr std::array<std::string_view, kFeatures> kNames = {
     "groups",
     "no groups",
     "min_ranks",
+    "quorum",
     "rack_ranks",
     "branches",
     "gradients in bf16 or f16",
@@ -96,6 +97,11 @@ constexpr Rule kRules[] = {
     {kState8, kBranches, "branches exchange states as f32"},
     {kState8, kLazyKeys, "a block of states has one scale, and steps of single rows share blocks"},
     {kInterest, kGated | kBranches | kRacks, "ranks take part in some chunks only"},
+    {kQuorum, kOutOfLockStep | kPartialWork, "it is about rounds, with consistency bsp"},
+    {kQuorum, kGated | kInterest | kSwitch | kRacks | kBelowParent,
+     "its rounds go on without ranks that are late"},
+    {kQuorum, kBranches | kLazyKeys | kDifferences | kScheduledGradients,
+     "a rank that is late skips rounds"},
 };
 
 Features features_of(const JobSpec& spec, const KeySpec& key) {
@@ -146,6 +152,8 @@ std::string words_of(const JobSpec& spec, Feature feature) {
       return word("state_dtype", spec.state_dtype.word());
     case kGroups:
       return word("groups", spec.groups);
+    case kQuorum:
+      return fmt::format("quorum {}", spec.quorum);
     case kShortResults:
     case kDifferences:
       return word("parameter_dtype", spec.parameter_dtype);
@@ -203,6 +211,7 @@ Features features_of(const JobSpec& spec) {
   add(spec.state_dtype == StateFormat::k8Bit, kState8);
   found |= spec.groups.empty() ? kUngrouped : kGroups;
   add(spec.min_ranks > 0, kMinRanks);
+  add(spec.quorum > 0, kQuorum);
   add(!spec.rack_ranks.empty(), kRacks);
   add(spec.branches > 0, kBranches);
   return found;

@@ -33,6 +33,7 @@ enum class Feature : uint8_t {
   kGroups,
   kUngrouped,
   kMinRanks,
+  kQuorum,
   kRacks,
   kBranches,
   kShortGradients,

@@ -18,6 +18,7 @@ void fields(A& a, const RankStatus*) {
   a.optional("waited_s", &RankStatus::waited_s);
   a.optional("waited_chunks", &RankStatus::waited_chunks);
   a.optional("waited_round", &RankStatus::waited_round);
+  a.optional("late", &RankStatus::late);
   a.optional("waited_key", &RankStatus::waited_key, {0, kMaxNameBytes});
   a.optional("rack", &RankStatus::rack, {0, kMaxNameBytes});
   a.optional("rack_live", &RankStatus::rack_live, {0, kMaxRanks});

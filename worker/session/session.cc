@@ -30,6 +30,7 @@ uint32_t largest_of(const auto& chunks) {  // elements
 Session::Session(const JoinReply& reply, WorkerLink& link, SendOrder order)
     : SessionKeys(reply, link),
       gated_(is_gated(reply.spec)),
+      skips_(reply.spec.quorum > 0),
       gathers_(link.needs_polling()),
       results_(result_format_, reply.first_round - 1, all_elements_, !link.zero_copy(),
                largest_of(chunks_)),
@@ -266,12 +267,17 @@ void Session::handle(const Arrival& arrival) {
         "the server sent no result for chunk {}, which this rank reads and whose key is not lazy",
         id));
   }
+  // A rank of a job with a quorum that was late takes part in a later round than it pushed for.
+  constexpr uint32_t kMostSkipped = 127;
+  const uint32_t skipped = low8(imm.round - low8(chunk.awaited));
+  const bool skips = skips_ && chunk.outstanding && chunk.pushed && skipped <= kMostSkipped;
   // No result comes twice: the second could land on the one after it.
-  if (!chunk.outstanding || chunk.early || imm.round != low8(chunk.awaited)) {
+  if (!chunk.outstanding || chunk.early || (skipped != 0 && !skips)) {
     return violation(fmt::format("the server sent round {} (mod 256) of chunk {}, {} is {}",
                                  imm.round, id, chunk.outstanding ? "awaited" : "already here",
                                  chunk.awaited));
   }
+  chunk.awaited += skipped;
   if (gated_ && chunk.pushed && !queue.verdict.has(chunk.awaited)) {
     chunk.early = true;
     return queue.early.push_back(id);

@@ -30,15 +30,15 @@ std::vector<ChunkInterest> interest_of(const JoinReply& reply, const Layout& lay
 }  // namespace
 
 LinkLayout link_layout_of(const JoinReply& reply) {
-  const bool lock_step = reply.spec.consistency == "bsp";
-  if (!lock_step && reply.rank >= reply.spec.max_ranks) {
+  const bool own_results = has_own_results(reply.spec);
+  if (own_results && reply.rank >= reply.spec.max_ranks) {
     fail(ErrorCode::kInternal, "the server's answer contradicts itself: rank {} of {}", reply.rank,
          reply.spec.max_ranks);
   }
   LinkLayout layout =
       link_layout(layout_of(reply), reply.spec.max_ranks, result_format_of(reply.spec),
-                  lock_step ? 1 : reply.spec.max_ranks);
-  if (!lock_step) layout.result_copy = reply.rank;
+                  own_results ? reply.spec.max_ranks : 1);
+  if (own_results) layout.result_copy = reply.rank;
   return layout;
 }
 

@@ -35,6 +35,8 @@ VALUES = {
     "world_size": (1,),
     "min_ranks": (1,),
     "max_ranks": (2,),
+    "quorum": (1,),
+    "grace_ms": (0,),
     "chunk_elements": (32,),
     "optimizer": ("sgd", "momentum", "adam", "fold", "none"),
     "state_dtype": ("f32", "8bit"),

@@ -1,0 +1,116 @@
+// Rounds that end with a quorum: not all ranks have to take part.
+//
+// No chunk closes a round before the job knows who takes part in it (quorum_gate.h): a rank takes
+// part with all of its chunks, or with none. What a late rank has sent is put aside, and is its
+// contribution to the next round, together with the rest once that has come; unless it is late
+// again. So each rank has at most one contribution under way, and each counts once.
+//
+// A rank gets results only of rounds that it took part in, as its own copy: other rounds may
+// complete while it reads them. The immediate data of a result names the round, so a rank that was
+// late learns how many rounds it has missed. (Decoupled DiLoCo, arXiv 2604.21428: least quorum and
+// grace window. Chen et al., 2016, "Revisiting Distributed Synchronous SGD": backup workers.)
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "phub/core/lock_step.h"
+#include "phub/core/quorum_gate.h"
+
+namespace phub {
+
+class Quorum final : public InStep {
+ public:
+  // The gate outlives this. `core` is the core's index in the job.
+  Quorum(const Stages& stages, QuorumGate& gate, uint32_t core);
+  static constexpr uint64_t bytes(uint64_t chunks, uint64_t ranks) {
+    return sizeof(Quorum) + ranks * sizeof(OfRank) + chunks * ranks * sizeof(uint64_t) +
+           (2 * chunks + 1) * bit_words(ranks) * sizeof(uint64_t);
+  }
+
+  Verdict accept(uint32_t rank, uint32_t index, const Imm& imm) override;
+  bool ready(uint32_t index) const override {
+    const CoreChunk& chunk = stages_.table[index];
+    return may_close(chunk, chunk.arrived > 0 || chunk.vacant);
+  }
+  void finish(uint32_t index) override;
+  uint64_t completed(uint32_t rank, uint32_t index) const override { return has_of(rank, index); }
+  uint64_t taken(uint32_t /*rank*/, uint32_t /*index*/) const override { return kNever; }
+
+  void begin(uint32_t index) override { begin_round(index, stages_.table.next_round(index, 0)); }
+  uint64_t last_round(uint32_t rank, uint32_t index) const override;
+  void lose(const Boundary::Lost& lost) override;
+  void admit(const Boundary::Admitted& admitted) override;
+  void settle(uint32_t index) override;
+  bool is_fixed(uint32_t index) const override {
+    const CoreChunk& chunk = stages_.table[index];
+    return chunk.closed || gate_.has_decided(chunk.round);
+  }
+  // Only a round without a quorum waits for ranks.
+  bool anyone_waits(uint32_t index) const override;
+
+  bool moved_on() override;
+  bool is_called() const override { return !completes_ && gate_.has_decided(round_); }
+  bool arm() override;
+  int wake_fd() const override { return gate_.wake_fd(core_); }
+
+ private:
+  struct OfRank {
+    uint32_t chunks = 0;  // of its next contribution, here
+    bool sent = false;    // all of them: said to the gate
+    // The latest of its contributions that was late was for the first of these rounds, and took
+    // part in the second; 0: there is none.
+    uint64_t late_from = 0, late_in = 0;
+  };
+
+  uint64_t& has_of(uint32_t rank, uint32_t index) { return has_of_[at(rank, index)]; }
+  uint64_t has_of(uint32_t rank, uint32_t index) const { return has_of_[at(rank, index)]; }
+  size_t at(uint32_t rank, uint32_t index) const {
+    return size_t{index} * stages_.table.max_ranks() + rank;
+  }
+  void count_chunk(uint32_t rank);
+  void forget_chunks(uint32_t rank);
+  void find_expected();
+  void check();
+  void take_decision();
+  void put_aside(uint32_t rank);
+  void begin_round(uint32_t index, uint64_t round);
+  void give(uint32_t rank, uint32_t index);
+  void pass_over(uint32_t index);
+
+  QuorumGate& gate_;
+  const uint32_t core_;
+  uint64_t round_;          // that is decided next; or if completes_, that is being completed
+  bool completes_ = false;  // it is decided, and some chunk here may not have completed it
+  uint32_t open_ = 0;       // if completes_: chunks that have not completed it
+  bool recheck_ = true;     // whether the round can be decided: a boundary may have changed it
+  std::vector<OfRank> ranks_;
+  std::vector<uint64_t> has_of_;    // [chunk][rank]: the round of its latest result; kNever: none
+  std::vector<uint64_t> expected_;  // a bit for each rank: in the round that is decided next
+  RankBits aside_, null_aside_;
+};
+
+inline Way::Verdict Quorum::accept(uint32_t rank, uint32_t index, const Imm& imm) {
+  ChunkTable& table = stages_.table;
+  const CoreChunk& chunk = table[index];
+  const uint64_t has = has_of(rank, index);
+  if (chunk.round == 0 || has == kNever) return Verdict::kWrongRound;
+  if (has >= table.rank(rank).first_round) {
+    const OfRank& of = ranks_[rank];
+    if (imm.round == low8(has == of.late_in ? of.late_from : has)) return Verdict::kComplete;
+  }
+  if (imm.round != low8(has + 1)) return Verdict::kWrongRound;
+  if (table.has(rank, index) || aside_.has(rank, index)) return Verdict::kDuplicate;
+  const bool null = imm.kind == ImmKind::kNull;
+  if (table.is_in_round(rank, index)) {
+    table.mark(rank, index, null);
+  } else {
+    aside_.set(rank, index);
+    null_aside_.set_to(rank, index, null);
+  }
+  stages_.trace.arrival(index, chunk, has + 1, rank, chunk.arrived == 1, chunk.missing == 0);
+  count_chunk(rank);
+  return Verdict::kAccepted;
+}
+
+}  // namespace phub

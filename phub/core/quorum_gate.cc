@@ -1,0 +1,64 @@
+#include "phub/core/quorum_gate.h"
+
+#include "phub/core/index_set.h"
+
+namespace phub {
+
+QuorumGate::QuorumGate(uint32_t cores, uint32_t with_chunks, uint32_t max_ranks, uint32_t quorum,
+                       uint64_t first_round)
+    : cores_(with_chunks),
+      quorum_(quorum),
+      cores_with_(std::make_unique<std::atomic<uint32_t>[]>(max_ranks)),
+      late_(bit_words(max_ranks)),
+      bells_(cores),
+      open_(with_chunks),
+      collecting_(first_round),
+      claimed_(first_round - 1),
+      there_(first_round - 1),
+      decided_(first_round - 1) {}
+
+bool QuorumGate::sent_here(uint32_t rank) {
+  return cores_with_[rank].fetch_add(1, std::memory_order_seq_cst) + 1 == cores_;
+}
+
+void QuorumGate::took_here(uint32_t rank) {
+  cores_with_[rank].fetch_sub(1, std::memory_order_seq_cst);
+}
+
+bool QuorumGate::completed_here(uint64_t round) {
+  if (open_.fetch_sub(1, std::memory_order_acq_rel) > 1) return false;
+  open_.store(cores_, std::memory_order_relaxed);
+  collecting_.store(round + 1, std::memory_order_seq_cst);
+  return true;
+}
+
+uint32_t QuorumGate::senders_among(std::span<const uint64_t> ranks) const {
+  uint32_t senders = 0;
+  for (uint32_t word = 0; word < ranks.size(); ++word) {
+    for_each_bit(ranks[word], word, [&](uint32_t rank) { senders += has_sent(rank) ? 1 : 0; });
+  }
+  return senders;
+}
+
+bool QuorumGate::say_is_there(uint64_t round) {
+  uint64_t before = there_.load(std::memory_order_relaxed);
+  return before < round && there_.compare_exchange_strong(before, round);
+}
+
+bool QuorumGate::decide(uint64_t round, std::span<const uint64_t> expected, uint32_t least,
+                        uint32_t but_core) {
+  if (collecting() != round || senders_among(expected) < least) return false;
+  uint64_t before = claimed_.load(std::memory_order_seq_cst);
+  if (before >= round || !claimed_.compare_exchange_strong(before, round)) return false;
+  for (uint32_t word = 0; word < late_.size(); ++word) {
+    late_[word] = word < expected.size() ? expected[word] : 0;
+    for_each_bit(late_[word], word, [&](uint32_t rank) {
+      if (has_sent(rank)) late_[word] &= ~(uint64_t{1} << (rank % 64));
+    });
+  }
+  decided_.store(round, std::memory_order_seq_cst);
+  bells_.ring(but_core);
+  return true;
+}
+
+}  // namespace phub

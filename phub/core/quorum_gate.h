@@ -1,0 +1,85 @@
+// Who takes part in the rounds of a job with a quorum (quorum.h): what its cores share.
+//
+// A rank has sent a round when every core has all of its chunks of that round. A round is decided
+// once all expected ranks have sent it, by the core that notices; or once the control thread finds
+// that a quorum has sent it and its grace is over. The other ranks are then late. A round can be
+// decided when every core has completed the round before it.
+//
+// It is made with the job by the control thread; a core that has the job calls each function,
+// unless it says otherwise.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "phub/core/core_bells.h"
+
+namespace phub {
+
+class QuorumGate {
+ public:
+  // `quorum`: ranks. `with_chunks`: cores that have some. The first round to be decided is
+  // `first_round`.
+  QuorumGate(uint32_t cores, uint32_t with_chunks, uint32_t max_ranks, uint32_t quorum,
+             uint64_t first_round);
+  static constexpr uint64_t bytes(uint64_t cores, uint64_t ranks) {
+    return sizeof(QuorumGate) + CoreBells::bytes(cores) + ranks * sizeof(std::atomic<uint32_t>) +
+           (ranks + 63) / 64 * sizeof(uint64_t);
+  }
+  uint32_t quorum() const { return quorum_; }
+
+  // The calling core has all chunks of the rank's next contribution. Returns whether all cores have
+  // theirs now.
+  bool sent_here(uint32_t rank);
+  // It takes that back: the contribution took part in a round, or the rank was lost.
+  void took_here(uint32_t rank);
+  // The calling core has completed all its chunks of the round. True: it was the last one, so the
+  // next round can be decided.
+  bool completed_here(uint64_t round);
+
+  // A set of ranks has a bit for each: r % 64 of word r / 64. Any thread:
+  uint64_t collecting() const { return collecting_.load(std::memory_order_seq_cst); }
+  bool has_decided(uint64_t round) const {
+    return decided_.load(std::memory_order_seq_cst) >= round;
+  }
+  uint32_t senders_among(std::span<const uint64_t> ranks) const;  // how many have sent the round
+  // A quorum of the expected ranks has sent the round. say_is_there() returns whether it is the
+  // first call for that round.
+  bool is_there(uint64_t round) const { return there_.load(std::memory_order_relaxed) >= round; }
+  bool say_is_there(uint64_t round);
+  // Decides the round if at least `least` of the expected ranks have sent it; the others of them
+  // are late. False: too few have, or somebody else decides, or it cannot be decided yet. Cores
+  // that sleep are woken, but for `but_core`.
+  bool decide(uint64_t round, std::span<const uint64_t> expected, uint32_t least,
+              uint32_t but_core = CoreBells::kNoCore);
+  // In the round that was decided last. REQUIRES: it is decided, and the next one is not.
+  bool is_late(uint32_t rank) const { return (late_[rank / 64] >> (rank % 64) & 1) != 0; }
+
+  // Before the core sleeps: the decision on the round will wake it. Returns false if it is there.
+  bool arm(uint32_t core, uint64_t round) {
+    bells_.arm(core);
+    return !has_decided(round);
+  }
+  int wake_fd(uint32_t core) const { return bells_.fd(core); }
+
+ private:
+  bool has_sent(uint32_t rank) const {
+    return cores_with_[rank].load(std::memory_order_seq_cst) == cores_;
+  }
+
+  const uint32_t cores_;  // that have chunks
+  const uint32_t quorum_;
+  const std::unique_ptr<std::atomic<uint32_t>[]> cores_with_;  // by rank: that have all its chunks
+  std::vector<uint64_t> late_;                                 // guarded by decided_
+  CoreBells bells_;
+  alignas(64) std::atomic<uint32_t> open_;  // cores that have not completed the decided round
+  alignas(64) std::atomic<uint64_t> collecting_;
+  std::atomic<uint64_t> claimed_;
+  std::atomic<uint64_t> there_;
+  alignas(64) std::atomic<uint64_t> decided_;
+};
+
+}  // namespace phub

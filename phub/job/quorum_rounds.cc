@@ -1,0 +1,73 @@
+#include "phub/job/quorum_rounds.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "phub/core/index_set.h"
+
+namespace phub {
+namespace {
+
+constexpr uint64_t kRetryMs = 10;
+
+}  // namespace
+
+QuorumRounds::QuorumRounds(Job& job, Membership& membership)
+    : job_(job), membership_(membership), late_(job.spec().max_ranks) {}
+
+void QuorumRounds::is_there(uint64_t /*round*/, uint64_t now_ms) {
+  due_ms_ = now_ms + job_.spec().grace_ms;
+}
+
+std::vector<uint64_t> QuorumRounds::expected_in(uint64_t round) const {
+  const RankTable& ranks = membership_.ranks();
+  std::vector<uint64_t> expected(bit_words(ranks.size()));
+  for (uint32_t r = 0; r < ranks.size(); ++r) {
+    if (!ranks[r].expected || ranks[r].first_round > round) continue;
+    expected[r / 64] |= uint64_t{1} << (r % 64);
+  }
+  return expected;
+}
+
+// During a boundary the ranks of a round are not final.
+void QuorumRounds::tick(uint64_t now_ms) {
+  if (now_ms < due_ms_) return;
+  due_ms_ = kNever;
+  QuorumGate& gate = *job_.quorum_gate();
+  const uint64_t round = gate.collecting();
+  if (!gate.is_there(round) || gate.has_decided(round)) return;  // all ranks came
+  const std::vector<uint64_t> expected = expected_in(round);
+  const bool may = membership_.assembled() && membership_.changes().is_idle();
+  if (!may || !gate.decide(round, expected, gate.quorum())) {
+    due_ms_ = now_ms + kRetryMs;
+    return;
+  }
+  for (uint32_t word = 0; word < expected.size(); ++word) {
+    for_each_bit(expected[word], word, [&](uint32_t rank) {
+      if (gate.is_late(rank)) note_late(rank, round);
+    });
+  }
+}
+
+void QuorumRounds::note_late(uint32_t rank, uint64_t round) {
+  Late& late = late_[rank];
+  if (late.last + 1 != round) late.first = round;
+  late.last = round;
+  membership_.log().add({.kind = LogRecord::Kind::kLate,
+                         .round = round,
+                         .rank = rank,
+                         .incarnation = membership_.ranks()[rank].incarnation});
+  if (late_rounds(rank) <= kMostLateRounds) return;
+  membership_.changes().lose(
+      rank, fmt::format("it was late for {} rounds in a row, which went on without it (quorum {})",
+                        kMostLateRounds, job_.spec().quorum));
+}
+
+uint64_t QuorumRounds::late_rounds(uint32_t rank) const {
+  const Late& late = late_[rank];
+  const bool is_over = late.last == 0 || late.last + 1 < job_.quorum_gate()->collecting();
+  return is_over ? 0 : late.last - late.first + 1;
+}
+
+}  // namespace phub
