@@ -44,7 +44,7 @@ void Quorum::find_expected() {
 
 // Decides the round if nobody is missing. During a boundary its ranks are not final.
 void Quorum::check() {
-  if (completes_ || stages_.table.hold_from != kNever || gate_.collecting() != round_) return;
+  if (!waits() || stages_.table.hold_from != kNever || gate_.collecting() != round_) return;
   find_expected();
   uint32_t all = 0;
   for (const uint64_t word : expected_) all += static_cast<uint32_t>(__builtin_popcountll(word));
@@ -84,19 +84,16 @@ void Quorum::put_aside(uint32_t rank) {
 }
 
 bool Quorum::moved_on() {
-  if (stages_.table.size() == 0) return false;
   if (completes_ && open_ > 0) return false;
   if (std::exchange(completes_, false)) {
     gate_.completed_here(round_++);
     recheck_ = true;
   }
   if (std::exchange(recheck_, false)) check();
-  if (!gate_.has_decided(round_)) return false;
+  if (!is_decided()) return false;
   take_decision();
   return true;
 }
-
-bool Quorum::arm() { return completes_ ? true : gate_.arm(core_, round_); }
 
 bool Quorum::anyone_waits(uint32_t index) const {
   const CoreChunk& chunk = stages_.table[index];
@@ -143,8 +140,10 @@ uint64_t Quorum::last_round(uint32_t rank, uint32_t index) const {
   return has == kNever ? 0 : has;
 }
 
-// What it has put aside takes part in nothing any more.
+// What it has put aside takes part in nothing any more. If it was late in a decided round, it did
+// so before it was lost.
 void Quorum::lose(const Boundary::Lost& lost) {
+  if (is_decided()) take_decision();
   InStep::lose(lost);
   forget_chunks(lost.rank);
   for (uint32_t i = 0; i < stages_.table.size(); ++i) {

@@ -50,8 +50,8 @@ class Quorum final : public InStep {
   bool anyone_waits(uint32_t index) const override;
 
   bool moved_on() override;
-  bool is_called() const override { return !completes_ && gate_.has_decided(round_); }
-  bool arm() override;
+  bool is_called() const override { return is_decided(); }
+  bool arm() override { return !waits() || gate_.arm(core_, round_); }
   int wake_fd() const override { return gate_.wake_fd(core_); }
 
  private:
@@ -68,6 +68,9 @@ class Quorum final : public InStep {
   size_t at(uint32_t rank, uint32_t index) const {
     return size_t{index} * stages_.table.max_ranks() + rank;
   }
+  // For the decision on its round. A core without chunks has none.
+  bool waits() const { return !completes_ && stages_.table.size() > 0; }
+  bool is_decided() const { return waits() && gate_.has_decided(round_); }
   void count_chunk(uint32_t rank);
   void forget_chunks(uint32_t rank);
   void find_expected();

@@ -61,18 +61,28 @@ TEST(CoreJobQuorum, TheOptimizerMakesAStepPerRoundAndAllCopiesAreOfIt) {
 TEST(CoreJobQuorum, ALostRankCountsAsFarAsItCameAndIsWaitedForNoLonger) {
   play_core(R"(
     job quorum=3 chunks=2 | push 0,1 0,1@1 | push 2 0@1 | sent | hold 1 1 1 | commit 1 -2
-    last 2 0 1 | sent 0,1:0@1 0,1:1@1 | has 0:0=21 0:1=5
+    last 2 1 0 | sent 0,1:0@1 0,1:1@1 | has 0:0=21 0:1=5
     # With fewer ranks than the quorum all that are there make a round.
     push 0 0,1@2 | sent | push 1 0,1@2 | sent 0,1:0@2 0,1:1@2
   )");
 }
 
+// Its log says that it was late in round 1: then it has no part in that, nor has its successor.
 TEST(CoreJobQuorum, WhatALateRankPutAsideIsDroppedWithIt) {
   play_core(R"(
     job quorum=1 chunks=2 ranks=0,1 max=2 | push 1 0@1=100 | push 0 0,1@1=1 | told quorum @1
-    grace-over 0,1 | sent 0:0@1 0:1@1 | hold 2 | commit 2 -1 +1.2@2 | last 1 0 0
-    sent 1:0@1 1:1@1 | has 1:0=1 | push 0,1 0,1@2=5 | told quorum @2 | sent 0,1:0@2 0,1:1@2
-    has 0:0=10
+    grace-over 0,1 | hold 2 | commit 2 -1 +1.2@2 | last 1 0 0 | sent-mixed 0,1:0@1 0,1:1@1
+    has 1:0=1 0:1=1 | push 0 0,1@2=5 | told quorum @2 | push 1 0,1@2=5
+    sent 0,1:0@2 0,1:1@2 | has 0:0=10
+  )");
+}
+
+// What was brought back is its contribution to round 2, as far as it came.
+TEST(CoreJobQuorum, ALostRankCountsWithWhatWasBroughtBack) {
+  play_core(R"(
+    job quorum=1 chunks=2 ranks=0,1 max=2 | push 1 0@1=100 | push 0 0,1@1=1 | told quorum @1
+    grace-over 0,1 | sent 0:0@1 0:1@1 | hold 2 | commit 2 -1 +1.2@3 | last 1 2 0
+    push 0 0,1@2=5 | sent-mixed 0,1:0@2 0,1:1@2 | has 0:0=105 0:1=5 1:1=5
   )");
 }
 
@@ -91,15 +101,15 @@ TEST(CoreJobQuorum, ANewcomerBeginsWithTheFirstRoundThatIsNotDecided) {
 TEST(CoreJobQuorum, ARoundThatNobodyIsLeftInIsPassedOver) {
   play_core(R"(
     job quorum=1 chunks=1 ranks=0,1 workers-own | push 0 0@1 | told quorum @1 | grace-over 0,1
-    hold 2 | commit 2 -0 | last 0 0 | sent | push 1 0@1=9 | told quorum @2 | sent 1:0@2
+    hold 2 | commit 2 -0 | last 0 0 | sent | push 1 0@1=9 | sent 1:0@2
     has 1:0=9
   )");
 }
 
 TEST(CoreJobQuorum, ARankThatReconnectsGetsWhatItLacks) {
   play_core(R"(
-    job quorum=1 chunks=1 ranks=0,1 | push 0,1 0@1=1 | detach 1 | sent 0:0@1 | told quorum @1
-    push 0 0@2=1 | told quorum @2 | grace-over 0,1 | sent 0:0@2
+    job quorum=1 chunks=1 ranks=0,1 | push 1 0@1=1 | told quorum @1 | detach 1 | push 0 0@1=1
+    sent 0:0@1 | push 0 0@2=1 | told quorum @2 | grace-over 0,1 | sent 0:0@2
     reattach 1.1 | again 1 0@1 | sent 1:0@1 | has 1:0=2 | push 1 0@2=5 | told quorum @3
     push 0 0@3=1 | sent 0,1:0@3 | has 1:0=6
   )");

@@ -13,6 +13,7 @@
 #include "transport/control/key_schedules.h"
 #include "transport/control/rules.h"
 #include "transport/error.h"
+#include "worker/memory/gradient_coder.h"
 
 namespace phub::sim {
 namespace {
