@@ -10,6 +10,8 @@
 // The model is cut into pieces of 1 MiB at most, which are dealt out to the servers. A piece is
 // pushed and pulled in one request, which the server answers when it has the sum of all workers:
 // fewer messages than with a push and a pull of its own.
+#include "bench/peers_ps_lite.h"
+
 #include <ps/ps.h>
 
 #include <algorithm>
@@ -17,7 +19,6 @@
 #include <cstdlib>
 #include <fstream>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "bench/peers.h"
@@ -34,40 +35,6 @@ constexpr uint64_t kMostElements = 1 << 18;  // of a piece
 struct Options {
   std::string store;
   uint64_t elements = 0, warmup = 0, rounds = 0;
-};
-
-// Of one piece and round. The first gradient's own memory takes the sum, and goes when the last
-// answer has been sent.
-struct Sum {
-  ps::SArray<float> values;
-  std::vector<ps::KVMeta> requests;
-};
-
-// Called by ps-lite, one request after the other.
-class Sums {
- public:
-  void operator()(const ps::KVMeta& request, const ps::KVPairs<float>& pushed,
-                  ps::KVServer<float>* server) {
-    const ps::Key key = pushed.keys[0];
-    Sum& sum = sums_[key];
-    if (sum.requests.empty()) {
-      sum.values = pushed.vals;
-    } else {
-      float* to = sum.values.data();
-      const float* from = pushed.vals.data();
-      for (size_t i = 0; i < pushed.vals.size(); ++i) to[i] += from[i];
-    }
-    sum.requests.push_back(request);
-    if (sum.requests.size() < static_cast<size_t>(ps::NumWorkers())) return;
-    ps::KVPairs<float> answer;
-    answer.keys = pushed.keys;
-    answer.vals = sum.values;
-    for (const ps::KVMeta& each : sum.requests) server->Response(each, answer);
-    sums_.erase(key);
-  }
-
- private:
-  std::unordered_map<ps::Key, Sum> sums_;
 };
 
 struct Piece {
@@ -181,11 +148,7 @@ int main(int argc, char** argv) {
   o.store = argv[1];
   try {
     ps::Start(0, "peers_ps_lite");
-    if (ps::IsServer()) {
-      auto* const server = new ps::KVServer<float>(0);
-      server->set_request_handle(phub::Sums());
-      ps::RegisterExitCallback([server] { delete server; });
-    }
+    if (ps::IsServer()) phub::serve_sums();
     if (ps::IsWorker()) phub::work(o);
     ps::Finalize(0, true);
     return 0;

@@ -1,5 +1,6 @@
 // layers: one rank of a training in which computing takes a stated time, for bench/ladder.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/layers/report.h"
 #include "bench/layers/walk.h"
 #include "phub/plan/layers.h"
 #include "phub/plan/overlap.h"
@@ -35,7 +37,8 @@ struct Options {
 
 void add_walk_options(CLI::App& app, Options& options) {
   const auto positive = CLI::PositiveNumber;
-  app.add_option("--model", options.model, "alexnet, vgg16 or googlenet")->capture_default_str();
+  app.add_option("--model", options.model, fmt::format("One of {}", fmt::join(net_names(), ", ")))
+      ->capture_default_str();
   app.add_option("--compute-s", options.walk.compute_s, "An iteration computes for so long")
       ->check(positive)
       ->capture_default_str();
@@ -110,14 +113,6 @@ std::vector<size_t> layers_of(const Net& net, const Exchanges& exchanges) {
     layers.push_back(static_cast<size_t>(std::distance(net.layers.begin(), at)));
   }
   return layers;
-}
-
-nlohmann::json json_of(const WalkResult& result) {
-  return {{"iteration_s", result.iteration_s},
-          {"pushed_early", result.pushed_early},
-          {"back_early", result.back_early},
-          {"layers", result.layers},
-          {"wrong", result.wrong}};
 }
 
 nlohmann::json run_rank(const Net& net, Options& options) {

@@ -41,9 +41,9 @@ std::vector<FactorMatrix> matrices_of(const Net& net, const WalkOptions& options
 
 // What is exchanged of the layers. A rank's gradient is rank + 1 in all elements, that of its
 // factors too, times the samples: so results tell what is in them.
-class Exchange {
+class BoxExchange : public Exchange {
  public:
-  Exchange(const Net& net, const WalkOptions& options, Worker& worker)
+  BoxExchange(const Net& net, const WalkOptions& options, Worker& worker)
       : options_(options), worker_(worker), layers_(net.layers.size()) {
     if (!options.as_factors.empty()) factors_.emplace(worker, matrices_of(net, options));
     const auto own = static_cast<float>(worker.rank() + 1);
@@ -69,7 +69,7 @@ class Exchange {
     }
   }
 
-  void push(size_t l) {
+  void push(size_t l) override {
     Layer& layer = layers_[l];
     for (const size_t key : layer.keys) worker_.push(key);
     ++layer.rounds;
@@ -80,7 +80,7 @@ class Exchange {
   }
 
   // Until the parameters of a layer are here. Returns how long its products take on top.
-  double wait(size_t l) {
+  double wait(size_t l) override {
     Layer& layer = layers_[l];
     if (layer.waited == layer.rounds) return 0;
     layer.waited = layer.rounds;
@@ -100,13 +100,13 @@ class Exchange {
   }
 
   // Whether the results of its whole keys came since it was pushed, before anyone waited.
-  bool is_back(size_t l) {
+  bool is_back(size_t l) override {
     Layer& layer = layers_[l];
     return layer.waited < layer.rounds &&
            std::ranges::all_of(layer.keys, [&](size_t key) { return worker_.test(key); });
   }
 
-  uint64_t wrong() const { return wrong_; }
+  uint64_t wrong() const override { return wrong_; }
 
  private:
   struct Layer {
@@ -240,7 +240,11 @@ JobSpec job_of(const Net& net, const WalkOptions& options, JobSpec spec) {
 }
 
 WalkResult walk(const Net& net, const WalkOptions& options, Worker& worker) {
-  Exchange exchange(net, options, worker);
+  BoxExchange exchange(net, options, worker);
+  return walk(net, options, exchange);
+}
+
+WalkResult walk(const Net& net, const WalkOptions& options, Exchange& exchange) {
   return Walk(net, options, &exchange).run();
 }
 

@@ -42,8 +42,26 @@ struct WalkResult {
 // add_factor_keys().
 JobSpec job_of(const Net& net, const WalkOptions& options, JobSpec spec);
 
+// What exchanges the layers' gradients. Called by one thread, for a layer push() and wait() in
+// turn.
+class Exchange {
+ public:
+  virtual ~Exchange() = default;
+  // Sends the layer's gradient, and does not wait. `layer` is an index into Net::layers.
+  virtual void push(size_t layer) = 0;
+  // Returns when the result of the last push is here: at once if nothing was pushed since. The
+  // seconds that the rank then computes to have its gradient.
+  virtual double wait(size_t layer) = 0;
+  // Whether the result of the last push is here, before anyone waited for it.
+  virtual bool is_back(size_t layer) = 0;
+  // Results so far that cannot be sums of the ranks' gradients.
+  virtual uint64_t wrong() const = 0;
+};
+
 // Runs all iterations of the job's rank. Throws Error.
 WalkResult walk(const Net& net, const WalkOptions& options, Worker& worker);
+// The same with another exchange. Throws what that throws.
+WalkResult walk(const Net& net, const WalkOptions& options, Exchange& exchange);
 // Runs without an exchange, as a single node does.
 WalkResult walk_alone(const Net& net, const WalkOptions& options);
 

@@ -26,8 +26,9 @@ struct Net {
   double connections() const;
 };
 
-// "alexnet", "vgg16" and "googlenet" on images of 224 x 224. Modules of GoogLeNet are chains of
-// their branches. Throws Error(kInvalid): another name, which it lists.
+// The networks of net_names() on images of 224 x 224, Inception v3 on 299 x 299. Modules with
+// branches are chains of these. A convolution has the keys of its normalisation. Throws
+// Error(kInvalid): another name, with a list of those that it knows.
 Net net(std::string_view name);
 std::vector<std::string_view> net_names();
 

@@ -20,6 +20,7 @@ Keys resnet50() { return resnet_bottleneck({3, 4, 6, 3}); }
 Keys resnet101() { return resnet_bottleneck({3, 4, 23, 3}); }
 Keys resnet269() { return resnet_bottleneck({3, 30, 48, 8}); }
 Keys resnext101_32x8d() { return resnet_bottleneck({3, 4, 23, 3}, 32, 8); }
+Keys resnext269_32x4d() { return resnet_bottleneck({3, 30, 48, 8}, 32, 4); }
 Keys bert_base() { return bert(12, 768); }
 Keys bert_large() { return bert(24, 1024); }
 Keys gpt2_small() { return gpt2(12, 768); }
@@ -42,6 +43,7 @@ constexpr Model kModels[] = {
     {"resnet101", resnet101},
     {"resnet269", resnet269},
     {"resnext101_32x8d", resnext101_32x8d},
+    {"resnext269_32x4d", resnext269_32x4d},
     {"bert-base", bert_base},
     {"bert-large", bert_large},
     {"gpt2", gpt2_small},

@@ -81,6 +81,61 @@ def ladder_refuses(_, __):
     return 0
 
 
+def sharded_compares(folder, binaries):
+    """In a rack if one can be made here, with ps-lite if it was built."""
+    peer = ["ps-lite"] if (binaries / "layers_ps_lite").exists() else []
+    ways = [*peer, "phub-box", "phub-sharded"]
+    sharded = [BENCH / "sharded", "--tiny", "--build", binaries.parent, "--json", folder / "sharded.json"]
+    run(*sharded, "--ways", ",".join(ways), "--rate", "200mbit" if module("sharded").can_make_racks() else "local")
+    rows = json.loads((folder / "sharded.json").read_text())["rows"]
+    assert [row["way"] for row in rows] == ways and rows[0]["times_first"] == 1, rows
+    for row in rows:
+        assert row["speedup"] > 0 and row["iteration_s"] > row["alone_s"] > 0, row
+        assert row["counted"] is None or abs(row["counted"] - 1) < 0.05, row
+    if peer:
+        expect(run(*sharded, "--ways", "ps-lite", "--rate", "local", status=1, PHUB_PEERS_SPOIL="1"), "wrong results")
+    expect(run(*sharded, "--ways", "phub-box,none", status=2), "'none' is not one of")
+    expect(run(BENCH / "sharded", "--models", "alexnet,none", status=2), "'none' is not one of")
+    for option, value in (("--nodes", "1"), ("--paper-gbps", "10,x"), ("--paper-gbps", "0"), ("--iterations", "0"),
+                          ("--rate", "fast")):
+        expect(run(BENCH / "sharded", option, value, status=2), option)
+    if not peer:
+        expect(run(*sharded, "--ways", "ps-lite", status=1), "layers_ps_lite is not there")
+    expect(run(*sharded, "--ps-lite", folder, status=1), "is not the source of ps-lite")
+    return 0
+
+
+def sharded_refuses(_, __):
+    sharded = module("sharded")
+
+    class Setting:
+        warmup, iterations = 1, 2
+
+    model, nodes = 10**7, 4
+    row = {"wrong": 0, "layers": 10, "pushed_early": 10, "job_bytes": model}
+    # Every host with a server has a part, and sends and receives the others' gradients and results in each of 3 rounds.
+    each = 2 * (nodes - 1) * model * 3 // nodes
+    first = (nodes - 1) * model // nodes
+    right = {"ps-lite": [[each, each]] * nodes, "phub-sharded": [[each + first, each + first]] * nodes,
+             "phub-box": [[nodes * model * 3, nodes * model * 4]]}
+
+    def refused(message, way="ps-lite", counts=None, **fields):
+        try:
+            ratio = sharded.check("m", sharded.WAYS[way], Setting, nodes, [row | fields] * nodes, counts or right[way])
+        except sharded.Failure as failure:
+            expect(str(failure), message)
+            return
+        assert not message and abs(ratio - 1) < 1e-6, f"{way}: not refused: {message}"
+
+    for way in right:
+        refused("", way)
+    refused("[1, 1, 1, 1] wrong results", wrong=1)
+    refused("9 were pushed before", pushed_early=9)
+    refused("servers' hosts received 240000000 bytes", counts=[[each * 4 // 3, each]] * nodes)
+    refused("servers' hosts sent 120000000 bytes", "phub-box", counts=[[nodes * model * 3, nodes * model * 3]])
+    return 0
+
+
 def geeps_is_drawn(folder, binaries):
     if not has_matplotlib():
         return SKIPPED
@@ -189,6 +244,12 @@ def plots_draw(folder, _):
     refused("plot_ladder", {"rows": [rung | {"way": "up"}]}, "is no file of bench/ladder's --json")
     refused("plot_ladder", {"rows": []}, "no picture can be drawn")
 
+    bar = {"model": "alexnet", "nodes": 8, "way": "ps-lite", "paper_gbps": 10, "times_first": 1.0}
+    drawn("plot_sharded", {"rows": [bar, bar | {"way": "phub-box", "times_first": 1.9}, bar | {"paper_gbps": 56}]},
+          "sharded.png")
+    refused("plot_sharded", {"rows": [bar | {"way": "up"}]}, "is no file of bench/sharded's --json")
+    refused("plot_sharded", {"rows": []}, "no picture can be drawn")
+
     def training(error):
         return {"model": "quick", "ranks": 8, "rows": [
             {"form": "f32", "rate": "1gbit", "turns": [{"losses": [[5, 0.1, 2.3, error], [10, 0.2, 1.1, error]]}]}]}
@@ -232,7 +293,7 @@ def plots_refuse(folder, _):
         return SKIPPED
     binary, long = folder / "binary", 100_000
     binary.write_bytes(b"\x80" * long)
-    for script in ("plot", "plot_geeps", "plot_ladder", "plot_loss", "plot_topics", "plot_tune"):
+    for script in ("plot", "plot_geeps", "plot_ladder", "plot_loss", "plot_sharded", "plot_topics", "plot_tune"):
         text = run(BENCH / script, binary, "--out", folder, status=1)
         expect(text, f"{binary} is no file of", "invalid start byte")
         assert len(text) < 1000, f"{script} prints {len(text)} characters"
@@ -271,7 +332,7 @@ def topics_are_drawn(folder, binaries):
     return 0
 
 
-CASES = {case.__name__: case for case in (ladder_climbs, ladder_refuses, plots_draw, appended_logs_are_one_course, plots_refuse,
+CASES = {case.__name__: case for case in (ladder_climbs, ladder_refuses, sharded_compares, sharded_refuses, plots_draw, appended_logs_are_one_course, plots_refuse,
                                           geeps_is_drawn, topics_are_drawn)}
 
 

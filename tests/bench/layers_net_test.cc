@@ -22,6 +22,11 @@ TEST(LayersNet, HaveTheArithmeticOfTheirNetworks) {
   EXPECT_NEAR(net("alexnet").connections(), 0.714e9, 0.001e9);
   EXPECT_NEAR(net("vgg16").connections(), 15.47e9, 0.01e9);
   EXPECT_NEAR(net("googlenet").connections(), 1.498e9, 0.005e9);
+  EXPECT_NEAR(net("vgg11").connections(), 7.609e9, 0.005e9);
+  EXPECT_NEAR(net("inception_v3").connections(), 5.713e9, 0.01e9);
+  EXPECT_NEAR(net("resnet50").connections(), 4.089e9, 0.005e9);
+  EXPECT_NEAR(net("resnet101").connections(), 7.801e9, 0.005e9);
+  EXPECT_NEAR(net("resnext101_32x8d").connections(), 16.414e9, 0.01e9);
 }
 
 TEST(LayersNet, HaveEveryKeyOnce) {
@@ -44,15 +49,21 @@ TEST(LayersNet, HaveTheirLayers) {
   EXPECT_EQ(matrices(net("vgg16")), 3u);
   EXPECT_EQ(net("googlenet").layers.size(), 3u + 9 * 6 + 1);
   EXPECT_EQ(matrices(net("googlenet")), 1u);
+  EXPECT_EQ(net("vgg11").layers.size(), 11u);
+  // And a projection in each of the four stages: normalisation is no layer of its own.
+  EXPECT_EQ(net("resnet50").layers.size(), 50u + 4);
+  EXPECT_EQ(net("resnet269").layers.size(), 269u + 4);
+  EXPECT_EQ(net("resnext269_32x4d").layers.size(), 269u + 4);
 }
 
 TEST(LayersNet, RefusesOthers) {
   try {
-    net("resnet50");
+    net("bert-base");
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kInvalid);
-    EXPECT_NE(std::string(error.what()).find("alexnet, vgg16, googlenet"), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("alexnet, vgg11, vgg16, googlenet"),
+              std::string::npos);
   }
 }
 

@@ -264,7 +264,8 @@ TEST(Overlap, LayersOfAFile) {
   };
   no("'fast' is neither", "fast");
   no("'-3' is neither", "-3");
-  no("of the layers of alexnet, vgg16, googlenet alone, not of 'mine'", "100");
+  no("of the layers of alexnet, vgg11, vgg16, googlenet, ", "100");
+  no("alone, not of 'mine'", "100");
   no("/no/such.json: No such file", "/no/such.json");
 }
 

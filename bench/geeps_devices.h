@@ -1,0 +1,31 @@
+// A training on several devices of this process, whose gradients CPU threads sum while backward
+// goes on (003, section 3): weak scaling, with the same images on each device.
+#pragma once
+
+#include <cstdint>
+
+#include "bench/geeps_net.h"
+
+namespace phub::geeps_bench {
+
+struct Devices {
+  uint32_t devices = 4;
+  uint32_t warmup = 2, iterations = 10;
+};
+
+struct DevicesResult {
+  double seconds = 0;  // per iteration, mean over the devices
+  uint64_t bytes_copied_by_caller = 0;
+};
+
+// The GPUs of 003's machine (Tesla P100, NVLink) with AlexNet and its 256 images: copies at the
+// rate that table 4 has from GPU to CPU, and computing as long as table 3 says of forward and
+// backward.
+Machine p100_machine();
+
+// Everything fits each device's memory. A thread for each device trains; the optimizer's is this
+// process's, too (StandaloneExchange). Throws Error.
+DevicesResult train(const Devices& devices, const Net& net, const Machine& machine,
+                    const Style& style);
+
+}  // namespace phub::geeps_bench
