@@ -10,6 +10,7 @@ from phub._search import Between, Search, Space, Values, check_space
 
 _DECADE = 1.0  # a step along a logarithmic range, but at most
 _MOST_STEP = 0.25  # of a range
+_STEEP = 0.5  # of a speed: a step below has less than that
 
 Proposals = Generator[Values, None, bool]  # returns whether it has moved
 Place = dict[str, int]  # of a range how many half steps from its middle, of a list the index
@@ -50,7 +51,9 @@ class _Climb:
         ):
             pass
         above, below = (self._speed_beside(name, half_steps) for half_steps in (2, -2))
-        half = 1 if above >= below else -1
+        # A rate's speed that still rises steeply here rises on, until the loss falls no more.
+        rises = self._speed(self._at) > 0 and below < _STEEP * self._speed(self._at)
+        half = 1 if above >= below or (rises and above > -math.inf) else -1
         yield from self._moves(self._beside(name, half))
         return self._at != began
 
@@ -97,7 +100,8 @@ def climb(space: Space) -> Search:
     """From the middle of each range, or the first of a list, to what is faster.
 
     By decades of a logarithmic range (at most by a quarter of a range) as long as that is faster,
-    first upward, then half a step toward the faster side; one hyperparameter after another, and
+    first upward, then half a step toward the faster side, or upward where the speed a step below is
+    less than half and the loss a step above does not diverge; one hyperparameter after another, and
     again when others have moved since. Of a list each value is tried. A speed is expected to have
     one peak: it grows with a rate until the loss does not fall any more.
     """

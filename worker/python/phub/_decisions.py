@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phub._search import Search, Values
-from phub._trials import Course, Verdict, judge
+from phub._trials import WINDOW_CLOCKS, Course, Verdict, judge
 from phub.errors import InvalidError
 
 
@@ -92,7 +92,7 @@ _LIKENESS = 0.1  # of the best speed, end a search
 _ROUND = 3  # so many trials without one that converges double their time
 _RIVALS = 2  # run on when all were tried, if the slower one has
 _RIVALRY = 0.5  # of the speed of the faster one
-_GLANCE = 3  # clocks of a trial between two looks whether it diverges
+_GLANCE = 3  # clocks of a trial between two looks whether it diverges, unless it rises
 
 
 @dataclass
@@ -226,9 +226,15 @@ class Decisions:
         near = sum(trial is best or trial.verdict.speed >= least for trial in alive)
         yield from self._keep(min(near, _RIVALS), alive)
         if len(alive) > 1:
-            yield from self._up_to(min(2 * clocks, self._policy.most_clocks), alive)
+            yield from self._run_on(min(2 * clocks, self._policy.most_clocks), *alive)
             yield from self._keep(1, alive)
         return alive[0] if alive else None
+
+    def _run_on(self, clocks: int, first: Trial, second: Trial) -> Requests:
+        """The faster one runs so long, and the slower one as long as it may still overtake it."""
+        yield from self._up_to(clocks, [first])
+        while lives(second) and len(second.losses) < clocks and may_overtake(second, first):
+            yield from run_until(second, min(clocks, len(second.losses) + _GLANCE))
 
     def _proposed(self, search: Search) -> Values | None:
         while (values := search.propose()) is not None and values in self.diverged:
@@ -304,7 +310,28 @@ class Decisions:
 def run_until(trial: Trial, clocks: int) -> Requests:
     """It has run so many; no longer than until it is seen to diverge."""
     while len(trial.losses) < clocks and lives(trial):
-        trial.losses += yield Run(trial.branch, min(_GLANCE, clocks - len(trial.losses)))
+        left = clocks - len(trial.losses)
+        trial.losses += yield Run(trial.branch, min(_glance(trial.losses), left))
+
+
+def _glance(losses: Sequence[float]) -> int:
+    """Clocks until it is looked whether it diverges."""
+    if not losses:
+        return _GLANCE + 1  # the first loss is its parent's
+    return _GLANCE if losses[-1] <= losses[0] else 1
+
+
+def may_overtake(late: Trial, ahead: Trial) -> bool:
+    """Whether it would be the faster one after as long a time.
+
+    If it fell on as fast as lately, or as it has all in all, without noise.
+    """
+    losses, size = late.losses, WINDOW_CLOCKS
+    start = losses[0] if late.start is None else late.start
+    fall = start - late.verdict.loss
+    lately = (sum(losses[-2 * size : -size]) - sum(losses[-size:])) / size**2
+    left = len(ahead.losses) - len(losses)
+    return fall + max(lately, fall / len(losses)) * left > ahead.verdict.speed * len(ahead.losses)
 
 
 def lives(trial: Trial) -> bool:

@@ -162,6 +162,11 @@ def cliff(row):
     return -math.inf if row["lr"] > 0.5 else 0 if row["lr"] < 0.05 else row["lr"]
 
 
+def ramp(at, a_step_below):
+    """A speed that is 1 at a decade, and nothing above it."""
+    return lambda row: {at: 1, at - 1: a_step_below}.get(round(math.log10(row["lr"]), 6), 0)
+
+
 @pytest.mark.parametrize(
     ("speed", "expected"),
     [
@@ -172,6 +177,9 @@ def cliff(row):
         (peak(9), [-2, -1, 0, 1, 0.5]),  # not beyond the end
         # Up where there is no speed, and down from what diverges, which is no tie.
         (cliff, [-2, -1, 0, -1.5]),
+        # Upward where the speed still rises steeply.
+        (ramp(-1, 0.4), [-2, -1, 0, -0.5]),
+        (ramp(-1, 0.6), [-2, -1, 0, -1.5]),
         (lambda row: -math.inf if row["lr"] > 5e-4 else row["lr"], [-2, -1, -3]),
     ],
 )
@@ -371,6 +379,11 @@ def test_the_two_best_run_on_where_they_are_near_each_other():
         return {1: 9 - at, 2: max(8 - 1.5 * at, 8 - 1.5 * 6), 3: 9 - 0.1 * at}[rate]
 
     assert asked(Listed(1, 2, 3), losses, first_clocks=6) == (1, {1: 12, 2: 12, 3: 6})
+    # One that falls on as fast leaves the other none of the time that it would need.
+    found = asked(
+        Listed(1, 2, 3), lambda rate, at: 9 - {1: 1, 2: 1.5, 3: 0.1}[rate] * at, first_clocks=6
+    )
+    assert found == (2, {1: 6, 2: 12, 3: 6})
     best, _ = asked(Listed(1, 2, 3), losses, first_clocks=6, branches=3)
     assert best == 2, "there is room for one only"
     _, ran = asked(Listed(1, 3), losses, first_clocks=6)
@@ -382,7 +395,7 @@ def test_a_trial_that_is_seen_to_diverge_stops():
         return 5 * 2**at if rate == 2 else 5 - 0.1 * at
 
     search = Listed(2, 1)
-    assert asked(search, losses, first_clocks=30) == (1, {2: 6, 1: 30})
+    assert asked(search, losses, first_clocks=30) == (1, {2: 5, 1: 30})
     assert (2, -math.inf) in search.told
 
 
