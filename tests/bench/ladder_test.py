@@ -60,6 +60,7 @@ def ladder_refuses(_, __):
         try:
             ladder.check("m", 2, way, Setting, [row | fields] * 2, [counts])
         except ladder.Failure as failure:
+            assert message, failure
             expect(str(failure), message)
             return
         assert not message, f"not refused: {message}"
@@ -123,6 +124,7 @@ def sharded_refuses(_, __):
         try:
             ratio = sharded.check("m", sharded.WAYS[way], Setting, nodes, [row | fields] * nodes, counts or right[way])
         except sharded.Failure as failure:
+            assert message, failure
             expect(str(failure), message)
             return
         assert not message and abs(ratio - 1) < 1e-6, f"{way}: not refused: {message}"
