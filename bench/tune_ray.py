@@ -2,7 +2,7 @@
 
   tune_ray.py SEED ARGUMENTS       ARGUMENTS: those of bench/tune, as JSON. Prints a line of JSON
 
-A process of its own: Ray keeps threads and processes. Members train in turns of --window clocks, all at the same time, and
+A process of its own: Ray keeps threads and processes. Members train in turns of --turn clocks, all at the same time, and
 the population is of --members; what is drawn depends on the seed and the losses alone (synch)."""
 
 import argparse
@@ -62,7 +62,7 @@ def member_of(seed, arguments):
         def step(self):
             """A turn. `there`: at which clock the loss was reached, or -1."""
             total, ranks = 0.0, arguments.ranks
-            for _ in range(arguments.window):
+            for _ in range(arguments.turn):
                 if self.clock % arguments.every == 0 and judged(self.task, self.model) <= arguments.loss:
                     return {"loss": total, "there": self.clock}
                 self.optimizer.zero_grad()
@@ -72,7 +72,7 @@ def member_of(seed, arguments):
                 self.optimizer.step()
                 self.clock += 1
                 total += loss.item()
-            mean = total / arguments.window
+            mean = total / arguments.turn
             return {"loss": mean if mean < 1e6 else 1e6, "there": -1}
 
         def save_checkpoint(self, checkpoint_dir):
@@ -105,7 +105,7 @@ def search(seed, arguments):
             return False
 
         def stop_all(self):
-            clocks = sum(self.turns.values()) * arguments.window
+            clocks = sum(self.turns.values()) * arguments.turn
             return self.first is not None or clocks >= arguments.most_clocks
 
     random.seed(seed)

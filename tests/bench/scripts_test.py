@@ -484,7 +484,7 @@ def iterstore_stragglers_report(folder, binaries):
 def tune_refuses(_, __):
     for wrong in (("--points", "1"), ("--seeds", "0"), ("--trial-clocks", "0"), ("--every", "0"), ("--loss", "nan"),
                   ("--low", "0"), ("--high", "inf"), ("--first-clocks", "1"), ("--peers", "optuna,none"),
-                  ("--members", "3"), ("--first-seed", "-1")):
+                  ("--members", "3"), ("--turn", "0"), ("--first-seed", "-1")):
         text = run(BENCH / "tune", *wrong, status=2)
         expect(text, wrong[0])
         assert "Traceback" not in text, text
