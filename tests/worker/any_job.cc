@@ -7,6 +7,8 @@
 #include "kernels/kernels.h"
 #include "tests/oracle/groups.h"
 #include "transport/control/rank_tree.h"
+#include "transport/control/rules.h"
+#include "transport/error.h"
 #include "transport/format_schedule.h"
 
 namespace phub::testing {
@@ -91,12 +93,27 @@ GroupedTraining Jobs::draw() {
   run.spec.optimizer = optimizer_.draw();
   if (folds(run.spec)) {
     add_folds(run.spec, !in_racks_);
+    draw_quorum(run.spec);
     return run;
   }
   draw_formats(run.spec);
   draw_steps(run);
   draw_matrices(run.spec);
+  draw_quorum(run.spec);
   return run;
+}
+
+// Where it can be. The grace is long, so nobody is late, and the results are those of all ranks.
+void Jobs::draw_quorum(JobSpec& spec) {
+  if (in_racks_ || !quorum_.yes()) return;
+  JobSpec with = spec;
+  with.quorum = static_cast<uint32_t>(1 + random_() % spec.world_size);
+  with.grace_ms = 60'000;
+  try {
+    check_rules(with);
+    spec = with;
+  } catch (const Error&) {  // it does not go together with an option of the job
+  }
 }
 
 void Jobs::draw_formats(JobSpec& spec) {
@@ -166,6 +183,7 @@ std::set<std::string> features_of(const GroupedTraining& run) {
     if (has) features.insert(feature);
   };
   add(!spec.groups.empty(), "groups");
+  add(spec.quorum > 0, "quorum");
   add(spec.max_ranks > spec.world_size, "spare-places");
   add(run.has_nulls, "nulls");
   add(run.own_memory, "own-memory");

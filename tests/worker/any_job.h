@@ -49,6 +49,7 @@ class Jobs {
   void draw_formats(JobSpec& spec);
   void draw_steps(GroupedTraining& run);
   void draw_matrices(JobSpec& spec);
+  void draw_quorum(JobSpec& spec);
 
   std::mt19937_64 random_;
   const bool in_racks_;
@@ -72,6 +73,7 @@ class Jobs {
   Deck broadcasts_ = deck({"yes", "no"}), changes_ = deck({"yes", "no"});
   Deck rates_ = deck({"0", "1", "2", "3", "4", "5", "6", "0", "0", "0"});
   Deck own_memory_ = deck({"yes", "no"});
+  Deck quorum_ = deck({"yes", "no", "no"});
   Deck factors_ = deck({"yes", "no"}), rows_ = deck({"yes", "no"});
 };
 

@@ -74,6 +74,8 @@ std::function<void(JobSpec&)> switched_on(Feature feature) {
       return [](JobSpec& spec) { spec.groups.clear(); };
     case kMinRanks:
       return [](JobSpec& spec) { spec.min_ranks = 1; };
+    case kQuorum:  // nobody is late
+      return [](JobSpec& spec) { spec.quorum = spec.world_size, spec.grace_ms = 60'000; };
     case kRacks:
       return [](JobSpec& spec) { spec.rack_ranks.assign(spec.world_size, 2); };
     case kBranches:
