@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 TOKENS = 64  # of a batch of GPT-2's
+IMAGES = 32  # of a batch of a network's for images that ends in large layers
 
 
 def convolution(inputs, outputs, size, stride=1):
@@ -70,6 +71,8 @@ class Block(nn.Module):
 class GPT2(nn.Module):
     """GPT-2 small: 124.4 million parameters in 148 keys. The head has the weight of the embedding."""
 
+    factors = {"layers.*": TOKENS}
+
     def __init__(self, symbols=50257, context=1024, width=768, layers=12, heads=12):
         super().__init__()
         self.wte, self.wpe = nn.Embedding(symbols, width), nn.Embedding(context, width)
@@ -83,6 +86,37 @@ class GPT2(nn.Module):
 
     def batch(self):
         return torch.randint(self.wte.num_embeddings, (1, TOKENS + 1))
+
+
+class FullyConnected(nn.Module):
+    """What ends a network for images: layers of these sizes, with ReLU between them."""
+
+    factors = {"classifier.*": IMAGES}
+
+    def __init__(self, *sizes, features=None, pixels=0):
+        super().__init__()
+        self.size = (3, pixels, pixels) if features else (sizes[0],)
+        layers = [nn.Linear(before, after) for before, after in zip(sizes, sizes[1:])]
+        self.features = features or nn.Identity()
+        self.classifier = nn.Sequential(*(part for layer in layers[:-1] for part in (layer, nn.ReLU())), layers[-1])
+
+    def forward(self, batch):
+        inputs, labels = batch
+        return functional.cross_entropy(self.classifier(self.features(inputs).flatten(1)), labels)
+
+    def batch(self):
+        classes = self.classifier[-1].out_features
+        return torch.randn(IMAGES, *self.size), torch.randint(classes, (IMAGES,))
+
+
+def alexnet():
+    """61 million parameters, of one column; its images are of 64 x 64 points, to compute less."""
+    def layer(before, after, size, stride=1):
+        return [nn.Conv2d(before, after, size, stride, size // 2), nn.ReLU()]
+
+    features = nn.Sequential(*layer(3, 64, 11, 4), *layer(64, 192, 5), nn.MaxPool2d(3, 2), *layer(192, 384, 3),
+                             *layer(384, 256, 3), *layer(256, 256, 3), nn.AdaptiveAvgPool2d(6))
+    return FullyConnected(9216, 4096, 4096, 1000, features=features, pixels=64)
 
 
 class KeysOfGPT2(nn.Module):
@@ -141,6 +175,10 @@ class Waiting(nn.Module):
 MODELS = {
     "resnet50": ResNet50,
     "gpt2": GPT2,
+    "gpt2-4": lambda: GPT2(layers=4),
+    "alexnet": alexnet,
+    "vgg16-classifier": lambda: FullyConnected(25088, 4096, 4096, 1000),
+    "mlp": lambda: FullyConnected(4096, 4096, 4096, 4096),
     "gpt-35m": lambda: GPT2(symbols=8192, context=TOKENS, width=512, layers=10, heads=8),
     "gpt2-keys": KeysOfGPT2,
     "waiting": lambda: Waiting(each=False),

@@ -22,25 +22,40 @@ bool has_nonfinite_rows(const void* slot, const SlotShape& shape) {
 }
 
 bool has_nonfinite_factors(const void* slot, const SlotShape& shape) {
-  const size_t pairs = factor_pairs(slot, shape);
-  if (pairs > shape.limit) return true;
-  const void* const left = slot;
-  const void* const right = floats_of(slot) + right_offset(shape);
-  return find_nonfinite({&left, 1}, DType::kF32, pairs * shape.rows()) == 0 ||
-         find_nonfinite({&right, 1}, DType::kF32, pairs * shape.columns) == 0;
+  const PairsOfSlot pairs = pairs_of(slot, shape);
+  const void* const left = pairs.left;
+  const void* const right = pairs.right;
+  return !pairs.fits || find_nonfinite({&left, 1}, DType::kF32, pairs.count * shape.rows()) == 0 ||
+         find_nonfinite({&right, 1}, DType::kF32, pairs.count * shape.columns) == 0;
+}
+
+bool has_factors(const void* slot, const SlotShape& shape) {
+  return shape.form == SlotForm::kFactors ||
+         (shape.form == SlotForm::kEither && (row_count(slot) & kPairs) != 0);
+}
+
+bool has_nonfinite(const void* slot, const SlotShape& shape) {
+  return has_factors(slot, shape) ? has_nonfinite_factors(slot, shape)
+                                  : has_nonfinite_rows(slot, shape);
+}
+
+void add_row(const float* elements, float* to, size_t columns) {
+  sum(std::array<const void*, 2>{to, elements}, DType::kF32, 1, to, columns);
 }
 
 // False: a slot is not as it should be.
 bool add_factors(std::span<const void* const> slots, const SlotShape& shape, float* out) {
   bool fits = true;
   for (const void* slot : slots) {
-    const size_t pairs = factor_pairs(slot, shape);
-    if (pairs > shape.limit) {
-      fits = false;
+    if (!has_factors(slot, shape)) {
+      fits &= for_each_row(slot, shape, [&](size_t row, const float* elements) {
+        add_row(elements, out + row * shape.columns, shape.columns);
+      });
       continue;
     }
-    add_products(floats_of(slot), floats_of(slot) + right_offset(shape), pairs, shape.rows(),
-                 shape.columns, out);
+    const PairsOfSlot pairs = pairs_of(slot, shape);
+    fits &= pairs.fits;
+    add_products(pairs.left, pairs.right, pairs.count, shape.rows(), shape.columns, out);
   }
   return fits;
 }
@@ -73,8 +88,7 @@ bool add_rows(std::span<const void* const> slots, const SlotShape& shape, float*
   }
   for (const void* slot : slots) {
     for_each_row(slot, shape, [&](size_t row, const float* elements) {
-      float* const to = out + row * shape.columns;
-      sum(std::array<const void*, 2>{to, elements}, DType::kF32, 1, to, shape.columns);
+      add_row(elements, out + row * shape.columns, shape.columns);
     });
   }
   return fits;
@@ -82,10 +96,15 @@ bool add_rows(std::span<const void* const> slots, const SlotShape& shape, float*
 
 }  // namespace
 
-uint32_t factor_pairs(const void* slot, const SlotShape& shape) {
-  uint32_t pairs = 0;
-  std::memcpy(&pairs, floats_of(slot) + count_offset(shape), sizeof pairs);
-  return pairs;
+PairsOfSlot pairs_of(const void* slot, const SlotShape& shape) {
+  const bool either = shape.form == SlotForm::kEither;
+  uint32_t count = 0;
+  std::memcpy(&count, floats_of(slot) + (either ? 0 : count_offset(shape)), sizeof count);
+  if (either) count = (count & kPairs) != 0 ? count - kPairs : 0;
+  const float* const left = floats_of(slot) + (either ? 1 : 0);
+  const float* const right = left + (either ? count * shape.rows() : right_offset(shape));
+  if (count > shape.limit) return {left, right, 0, false};
+  return {left, right, count, true};
 }
 
 bool sum(std::span<const void* const> slots, const SlotShape& shape, float factor, float* out) {
@@ -94,8 +113,9 @@ bool sum(std::span<const void* const> slots, const SlotShape& shape, float facto
     return sum(slots, shape.dtype, factor, out, shape.elements);
   }
   std::fill_n(out, shape.elements, 0.0f);
-  const bool fits = shape.form == SlotForm::kFactors ? add_factors(slots, shape, out)
-                                                     : add_rows(slots, shape, out);
+  const bool of_factors =
+      std::ranges::any_of(slots, [&](const void* slot) { return has_factors(slot, shape); });
+  const bool fits = of_factors ? add_factors(slots, shape, out) : add_rows(slots, shape, out);
   if (!fits) out[0] = std::numeric_limits<float>::quiet_NaN();
   const void* const total = out;
   return sum({&total, 1}, DType::kF32, factor, out, shape.elements);
@@ -105,20 +125,27 @@ int find_nonfinite(std::span<const void* const> slots, const SlotShape& shape) {
   if (shape.form == SlotForm::kElements) {
     return find_nonfinite(slots, shape.dtype, shape.elements);
   }
-  const auto at = std::ranges::find_if(slots, [&shape](const void* slot) {
-    return shape.form == SlotForm::kFactors ? has_nonfinite_factors(slot, shape)
-                                            : has_nonfinite_rows(slot, shape);
-  });
+  const auto at =
+      std::ranges::find_if(slots, [&](const void* slot) { return has_nonfinite(slot, shape); });
   return at == slots.end() ? -1 : static_cast<int>(at - slots.begin());
+}
+
+void clear_factors(const SlotShape& shape, size_t pairs, void* slot) {
+  if (shape.form != SlotForm::kEither) return;  // their number stands behind them
+  const uint32_t first = kPairs + static_cast<uint32_t>(pairs);
+  std::memcpy(slot, &first, sizeof first);
 }
 
 void store_factors(const SlotShape& shape, const float* left, size_t stride, const float* right,
                    size_t first, size_t pairs, void* slot) {
-  auto* const to = static_cast<float*>(slot);
+  const bool either = shape.form == SlotForm::kEither;
+  auto* const to = static_cast<float*>(slot) + (either ? 1 : 0);
+  const size_t right_at = either ? (row_count(slot) - kPairs) * shape.rows() : right_offset(shape);
   for (size_t pair = 0; pair < pairs; ++pair) {
     std::copy_n(left + pair * stride, shape.rows(), to + (first + pair) * shape.rows());
   }
-  std::copy_n(right, pairs * shape.columns, to + right_offset(shape) + first * shape.columns);
+  std::copy_n(right, pairs * shape.columns, to + right_at + first * shape.columns);
+  if (either) return;
   const auto count = static_cast<uint32_t>(first + pairs);
   std::memcpy(to + count_offset(shape), &count, sizeof count);
 }
@@ -135,7 +162,7 @@ void append_row(const SlotShape& shape, uint32_t row, const float* elements, voi
     if (same == row) {
       auto* const to = reinterpret_cast<float*>(latest + sizeof row);
       if (shape.fold) return fold(shape.fold, elements, to, shape.columns);
-      sum(std::array<const void*, 2>{to, elements}, DType::kF32, 1, to, shape.columns);
+      add_row(elements, to, shape.columns);
       return;
     }
   }

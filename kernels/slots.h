@@ -14,20 +14,27 @@
 
 namespace phub::kernels {
 
-enum class SlotForm : uint8_t { kElements, kFactors, kRows };
+enum class SlotForm : uint8_t {
+  kElements,
+  kFactors,
+  kRows,
+  kEither,  // rows, or factors in their place: each slot says which
+};
 
 struct SlotShape {
   size_t elements = 0;
   DType dtype = DType::kF32;  // the format of the elements; factors and rows are f32
   SlotForm form = SlotForm::kElements;
   // For a matrix, whose rows have so many columns, and `elements` elements together: at most so
-  // many pairs of vectors, or rows.
+  // many pairs of vectors, or rows; of either form so many pairs, or all rows.
   size_t columns = 0;
   size_t limit = 0;
   Fold fold = {};  // for elements and rows: folded in place of an addition; elements are words
 
   constexpr size_t rows() const { return elements / columns; }
-  constexpr size_t most_rows() const { return std::min(limit, rows()); }  // in a slot
+  constexpr size_t most_rows() const {  // in a slot
+    return form == SlotForm::kEither ? rows() : std::min(limit, rows());
+  }
 };
 
 // The factors in a slot, all f32: `limit` left vectors of `rows`, `limit` right vectors of
@@ -42,6 +49,15 @@ constexpr size_t bytes_of_rows(size_t columns, size_t rows) {
   return sizeof(uint32_t) + rows * row_bytes(columns);
 }
 
+// Of either form: rows as above; or kPairs + a number of pairs, so many left vectors, and so many
+// right ones.
+inline constexpr uint32_t kPairs = uint32_t{1} << 31;
+// What is sent of such a slot, or of rows, whose first number this is.
+constexpr size_t bytes_behind(uint32_t first, size_t rows, size_t columns) {
+  if ((first & kPairs) == 0) return bytes_of_rows(columns, first);
+  return sizeof first + (first - kPairs) * (rows + columns) * sizeof(float);
+}
+
 // The size of a slot.
 constexpr size_t slot_bytes(const SlotShape& s) {
   switch (s.form) {
@@ -49,6 +65,9 @@ constexpr size_t slot_bytes(const SlotShape& s) {
       return count_offset(s) * sizeof(float) + sizeof(uint32_t);
     case SlotForm::kRows:
       return bytes_of_rows(s.columns, s.most_rows());
+    case SlotForm::kEither:
+      return std::max(bytes_of_rows(s.columns, s.rows()),
+                      bytes_behind(kPairs + static_cast<uint32_t>(s.limit), s.rows(), s.columns));
     case SlotForm::kElements:
       break;
   }
@@ -61,7 +80,8 @@ constexpr size_t slot_bytes(const SlotShape& s) {
 //   out[i][j] = std::fma(left[pair][i], right[pair][j], out[i][j])
 //
 // Each row is the sum of those slots that have it, as if it were a chunk by itself of which the
-// others were null: the first is assigned, and a row that no slot has is +0.
+// others were null: the first is assigned, and a row that no slot has is +0. But where some slot of
+// either form has factors, the sum begins at +0, and each slot's rows or outer products are added.
 //
 // A slot that says it has more pairs or rows than there is room for, or a row that the matrix does
 // not have, holds a NaN. A sum of finite factors that is too large has no slot that is to blame:
@@ -73,13 +93,22 @@ constexpr size_t slot_bytes(const SlotShape& s) {
 bool sum(std::span<const void* const> slots, const SlotShape& shape, float factor, float* out);
 int find_nonfinite(std::span<const void* const> slots, const SlotShape& shape);
 
-// The number of pairs that a slot says it has: perhaps more than there is room for.
-// REQUIRES: shape.form is kFactors.
-uint32_t factor_pairs(const void* slot, const SlotShape& shape);
+// The pairs of a slot: left[pair · rows], right[pair · columns]. None, of a slot of either form
+// that has rows. `fits` is false, and there are none, if it says that it has more than there is
+// room for. REQUIRES: shape.form is kFactors or kEither.
+struct PairsOfSlot {
+  const float* left = nullptr;
+  const float* right = nullptr;
+  size_t count = 0;
+  bool fits = true;
+};
+PairsOfSlot pairs_of(const void* slot, const SlotShape& shape);
+// Before store_factors() of so many pairs altogether. REQUIRES: there is room for them.
+void clear_factors(const SlotShape& shape, size_t pairs, void* slot);
 // Writes a slot: the first `pairs` left vectors, whose elements for these rows are at
 // left[pair · stride], and right ones, at right[pair · columns], as pairs from `first` on. The
-// number of pairs becomes first + pairs. REQUIRES: that is at most the limit; shape.form is
-// kFactors.
+// number of pairs becomes first + pairs; of either form it is that of clear_factors().
+// REQUIRES: there is room; shape.form is kFactors or kEither.
 void store_factors(const SlotShape& shape, const float* left, size_t stride, const float* right,
                    size_t first, size_t pairs, void* slot);
 

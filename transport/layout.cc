@@ -22,7 +22,9 @@ static_assert(std::ranges::all_of(kSlotFormats, [](const SlotFormat& format) {
 
 SlotFormat format_of(const KeySpec& key, std::string_view gradient_dtype) {
   if (is_factors(key)) return factor_format(key.rank_limit, static_cast<uint32_t>(key.shape[1]));
-  if (is_rows(key)) return row_format(key.rows_limit, static_cast<uint32_t>(key.shape[1]));
+  if (is_rows(key)) {
+    return row_format(key.rows_limit, static_cast<uint32_t>(key.shape[1]), key.rank_limit);
+  }
   const std::string_view name = key.format.empty() ? gradient_dtype : key.format;
   if (is_schedule(name)) {
     return FormatSchedule::parse(fmt::format("key '{}'", key.name), name).slot();

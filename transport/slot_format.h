@@ -27,6 +27,7 @@ struct SlotFormat {
   // the left vector for the chunk's rows, and those of the right one for all columns.
   uint32_t rank_limit = 0;
   // In rows (row_format()), the most rows, each with its index. As many rows are sent as there are.
+  // With a rank_limit, too, pairs may be sent in their place.
   uint32_t rows_limit = 0;
   uint32_t columns = 0;
   // Of a sparse format: one element in so many is sent (at least kLeastTopK, or all), each with
@@ -37,14 +38,14 @@ struct SlotFormat {
   // for each of kSlotFormats.
   uint32_t any_of = 0;
 
-  constexpr bool is_factors() const { return rank_limit > 0; }
+  constexpr bool is_factors() const { return rank_limit > 0 && rows_limit == 0; }
   constexpr bool is_rows() const { return rows_limit > 0; }
   constexpr bool is_sparse() const { return share > 1; }
   // The size of a slot, and of the bytes that are sent; of rows and of a schedule, at most.
   constexpr uint64_t bytes(uint64_t elements) const {
     if (any_of != 0) return most_bytes(elements);
     if (is_factors()) elements = rank_limit * (elements / columns + columns);
-    if (is_rows()) elements = std::min<uint64_t>(rows_limit, elements / columns) * (1 + columns);
+    if (is_rows()) elements = most_words(elements / columns);
     if (is_sparse()) {
       elements = std::max((elements + share - 1) / share, std::min(elements, kLeastTopK));
     }
@@ -62,6 +63,11 @@ struct SlotFormat {
 
  private:
   constexpr uint64_t most_bytes(uint64_t elements) const;
+  // Of so many rows of the matrix, without their number.
+  constexpr uint64_t most_words(uint64_t rows) const {
+    return std::max(std::min<uint64_t>(rows_limit, rows) * (1 + columns),
+                    rank_limit * (rows + columns));
+  }
   constexpr uint64_t in_units(uint64_t all_bits) const {
     const uint64_t unit_bits = uint64_t{unit_bytes} * 8;
     return (all_bits + unit_bits - 1) / unit_bits * unit_bytes;
@@ -101,10 +107,10 @@ constexpr SlotFormat factor_format(uint32_t rank_limit, uint32_t columns) {
   return {kFactors, 32, 4, 4, rank_limit, 0, columns};
 }
 // The format of a key whose gradients are sent as their rows that are not zero
-// (KeySpec::rows_limit).
+// (KeySpec::rows_limit), or, with a rank_limit, as factors.
 inline constexpr std::string_view kRows = "rows";
-constexpr SlotFormat row_format(uint32_t rows_limit, uint32_t columns) {
-  return {kRows, 32, 4, 4, 0, rows_limit, columns};
+constexpr SlotFormat row_format(uint32_t rows_limit, uint32_t columns, uint32_t rank_limit = 0) {
+  return {kRows, 32, 4, 4, rank_limit, rows_limit, columns};
 }
 inline constexpr std::string_view kScheduled = "scheduled";  // a name that no format has
 inline constexpr size_t kPlainFormats = 3;                   // they come first

@@ -174,6 +174,7 @@ PHUB_API phub_code phub_options_set_group(phub_options* options, size_t key, uin
 
 /* For a key with a shape of two dimensions, rows and columns: this rank sends its gradient as at
  * most so many pairs of vectors (phub_push_factors), and the server adds up their outer products.
+ * With a rows_limit of all rows, too, each push is phub_push_factors or phub_push_rows.
  * 0: the gradient is sent as it is. PHUB_INVALID: more than 1048575. */
 PHUB_API phub_code phub_options_set_rank_limit(phub_options* options, size_t key,
                                                uint32_t rank_limit);
@@ -337,6 +338,7 @@ typedef struct phub_info {
   uint32_t initial_counts; /* 1: the job begins with this worker's parameters of phub_broadcast */
   uint64_t first_round;    /* the first in which this worker takes part; 1 unless it joined later */
   size_t keys;
+  size_t queues; /* of the job: a core of a server and a NIC have one each */
 } phub_info;
 PHUB_API phub_code phub_worker_info(const phub_worker* worker, phub_info* info);
 
@@ -411,6 +413,16 @@ PHUB_API phub_code phub_choose_factors(uint32_t ranks, double rank_gbit_s, doubl
                                        const size_t* columns, const size_t* samples,
                                        const double* backward_s, unsigned char* as_factors,
                                        double* seconds);
+
+/* The same where the server multiplies, and makes the steps (phub_options_set_rank_limit): with so
+ * many cores, each as fast as `product_gflop_s` says, and `result_bytes` of an element of a result,
+ * which comes back whole. Keys are as those that have a rows_limit, too. PHUB_INVALID: as above. */
+PHUB_API phub_code phub_choose_box_factors(uint32_t ranks, double rank_gbit_s, double box_gbit_s,
+                                           uint32_t box_cores, double product_gflop_s,
+                                           double result_bytes, size_t keys, const size_t* rows,
+                                           const size_t* columns, const size_t* samples,
+                                           const double* backward_s, unsigned char* as_factors,
+                                           double* seconds);
 
 /* The caller's own memory for a key: the next push sends from it, and its wait leaves the result in
  * it. Over TCP nothing is copied if formats are the key's, which are not coded, and the scale is 1:

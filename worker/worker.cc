@@ -88,6 +88,7 @@ const std::string& Worker::server() const { return impl_->keeper.server(); }
 const std::string& Worker::job_token() const { return impl_->keeper.reply().job_token; }
 const JobSpec& Worker::spec() const { return impl_->keeper.spec(); }
 size_t Worker::keys() const { return spec().keys.size(); }
+size_t Worker::queues() const { return impl_->keeper.reply().layout.queue_chunks.size(); }
 
 size_t Worker::key(std::string_view name) const {
   const auto at = impl_->key_by_name.find(name);

@@ -246,6 +246,7 @@ class Worker {
   const std::string& job_token() const;
   const std::string& server() const;  // HOST:PORT, the one of the options that has the job
   size_t keys() const;
+  size_t queues() const;  // of the job: a core of a server and a NIC have one each
   size_t key(std::string_view name) const;  // index; throws kNotFound
 
   // The gradient memory of a key: elements × its gradient_memory_format(), f32 where its gradients

@@ -34,10 +34,8 @@ class ArrivalCheck {
     uint64_t bytes = 0;
     if (imm.kind == ImmKind::kData) {
       const bool is_here = arrival.bytes > 0;  // else it has no place, perhaps
-      bytes = chunk.form == kernels::SlotForm::kRows && is_here
-                  ? chunk.sent_bytes(table_.slot(arrival.rank, index))
-                  : slot_bytes;
-      // Rows say how many they are.
+      bytes = chunk.says_size() && is_here ? chunk.sent_bytes(table_.slot(arrival.rank, index))
+                                           : slot_bytes;
       if (bytes > slot_bytes) return Violation{CoreReport::kBytes, said(arrival, bytes)};
     }
     uint64_t place = chunk.slot_offset;

@@ -21,7 +21,9 @@ namespace {
 constexpr size_t kPollBatch = 256;  // arrivals received in one pass
 
 uint64_t multiplications_of(const CoreChunk& chunk) {
-  return chunk.form == kernels::SlotForm::kFactors ? chunk.limit * chunk.elements : 0;
+  const bool may_multiply =
+      chunk.form == kernels::SlotForm::kFactors || chunk.form == kernels::SlotForm::kEither;
+  return may_multiply ? chunk.limit * chunk.elements : 0;
 }
 
 std::unique_ptr<Way> way_of(const Stages& stages, const CoreJob::MakeLockStep& make_lock_step) {

@@ -51,10 +51,16 @@ struct CoreChunk {
   kernels::SlotShape slot() const { return {elements, dtype, form, columns, limit, fold()}; }
   kernels::Fold fold() const { return {value, operation}; }
   uint64_t slot_bytes() const { return kernels::slot_bytes(slot()); }
+  // The content of a slot says how long it is.
+  bool says_size() const {
+    return form == kernels::SlotForm::kRows || form == kernels::SlotForm::kEither;
+  }
   // The bytes of a slot's present content on the wire.
   uint64_t sent_bytes(const std::byte* slot) const {
-    if (form != kernels::SlotForm::kRows) return slot_bytes();
-    return kernels::bytes_of_rows(columns, kernels::row_count(slot));
+    if (!says_size()) return slot_bytes();
+    const uint32_t first = kernels::row_count(slot);
+    if (form == kernels::SlotForm::kRows) return kernels::bytes_of_rows(columns, first);
+    return kernels::bytes_behind(first, elements / columns, columns);
   }
   uint64_t steps_before(uint64_t r) const { return r - 1 + static_cast<uint64_t>(step_offset); }
   void set_steps_before(uint64_t r, uint64_t steps) {

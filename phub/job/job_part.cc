@@ -446,11 +446,12 @@ std::vector<CoreChunk> JobPart::chunks_of(uint32_t core) const {
       c.schedule = schedules_.number_of(chunk.key);
       c.elements = chunk.elements;
       const SlotFormat& format = plan_.key_format[chunk.key];
-      c.form = format.is_factors() ? kernels::SlotForm::kFactors
-               : format.is_rows()  ? kernels::SlotForm::kRows
-                                   : kernels::SlotForm::kElements;
+      c.form = !format.is_rows()       ? format.is_factors() ? kernels::SlotForm::kFactors
+                                                             : kernels::SlotForm::kElements
+               : format.rank_limit > 0 ? kernels::SlotForm::kEither
+                                       : kernels::SlotForm::kRows;
       c.columns = format.columns;
-      c.limit = std::max(format.rank_limit, format.rows_limit);
+      c.limit = format.rank_limit > 0 ? format.rank_limit : format.rows_limit;
       c.lazy = spec_->keys[chunk.key].lazy;
       const kernels::Fold fold = fold_of(spec_->keys[chunk.key]);
       c.value = fold.type;

@@ -10,7 +10,7 @@
 namespace phub {
 
 MemberDesk::MemberDesk(const JobContext& context, const std::string& transport, Savers& savers,
-                       PartDesk& parts, SaveDesk& saves, RackDesk* rack)
+                       PartDesk& parts, SaveDesk& saves, RackDesk* rack, Remarks& remarks)
     : host_(context.host),
       job_(context.job),
       membership_(context.membership),
@@ -23,7 +23,8 @@ MemberDesk::MemberDesk(const JobContext& context, const std::string& transport, 
       savers_(savers),
       parts_(parts),
       saves_(saves),
-      rack_(rack) {}
+      rack_(rack),
+      remarks_(remarks) {}
 
 // --- joins ---------------------------------------------------------------------------------------
 
@@ -86,7 +87,12 @@ void MemberDesk::join(const JoinRequest& request, Reply<JoinReply> reply) {
   }
   if (host_.checkpoints && request.saves) SavedJobs::check_own_states(job_.spec());
   const uint64_t token = requests_.new_token();
-  joins_[token] = {id, request.caller, request.saves, request.interest, {std::move(reply)}};
+  joins_[token] = {id,
+                   request.caller,
+                   request.saves,
+                   request.interest,
+                   request.spec.rank_hosts,
+                   {std::move(reply)}};
   if (request.saves && savers_.must_tell_parent()) {
     return rack_->delay_join(token, request.rank, request.replace);
   }
@@ -105,6 +111,9 @@ void MemberDesk::answer_join(const MembershipAction& action) {
   seat.caller = std::move(waiting.caller);
   seat.first_round = action.first_round;
   seat.send_initial = action.send_initial;
+  if (action.rank < waiting.hosts.size()) {
+    remarks_.note_machine(action.rank, waiting.hosts[action.rank]);
+  }
   answer_join(action.rank, std::move(waiting.replies));
 }
 

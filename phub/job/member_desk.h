@@ -14,6 +14,7 @@
 
 #include "phub/job/job_context.h"
 #include "phub/job/rack_desk.h"
+#include "phub/job/remarks.h"
 #include "phub/job/save_desk.h"
 #include "phub/task.h"
 
@@ -23,7 +24,7 @@ class MemberDesk {
  public:
   // `transport`: of the job, by its name; `rack`: null: there is no parent. All outlive this.
   MemberDesk(const JobContext& context, const std::string& transport, Savers& savers,
-             PartDesk& parts, SaveDesk& saves, RackDesk* rack);
+             PartDesk& parts, SaveDesk& saves, RackDesk* rack, Remarks& remarks);
 
   // Any thread. Throw Error: kNotFound or kFenced if the worker was in life `epoch` of a job of
   // this name, which is not this one or is further; kMismatch if a worker that joins means another
@@ -68,6 +69,7 @@ class MemberDesk {
     Caller caller;
     bool saves = false;
     std::vector<KeyInterest> interest = {};
+    std::vector<uint64_t> hosts = {};       // by rank, as JobSpec::rank_hosts
     std::vector<Reply<JoinReply>> replies;  // more than one: it was sent again
   };
   void check_vanished(uint32_t rank);
@@ -87,6 +89,7 @@ class MemberDesk {
   PartDesk& parts_;
   SaveDesk& saves_;
   RackDesk* const rack_;
+  Remarks& remarks_;
   std::map<uint64_t, WaitingJoin> joins_;  // by token
   // Ranks and incarnations whose join is being answered: they cannot send heartbeats yet.
   std::multiset<std::pair<uint32_t, uint32_t>> answering_;

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 
+#include "phub/background.h"
 #include "phub/plan/homes.h"
 #include "transport/error.h"
 #include "transport/text.h"
@@ -12,7 +14,7 @@ namespace phub {
 
 // The server has told its operator already where chunks lie (job_maker.h).
 Remarks::Remarks(const Job& job, Notes& notes, const Clock& clock)
-    : name_(job.spec().name), notes_(notes), clock_(clock) {
+    : job_(job), name_(job.spec().name), notes_(notes), clock_(clock) {
   if (const std::string homes = describe(job.whole_plan().homes); !homes.empty()) {
     remarks_.push_back({.subject = "placement", .text = homes});
   }
@@ -37,6 +39,27 @@ void Remarks::put(const Remark& remark) {
     at->text = remark.text;
   }
   note(remark);
+}
+
+void Remarks::note_machine(uint32_t rank, uint64_t host) {
+  const std::vector<uint64_t>& planned = job_.spec().rank_hosts;
+  if (!job_.whole_plan().homes.known || host == 0) return;
+  const uint64_t then = rank < planned.size() ? planned[rank] : 0;
+  const bool is_new = then != host ? moved_.insert(rank).second : moved_.erase(rank) > 0;
+  if (!is_new) return;
+  std::string text;
+  if (!moved_.empty()) {
+    text = fmt::format(
+        "{} {} {} at another machine than when chunks were placed: what {} stays at the boxes "
+        "where "
+        "it lies until the job goes on from a checkpoint",
+        moved_.size() == 1 ? "rank" : "ranks", fmt::join(moved_, ", "),
+        moved_.size() == 1 ? "is" : "are", moved_.size() == 1 ? "it exchanges" : "they exchange");
+  }
+  // With as many remarks as a job may have, it is missing.
+  const std::optional<Error> full =
+      error_of([&] { put({.subject = "moved ranks", .text = text}); });
+  static_cast<void>(full);
 }
 
 // Also subjects that come and go are few in a minute: all jobs share the operator's lines.

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -24,16 +25,22 @@ class Remarks {
   // Replaces the text of the subject; "" takes it away. Throws Error(kFull): there are kMostRemarks
   // other subjects.
   void put(const Remark& remark);
+  // A rank has joined, and is at this machine, as its JobSpec::rank_hosts says; 0: it does not say.
+  // Where chunks lie at the machines of ranks, a remark names the ranks that are at another one
+  // than the plan was made for. A checkpoint that is restored is planned anew.
+  void note_machine(uint32_t rank, uint64_t host);
   void add_to(JobStatus& status) const { status.remarks = remarks_; }
 
  private:
   static constexpr uint64_t kMsPerNote = 60'000;  // of a subject
   void note(const Remark& remark);
 
+  const Job& job_;
   const std::string& name_;
   Notes& notes_;
   const Clock& clock_;
   std::vector<Remark> remarks_;               // in the order in which their subjects came
+  std::set<uint32_t> moved_;                  // ranks that are at another machine
   std::map<std::string, uint64_t> noted_ms_;  // by subject: when, if less than kMsPerNote ago
 };
 

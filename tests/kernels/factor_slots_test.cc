@@ -81,7 +81,7 @@ TEST(FactorSlots, PairsBehindTheNumberAreNotRead) {
   std::vector<float> slot(factors.floats(), std::numeric_limits<float>::quiet_NaN());
   const float left[] = {1, 2, 3}, right[] = {5, 7};
   store_factors(shape, left, 3, right, 0, 1, slot.data());
-  EXPECT_EQ(factor_pairs(slot.data(), shape), 1u);
+  EXPECT_EQ(pairs_of(slot.data(), shape).count, 1u);
   const void* const slots[] = {slot.data()};
   float out[6];
   EXPECT_TRUE(sum(slots, shape, 1, out));

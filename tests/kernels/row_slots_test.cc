@@ -36,7 +36,31 @@ void fill(std::mt19937_64& random, const Rows& rows, Values kind, bool any_bytes
   if (random() % 6 == 0) rows.set_row(slot, 0, static_cast<uint32_t>(rows.rows + beyond));
 }
 
+// Pairs of vectors in place of rows; sometimes more than there is room for.
+void fill_pairs(std::mt19937_64& random, const Rows& rows, Values kind, bool any_bytes,
+                void* slot) {
+  const auto count = static_cast<uint32_t>(random() % (rows.pairs + 1));
+  std::vector<float> left(count * rows.rows), right(count * rows.columns);
+  for (float& x : left) x = test::make_value(random, kind);
+  for (float& x : right) x = test::make_value(random, kind);
+  const SlotShape shape{.elements = rows.rows * rows.columns,
+                        .form = SlotForm::kEither,
+                        .columns = rows.columns,
+                        .limit = rows.pairs};
+  clear_factors(shape, count, slot);
+  const size_t first = random() % (count + 1);  // in two parts
+  store_factors(shape, left.data(), rows.rows, right.data(), 0, first, slot);
+  store_factors(shape, left.data() + first * rows.rows, rows.rows,
+                right.data() + first * rows.columns, first, count - first, slot);
+  ASSERT_EQ(bytes_behind(row_count(slot), rows.rows, rows.columns),
+            4 + 4 * count * (rows.rows + rows.columns));
+  if (any_bytes && random() % 6 == 0) {
+    rows.set_count(slot, kPairs + static_cast<uint32_t>(rows.pairs + 1 + random() % 1000));
+  }
+}
+
 bool is_well_formed(const Rows& rows, const void* slot) {
+  if (rows.has_pairs(slot)) return rows.factors_in(slot).pairs <= rows.pairs;
   if (rows.count(slot) > std::min(rows.rows, rows.limit)) return false;
   for (size_t i = 0; i < rows.count(slot); ++i) {
     if (rows.row(slot, i) >= rows.rows) return false;
@@ -45,11 +69,13 @@ bool is_well_formed(const Rows& rows, const void* slot) {
 }
 
 void check(std::mt19937_64& random, Values kind, bool any_bytes) {
-  const Rows rows{1 + random() % 20, 1 + random() % 70, 1 + random() % 24};
+  Rows rows{1 + random() % 20, 1 + random() % 70, 1 + random() % 24};
+  const bool either = random() % 2 == 0;
+  if (either) rows = {rows.rows, rows.columns, rows.rows, 1 + random() % 6};
   const SlotShape shape{.elements = rows.rows * rows.columns,
-                        .form = SlotForm::kRows,
+                        .form = either ? SlotForm::kEither : SlotForm::kRows,
                         .columns = rows.columns,
-                        .limit = rows.limit};
+                        .limit = either ? rows.pairs : rows.limit};
   ASSERT_EQ(slot_bytes(shape), rows.bytes());
   std::vector<Array> arrays;
   std::vector<const void*> slots;
@@ -59,6 +85,7 @@ void check(std::mt19937_64& random, Values kind, bool any_bytes) {
     arrays.emplace_back(slot_bytes(shape), random() % 16 * sizeof(float));
     void* const slot = arrays.back().as<float>();
     fill(random, rows, kind, any_bytes, slot);
+    if (either && random() % 2 == 0) fill_pairs(random, rows, kind, any_bytes, slot);
     slots.push_back(slot);
     well_formed &= is_well_formed(rows, slot);
     if (nonfinite < 0 && !reference::is_finite(rows, slot)) nonfinite = static_cast<int>(rank);

@@ -54,7 +54,9 @@ std::vector<ChunkPlace> chunks_of(const JobSpec& spec) {
       if (of.format == "factors") {
         out.back().factors = {size / of.shape[1], of.shape[1], of.rank_limit};
       }
-      if (of.format == "rows") out.back().rows = {size / of.shape[1], of.shape[1], of.rows_limit};
+      if (of.format == "rows") {
+        out.back().rows = {size / of.shape[1], of.shape[1], of.rows_limit, of.rank_limit};
+      }
     }
     begin += (elements + kAlignment - 1) / kAlignment * kAlignment;
   }

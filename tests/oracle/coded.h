@@ -23,7 +23,7 @@ struct ChunkPlace {
   // A slot that holds these has none of them.
   bool is_empty(const void* slot) const {
     return (factors.pairs > 0 && factors.count(slot) == 0) ||
-           (rows.columns > 0 && rows.count(slot) == 0);
+           (rows.columns > 0 && rows.count(slot) == 0 && !rows.has_pairs(slot));
   }
   bool is_compact() const { return factors.pairs > 0 || rows.columns > 0; }
 };

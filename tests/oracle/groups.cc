@@ -74,6 +74,10 @@ std::optional<float> sum_of(const Group& group, std::span<const void* const> slo
   std::optional<float> total;
   bool any_slot = false;
   for (const Group& part : group.parts) {
+    const bool is_rank = part.parts.empty() && slots[part.rank] != nullptr;
+    if (is_rank && rows.has_pairs(slots[part.rank])) total = 0.0f;
+  }
+  for (const Group& part : group.parts) {
     if (!part.parts.empty()) {
       const std::optional<float> value = sum_of(part, slots, rows, i);
       if (value) total = total ? *total + *value : *value;
@@ -82,6 +86,13 @@ std::optional<float> sum_of(const Group& group, std::span<const void* const> slo
     const void* slot = slots[part.rank];  // then all are ranks
     if (!slot) continue;
     any_slot = true;
+    const Factors factors = rows.factors_in(slot);
+    const auto* left = static_cast<const float*>(slot) + 1 + i / rows.columns;
+    const auto* right = static_cast<const float*>(slot) + 1 + factors.pairs * rows.rows;
+    for (size_t pair = 0; pair < factors.pairs; ++pair) {
+      total = std::fma(left[pair * rows.rows], right[pair * rows.columns + i % rows.columns],
+                       total.value_or(0.0f));
+    }
     for (size_t n = 0; n < rows.count(slot); ++n) {
       if (rows.row(slot, n) != i / rows.columns) continue;
       const float value = rows.elements(slot, n)[i % rows.columns];

@@ -303,7 +303,28 @@ bool is_finite(const Factors& factors, const void* slot) {
 uint32_t Rows::count(const void* slot) const {
   uint32_t count = 0;
   std::memcpy(&count, slot, sizeof count);
-  return count;
+  return has_pairs(slot) ? 0 : count;
+}
+
+bool Rows::has_pairs(const void* slot) const {
+  uint32_t count = 0;
+  std::memcpy(&count, slot, sizeof count);
+  return pairs > 0 && count >= 0x8000'0000u;
+}
+
+Factors Rows::factors_in(const void* slot) const {
+  uint32_t count = 0;
+  std::memcpy(&count, slot, sizeof count);
+  return {rows, columns, has_pairs(slot) ? count - 0x8000'0000u : 0};
+}
+
+void Rows::set_pairs(void* slot, const Factors& from, const void* given, uint32_t count) const {
+  const uint32_t first = 0x8000'0000u + count;
+  std::memcpy(slot, &first, sizeof first);
+  auto* to = static_cast<float*>(slot) + 1;
+  const auto* all = static_cast<const float*>(given);
+  to = std::copy_n(all, count * rows, to);
+  std::copy_n(all + from.pairs * rows, count * columns, to);
 }
 
 void Rows::set_count(void* slot, uint32_t count) const { std::memcpy(slot, &count, sizeof count); }
@@ -326,6 +347,12 @@ bool Rows::has(const void* slot, size_t which) const {
 }
 
 bool is_finite(const Rows& rows, const void* slot) {
+  const Factors factors = rows.factors_in(slot);
+  if (factors.pairs > rows.pairs) return false;
+  const auto* all = static_cast<const float*>(slot) + 1;
+  for (size_t i = 0; i < factors.pairs * (rows.rows + rows.columns); ++i) {
+    if (!std::isfinite(all[i])) return false;
+  }
   const size_t count = rows.count(slot);
   if (count > std::min(rows.rows, rows.limit)) return false;
   for (size_t i = 0; i < count; ++i) {

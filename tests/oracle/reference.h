@@ -49,12 +49,20 @@ float add_pairs(const Factors& factors, const void* slot, size_t i, float sum);
 bool is_finite(const Factors& factors, const void* slot);
 
 // A slot that holds at most so many rows: a uint32, how many there are, then of each a uint32,
-// which one it is, and `columns` floats.
+// which one it is, and `columns` floats. Where there may be pairs: or 2^31 + their number, the left
+// vectors, and the right ones.
 struct Rows {
   size_t rows = 0, columns = 0, limit = 0;  // of the matrix; in a slot
+  size_t pairs = 0;                         // at most, in place of rows
 
-  size_t bytes() const { return 4 + 4 * std::min(rows, limit) * (1 + columns); }
-  uint32_t count(const void* slot) const;
+  size_t bytes() const {
+    return 4 + 4 * std::max(std::min(rows, limit) * (1 + columns), pairs * (rows + columns));
+  }
+  uint32_t count(const void* slot) const;  // of rows
+  bool has_pairs(const void* slot) const;
+  Factors factors_in(const void* slot) const;  // of its pairs, which begin at the second float
+  // Writes the first `count` pairs of such a slot.
+  void set_pairs(void* slot, const Factors& from, const void* pairs, uint32_t count) const;
   void set_count(void* slot, uint32_t count) const;
   uint32_t row(const void* slot, size_t i) const;
   void set_row(void* slot, size_t i, uint32_t row) const;

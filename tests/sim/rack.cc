@@ -101,11 +101,18 @@ std::unique_ptr<Server> Rack::make_server(uint32_t box, uint32_t nodes, uint32_t
                                           ServerOptions options, const Clock& clock) {
   std::vector<std::unique_ptr<Transport>> nics;
   nics.push_back(nic_of(box));
-  options.topology = topology_of(nodes, cores);
+  options.topology = at_machine(box, topology_of(nodes, cores));
   options.slot_window = plan_.slot_window;
   options.cores = cores;
   options.pin = false;
   return std::make_unique<Server>(std::move(options), std::move(nics), clock);
+}
+
+numa::Topology Rack::at_machine(uint32_t box, numa::Topology topology) const {
+  for (numa::Node& node : topology.nodes) {
+    if (box < plan_.hosts.size()) node.host = plan_.hosts[box];
+  }
+  return topology;
 }
 
 std::unique_ptr<Transport> Rack::nic_of(uint32_t box) {
@@ -156,7 +163,7 @@ void Rack::start_shards() {
       nics.push_back(nic_of(box));
       ShardServerOptions options;
       options.name = fmt::format("box{}", box);
-      options.topology = topology_of(1, cores);
+      options.topology = at_machine(box, topology_of(1, cores));
       options.slot_window = plan_.slot_window;
       options.cores = cores;
       options.pin = false;

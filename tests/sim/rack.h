@@ -162,6 +162,7 @@ class Rack {
 
   std::unique_ptr<Server> make_server(uint32_t box, uint32_t nodes, uint32_t cores,
                                       ServerOptions options, const Clock& clock);
+  numa::Topology at_machine(uint32_t box, numa::Topology topology) const;
   std::unique_ptr<Transport> nic_of(uint32_t box);
   void add_box(uint32_t cores);
   void start_server();

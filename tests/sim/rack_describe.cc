@@ -57,6 +57,9 @@ std::string describe(const RackPlan& plan) {
     fmt::format_to(out, "  {} of the workers and racks are on the host of a box\n",
                    plan.near_chance);
   }
+  if (!plan.hosts.empty()) {
+    fmt::format_to(out, "  boxes are at machines {}\n", fmt::join(plan.hosts, ", "));
+  }
   if (plan.slot_window > 0) {
     fmt::format_to(out, "  gradients of a rank have {} bytes at a box{}\n", plan.slot_window,
                    plan.net.shared_slots ? ", in slots that they share" : "");

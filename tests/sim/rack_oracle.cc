@@ -127,6 +127,15 @@ void Oracle::fill_rows(const Contribution& from, uint32_t chunk, std::byte* out)
   const reference::Rows& rows = places_[chunk].rows;
   const uint64_t stream =
       mix(mix(mix(job_.seed, from.rank), from.incarnation), mix(from.round, chunk));
+  const bool is_bad = std::ranges::any_of(job_.bad, [&](const BadGradient& bad) {
+    return bad.key == places_[chunk].key && bad.round == from.round;
+  });
+  if (rows.pairs > 0 && !is_bad && mix(stream, 1) % 2 == 0) {
+    const auto pairs = static_cast<uint32_t>(1 + stream % rows.pairs);
+    std::vector<float> all(pairs * (rows.rows + rows.columns));
+    for (size_t i = 0; i < all.size(); ++i) all[i] = value_of(mix(stream, i));
+    return rows.set_pairs(out, {rows.rows, rows.columns, pairs}, all.data(), pairs);
+  }
   auto count = static_cast<uint32_t>(stream % (std::min(rows.rows, rows.limit) + 1));
   if (mix(mix(job_.seed, from.round), chunk) % 3 == 0) count = 0;  // nobody has any
   for (uint32_t i = 0; i < std::min(rows.rows, rows.limit); ++i) {

@@ -238,6 +238,10 @@ void send_rows(SimRandom& random, JobPlan& job) {
     key.elements = key.shape[0] * columns;
     set_rows_limit(key, static_cast<uint32_t>(random.between(1, 30)),
                    may_be_lazy && random.chance(0.7));
+    if (!key.lazy && key.shape[0] <= 300 && random.chance(0.4)) {
+      set_rows_limit(key, static_cast<uint32_t>(key.shape[0]), false);
+      set_rank_limit(key, static_cast<uint32_t>(random.between(1, 4)));
+    }
     const uint32_t together = rows_together(key);
     key.tile_rows =
         std::min(together * static_cast<uint32_t>(random.between(1, 3)), most_tile_rows(key));
@@ -248,7 +252,8 @@ void send_rows(SimRandom& random, JobPlan& job) {
 // In place of gradients there are values, which have operations.
 void fold_values(SimRandom& random, JobPlan& job) {
   JobSpec& spec = job.spec;
-  if (!job.lock_step() || is_gated(spec) || std::ranges::any_of(spec.keys, is_factors)) return;
+  const auto multiplies = [](const KeySpec& key) { return key.rank_limit > 0; };
+  if (!job.lock_step() || is_gated(spec) || std::ranges::any_of(spec.keys, multiplies)) return;
   spec.optimizer = "fold";
   spec.hyper.clear();
   spec.schedule.clear();
@@ -517,6 +522,20 @@ void add_shards(SimRandom& random, RackPlan& plan) {
   std::ranges::sort(plan.shard_faults, {}, &ShardFault::after_pushes);
 }
 
+// The machines of boxes and ranks, so that chunks lie at home as far as they can. Of some ranks it
+// is unknown, or there is no box.
+void place_ranks(SimRandom& random, RackPlan& plan) {
+  if (plan.shards.empty() || !random.chance(0.6)) return;
+  const uint64_t machines = random.between(1, 3);
+  for (size_t box = 0; box <= plan.shards.size(); ++box) {
+    plan.hosts.push_back(random.between(1, machines));
+  }
+  for (JobPlan& job : plan.jobs) {
+    job.spec.rank_hosts.resize(random.between(1, job.spec.max_ranks));
+    for (uint64_t& host : job.spec.rank_hosts) host = random.below(machines + 2);
+  }
+}
+
 // Branches are killed, and revived from files, which other boxes have a part of.
 void kill_over_boxes(SimRandom& random, RackPlan& plan) {
   if (plan.checkpoint_every == 0) save(random, plan);
@@ -710,6 +729,8 @@ RackPlan make_rack_plan(uint64_t seed) {
   if (kills) kill_over_boxes(killing, plan);
   SimRandom racks(seed ^ 0x7261636b73ull);
   if (!kills) add_racks(racks, plan);
+  SimRandom machines(seed ^ 0x6d616368696e6573ull);
+  place_ranks(machines, plan);
   SimRandom branches(seed ^ 0x6272616e6368ull);
   for (JobPlan& job : plan.jobs) {
     if (kills || branches.chance(0.6)) add_branches(branches, job, plan.checkpoint_every > 0);

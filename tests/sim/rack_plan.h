@@ -215,6 +215,7 @@ struct RackPlan {
   std::vector<ClockJump> clock_jumps;
   std::vector<uint32_t> shards;  // boxes that serve under the server: their cores
   std::vector<ShardFault> shard_faults;
+  std::vector<uint64_t> hosts;  // the machine of the server and of each shard; empty: unknown
   std::vector<RackBoxPlan> racks;
   std::vector<RackFault> rack_faults;
   std::optional<SwitchPlan> through_switch;

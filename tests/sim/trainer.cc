@@ -58,6 +58,11 @@ void Trainer::join() {
                       .epoch = lost_ ? lost_->epoch : 0,
                       .saves = saves_ || saves_residuals(job_.spec),
                       .interest = {}};
+  // A process that takes another one's place may be elsewhere.
+  std::vector<uint64_t>& hosts = request.spec.rank_hosts;
+  if (start_.replace && !hosts.empty()) {
+    std::ranges::rotate(hosts, hosts.begin() + static_cast<ptrdiff_t>(id_ % hosts.size()));
+  }
   const auto& interest = job_.plan.interest;
   if (!interest.empty()) request.interest = interest.at(static_cast<uint32_t>(request.rank));
   control().call<JoinReply>(

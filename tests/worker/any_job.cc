@@ -172,6 +172,11 @@ void Jobs::draw_matrices(JobSpec& spec) {
   add_rows(spec, matrix("odd", 67, 33, 32), 20, lazy());
   add_rows(spec, matrix("row", 1, 40, 1), 2, lazy());
   add_rows(spec, matrix("one", 70, 16, 2), 1, lazy());
+  if (!either_.yes()) return;
+  add_rows(spec, matrix("either", 67, 33, 32), 67, false);
+  spec.keys.back().rank_limit = 4;
+  add_rows(spec, matrix("small", 3, 40, 3), 3, false);
+  spec.keys.back().rank_limit = 9;  // with more room than rows take
 }
 
 std::set<std::string> features_of(const GroupedTraining& run) {
@@ -200,6 +205,7 @@ std::set<std::string> features_of(const GroupedTraining& run) {
     add(is_schedule(gradient_format(spec, key)), "schedule-of-formats");
     add(is_factors(key), "factors");
     add(is_rows(key), key.lazy ? "lazy-rows" : "rows");
+    add(is_rows(key) && key.rank_limit > 0, "rows-or-factors");
   }
   return features;
 }

@@ -75,6 +75,7 @@ class Jobs {
   Deck own_memory_ = deck({"yes", "no"});
   Deck quorum_ = deck({"yes", "no", "no"});
   Deck factors_ = deck({"yes", "no"}), rows_ = deck({"yes", "no"});
+  Deck either_ = deck({"yes", "no"});
 };
 
 // Words for what the job is.

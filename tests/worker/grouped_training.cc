@@ -94,16 +94,17 @@ Pushed GroupedTraining::push_factors(Worker& worker, uint32_t rank, uint64_t rou
   uint32_t count = 0;
   for (const ChunkPlace& place : chunks_of(spec)) {
     if (place.key != key) continue;
-    std::vector<std::byte> slot(place.factors.floats() * sizeof(float));
-    fill(rank, round, place, slot.data());
-    count = place.factors.count(slot.data());
+    ChunkPlace at = place;
+    if (is_rows(of)) at.factors = {place.rows.rows, place.rows.columns, place.rows.pairs};
+    std::vector<std::byte> slot(at.factors.floats() * sizeof(float));
+    fill_factors(rank, round, at, slot.data());
+    count = at.factors.count(slot.data());
     for (size_t pair = 0; pair < count; ++pair) {
-      const float* from = place.factors.left(slot.data(), pair);
-      std::copy_n(from, place.factors.rows,
+      const float* from = at.factors.left(slot.data(), pair);
+      std::copy_n(from, at.factors.rows,
                   left.data() + pair * of.shape[0] + place.begin / of.shape[1]);
     }
-    right.assign(place.factors.right(slot.data(), 0),
-                 place.factors.right(slot.data(), place.factors.pairs));
+    right.assign(at.factors.right(slot.data(), 0), at.factors.right(slot.data(), at.factors.pairs));
   }
   // As two devices would have them.
   const uint32_t first = count / 3;
@@ -144,8 +145,23 @@ std::vector<GroupedTraining::Row> GroupedTraining::rows_of(uint32_t rank, uint64
   return rows;
 }
 
+// Of a key that may go both ways.
+bool GroupedTraining::sends_pairs(uint32_t rank, uint64_t round, size_t key) const {
+  return spec.keys[key].rank_limit > 0 && (seed + 5 * rank + 3 * round + key) % 4 < 2;
+}
+
 void GroupedTraining::fill_rows(uint32_t rank, uint64_t round, const ChunkPlace& place,
                                 std::byte* out) const {
+  if (sends_pairs(rank, round, place.key)) {
+    ChunkPlace as_factors = place;
+    as_factors.factors = {place.rows.rows, place.rows.columns, place.rows.pairs};
+    std::vector<std::byte> slot(as_factors.factors.floats() * sizeof(float));
+    fill_factors(rank, round, as_factors, slot.data());
+    const uint32_t count = as_factors.factors.count(slot.data());
+    place.rows.set_pairs(out, as_factors.factors, slot.data(), count);
+    if (count == 0) place.rows.set_count(out, 0);  // a null
+    return;
+  }
   const auto first = static_cast<int64_t>(place.begin / place.rows.columns);
   const auto end = first + static_cast<int64_t>(place.rows.rows);
   uint32_t count = 0;
@@ -255,6 +271,10 @@ void train_round(const GroupedTraining& run, Worker& worker, uint32_t rank, uint
       continue;
     }
     if (is_factors(run.spec.keys[key])) {
+      run.push_factors(worker, rank, round, key);
+      continue;
+    }
+    if (run.sends_pairs(rank, round, key) && is_rows(run.spec.keys[key])) {
       run.push_factors(worker, rank, round, key);
       continue;
     }

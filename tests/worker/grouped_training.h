@@ -50,6 +50,7 @@ struct GroupedTraining {
     std::vector<float> elements;
   };
   std::vector<Row> rows_of(uint32_t rank, uint64_t round, size_t key) const;
+  bool sends_pairs(uint32_t rank, uint64_t round, size_t key) const;
   void fill_rows(uint32_t rank, uint64_t round, const ChunkPlace& place, std::byte* out) const;
   Pushed push_rows(Worker& worker, uint32_t rank, uint64_t round, size_t key) const;
 };

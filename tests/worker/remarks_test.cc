@@ -4,7 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/worker/box.h"
@@ -94,6 +98,47 @@ TEST(Remarks, TheirNumberAndSizeHaveLimits) {
     worker.leave();
   });
   EXPECT_THAT(box.notes(), Not(Contains(HasSubstr("\x1b"))));
+}
+
+// The ranks' machines are those of the boxes, 1 and 2. The second rank dies, and comes back.
+TEST(Remarks, ARankAtAnotherMachineIsNamed) {
+  const char* shards = std::getenv("PHUB_TEST_SHARDS");
+  const std::string before = shards ? shards : "0";
+  setenv("PHUB_TEST_SHARDS", "1", 1);
+  Box box("pack:1 core:1 pu:1");
+  setenv("PHUB_TEST_SHARDS", before.c_str(), 1);
+  JobSpec spec = spec_of("moved", 2);
+  spec.keys = {{.name = "a", .elements = 1 << 16}};
+  spec.on_loss = "wait";
+  spec.rank_hosts = {1, 2};
+  const auto join_at = [&](std::vector<uint64_t> hosts, uint32_t rank) {
+    JobSpec mine = spec;
+    mine.rank_hosts = std::move(hosts);
+    WorkerOptions options = box.options(mine, rank);
+    options.transport = "tcp";
+    options.replace = true;
+    return std::make_unique<Worker>(options);
+  };
+  std::unique_ptr<Worker> first;
+  std::thread other([&] { first = join_at({1, 2}, 0); });
+  std::unique_ptr<Worker> second = join_at({1, 2}, 1);
+  other.join();
+  EXPECT_EQ(remarks_of(box, spec.name), std::vector<std::string>{});
+  const auto again_at = [&](std::vector<uint64_t> hosts) {
+    second->abandon();
+    second = join_at(std::move(hosts), 1);
+    return remarks_of(box, spec.name);
+  };
+  const std::string moved =
+      "moved ranks: rank 1 is at another machine than when chunks were placed: what it exchanges "
+      "stays at the boxes where it lies until the job goes on from a checkpoint";
+  EXPECT_EQ(again_at({1, 1}), std::vector<std::string>{moved});
+  EXPECT_EQ(again_at({}), std::vector<std::string>{moved}) << "it does not say where it is";
+  EXPECT_EQ(again_at({7, 2}), std::vector<std::string>{}) << "each rank speaks for itself";
+  EXPECT_EQ(again_at({0, 9}), std::vector<std::string>{moved});
+  EXPECT_THAT(box.notes(), Contains(HasSubstr("job 'moved': moved ranks: rank 1 is at")));
+  second->abandon();
+  first->abandon();
 }
 
 }  // namespace remarks_test

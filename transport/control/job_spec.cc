@@ -22,6 +22,7 @@ std::string difference(const void* here, const void* there, const json::Type& ty
   for (const json::Field& field : type.table().fields) {
     if (field.type == json::type_of<std::vector<KeySpec>>()) continue;  // told apart key by key
     if (field.name == "max_ranks") continue;  // 0 stands for another number
+    if (field.name == "rank_hosts") continue;  // a rank may be at another machine by now
     const void* own = static_cast<const char*>(here) + field.offset;
     const void* other = static_cast<const char*>(there) + field.offset;
     if (field.equal != nullptr && field.equal(own, other)) continue;
@@ -123,8 +124,9 @@ size_t set_format(JobSpec& spec, const std::string& pattern, const std::string& 
 }
 
 void set_rank_limit(KeySpec& key, uint32_t rank_limit) {
-  if (rank_limit > 0 || is_factors(key)) key.format = rank_limit > 0 ? kFactors : "";
   key.rank_limit = rank_limit;
+  if (key.rows_limit > 0) return;  // each push says whether it is rows or factors
+  if (rank_limit > 0 || is_factors(key)) key.format = rank_limit > 0 ? kFactors : "";
 }
 
 size_t set_factors(JobSpec& spec, const std::string& pattern, uint32_t rank_limit) {
@@ -163,6 +165,7 @@ uint32_t most_tile_rows(const KeySpec& key) {
 
 uint32_t tile_rows_for(const KeySpec& key, uint64_t cores, uint32_t chunk_elements) {
   const uint64_t together = rows_together(key);
+  if (key.rank_limit > 0 && key.rows_limit > 0) cores = std::max(cores, kTilesOfEither);
   const uint64_t wanted = key.rank_limit > 0 ? (key.shape[0] + cores - 1) / cores
                                              : chunk_elements / key.shape[1] / together * together;
   const uint64_t whole = (std::max<uint64_t>(wanted, 1) + together - 1) / together * together;

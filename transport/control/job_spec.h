@@ -46,6 +46,7 @@ struct KeySpec {
   uint32_t rank_limit = 0;
   // Likewise: a rank sends the rows of its gradient that are not zero, at most so many in a round,
   // each with its index. Its format is "rows", and its chunks are whole rows. 0: all are sent.
+  // With a rank_limit, too, each push is of rows or of pairs, and rows_limit is all rows.
   uint32_t rows_limit = 0;
   // For a key that sends rows: the optimizer's step of a round changes the rows that somebody sent,
   // and leaves alone parameters and state of the others. False: their gradient is zero, and the
@@ -214,7 +215,9 @@ uint32_t rows_together(const KeySpec& key);
 uint32_t most_tile_rows(const KeySpec& key);
 // Rows of a chunk. Keys with factors get as many chunks as `cores`, if they may be so large, since
 // each chunk gets the right vectors of all. Keys with rows get chunks of about chunk_elements, as a
-// result is a whole chunk.
+// result is a whole chunk. Keys with either get as many chunks as those with factors, and at least
+// kTilesOfEither, since the result of one comes while the rows of the next are sent.
+inline constexpr uint64_t kTilesOfEither = 8;
 uint32_t tile_rows_for(const KeySpec& key, uint64_t cores, uint32_t chunk_elements);
 
 // The format of a key's gradients in the worker's memory: theirs if that is plain. Coded ones are

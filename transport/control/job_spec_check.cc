@@ -126,10 +126,17 @@ void check_compact(const KeySpec& key, size_t i, bool of_racks) {
   }
   if (!has_tiles(key)) return;
   if (key.rank_limit > 0 && key.rows_limit > 0) {
-    fail(ErrorCode::kInvalid, "{}: is {}, and so rows_limit must be 0, got {}", field("rank_limit"),
-         key.rank_limit, key.rows_limit);
-  }
-  if (key.rank_limit > 0) {
+    check_number(field("rank_limit"), key.rank_limit, 1, kMaxRankLimit);
+    if (key.lazy) {
+      fail(ErrorCode::kInvalid,
+           "{}: is {}, and so lazy must be false: a pair of vectors has something of every row",
+           field("rank_limit"), key.rank_limit);
+    }
+    if (key.shape.size() == 2 && key.rows_limit != key.shape[0]) {
+      fail(ErrorCode::kInvalid, "{}: is {}, and so rows_limit must be 0, or {}, all rows; got {}",
+           field("rank_limit"), key.rank_limit, key.shape[0], key.rows_limit);
+    }
+  } else if (key.rank_limit > 0) {
     check_number(field("rank_limit"), key.rank_limit, 1, kMaxRankLimit);
     check_format_of(key, field("rank_limit"), kFactors, of_racks);
     return check_tiles(key, i, field("rank_limit"));

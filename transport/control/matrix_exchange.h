@@ -31,6 +31,7 @@ struct ExchangeInputs {
   double gradient_bytes = 4;        // an element that is sent whole (element_traffic())
   double result_bytes = 4;          // an element that comes back, but for factors, which are f32
   bool to_ranks = true;  // the ranks may multiply: parameters are theirs (optimizer none)
+  bool or_rows = false;  // the box's keys with factors are such that may send rows, too
   // In place of `samples`, by key; 0: the key goes whole. Empty: all keys have `samples`.
   std::vector<uint64_t> samples_of = {};
 };

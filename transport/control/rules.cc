@@ -106,7 +106,7 @@ constexpr Rule kRules[] = {
 
 Features features_of(const JobSpec& spec, const KeySpec& key) {
   const Features lazy = key.lazy ? Features(kLazyKeys) : Features();
-  if (is_rows(key)) return lazy | kRowKeys;
+  if (is_rows(key)) return lazy | kRowKeys | (key.rank_limit > 0 ? kFactorKeys : Features());
   if (is_factors(key)) return lazy | kFactorKeys;
   const std::string& format = gradient_format(spec, key);
   if (is_schedule(format)) return lazy | kCodedGradients | kScheduledGradients;

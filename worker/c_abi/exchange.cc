@@ -31,6 +31,54 @@ void check_matrix(size_t key, size_t rows, size_t columns) {
                                           key, rows, columns, kMaxElements));
 }
 
+struct Matrices {  // as a caller gives them
+  size_t keys;
+  const size_t* rows;
+  const size_t* columns;
+  const size_t* samples;
+  const double* backward_s;
+};
+
+// In the order of forward; none if no times are given.
+std::vector<LayerComputing> layers_of(const Matrices& given) {
+  std::vector<LayerComputing> layers;
+  for (size_t k = given.keys; given.backward_s != nullptr && k-- > 0;) {
+    if (!(given.backward_s[k] >= 0 && std::isfinite(given.backward_s[k]))) {
+      throw Refusal(PHUB_INVALID, fmt::format("backward_s of key {} is {}; it must be a finite "
+                                              "number, and not negative",
+                                              k, given.backward_s[k]));
+    }
+    layers.push_back({.keys = {static_cast<uint32_t>(k)}, .backward_s = given.backward_s[k]});
+  }
+  return layers;
+}
+
+void choose(ExchangeInputs inputs, const Matrices& given, unsigned char* as_factors,
+            double* seconds) {
+  need(given.rows, "rows");
+  need(given.columns, "columns");
+  need(given.samples, "samples");
+  need(as_factors, "as_factors");
+  inputs.samples_of = {given.samples, given.samples + given.keys};
+  JobSpec spec;
+  for (size_t k = 0; k < given.keys; ++k) {
+    const size_t rows = given.rows[k], columns = given.columns[k];
+    check_matrix(k, rows, columns);
+    spec.keys.push_back({.elements = rows * columns, .shape = {rows, columns}});
+  }
+  const std::vector<LayerComputing> layers = layers_of(given);
+  std::fill_n(as_factors, given.keys, 0);
+  const Exchanges exchanges = choose_exchanges(spec, inputs, layers);
+  for (const MatrixCosts& matrix : exchanges.matrices) {
+    as_factors[matrix.key] = matrix.exchange == MatrixExchange::kWhole ? 0 : 1;
+  }
+  if (seconds == nullptr) return;
+  seconds[0] = layers.empty() ? exchanges.all_whole.seconds(inputs)
+                              : iteration_seconds(layers, exchanges.whole_of_layer, inputs, true);
+  seconds[1] = layers.empty() ? exchanges.chosen.seconds(inputs)
+                              : iteration_seconds(layers, exchanges.chosen_of_layer, inputs, true);
+}
+
 template <typename Body>
 phub_code exchanging(const char* function, const phub_worker* handle, Body body) {
   return call(function, [&] {
@@ -87,40 +135,29 @@ phub_code phub_choose_factors(uint32_t ranks, double rank_gbit_s, double box_gbi
                               const double* backward_s, unsigned char* as_factors,
                               double* seconds) {
   return call(__func__, [&] {
-    need(rows, "rows");
-    need(columns, "columns");
-    need(samples, "samples");
-    need(as_factors, "as_factors");
-    ExchangeInputs inputs{.ranks = ranks,
-                          .worker_gbit_s = rank_gbit_s,
-                          .box_gbit_s = box_gbit_s,
-                          .product_gflop_s = product_gflop_s,
-                          .samples_of = {samples, samples + keys}};
-    JobSpec spec;
-    std::vector<LayerComputing> layers;  // in the order of forward
-    for (size_t k = 0; k < keys; ++k) {
-      check_matrix(k, rows[k], columns[k]);
-      spec.keys.push_back({.elements = rows[k] * columns[k], .shape = {rows[k], columns[k]}});
-    }
-    for (size_t k = keys; backward_s != nullptr && k-- > 0;) {
-      if (!(backward_s[k] >= 0 && std::isfinite(backward_s[k]))) {
-        throw Refusal(PHUB_INVALID, fmt::format("backward_s of key {} is {}; it must be a finite "
-                                                "number, and not negative",
-                                                k, backward_s[k]));
-      }
-      layers.push_back({.keys = {static_cast<uint32_t>(k)}, .backward_s = backward_s[k]});
-    }
-    std::fill_n(as_factors, keys, 0);
-    const Exchanges exchanges = choose_exchanges(spec, inputs, layers);
-    for (const MatrixCosts& matrix : exchanges.matrices) {
-      as_factors[matrix.key] = matrix.exchange == MatrixExchange::kRanks ? 1 : 0;
-    }
-    if (seconds == nullptr) return;
-    seconds[0] = layers.empty() ? exchanges.all_whole.seconds(inputs)
-                                : iteration_seconds(layers, exchanges.whole_of_layer, inputs, true);
-    seconds[1] = layers.empty()
-                     ? exchanges.chosen.seconds(inputs)
-                     : iteration_seconds(layers, exchanges.chosen_of_layer, inputs, true);
+    choose({.ranks = ranks,
+            .worker_gbit_s = rank_gbit_s,
+            .box_gbit_s = box_gbit_s,
+            .product_gflop_s = product_gflop_s},
+           {keys, rows, columns, samples, backward_s}, as_factors, seconds);
+  });
+}
+
+phub_code phub_choose_box_factors(uint32_t ranks, double rank_gbit_s, double box_gbit_s,
+                                  uint32_t box_cores, double product_gflop_s, double result_bytes,
+                                  size_t keys, const size_t* rows, const size_t* columns,
+                                  const size_t* samples, const double* backward_s,
+                                  unsigned char* as_factors, double* seconds) {
+  return call(__func__, [&] {
+    choose({.ranks = ranks,
+            .worker_gbit_s = rank_gbit_s,
+            .box_gbit_s = box_gbit_s,
+            .box_cores = box_cores,
+            .box_product_gflop_s = product_gflop_s,
+            .result_bytes = result_bytes,
+            .to_ranks = false,
+            .or_rows = true},
+           {keys, rows, columns, samples, backward_s}, as_factors, seconds);
   });
 }
 

@@ -89,7 +89,8 @@ phub_code phub_worker_info(const phub_worker* worker, phub_info* info) {
                        .world_size = w.world_size(),
                        .initial_counts = w.initial_counts(),
                        .first_round = w.first_round(),
-                       .keys = w.keys()});
+                       .keys = w.keys(),
+                       .queues = w.queues()});
   });
 }
 

@@ -7,7 +7,7 @@
 namespace phub {
 
 void check_factors(const KeySpec& key, std::span<const FactorPairs> factors) {
-  if (!is_factors(key)) {
+  if (!is_compact(key) || key.rank_limit == 0) {
     fail(
         ErrorCode::kInvalid,
         "push_factors: the gradient of key '{}' is sent as it is; to send its factors the job must "

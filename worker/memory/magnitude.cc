@@ -35,19 +35,20 @@ double norm_of_rows(const std::byte* slot, const kernels::SlotShape& shape) {
 }
 
 double norm_of_factors(const std::byte* slot, const kernels::SlotShape& shape) {
-  const auto* floats = reinterpret_cast<const float*>(slot);
-  const float* const right = floats + kernels::right_offset(shape);
+  const kernels::PairsOfSlot pairs = kernels::pairs_of(slot, shape);
   double sum = 0;
-  for (size_t pair = 0; pair < kernels::factor_pairs(slot, shape); ++pair) {
-    sum += std::sqrt(kernels::sum_of_squares(floats + pair * shape.rows(), shape.rows()) *
-                     kernels::sum_of_squares(right + pair * shape.columns, shape.columns));
+  for (size_t pair = 0; pair < pairs.count; ++pair) {
+    sum += std::sqrt(kernels::sum_of_squares(pairs.left + pair * shape.rows(), shape.rows()) *
+                     kernels::sum_of_squares(pairs.right + pair * shape.columns, shape.columns));
   }
   return sum;
 }
 
 double norm_of_compact(const std::byte* slot, const kernels::SlotShape& shape) {
-  return shape.form == kernels::SlotForm::kFactors ? norm_of_factors(slot, shape)
-                                                   : norm_of_rows(slot, shape);
+  const bool of_factors = shape.form == kernels::SlotForm::kFactors ||
+                          (shape.form == kernels::SlotForm::kEither &&
+                           (kernels::row_count(slot) & kernels::kPairs) != 0);
+  return of_factors ? norm_of_factors(slot, shape) : norm_of_rows(slot, shape);
 }
 
 }  // namespace
@@ -57,9 +58,11 @@ kernels::SlotShape compact_shape(const KeySpec& key, const ChunkLayout& chunk) {
       kernels::parse_fold(value_type_of(key), key.operation).value_or(kernels::Fold());
   const bool of_factors = is_factors(key);
   return {.elements = chunk.elements,
-          .form = of_factors ? kernels::SlotForm::kFactors : kernels::SlotForm::kRows,
+          .form = of_factors           ? kernels::SlotForm::kFactors
+                  : key.rank_limit > 0 ? kernels::SlotForm::kEither
+                                       : kernels::SlotForm::kRows,
           .columns = key.shape[1],
-          .limit = of_factors ? key.rank_limit : key.rows_limit,
+          .limit = key.rank_limit > 0 ? key.rank_limit : key.rows_limit,
           .fold = fold};
 }
 

@@ -208,7 +208,9 @@ bool RegisteredMemory::copy_factors_in(size_t key, std::span<const FactorPairs> 
     session_.for_each_chunk(key, [&](const ChunkLayout& chunk, size_t slot) {
       const kernels::SlotShape shape = compact_shape(of, chunk);
       const size_t first_row = chunk.key_element / columns;
-      size_t first = 0;
+      size_t first = 0, pairs = 0;
+      for (const FactorPairs& part : factors) pairs += part.pairs;
+      kernels::clear_factors(shape, pairs, slots.data() + slot);
       for (const FactorPairs& part : factors) {
         if (part.pairs == 0) continue;  // it may have no memory
         kernels::store_factors(shape, part.left + first_row, rows, part.right, first, part.pairs,

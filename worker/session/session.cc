@@ -114,7 +114,8 @@ void Session::measure(Chunk& chunk, bool null) const {
   if (columns == 0 || null) return;
   const uint32_t rows = kernels::row_count(link_.gradients().data() + chunk.gradient_offset);
   chunk.null = rows == 0;
-  chunk.bytes = static_cast<uint32_t>(kernels::bytes_of_rows(columns, rows));
+  chunk.bytes =
+      static_cast<uint32_t>(kernels::bytes_behind(rows, chunk.elements / columns, columns));
   PHUB_CHECK(chunk.bytes <= chunk.slot_bytes);
 }
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from phub._exchanged import Exchanged
-from phub._factors import Linear, layers_of
+from phub._factors import Linear, layers_of, refuse_made
 from phub._options import Key, Option
 from phub._tensors import DTYPES, memory_of
 from phub._views import tensor_over
@@ -122,6 +122,7 @@ class Layer:
     def _forward(self, inputs: torch.Tensor) -> torch.Tensor:
         if self._mine is None or not torch.is_grad_enabled():
             return functional.linear(inputs, self._module.weight, self._module.bias)
+        refuse_made(self._mine.name, self._module)
         result: Any = Linear.apply(inputs, self._module.weight, self._module.bias, self)  # type: ignore[no-untyped-call]
         return result  # type: ignore[no-any-return]
 

@@ -40,6 +40,14 @@ class Facts:
     others: list[int]  # elements of other parameters that were ready after the weight before
 
 
+@dataclass(frozen=True)
+class AtBox:
+    """What decides where the box multiplies, and makes the steps."""
+
+    cores: int
+    result_bytes: float  # of an element
+
+
 class Choice:
     """A job of all ranks that ends with the choice."""
 
@@ -49,9 +57,10 @@ class Choice:
         options: Mapping[str, Option],
         number: int,
         weights: Sequence[Weight],
+        box: AtBox | None = None,
     ) -> None:
-        """Joins; returns when all ranks have."""
-        self._weights = weights
+        """Joins; returns when all ranks have. box: it multiplies; None: the ranks do."""
+        self._weights, self._box = weights, box
         self._size = _NUMBERS + _LISTS * len(weights)
         keys = {
             _FACTS: Key(beside.world_size * self._size),
@@ -78,7 +87,8 @@ class Choice:
         plan = [0.0] * (1 + len(self._weights))
         # One of them computes it for all: CPUs may round in other ways.
         if len(there) == len(table) and there[0] == self.worker.rank:
-            plan = [1.0, *map(float, chosen(facts, [w.shape for w in self._weights], others))]
+            shapes = [weight.shape for weight in self._weights]
+            plan = [1.0, *map(float, chosen(facts, shapes, others, self._box))]
         is_made, *ways = self._sum(_PLAN, plan).tolist()
         self.worker.barrier()  # nobody leaves before all have it
         if is_made != 1:
@@ -137,8 +147,14 @@ def rates(worker: Worker, weights: Sequence[Weight]) -> tuple[float, float]:
     return gbit_s, products_gflop_s(largest.shape, max(1, largest.samples), worker.world_size)
 
 
-def chosen(facts: Facts, shapes: Sequence[Shape], others: int) -> list[bool]:
-    """Which weights go as factors. others: elements of the other parameters."""
+def chosen(
+    facts: Facts, shapes: Sequence[Shape], others: int, box: AtBox | None = None
+) -> list[bool]:
+    """Which weights go as factors.
+
+    others: elements of the other parameters. box: as of `Choice`; each of its cores is taken to
+    multiply as fast as the slowest rank does.
+    """
     keys: list[tuple[int, int, int, float]] = []  # rows, columns, samples, computing before
     places = {}
     now = 0.0
@@ -153,9 +169,11 @@ def chosen(facts: Facts, shapes: Sequence[Shape], others: int) -> list[bool]:
     sizes = [(c_size_t * len(keys))(*map(int, column)) for column in columns]
     ways, seconds = (c_ubyte * len(keys))(), (c_double * 2)()
     box_gbit_s = facts.gbit_s * facts.ranks  # what it has for each of them is in theirs
+    links = facts.ranks, facts.gbit_s, box_gbit_s
     call(
-        "choose_factors",
-        *(facts.ranks, facts.gbit_s, box_gbit_s, facts.gflop_s),
+        "choose_box_factors" if box else "choose_factors",
+        *links,
+        *((box.cores, facts.gflop_s, box.result_bytes) if box else (facts.gflop_s,)),
         *(len(keys), *sizes, (c_double * len(keys))(*computing), ways, seconds),
     )
     if seconds[1] > _PAYS * seconds[0]:

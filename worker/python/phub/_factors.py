@@ -137,6 +137,8 @@ class Layer:
             or not torch.is_grad_enabled()
         )
         if is_plain:
+            if self._all and torch.is_grad_enabled():
+                refuse_made(self.name, self._module)
             return functional.linear(inputs, weight, bias)
         result: torch.Tensor = Linear.apply(inputs, weight, bias, self)  # type: ignore[no-untyped-call]
         return result
@@ -256,8 +258,23 @@ def linear_weights(model: nn.Module) -> dict[str, nn.Linear]:
     return {
         plain_name(f"{name}.weight" if name else "weight"): module
         for name, module in model.named_modules()
-        if type(module) is nn.Linear and module.weight.requires_grad and module.weight.numel()
+        if type(module) is nn.Linear
+        and isinstance(module.weight, nn.Parameter)
+        and module.weight.requires_grad
+        and module.weight.numel()
     }
+
+
+def refuse_made(name: str, module: nn.Linear) -> None:
+    """Raises InvalidError if the module makes its weight of other parameters in each forward()."""
+    if "weight" in module._parameters:
+        return
+    raise InvalidError(
+        f"factors: '{name}' is pruned, or parametrized: it is made of other parameters in each "
+        "forward(), and factors are of a weight itself, so these would keep this rank's gradient. "
+        "Leave it out of factors, or make it a parameter again (torch.nn.utils.prune.remove, "
+        "parametrize.remove_parametrizations), before the job begins"
+    )
 
 
 def layers_of(
@@ -268,8 +285,12 @@ def layers_of(
     if not isinstance(samples, Mapping) or not all(isinstance(each, str) for each in samples):
         raise InvalidError(
             f"factors={samples!r}: it is a number of samples by patterns of names, such as "
-            '{"classifier.*.weight": 32}, or for phub.ddp "auto"'
+            '{"classifier.*.weight": 32}, or "auto"'
         )
+    for path, module in model.named_modules():
+        name = plain_name(f"{path}.weight" if path else "weight")
+        if isinstance(module, nn.Linear) and any(fnmatchcase(name, each) for each in samples):
+            refuse_made(name, module)
     for pattern, count in samples.items():
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise InvalidError(f"factors: {pattern!r} has {count!r} samples; at least 1")

@@ -11,12 +11,14 @@ import torch
 from torch import nn
 
 from phub import _device
-from phub._box_factors import BoxFactors, layers_in
+from phub._box_factors import BoxFactors, Layers, layers_in
+from phub._box_ways import EitherWay, Weights, choosable
 from phub._exchanged import Exchanged
 from phub._names import by_name, plain_name
 from phub._options import MAX_DIMENSIONS, Key, Option
 from phub._rows import SparseRows, rows_in
 from phub._tensors import DTYPES, format_of_job
+from phub._ways import AUTO
 from phub.errors import InvalidError
 from phub.worker import Worker
 
@@ -72,7 +74,8 @@ class Keys:
         groups: Groups,
         options: Mapping[str, Option],
         *,
-        factors: Mapping[str, int],
+        factors: Mapping[str, int] | str,
+        formats: Mapping[str, str],
         rows: Mapping[str, int],
         lazy: Sequence[str] | str | None,
         server: bool,
@@ -97,7 +100,12 @@ class Keys:
         self.keys = _keys_of(
             self.named, shapes, groups, has_groups=server, first_goes_first=first_goes_first
         )
-        self.layers = layers_in(model, factors, self.keys, options)
+        self.layers: Layers = {}
+        self.weights: Weights = {}  # that may go as factors
+        if isinstance(factors, str) and factors == AUTO:
+            self.weights = choosable(model, self.keys, options, formats)
+        else:
+            self.layers = layers_in(model, factors, self.keys, options)  # type: ignore[arg-type]
         self._tables = rows_in(model, rows, lazy, self.named, self.keys) if server else set()
         if self.units and self._tables:
             raise InvalidError(
@@ -132,9 +140,14 @@ class Keys:
         return [
             BoxFactors(worker, name, tensor, *form, samples=self.layers[name][1])
             if name in self.layers
-            else (SparseRows if name in self._tables else Exchanged)(worker, name, tensor, *form)
+            else self._kind_of(name)(worker, name, tensor, *form)
             for name, tensor in self.named.items()
         ]
+
+    def _kind_of(self, name: str) -> type[Exchanged]:
+        if name in self.weights:
+            return EitherWay
+        return SparseRows if name in self._tables else Exchanged
 
 
 def is_sharded(parameters: Iterable[torch.Tensor]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from torch import nn
 
 from phub._awaited import parameters_in_compiled
 from phub._box_state import BoxState
+from phub._box_ways import BoxWays
 from phub._exchanged import Exchanged
 from phub._facts import Verdict
 from phub._model import Present
@@ -42,6 +44,7 @@ class Round:
         same: Same | None,
         watch: Watch,
         notes_verdict: bool,
+        ways: BoxWays | None = None,
     ) -> None:
         """frozen: the optimizer's parameters that are not exchanged, as they need no gradient.
 
@@ -51,6 +54,8 @@ class Round:
         self._mine, self._frozen, self._accumulate = mine, frozen, accumulate
         self._values, self._at_box, self._same, self._watch = values, at_box, same, watch
         self._notes_verdict = notes_verdict
+        self._ways = ways
+        self._waited_s = 0.0  # for this step's results
         me: Round = weakref.proxy(self)  # no cycle: all is freed with the optimizer
         watch.is_local = lambda: not me.syncs
 
@@ -70,7 +75,11 @@ class Round:
             )
         if mine.is_due(self._accumulate):
             self.begin()
+            if self._ways:
+                self._ways.note({mine.name: mine.tensor.numel()})
             mine.push()
+            if self._ways:
+                self._ways.resume()
 
     def is_empty(self) -> bool:
         """Whether no backward() came since the last step, and all gradients there are are zero."""
@@ -88,6 +97,8 @@ class Round:
         is_first = self._values.begin_round()
         if is_first and self._same:
             self._same.begin_backward()
+        if is_first and self._ways:
+            self._ways.begin_step()
 
     def finish(self, step: int) -> None:
         """Checks what was pushed, and pushes the rest. step: the job's, counted from 1."""
@@ -124,8 +135,10 @@ class Round:
         """Waits for the results, unless synchronize() has."""
         if self._synchronized:
             return
+        began = time.perf_counter()
         for mine in self._mine:
             mine.take()
+        self._waited_s = time.perf_counter() - began
 
     def take_at_next_step(self) -> None:
         """The results come into the parameters before the next step's gradients are pushed."""
@@ -157,11 +170,14 @@ class Round:
             mine.end_step()
         self._values.end_round()
         self._synchronized = False
+        if self._ways:
+            self._ways.end_step(self._waited_s)
 
     def forget(self) -> None:
         """The job has gone on from a checkpoint, with none of this round."""
         self._at_box.forget_loaded()
         self._synchronized = False
+        self._ways = None
 
     def _count_parts(self) -> None:
         """Warns of steps without as many backward() as `accumulate` says; an epoch's last may."""

@@ -51,17 +51,20 @@ class Ways:
         self,
         weights: Mapping[str, nn.Linear],
         others: int,
-        model: nn.Module,
+        model: nn.Module | None,
         beside: Worker,
         options: Mapping[str, Option],
+        *,
+        make: Callable[[str, nn.Linear, Ways], Weight] = Weight,
     ) -> None:
         """Joins a job; returns when all ranks have.
 
         weights: by name, the modules of which there is a choice. others: elements of the other
-        parameters. model: that DDP calls. beside: the worker whose keys have the gradients.
+        parameters. model: that DDP calls, or None. beside: the worker whose keys have the
+        gradients.
         """
         self.worker, self._options, self._others = beside, options, others
-        self.layers = {name: Weight(name, module, self) for name, module in weights.items()}
+        self.layers = {name: make(name, module, self) for name, module in weights.items()}
         self.plan: dict[str, int] = {}  # those that go as factors, and of how many samples at most
         self.facts: Facts | None = None
         self._factors: Worker | None = None
@@ -70,7 +73,7 @@ class Ways:
         self._step = 0
         self._share: float | None = None
         self.clock = Clock()
-        self.is_due = False
+        self.is_called = False  # DDP exchanges in the next backward()
         self._off = 0  # steps that were not as planned, more than were
         self._waits = Waits()
         self._span_s = 0.0  # of the step before
@@ -82,11 +85,12 @@ class Ways:
         self._wish = tensor_over(self._wishes.gradient(_WISH))
         for layer in self.layers.values():
             layer.join()
-        self._call = model.register_forward_pre_hook(_Call(self))
+        self._call = model.register_forward_pre_hook(_Call(self)) if model else None
 
     def close(self) -> None:
         """Leaves the jobs."""
-        self._call.remove()
+        if self._call:
+            self._call.remove()
         for layer in self.layers.values():
             layer.leave()
         for worker in (self._factors, self._wishes):
@@ -94,6 +98,10 @@ class Ways:
                 worker.close()
 
     # ---- A step. Of the thread of backward().
+
+    def is_due(self) -> bool:
+        """Whether the next backward() is that of an exchange."""
+        return self.is_called
 
     def sends(self, name: str) -> Weight | None:
         """The weight, if it goes as factors."""
@@ -106,8 +114,7 @@ class Ways:
         self.clock.start()
         self._wish[:] = torch.tensor([1.0, float(self._has_wish()), self._span_s])
         self._wishes.push(_WISH)
-        if self.plan:
-            assert self._factors
+        if self._factors and self.plan:
             tensor_over(self._factors.gradient(_RANKS)).fill_(1)
             self._factors.push(_RANKS)
 
@@ -122,7 +129,7 @@ class Ways:
 
     def end_step(self, waited_s: float) -> None:
         """All results are here. It may be the time for another choice."""
-        self.is_due = False
+        self.is_called = False
         self._waits.add(waited_s)
         self._span_s = self.clock.span_s
         self.clock.end_step()
@@ -160,13 +167,19 @@ class Ways:
         self.facts, plan = made
         was_whole = not self.plan
         if plan != self.plan:
-            factors = self._by_all(lambda: self._join_factors(plan)) if plan else None
-            if plan and not factors:
+            if not self._change_to(plan):
                 return
-            self._follow(plan, factors)
             if was_whole:
                 self._trial, self._tried = Trial(), plan
         self._log()
+
+    def _change_to(self, plan: dict[str, int]) -> bool:
+        """Whether all ranks follow this plan from the next step on."""
+        factors = self._by_all(lambda: self._join_factors(plan)) if plan else None
+        if plan and not factors:
+            return False
+        self._follow(plan, factors)
+        return True
 
     def _by_all(self, make: Callable[[], Made | None]) -> Made | None:
         """What this rank has made, if all others have, too.
@@ -195,12 +208,15 @@ class Ways:
         return None
 
     def _made_choice(self) -> tuple[Facts, dict[str, int]] | None:
-        choice = Choice(self.worker, self._options, self._choices, list(self.layers.values()))
+        choice = self._join_choice()
         try:
             facts, plan = choice.make(self.clock, self._others)
         finally:
             choice.close()
         return None if plan is None else (facts, plan)
+
+    def _join_choice(self) -> Choice:
+        return Choice(self.worker, self._options, self._choices, list(self.layers.values()))
 
     def _join_factors(self, plan: Mapping[str, int]) -> Worker:
         keys = {_RANKS: Key(1)}
@@ -292,7 +308,7 @@ class _Call:
     def __call__(self, *_: object) -> None:
         ddp = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
         if self._ways and ddp and ddp.require_backward_grad_sync and torch.is_grad_enabled():
-            self._ways.is_due = True
+            self._ways.is_called = True
 
 
 def is_auto(factors: object, powersgd: object) -> bool:

@@ -25,7 +25,9 @@ class All(Protocol):
 
     worker: Worker  # whose keys have the gradients
     clock: Clock
-    is_due: bool  # DDP exchanges in the next backward()
+
+    def is_due(self) -> bool:
+        """Whether the next backward() is that of an exchange."""
 
     def share(self) -> float:
         """What a product counts in the result of a step, when its factors are here."""
@@ -129,7 +131,7 @@ class Weight:
 
     def _is_due(self) -> bool:
         """Whether this backward() is that of an exchange, which it begins."""
-        if self._ways is None or not self._ways.is_due:
+        if self._ways is None or not self._ways.is_due():
             self._is_local = True
             return False
         self._ways.clock.start()
@@ -137,7 +139,7 @@ class Weight:
 
     def _note_gradient(self, gradient: torch.Tensor | None) -> None:
         """The weight has one in this step, which is not in the factors."""
-        if gradient is not None and self._ways and self._ways.is_due:
+        if gradient is not None and self._ways and self._ways.is_due():
             self._is_whole = True
 
     def push(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor | None:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from phub import _device, _rules
 from phub._box_state import BoxState
+from phub._box_ways import BoxWays, check_auto, ways_for
 from phub._buffers import Buffers, check_statistics
 from phub._exchanged import take_waiting
 from phub._form import check_delay, check_form, check_shards, check_without_box, take_slack
@@ -27,6 +28,7 @@ from phub._steps import Steps
 from phub._tensors import filled, memory_of
 from phub._values import Values
 from phub._watch import Watch
+from phub._ways import AUTO
 from phub.errors import Error, InvalidError, RewoundError
 from phub.worker import Worker
 
@@ -58,7 +60,7 @@ class DistributedOptimizer(Optimizer):
         delay: int = 0,
         max_norm: float = 0.0,
         formats: Mapping[str, str] | None = None,
-        factors: Mapping[str, int] | None = None,
+        factors: Mapping[str, int] | Literal["auto"] | None = None,
         rows: Mapping[str, int] | None = None,
         lazy: Sequence[str] | str = (),
         schedule: Mapping[str, float] | None = None,
@@ -92,7 +94,8 @@ class DistributedOptimizer(Optimizer):
         factors: by patterns of names of nn.Linear's weights, how many samples a rank has in a step
             at most: factors are sent of these, and the box multiplies. They are float32,
             used once in a forward(), and have no `.grad`. With accumulate, the samples of all its
-            backward() count.
+            backward() count. Or "auto": phub chooses the weights, in the second step and when
+            batches or links have changed; these have no `.grad` in some steps.
         rows: of weights of nn.Embedding(sparse=True) only those rows of the gradient are sent that
             a step used. By patterns of their names, how many different ones a rank has in a step at
             most, for which the box has memory; without a pattern, all.
@@ -121,6 +124,8 @@ class DistributedOptimizer(Optimizer):
         )
         if not server:
             check_without_box(optimizer, factors, rows or lazy, max_norm, schedule)
+        if isinstance(factors, str) and factors == AUTO:
+            check_auto(overlap, accumulate, delay, options)
         _rules.check_schedule(schedule or {})
         self._complete = False
         super().__init__(optimizer.param_groups, optimizer.defaults)
@@ -141,6 +146,7 @@ class DistributedOptimizer(Optimizer):
             self.param_groups,
             options,
             factors=factors or {},
+            formats=formats or {},
             rows=rows or {},
             lazy=None if self._rule == "sparse-adam" else lazy,
             server=server,
@@ -178,6 +184,7 @@ class DistributedOptimizer(Optimizer):
             self.state = self._at_box.leave_others(optimizer.state)
         else:
             self.state = optimizer.state
+        self.ways = self._ways_for(keys, str(given["parameter_dtype"]))
         self._round = Round(
             model,
             self._mine,
@@ -188,6 +195,7 @@ class DistributedOptimizer(Optimizer):
             same=self._same,
             watch=self._watch,
             notes_verdict=bool(delay and (max_norm or options.get("on_nonfinite") == "skip")),
+            ways=self.ways,
         )
         self._hooks = Hooks(
             model,
@@ -270,7 +278,7 @@ class DistributedOptimizer(Optimizer):
         for mine in self._mine:
             mine.look_away()  # views keep the worker's memory
         self._values.use_scale(None)
-        for other in (self._buffers, self._same):
+        for other in (self._buffers, self._same, self.ways):
             if other:
                 other.close()
         self.worker.close()
@@ -401,6 +409,9 @@ class DistributedOptimizer(Optimizer):
         for mine in self._mine:
             mine.look_away()
         self._buffers = None  # that job is gone with the box
+        if self.ways:
+            self.ways.end(self._mine)  # and so is theirs
+            self.ways = None
         while True:
             with contextlib.suppress(RewoundError):  # that box is gone as well
                 self._go_on()
@@ -486,6 +497,18 @@ class DistributedOptimizer(Optimizer):
             mine.note_written()
         _device.exchange_on(self._mine[0].tensor.device, self.worker)
         self._steps.begin(self.worker)
+
+    def _ways_for(self, keys: Keys, result_format: str) -> BoxWays | None:
+        others = sum(p.numel() for name, p in keys.named.items() if name not in keys.weights)
+        me: DistributedOptimizer = weakref.proxy(self)
+        return ways_for(
+            keys.weights,
+            others,
+            self._mine,
+            self._options,
+            syncs=lambda: me._round.syncs,
+            result_format=result_format,
+        )
 
     def _watch_for(self, named: Mapping[str, nn.Parameter]) -> Watch:
         return Watch(

@@ -116,6 +116,11 @@ class Worker(BranchCalls, StateCalls):
         return int(self._info().first_round)
 
     @property
+    def queues(self) -> int:
+        """Of the job: a core of a box and a NIC have one each."""
+        return int(self._info().queues)
+
+    @property
     def initial_counts(self) -> bool:
         """Whether the job begins with the parameters that this worker broadcasts."""
         return bool(self._info().initial_counts)

@@ -66,6 +66,11 @@ class Box:
             jobs = json.load(answer)["jobs"]
         return next((each for each in jobs if each["name"] == job), {})
 
+    def shards(self):
+        """How many boxes serve under it."""
+        with urllib.request.urlopen(f"http://{self.address}/v1/status", timeout=LIMIT_S) as answer:
+            return len(json.load(answer).get("shards", ()))
+
     def kill(self):
         self.process.kill()
         self.process.wait()

@@ -4,13 +4,14 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from conftest import of_ranks, refused
+from conftest import leave, of_ranks, refused
 from exact import job
 from models import loss_of, make_net
 from test_device import take_the_way_of_a_gpu
 from test_optimizer import Own, made
 from test_rows import Text
 from torch import nn
+from torch.nn.utils import prune
 from torch.optim import SGD, Adagrad, AdamW, RMSprop
 
 import phub
@@ -138,7 +139,17 @@ OPTIMIZERS = [
     (sgd, {"factors": {"*": 2}, **ALONE}, "server=True"),
     (sgd, {"factors": {"9.weight": 2}}, "'9.weight'"),
     (sgd, {"factors": 5}, "factors=5: it is a number of samples by patterns"),
-    (sgd, {"factors": "auto"}, "factors='auto': it is a number of samples.* for phub.ddp \"auto\""),
+    (sgd, {"factors": "all"}, "factors='all': it is a number of samples.*, or \"auto\""),
+    (
+        sgd,
+        {"factors": "auto", "overlap": False},
+        "'auto' and overlap=False: a step is measured",
+    ),
+    (sgd, {"factors": "auto", "overlap": "forward"}, "'auto' and overlap='forward': a step is"),
+    (sgd, {"factors": "auto", "delay": 1}, "factors='auto' and delay=1: a step is measured"),
+    (sgd, {"factors": "auto", "accumulate": 2}, "factors='auto' and accumulate=2: what several"),
+    (sgd, {"factors": "auto", "branches": 2}, "factors='auto' and branches: each branch"),
+    (sgd, {"factors": "auto", **ALONE}, "factors are for steps of the box.*phub.ddp has factors"),
     (sgd, {"factors": {"*": 0}}, "0 samples"),
 ]
 OF_ROWS = [  # with an embedding
@@ -168,6 +179,44 @@ def test_optimizers_that_the_box_cannot_be(box, make_net, make, options, message
     error = (known, phub.NotFoundError) if make_net is Text else known
     optimizer = make(list(net.parameters()))
     refused(message, phub.DistributedOptimizer, optimizer, net, error=error, **options)
+
+
+MADE = {
+    "pruned": lambda module: prune.l1_unstructured(module, "weight", 0.5),
+    "parametrized": torch.nn.utils.parametrizations.weight_norm,
+}
+
+
+@pytest.mark.parametrize("how", MADE)
+def test_factors_of_a_weight_that_is_made_of_others(box, how):
+    net = mlp()
+    MADE[how](net[2])
+    message = r"factors: '2\.weight' is pruned, or parametrized.*Leave it out of factors"
+    refused(message, phub.ddp, net, factors={"*": 4})
+    refused(message, phub.DistributedOptimizer, sgd(net.parameters()), net, factors={"*": 4})
+    refused(
+        "none of the model's . weights", phub.ddp, net, factors={"7.*": 4}, error=phub.NotFoundError
+    )
+
+
+@pytest.mark.parametrize("how", MADE)
+@pytest.mark.parametrize("form", ["ddp", "box"])
+def test_factors_of_a_weight_that_is_made_of_others_later(box, start, how, form):
+    def body(rank):
+        net = called = mlp()
+        if form == "ddp":
+            called = phub.ddp(net, factors={"2.weight": 4})
+            leaves = called.phub
+        else:
+            leaves = phub.DistributedOptimizer(sgd(net.parameters()), net, factors={"2.weight": 4})
+        inputs = torch.randn(3, net[0].in_features)
+        MADE[how](net[2])
+        refused(r"'2\.weight' is pruned, or parametrized", called, inputs)
+        with torch.no_grad():
+            called(inputs)
+        leave(leaves)
+
+    start(body, 2).results()
 
 
 @of_ranks(1)
