@@ -525,6 +525,17 @@ static void choices(void) {
         PHUB_INVALID, "rows of 0 elements");
   FAILS(phub_choose_factors(2, 1, 2, 1, 1, many, many, samples, NULL, as_factors, NULL),
         PHUB_INVALID, "at most");
+  /* At the box, whose 8 chunks of 128 rows get all right vectors: where results have few bits. */
+  OK(phub_choose_box_factors(2, 1, 2, 4, 1000, 4, 3, rows, columns, samples, NULL, as_factors,
+                             seconds));
+  CHECK(as_factors[1] == 0 && seconds[0] == seconds[1]);
+  OK(phub_choose_box_factors(2, 1, 2, 4, 1000, 0.25, 3, rows, columns, samples, NULL, as_factors,
+                             seconds));
+  CHECK(as_factors[0] == 0 && as_factors[1] == 1 && as_factors[2] == 0);
+  CHECK(fabs(seconds[1] - ((360032 + 140) * 8e-9 + 0.256 * 40e-6)) < 1e-9);
+  FAILS(
+      phub_choose_box_factors(2, 1, 2, 4, 0, 1, 3, rows, columns, samples, NULL, as_factors, NULL),
+      PHUB_INVALID, "must be");
   as_factors[1] = 1;
   OK(phub_choose_factors(2, 1e-320, 2, 1, 3, rows, columns, samples, NULL, as_factors, seconds));
   CHECK(as_factors[1] == 0 && isinf(seconds[0]) && isinf(seconds[1])); /* nothing comes through */

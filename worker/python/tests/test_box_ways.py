@@ -7,6 +7,7 @@ import subprocess
 import pytest
 import torch
 from conftest import SEED, leave, wait_until
+from deaths import STEPS, live
 from exact import assert_same_bits, parameters_of
 from test_ways import (
     CASES,
@@ -65,7 +66,7 @@ def trains(rank, rates, sizes, how=None, options=None, spans=None, each=lambda s
     return rows, text
 
 
-def alone(world, first, sizes, how=None, mean=True):
+def alone(world, first, sizes, how=None, mean=True, rate=1, norm=0):
     """One process that has the batches of all ranks: parameters before each step, and at last."""
     how = how or {}
     net = model_of()
@@ -82,7 +83,10 @@ def alone(world, first, sizes, how=None, mean=True):
             loss_of(net, net, rank, step, {**how, "sizes": sizes_of}).backward()
         for parameter in net.parameters():
             parameter.grad /= world if mean else 1
+        if norm:
+            torch.nn.utils.clip_grad_norm_(net.parameters(), norm)
         optimizer.step()
+        optimizer.param_groups[0]["lr"] *= rate
     return [*rows, parameters_of(net)]
 
 
@@ -272,3 +276,68 @@ def test_over_several_boxes(own_box, start, monkeypatch, boxes):
     assert [plan for _, plan in rows[:-1]] == [{}, {}] + 4 * [PLAN]
     assert text.startswith("2 of 3 weights")
     assert_close([p for p, _ in rows], alone(2, rows[0][0], sizes))
+
+
+# ---- What it goes with.
+
+
+def lives_on(rank, path):
+    """The box dies after the choice, and comes back from its checkpoint."""
+    measures(SLOW)
+    cheap_results()
+    net = model_of(SEED + rank)
+    optimizer = made(net, on_loss="wait")
+    plans = {}
+
+    def make_step(step):
+        if rank == 0 and step == 20:
+            (path / "now").touch()
+            wait_until(lambda: (path / "gone").exists(), "the box is dead")
+        plans[step] = dict(optimizer.ways.plan) if optimizer.ways else None
+        optimizer.zero_grad()
+        net(batch_of(rank, step)).square().mean().backward()
+        optimizer.step()
+
+    lives = live(optimizer, make_step)
+    found = lives, [plans[step] for step in range(STEPS)], parameters_of(net)
+    optimizer.worker.barrier()
+    return found
+
+
+def test_after_the_boxs_death_all_goes_whole(saving_box, start, tmp_path):
+    ranks = start(lives_on, 2, tmp_path, PHUB_JOB="lives")
+    wait_until(lambda: (tmp_path / "now").exists(), "the ranks are in their 21st step")
+    wait_until(lambda: saving_box.status("lives").get("durable_round", 0), "a checkpoint")
+    saving_box.kill()
+    (tmp_path / "gone").touch()
+    saving_box.die_and_come_back()
+    (lives, plans, parameters), other = ranks.results()
+    assert_same_bits(other, (lives, plans, parameters))
+    assert lives == 2
+    assert plans[2:5] == [PLAN] * 3
+    assert plans[-1] is None
+    first = model_of().state_dict()
+    assert_close([parameters], alone(2, first, [SAMPLES] * STEPS)[-1:])
+
+
+OPTIONS = {
+    "views": {"zero_copy": True},
+    "clipped": {"max_norm": 0.02},
+    "skips": {"on_nonfinite": "skip"},
+    "excludes": {"on_nonfinite": "exclude"},
+    "in groups": {"groups": "2,1"},
+    "a schedule": {"schedule": {"lr_exponential": 0.9}},
+}
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_it_goes_with(box, start, case, transport):
+    options = {"transport": transport, **OPTIONS[case]}
+    sizes = [SAMPLES] * 5
+    (rows, _), *others = start(trains, 3, SLOW, sizes, None, options).results()
+    for other, _ in others:
+        assert_same_bits(other, rows)
+    assert [plan for _, plan in rows[:-1]] == [{}, {}] + 3 * [PLAN]
+    rate, norm = {"a schedule": (0.9, 0)}.get(case, (1, options.get("max_norm", 0)))
+    assert_close([p for p, _ in rows], alone(3, rows[0][0], sizes, rate=rate, norm=norm))
