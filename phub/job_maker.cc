@@ -154,6 +154,7 @@ std::optional<Manifest> JobMaker::newest_checkpoint(const JoinRequest& request, 
   expected.progress_limit_ms = spec.progress_limit_ms;
   expected.wait_limit_ms = spec.wait_limit_ms;
   expected.join_limit_ms = spec.join_limit_ms;
+  expected.rank_hosts = spec.rank_hosts;  // where they are now
   for (size_t key = 0; key < std::min(spec.keys.size(), expected.keys.size()); ++key) {
     std::vector<uint64_t>& shape = expected.keys[key].shape;
     if (shape.empty()) shape = spec.keys[key].shape;  // it was saved before there were shapes

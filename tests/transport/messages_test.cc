@@ -530,8 +530,15 @@ TEST(BadInput, CompactKeys) {
   }
   refused("rows", "keys[0].rows_limit: must be from 1 to 1048575 for lazy, got 0",
           [](auto&, auto& key) { key = {.name = "m", .elements = 4, .lazy = true}; });
-  refused("rows", "keys[0].rank_limit: is 2, and so rows_limit must be 0, got 4",
+  refused("rows", "keys[0].rank_limit: is 2, and so rows_limit must be 0, or 100, all rows; got 4",
           [](auto&, auto& key) { key.rank_limit = 2, key.format = "factors"; });
+  refused("rows", "keys[0].rows_limit: needs format 'rows', got 'factors'", [](auto&, auto& key) {
+    key.rank_limit = 2, key.rows_limit = 100, key.format = "factors";
+  });
+  refused("rows", "keys[0].rank_limit: must be from 1 to 1048575, got 1048576",
+          [](auto&, auto& key) { key.rank_limit = 1 << 20, key.rows_limit = 100; });
+  refused("rows", "keys[0].rank_limit: is 2, and so lazy must be false",
+          [](auto&, auto& key) { set_rank_limit(key, 2), set_rows_limit(key, 100, true); });
   refused("rows", "their elements for 32 rows of 1048575 columns are more than a chunk may have",
           [](auto&, auto& key) {
             key.shape[1] = (1 << 20) - 1;

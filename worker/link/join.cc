@@ -65,7 +65,9 @@ Joined join_at(const std::string& server, const WorkerOptions& options, JoinRequ
   JoinReply reply =
       control.join(request, sum_ms(options.connect_timeout_ms, options.spec.join_limit_ms));
   // The caller's memory has the size of the caller's keys: another answer must not be trusted.
-  if (const std::string other = difference(options.spec, reply.spec); !other.empty()) {
+  JobSpec expected = options.spec;
+  expected.rank_hosts = reply.spec.rank_hosts;  // where ranks were when the job was planned
+  if (const std::string other = difference(expected, reply.spec); !other.empty()) {
     fail(ErrorCode::kInternal, "the server's answer is about another job: {}", other);
   }
   if (reply.interest != request.interest) {

@@ -31,6 +31,7 @@ class Key:
     `rows_limit`: of such a key, so many different rows of its gradient at most are sent, with
     `Worker.push_rows`: those that are not zero; 0: all. `lazy`: the optimizer's step of a round
     changes the rows that a rank sent, and leaves alone parameters and state of the others.
+    With both limits, `rows_limit` is all rows, and each push is `push_rows` or `push_factors`.
     `operation`, of a job with the optimizer "fold": "add", "multiply", "min", "max" or "or" is done
     with the values, of `value_type` "f32", "f64", "i32" or "i64"; `elements` are words of 4 bytes,
     two of them a value of 64 bits.
