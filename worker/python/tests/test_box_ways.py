@@ -7,7 +7,7 @@ import subprocess
 import pytest
 import torch
 from conftest import SEED, leave, wait_until
-from deaths import STEPS, live
+from deaths import JOB, STEPS, Death, live
 from exact import assert_same_bits, parameters_of
 from test_ways import (
     CASES,
@@ -282,18 +282,16 @@ def test_over_several_boxes(own_box, start, monkeypatch, boxes):
 # ---- What it goes with.
 
 
-def lives_on(rank, path):
+def lives_on(rank, death):
     """The box dies after the choice, and comes back from its checkpoint."""
     measures(SLOW)
     cheap_results()
     net = model_of(SEED + rank)
-    optimizer = made(net, on_loss="wait")
+    optimizer = made(net, on_loss="wait", job=JOB)
     plans = {}
 
     def make_step(step):
-        if rank == 0 and step == 20:
-            (path / "now").touch()
-            wait_until(lambda: (path / "gone").exists(), "the box is dead")
+        death.at(rank, step, 0)
         plans[step] = dict(optimizer.ways.plan) if optimizer.ways else None
         optimizer.zero_grad()
         net(batch_of(rank, step)).square().mean().backward()
@@ -305,14 +303,10 @@ def lives_on(rank, path):
     return found
 
 
-def test_after_the_boxs_death_all_goes_whole(saving_box, start, tmp_path):
-    ranks = start(lives_on, 2, tmp_path, PHUB_JOB="lives")
-    wait_until(lambda: (tmp_path / "now").exists(), "the ranks are in their 21st step")
-    wait_until(lambda: saving_box.status("lives").get("durable_round", 0), "a checkpoint")
-    saving_box.kill()
-    (tmp_path / "gone").touch()
-    saving_box.die_and_come_back()
-    (lives, plans, parameters), other = ranks.results()
+def test_after_the_boxs_death_all_goes_whole(saving_box, start):
+    death = Death(SEED % (STEPS - 10) + 8, 0)
+    ranks = start(lives_on, 2, death)
+    (lives, plans, parameters), other = death.happens(saving_box, ranks)
     assert_same_bits(other, (lives, plans, parameters))
     assert lives == 2
     assert plans[2:5] == [PLAN] * 3
