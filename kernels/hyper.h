@@ -19,7 +19,7 @@ constexpr uint32_t optimizers(std::initializer_list<Optimizer> all) {
 }
 inline constexpr uint32_t kSteps = ~optimizers({Optimizer::kNone});  // all that make steps
 inline constexpr uint32_t kAdams =
-    optimizers({Optimizer::kAdam, Optimizer::kAdamW, Optimizer::kSparseAdam});
+    optimizers({Optimizer::kAdam, Optimizer::kAdamW, Optimizer::kSparseAdam, Optimizer::kLamb});
 
 struct HyperField {
   const char* name;
@@ -29,24 +29,30 @@ struct HyperField {
   bool of_job = false;        // the same for all groups of keys
   uint32_t used_by = kSteps;  // optimizers; with others it has no effect
 };
-inline constexpr std::array<HyperField, 25> kHyperFields = {{
+inline constexpr std::array<HyperField, 27> kHyperFields = {{
     {"lr", &Hyper::lr, 0, HUGE_VAL},
     {"momentum", &Hyper::momentum, 0, HUGE_VAL, false,
-     optimizers({Optimizer::kMomentum, Optimizer::kNesterov})},
+     optimizers({Optimizer::kMomentum, Optimizer::kNesterov, Optimizer::kLars})},
     {"dampening", &Hyper::dampening, -HUGE_VAL, HUGE_VAL, false,
      optimizers({Optimizer::kMomentum})},
     {"weight_decay", &Hyper::weight_decay, 0, HUGE_VAL},
     {"beta1", &Hyper::beta1, 0, 1, false, kAdams | optimizers({Optimizer::kLion})},
     {"beta2", &Hyper::beta2, 0, 1, false, kAdams | optimizers({Optimizer::kLion})},
     {"eps", &Hyper::eps, 0, HUGE_VAL, false,
-     kAdams | optimizers({Optimizer::kAdagrad, Optimizer::kRmsprop, Optimizer::kAdadelta})},
+     kAdams | optimizers({Optimizer::kAdagrad, Optimizer::kRmsprop, Optimizer::kAdadelta,
+                          Optimizer::kLars})},
     {"alpha", &Hyper::alpha, 0, HUGE_VAL, false, optimizers({Optimizer::kRmsprop})},
     {"rmsprop_momentum", &Hyper::rmsprop_momentum, 0, HUGE_VAL, true,
      optimizers({Optimizer::kRmsprop})},
     {"lr_decay", &Hyper::lr_decay, 0, HUGE_VAL, false, optimizers({Optimizer::kAdagrad})},
     {"grad_scale", &Hyper::grad_scale, 1e-30, HUGE_VAL, false, ~uint32_t{0}},
     {"rho", &Hyper::rho, 0, 1, false, optimizers({Optimizer::kAdadelta})},
-    {"max_norm", &Hyper::max_norm, 0, HUGE_VAL, true},
+    // The update of lamb, whose norm is taken with that of the gradient, is made of what is
+    // clipped.
+    {"max_norm", &Hyper::max_norm, 0, HUGE_VAL, true, kSteps & ~optimizers({Optimizer::kLamb})},
+    {"trust_coeff", &Hyper::trust_coeff, 0, HUGE_VAL, false, optimizers({Optimizer::kLars})},
+    {"always_adapt", &Hyper::always_adapt, 0, HUGE_VAL, false,
+     optimizers({Optimizer::kLars, Optimizer::kLamb})},
     {"lr_rounds_before", &Hyper::lr_rounds_before, -HUGE_VAL, HUGE_VAL},
     {"lr_warmup", &Hyper::lr_warmup, 0, HUGE_VAL},
     {"lr_warmup_from", &Hyper::lr_warmup_from, 0, HUGE_VAL},

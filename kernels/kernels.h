@@ -126,7 +126,7 @@ std::span<const std::string_view> optimizer_names();  // in the order of the enu
 // Hyperparameters, in double as PyTorch keeps them. Each optimizer uses the ones it knows.
 struct Hyper {
   double lr = 0.01;
-  double momentum = 0.9;   // momentum, nesterov (rmsprop: only when rmsprop_momentum > 0)
+  double momentum = 0.9;   // momentum, nesterov, lars (rmsprop: only when rmsprop_momentum > 0)
   double dampening = 0.0;  // momentum
   double weight_decay = 0.0;
   double beta1 = 0.9;
@@ -138,6 +138,8 @@ struct Hyper {
   double grad_scale = 1.0;  // gradients arrive multiplied by this (loss scaling); undone in the sum
   double rho = 0.9;         // adadelta
   double max_norm = 0.0;    // the norm that all gradients together are clipped to; 0: none
+  double trust_coeff = 0.001;  // lars: the trust ratio is multiplied by this (trust.h)
+  double always_adapt = 0.0;   // lars, lamb: not 0: keys without a weight decay have one, too
   // These change lr by the round: see learning_rate() in hyper.h.
   double lr_rounds_before = 0.0;
   double lr_warmup = 0.0;  // rounds; 0: none
@@ -172,6 +174,12 @@ struct Step {
   float step_size = 0;     // adam: -lr/bias_correction1; adagrad: -clr; others: -lr
   float decay_factor = 1;  // adamw, lion: 1 - lr·wd
   float alpha = 0, one_minus_alpha = 0;
+  float bias_correction1 = 1;
+  // lars, lamb: the trust ratio, and whether it may be another than 1; lars: the numbers that it is
+  // made of (trust.h).
+  float trust = 1;
+  bool adapts = false;
+  double trust_coeff = 1, trust_decay = 0, trust_eps = 0;
 };
 // t is the number of this step, from 1.
 // REQUIRES: hyperparameters that change during a job do not change state_arrays().

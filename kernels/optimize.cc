@@ -7,6 +7,7 @@
 
 #include "kernels/kernels.h"
 #include "kernels/state8.h"
+#include "kernels/trust.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/optimize.cc"
@@ -15,6 +16,7 @@
 #include "kernels/optimizers/adadelta-inl.h"
 #include "kernels/optimizers/adagrad-inl.h"
 #include "kernels/optimizers/adam-inl.h"
+#include "kernels/optimizers/layers-inl.h"
 #include "kernels/optimizers/lion-inl.h"
 #include "kernels/optimizers/none-inl.h"
 #include "kernels/optimizers/rmsprop-inl.h"
@@ -30,11 +32,14 @@ struct Entry {
   size_t (*state_arrays)(const Hyper&);
   void (*prepare)(const Hyper&, uint64_t t, Step&);
   void (*run)(const Step&, const Arrays&);
+  const float* (*measured)(const Step&, const Arrays&, float* to);  // null: it has no trust ratio
 };
 
 template <class Rule>
 constexpr Entry entry_of() {
-  return {Rule::defaults, Rule::state_arrays, Rule::prepare, Rule::run};
+  const float* (*measured_by)(const Step&, const Arrays&, float*) = nullptr;
+  if constexpr (Rule::kMeasures != Measured::kNothing) measured_by = measured<Rule>;
+  return {Rule::defaults, Rule::state_arrays, Rule::prepare, Rule::run, measured_by};
 }
 
 constexpr Entry kTable[] = {
@@ -45,6 +50,10 @@ constexpr Entry kTable[] = {
 
 void Optimize(const Step& step, const Arrays& a) {
   kTable[static_cast<size_t>(step.optimizer)].run(step, a);
+}
+
+const float* MeasuredArray(const Step& step, const Arrays& a, float* to) {
+  return kTable[static_cast<size_t>(step.optimizer)].measured(step, a, to);
 }
 
 // A few blocks at a time are decoded, so that they stay in the L1 cache.
@@ -113,6 +122,7 @@ const HWY_NAMESPACE::Entry& entry(Optimizer o) {
 }  // namespace
 
 HWY_EXPORT(Optimize);
+HWY_EXPORT(MeasuredArray);
 HWY_EXPORT(Optimize8);
 HWY_EXPORT(EncodeState);
 HWY_EXPORT(DecodeState);
@@ -127,6 +137,33 @@ void optimize(const Step& step, const float* g, float* params, const State8& sta
               const State8& state1, size_t elements, void* out, DType out_dtype, Store store) {
   HWY_DYNAMIC_DISPATCH(Optimize8)
   (step, {g, params, nullptr, nullptr, elements, out, out_dtype, store}, state0, state1);
+}
+
+bool adapts(Optimizer o) { return entry(o).measured != nullptr; }
+
+// The arrays are only read.
+KeyNorms measure(const Step& step, const float* g, const float* params, const float* state0,
+                 const float* state1, size_t elements, float* scratch) {
+  if (!step.adapts) return {};
+  const Arrays arrays = {g,
+                         const_cast<float*>(params),
+                         const_cast<float*>(state0),
+                         const_cast<float*>(state1),
+                         elements,
+                         nullptr,
+                         DType::kF32,
+                         Store::kCached};
+  const float* const update = HWY_DYNAMIC_DISPATCH(MeasuredArray)(step, arrays, scratch);
+  return {sum_of_squares(params, elements), sum_of_squares(update, elements)};
+}
+
+float trust_ratio(const Step& step, const KeyNorms& norms) {
+  if (!step.adapts || !(norms.parameters > 0) || !(norms.update > 0)) return 1;
+  if (step.optimizer == Optimizer::kLamb) {
+    return static_cast<float>(norms.parameters / norms.update);
+  }
+  const double below = norms.update + step.trust_decay * norms.parameters + step.trust_eps;
+  return static_cast<float>(step.trust_coeff * norms.parameters / below);
 }
 
 void encode_state(const float* from, size_t elements, const State8& to) {

@@ -137,10 +137,35 @@ void update(const Step& step, const Arrays& a) {
   update_in<Rule>(PlainFormats(), step, a);
 }
 
+// The array whose norm a trust ratio compares with that of the parameters (trust.h): none; the
+// gradient; or the update, which Rule::direction() makes.
+enum class Measured : uint8_t { kNothing, kGradient, kDirection };
+
+// Returns that array, which is in `to` if it is not there already.
+template <class Rule>
+const float* measured(const Step& step, const Arrays& a, float* to) {
+  if constexpr (Rule::kMeasures == Measured::kDirection) {
+    const auto one = [&](auto d, size_t i) HWY_ATTR {
+      auto s0 = hn::LoadU(d, a.state0 + i);
+      auto s1 = hn::LoadU(d, a.state1 + i);
+      const auto g = hn::LoadU(d, a.g + i);
+      hn::StoreU(Rule::direction(d, step, g, hn::LoadU(d, a.params + i), s0, s1), d, to + i);
+    };
+    const hn::ScalableTag<float> d;
+    const hn::CappedTag<float, 1> d1;
+    size_t i = 0;
+    for (; i + hn::Lanes(d) <= a.elements; i += hn::Lanes(d)) one(d, i);
+    for (; i < a.elements; ++i) one(d1, i);
+    return to;
+  }
+  return a.g;
+}
+
 // The base of every rule; see optimizers/.
 template <class Self, size_t kStateArrays>
 struct Rule {
   static constexpr bool kHasParams = true;
+  static constexpr Measured kMeasures = Measured::kNothing;
   static constexpr size_t kStates = kStateArrays;
   static size_t state_arrays(const Hyper& /*h*/) { return kStates; }
   static void run(const Step& step, const Arrays& a) { update<Self>(step, a); }

@@ -24,7 +24,7 @@ struct JobRules {
   OnNonFinite on_nonfinite = OnNonFinite::kStop;
   Unused unused = Unused::kZero;
   bool state8 = false;  // the optimizer's states have 8 bits (kernels/state8.h)
-  bool gated = false;  // rounds are applied as a whole: max_norm is given, or rounds may be skipped
+  bool gated = false;   // rounds are applied as a whole: is_gated()
 
   uint32_t quorum = 0;  // ranks that make a round (phub/core/quorum.h); 0: all
 

@@ -2,9 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
+#include <iterator>
+#include <vector>
 
 #include "bench/zerocompute/gradients.h"
+#include "kernels/trust.h"
 #include "transport/error.h"
 
 namespace phub {
@@ -66,6 +70,9 @@ Checker::Checker(const CheckerOptions& options, std::span<std::byte> memory) : o
   if (arrays > 1) state0_ = params_ + options.elements;
   if (arrays > 2) state1_ = params_ + 2 * options.elements;
   float* rest = floats + arrays * options.elements;
+  if (arrays > 0 && kernels::adapts(options.optimizer)) {
+    trust_chunks_.emplace(options.keys, options.chunk_elements);
+  }
   if (has_view(options)) {
     PHUB_CHECK(params_ != nullptr && options.result_dtype == kernels::DType::kF32);
     view_.emplace(options.difference, options.keys, options.chunk_elements, rest);
@@ -91,6 +98,7 @@ void Checker::sums_of(uint64_t round, uint64_t first, size_t n, float* out) cons
 
 void Checker::advance_chunks(uint64_t round, uint64_t first, uint64_t n) {
   if (sent_) sent_->advance(round, first, n);
+  if (trust_chunks_) measure(round, first, n);
   if (!view_) return;
   view_->chunks().visit(first, n, [&](const ModelChunk& chunk) {
     for (size_t done = 0; done < chunk.elements; done += kBlock) {
@@ -100,11 +108,32 @@ void Checker::advance_chunks(uint64_t round, uint64_t first, uint64_t n) {
   });
 }
 
+void Checker::measure(uint64_t round, uint64_t first, uint64_t n) {
+  const kernels::Step step = kernels::make_step(options_.optimizer, options_.hyper, round);
+  std::vector<float> sums(trust_chunks_->largest()), scratch(sums.size());
+  std::map<uint64_t, kernels::KeyNorms> squares;
+  trust_.clear();
+  trust_chunks_->visit(first, n, [&](const ModelChunk& chunk) {
+    const uint64_t at = chunk.first;
+    sums_of(round, at, chunk.elements, sums.data());
+    const kernels::KeyNorms part =
+        kernels::measure(step, sums.data(), params_ + at, state0_ + at,
+                         state1_ ? state1_ + at : nullptr, chunk.elements, scratch.data());
+    kernels::KeyNorms& of_key = squares[at - chunk.begin];
+    of_key = {of_key.parameters + part.parameters, of_key.update + part.update};
+  });
+  for (const auto& [key, of_key] : squares) {
+    trust_[key] =
+        kernels::trust_ratio(step, {std::sqrt(of_key.parameters), std::sqrt(of_key.update)});
+  }
+}
+
 void Checker::advance(uint64_t round, uint64_t first, size_t n) {
   if (params_ == nullptr) return;
   std::array<float, kBlock> sums;
   sums_of(round, first, n, sums.data());
-  const kernels::Step step = kernels::make_step(options_.optimizer, options_.hyper, round);
+  kernels::Step step = kernels::make_step(options_.optimizer, options_.hyper, round);
+  if (trust_chunks_) step.trust = std::prev(trust_.upper_bound(first))->second;
   kernels::optimize(step, sums.data(), params_ + first, state0_ ? state0_ + first : nullptr,
                     state1_ ? state1_ + first : nullptr, n, nullptr, kernels::DType::kF32,
                     kernels::Store::kCached);

@@ -3,10 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
 
+#include "bench/zerocompute/model_chunks.h"
 #include "bench/zerocompute/sent_sums.h"
 #include "bench/zerocompute/view.h"
 #include "kernels/kernels.h"
@@ -64,14 +66,19 @@ class Checker {
   Mismatch advance_and_check(uint64_t round, uint64_t first, size_t n, const void* results);
 
   // Advances the chunks that begin in [first, first + n), as far as these must be taken as a whole:
-  // the sums of sent values, and differences.
+  // the sums of sent values, trust ratios, and differences. REQUIRES: whole keys, if
+  // takes_whole_keys().
   void advance_chunks(uint64_t round, uint64_t first, uint64_t n);
+  // The optimizer's steps go by norms of whole keys.
+  bool takes_whole_keys() const { return trust_chunks_.has_value(); }
 
   // Compares again. REQUIRES: the elements stand at `round`.
   Mismatch check(uint64_t round, uint64_t first, size_t n, const void* results) const;
 
  private:
   void advance(uint64_t round, uint64_t first, size_t n);
+  // Computes the trust ratios of the keys that begin in [first, first + n).
+  void measure(uint64_t round, uint64_t first, uint64_t n);
   // The expected results of one block, in the result's format.
   void expect(uint64_t round, uint64_t first, size_t n, void* out) const;
 
@@ -80,6 +87,8 @@ class Checker {
   CheckerOptions options_;
   std::optional<SentSums> sent_;
   std::optional<View> view_;
+  std::optional<ModelChunks> trust_chunks_;
+  std::map<uint64_t, float> trust_;  // by the first element of each key that was measured
   float* params_ = nullptr;
   float* state0_ = nullptr;
   float* state1_ = nullptr;

@@ -130,7 +130,10 @@ const std::byte* Rank::results(size_t key) const {
 
 void Rank::check_part(uint64_t round, uint64_t part, uint64_t parts) {
   const auto first_of = [&](uint64_t piece) {  // whole chunks
-    const uint64_t chunk = chunks_.size() * piece / parts;
+    uint64_t chunk = chunks_.size() * piece / parts;
+    while (checker_.takes_whole_keys() && chunk < chunks_.size() && chunks_[chunk].begin > 0) {
+      ++chunk;
+    }
     return chunk < chunks_.size() ? chunks_[chunk].first : chunks_.elements();
   };
   const uint64_t begin = first_of(part);

@@ -40,6 +40,7 @@ struct MomentumRmsprop : Rule<MomentumRmsprop, 2> {
 };
 
 struct Rmsprop {
+  static constexpr Measured kMeasures = Measured::kNothing;
   static Hyper defaults() { return {}; }
   static size_t state_arrays(const Hyper& h) { return h.rmsprop_momentum > 0 ? 2 : 1; }
 

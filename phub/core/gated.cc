@@ -24,9 +24,9 @@ uint32_t Gated::count_open() const {
 }
 
 Way::Closed Gated::close(uint32_t index) {
-  double square = 0;
-  if (!stages_.reducer.sum_for_gate(index, square)) return Closed::kNotNow;
-  gate_.set_square(stages_.table[index].id, square);
+  ChunkSquares squares;
+  if (!stages_.reducer.sum_for_gate(index, squares)) return Closed::kNotNow;
+  gate_.set_squares(stages_.table[index].id, squares);
   if (pending_.empty()) gate_.begin(round());
   pending_.insert(index);
   --open_;
@@ -75,7 +75,8 @@ void Gated::apply(uint32_t index) {
   if (decision_.skipped) {
     stages_.reducer.publish(index);
   } else {
-    stages_.reducer.apply(index, decision_.factor, store_of(index));
+    stages_.reducer.apply(index, decision_.factor, gate_.norms_of(stages_.table[index].id),
+                          store_of(index));
   }
 }
 

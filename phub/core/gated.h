@@ -1,6 +1,7 @@
 // Lock-step with a gate: no chunk of a round is applied before all of them are summed. Then the
 // gradient is clipped to a norm of the whole model, or the round is skipped because its gradient is
-// not finite: by all cores, or by none.
+// not finite: by all cores, or by none. An optimizer with trust ratios (kernels/trust.h) steps each
+// key by norms of all its chunks.
 //
 // A chunk closes when its sum is in the job's arena, and is pending until the verdict. A round goes
 // through these stages:

@@ -6,6 +6,7 @@
 
 #include "kernels/encode.h"
 #include "kernels/fixed_point.h"
+#include "phub/core/round_gate.h"
 #include "transport/layout.h"
 
 namespace phub {
@@ -148,12 +149,17 @@ bool Reducer::reduce(uint32_t index, kernels::Store store) {
   return true;
 }
 
-bool Reducer::sum_for_gate(uint32_t index, double& square) {
+bool Reducer::sum_for_gate(uint32_t index, ChunkSquares& squares) {
   const CoreChunk& chunk = table_[index];
   const TraceSpan span = trace_.span("sum", chunk);
   float* to = arrays_.sums + chunk.offset;
   if (!sum(index, to)) return false;
-  square = kernels::sum_of_squares(to, chunk.elements);
+  squares.gradient = kernels::sum_of_squares(to, chunk.elements);
+  if (kernels::adapts(parameters_.rules.optimizer) && !chunk.unused) {
+    squares.key = kernels::measure(
+        step_of(chunk).step, to, parameters_at(chunk), places_.running(Places::kState0, chunk),
+        places_.running(Places::kState1, chunk), chunk.elements, scratch_.data());
+  }
   return true;
 }
 
@@ -186,7 +192,10 @@ std::optional<Reducer::PartialSum> Reducer::sum_for_parent(uint32_t index, float
   return sum;
 }
 
-void Reducer::apply(uint32_t index, float factor, kernels::Store store) {
+// Of lars, the only optimizer with a trust ratio that may be clipped, the gradient is measured: it
+// is clipped by the same factor.
+void Reducer::apply(uint32_t index, float factor, const kernels::KeyNorms& norms,
+                    kernels::Store store) {
   const CoreChunk& chunk = table_[index];
   if (chunk.unused) return leave_out(index);
   const TraceSpan span = trace_.span("optimize", chunk);
@@ -196,7 +205,9 @@ void Reducer::apply(uint32_t index, float factor, kernels::Store store) {
     kernels::sum({&slot, 1}, kernels::DType::kF32, factor, scratch_.data(), chunk.elements);
     gradient = scratch_.data();
   }
-  optimize(step_of(chunk).step, chunk, 0, gradient, separate_result(chunk), store);
+  kernels::Step step = step_of(chunk).step;
+  step.trust = kernels::trust_ratio(step, {norms.parameters, norms.update * double{factor}});
+  optimize(step, chunk, 0, gradient, separate_result(chunk), store);
 }
 
 void Reducer::publish(uint32_t index) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "kernels/trust.h"
 #include "phub/core/chunk_table.h"
 #include "phub/core/hyper.h"
 #include "phub/core/job_parameters.h"
@@ -18,6 +19,8 @@
 #include "phub/core/tree_sum.h"
 
 namespace phub {
+
+struct ChunkSquares;
 
 // A chunk's sum that something else has made: `codes` times 2^exponent.
 struct MadeSum {
@@ -46,10 +49,11 @@ class Reducer {
   bool reduce(uint32_t index, kernels::Store store);
 
   // The two halves of reduce() in a gated job. The sum goes to the job's arena; its squares are
-  // added up. False: as above.
-  bool sum_for_gate(uint32_t index, double& square);
-  // Applies the sum times `factor`, and writes the round's result.
-  void apply(uint32_t index, float factor, kernels::Store store);
+  // added up, and those that a trust ratio needs. False: as above.
+  bool sum_for_gate(uint32_t index, ChunkSquares& squares);
+  // Applies the sum times `factor`, and writes the round's result. `norms`: those of the chunk's
+  // key, for its trust ratio.
+  void apply(uint32_t index, float factor, const kernels::KeyNorms& norms, kernels::Store store);
   // Below a parent: writes the plain sum of so many ranks' gradients; null means that no rank sent
   // one. A NaN or Inf goes up to the parent, where it stops the job; a report names its rank here.
   // Returns nullopt where reduce() returns false.

@@ -1,5 +1,6 @@
 #include "phub/core/round_gate.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -11,11 +12,14 @@ float clip_factor(double max_norm, double norm) {
   return factor > 1 ? 1 : static_cast<float>(factor);  // a NaN gives a NaN
 }
 
-RoundGate::RoundGate(uint32_t cores, uint32_t chunks, bool skips, GateShare share)
+RoundGate::RoundGate(uint32_t cores, uint32_t chunks, bool skips, GateShare share,
+                     std::vector<uint32_t> keys)
     : cores_(cores),
       skips_(skips),
       share_(share),
+      keys_(std::move(keys)),
       squares_(chunks),
+      norms_(keys_.empty() ? 0 : keys_.back() + 1),
       bells_(cores),
       open_(cores + share.others) {}
 
@@ -38,7 +42,12 @@ bool RoundGate::close(uint32_t core, uint64_t round, double max_norm) {
 
 void RoundGate::close_for(std::span<const uint32_t> chunks, std::span<const double> squares,
                           uint64_t round) {
-  for (size_t i = 0; i < chunks.size(); ++i) squares_[chunks[i]] = squares[i];
+  const size_t each = numbers_per_chunk();
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const double* const of_chunk = &squares[i * each];
+    squares_[chunks[i]].gradient = of_chunk[0];
+    if (each > 1) squares_[chunks[i]].key = {of_chunk[1], of_chunk[2]};
+  }
   if (!close_one()) return;
   decide(round, max_norm_.load(std::memory_order_relaxed));
   wake(round, CoreBells::kNoCore);
@@ -46,13 +55,18 @@ void RoundGate::close_for(std::span<const uint32_t> chunks, std::span<const doub
 
 std::vector<double> RoundGate::take_squares(std::span<const uint32_t> chunks) {
   std::vector<double> squares;
-  squares.reserve(chunks.size());
-  for (const uint32_t chunk : chunks) squares.push_back(std::exchange(squares_[chunk], 0));
+  squares.reserve(chunks.size() * numbers_per_chunk());
+  for (const uint32_t chunk : chunks) {
+    const ChunkSquares taken = std::exchange(squares_[chunk], {});
+    squares.push_back(taken.gradient);
+    if (!keys_.empty()) squares.insert(squares.end(), {taken.key.parameters, taken.key.update});
+  }
   return squares;
 }
 
-void RoundGate::tell(const Decision& decision) {
+void RoundGate::tell(const Decision& decision, std::span<const kernels::KeyNorms> norms) {
   decision_ = decision;
+  std::ranges::copy(norms, norms_.begin());
   wake(decision.round, CoreBells::kNoCore);
 }
 
@@ -70,7 +84,17 @@ void RoundGate::wake(uint64_t round, uint32_t but_core) {
 // The squares of finite gradients cannot overflow: the sum is finite exactly if they are.
 void RoundGate::decide(uint64_t round, double max_norm) {
   double sum = 0;
-  for (double& square : squares_) sum += std::exchange(square, 0);
+  std::ranges::fill(norms_, kernels::KeyNorms());
+  for (size_t chunk = 0; chunk < squares_.size(); ++chunk) {
+    const ChunkSquares squares = std::exchange(squares_[chunk], {});
+    sum += squares.gradient;
+    if (keys_.empty()) continue;
+    norms_[keys_[chunk]].parameters += squares.key.parameters;
+    norms_[keys_[chunk]].update += squares.key.update;
+  }
+  for (kernels::KeyNorms& norms : norms_) {
+    norms = {std::sqrt(norms.parameters), std::sqrt(norms.update)};
+  }
   decision_.round = round;
   decision_.norm = std::sqrt(sum);
   decision_.skipped = skips_ && !std::isfinite(sum);

@@ -79,6 +79,14 @@ float* floats(const numa::Memory& memory) {
 // Gradients that are taken out of their slots: so many places are allocated at once at most.
 constexpr uint32_t kMostMoved = 16;
 
+// By chunk.
+std::vector<uint32_t> keys_of(const Plan& plan) {
+  std::vector<uint32_t> keys;
+  keys.reserve(plan.chunks.size());
+  for (const ChunkLayout& chunk : plan.chunks) keys.push_back(chunk.key);
+  return keys;
+}
+
 uint32_t saved_ranks_of(const JobSpec& spec, const Manifest* restored) {
   const size_t saved = restored ? restored->ranks.size() : 0;
   return std::max(spec.max_ranks, static_cast<uint32_t>(saved));
@@ -139,7 +147,8 @@ JobPart::JobPart(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& tran
     gate_ = std::make_unique<RoundGate>(
         cores_of_plan, static_cast<uint32_t>(plan_.chunks.size()),
         rules_.on_nonfinite == OnNonFinite::kSkip,
-        GateShare{.others = queues.other_boxes, .is_told = queues.first > 0});
+        GateShare{.others = queues.other_boxes, .is_told = queues.first > 0},
+        kernels::adapts(rules_.optimizer) ? keys_of(plan_) : std::vector<uint32_t>());
   }
   if (rules_.quorum > 0) {
     const auto with_chunks = std::ranges::count_if(

@@ -139,7 +139,10 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, boo
   control += spec_memory(spec, classes);
   control += 2 * uint64_t{spec.branches} * hyper_groups(spec) * sizeof(kernels::Hyper);
   if (rules.quorum > 0) control += QuorumGate::bytes(plan.cores.size(), ranks);
-  if (rules.gated && !rack) control += RoundGate::bytes(plan.cores.size(), plan.chunks.size());
+  if (rules.gated && !rack) {
+    const uint64_t keys = kernels::adapts(rules.optimizer) ? spec.keys.size() : 0;
+    control += RoundGate::bytes(plan.cores.size(), plan.chunks.size(), keys);
+  }
   if (rules.on_nonfinite == OnNonFinite::kExclude) {
     control += MembershipLog::gathering_bytes(plan.chunks.size(), ranks);
   }

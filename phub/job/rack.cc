@@ -79,7 +79,7 @@ JobSpec spec_above(const JobSpec& spec) {
 }
 
 JobSpec spec_of_sums(JobSpec spec) {
-  spec.optimizer = "none";
+  make_no_steps(spec);
   spec.reduction = "sum";
   spec.unused = "zero";
   spec.state_dtype = "f32";

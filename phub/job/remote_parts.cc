@@ -180,13 +180,19 @@ void RemoteParts::probe(uint64_t begun) {
   order({.kind = ShardDo::kProbe, .round = begun});
 }
 
-void RemoteParts::decide(const Decision& decision) {
+void RemoteParts::decide(const Decision& decision, std::span<const kernels::KeyNorms> norms) {
   decided_ = decision.round;
   ShardOrder decide{.kind = ShardDo::kDecide};
   decide.decision.push_back({.round = decision.round,
                              .norm = std::bit_cast<uint64_t>(decision.norm),
                              .factor = std::bit_cast<uint32_t>(decision.factor),
                              .skipped = decision.skipped});
+  std::vector<uint64_t>& told = decide.decision.back().norms;
+  told.reserve(2 * norms.size());
+  for (const kernels::KeyNorms& key : norms) {
+    told.push_back(std::bit_cast<uint64_t>(key.parameters));
+    told.push_back(std::bit_cast<uint64_t>(key.update));
+  }
   order(std::move(decide));
 }
 

@@ -64,7 +64,7 @@ class RemoteParts : public Part {
   // A box has closed a round: returns its chunks, ascending. Throws Error(kInvalid) if it cannot
   // close that round now.
   std::span<const uint32_t> close_round(uint64_t shard, uint64_t round);
-  void decide(const Decision& decision);
+  void decide(const Decision& decision, std::span<const kernels::KeyNorms> norms);
 
   // Converts a box's report to the report that one of its cores would make here, with the core's
   // number in the plan of all boxes; nullopt if the report is not about a core. An answer to a

@@ -108,7 +108,7 @@ void RunningJob::handle(const CoreReport& report) {
       rack_->link_broke();
       break;
     case CoreReport::kDecided:
-      remote_.decide(job_->gate()->decision());
+      remote_.decide(job_->gate()->decision(), job_->gate()->norms());
       break;
     case CoreReport::kQuorum:
       quorum_->is_there(report.round, now);

@@ -14,13 +14,14 @@ namespace {
 
 void close_gate(Job& job, RemoteParts& remote, uint64_t shard, const ShardReport& report) {
   const std::span<const uint32_t> chunks = remote.close_round(shard, report.round);
-  if (!job.gate() || report.squares.size() != chunks.size()) {
+  const size_t each = job.gate() ? job.gate()->numbers_per_chunk() : 0;
+  if (each == 0 || report.squares.size() != each * chunks.size()) {
     fail(ErrorCode::kInvalid,
          "mail: a report does not fit its job: {} squares of {} chunks in round {}",
          report.squares.size(), chunks.size(), report.round);
   }
   std::vector<double> squares;
-  squares.reserve(chunks.size());
+  squares.reserve(report.squares.size());
   for (const uint64_t bits : report.squares) squares.push_back(std::bit_cast<double>(bits));
   job.gate()->close_for(chunks, squares, report.round);
 }

@@ -242,7 +242,16 @@ void ServedPart::decide(const ShardDecision& order) {
   decision.norm = std::bit_cast<double>(order.norm);
   decision.skipped = order.skipped;
   decision.factor = std::bit_cast<float>(order.factor);
-  job_->gate()->tell(decision);
+  std::vector<kernels::KeyNorms> norms;
+  for (size_t i = 0; i + 1 < order.norms.size(); i += 2) {
+    norms.push_back(
+        {std::bit_cast<double>(order.norms[i]), std::bit_cast<double>(order.norms[i + 1])});
+  }
+  if (order.norms.size() != 2 * job_->gate()->norms().size()) {
+    return report_failed(fmt::format("an order does not fit the job: {} norms of {} keys",
+                                     order.norms.size(), job_->gate()->norms().size()));
+  }
+  job_->gate()->tell(decision, norms);
 }
 
 // --- what happens --------------------------------------------------------------------------------

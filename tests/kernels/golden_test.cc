@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <fstream>
 #include <iomanip>
 #include <map>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "kernels/trust.h"
 #include "tests/kernels/arrays.h"
 #include "tests/oracle/reference.h"
 
@@ -48,6 +50,8 @@ double& field(Hyper& h, const std::string& name) {
       {"rho", &Hyper::rho},
       {"rmsprop_momentum", &Hyper::rmsprop_momentum},
       {"lr_decay", &Hyper::lr_decay},
+      {"trust_coeff", &Hyper::trust_coeff},
+      {"always_adapt", &Hyper::always_adapt},
   };
   return h.*fields.at(name);
 }
@@ -162,8 +166,12 @@ TEST(Golden, Reference) {
   for (const Config& config : read_golden()) {
     std::vector<float> state0(kValues), state1(kValues);
     expect_golden(config, [&](uint64_t t, const std::vector<float>& g, std::vector<float>& params) {
+      reference::Norms norms =
+          reference::squares(config.optimizer, config.hyper, t, g, params, state0, state1);
+      norms = {std::sqrt(norms.parameters), std::sqrt(norms.update)};
       reference::step(config.optimizer, config.hyper, t, g.data(), params.data(), state0.data(),
-                      state1.data(), g.size());
+                      state1.data(), g.size(),
+                      reference::trust_ratio(config.optimizer, config.hyper, norms));
     });
   }
 }
@@ -175,8 +183,16 @@ TEST(Golden, Kernels) {
       std::vector<float> state0(kValues), state1(kValues);
       expect_golden(
           config, [&](uint64_t t, const std::vector<float>& g, std::vector<float>& params) {
-            optimize(make_step(config.optimizer, config.hyper, t), g.data(), params.data(),
-                     state0.data(), state1.data(), g.size(), nullptr, DType::kF32, Store::kCached);
+            kernels::Step step = make_step(config.optimizer, config.hyper, t);
+            if (adapts(config.optimizer)) {
+              std::vector<float> scratch(kValues);
+              const KeyNorms squares = measure(step, g.data(), params.data(), state0.data(),
+                                               state1.data(), g.size(), scratch.data());
+              step.trust =
+                  trust_ratio(step, {std::sqrt(squares.parameters), std::sqrt(squares.update)});
+            }
+            optimize(step, g.data(), params.data(), state0.data(), state1.data(), g.size(), nullptr,
+                     DType::kF32, Store::kCached);
           });
     }
   });

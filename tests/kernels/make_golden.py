@@ -15,6 +15,7 @@ bits of the first parameters. To see all parameters of one step, as golden_test 
     ATEN_CPU_CAPABILITY=default build/python/bin/python tests/kernels/make_golden.py adam_decay 50
 """
 
+import math
 import os
 import pathlib
 import struct
@@ -54,6 +55,12 @@ CONFIGS = [
     ("adadelta_decay", "adadelta", dict(lr=0.5, rho=0.95, eps=1e-5, weight_decay=1e-3)),
     ("lion", "lion", dict(lr=1e-3)),
     ("lion_decay", "lion", dict(lr=3e-3, beta1=0.7, beta2=0.95, weight_decay=0.1)),
+    ("lars", "lars", dict(lr=1.0, momentum=0.9)),
+    ("lars_decay", "lars", dict(lr=2.0, momentum=0.8, weight_decay=1e-2, trust_coeff=0.02)),
+    ("lars_always", "lars", dict(lr=4.0, momentum=0.0, eps=1e-3, always_adapt=1.0)),
+    ("lamb", "lamb", dict(lr=1e-3, weight_decay=1e-2)),
+    ("lamb_no_decay", "lamb", dict(lr=2e-3, beta1=0.8, beta2=0.98, weight_decay=0.0)),
+    ("lamb_always", "lamb", dict(lr=1e-2, eps=1e-4, weight_decay=0.0, always_adapt=1.0)),
 ]
 
 
@@ -100,6 +107,75 @@ def lion(torch):
     return Lion
 
 
+def norm(tensor):
+    """In double: element i adds its square to lane i mod 16, and the lanes are added in order."""
+    lanes = [0.0] * 16
+    for i, element in enumerate(tensor.tolist()):
+        lanes[i % 16] += element * element
+    total = 0.0
+    for lane in lanes:
+        total += lane
+    return math.sqrt(total)
+
+
+def lars(torch):
+    """LARS as timm.optim.Lars, but for the norms, which are in double."""
+
+    class Lars(torch.optim.Optimizer):
+        def __init__(self, params, **defaults):
+            super().__init__(params, defaults)
+
+        @torch.no_grad()
+        def step(self):
+            (group,) = self.param_groups
+            decay = group["weight_decay"]
+            for p in group["params"]:
+                grad, ratio = p.grad, 1.0
+                if decay != 0 or group["always_adapt"]:
+                    own, other = norm(p), norm(grad)
+                    if own > 0 and other > 0:
+                        ratio = group["trust_coeff"] * own / (other + decay * own + group["eps"])
+                    grad = grad.add(p, alpha=decay).mul_(ratio)
+                buffer = self.state[p].get("buffer")
+                grad = grad.clone() if buffer is None else buffer.mul_(group["momentum"]).add_(grad)
+                self.state[p]["buffer"] = grad
+                p.add_(grad, alpha=-group["lr"])
+
+    return Lars
+
+
+def lamb(torch):
+    """LAMB as timm.optim.Lamb without clipping, but for the norms, which are in double."""
+
+    class Lamb(torch.optim.Optimizer):
+        def __init__(self, params, **defaults):
+            super().__init__(params, defaults)
+            self.steps = 0
+
+        @torch.no_grad()
+        def step(self):
+            (group,) = self.param_groups
+            self.steps += 1
+            beta1, beta2 = group["betas"]
+            decay = group["weight_decay"]
+            for p in group["params"]:
+                m = self.state[p].setdefault("m", torch.zeros_like(p))
+                v = self.state[p].setdefault("v", torch.zeros_like(p))
+                m.mul_(beta1).add_(p.grad, alpha=1 - beta1)
+                v.mul_(beta2).addcmul_(p.grad, p.grad, value=1 - beta2)
+                root = v.sqrt() / math.sqrt(1 - beta2 ** self.steps)
+                update = (m / (1 - beta1 ** self.steps)).div_(root.add_(group["eps"]))
+                if decay != 0:
+                    update.add_(p, alpha=decay)
+                if decay != 0 or group["always_adapt"]:
+                    own, other = norm(p), norm(update)
+                    if own > 0 and other > 0:
+                        update.mul_(own / other)
+                p.add_(update, alpha=-group["lr"])
+
+    return Lamb
+
+
 def make_optimizer(torch, kind, hyper, params):
     kwargs = {k: hyper[k] for k in ("lr", "weight_decay") if k in hyper}
     kwargs["foreach"] = False
@@ -125,6 +201,17 @@ def make_optimizer(torch, kind, hyper, params):
         del kwargs["foreach"]
         betas = (hyper.get("beta1", 0.9), hyper.get("beta2", 0.99))
         return lion(torch)(params, betas=betas, **kwargs)
+    if kind == "lars":
+        return lars(torch)(params, lr=hyper["lr"], momentum=hyper["momentum"],
+                           weight_decay=hyper.get("weight_decay", 0.0),
+                           eps=hyper.get("eps", 1e-8),
+                           trust_coeff=hyper.get("trust_coeff", 0.001),
+                           always_adapt=hyper.get("always_adapt", 0.0))
+    if kind == "lamb":
+        betas = (hyper.get("beta1", 0.9), hyper.get("beta2", 0.999))
+        return lamb(torch)(params, lr=hyper["lr"], betas=betas,
+                           weight_decay=hyper["weight_decay"], eps=hyper.get("eps", 1e-6),
+                           always_adapt=hyper.get("always_adapt", 0.0))
     if kind == "rmsprop":
         return torch.optim.RMSprop(params, alpha=hyper.get("alpha", 0.99),
                                    momentum=hyper.get("rmsprop_momentum", 0.0), **kwargs)

@@ -3,11 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <bit>
+#include <cmath>
 #include <optional>
 #include <stdexcept>
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "kernels/trust.h"
 #include "tests/kernels/arrays.h"
 #include "tests/oracle/reference.h"
 
@@ -41,6 +44,10 @@ std::vector<Variant> variants() {
         all.push_back({o, h, t});
         if (o == Optimizer::kRmsprop) {
           h.rmsprop_momentum = 0.9;
+          all.push_back({o, h, t});
+        }
+        if (adapts(o) && decay == 0) {
+          h.always_adapt = 1;
           all.push_back({o, h, t});
         }
       }
@@ -82,11 +89,13 @@ void check(const Variant& v, size_t n, Values values, std::mt19937_64& random) {
                                     << static_cast<int>(values) << ", PHUB_SEED " << test::seed());
   const Model before(n, values, random);
   Model after = before;
+  const float trust = adapts(v.optimizer) ? test::make_value(random, Values::kOrdinary) : 1;
   reference::step(v.optimizer, v.hyper, v.t, after.g.data(), after.params.data(),
-                  after.state0.data(), after.state1.data(), n);
+                  after.state0.data(), after.state1.data(), n, trust);
   const bool has_params = v.optimizer != Optimizer::kNone;
   const size_t states = state_arrays(v.optimizer, v.hyper);
-  const Step step = make_step(v.optimizer, v.hyper, v.t);
+  Step step = make_step(v.optimizer, v.hyper, v.t);
+  step.trust = trust;
   std::array<size_t, 5> offsets;
   for (size_t& offset : offsets) offset = random() % 32;
 
@@ -126,6 +135,69 @@ void check(const Variant& v, size_t n, Values values, std::mt19937_64& random) {
       }
     }
   });
+}
+
+// The arrays before the step are measured, and stay as they are.
+void check_measure(const Variant& v, size_t n, Values values, std::mt19937_64& random) {
+  SCOPED_TRACE(::testing::Message()
+               << name_of(v.optimizer) << ", step " << v.t << ", decay " << v.hyper.weight_decay
+               << ", " << n << " elements, PHUB_SEED " << test::seed());
+  const Model model(n, values, random);
+  reference::Norms want = reference::squares(v.optimizer, v.hyper, v.t, model.g, model.params,
+                                             model.state0, model.state1);
+  const Step step = make_step(v.optimizer, v.hyper, v.t);
+  if (v.hyper.weight_decay == 0 && v.hyper.always_adapt == 0) want = {};
+  const auto bits = [](double value) {
+    return std::isnan(value) ? uint64_t{1} : std::bit_cast<uint64_t>(value);
+  };
+  test::for_each_target([&] {
+    Array g(model.g.data(), n * 4, random() % 32 * 4);
+    Array params(model.params.data(), n * 4, random() % 32 * 4);
+    Array state0(model.state0.data(), n * 4, random() % 32 * 4);
+    Array state1(model.state1.data(), n * 4, random() % 32 * 4);
+    Array scratch(n * 4, random() % 32 * 4);
+    const KeyNorms got =
+        measure(step, g.as<float>(), params.as<float>(), state0.as<float>(),
+                state_arrays(v.optimizer, v.hyper) > 1 ? state1.as<float>() : nullptr, n,
+                scratch.as<float>());
+    ASSERT_EQ(bits(got.parameters), bits(want.parameters)) << got.parameters;
+    ASSERT_EQ(bits(got.update), bits(want.update)) << got.update;
+    ASSERT_TRUE(g.holds(model.g.data()) && params.holds(model.params.data()) &&
+                state0.holds(model.state0.data()) && state1.holds(model.state1.data()));
+    for (const Array* array : {&g, &params, &state0, &state1, &scratch}) {
+      ASSERT_TRUE(array->intact());
+    }
+  });
+}
+
+TEST(Trust, MeasuresEveryLength) {
+  std::mt19937_64 random(test::seed());
+  for (const Variant& variant : variants()) {
+    if (!adapts(variant.optimizer)) continue;
+    for (size_t n = 0; n <= 300; ++n) {
+      check_measure(variant, n, n % 2 ? Values::kFinite : Values::kAny, random);
+      if (HasFatalFailure()) return;
+    }
+    check_measure(variant, 8193, Values::kOrdinary, random);
+  }
+}
+
+TEST(Trust, RatiosOfAnyNorms) {
+  std::mt19937_64 random(test::seed());
+  constexpr double kSome[] = {0, 1e-30, 0.5, 3, 1e20, HUGE_VAL, NAN};
+  for (const Variant& v : variants()) {
+    if (!adapts(v.optimizer)) continue;
+    const Step step = make_step(v.optimizer, v.hyper, v.t);
+    for (const double p : kSome) {
+      for (const double u : kSome) {
+        const float want = reference::trust_ratio(v.optimizer, v.hyper, {p, u});
+        const float got = trust_ratio(step, {p, u});
+        EXPECT_TRUE(got == want || (std::isnan(got) && std::isnan(want)))
+            << name_of(v.optimizer) << ": " << p << " and " << u << " give " << got << ", not "
+            << want;
+      }
+    }
+  }
 }
 
 TEST(Optimize, EveryLength) {
@@ -173,6 +245,8 @@ TEST(StateArrays, AsPyTorchKeeps) {
   EXPECT_EQ(state_arrays(Optimizer::kAdadelta, h), 2u);
   EXPECT_EQ(state_arrays(Optimizer::kAdagrad, h), 1u);
   EXPECT_EQ(state_arrays(Optimizer::kLion, h), 1u);
+  EXPECT_EQ(state_arrays(Optimizer::kLars, h), 1u);
+  EXPECT_EQ(state_arrays(Optimizer::kLamb, h), 2u);
   EXPECT_EQ(state_arrays(Optimizer::kRmsprop, h), 1u);
   h.rmsprop_momentum = 0.5;
   EXPECT_EQ(state_arrays(Optimizer::kRmsprop, h), 2u);

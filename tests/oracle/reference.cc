@@ -181,10 +181,39 @@ void lion(const Hyper& h, float grad, Element e) {
   e.state0 = blend(h.beta2);
 }
 
-void update(Optimizer optimizer, const Hyper& h, uint64_t t, float grad, Element e) {
+void lars(const Hyper& h, bool first, float grad, float trust, Element e) {
+  const float scaled = grad * trust;
+  const float kept = float(h.momentum) * e.state0;
+  e.state0 = first ? scaled : kept + scaled;
+  sgd(h, e.state0, e);
+}
+
+// The update before the rate and the ratio; the moments become those of the step.
+float lamb_update(const Hyper& h, uint64_t t, float grad, Element e) {
+  const float kept = float(h.beta1) * e.state0;
+  const float added = float(1.0 - h.beta1) * grad;
+  e.state0 = kept + added;
+  const float kept_square = float(h.beta2) * e.state1;
+  const float scaled = float(1.0 - h.beta2) * grad;
+  const float added_square = scaled * grad;
+  e.state1 = kept_square + added_square;
+  const double bias_correction1 = 1.0 - std::pow(h.beta1, double(t));
+  const double bias_correction2 = 1.0 - std::pow(h.beta2, double(t));
+  const float root = std::sqrt(e.state1) / float(std::sqrt(bias_correction2));
+  const float update = (e.state0 / float(bias_correction1)) / (root + float(h.eps));
+  if (h.weight_decay == 0) return update;
+  const float decay = float(h.weight_decay) * e.param;
+  return update + decay;
+}
+
+void update(Optimizer optimizer, const Hyper& h, uint64_t t, float trust, float grad, Element e) {
   if (optimizer == Optimizer::kNone) {
     e.param = grad;
     return;
+  }
+  if (optimizer == Optimizer::kLamb) {
+    const float step = lamb_update(h, t, grad, e) * trust;
+    return sgd(h, step, e);
   }
   if (optimizer == Optimizer::kAdamW || optimizer == Optimizer::kLion) {
     e.param = e.param * float(1.0 - h.lr * h.weight_decay);
@@ -212,6 +241,9 @@ void update(Optimizer optimizer, const Hyper& h, uint64_t t, float grad, Element
       return rmsprop(h, grad, e);
     case Optimizer::kLion:
       return lion(h, grad, e);
+    case Optimizer::kLars:
+      return lars(h, t == 1, grad, trust, e);
+    case Optimizer::kLamb:
     case Optimizer::kNone:
     case Optimizer::kFold:  // folds.h
       break;
@@ -386,17 +418,40 @@ float clip_factor(double max_norm, double norm) {
 }
 
 void step(Optimizer optimizer, const Hyper& hyper, uint64_t t, const float* gradient, float* params,
-          float* state0, float* state1, size_t n) {
+          float* state0, float* state1, size_t n, float trust) {
   if (t == 0) throw std::invalid_argument("reference::step: steps are numbered from 1");
   for (size_t i = 0; i < n; ++i) {
     float unused0 = 0, unused1 = 0;
     float& s0 = state0 != nullptr ? state0[i] : unused0;
     float& s1 = state1 != nullptr ? state1[i] : unused1;
-    update(optimizer, hyper, t, gradient[i], {params[i], s0, s1});
+    update(optimizer, hyper, t, trust, gradient[i], {params[i], s0, s1});
     params[i] = canonical(params[i]);
     s0 = canonical(s0);
     s1 = canonical(s1);
   }
+}
+
+bool has_trust(Optimizer optimizer) {
+  return optimizer == Optimizer::kLars || optimizer == Optimizer::kLamb;
+}
+
+Norms squares(Optimizer optimizer, const Hyper& hyper, uint64_t t, std::span<const float> gradient,
+              std::span<const float> params, std::span<const float> state0,
+              std::span<const float> state1) {
+  std::vector<float> compared(gradient.begin(), gradient.end());
+  for (size_t i = 0; optimizer == Optimizer::kLamb && i < compared.size(); ++i) {
+    float param = params[i], s0 = state0[i], s1 = state1[i];
+    compared[i] = lamb_update(hyper, t, gradient[i], {param, s0, s1});
+  }
+  return {sum_of_squares(params), sum_of_squares(compared)};
+}
+
+float trust_ratio(Optimizer optimizer, const Hyper& hyper, const Norms& norms) {
+  if (!has_trust(optimizer) || (hyper.weight_decay == 0 && hyper.always_adapt == 0)) return 1;
+  const double p = norms.parameters, u = norms.update;
+  if (p == 0 || u == 0 || std::isnan(p) || std::isnan(u)) return 1;
+  if (optimizer == Optimizer::kLamb) return static_cast<float>(p / u);
+  return static_cast<float>(hyper.trust_coeff * p / (u + hyper.weight_decay * p + hyper.eps));
 }
 
 Model::Model(Optimizer o, const Hyper& h, std::vector<float> initial)
@@ -411,12 +466,12 @@ void Model::round(std::span<const void* const> slots, DType type, float factor) 
   step(gradient);
 }
 
-void Model::step(std::span<const float> gradient) {
+void Model::step(std::span<const float> gradient, float trust) {
   if (gradient.size() != params.size()) {
     throw std::invalid_argument("reference::Model::step: gradient and parameters differ in size");
   }
   reference::step(optimizer, hyper, ++steps, gradient.data(), params.data(), state0.data(),
-                  state1.data(), params.size());
+                  state1.data(), params.size(), trust);
   round_states();
 }
 

@@ -85,9 +85,23 @@ double sum_of_squares(std::span<const float> gradient);
 float clip_factor(double max_norm, double norm);
 
 // Step number t (from 1) of an optimizer: updates params and state in place. With Optimizer::kNone
-// the parameters become the gradient. Unused state may be null.
+// the parameters become the gradient. Unused state may be null. `trust`: see trust_ratio().
 void step(Optimizer optimizer, const Hyper& hyper, uint64_t t, const float* gradient, float* params,
-          float* state0, float* state1, size_t n);
+          float* state0, float* state1, size_t n, float trust = 1);
+
+// Whether the optimizer multiplies the step of each key by a trust ratio: lars, lamb.
+bool has_trust(Optimizer optimizer);
+// What the ratio is made of, of a part of a key: the sums of the squares of the parameters before
+// that step, and of the gradient (lars) or of the update with its decay (lamb). Those of the key
+// are the roots of the sums over its parts.
+struct Norms {
+  double parameters = 0, update = 0;
+};
+Norms squares(Optimizer optimizer, const Hyper& hyper, uint64_t t, std::span<const float> gradient,
+              std::span<const float> params, std::span<const float> state0,
+              std::span<const float> state1);
+// REQUIRES: the norms are of the whole key. 1: the key's step is as it is.
+float trust_ratio(Optimizer optimizer, const Hyper& hyper, const Norms& norms);
 
 // `lr` in a round, from 1, after its warm-up and its schedules.
 double learning_rate(const Hyper& hyper, uint64_t round);
@@ -98,7 +112,7 @@ struct Model {
 
   // One round: the sum of the slots in their order, times factor, then the next step.
   void round(std::span<const void* const> slots, DType type, float factor);
-  void step(std::span<const float> gradient);
+  void step(std::span<const float> gradient, float trust = 1);
   void round_states();  // to what it keeps
 
   Optimizer optimizer;

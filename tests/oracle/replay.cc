@@ -23,6 +23,8 @@ const std::map<std::string, double reference::Hyper::*> kFields = {
     {"grad_scale", &reference::Hyper::grad_scale},
     {"rmsprop_momentum", &reference::Hyper::rmsprop_momentum},
     {"max_norm", &reference::Hyper::max_norm},
+    {"trust_coeff", &reference::Hyper::trust_coeff},
+    {"always_adapt", &reference::Hyper::always_adapt},
     {"lr_rounds_before", &reference::Hyper::lr_rounds_before},
     {"lr_warmup", &reference::Hyper::lr_warmup},
     {"lr_warmup_from", &reference::Hyper::lr_warmup_from},
@@ -269,10 +271,19 @@ void Replay::sum_round() {
   sum_ = std::move(sum);
 }
 
-void Replay::apply_round(float factor) {
+bool Replay::leaves_out() const {
+  return unused_ && spec_.unused == "skip" && spec_.keys[place_.key].rows_limit == 0;
+}
+
+reference::Norms Replay::squares() const {
+  if (sum_.empty() || leaves_out()) return {};
+  return reference::squares(model_.optimizer, model_.hyper, round_ + steps_offset_ - skipped_, sum_,
+                            model_.params, model_.state0, model_.state1);
+}
+
+void Replay::apply_round(float factor, const reference::Norms& norms) {
   if (sum_.empty()) return;
-  const bool skips = spec_.unused == "skip" && spec_.keys[place_.key].rows_limit == 0;
-  if (unused_ && skips) return skip_round();
+  if (leaves_out()) return skip_round();
   if (factor != 1) {
     const void* slot = sum_.data();
     reference::sum({&slot, 1}, kernels::DType::kF32, factor, sum_.data(), sum_.size());
@@ -284,7 +295,8 @@ void Replay::apply_round(float factor) {
   } else if (spec_.keys[place_.key].lazy) {
     step_rows();
   } else {
-    model_.step(sum_);
+    const reference::Norms clipped = {norms.parameters, norms.update * static_cast<double>(factor)};
+    model_.step(sum_, reference::trust_ratio(model_.optimizer, model_.hyper, clipped));
   }
   send_difference();
 }
@@ -420,6 +432,7 @@ std::vector<std::byte> Replay::result() const {
 bool GatedReplay::is_gated(const JobSpec& spec) {
   const auto clips = [](const HyperChange& change) { return change.values.contains("max_norm"); };
   return spec.on_nonfinite == "skip" || spec.hyper.contains("max_norm") ||
+         reference::has_trust(*kernels::parse_optimizer(spec.optimizer)) ||
          std::ranges::any_of(spec.schedule, clips);
 }
 
@@ -436,14 +449,30 @@ void GatedReplay::next_round() {
   const bool finite = std::isfinite(squares);
   verdict_ = {round, std::sqrt(squares), spec_.on_nonfinite == "skip" && !finite};
   const float factor = reference::clip_factor(hyper_.of(0, round).max_norm, verdict_.norm);
+  const std::vector<reference::Norms> norms = norms_of_keys();
   for (Replay& chunk : chunks_) {
     if (verdict_.skipped) {
       chunk.skip_round();
     } else {
-      chunk.apply_round(factor);
+      chunk.apply_round(factor, norms[chunk.key()]);
     }
     chunk.end_round();
   }
+}
+
+std::vector<reference::Norms> GatedReplay::norms_of_keys() const {
+  std::vector<reference::Norms> norms(spec_.keys.size());
+  if (!reference::has_trust(*kernels::parse_optimizer(spec_.optimizer))) return norms;
+  for (const Replay& chunk : chunks_) {
+    const reference::Norms part = chunk.squares();
+    norms[chunk.key()].parameters += part.parameters;
+    norms[chunk.key()].update += part.update;
+  }
+  for (auto& [parameters, update] : norms) {
+    parameters = std::sqrt(parameters);
+    update = std::sqrt(update);
+  }
+  return norms;
 }
 
 std::string check_digits(float sum, uint32_t first, uint32_t ranks,

@@ -65,7 +65,10 @@ class Replay {
   // the round is skipped.
   void sum_round();
   const std::vector<float>& gradient() const { return sum_; }  // empty: there were no members
-  void apply_round(float factor);
+  void apply_round(float factor, const reference::Norms& norms = {});
+  // Between them, in a job with trust ratios: what the chunk adds to the norms of its key.
+  reference::Norms squares() const;
+  uint32_t key() const { return place_.key; }
   void skip_round();
   // After it: what is to be another branch goes on from what that has.
   void end_round();
@@ -87,6 +90,7 @@ class Replay {
   std::vector<std::byte> result() const;
 
  private:
+  bool leaves_out() const;  // the summed round is no step
   void receive();
   void step_rows();
   void send_difference();
@@ -133,6 +137,8 @@ class GatedReplay {
   const RoundVerdict& verdict() const { return verdict_; }  // on the latest round
 
  private:
+  std::vector<reference::Norms> norms_of_keys() const;
+
   const JobSpec& spec_;
   const HyperHistory& hyper_;
   std::vector<Replay> chunks_;

@@ -118,6 +118,8 @@ bool is_signed_state(kernels::Optimizer optimizer, size_t array) {
     case kernels::Optimizer::kAdamW:
     case kernels::Optimizer::kSparseAdam:
     case kernels::Optimizer::kLion:
+    case kernels::Optimizer::kLars:
+    case kernels::Optimizer::kLamb:
       return array == 0;
     case kernels::Optimizer::kRmsprop:
       return array == 1;

@@ -16,6 +16,7 @@
 
 #include "kernels/hyper.h"
 #include "kernels/kernels.h"
+#include "kernels/trust.h"
 #include "phub/core/round_gate.h"
 
 namespace phub {
@@ -86,8 +87,10 @@ std::vector<std::string> known_names() {
 // Another valid value.
 double other(const std::string& name) { return name.starts_with("beta") ? 0.5 : 0.25; }
 
-// With all schedules, so that each of their settings does something.
-Hyper scheduled(Hyper hyper) {
+// With all schedules, so that each of their settings does something. `for_trust`: keys have trust
+// ratios, but for what always_adapt does.
+Hyper scheduled(Hyper hyper, bool for_trust) {
+  if (for_trust) hyper.weight_decay = 0.125;
   hyper.lr_warmup = 1, hyper.lr_warmup_from = 0.5;
   hyper.lr_inverse = hyper.lr_exponential = 0.5;
   hyper.lr_polynomial = 4, hyper.lr_cosine = 6;
@@ -108,13 +111,22 @@ std::vector<float> train(Optimizer optimizer, Hyper hyper) {
     kernels::sum({&slot, 1}, kernels::DType::kF32, static_cast<float>(1 / hyper.grad_scale),
                  sum.data(), 4);
     if (optimizer == Optimizer::kNone) return sum;
-    const void* clipped = sum.data();
-    kernels::sum({&clipped, 1}, kernels::DType::kF32,
-                 clip_factor(hyper.max_norm, std::sqrt(kernels::sum_of_squares(sum.data(), 4))),
-                 sum.data(), 4);
-    kernels::optimize(kernels::make_step(optimizer, hyper, round), sum.data(), parameters.data(),
-                      state0.data(), state1.data(), 4, nullptr, kernels::DType::kF32,
-                      kernels::Store::kCached);
+    if (optimizer != Optimizer::kLamb) {
+      const void* clipped = sum.data();
+      kernels::sum({&clipped, 1}, kernels::DType::kF32,
+                   clip_factor(hyper.max_norm, std::sqrt(kernels::sum_of_squares(sum.data(), 4))),
+                   sum.data(), 4);
+    }
+    kernels::Step step = kernels::make_step(optimizer, hyper, round);
+    if (kernels::adapts(optimizer)) {
+      std::vector<float> scratch(4);
+      const kernels::KeyNorms squares = kernels::measure(
+          step, sum.data(), parameters.data(), state0.data(), state1.data(), 4, scratch.data());
+      step.trust =
+          kernels::trust_ratio(step, {std::sqrt(squares.parameters), std::sqrt(squares.update)});
+    }
+    kernels::optimize(step, sum.data(), parameters.data(), state0.data(), state1.data(), 4, nullptr,
+                      kernels::DType::kF32, kernels::Store::kCached);
   }
   parameters.insert(parameters.end(), state0.begin(), state0.end());
   return parameters;
@@ -148,7 +160,9 @@ TEST(Hyper, EachIsUsedByTheOptimizersThatAreDocumented) {
   for (const auto& [name, row] : documented()) {
     for (const std::string& optimizer : kOptimizers) {
       const Optimizer which = *kernels::parse_optimizer(optimizer);
-      const Hyper before = scheduled(kernels::default_hyper(which));
+      Hyper before = scheduled(kernels::default_hyper(which),
+                               name == "trust_coeff" || (name == "eps" && optimizer == "lars"));
+      if (name == "always_adapt") before.weight_decay = 0;
       Hyper after = before;
       ASSERT_EQ(kernels::set(after, name, other(name)), "");
       const bool used = std::ranges::find(row.used_by, optimizer) != row.used_by.end();

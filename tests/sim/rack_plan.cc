@@ -405,13 +405,26 @@ void end_with_quorum(SimRandom& random, JobPlan& job, const RackPlan& plan) {
   job.saver_chance = 0;
 }
 
-// Rounds are clipped, skipped, or both.
+// The optimizer has trust ratios.
+void step_by_norms(SimRandom& random, JobSpec& spec) {
+  if (!random.chance(0.5)) return;
+  spec.optimizer = random.chance(0.5) ? "lars" : "lamb";
+  spec.hyper.erase("rmsprop_momentum");
+  if (spec.optimizer == "lamb") spec.hyper.erase("momentum");
+  if (random.chance(0.5)) spec.hyper["weight_decay"] = 0.1;
+  if (random.chance(0.5)) spec.hyper["always_adapt"] = 1;
+  if (spec.optimizer == "lars") spec.hyper["trust_coeff"] = 0.5;
+}
+
+// Rounds are clipped, skipped, or both; or steps are made by norms.
 void gate_rounds(SimRandom& random, JobPlan& job, bool clean) {
   JobSpec& spec = job.spec;
   if (spec.optimizer == "none") spec.optimizer = random.chance(0.5) ? "adam" : "sgd";
   job.digits = false;
+  step_by_norms(random, spec);
   if (random.chance(0.5)) spec.on_nonfinite = "skip";
-  if (spec.on_nonfinite != "skip" || random.chance(0.6)) {
+  const bool is_gated_so = spec.on_nonfinite == "skip" || adapts_by_key(spec);
+  if (spec.optimizer != "lamb" && (!is_gated_so || random.chance(0.6))) {
     spec.hyper["max_norm"] =
         random.chance(0.2) ? 0 : 0.1 * static_cast<double>(random.between(1, 300));
     if (!job.hyper_calls.empty()) job.hyper_calls.back().values["max_norm"] = 1.5;

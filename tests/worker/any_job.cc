@@ -146,9 +146,13 @@ void Jobs::draw_steps(GroupedTraining& run) {
   const auto& rates = kRates[std::stoul(rates_.draw())];
   spec.hyper.insert(rates.begin(), rates.end());
   if (unused_.yes()) spec.unused = "skip";
-  if (state8_.yes() && spec.optimizer != "sgd") spec.state_dtype = "8bit";
+  const bool by_key = adapts_by_key(spec);
+  if (by_key && always_.yes()) spec.hyper["always_adapt"] = 1;
+  if (spec.optimizer == "lars" && always_.yes()) spec.hyper["trust_coeff"] = 0.25;
+  if (state8_.yes() && spec.optimizer != "sgd" && !by_key) spec.state_dtype = "8bit";
   if (decay_.yes()) spec.hyper["weight_decay"] = 0.1;
-  if (norm_.yes() && spec.on_nonfinite != "exclude") spec.hyper["max_norm"] = 3;
+  const bool may_clip = spec.on_nonfinite != "exclude" && spec.optimizer != "lamb";
+  if (norm_.yes() && may_clip) spec.hyper["max_norm"] = 3;
   if (!changes_.yes()) return;
   spec.schedule = {{3, {{"lr", 0.5}}}, {5, {{"lr", 0.125}}}};
   if (!spec.hyper.contains("max_norm")) return;
@@ -200,6 +204,7 @@ std::set<std::string> features_of(const GroupedTraining& run) {
   add(!spec.schedule.empty(), "schedule");
   add(spec.hyper.contains("max_norm"), "max-norm");
   add(spec.hyper.contains("weight_decay"), "weight-decay");
+  add(spec.hyper.contains("always_adapt"), "always-adapt");
   for (const KeySpec& key : spec.keys) {
     add(!is_compact(key) && !key.format.empty(), "format-of-a-key");
     add(is_schedule(gradient_format(spec, key)), "schedule-of-formats");

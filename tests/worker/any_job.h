@@ -69,7 +69,7 @@ class Jobs {
   Deck rounding_ = deck({"nearest", "stochastic"}), reduction_ = deck({"sum", "mean"});
   Deck policy_ = deck({"stop", "stop", "exclude", "exclude", "skip", "pass"});
   Deck unused_ = deck({"yes", "no"}), decay_ = deck({"yes", "no"}), norm_ = deck({"yes", "no"});
-  Deck state8_ = deck({"yes", "no"});
+  Deck state8_ = deck({"yes", "no"}), always_ = deck({"yes", "no"});
   Deck broadcasts_ = deck({"yes", "no"}), changes_ = deck({"yes", "no"});
   Deck rates_ = deck({"0", "1", "2", "3", "4", "5", "6", "0", "0", "0"});
   Deck own_memory_ = deck({"yes", "no"});

@@ -97,7 +97,7 @@ TEST_F(BadInput, JobsThatCannotBe) {
       {"another's value", kInvalid, "'beta1' is 1", [](auto& o) { o.spec.hyper["beta1"] = 1; }},
       {"a value of another optimizer", kInvalid,
        "hyperparameter 'momentum' is 0.9, and optimizer 'sgd' does not use it: it is "
-       "for momentum, nesterov. Choose one",
+       "for momentum, nesterov, lars. Choose one",
        [](auto& o) { o.spec.hyper["momentum"] = 0.9; }},
       {"a value without an optimizer", kInvalid,
        "hyperparameter 'lr' is 0.5, and optimizer 'none' does not use it: it is for "
@@ -112,6 +112,13 @@ TEST_F(BadInput, JobsThatCannotBe) {
       {"a schedule that changes the state", kInvalid, "rmsprop_momentum cannot change",
        [](auto& o) { o.spec.optimizer = "rmsprop", schedule(o, 5, "rmsprop_momentum", 0.5); }},
       {"a norm", kInvalid, "max_norm", [](auto& o) { o.spec.hyper["max_norm"] = -1; }},
+      {"a norm that comes too late", kInvalid,
+       "hyperparameter 'max_norm' is 1, and optimizer 'lamb' does not use it",
+       [](auto& o) { o.spec.optimizer = "lamb", o.spec.hyper["max_norm"] = 1; }},
+      {"norms of keys that no round has", kInvalid, "optimizer 'lamb': it needs rounds",
+       [](auto& o) { o.spec.optimizer = "lamb", o.spec.consistency = "async"; }},
+      {"norms of states of 8 bits", kInvalid, "job 'job' has optimizer 'lars'",
+       [](auto& o) { o.spec.optimizer = "lars", o.spec.state_dtype = "8bit"; }},
       {"a norm of a group", kInvalid, "the same for all groups",
        [](auto& o) {
          o.spec.keys[1].group = 1, o.spec.hyper = {{"max_norm", 1}, {"max_norm@1", 1}};

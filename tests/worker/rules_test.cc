@@ -58,6 +58,8 @@ std::function<void(JobSpec&)> switched_on(Feature feature) {
       return [](JobSpec& spec) { spec.on_nonfinite = "exclude"; };
     case kSkip:
       return [](JobSpec& spec) { spec.on_nonfinite = "skip"; };
+    case kByKey:
+      return [](JobSpec& spec) { spec.optimizer = "lars"; };
     case kMaxNorm:
       return [](JobSpec& spec) { spec.hyper["max_norm"] = 2; };
     case kUnused:
@@ -147,8 +149,8 @@ void train_as_alone(Box& box, JobSpec spec) {
 
 bool are_words_of_one_option(Feature a, Feature b) {
   for (const Features one :
-       {kBsp | kSsp | kAsync, kNoOptimizer | kSgd | kFold, kSumOnly | kNoWork, kExclude | kSkip,
-        kGroups | kUngrouped, kShortResults | kDifferences}) {
+       {kBsp | kSsp | kAsync, kNoOptimizer | kSgd | kFold | kByKey, kSumOnly | kNoWork,
+        kExclude | kSkip, kGroups | kUngrouped, kShortResults | kDifferences}) {
     if (one.has(a) && one.has(b)) return true;
   }
   return false;

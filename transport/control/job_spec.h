@@ -234,10 +234,15 @@ const std::string& parameter_memory_format(const JobSpec& spec);
 uint64_t rounding_seed(std::string_view job);
 
 bool clips(const JobSpec& spec);  // a norm may be clipped: max_norm is given
-// Whether its rounds are applied as a whole: norms may be clipped, or rounds skipped.
+// Its optimizer makes steps by norms of whole keys: lars, lamb.
+bool adapts_by_key(const JobSpec& spec);
+// Whether its rounds are applied as a whole: norms may be clipped, or rounds skipped, or steps are
+// made by norms of keys.
 bool is_gated(const JobSpec& spec);
 // Each rank has a copy of the results at the box: the parameters change while it reads them.
 bool has_own_results(const JobSpec& spec);
+// Makes the optimizer none. Rounds are gated as before.
+void make_no_steps(JobSpec& spec);
 
 // The arrays of state that the job's optimizer keeps of every key, in order, as PyTorch names them;
 // none: it keeps none, or is unknown.

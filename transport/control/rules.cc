@@ -32,6 +32,7 @@ constexpr std::array<std::string_view, kFeatures> kNames = {
     "on_nonfinite exclude",
     "on_nonfinite skip",
     "max_norm",
+    "optimizer lars or lamb",
     "unused skip",
     "hyper",
     "schedule",
@@ -60,7 +61,7 @@ static_assert(!kNames.back().empty());
 
 constexpr Features kOutOfLockStep = kSsp | kAsync, kPartialWork = kSumOnly | kNoWork;
 // They apply a round as a whole.
-constexpr Features kGated = kSkip | kMaxNorm;
+constexpr Features kGated = kSkip | kMaxNorm | kByKey;
 
 constexpr Rule kRules[] = {
     {kBelowParent, kUngrouped, "it sums one group of the ranks, a rack",
@@ -94,6 +95,7 @@ constexpr Rule kRules[] = {
     {kBranches, kDifferences, "another branch comes whole, and not as a difference"},
     {kLazyKeys, kGated, "steps are of single rows, and not of whole rounds"},
     {kState8, kSgd, "it is about the optimizer's states, and this one has none"},
+    {kState8, kByKey, "each step reads them twice, and this is not possible yet"},
     {kState8, kBranches, "branches exchange states as f32"},
     {kState8, kLazyKeys, "a block of states has one scale, and steps of single rows share blocks"},
     {kInterest, kGated | kBranches | kRacks, "ranks take part in some chunks only"},
@@ -137,6 +139,7 @@ std::string words_of(const JobSpec& spec, Feature feature) {
     case kNoOptimizer:
     case kSgd:
     case kFold:
+    case kByKey:
       return word("optimizer", spec.optimizer);
     case kSumOnly:
     case kNoWork:
@@ -205,6 +208,7 @@ Features features_of(const JobSpec& spec) {
   add(spec.on_nonfinite == OnNonFinite::kExclude, kExclude);
   add(spec.on_nonfinite == OnNonFinite::kSkip, kSkip);
   add(clips(spec), kMaxNorm);
+  add(adapts_by_key(spec), kByKey);
   add(spec.unused == Unused::kSkip, kUnused);
   add(!spec.hyper.empty(), kHyper);
   add(!spec.schedule.empty(), kSchedule);

@@ -26,6 +26,7 @@ enum class Feature : uint8_t {
   kExclude,
   kSkip,
   kMaxNorm,
+  kByKey,  // the optimizer makes steps by norms of whole keys
   kUnused,
   kHyper,
   kSchedule,

@@ -110,6 +110,7 @@ void fields(A& a, const ShardDecision*) {
   a.required("norm", &ShardDecision::norm);
   a.required("factor", &ShardDecision::factor);
   a.optional("skipped", &ShardDecision::skipped);
+  a.optional("norms", &ShardDecision::norms);
 }
 template <class A>
 void fields(A& a, const ShardKeys*) {

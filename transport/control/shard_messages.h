@@ -167,6 +167,9 @@ struct ShardDecision {
   uint64_t norm = 0;    // the bits of a double
   uint32_t factor = 0;  // the bits of a float
   bool skipped = false;
+  // If the optimizer has trust ratios, of each key the norm of its parameters and that of its
+  // update; else none.
+  std::vector<uint64_t> norms;
 
   friend bool operator==(const ShardDecision&, const ShardDecision&) = default;
 };
@@ -250,7 +253,8 @@ struct ShardReport {
   std::vector<ShardProbe> probe;         // kProbed: one
   std::vector<ShardRounds> last_rounds;  // kCommitted
   // kClosed: of the part's chunks, ascending, the sums of the squares of their gradients: the bits
-  // of doubles.
+  // of doubles. If the optimizer has trust ratios, three for each: also those of its parameters and
+  // of its update.
   std::vector<uint64_t> squares;
   uint64_t state = 0;  // kStateThere: its number
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "kernels/trust.h"
 #include "worker/examples/geeps/training.h"
 #include "worker/examples/numbers.h"
 #include "worker/examples/program.h"
@@ -12,8 +13,15 @@ namespace phub::examples {
 namespace {
 
 std::vector<std::string> optimizers() {
-  const auto names = kernels::optimizer_names().subspan(1);  // "none" makes no steps
-  return {names.begin(), names.end()};
+  std::vector<std::string> names;
+  for (const std::string_view name : kernels::optimizer_names()) {
+    const kernels::Optimizer optimizer = *kernels::parse_optimizer(name);
+    // Without a server there are no norms of whole keys; "none" makes no steps.
+    if (optimizer != kernels::Optimizer::kNone && !kernels::adapts(optimizer)) {
+      names.emplace_back(name);
+    }
+  }
+  return names;
 }
 
 void add_device_options(CLI::App& app, TrainingOptions& o) {

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from phub.optimizer import DistributedOptimizer
     from phub.pytorch import DDPState, ddp, ddp_hook
     from phub.sampler import Sampler
+    from phub.trust import Lamb, Lars
 
 say_losses_in_a_line()
 
@@ -54,6 +55,8 @@ _OF_PYTORCH = {
     "DistributedOptimizer": "optimizer",
     "FSDPState": "fsdp",
     "GradScaler": "amp",
+    "Lamb": "trust",
+    "Lars": "trust",
     "Lion": "lion",
     "OwnBranches": "_own_branches",
     "PowerSGD": "_powersgd",
@@ -75,6 +78,8 @@ __all__ = [
     "InternalError",
     "InvalidError",
     "Key",
+    "Lamb",
+    "Lars",
     "LibraryError",
     "Lion",
     "Memory",

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from phub._model import is_sharded
 from phub._options import Option, check_results
 from phub.errors import InvalidError
+from phub.trust import Lamb, Lars
 
 
 def check_form(
@@ -101,6 +102,7 @@ def check_shards(
     factors: object,
     rows: object,
     max_norm: float,
+    optimizer: Optimizer,
 ) -> None:
     """Refuses what does not go with parameters of fully_shard(), if the model has any."""
     if not is_sharded(model.parameters()):
@@ -120,6 +122,10 @@ def check_shards(
         "factors": (factors, "factors are of a whole weight. Leave them out"),
         "rows and lazy": (rows, "FSDP does not add up sparse gradients. Use sparse=False"),
         "max_norm": (max_norm, f"{why} norm. Use phub.FSDPState and clip_grad_norm_"),
+        type(optimizer).__name__: (
+            isinstance(optimizer, (Lars, Lamb)),
+            f"{why} norm of a parameter. Use another optimizer",
+        ),
         "on_nonfinite='skip'": (skips, f"{why} step. Say 'stop', 'pass' or 'exclude'"),
         "branches": (options.get("branches"), f"{why} model's branches. Leave them out"),
         "memory_device": (

@@ -10,10 +10,11 @@ from torch.optim import SGD, Adadelta, Adagrad, Adam, AdamW, Optimizer, RMSprop,
 
 from phub.errors import InvalidError
 from phub.lion import Lion
+from phub.trust import Lamb, Lars
 
 WAY_OUT = "use server=False: the box averages the gradients, and every rank makes the step itself"
 _REFUSED = ("amsgrad", "maximize", "centered", "capturable", "differentiable")
-_KINDS = (SGD, Adam, AdamW, Adagrad, RMSprop, Adadelta, SparseAdam, Lion)
+_KINDS = (SGD, Adam, AdamW, Adagrad, RMSprop, Adadelta, SparseAdam, Lion, Lars, Lamb)
 
 
 def name_of(optimizer: Optimizer) -> str:
@@ -75,6 +76,11 @@ def check_schedule(schedule: Mapping[str, float]) -> None:
             )
 
 
+def has_trust(name: str) -> bool:
+    """The box makes the optimizer's steps by norms of whole keys, in gated rounds."""
+    return name in ("lars", "lamb")
+
+
 def values_of(name: str, group: Mapping[str, Any]) -> dict[str, float]:
     """The hyperparameters of a group, by the box's names."""
     fields = {"lr": "lr"}
@@ -82,8 +88,12 @@ def values_of(name: str, group: Mapping[str, Any]) -> dict[str, float]:
         fields["weight_decay"] = "weight_decay"
     if name in ("momentum", "nesterov"):
         fields |= {"momentum": "momentum", "dampening": "dampening"}
-    if name in ("adam", "adamw", "adagrad", "rmsprop", "adadelta", "sparse-adam"):
+    if name not in ("sgd", "momentum", "nesterov", "lion"):
         fields["eps"] = "eps"
+    if has_trust(name):
+        fields["always_adapt"] = "always_adapt"
+    if name == "lars":
+        fields |= {"momentum": "momentum", "trust_coeff": "trust_coeff"}
     if name == "adagrad":
         fields["lr_decay"] = "lr_decay"
     if name == "rmsprop":
@@ -101,7 +111,7 @@ def torch_state(name: str, steps: int, arrays: Mapping[str, torch.Tensor]) -> di
 
     Before the first one it is zeros: torch.distributed.checkpoint loads only into what is there.
     """
-    if name in ("sgd", "momentum", "nesterov", "lion"):
+    if name in ("sgd", "momentum", "nesterov", "lion", "lars"):
         return {**arrays}
     # SparseAdam counts in an int.
     return {"step": steps if name == "sparse-adam" else torch.tensor(float(steps)), **arrays}
@@ -112,7 +122,8 @@ def box_state(
 ) -> tuple[int, list[torch.Tensor]]:
     """Steps and arrays for the box, of a parameter's state in PyTorch's optimizer."""
     given = [state.get(each) for each in states]
-    # SGD and Lion do not count: what matters is whether there is a buffer with something in it.
+    # SGD, Lion and Lars do not count: what matters is whether there is a buffer with something in
+    # it.
     steps = (
         int(state["step"])
         if "step" in state

@@ -69,9 +69,10 @@ class DistributedOptimizer(Optimizer):
         """Joins the job. Returns when all ranks have joined.
 
         optimizer: exactly torch.optim's SGD, Adam, AdamW, Adagrad, RMSprop, Adadelta or
-            SparseAdam, or phub.Lion, over parameters of the model, which are float32, bfloat16 or
-            float16 on the CPU, or all on one GPU. Those that require no gradient, of any type, and
-            those without elements are not exchanged. If it has state, the box takes rank 0's.
+            SparseAdam, or phub.Lion, phub.Lars or phub.Lamb, over parameters of the model, which
+            are float32, bfloat16 or float16 on the CPU, or all on one GPU. Those that require no
+            gradient, of any type, and those without elements are not exchanged. If it has state,
+            the box takes rank 0's.
         model: after fully_shard() each process of a replica exchanges its shard with its peers in
             the other replicas: job="NAME-SHARD", rank and world_size of the replica.
         overlap: "backward": gradients are pushed as backward() computes them, and step() waits for
@@ -88,7 +89,8 @@ class DistributedOptimizer(Optimizer):
             step() gradients may be changed, as with overlap=False. `synchronize` takes the last.
             consistency="ssp" with slack=1 is another name of it.
         max_norm: the box clips the gradient of all parameters together to this norm, as
-            clip_grad_norm_ does, after the mean; 0: it does not. `grad_norm` has what it was.
+            clip_grad_norm_ does, after the mean; 0: it does not. `grad_norm` has what it was. Not
+            with phub.Lamb.
         formats: of gradients on the wire, by patterns of parameters' names: see `Worker`. Others
             have gradient_dtype, by default the parameters' format, or float32 if they have several.
         factors: by patterns of names of nn.Linear's weights, how many samples a rank has in a step
@@ -121,6 +123,7 @@ class DistributedOptimizer(Optimizer):
             factors=factors,
             rows=rows or lazy,
             max_norm=max_norm,
+            optimizer=optimizer,
         )
         if not server:
             check_without_box(optimizer, factors, rows or lazy, max_norm, schedule)
@@ -159,6 +162,8 @@ class DistributedOptimizer(Optimizer):
         fixed |= schedule or {}
         if max_norm:
             fixed["max_norm"] = max_norm
+        skips = options.get("on_nonfinite") == "skip"
+        is_gated = max_norm or skips or _rules.has_trust(self._rule)
         self._model, self._options = model, options
         me: DistributedOptimizer = weakref.proxy(self)  # no cycle: all is freed with the optimizer
         self._steps = Steps(
@@ -194,7 +199,7 @@ class DistributedOptimizer(Optimizer):
             at_box=self._at_box,
             same=self._same,
             watch=self._watch,
-            notes_verdict=bool(delay and (max_norm or options.get("on_nonfinite") == "skip")),
+            notes_verdict=bool(delay and is_gated),
             ways=self.ways,
         )
         self._hooks = Hooks(
@@ -221,8 +226,9 @@ class DistributedOptimizer(Optimizer):
     def grad_norm(self) -> float | None:
         """The norm of the latest step's gradient, before it was clipped. None: it is not known.
 
-        It is known after a step with max_norm or on_nonfinite="skip"; with overlap="forward", once
-        a parameter's new value is there. With delay=1 it is that of the step before.
+        It is known after a step with max_norm, on_nonfinite="skip", phub.Lars or phub.Lamb; with
+        overlap="forward", once a parameter's new value is there. With delay=1 it is that of the
+        step before.
         """
         verdict = self._round.verdict()
         return None if verdict is None else verdict.norm

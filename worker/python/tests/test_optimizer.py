@@ -25,6 +25,8 @@ OPTIMIZERS = {
     "rmsprop_momentum": (RMSprop, {"lr": 1e-3, "momentum": 0.7}),
     "adadelta": (Adadelta, {"lr": 0.5, "rho": 0.8, "eps": 1e-5}),
     "lion": (phub.Lion, {"lr": 1e-3, "betas": (0.8, 0.98)}),
+    "lars": (phub.Lars, {"lr": 2.0, "momentum": 0.8, "trust_coeff": 0.02}),
+    "lamb": (phub.Lamb, {"lr": 1e-2, "betas": (0.8, 0.98), "always_adapt": True}),
 }
 
 
@@ -34,7 +36,8 @@ def plain(net, kind="adamw"):
     matrices = [p for p in net.parameters() if p.dim() > 1]
     others = [p for p in net.parameters() if p.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "lr": 0.004}]
-    return make(groups, **options, **({} if make is phub.Lion else {"foreach": False}))
+    ours = make.__module__.startswith("phub")
+    return make(groups, **options, **({} if ours else {"foreach": False}))
 
 
 def made(net=None, kind="adamw", **options):
