@@ -150,7 +150,7 @@ void Jobs::draw_steps(GroupedTraining& run) {
   if (by_key && always_.yes()) spec.hyper["always_adapt"] = 1;
   if (spec.optimizer == "lars" && always_.yes()) spec.hyper["trust_coeff"] = 0.25;
   if (state8_.yes() && spec.optimizer != "sgd" && !by_key) spec.state_dtype = "8bit";
-  if (decay_.yes()) spec.hyper["weight_decay"] = 0.1;
+  if (decay_.yes() || by_key) spec.hyper["weight_decay"] = 0.1;
   const bool may_clip = spec.on_nonfinite != "exclude" && spec.optimizer != "lamb";
   if (norm_.yes() && may_clip) spec.hyper["max_norm"] = 3;
   if (!changes_.yes()) return;
