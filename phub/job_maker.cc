@@ -141,7 +141,7 @@ std::optional<Manifest> JobMaker::newest_checkpoint(const JoinRequest& request, 
     fail(ErrorCode::kNotFound, "job '{}' cannot go on here: this server keeps no checkpoints",
          spec.name);
   }
-  if (!host_.checkpoints) return std::nullopt;
+  if (!host_.checkpoints || spec.saved == Saved::kNo) return std::nullopt;
   if (request.epoch > 0) host_.checkpoints->check_goes_on(spec.name, request.epoch);
   if (box_has_state(spec)) SavedJobs::check(spec);
   std::optional<Manifest> saved = host_.checkpoints->newest(spec.name, passed_over);
@@ -300,8 +300,8 @@ std::shared_ptr<RunningJob> JobMaker::make(const Order& order,
          spec.name);
   }
   // A job without state in the box is saved if its ranks save.
-  const bool snapshots =
-      host_.checkpoints != nullptr && (box_has_state(spec) || request.saves || saved);
+  const bool snapshots = host_.checkpoints != nullptr && spec.saved == Saved::kYes &&
+                         (box_has_state(spec) || request.saves || saved);
   const std::optional<SwitchedJob> through =
       switched(spec, plan, link_transport, saved ? &*saved : nullptr, passed_over);
   if (through) plan.slot_window = 0;

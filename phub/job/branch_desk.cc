@@ -51,6 +51,12 @@ void BranchDesk::check_may_kill() const {
         "no files. Leave the branch, or discard it",
         job_.spec().name);
   }
+  if (job_.spec().saved == Saved::kNo) {
+    fail(ErrorCode::kInvalid,
+         "job '{}' is not saved, and a branch that is killed lies with its checkpoints: leave out "
+         "saved 'no'",
+         job_.spec().name);
+  }
   if (host_.checkpoints) return;
   fail(ErrorCode::kInvalid,
        "this server keeps no checkpoints, where a branch that is killed lies: start it with "

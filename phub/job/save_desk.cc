@@ -41,6 +41,9 @@ void SaveDesk::checkpoint(uint64_t round, Reply<CheckpointReply> reply) {
     fail(ErrorCode::kInvalid,
          "this server keeps no checkpoints: start it with 'phub serve --checkpoints DIR'");
   }
+  if (job_.spec().saved == Saved::kNo) {
+    fail(ErrorCode::kInvalid, "job '{}' is not saved: its option saved is 'no'", name);
+  }
   if (!job_.takes_snapshots()) {
     fail(ErrorCode::kInvalid,
          "job '{}' is not saved: without an optimizer its model is the workers' own, and the rank "

@@ -309,6 +309,25 @@ TEST_F(CheckpointCalls, WithRanksThatSaveAreOfTheirRounds) {
                [&] { worker.await_checkpoint(15, kLongMs); });
 }
 
+// Beside one that is, a job that is not saved begins anew after its server.
+TEST_F(CheckpointCalls, AJobMayBeLeftOut) {
+  serve(2);
+  JobSpec spec = spec_of("left-out");
+  spec.saved = "no";
+  for (int life = 0; life < 2; ++life) {
+    WorkerOptions options = this->options(spec, 0);
+    options.saver = [](uint64_t) { return ADD_FAILURE() << "asked", RankState(); };
+    Worker worker(options);
+    EXPECT_EQ(worker.first_round(), 1u);
+    EXPECT_FALSE(worker.saves());
+    train(worker, 9);
+    expect_error(ErrorCode::kInvalid, "its option saved is 'no'", [&] { worker.checkpoint(); });
+    EXPECT_EQ(status("left-out").durable_round, 0u);
+    if (life == 0) serve(2);
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder() + "/left-out"));
+}
+
 TEST(CheckpointErrors, OfAServerOrJobThatIsNotSaved) {
   {
     Box box(1);

@@ -28,6 +28,7 @@ enum class OnNonFinite : uint8_t { kStop, kExclude, kPass, kSkip };
 enum class Unused : uint8_t { kZero, kSkip };
 enum class RoundingMode : uint8_t { kNearest, kStochastic };
 enum class StateFormat : uint8_t { kF32, k8Bit };
+enum class Saved : uint8_t { kYes, kNo };
 
 // The option whose values an enum has.
 template <class E>
@@ -71,6 +72,10 @@ template <>
 inline constexpr std::string_view kOption<StateFormat> = "state_dtype";
 template <>
 inline constexpr std::string_view kWords<StateFormat>[] = {"f32", "8bit"};
+template <>
+inline constexpr std::string_view kOption<Saved> = "saved";
+template <>
+inline constexpr std::string_view kWords<Saved>[] = {"yes", "no"};
 
 template <class E>
 constexpr std::string_view word_of(E value) {

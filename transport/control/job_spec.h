@@ -129,6 +129,8 @@ struct JobSpec {
   // The number of branches that the box keeps beside the one that runs: states of the model, each
   // with hyperparameters of its own, of which one runs in each round (branch_messages.h).
   uint32_t branches = 0;
+  // "no": a server that keeps checkpoints takes none of this job, which begins anew after it.
+  Choice<Saved> saved = Saved::kYes;
   Choice<RoundingMode> rounding =
       RoundingMode::kNearest;  // or "stochastic": of gradients in coded formats
   uint32_t lease_ms = 3000;

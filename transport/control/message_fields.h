@@ -92,6 +92,7 @@ void fields(A& a, const JobSpec*) {
   a.optional("unused", &JobSpec::unused, kWord);
   a.optional("branches", &JobSpec::branches, {0, kMaxBranches});
   a.optional("rounding", &JobSpec::rounding, kWord);
+  a.optional("saved", &JobSpec::saved, kWord);
   a.optional("lease_ms", &JobSpec::lease_ms);
   a.optional("progress_limit_ms", &JobSpec::progress_limit_ms);
   a.optional("wait_limit_ms", &JobSpec::wait_limit_ms);

@@ -52,6 +52,7 @@ VALUES = {
     "on_nonfinite": ("stop", "exclude", "pass", "skip"),
     "unused": ("zero", "skip"),
     "branches": (1,),
+    "saved": ("yes", "no"),
     "rounding": ("nearest", "stochastic"),
     "lease_ms": (5000,),
     "progress_limit_ms": (60000,),
