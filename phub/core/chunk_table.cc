@@ -14,6 +14,7 @@ ChunkTable::ChunkTable(std::vector<CoreChunk> chunks, uint32_t queues, uint32_t 
       in_round_(size(), max_ranks),
       idle_(size(), max_ranks),
       unread_(size(), max_ranks),
+      same_(size(), max_ranks),
       follows_to_(size()),
       schedules_(schedules) {
   for (const uint32_t r : expected) rank(r).first_round = 1;

@@ -38,7 +38,7 @@ class ChunkTable : public Contributions {
 
   // The bytes that a table holds beside itself, mostly chunks and their words of ranks.
   static constexpr uint64_t bytes(uint64_t chunks, uint64_t queues, uint64_t max_ranks) {
-    return chunks * (sizeof(CoreChunk) + (6 * bit_words(max_ranks) + 1) * sizeof(uint64_t)) +
+    return chunks * (sizeof(CoreChunk) + (7 * bit_words(max_ranks) + 1) * sizeof(uint64_t)) +
            max_ranks * sizeof(CoreRank) + queues * (sizeof(QueueCounters) + sizeof(uint32_t));
   }
 
@@ -102,6 +102,13 @@ class ChunkTable : public Contributions {
   bool reads(uint32_t rank, uint32_t index) const {
     return !this->rank(rank).selective || !unread_.has(rank, index);
   }
+  // The latest result of a lazy key's chunk equals the one before: of all ranks in lock-step, else
+  // of this rank.
+  bool is_same(uint32_t rank, uint32_t index) const {
+    const CoreChunk& chunk = (*this)[index];
+    return chunk.lazy && (chunk.same || same_.has(rank, index));
+  }
+  void set_same(uint32_t rank, uint32_t index, bool yes) { same_.set_to(rank, index, yes); }
   // The chunk's round waits for no rank, and nothing has arrived.
   bool is_left_alone(uint32_t index) const {
     const CoreChunk& chunk = (*this)[index];
@@ -139,7 +146,7 @@ class ChunkTable : public Contributions {
   }
 
   RankBits in_round_;  // in the chunk's round, idle ones included
-  RankBits idle_, unread_;
+  RankBits idle_, unread_, same_;
   std::vector<uint64_t> follows_to_;  // [chunk]
   static constexpr uint32_t kCounted = 0xffff;
   // [chunk]: the number of participants, and in the bits above it 1 + a rack that left out all of

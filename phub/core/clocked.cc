@@ -56,7 +56,9 @@ bool Clocked::update(uint32_t rank, uint32_t index, uint64_t round) {
   const uint32_t place = stages_.shelves.ahead(index, round).place;
   uint64_t& steps =
       place == 0 ? clocks_.steps(index) : stages_.shelves.steps_of(place, stages_.table[index]);
-  return stages_.reducer.update(rank, index, round, place, steps);
+  if (!stages_.reducer.update(rank, index, round, place, steps)) return false;
+  if (stages_.table[index].lazy) clocks_.change(index);
+  return true;
 }
 
 // The slowest rank may have moved: carries out the orders before the round in progress, notes that
@@ -65,7 +67,7 @@ void Clocked::release(uint32_t index) {
   CoreChunk& chunk = stages_.table[index];
   const uint64_t slowest = clocks_.slowest(index);
   if (slowest == kNever || chunk.round == 0) return;
-  stages_.shelves.before_round(index, slowest + 1, *this);
+  if (stages_.shelves.before_round(index, slowest + 1, *this)) clocks_.change(index);
   if (slowest + 1 > chunk.round) stages_.table.count_completed(index, slowest + 1 - chunk.round);
   chunk.round = slowest + 1;
   uint64_t looked_at = kNever;  // most ranks have one clock
@@ -77,7 +79,10 @@ void Clocked::release(uint32_t index) {
     looked_at = clock;
     if (!may_have(clock, next)) continue;
     clocks_.withhold(index, rank, false);
-    stages_.reducer.copy_result(rank, chunk, next.place);
+    const bool is_same = chunk.lazy && next.place == 0 && clocks_.current(index, rank);
+    stages_.table.set_same(rank, index, is_same);
+    if (!is_same) stages_.reducer.copy_result(rank, chunk, next.place);
+    clocks_.set_current(index, rank, next.place == 0);
     send(rank, index);
   }
 }
@@ -118,6 +123,7 @@ void Clocked::lose(const Boundary::Lost& lost) {
 void Clocked::admit(const Boundary::Admitted& admitted) {
   for (uint32_t i = 0; i < stages_.table.size(); ++i) {
     clocks_.set(i, admitted.rank, admitted.first_round - 1);
+    clocks_.set_current(i, admitted.rank, false);
     clocks_.withhold(i, admitted.rank, true);
   }
 }

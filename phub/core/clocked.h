@@ -4,6 +4,7 @@
 //
 // Other ranks may change a chunk while its parameters are on their way, so each rank has results of
 // its own, copied at one instant. The round in progress of a chunk is the slowest rank's next one.
+// What a rank has of a lazy key's chunk is not sent again while no update has changed it.
 //
 // The slack is the number of rounds of one branch that the slowest rank may be behind. A rank that
 // waits for no other in the next round's branch goes on with that round, however many rounds of

@@ -18,7 +18,7 @@ class CoreClocks {
       : ranks_(ranks),
         clocks_(chunks * ranks, kNever),
         latest_(chunks * ranks),
-        withheld_(chunks * ranks),
+        flags_(chunks * ranks),
         steps_(chunks) {}
 
   static constexpr uint64_t bytes(uint64_t chunks, uint64_t ranks) {  // held
@@ -50,8 +50,15 @@ class CoreClocks {
     latest_[at(chunk, rank)] = round;
   }
 
-  bool withheld(uint32_t chunk, uint32_t rank) const { return withheld_[at(chunk, rank)] != 0; }
-  void withhold(uint32_t chunk, uint32_t rank, bool yes) { withheld_[at(chunk, rank)] = yes; }
+  bool withheld(uint32_t chunk, uint32_t rank) const { return has(kWithheld, chunk, rank); }
+  void withhold(uint32_t chunk, uint32_t rank, bool yes) { set(kWithheld, chunk, rank, yes); }
+
+  // Whether the results of the rank are the chunk's parameters as they are now.
+  bool current(uint32_t chunk, uint32_t rank) const { return has(kCurrent, chunk, rank); }
+  void set_current(uint32_t chunk, uint32_t rank, bool yes) { set(kCurrent, chunk, rank, yes); }
+  void change(uint32_t chunk) {  // they are those of no rank any more
+    for (uint32_t rank = 0; rank < ranks_; ++rank) set_current(chunk, rank, false);
+  }
 
   // The optimizer's steps on the chunk, for all ranks together.
   uint64_t& steps(uint32_t chunk) { return steps_[chunk]; }
@@ -68,13 +75,22 @@ class CoreClocks {
   }
 
  private:
+  enum Flag : uint8_t { kWithheld = 1, kCurrent = 2 };
+
   size_t at(uint32_t chunk, uint32_t rank) const { return size_t{chunk} * ranks_ + rank; }
+  bool has(Flag flag, uint32_t chunk, uint32_t rank) const {
+    return (flags_[at(chunk, rank)] & flag) != 0;
+  }
+  void set(Flag flag, uint32_t chunk, uint32_t rank, bool yes) {
+    uint8_t& flags = flags_[at(chunk, rank)];
+    flags = static_cast<uint8_t>(yes ? flags | flag : flags & ~flag);
+  }
 
   const uint32_t ranks_;
-  std::vector<uint64_t> clocks_;   // [chunk][rank]
-  std::vector<uint64_t> latest_;   // [chunk][rank]
-  std::vector<uint8_t> withheld_;  // [chunk][rank]
-  std::vector<uint64_t> steps_;    // per chunk
+  std::vector<uint64_t> clocks_;  // [chunk][rank]
+  std::vector<uint64_t> latest_;  // [chunk][rank]
+  std::vector<uint8_t> flags_;    // [chunk][rank]: Flag
+  std::vector<uint64_t> steps_;   // per chunk
 };
 
 }  // namespace phub

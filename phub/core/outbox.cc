@@ -63,7 +63,7 @@ bool Outbox::write_of(uint32_t rank, uint32_t index, uint64_t completed, Write& 
     return whole ? result_place(result_format_, offset, chunk.elements)
                  : difference_place(result_format_, all, offset, chunk.elements);
   };
-  if (chunk.same && completed > from) {  // the rank has it
+  if (completed > from && table_.is_same(rank, index)) {  // the rank has it
     write.imm = encode({in_queue, low8(completed), ImmKind::kNull});
     return true;
   }

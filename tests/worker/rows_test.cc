@@ -122,6 +122,53 @@ TEST(Rows, OfALazyKeyOnlyWhatChangedComesBack) {
   expect_out(12 * kChunk);
 }
 
+// Out of lock-step a rank gets the chunks that some rank has changed since its result before.
+TEST(Rows, OfALazyKeyEachRankGetsWhatChangedSince) {
+  Box box(2);
+  JobSpec spec;
+  spec.name = "since";
+  spec.world_size = 2;
+  spec.consistency = "async";
+  spec.optimizer = "sgd";
+  spec.hyper["lr"] = 1;
+  spec.keys = {table("t", 100, 16, 10, 20, true)};  // five chunks
+  WorkerOptions options = box.options(spec);
+  options.await_ranks = false;
+  options.rank = 0;
+  Worker first(options);
+  options.rank = 1;
+  Worker second(options);
+  first.wait_all();
+  second.wait_all();
+  constexpr uint64_t kChunk = 20 * 16 * sizeof(float);
+  uint64_t chunks = 10;  // sent by the box so far
+  std::vector<float> want(1600, 0.0f);
+  const auto push = [&](Worker& worker, const std::vector<int64_t>& rows, uint64_t more_chunks) {
+    const std::vector<float> elements(rows.size() * 16, -1.0f);
+    worker.push_rows(0, {rows, elements});
+    worker.wait(0);
+    for (const int64_t row : rows) {
+      for (int64_t i = 0; i < 16; ++i) want[static_cast<size_t>(row * 16 + i)] += 1;
+    }
+    EXPECT_TRUE(std::ranges::equal(worker.parameters(0), want)) << chunks;
+    chunks += more_chunks;
+    const auto bytes_out = [&] { return box.status().jobs.at(0).flow.bytes_out; };
+    for (int tries = 0; tries < 600 && bytes_out() < chunks * kChunk; ++tries) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));  // it is counted now and then
+    }
+    EXPECT_EQ(bytes_out(), chunks * kChunk);
+  };
+  push(first, {25}, 1);
+  push(second, {}, 1);
+  push(second, {}, 0);
+  push(first, {}, 0);
+  push(second, {99, 21, 0}, 3);
+  push(second, {99}, 1);
+  push(first, {25}, 3);
+  push(second, {}, 1);
+  push(first, {}, 0);
+}
+
 // Of factors, too: a pair counts once its key is pushed.
 TEST(Rows, OutOfLockStepEachPushIsAStep) {
   Box box(2);
