@@ -149,6 +149,7 @@ PHUB_API phub_code phub_options_destroy(phub_options* options);
  *   on_nonfinite        stop, exclude, pass or skip (the round, on all ranks)  stop
  *   unused              zero; skip: what all ranks push null of is no step     zero
  *   branches            how many the box keeps beside the one that runs: phub_fork   0
+ *   saved               yes, or no: a server with --checkpoints takes none     yes
  *   lease_ms            a rank without heartbeats for so long is lost          3000
  *   progress_limit_ms   so is one that others wait for so long                 60000
  *   wait_limit_ms       on_loss wait: how long the job pauses                  60000
@@ -1152,7 +1153,14 @@ PHUB_API phub_code phub_store_options_add_table(phub_store_options* options, con
 /* The options of `worker` count but for its keys: the server, the job's name, rank (which must be
  * given) and world_size, consistency, slack, on_loss, limits. Joins nothing yet: the first access
  * or phub_store_finish does, and waits for all ranks. The options may be changed and destroyed
- * afterwards. */
+ * afterwards.
+ *
+ * With phub_options_set_saver the store is saved from its first phub_store_finish on, if the box
+ * keeps checkpoints: the saver is called in phub_store_clock or phub_store_table, by one thread
+ * while all threads of the process are in that call, with the number of clocks in place of a round.
+ * A run that is to go on makes the same calls up to its first phub_store_finish, which goes on:
+ * tables, phub_store_clocks and phub_store_restored are those of the checkpoint then. It needs
+ * on_loss "fail", and neither gather_again nor spare rows; rows are placed once. */
 PHUB_API phub_code phub_store_create(const phub_options* worker, const phub_store_options* options,
                                      phub_store** store);
 /* Leaves the job, when the last phub_store_thread is destroyed, too. */
@@ -1169,6 +1177,15 @@ PHUB_API phub_code phub_store_table(phub_store* store, uint32_t table, void* int
 /* The row in each of its `count` places, which are its rows and spare rows; PHUB_NO_ROW: none. */
 PHUB_API phub_code phub_store_rows(const phub_store* store, uint32_t table, uint64_t* rows,
                                    size_t count);
+
+/* The number of clocks so far; of a store that goes on from a checkpoint, those before count from
+ * its first phub_store_finish on. Any thread. */
+PHUB_API phub_code phub_store_clocks(const phub_store* store, uint64_t* clocks);
+/* Gives what this process's saver saved as `name` after so many clocks, where phub_store_finish
+ * went on from a checkpoint. The bytes are valid until phub_store_destroy. Any thread.
+ * PHUB_NOT_FOUND: the store began, or there is no such entry. */
+PHUB_API phub_code phub_store_restored(const phub_store* store, const char* name,
+                                       const void** bytes, size_t* size);
 
 typedef struct phub_store_counters {
   size_t size;             /* set it to sizeof(phub_store_counters) */

@@ -43,7 +43,7 @@ class Calls {
   void run() {
     begin();
     for (int calls = 0; !in_.empty() && calls < 80; ++calls) {
-      const phub_code code = one(in_.take() % 24);
+      const phub_code code = one(in_.take() % 26);
       PHUB_CHECK(code >= PHUB_OK && code <= PHUB_WRONG_THREAD);
       PHUB_CHECK(code == PHUB_OK || std::string_view(phub_last_error()).starts_with("phub_store"));
     }
@@ -124,6 +124,11 @@ class Calls {
                                in_.take() % 8);
       case 20:
         return phub_store_rank(store(), nullptr, nullptr);
+      case 21:
+        return phub_store_clocks(store(), in_.take() % 8 ? &clocks_ : nullptr);
+      case 22:
+        return phub_store_restored(store(), in_.choose(kNames), &restored_,
+                                   in_.take() % 8 ? &restored_bytes_ : nullptr);
       default:
         return inform();
     }
@@ -169,6 +174,9 @@ class Calls {
   std::array<uint64_t, 8> rows_ = {};
   alignas(8) std::array<std::byte, 128> memory_ = {};
   int answer_ = 0;
+  uint64_t clocks_ = 0;
+  const void* restored_ = nullptr;
+  size_t restored_bytes_ = 0;
 };
 
 }  // namespace

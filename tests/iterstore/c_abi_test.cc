@@ -291,6 +291,9 @@ TEST(StoreInC, CountsWhatItDoes) {
   EXPECT_EQ(counters.by_index + counters.dynamic, 0U);
   EXPECT_EQ(counters.places, kSome.size());
   EXPECT_EQ(counters.clocks, 4U);
+  uint64_t clocks = 0;
+  expect_ok(phub_store_clocks(one.store, &clocks));
+  EXPECT_EQ(clocks, 4U);
   EXPECT_EQ(counters.placed, 1U);
   EXPECT_EQ(counters.widened, 0U);
   EXPECT_GE(counters.pushes, 4U);
@@ -534,6 +537,16 @@ TEST(StoreInC, RefusesWrongCallsOfAStore) {
   expect_refused(phub_store_thread_create(nullptr, 0, &second), PHUB_BAD_HANDLE, "null");
   expect_refused(phub_store_rank(nullptr, nullptr, nullptr), PHUB_BAD_HANDLE, "null");
   expect_ok(phub_store_rank(one.store, nullptr, nullptr));
+  expect_refused(phub_store_clocks(one.store, nullptr), PHUB_INVALID, "clocks is null");
+  expect_refused(phub_store_clocks(nullptr, nullptr), PHUB_BAD_HANDLE, "null");
+  const void* bytes = nullptr;
+  size_t size = 0;
+  expect_refused(phub_store_restored(one.store, "mine", &bytes, &size), PHUB_NOT_FOUND,
+                 "nothing was restored as 'mine'");
+  expect_refused(phub_store_restored(one.store, nullptr, &bytes, &size), PHUB_INVALID, "name is");
+  expect_refused(phub_store_restored(one.store, "mine", nullptr, &size), PHUB_INVALID, "bytes is");
+  expect_refused(phub_store_restored(one.store, "mine", &bytes, nullptr), PHUB_INVALID, "size is");
+  expect_refused(phub_store_restored(nullptr, "mine", &bytes, &size), PHUB_BAD_HANDLE, "null");
   expect_refused(phub_store_destroy(nullptr), PHUB_BAD_HANDLE, "null");
   expect_refused(phub_store_thread_destroy(nullptr), PHUB_BAD_HANDLE, "null");
   EXPECT_EQ(second, nullptr);

@@ -259,6 +259,83 @@ TEST(Store, RowsTravelToThoseThatUseThem) {
   EXPECT_GE(chunks_in_ten_clocks(box, "in-order", true, false), 640U);
 }
 
+// The bytes of a job's gradients and results, as its box says them later.
+uint64_t bytes_of_job(Box& box, const std::string& name) {
+  uint64_t bytes = 0, before = ~uint64_t{0};
+  while (bytes != before) {
+    before = bytes;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // it is counted now and then
+    for (const JobStatus& job : box.status().jobs) {
+      if (job.name == name) bytes = job.flow.bytes_in + job.flow.bytes_out;
+    }
+  }
+  return bytes;
+}
+
+// Out of lock-step: two ranks update each a 100th of the rows, of which they share a few. Only
+// those travel, and the chunks of them come back. A second thread of each updates one of these rows
+// that it has not recorded.
+TEST(Store, OutOfLockStepFewRowsTravel) {
+  constexpr uint64_t kAll = 40'000, kOfRank = kAll / 100, kClocks = 20;
+  Box box(2);
+  for (const char* consistency : {"ssp", "async"}) {
+    std::atomic<uint64_t> at_first = 0, bytes = 0;
+    each_rank(2, [&](uint32_t rank) {
+      StoreOptions options;
+      options.tables = {{.name = "t", .rows = kAll, .type = "i64"}};
+      options.worker = worker_options(box, consistency, rank, 2);
+      options.worker.transport = "tcp";
+      options.worker.spec.consistency = consistency;
+      options.threads = 2;
+      Store store(options);
+      const auto clock = [&](StoreThread& mine) {
+        for (uint64_t i = 0; i < kOfRank; ++i) {
+          const uint64_t row = (i * 100 + (i % 10 == 0 ? 0 : 3 * rank)) % kAll;
+          mine.update(0, row, int64_t{1});
+          mine.read<int64_t>(0, row);
+        }
+        mine.clock();
+      };
+      const auto clock_of_other = [](StoreThread& other) {
+        if (!other.is_virtual()) other.update(0, 0, int64_t{1});
+        other.clock();
+      };
+      const auto run = [&](uint64_t clocks) {
+        each_thread(2, [&](uint32_t thread) {
+          StoreThread mine(store, thread);
+          if (clocks == 0) mine.begin_virtual();
+          for (uint64_t c = 0; c < std::max<uint64_t>(clocks, 1); ++c) {
+            thread == 0 ? clock(mine) : clock_of_other(mine);
+          }
+          if (clocks == 0) mine.finish();
+        });
+      };
+      run(0);
+      store.table(0);
+      const std::string job = fmt::format("{}.2-rows", consistency);
+      if (rank == 0) at_first = bytes_of_job(box, job);
+      store.table(0);
+      run(kClocks);
+      const std::vector<std::byte> table = store.table(0);
+      if (rank == 0) bytes = bytes_of_job(box, job) - at_first;
+      store.table(0);
+      std::vector<int64_t> got(kAll);
+      std::memcpy(got.data(), table.data(), table.size());
+      EXPECT_EQ(got[0], 4 * kClocks);
+      for (uint64_t row = 1; row < kAll; ++row) {
+        const bool shared = row % 1000 == 0, own = row % 100 == 0 || row % 100 == 3;
+        const bool updated = shared || (own && row % 1000 != 3);
+        EXPECT_EQ(got[row], shared ? 2 * kClocks : updated ? kClocks : 0) << row;
+      }
+    });
+    // A row goes with its index, 12 bytes. What the ranks updated comes back in some 30 chunks of
+    // 64 words. (Whole it is 640,000 bytes of a rank and clock.)
+    EXPECT_GE(bytes, kClocks * 2 * kOfRank * 12) << consistency;
+    EXPECT_LE(bytes, (kClocks + 3) * 2 * (kOfRank * 12 + 40 * 256)) << consistency;
+    fmt::print("{}: {} bytes of a rank and clock\n", consistency, bytes / kClocks / 2);
+  }
+}
+
 // The bytes that each box got, initial state and ten clocks, of two ranks that share no row, at
 // these machines, of which the first has 28 of 64 chunks, and the second the others.
 std::vector<uint64_t> bytes_of_boxes(Box& box, const std::string& name,

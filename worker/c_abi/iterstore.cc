@@ -177,6 +177,30 @@ phub_code phub_store_rows(const phub_store* store, uint32_t table, uint64_t* row
   });
 }
 
+phub_code phub_store_clocks(const phub_store* store, uint64_t* clocks) {
+  return call(__func__, [&] {
+    const auto object = object_of<StoreObject>(store);
+    need(clocks, "clocks");
+    *clocks = object->store.clocks();
+  });
+}
+
+phub_code phub_store_restored(const phub_store* store, const char* name, const void** bytes,
+                              size_t* size) {
+  return call(__func__, [&] {
+    const auto object = object_of<StoreObject>(store);
+    need(name, "name");
+    need(bytes, "bytes");
+    need(size, "size");
+    const auto found = object->store.restored(name);
+    if (!found) {
+      throw Refusal(PHUB_NOT_FOUND, fmt::format("nothing was restored as '{}'", printable(name)));
+    }
+    *bytes = found->data();
+    *size = found->size();
+  });
+}
+
 phub_code phub_store_stats(const phub_store* store, phub_store_counters* counters) {
   return alone(__func__, store, [&](const Store& of) {
     need_struct(counters, "counters");

@@ -34,6 +34,11 @@ bool Meeting::is_empty() const {
   return std::ranges::find(present_, true) == present_.end();
 }
 
+bool Meeting::has_failed() const {
+  const std::lock_guard lock(mutex_);
+  return failure_.has_value();
+}
+
 void Meeting::check() const {
   if (failure_) throw Error(failure_->code(), failure_->what());
 }

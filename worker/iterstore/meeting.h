@@ -24,6 +24,7 @@ class Meeting {
   void enter(uint32_t thread);
   void leave(uint32_t thread);
   bool is_empty() const;
+  bool has_failed() const;
 
   // `what` names the call for the message if threads meet in different calls; null accepts any call
   // of the others. If `work` throws, all threads throw the same, now and ever after.

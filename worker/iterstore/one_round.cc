@@ -6,6 +6,8 @@
 #include <cstring>
 #include <string_view>
 
+#include "worker/iterstore/saving.h"
+
 namespace phub::iterstore {
 namespace {
 
@@ -58,7 +60,7 @@ WorkerOptions options_of_round(const WorkerOptions& store, const std::string& na
 }
 
 // What is exchanged of a row. The state begins with zeros, which is where nobody accesses it.
-enum Field : size_t { kAccesses, kRanks, kOwner, kFirstPart, kFields };
+enum Field : size_t { kAccesses, kUpdating, kRanks, kOwner, kFirstPart, kFields };
 
 }  // namespace
 
@@ -68,6 +70,7 @@ WorkerOptions options_of_job(const WorkerOptions& store, const std::string& name
   options.spec.name = name;
   options.spec.optimizer = std::string(kFoldOptimizer);
   options.spec.keys = std::move(keys);
+  Saving::leave_out(options);
   return options;
 }
 
@@ -81,10 +84,13 @@ void check_is_new(const Worker& worker) {
 
 AllRecorded use_of_all(const WorkerOptions& store, const std::string& name,
                        std::span<const Table> tables, const Use& mine, uint64_t host) {
+  AllRecorded all{.use = {.rows = {}, .sets = RankSets(store.spec.world_size)}};
+  const size_t words = all.use.sets.words();
   std::vector<KeySpec> keys;
   for (const Table& table : tables) {
     keys.push_back(key_of(table.name + "/accesses", table.rows, "add"));
-    keys.push_back(key_of(table.name + "/ranks", table.rows, "or", "i64"));
+    keys.push_back(key_of(table.name + "/updating", table.rows, "add"));
+    keys.push_back(key_of(table.name + "/ranks", table.rows * words, "or", "i64"));
     keys.push_back(key_of(table.name + "/owner", table.rows, "max"));
     keys.push_back(key_of(table.name + "/first", table.rows, "max"));
   }
@@ -94,8 +100,7 @@ AllRecorded use_of_all(const WorkerOptions& store, const std::string& name,
   const WorkerOptions options = options_of_round(store, name, std::move(keys));
   const auto rank = static_cast<uint32_t>(store.rank);
   const auto most = static_cast<int32_t>(INT32_MAX / store.spec.world_size);
-  AllRecorded all;
-  for (const Table& table : tables) all.rows.emplace_back(table.rows);
+  for (const Table& table : tables) all.use.rows.emplace_back(table.rows);
   exchange(
       options,
       [&](size_t key, std::span<std::byte> to) {
@@ -109,8 +114,11 @@ AllRecorded use_of_all(const WorkerOptions& store, const std::string& name,
             case kAccesses:
               put(to, r, std::min(accesses, most));
               break;
+            case kUpdating:
+              put(to, r, int32_t{rows[r].updated});
+              break;
             case kRanks:
-              put(to, r, here ? int64_t{1} << (rank % kRankBits) : 0);
+              if (here) put(to, r * words + rank / 64, uint64_t{1} << (rank % 64));
               break;
             case kOwner:
               put(to, r, here ? static_cast<int32_t>(rank + 1) : 0);
@@ -131,14 +139,19 @@ AllRecorded use_of_all(const WorkerOptions& store, const std::string& name,
           }
           return;
         }
-        std::vector<SharedUse>& rows = all.rows[key / kFields];
+        std::vector<SharedUse>& rows = all.use.rows[key / kFields];
+        RankSets::Set ranks(words);
         for (size_t r = 0; r < rows.size(); ++r) {
           switch (key % kFields) {
             case kAccesses:
               rows[r].accesses = get<int32_t>(from, r);
               break;
+            case kUpdating:
+              rows[r].updating = get<int32_t>(from, r);
+              break;
             case kRanks:
-              rows[r].ranks = get<int64_t>(from, r);
+              for (size_t w = 0; w < words; ++w) ranks[w] = get<uint64_t>(from, r * words + w);
+              rows[r].ranks = all.use.sets.number_of(ranks);
               break;
             case kOwner:
               rows[r].owner = get<int32_t>(from, r) - 1;

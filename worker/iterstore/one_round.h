@@ -14,7 +14,8 @@
 
 namespace phub::iterstore {
 
-// The options of a job of the store: those of the store with this name and these keys.
+// The options of a job of the store: those of the store with this name and these keys. The box does
+// not save it.
 // check_is_new() throws Error(kTaken) if a job of this name has gone on from an earlier run.
 WorkerOptions options_of_job(const WorkerOptions& store, const std::string& name,
                              std::vector<KeySpec> keys);
@@ -22,7 +23,7 @@ void check_is_new(const Worker& worker);
 
 // Gathers what all ranks recorded, in a job of this name.
 struct AllRecorded {
-  AllUse rows;
+  AllUse use;
   uint32_t clocks = 0;          // the largest number of clocks of a thread
   std::vector<uint64_t> hosts;  // the machine of each rank
 };

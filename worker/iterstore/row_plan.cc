@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
-#include <map>
 #include <numeric>
 #include <set>
 #include <tuple>
@@ -30,33 +29,25 @@ uint32_t batch_of(const SharedUse& use, uint32_t batches) {
   return std::min(use.first_part, static_cast<uint8_t>(kParts - 1)) * batches / kParts;
 }
 
-// The ranks whose bit is set, as ExchangedRange has them.
-std::vector<uint64_t> ranks_of(uint64_t bits, uint32_t ranks) {
-  std::vector<uint64_t> words((ranks + 63) / 64);
-  for (uint32_t rank = 0; rank < ranks; ++rank) {
-    if ((bits >> (rank % kRankBits) & 1) != 0) words[rank / 64] |= uint64_t{1} << (rank % 64);
-  }
-  return words;
-}
-
-// Tells at which machine the ranks of a row are.
+// Tells at which machine the ranks of a set are.
 class Machines {
  public:
-  // Keeps a reference.
-  explicit Machines(const std::vector<uint64_t>& rank_hosts)
-      : rank_hosts_(rank_hosts), hosts_(rank_hosts.begin(), rank_hosts.end()) {}
+  // Keeps references.
+  Machines(const std::vector<uint64_t>& rank_hosts, const RankSets& sets)
+      : rank_hosts_(rank_hosts), sets_(sets), hosts_(rank_hosts.begin(), rank_hosts.end()) {}
   // From 1 on; 0: at several, or it is unknown.
-  uint32_t of(uint64_t bits) {
-    const auto [at, is_new] = known_.try_emplace(bits, 0);
-    if (is_new && hosts_.size() > 1) at->second = find(bits);
-    return at->second;
+  uint32_t of(uint32_t set) {
+    if (hosts_.size() < 2) return 0;
+    known_.resize(sets_.size());
+    if (!known_[set]) known_[set] = find(sets_[set]);
+    return *known_[set];
   }
 
  private:
-  uint32_t find(uint64_t bits) const {
+  uint32_t find(const RankSets::Set& set) const {
     uint64_t host = 0;
     for (uint32_t rank = 0; rank < rank_hosts_.size(); ++rank) {
-      if ((bits >> (rank % kRankBits) & 1) == 0) continue;
+      if ((set[rank / 64] >> (rank % 64) & 1) == 0) continue;
       if (rank_hosts_[rank] == 0 || (host != 0 && rank_hosts_[rank] != host)) return 0;
       host = rank_hosts_[rank];
     }
@@ -65,24 +56,24 @@ class Machines {
   }
 
   const std::vector<uint64_t>& rank_hosts_;
+  const RankSets& sets_;
   const std::set<uint64_t> hosts_;
-  std::map<uint64_t, uint32_t> known_;
+  std::vector<std::optional<uint32_t>> known_;  // by set
 };
 
 // The ranks that access some row of each chunk, of these rows in their order.
 std::vector<ExchangedRange> exchanged_by(std::span<const uint64_t> rows,
-                                         std::span<const SharedUse> use, uint64_t row_words,
-                                         const PlanSettings& settings) {
+                                         std::span<const SharedUse> use, const RankSets& sets,
+                                         uint64_t row_words, uint32_t chunk_elements) {
   const uint64_t elements = rows.size() * row_words;
-  const auto all = static_cast<uint32_t>(std::max<size_t>(settings.rank_hosts.size(), kRankBits));
   std::vector<ExchangedRange> ranges;
-  for (uint64_t begin = 0; begin < elements; begin += settings.chunk_elements) {
-    const uint64_t end = std::min(begin + settings.chunk_elements, elements);
-    uint64_t of_chunk = 0;
+  for (uint64_t begin = 0; begin < elements; begin += chunk_elements) {
+    const uint64_t end = std::min<uint64_t>(begin + chunk_elements, elements);
+    RankSets::Set ranks(sets.words());
     for (uint64_t i = begin / row_words; i <= (end - 1) / row_words; ++i) {
-      of_chunk |= static_cast<uint64_t>(use[rows[i]].ranks);
+      const RankSets::Set& of_row = sets[use[rows[i]].ranks];
+      for (size_t w = 0; w < ranks.size(); ++w) ranks[w] |= of_row[w];
     }
-    std::vector<uint64_t> ranks = ranks_of(of_chunk, all);
     if (!ranges.empty() && ranges.back().ranks == ranks) {
       ranges.back().end = end;
     } else {
@@ -112,13 +103,23 @@ std::vector<ElementRange> in_chunks(const std::vector<bool>& chunks, uint32_t ch
   return ranges;
 }
 
+// A row that is sent alone has its index with it. Rows of others, and chunks that nobody changes,
+// do not travel; where that is little, keys are sent whole, which takes less computing.
+constexpr double kMostSent = 0.8;  // of the words of a key, by a rank in a clock
+
+bool is_sparse(int64_t updates, uint64_t rows, uint64_t row_words, uint32_t ranks) {
+  if (ranks == 0 || rows > kMaxRowsLimit || row_words > kMaxTileColumns) return false;
+  const auto sent = static_cast<double>(updates) * static_cast<double>(row_words + 1);
+  return sent < kMostSent * static_cast<double>(rows * row_words) * ranks;
+}
+
 }  // namespace
 
 RowPlan::RowPlan(std::span<const Table> tables, const AllUse* use, const PlanSettings& settings)
     : rank_hosts_(settings.rank_hosts) {
   tables_.resize(tables.size());
   for (uint32_t t = 0; t < tables.size(); ++t) {
-    place_table(t, tables[t], use == nullptr ? nullptr : &(*use)[t], settings);
+    place_table(t, tables[t], use, settings);
   }
   std::vector<uint32_t> order(keys_.size());
   std::iota(order.begin(), order.end(), 0);
@@ -134,60 +135,89 @@ RowPlan::RowPlan(std::span<const Table> tables, const AllUse* use, const PlanSet
   }
 }
 
-void RowPlan::place_table(uint32_t table, const Table& of, const std::vector<SharedUse>* use,
+void RowPlan::place_table(uint32_t table, const Table& of, const AllUse* all,
                           const PlanSettings& settings) {
   OfTable& to = tables_[table];
-  if (use == nullptr) {
+  if (all == nullptr) {
     keys_.push_back({.table = table, .first = 0, .rows = of.rows});
     return;
   }
+  const std::vector<SharedUse>& use = all->rows[table];
   const uint32_t batches = batches_of(of, settings);
   if (!settings.placement) {  // batches are ranges of rows
     for (uint32_t b = 0; b < batches; ++b) {
       const uint64_t first = of.rows * b / batches, end = of.rows * (b + 1) / batches;
       if (first == end) continue;
       Key key{.table = table, .first = first, .rows = end - first, .part = kParts};
+      int64_t updates = 0;
       for (uint64_t row = first; row < end; ++row) {
-        key.part = std::min<uint32_t>(key.part, (*use)[row].first_part);
+        key.part = std::min<uint32_t>(key.part, use[row].first_part);
+        updates += use[row].updating;
       }
+      key.sparse = is_sparse(updates, key.rows, of.row_words(), settings.sparse_ranks);
       keys_.push_back(key);
     }
     return;
   }
   to.narrow = of.fixed && settings.narrow;
   if (to.narrow) {
-    for (const SharedUse& row : *use) to.owner.push_back(row.owner);
+    for (const SharedUse& row : use) to.owner.push_back(row.owner);
   }
-  Machines machines(rank_hosts_);
-  const auto machine_of = [&](uint64_t row) {
-    return to.narrow ? machines.of(static_cast<uint64_t>((*use)[row].ranks)) : 0;
-  };
+  Machines machines(rank_hosts_, all->sets);
+  const auto machine_of = [&](uint64_t row) { return to.narrow ? machines.of(use[row].ranks) : 0; };
   to.row_at.resize(of.rows);
   std::iota(to.row_at.begin(), to.row_at.end(), 0);
+  const std::vector<uint32_t> order = all->sets.order();
   std::ranges::stable_sort(to.row_at, {}, [&](uint64_t row) {
-    const SharedUse& u = (*use)[row];
-    return std::tuple(batch_of(u, batches), machine_of(row), static_cast<uint64_t>(u.ranks),
-                      -int64_t{u.accesses});
+    const SharedUse& u = use[row];
+    return std::tuple(batch_of(u, batches), machine_of(row), order[u.ranks], -int64_t{u.accesses});
   });
   to.position.resize(of.rows);
   for (uint64_t i = 0; i < of.rows; ++i) to.position[to.row_at[i]] = i;
+  const uint64_t most_rows = settings.sparse_ranks > 0 ? kMaxRowsLimit : of.rows;
   for (uint64_t first = 0; first < of.rows;) {
-    const uint32_t batch = batch_of((*use)[to.row_at[first]], batches);
+    const uint32_t batch = batch_of(use[to.row_at[first]], batches);
     if (batch == batches && to.narrow) break;
     const uint32_t machine = machine_of(to.row_at[first]);
     uint64_t end = first;
-    while (end < of.rows && batch_of((*use)[to.row_at[end]], batches) == batch &&
+    int64_t updates = 0;
+    while (end < of.rows && end - first < most_rows &&
+           batch_of(use[to.row_at[end]], batches) == batch &&
            machine_of(to.row_at[end]) == machine) {
+      updates += use[to.row_at[end]].updating;
       ++end;
     }
     keys_.push_back(
-        {.table = table, .first = first, .rows = end - first, .part = batch * kParts / batches});
+        {.table = table,
+         .first = first,
+         .rows = end - first,
+         .part = batch * kParts / batches,
+         .sparse = is_sparse(updates, end - first, of.row_words(), settings.sparse_ranks)});
     if (to.narrow) {
-      keys_.back().exchanged_by = exchanged_by(std::span(to.row_at).subspan(first, end - first),
-                                               *use, of.row_words(), settings);
+      keys_.back().exchanged_by =
+          exchanged_by(std::span(to.row_at).subspan(first, end - first), use, all->sets,
+                       of.row_words(), settings.chunk_elements);
     }
     first = end;
   }
+}
+
+uint64_t RowPlan::fingerprint() const {
+  uint64_t mixed = 0;
+  const auto mix = [&mixed](uint64_t value) {
+    mixed = (mixed ^ value) * 0x9e3779b97f4a7c15;
+    mixed ^= mixed >> 32;
+  };
+  for (const Key& key : keys_) {
+    mix(key.table);
+    mix(key.first);
+    mix(key.rows);
+  }
+  for (const OfTable& table : tables_) {
+    mix(table.narrow ? 1 : 2);
+    for (const uint64_t row : table.row_at) mix(row);
+  }
+  return mixed;
 }
 
 void RowPlan::widen(uint32_t table) {
@@ -227,6 +257,7 @@ std::vector<KeySpec> key_specs(const RowPlan& plan, std::span<const Table> table
                      .operation = kOperationNames[static_cast<size_t>(table.fold.operation)],
                      .value_type = kTypeNames[static_cast<size_t>(table.fold.type)],
                      .exchanged_by = key.exchanged_by});
+    if (key.sparse) set_rows_limit(specs.back(), static_cast<uint32_t>(key.rows), true);
   }
   return specs;
 }

@@ -21,7 +21,7 @@ constexpr uint64_t kPieceWords = 8192;  // of a piece, about; at most a chunk
 // they share no rows, and each has something to push.
 WorkerOptions options_of_rows(const WorkerOptions& store, const std::string& name,
                               std::span<const Table> tables, const RowPlan& plan, const Use& use,
-                              bool early) {
+                              bool early, Saving* saving) {
   std::vector<KeySpec> keys = key_specs(plan, tables);
   keys.push_back({.name = kClockKey,
                   .elements = sizeof(Tally) / sizeof(uint32_t),
@@ -40,6 +40,7 @@ WorkerOptions options_of_rows(const WorkerOptions& store, const std::string& nam
   // The last clock of the slack is under way (look_ahead()): the box allows the others.
   if (options.spec.consistency == "ssp" && options.spec.slack > 0) --options.spec.slack;
   options.interest = interest_of(plan, tables, use, store.spec.chunk_elements);
+  if (saving != nullptr) saving->add_to(options, plan.fingerprint());
   return options;
 }
 
@@ -58,26 +59,29 @@ std::vector<std::byte> rows_of(const RowPlan& plan, const RowPlan::Key& key, uin
 
 SharedRows::SharedRows(const WorkerOptions& store, const std::string& name,
                        std::span<const Table> tables, RowPlan plan, Use use, States states,
-                       uint64_t now, bool early)
+                       uint64_t now, bool early, Saving* saving)
     : tables_(tables),
       plan_(std::move(plan)),
       use_(std::move(use)),
-      options_(options_of_rows(store, name, tables, plan_, use_, early)),
+      options_(options_of_rows(store, name, tables, plan_, use_, early, saving)),
       rest_(std::move(states)),
       reads_ahead_(store.spec.consistency == "async" ||
                    (store.spec.consistency == "ssp" && store.spec.slack > 0)),
       early_(early),
       asks_(plan_.has_narrow() || early),
-      worker_(options_),
+      saving_(saving),
+      worker_(Saving::join(options_)),
+      pushed_(worker_->first_round() - 1),
       now_(now) {
-  check_is_new(worker_);
+  if (saving_ == nullptr) check_is_new(*worker_);
+  if (worker_->saves()) worker_->save_by_call(true);
   std::vector<std::vector<std::byte>> initial;
   for (const RowPlan::Key& of : plan_.keys()) {
     Key& key = keys_.emplace_back();
     key.table = &tables_[of.table];
     key.row_bytes = key.table->row_bytes();
     cut(keys_.size() - 1);
-    if (!worker_.initial_counts()) continue;
+    if (!worker_->initial_counts()) continue;
     initial.push_back(rows_of(plan_, of, key.row_bytes, rest_[of.table]));
   }
   initial.emplace_back(sizeof(Tally));
@@ -86,17 +90,32 @@ SharedRows::SharedRows(const WorkerOptions& store, const std::string& name,
   for (const auto& rows : initial) {
     initial_of.push_back(reinterpret_cast<const float*>(rows.data()));
   }
-  worker_.broadcast_keys(initial_of);
+  worker_->broadcast_keys(initial_of);
+  if (pushed_ > 0) go_on();
   for (size_t k = 0; k < keys_.size(); ++k) {
-    const std::span<std::byte> updates = worker_.gradient_bytes(k);
-    kernels::fill_with_identity(keys_[k].table->fold, updates.data(),
-                                updates.size() / sizeof(uint32_t));
+    const uint64_t bytes = plan_.keys()[k].rows * keys_[k].row_bytes;
+    if (plan_.keys()[k].sparse) keys_[k].own_updates.resize(bytes);
+    kernels::fill_with_identity(keys_[k].table->fold, updates_of(k), bytes / sizeof(uint32_t));
   }
   const std::vector<bool> exchanged = interest_in_keys(options_.interest, options_.spec.keys);
   for (size_t k = 0; k < keys_.size(); ++k) keys_[k].exchanged = exchanged[k];
   for (size_t t = 0; t < tables_.size(); ++t) {
     if (!plan_.is_narrow(static_cast<uint32_t>(t))) rest_[t] = {};
   }
+}
+
+// What is counted in the job's own keys goes on from what they have. Out of lock-step the rows may
+// have updates of this rank that it is about to make again, and which the box then drops: until
+// they are over, no result is foretold.
+void SharedRows::go_on() {
+  goes_on_after_ = saving_->clocks_of(*worker_);
+  std::memcpy(&last_tally_, worker_->parameter_bytes(keys_.size()).data(), sizeof last_tally_);
+  if (asks_) {
+    std::memcpy(&asked_, worker_->parameter_bytes(keys_.size() + 1).data(), sizeof asked_);
+    ++asked_;
+  }
+  const bool has_bound = options_.spec.consistency == "ssp";
+  ahead_from_ = has_bound ? pushed_ + options_.spec.slack + 2 : ~uint64_t{0};
 }
 
 SharedRows::~SharedRows() = default;
@@ -151,7 +170,7 @@ void SharedRows::let_go(uint32_t k) {
   Key& key = keys_[k];
   if (key.holders.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
   const std::lock_guard lock(key.pushing);
-  if (!key.exchanged || key.dynamic_at == now_ || !worker_.test(k)) return;
+  if (!key.exchanged || key.dynamic_at == now_ || !worker_->test(k)) return;
   await(k);
   bool updated = false;
   const uint64_t rows = plan_.keys()[k].rows;
@@ -164,7 +183,7 @@ void SharedRows::let_go(uint32_t k) {
   key.before.assign(key.state, key.state + rows * key.row_bytes);
   key.state = key.before.data();
   key.pushed_at = now_;
-  worker_.push(k);
+  worker_->push(k);
   ++pushed_early_;
 }
 
@@ -172,11 +191,11 @@ void SharedRows::await(size_t k) {
   Key& key = keys_[k];
   const std::lock_guard one(key.awaiting);
   if (key.here.load(std::memory_order_relaxed) == now_) return;
-  if (!key.ahead.empty() && !worker_.test(k)) {
+  if (!key.ahead.empty() && !worker_->test(k)) {
     key.state = key.ahead.data();
   } else {
-    worker_.wait(k);
-    key.state = worker_.parameter_bytes(k).data();
+    worker_->wait(k);
+    key.state = worker_->parameter_bytes(k).data();
   }
   key.here.store(now_, std::memory_order_release);
 }
@@ -187,10 +206,10 @@ void SharedRows::await(size_t k) {
 void SharedRows::look_ahead(const Piece& piece, bool updated) {
   Key& key = keys_[piece.key];
   const uint64_t at = piece.first * key.row_bytes, bytes = piece.end * key.row_bytes - at;
-  std::memcpy(key.ahead.data() + at, worker_.parameter_bytes(piece.key).data() + at, bytes);
+  std::memcpy(key.ahead.data() + at, worker_->parameter_bytes(piece.key).data() + at, bytes);
   if (!updated) return;
-  kernels::fold(key.table->fold, worker_.gradient_bytes(piece.key).data() + at,
-                key.ahead.data() + at, bytes / sizeof(uint32_t));
+  kernels::fold(key.table->fold, updates_of(piece.key) + at, key.ahead.data() + at,
+                bytes / sizeof(uint32_t));
 }
 
 SharedRows::Stripe& SharedRows::stripe_of(uint32_t table, uint64_t row) {
@@ -278,7 +297,7 @@ void SharedRows::combine_dynamic(const DynamicRow& row, std::byte* to) const {
 bool SharedRows::combine(Piece& piece) {
   const Key& key = keys_[piece.key];
   const Table& table = *key.table;
-  std::byte* const updates = worker_.gradient_bytes(piece.key).data();
+  std::byte* const updates = updates_of(piece.key);
   const auto clear = [&](uint64_t row) {
     kernels::fill_with_identity(table.fold, updates + row * key.row_bytes, table.row_words());
   };
@@ -315,7 +334,7 @@ void SharedRows::take_back(size_t k) {
   Key& key = keys_[k];
   const std::lock_guard one(key.awaiting);
   if (key.taken_back == now_) return;
-  worker_.wait(k);
+  worker_->wait(k);
   key.taken_back = now_;
 }
 
@@ -325,16 +344,41 @@ void SharedRows::combine_and_push(Piece& piece) {
   if (!key.exchanged || key.pushed_at == now_) return;
   take_back(piece.key);
   const bool updated = combine(piece);
-  if (reads_ahead_) look_ahead(piece, updated);
+  if (reads_ahead()) look_ahead(piece, updated);
   if (updated) key.updated.store(true, std::memory_order_relaxed);
   if (key.to_combine.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
-  worker_.push(piece.key, {.null = !key.updated.load(std::memory_order_relaxed)});
+  const bool any = key.updated.load(std::memory_order_relaxed);
+  if (any && plan_.keys()[piece.key].sparse) return push_updated_rows(piece.key);
+  worker_->push(piece.key, {.null = !any});
+}
+
+// REQUIRES: all pieces of the key are combined.
+void SharedRows::push_updated_rows(size_t k) {
+  Key& key = keys_[k];
+  std::vector<int64_t>& rows = key.sent_rows;
+  rows.clear();
+  for (size_t p = key.first_piece; p < pieces_.size() && pieces_[p].key == k; ++p) {
+    for (const Row& row : pieces_[p].rows) {
+      if (row.sent) rows.push_back(static_cast<int64_t>(row.row));
+    }
+    for (const uint64_t row : pieces_[p].sent_dynamic) rows.push_back(static_cast<int64_t>(row));
+  }
+  std::ranges::sort(rows);  // a row that has places, too, is there twice
+  rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
+  key.sent_words.resize(rows.size() * key.table->row_words());
+  std::byte* to = reinterpret_cast<std::byte*>(key.sent_words.data());
+  for (const int64_t row : rows) {
+    std::memcpy(to, key.own_updates.data() + static_cast<uint64_t>(row) * key.row_bytes,
+                key.row_bytes);
+    to += key.row_bytes;
+  }
+  worker_->push_rows(k, {.indices = rows, .elements = key.sent_words});
 }
 
 Tally SharedRows::tally_of_all() {
-  worker_.wait(keys_.size());
+  worker_->wait(keys_.size());
   Tally all;
-  std::memcpy(&all, worker_.parameter_bytes(keys_.size()).data(), sizeof all);
+  std::memcpy(&all, worker_->parameter_bytes(keys_.size()).data(), sizeof all);
   return all - std::exchange(last_tally_, all);
 }
 
@@ -344,12 +388,13 @@ Tally SharedRows::clock(const Tally& mine, Meeting& threads) {
     Key& key = keys_[k];
     key.to_combine = (plan_.keys()[k].rows - 1) / key.piece_rows + 1;
     key.updated = false;
-    if (reads_ahead_) key.ahead.resize(plan_.keys()[k].rows * key.row_bytes);
+    if (reads_ahead()) key.ahead.resize(plan_.keys()[k].rows * key.row_bytes);
   }
   threads.share(pieces_.size(), [this](size_t p) { combine_and_push(pieces_[p]); });
   const Tally before = tally_of_all();
-  std::memcpy(worker_.gradient_bytes(keys_.size()).data(), &mine, sizeof mine);
-  worker_.push(keys_.size());
+  std::memcpy(worker_->gradient_bytes(keys_.size()).data(), &mine, sizeof mine);
+  worker_->push(keys_.size());
+  ++pushed_;
   ++now_;
   return before;
 }
@@ -372,11 +417,11 @@ bool SharedRows::anyone_strays(bool mine) {
   if (!asks_) return false;
   const size_t key = keys_.size() + 1;
   const int64_t by = mine ? ++asked_ : asked_++;
-  std::memcpy(worker_.gradient_bytes(key).data(), &by, sizeof by);
-  worker_.push(key);
-  worker_.wait(key);
+  std::memcpy(worker_->gradient_bytes(key).data(), &by, sizeof by);
+  worker_->push(key);
+  worker_->wait(key);
   int64_t latest = 0;
-  std::memcpy(&latest, worker_.parameter_bytes(key).data(), sizeof latest);
+  std::memcpy(&latest, worker_->parameter_bytes(key).data(), sizeof latest);
   return latest == asked_;
 }
 

@@ -15,14 +15,17 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include "worker/iterstore/meeting.h"
 #include "worker/iterstore/pattern_watch.h"
 #include "worker/iterstore/row_plan.h"
+#include "worker/iterstore/saving.h"
 #include "worker/worker.h"
 
 namespace phub::iterstore {
@@ -33,16 +36,35 @@ class SharedRows {
  public:
   // Joins the job, and begins with these states, which are those of rank 0. `use` is this
   // process's, for the interest in narrow tables; `now` is its first clock. `early`: keys are
-  // pushed when no thread holds them any more.
+  // pushed when no thread holds them any more. With `saving` the box saves the job; if it goes
+  // on from a checkpoint, the states are those of that instead, but for rows that no rank accesses.
   SharedRows(const WorkerOptions& store, const std::string& name, std::span<const Table> tables,
-             RowPlan plan, Use use, States states, uint64_t now = 1, bool early = false);
+             RowPlan plan, Use use, States states, uint64_t now = 1, bool early = false,
+             Saving* saving = nullptr);
   ~SharedRows();
 
   const RowPlan& plan() const { return plan_; }
   const Use& use() const { return use_; }
   // The clock whose updates are being made; from 1.
   uint64_t now() const { return now_; }
-  WorkerStats stats() const { return worker_.stats(); }
+  WorkerStats stats() const { return worker_->stats(); }
+
+  bool saves() const { return worker_->saves(); }  // the box saves its job
+  // The number of clocks after which the job goes on; nullopt: it begins.
+  std::optional<uint64_t> goes_on_after() const { return goes_on_after_; }
+  std::optional<std::span<const std::byte>> restored(std::string_view name) const {
+    return worker_->restored(name);
+  }
+  // Saves this rank's state after so many clocks of the store, if it is time (saving.h). REQUIRES:
+  // no thread updates.
+  void save_if_due(uint64_t clocks) {
+    if (saving_ != nullptr) saving_->save_if_due(*worker_, pushed_, clocks);
+  }
+  // Makes a round without updates where the question whether somebody strays was one of its own, so
+  // that all keys are in the same round, as saving needs it. All ranks call it.
+  void end_question();
+  // The job goes on later, from its checkpoint, instead of ending well.
+  void abandon() noexcept;
 
   // The places of the threads, in their order. REQUIRES: nothing was updated since the last clock.
   void set_threads(std::vector<const ThreadRows*> threads);
@@ -115,6 +137,10 @@ class SharedRows {
     uint64_t row_bytes = 0;
     bool exchanged = true;  // this rank reads or writes some of it
     const std::byte* state = nullptr;
+    // A sparse key's updates, which others have in the worker's memory; and what is sent of them.
+    std::vector<std::byte> own_updates;
+    std::vector<int64_t> sent_rows;
+    std::vector<float> sent_words;
     std::atomic<uint64_t> here = 0;  // state is that before this clock's updates
     // Out of lock-step: what may be read while the latest push is under way. Empty: nothing.
     std::vector<std::byte> ahead;
@@ -158,6 +184,9 @@ class SharedRows {
 
   void await(size_t key);
   void settle();
+  void push_nothing();  // a round of all keys
+  void go_on();
+  bool reads_ahead() const { return reads_ahead_ && pushed_ >= ahead_from_; }
   Stripe& stripe_of(uint32_t table, uint64_t row);
   void cut(size_t key);  // into pieces
   Piece& piece_of(const RowPlace& place) {
@@ -167,6 +196,11 @@ class SharedRows {
   void deal_dynamic();  // the rows in the map that were updated, to their pieces
   void take_back(size_t key);
   bool combine(Piece& piece);
+  std::byte* updates_of(size_t key) {
+    std::vector<std::byte>& own = keys_[key].own_updates;
+    return own.empty() ? worker_->gradient_bytes(key).data() : own.data();
+  }
+  void push_updated_rows(size_t key);
   void look_ahead(const Piece& piece, bool updated);
   void combine_and_push(Piece& piece);
   void combine_dynamic(const DynamicRow& row, std::byte* to) const;
@@ -180,7 +214,11 @@ class SharedRows {
   const bool early_;
   const bool asks_;  // whether somebody strays
   bool retracted_ = false;
-  Worker worker_;
+  Saving* const saving_;  // null: the job is not saved
+  const std::unique_ptr<Worker> worker_;
+  uint64_t pushed_;          // the latest round of all keys
+  uint64_t ahead_from_ = 0;  // reads_ahead() from this round on
+  std::optional<uint64_t> goes_on_after_;
   uint64_t now_;
   Tally last_tally_;   // the sum over all clocks, as far as it is known
   int64_t asked_ = 0;  // the number of questions whether a rank strays

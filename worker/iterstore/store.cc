@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cstdio>
 #include <numeric>
 #include <utility>
 
@@ -19,6 +20,7 @@ Store::Impl::Impl(StoreOptions store_options)
     : options(std::move(store_options)),
       tables(checked_tables(options.tables)),
       meeting(options.threads),
+      saving(options.worker),
       watch(options.gather_again, options.worker.spec.world_size),
       asked(options.threads),
       members(options.threads),
@@ -78,20 +80,31 @@ void Store::Impl::place_anew(bool again) {
   const AllRecorded all = use_of_all(options.worker, next_job("accesses"), tables, mine,
                                      options.host == 0 ? numa::this_host() : options.host);
   const bool lock_step = options.worker.spec.consistency == "bsp";
-  RowPlan plan(tables, &all.rows,
+  RowPlan plan(tables, &all.use,
                {.placement = options.placement,
                 .narrow = lock_step,
                 .batches = options.batches,
+                .sparse_ranks = lock_step ? 0 : options.worker.spec.world_size,
                 .chunk_elements = options.worker.spec.chunk_elements,
                 .rank_hosts = all.hosts});
   // The job before is left only when all ranks are in this one.
-  use(std::make_unique<SharedRows>(options.worker, next_job("rows"), tables, std::move(plan),
-                                   std::move(mine), std::move(states), 1, options.push_early),
+  use(std::make_unique<SharedRows>(options.worker, name_of_rows(), tables, std::move(plan),
+                                   std::move(mine), std::move(states), 1, options.push_early,
+                                   saving.is_on() ? &saving : nullptr),
       recordings);
+  if (saving.is_on()) {
+    clocks = shared->goes_on_after().value_or(clocks);
+    saved = shared.get();
+  }
   for (Recording& recording : recordings) recording = {};
   watch.placed(all.clocks);
   carried = {};
   ++placed;
+}
+
+// Whoever goes on finds the job by its name, whatever came before it in that run.
+std::string Store::Impl::name_of_rows() {
+  return saving.is_on() ? options.worker.spec.name + ".rows" : next_job("rows");
 }
 
 Tally Store::Impl::accesses() const {
@@ -123,6 +136,7 @@ void Store::Impl::clock() {
     announced.insert(announced.end(), of.changes.begin(), of.changes.end());
     of = {};
   }
+  shared->save_if_due(clocks);
   if (!deleted.empty()) clear_rows();
   if (watch.after_clock(before)) place_anew(true);
 }
@@ -154,6 +168,13 @@ void Store::Impl::move_rows(RowPlan plan, States states, bool early) {
   for (const auto& thread : threads) all.push_back(thread.get());
   rows->set_threads(std::move(all));
   rows->take_updates(*shared);
+  if (shared->saves()) {
+    fmt::print(stderr,
+               "phub: store '{}' is not saved after clock {}: an access strayed from what was "
+               "recorded\n",
+               options.worker.spec.name, clocks.load());
+    kept = std::move(shared);
+  }
   shared = std::move(rows);
   opened.store(shared.get(), std::memory_order_release);
 }
@@ -164,7 +185,10 @@ Store::Store(StoreOptions options) {
 }
 
 Store::~Store() {
-  if (impl_) PHUB_CHECK(impl_->meeting.is_empty());
+  if (!impl_) return;
+  PHUB_CHECK(impl_->meeting.is_empty());
+  SharedRows* const saved = impl_->saved;
+  if (saved != nullptr && impl_->meeting.has_failed()) saved->abandon();
 }
 
 std::vector<std::byte> Store::table(uint32_t table) {
@@ -176,8 +200,17 @@ std::vector<std::byte> Store::table(uint32_t table) {
     i.open();
     while (i.widen()) i.tell_threads();
     rows = std::move(i.shared->states(i.next_job("state"))[table]);
+    i.shared->end_question();
+    i.shared->save_if_due(i.clocks);
   });
   return rows;
+}
+
+uint64_t Store::clocks() const { return impl_->clocks; }
+
+std::optional<std::span<const std::byte>> Store::restored(std::string_view name) const {
+  const SharedRows* const rows = impl_->saved;
+  return rows == nullptr ? std::nullopt : rows->restored(name);
 }
 
 uint64_t Store::table_bytes(uint32_t table) const {

@@ -34,7 +34,8 @@
 // updates are applied when they come, and the state of a read is as old as the job allows.
 //
 // Errors are phub::Error: kInvalid, a wrong call, which has no effect; those of the worker
-// (worker.h), after which no call succeeds. A store does not outlive its server: kRewound ends it.
+// (worker.h), after which no call succeeds. A store does not outlive its server: kRewound or
+// kUnavailable ends it; the next Store goes on from what was saved (StoreOptions::worker).
 // When a rank is lost, spec.on_loss decides whether clocks go on ("fail": an error for all);
 // finish(), changes of rows, table() of a `fixed` one, and calls that stray from it, need all
 // ranks.
@@ -44,8 +45,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/fold.h"
@@ -78,6 +81,14 @@ struct StoreOptions {
   // Server, rank (not -1) and the rest. Its spec counts but for the keys: name, world_size,
   // consistency, slack, chunk_elements, on_loss, limits. The jobs of the store are NAME.1-rows,
   // NAME.2-accesses, …
+  //
+  // With a saver the store is saved from its first finish() on, in its job NAME.rows, if the box
+  // keeps checkpoints. The saver returns this process's own state after so many clocks of the
+  // store. It is called after rounds that the box saves, in clock() or table(), by one thread while
+  // all threads of the process are in that call; it calls nothing of the store. A run that is to go
+  // on makes the same calls up to its first finish(), which goes on: then the tables, clocks() and
+  // restored() are those of the checkpoint. In lock-step all that follows has the bits of a run
+  // without a break. Needs on_loss "fail" and no spare rows or gather_again; rows are placed once.
   WorkerOptions worker;
   std::vector<TableSpec> tables;
   uint32_t threads = 1;  // the threads of this process; each has a StoreThread
@@ -147,6 +158,13 @@ class Store {
   // while no thread makes a call: nothing may be updated and not clocked. A table with spare rows
   // is returned place after place, with the identity where there is no row.
   std::vector<std::byte> table(uint32_t table);
+  // The number of clocks so far. Of a store that goes on from a checkpoint, those before count from
+  // its first finish() on. Any thread.
+  uint64_t clocks() const;
+  // What this process's saver returned under this name after clocks(), where finish() went on from
+  // a checkpoint; nullopt: the store began, or there is no such entry. Valid as long as the store.
+  // Any thread, after finish().
+  std::optional<std::span<const std::byte>> restored(std::string_view name) const;
   uint64_t table_bytes(uint32_t table) const;  // the size of table()'s result
   // The row in each of its places; kNoRow: none. REQUIRES: no thread makes a call meanwhile.
   std::vector<uint64_t> rows(uint32_t table) const;

@@ -19,6 +19,7 @@
 #include "worker/iterstore/pattern_watch.h"
 #include "worker/iterstore/recording.h"
 #include "worker/iterstore/row_names.h"
+#include "worker/iterstore/saving.h"
 #include "worker/iterstore/shared_rows.h"
 #include "worker/iterstore/store.h"
 #include "worker/iterstore/thread_rows.h"
@@ -49,6 +50,7 @@ struct Store::Impl {
   void move_rows(RowPlan plan, States states, bool early);
   // Lets threads that make no call use the moved rows.
   void tell_threads();
+  std::string name_of_rows();  // the job of a placing
   void check_spare(uint64_t table, uint64_t row, uint64_t left) const;
   Tally accesses() const;  // since rows were placed
   // From now on threads use these.
@@ -69,8 +71,9 @@ struct Store::Impl {
   std::optional<numa::Topology> topology;  // set if threads are pinned
   cpu_set_t cpus{};                        // the CPUs that they had before
   uint64_t jobs = 0;
-  uint64_t clocks = 0;
+  std::atomic<uint64_t> clocks = 0;
   uint64_t placed = 0;
+  Saving saving;
   PatternWatch watch;
   Tally counted;                               // the accesses() in the clocks that are over
   std::vector<std::optional<RowNames>> names;  // by table; set for those with spare rows
@@ -86,6 +89,8 @@ struct Store::Impl {
   std::vector<Recording> recordings;           // by thread
   std::unique_ptr<SharedRows> shared;
   std::atomic<SharedRows*> opened = nullptr;  // the same, for threads that have not met since
+  std::unique_ptr<SharedRows> kept;           // the job that was saved, after a move to another one
+  std::atomic<SharedRows*> saved = nullptr;   // the job of the first placing, if saving.is_on()
   std::vector<std::unique_ptr<ThreadRows>> threads;
 };
 

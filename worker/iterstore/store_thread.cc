@@ -295,6 +295,7 @@ void StoreThread::Impl::begin(Mode recorded) {
   if (mode == Mode::kGathering || mode == Mode::kVirtual) {
     fail(ErrorCode::kInvalid, "an iteration is being recorded already: finish() ends that");
   }
+  store.saving.check_may_record(store.placed);
   store.meeting.alone([this] { store.watch.stop(); });  // throws, if the store has ended
   store.recordings[thread].clear();
   mode = recorded;

@@ -8,6 +8,7 @@
 #include "transport/control/job_spec.h"
 #include "transport/error.h"
 #include "worker/iterstore/recording.h"
+#include "worker/iterstore/saving.h"
 
 namespace phub::iterstore {
 namespace {
@@ -74,7 +75,7 @@ void check_options(const StoreOptions& options) {
   if (!spec.keys.empty() || !options.worker.interest.empty()) {
     refuse("keys and interest are made of its tables, and must be empty");
   }
-  if (options.worker.saver) refuse("it saves nothing: leave out the saver");
+  check_saving(options);
   if (options.worker.memory_device != nullptr) {
     refuse("its rows lie in host memory: leave out the memory_device");
   }

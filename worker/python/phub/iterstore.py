@@ -12,7 +12,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from ctypes import byref, c_int, c_uint32, c_void_p
+from ctypes import byref, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import Any, SupportsIndex, TypeVar, Union
 
@@ -24,6 +24,7 @@ from phub._library import call
 from phub._numbers import whole_number
 from phub._options import Option, set_options
 from phub._row_arrays import TableArrays, row_numbers
+from phub._saver import Saver, SaverCall, set_saver
 from phub._waiting import waiting_call
 
 __all__ = ["NO_ROW", "Store", "StoreStats", "StoreThread", "Table"]
@@ -97,12 +98,19 @@ class Store:
         tables: Sequence[Table],
         *,
         threads: int = 1,
+        saver: Saver | None = None,
         **options: Union[Option, float],  # noqa: UP007
     ) -> None:
         """Joins nothing yet: the first access or `finish` does, and waits for all ranks.
 
         tables: the same on every rank.
         threads: of each process; each has a `StoreThread`.
+        saver: what this process has for itself: called with a number of clocks after which the box
+            saves the store, returns bytes by name, which `restored` gives back. It calls nothing of
+            the store, and all threads are in `clock` or `table` meanwhile. A run that goes on makes
+            the same calls up to its first `finish`, which goes on with the tables and `clocks` of
+            the checkpoint. Needs on_loss="fail", and neither gather_again nor spare rows; rows are
+            placed once.
         options: gather_again, push_early, placement, numa, static_index and batches, of
             phub_store_options_set in worker/phub.h; and those of a `phub.Worker`: job, rank,
             world_size, consistency, slack, on_loss, `box` … What is not given comes from the
@@ -119,7 +127,9 @@ class Store:
             for number, table in enumerate(self.tables)
         }
         settings = {name: options.pop(name) for name in _SETTINGS if name in options}
-        self._handle: c_void_p | None = _made(self, {"threads": threads, **settings}, options)
+        self._saver: SaverCall | None = None
+        settings["threads"] = threads
+        self._handle: c_void_p | None = _made(self, settings, options, saver)
         self._destroy = weakref.finalize(self, _leave, self._handle)
 
     @property
@@ -174,6 +184,25 @@ class Store:
         into = np.zeros(of.shape(self._places(of)), of.dtype)
         waiting_call("store_table", self._open, of.number, into.ctypes.data, into.nbytes)
         return into
+
+    @property
+    def clocks(self) -> int:
+        """The clocks so far, from the first `finish` on with those before the checkpoint."""
+        found = c_uint64()
+        call("store_clocks", self._open, byref(found))
+        return found.value
+
+    def restored(self, name: str) -> bytes | None:
+        """What the saver saved after `clocks`, if `finish` went on from there.
+
+        None: the store began, or there is nothing of this name.
+        """
+        found, size = c_void_p(), c_size_t()
+        try:
+            call("store_restored", self._open, name.encode(), byref(found), byref(size))
+        except errors.NotFoundError:
+            return None
+        return ctypes.string_at(found, size.value)
 
     def rows(self, name: str) -> NDArray[np.uint64]:
         """The row in each place of the table; NO_ROW: none. While no thread is in a call."""
@@ -356,11 +385,15 @@ class StoreThread:
         call(function, self._open, self._store._table(table).number, number, *more)
 
 
-def _made(store: Store, settings: dict[str, Any], options: dict[str, Any]) -> c_void_p:
+def _made(
+    store: Store, settings: dict[str, Any], options: dict[str, Any], saver: Saver | None
+) -> c_void_p:
     made, of_worker, of_store = c_void_p(), c_void_p(), c_void_p()
     call("options_from_environment", byref(of_worker))
     try:
         set_options(of_worker, options)
+        if saver is not None:
+            store._saver = set_saver(of_worker, saver)  # as long as the store
         call("store_options_create", byref(of_store))
         try:
             _set(of_store, store, settings)

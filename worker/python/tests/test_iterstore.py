@@ -1,11 +1,13 @@
 """A store reads what one thread computes over plain arrays, and refuses what is wrong."""
 
 import os
+import pickle
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from conftest import SEED, refused
+from conftest import EVERY, SEED, refused, wait_until
 
 from phub import errors
 from phub.iterstore import NO_ROW, Store, Table
@@ -292,3 +294,58 @@ def goes_while_another_fails(rank):
 def test_a_rank_that_fails_is_lost(box, start):
     with pytest.raises(errors.RankLostError):
         start(goes_while_another_fails, 2).result(0)
+
+
+def saved_run(rank, clocks):
+    """Rows of a generator's choice, by its numbers; the generator is what the rank saves."""
+    random = np.random.default_rng([SEED, rank])
+
+    def iteration(mine):
+        rows = random.integers(500, size=40)
+        mine.update_batch("t", rows, random.standard_normal((40, 3)))
+        mine.clock()
+
+    def body(mine):
+        mine.update_batch("t", np.arange(500), np.ones((500, 3)))
+        mine.clock()
+        with mine.virtual():
+            mine.read_batch("t", np.arange(rank, 500, 2))
+        assert (store.restored("random") is None) == (store.clocks == 1)
+        assert store.restored("other") is None
+        if saved := store.restored("random"):
+            random.bit_generator.state = pickle.loads(saved)
+        began = store.clocks
+        while store.clocks < clocks:
+            iteration(mine)
+            time.sleep(0.005)
+        return began
+
+    def saver(at):
+        assert at == store.clocks
+        return {"random": pickle.dumps(random.bit_generator.state)}
+
+    tables = [Table("t", 500, 3, np.float64)]
+    with Store(tables, saver=saver, on_loss="fail", chunk_elements=64) as store:
+        return store.run(body)[0], store.table("t")
+
+
+def test_a_store_goes_on_to_the_bit_when_box_and_ranks_are_killed(saving_box, start):
+    clocks = 1 + 60 * EVERY
+    _, whole = start(saved_run, 2, clocks, PHUB_JOB="whole").result(0)
+    ranks = start(saved_run, 2, clocks, PHUB_JOB="killed")
+    durable = 0
+    for _ in range(2):
+
+        def is_saved(before=durable):
+            return saving_box.status("killed.rows").get("durable_round", 0) > before
+
+        wait_until(is_saved, "a checkpoint")
+        durable = saving_box.status("killed.rows")["durable_round"]
+        ranks.kill(0)
+        saving_box.die_and_come_back()
+        ranks.kill(1)
+        for rank in range(2):
+            ranks.replace(rank)
+    for began, table in ranks.results():
+        assert began > durable
+        assert table.tobytes() == whole.tobytes()
