@@ -35,7 +35,7 @@ class Jobs {
   RunningJob& authenticate(const Credential& who) const;
   const ByName& all() const { return by_name_; }
   uint64_t tick_ms() const { return tick_ms_; }  // the shortest of the jobs' intervals
-  uint64_t due_ms() const;  // the earliest of RunningJob::due_ms()
+  uint64_t due_ms() const;                       // the earliest of RunningJob::due_ms()
 
   // Those with parts in other boxes, which know them by number. A job is there before it is added,
   // as soon as other boxes make their parts.

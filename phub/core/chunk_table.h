@@ -153,8 +153,8 @@ class ChunkTable : public Contributions {
   // its ranks. Empty if ranks are not racks.
   std::vector<uint32_t> participants_;
   uint32_t expected_count_ = 0;
-  uint32_t selective_ = 0;  // ranks
-  uint64_t all_from_ = 0;   // from this round on all expected ranks take part,
+  uint32_t selective_ = 0;      // ranks
+  uint64_t all_from_ = 0;       // from this round on all expected ranks take part,
   uint64_t excused_until_ = 0;  // but for excused ones before this round
   bool settled_ = false;
   std::span<const FormatSchedule> schedules_;

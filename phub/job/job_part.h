@@ -76,7 +76,7 @@ class JobPart {
 
   HyperTable& hyper() { return hyper_; }
   BranchOrders& branch_orders() { return branch_orders_; }
-  RoundGate* gate() { return gate_.get(); }          // null: rounds are not gated
+  RoundGate* gate() { return gate_.get(); }            // null: rounds are not gated
   QuorumGate* quorum_gate() { return quorum_.get(); }  // null: rounds wait for all ranks
 
   // Those of all cores together.

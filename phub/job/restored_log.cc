@@ -67,9 +67,9 @@ void restore_log(const Manifest& saved, const SavedClocks& clocks, uint32_t chun
       restore_excluded(std::move(record), clocks, chunks, log);
       continue;
     }
-    const bool of_round =
-        record.kind == LogRecord::Kind::kExcluded || record.kind == LogRecord::Kind::kSet ||
-        record.kind == LogRecord::Kind::kLate;
+    const bool of_round = record.kind == LogRecord::Kind::kExcluded ||
+                          record.kind == LogRecord::Kind::kSet ||
+                          record.kind == LogRecord::Kind::kLate;
     if (of_round && record.round > saved.round) continue;
     record.last_round = std::min(record.last_round, saved.round);
     record.last_rounds =

@@ -144,7 +144,8 @@ struct BasicCoreJobRig {
     copy_clocks.assign(p.rules.lock_step() ? 0 : copy_steps.size() * p.max_ranks, 0);
     make_shelves(shelves, total);
     if (options_.snapshots) make_shelves(copied_shelves, total);
-    const bool in_results = !p.rules.own_results() && p.rules.parameter_dtype == kernels::DType::kF32;
+    const bool in_results =
+        !p.rules.own_results() && p.rules.parameter_dtype == kernels::DType::kF32;
     job = std::make_unique<CoreJob>(
         0, p,
         JobArrays{

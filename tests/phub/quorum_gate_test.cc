@@ -17,9 +17,7 @@ namespace quorum_gate_test {
 constexpr uint32_t kCores = 3, kRanks = 70, kQuorum = 40;
 constexpr uint64_t kFirst = 5, kRounds = 40;
 
-std::vector<uint64_t> all_ranks() {
-  return {~uint64_t{0}, (uint64_t{1} << (kRanks - 64)) - 1};
-}
+std::vector<uint64_t> all_ranks() { return {~uint64_t{0}, (uint64_t{1} << (kRanks - 64)) - 1}; }
 
 // What the cores do with a rank's contribution, as Quorum does: here a rank has sent some of it to
 // any number of cores when a round is decided.

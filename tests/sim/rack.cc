@@ -22,10 +22,9 @@ numa::Topology topology_of(uint32_t nodes, uint32_t cores) {
 }
 
 std::string text_of(const JobPlan& job, const LogRecord& record, std::string_view whose = "") {
-  constexpr const char* kKinds[] = {"admitted",  "lost",      "left",   "hyper",
-                                    "excluded",  "failed",    "set",    "forked",
-                                    "scheduled", "discarded", "killed", "revived",
-                                    "late"};
+  constexpr const char* kKinds[] = {"admitted", "lost",    "left",   "hyper",     "excluded",
+                                    "failed",   "set",     "forked", "scheduled", "discarded",
+                                    "killed",   "revived", "late"};
   std::string text = fmt::format("log of {}{}: {} rank {}.{} round {} {}", job.spec.name, whose,
                                  kKinds[static_cast<int>(record.kind)], record.rank,
                                  record.incarnation, record.round, record.reason);

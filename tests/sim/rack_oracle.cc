@@ -367,9 +367,10 @@ void Oracle::check_killed(uint32_t branch, bool kills, uint64_t round,
 void Oracle::check_witnesses(const Participation& participation) const {
   for (const Witness& witness : witnessed_) {
     const auto& [who, chunk, round] = witness;
-    const bool counted = !participation.is_late(round, who.rank) && std::ranges::any_of(
-        participation.stays(),
-        [&who = who, &chunk = chunk, &round = round](const Participation::Stay& stay) {
+    const bool counted =
+        !participation.is_late(round, who.rank) &&
+        std::ranges::any_of(participation.stays(), [&who = who, &chunk = chunk, &round = round](
+                                                       const Participation::Stay& stay) {
           return stay == who && (stay.covers(round, chunk) || stay.repeats(round, chunk));
         });
     if (counted) continue;

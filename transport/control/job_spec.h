@@ -90,9 +90,9 @@ struct HyperChange {
 struct JobSpec {
   std::string name;
   std::vector<KeySpec> keys;
-  uint32_t world_size = 1;         // ranks 0 … world_size-1 are there from round 1 on
-  uint32_t min_ranks = 0;          // with these it begins if not all come in time; 0: world_size
-  uint32_t max_ranks = 0;          // 0: world_size. Memory is fixed for this many
+  uint32_t world_size = 1;  // ranks 0 … world_size-1 are there from round 1 on
+  uint32_t min_ranks = 0;   // with these it begins if not all come in time; 0: world_size
+  uint32_t max_ranks = 0;   // 0: world_size. Memory is fixed for this many
   // A round is complete once so many ranks have sent all of their keys and `grace_ms` is over, or
   // all ranks have. Ranks that are late then take part in the next round. 0: it waits for all.
   uint32_t quorum = 0;

@@ -15,8 +15,8 @@ namespace phub {
 
 template <>
 inline constexpr std::string_view kWords<LogRecord::Kind>[] = {
-    "admitted", "lost",   "left",      "hyper",     "excluded", "failed",
-    "set",      "forked", "scheduled", "discarded", "killed",   "revived",   "late"};
+    "admitted", "lost",      "left",      "hyper",  "excluded", "failed", "set",
+    "forked",   "scheduled", "discarded", "killed", "revived",  "late"};
 
 template <>
 inline constexpr std::string_view kWords<BranchAction>[] = {"list",    "fork", "schedule",

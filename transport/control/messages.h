@@ -227,8 +227,9 @@ struct LogRecord {
     kLate
   };
   Kind kind = Kind::kAdmitted;
-  // admitted, excluded: first round; late: it took no part in this one; hyper, set, scheduled: from; forked: it is as its parent is
-  // before this one; discarded, killed: gone before this one; revived: there before it; else 0
+  // admitted, excluded: first round; late: it took no part in this one; hyper, set, scheduled:
+  // from; forked: it is as its parent is before this one; discarded, killed: gone before this one;
+  // revived: there before it; else 0
   uint64_t round = 0;
   uint32_t rank = 0;
   uint32_t incarnation = 0;
@@ -273,15 +274,15 @@ struct RankStatus {
   uint32_t incarnation = 0;
   std::string state;  // "joining", "live", "lost", "left", "absent"
   uint64_t first_round = 0;
-  std::string reason;               // lost
-  uint64_t contributions = 0;       // contributions to chunks, ever
-  double lease_age_s = 0;           // since its last heartbeat, while it is live
-  double waited_s = 0;              // while others wait for it: the time since it sent anything
-  uint64_t waited_chunks = 0;       // chunks that others have sent and it has not
-  uint64_t waited_round = 0;        // the round of the oldest of them; 0: the initial parameters
-  std::string waited_key;           // the key of that chunk
-  uint64_t late = 0;  // rounds in a row that went on without it; 0: it was in the latest
-  std::string rack;                 // the name of its box, where the rank is a rack
+  std::string reason;          // lost
+  uint64_t contributions = 0;  // contributions to chunks, ever
+  double lease_age_s = 0;      // since its last heartbeat, while it is live
+  double waited_s = 0;         // while others wait for it: the time since it sent anything
+  uint64_t waited_chunks = 0;  // chunks that others have sent and it has not
+  uint64_t waited_round = 0;   // the round of the oldest of them; 0: the initial parameters
+  std::string waited_key;      // the key of that chunk
+  uint64_t late = 0;           // rounds in a row that went on without it; 0: it was in the latest
+  std::string rack;            // the name of its box, where the rank is a rack
   std::vector<uint32_t> rack_live;  // and those of the rack's own ranks that are there
 };
 

@@ -114,7 +114,7 @@ class Session : public SessionKeys {
   void post_waiting();
 
   const bool gated_;
-  const bool skips_;  // a result may be that of a later round: this rank was late
+  const bool skips_;    // a result may be that of a later round: this rank was late
   const bool gathers_;  // small writes, for one flush
   uint32_t gathered_ = 0;
   uint64_t gathered_bytes_ = 0;

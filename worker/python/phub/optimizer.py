@@ -33,6 +33,10 @@ from phub.errors import Error, InvalidError, RewoundError
 from phub.worker import Worker
 
 
+def skips_rounds(options: Mapping[str, Option]) -> bool:
+    return options.get("on_nonfinite") == "skip"
+
+
 class DistributedOptimizer(Optimizer):
     """The box adds the gradients of all ranks and makes the optimizer's steps.
 
@@ -162,8 +166,7 @@ class DistributedOptimizer(Optimizer):
         fixed |= schedule or {}
         if max_norm:
             fixed["max_norm"] = max_norm
-        skips = options.get("on_nonfinite") == "skip"
-        is_gated = max_norm or skips or _rules.has_trust(self._rule)
+        is_gated = max_norm or skips_rounds(options) or _rules.has_trust(self._rule)
         self._model, self._options = model, options
         me: DistributedOptimizer = weakref.proxy(self)  # no cycle: all is freed with the optimizer
         self._steps = Steps(
