@@ -33,7 +33,7 @@ from phub.errors import Error, InvalidError, RewoundError
 from phub.worker import Worker
 
 
-def skips_rounds(options: Mapping[str, Option]) -> bool:
+def _skips_rounds(options: Mapping[str, Option]) -> bool:
     return options.get("on_nonfinite") == "skip"
 
 
@@ -166,7 +166,7 @@ class DistributedOptimizer(Optimizer):
         fixed |= schedule or {}
         if max_norm:
             fixed["max_norm"] = max_norm
-        is_gated = max_norm or skips_rounds(options) or _rules.has_trust(self._rule)
+        is_gated = max_norm or _skips_rounds(options) or _rules.has_trust(self._rule)
         self._model, self._options = model, options
         me: DistributedOptimizer = weakref.proxy(self)  # no cycle: all is freed with the optimizer
         self._steps = Steps(
