@@ -79,6 +79,7 @@ _FOR_GRADIENTS = {
     **_FOR_STEPS,
     "optimizer": ("none", "a step of the box would hand back parameters in place of gradients"),
     "unused": ("zero", "what the box skips keeps the result of the round before"),
+    "quorum": ("0", "a rank that is late would lack gradients that the others have applied"),
 }
 
 

@@ -66,6 +66,7 @@ NEVER = {
     **{("consistency", value): "bsp" for value in ("ssp", "async")},
     ("on_nonfinite", "skip"): "pass",
     ("unused", "skip"): "zero",
+    ("quorum", 1): "0",
 }
 AT_BOX = {key for key in NEVER if key[0] in ("work", "consistency")}
 
