@@ -233,6 +233,7 @@ uint64_t CoreJob::cost_of(const CoreChunk& chunk, uint32_t ranks) const {
 
 void CoreJob::insert_ready() {
   for (uint32_t i = 0; i < table_.size(); ++i) {
+    moves_.reached(i);  // a round may have been passed over
     if (way_->ready(i)) make_ready(i);
   }
 }

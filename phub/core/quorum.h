@@ -51,7 +51,10 @@ class Quorum final : public InStep {
 
   bool moved_on() override;
   bool is_called() const override { return is_decided(); }
-  bool arm() override { return !waits() || gate_.arm(core_, round_); }
+  bool arm() override {
+    if (completes_) return open_ > 0;  // else that is still to be said
+    return !waits() || gate_.arm(core_, round_);
+  }
   int wake_fd() const override { return gate_.wake_fd(core_); }
 
  private:

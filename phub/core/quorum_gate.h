@@ -50,6 +50,8 @@ class QuorumGate {
   // first call for that round.
   bool is_there(uint64_t round) const { return there_.load(std::memory_order_relaxed) >= round; }
   bool say_is_there(uint64_t round);
+  // Control thread, while all cores are held: it is not, as a rank is lost.
+  void say_is_not_there(uint64_t round) { there_.store(round - 1, std::memory_order_relaxed); }
   // Decides the round if at least `least` of the expected ranks have sent it; the others of them
   // are late. False: too few have, or somebody else decides, or it cannot be decided yet. Cores
   // that sleep are woken, but for `but_core`.

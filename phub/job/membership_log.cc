@@ -87,6 +87,8 @@ void MembershipLog::limit(uint64_t bytes) {
 LogPage MembershipLog::page(uint64_t from) {
   for (auto& [rank, gathering] : gatherings_) close(rank, gathering);
   gatherings_.clear();
+  for (const auto& [rank, record] : late_) add(record);
+  late_.clear();
   if (pages_.empty()) return {.first = 0};
   const uint64_t end = pages_.back().first + pages_.back().records;
   if (from >= end) return {.first = end};
@@ -111,6 +113,20 @@ void MembershipLog::exclude(uint32_t rank, uint32_t incarnation, uint32_t chunk,
   bits.resize(bit_words(chunks_));
   bits[chunk / 64] |= uint64_t{1} << (chunk % 64);
   if (gathering.rounds.size() > kRoundsGathered) close_round(rank, gathering);
+}
+
+void MembershipLog::note_late(uint32_t rank, uint32_t incarnation, uint64_t round) {
+  LogRecord& record = late_[rank];
+  if (record.incarnation == incarnation && record.last_round + 1 == round) {
+    record.last_round = round;
+    return;
+  }
+  if (record.round > 0) add(record);
+  record = {.kind = LogRecord::Kind::kLate,
+            .round = round,
+            .rank = rank,
+            .incarnation = incarnation,
+            .last_round = round};
 }
 
 // The lowest round that was gathered becomes part of the record before it, or the next record.

@@ -16,8 +16,19 @@ constexpr uint64_t kRetryMs = 10;
 QuorumRounds::QuorumRounds(Job& job, Membership& membership)
     : job_(job), membership_(membership), late_(job.spec().max_ranks) {}
 
-void QuorumRounds::is_there(uint64_t /*round*/, uint64_t now_ms) {
+void QuorumRounds::is_there(uint64_t round, uint64_t now_ms) {
+  if (job_.quorum_gate()->has_decided(round)) return;  // all ranks have come since
+  due_round_ = round;
   due_ms_ = now_ms + job_.spec().grace_ms;
+}
+
+void QuorumRounds::lose(std::span<const Boundary::Lost> lost) {
+  QuorumGate& gate = *job_.quorum_gate();
+  const uint64_t round = gate.collecting();
+  if (lost.empty() || gate.has_decided(round)) return;
+  std::vector<uint64_t> left = expected_in(round);
+  for (const Boundary::Lost& each : lost) left[each.rank / 64] &= ~(uint64_t{1} << each.rank % 64);
+  if (gate.senders_among(left) < gate.quorum()) gate.say_is_not_there(round);
 }
 
 std::vector<uint64_t> QuorumRounds::expected_in(uint64_t round) const {
@@ -35,8 +46,8 @@ void QuorumRounds::tick(uint64_t now_ms) {
   if (now_ms < due_ms_) return;
   due_ms_ = kNever;
   QuorumGate& gate = *job_.quorum_gate();
-  const uint64_t round = gate.collecting();
-  if (!gate.is_there(round) || gate.has_decided(round)) return;  // all ranks came
+  const uint64_t round = due_round_;
+  if (!gate.is_there(round) || gate.has_decided(round)) return;  // all came, or a sender was lost
   const std::vector<uint64_t> expected = expected_in(round);
   const bool may = membership_.assembled() && membership_.changes().is_idle();
   if (!may || !gate.decide(round, expected, gate.quorum())) {
@@ -52,12 +63,11 @@ void QuorumRounds::tick(uint64_t now_ms) {
 
 void QuorumRounds::note_late(uint32_t rank, uint64_t round) {
   Late& late = late_[rank];
-  if (late.last + 1 != round) late.first = round;
+  const uint32_t incarnation = membership_.ranks()[rank].incarnation;
+  if (late.last + 1 != round || late.incarnation != incarnation) late.first = round;
   late.last = round;
-  membership_.log().add({.kind = LogRecord::Kind::kLate,
-                         .round = round,
-                         .rank = rank,
-                         .incarnation = membership_.ranks()[rank].incarnation});
+  late.incarnation = incarnation;
+  membership_.log().note_late(rank, incarnation, round);
   if (late_rounds(rank) <= kMostLateRounds) return;
   membership_.changes().lose(
       rank, fmt::format("it was late for {} rounds in a row, which went on without it (quorum {})",
@@ -66,7 +76,8 @@ void QuorumRounds::note_late(uint32_t rank, uint64_t round) {
 
 uint64_t QuorumRounds::late_rounds(uint32_t rank) const {
   const Late& late = late_[rank];
-  const bool is_over = late.last == 0 || late.last + 1 < job_.quorum_gate()->collecting();
+  const bool is_over = late.last == 0 || late.last + 1 < job_.quorum_gate()->collecting() ||
+                       late.incarnation != membership_.ranks()[rank].incarnation;
   return is_over ? 0 : late.last - late.first + 1;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "phub/job/job.h"
@@ -19,6 +20,8 @@ class QuorumRounds {
   QuorumRounds(Job& job, Membership& membership);
 
   void is_there(uint64_t round, uint64_t now_ms);  // a core says that a quorum has sent the round
+  // All cores are held, and these ranks are about to be lost: without them it may be there no more.
+  void lose(std::span<const Boundary::Lost> lost);
   void tick(uint64_t now_ms);
   uint64_t due_ms() const { return due_ms_; }  // when tick() has something to do; kNever: never
   // How many rounds in a row the rank has been late, up to the one that is complete; 0: it was not.
@@ -26,6 +29,7 @@ class QuorumRounds {
 
  private:
   struct Late {
+    uint32_t incarnation = 0;
     uint64_t first = 0, last = 0;  // rounds
   };
   std::vector<uint64_t> expected_in(uint64_t round) const;
@@ -34,6 +38,7 @@ class QuorumRounds {
   Job& job_;
   Membership& membership_;
   uint64_t due_ms_ = kNever;
+  uint64_t due_round_ = 0;  // that is decided then
   std::vector<Late> late_;  // by rank: the latest rounds in a row; 0: there are none
 };
 

@@ -198,6 +198,7 @@ void RunningJob::commit(const MembershipAction& action) {
   Boundary& boundary = membership_.changes().boundary();
   const uint64_t branch = branches_.at_boundary(action.decided.orders);
   if (boundary.snapshot) saves_.at_boundary(boundary);
+  if (quorum_) quorum_->lose(boundary.lost);
   const uint64_t state = boundary.moves_state ? state_.at_boundary(boundary) : 0;
   for (Part* const part : everywhere_) {
     part->commit({.boundary = boundary,

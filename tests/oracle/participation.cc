@@ -35,7 +35,9 @@ Participation::Participation(std::span<const LogRecord> log, uint32_t chunks) {
           }
           break;
         case LogRecord::Kind::kLate:
-          late_.emplace(record.rank, record.round);
+          for (uint64_t round = record.round; round <= record.last_round; ++round) {
+            late_.emplace(record.rank, round);
+          }
           break;
         case LogRecord::Kind::kHyper:
         case LogRecord::Kind::kFailed:

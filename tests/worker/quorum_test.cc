@@ -155,6 +155,36 @@ TEST(Quorum, ARankThatHangsHoldsNobodyUpAndIsLostInTheEnd) {
   EXPECT_NE(lost->reason.find("late for 100 rounds"), std::string::npos) << lost->reason;
 }
 
+// Two have sent the round, and wait for its grace, when one of them is lost. Then there is no
+// quorum any more, and the rank that sends nothing is waited for, up to the progress limit.
+TEST(Quorum, ASenderThatIsLostLeavesTheOthersToTheProgressLimit) {
+  Box box;
+  JobSpec spec = spec_of("none");
+  spec.world_size = 3;
+  spec.grace_ms = 4000;
+  spec.progress_limit_ms = 500;
+  std::atomic<bool> over = false;
+  each_worker(box, spec, [&](Worker& worker, uint32_t rank) {
+    if (rank == 2) {
+      while (!over) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return;
+    }
+    for (size_t key = 0; key < worker.keys(); ++key) worker.push_null(key);
+    if (rank == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(500));
+      return worker.abandon();
+    }
+    worker.wait_all();
+    over = true;
+  });
+  const std::vector<LogRecord> log = box.log(spec.name);
+  EXPECT_EQ(std::ranges::count(log, LogRecord::Kind::kLate, &LogRecord::kind), 0);
+  EXPECT_TRUE(std::ranges::any_of(log, [](const LogRecord& record) {
+    return record.kind == LogRecord::Kind::kLost && record.rank == 2 &&
+           record.reason.find("sent nothing") != std::string::npos;
+  }));
+}
+
 TEST(Quorum, ItsGraceIsOnlyWaitedForWhenARankIsLate) {
   Box box;
   JobSpec spec = spec_of("none");

@@ -227,7 +227,7 @@ struct LogRecord {
     kLate
   };
   Kind kind = Kind::kAdmitted;
-  // admitted, excluded: first round; late: it took no part in this one; hyper, set, scheduled:
+  // admitted, excluded: first round; late: the first without it; hyper, set, scheduled:
   // from; forked: it is as its parent is before this one; discarded, killed: gone before this one;
   // revived: there before it; else 0
   uint64_t round = 0;
@@ -235,7 +235,7 @@ struct LogRecord {
   uint32_t incarnation = 0;
   std::string reason;                    // lost, failed
   std::vector<ChunkRange> last_rounds;   // lost, left: participation, all chunks in order
-  uint64_t last_round = 0;               // excluded: from these chunks in all rounds up to this one
+  uint64_t last_round = 0;               // excluded, late: in all rounds up to this one
   std::vector<ChunkSpan> chunks;         // excluded, ascending; set, whose state
   std::map<std::string, double> values;  // hyper; forked: those that differ from its parent's
   uint32_t branch = 0;                   // forked, scheduled, discarded, killed, revived

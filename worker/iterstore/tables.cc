@@ -67,6 +67,7 @@ void check_options(const StoreOptions& options) {
                     "divided by it",
                     options.worker.rank, spec.world_size - 1));
   }
+  if (spec.quorum > 0) refuse("all ranks take part in each clock: leave out quorum");
   if ((spec.min_ranks != 0 && spec.min_ranks != spec.world_size) ||
       (spec.max_ranks != 0 && spec.max_ranks != spec.world_size)) {
     refuse(

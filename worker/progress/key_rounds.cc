@@ -61,7 +61,8 @@ std::optional<RoundVerdict> KeyRounds::verdict() const {
 }
 
 void KeyRounds::say_never_pushed() noexcept try {
-  const bool in_rounds = reply_.spec.consistency == "bsp" && !folds(reply_.spec);
+  const bool in_rounds =
+      reply_.spec.consistency == "bsp" && !folds(reply_.spec) && reply_.spec.quorum == 0;
   if (!in_rounds || said_never_pushed_.exchange(true)) return;
   const uint64_t before = reply_.first_round - 1;
   uint64_t rounds = 0;

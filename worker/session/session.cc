@@ -317,6 +317,7 @@ void Session::complete(Chunk& chunk) {
   }
   if (--key.outstanding > 0) return;
   key.round = chunk.awaited;  // of any chunk that it awaited a result of
+  next_round_ = std::max(next_round_, key.round + 1);
   completed_.push_back(chunk.key);
   if (trace_ && pushed_ns_[chunk.key] > 0) {
     trace_->add({.name = "exchange",

@@ -45,6 +45,7 @@ def check_auto(overlap: object, accumulate: int, delay: int, options: Mapping[st
             "what several backward() accumulate goes whole",
         ),
         "branches": (options.get("branches"), "each branch has steps of its own"),
+        "quorum": (options.get("quorum"), "all ranks take part in each measurement"),
         "memory_device": (
             options.get("memory_device") is not None,
             "factors come from the host",

@@ -25,6 +25,8 @@ OTHERS = (
     "initial",
     "on_nonfinite",
     "optimizer",
+    "quorum",
+    "grace_ms",
     "job",
 )
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch.optim import Optimizer
 
 from phub import _rules
+from phub.errors import InvalidError
 from phub.worker import Worker
 
 _SCALE = "grad_scale"  # by which gradients were multiplied, and the box divides
@@ -16,9 +17,15 @@ _IN_A_CALL = 256  # a request of the control port has 16 KiB
 class Values:
     """Sends what a schedule has changed, before the first push of a round."""
 
-    def __init__(self, worker: Worker, rule: str, optimizer: Optimizer) -> None:
-        """The job has the values of the optimizer's groups, unless it begins now."""
+    def __init__(
+        self, worker: Worker, rule: str, optimizer: Optimizer, *, may_change: bool = True
+    ) -> None:
+        """The job has the values of the optimizer's groups, unless it begins now.
+
+        may_change: whether all ranks change them in the same rounds.
+        """
         self._worker = worker
+        self._may_change = may_change
         self._rule = rule
         self._optimizer = optimizer
         self._scale: Callable[[], float] | None = None
@@ -39,6 +46,13 @@ class Values:
         values = self._now()
         changed = {name: value for name, value in values.items() if self._sent.get(name) != value}
         names = list(changed)
+        if changed and self._sent and not self._may_change:
+            name = names[0]
+            raise InvalidError(
+                f"{name} was changed from {self._sent.get(name)} to {changed[name]} in a job with "
+                "a quorum, whose ranks are at different steps: the rate of all would follow each. "
+                "Give DistributedOptimizer a schedule, which goes by the job's rounds"
+            )
         for at in range(0, len(names), _IN_A_CALL):
             self._worker.set_hyper({n: changed[n] for n in names[at : at + _IN_A_CALL]})
         self._sent = values

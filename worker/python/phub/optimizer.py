@@ -183,7 +183,9 @@ class DistributedOptimizer(Optimizer):
         keys.check_joined(self.worker)
         self._begin()
         self._watch, self._same = self._watch_for(keys.named), self._same_for(server)
-        self._values = Values(self.worker, self._rule, optimizer)
+        self._values = Values(
+            self.worker, self._rule, optimizer, may_change=not options.get("quorum")
+        )
         if self._steps.restored:
             self._forget_values()
         self._at_box = BoxState(self.worker, self._mine, self._rule, optimizer)
@@ -404,8 +406,13 @@ class DistributedOptimizer(Optimizer):
         parameter groups, the model's buffers, the random numbers of torch and random, and `kept`:
         schedulers, data loaders and others with state_dict() and load_state_dict(). In a job with
         branches each branch has all of this, but for the groups' values and what has the attribute
-        `of_all_branches`, for itself. It ends when all ranks have made the steps.
+        `of_all_branches`, for itself. It ends when all ranks have made the steps. Not with a quorum.
         """
+        if self._options.get("quorum"):
+            raise InvalidError(
+                "steps(): the ranks of a job with a quorum are at different steps. Train while "
+                "worker.round(name) is below the last round, and close()"
+            )
         return self._steps.count(until, kept)
 
     def rejoin(self) -> None:
