@@ -406,7 +406,8 @@ class DistributedOptimizer(Optimizer):
         parameter groups, the model's buffers, the random numbers of torch and random, and `kept`:
         schedulers, data loaders and others with state_dict() and load_state_dict(). In a job with
         branches each branch has all of this, but for the groups' values and what has the attribute
-        `of_all_branches`, for itself. It ends when all ranks have made the steps. Not with a quorum.
+        `of_all_branches`, for itself. It ends when all ranks have made the steps. Jobs with a
+        quorum have none.
         """
         if self._options.get("quorum"):
             raise InvalidError(
