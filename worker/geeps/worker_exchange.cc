@@ -71,6 +71,12 @@ WorkerExchange::WorkerExchange(Worker& worker, std::span<const TableSpec> tables
     fail(ErrorCode::kInvalid, "key '{}' of job '{}' is no table", keys[expected.size()].name,
          worker_.spec().name);
   }
+  if (worker_.spec().quorum > 0) {
+    fail(ErrorCode::kInvalid,
+         "job '{}' has a quorum: a late rank misses rounds, and a cache counts the rounds of its "
+         "tables. Leave the quorum out",
+         worker_.spec().name);
+  }
   if (worker_.saves_residuals() && !worker_.saves()) {
     fail(ErrorCode::kInvalid,
          "job '{}' has coded gradients, whose residuals the server saves: give the worker a saver, "
