@@ -2,17 +2,21 @@
 
 A `setting` has `bin` (the folder of the programs), `rate` (of every link) and `cubic`."""
 
+import contextlib
 import dataclasses
 import json
 import os
 import re
+import shlex
+import signal
 import subprocess
 import tempfile
+import time
 import urllib.request
 
 from box import Box
 from peers_rack import counted, rows_of, with_boxes
-from peers_runs import ROOT, Failure, run
+from peers_runs import ROOT, RUN_LIMIT_S, Failure, run
 
 LOCAL = "local"  # instead of a rate: no rack, but this machine's loopback
 SERVE = "--insecure --transports tcp --pin false --log-level warn"
@@ -48,18 +52,57 @@ def run_rack(setting, nodes, options, hosts, commands):
 
 def run_in_rack(setting, nodes, boxes, options):
     """As run_rack(), of `layers`, and of the hosts with a box."""
-    command = " ".join(["exec env PHUB_TRANSPORT=tcp", str(setting.bin / "layers"), *options])
+    command = "exec env PHUB_TRANSPORT=tcp " + shlex.join([str(setting.bin / "layers"), *options])
     return run_rack(setting, nodes, boxes.options(), boxes.hosts(),
-                    with_boxes(f"{setting.bin}/phub", boxes.number, command))
+                    with_boxes(shlex.quote(f"{setting.bin}/phub"), boxes.number, command))
 
 
-def outputs_of(command, environments):
-    """What one process for each of these environments prints."""
-    ranks = [subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              text=True) for environment in environments]
-    output = "".join(rank.communicate()[0] for rank in ranks)
-    if any(rank.returncode for rank in ranks):
-        raise Failure(f"a rank failed:\n{output}")
+def status_of(rank):
+    """The exit status or signal of a process that ended, and None of one that did not. Leaves the process unreaped, so that
+    nothing else can get the number of its group."""
+    ended = os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    return None if ended is None else ended.si_status
+
+
+def kill_groups(ranks):
+    for rank in ranks:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(rank.pid, signal.SIGKILL)
+    for rank in ranks:
+        rank.wait()
+
+
+def wait_for_all(ranks, limit_s):
+    """Returns why they have to be killed: one failed, or limit_s are over. None: all ended well."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        found = [status_of(rank) for rank in ranks]
+        if any(found):
+            return "a rank failed"
+        if all(status == 0 for status in found):
+            return None
+        if time.monotonic() > deadline:
+            return f"no end after {limit_s} s"
+        time.sleep(0.02)
+
+
+def outputs_of(command, environments, limit_s=RUN_LIMIT_S):
+    """What one process for each of these environments prints. When one fails, or after limit_s, all are killed, and so are
+    those that they started."""
+    ranks = []
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in environments]
+        stack.callback(kill_groups, ranks)
+        for environment, file in zip(environments, files):
+            ranks.append(subprocess.Popen(command, env=os.environ | environment, stdout=file, stderr=subprocess.STDOUT,
+                                          start_new_session=True))
+        why = wait_for_all(ranks, limit_s)
+        output = ""
+        for file in files:
+            file.seek(0)
+            output += file.read()
+    if why:
+        raise Failure(f"{why}:\n{output}")
     return output
 
 

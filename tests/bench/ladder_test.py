@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 sys.dont_write_bytecode = True
@@ -85,9 +86,10 @@ def ladder_refuses(_, __):
 def sharded_compares(folder, binaries):
     """In a rack if one can be made here, with ps-lite if it was built."""
     peer = ["ps-lite"] if (binaries / "layers_ps_lite").exists() else []
-    ways = [*peer, "phub-box", "phub-sharded"]
+    rack = module("sharded").can_make_racks()
+    ways = [*peer, "phub-box", *(["phub-sharded"] if rack else [])]
     sharded = [BENCH / "sharded", "--tiny", "--build", binaries.parent, "--json", folder / "sharded.json"]
-    run(*sharded, "--ways", ",".join(ways), "--rate", "200mbit" if module("sharded").can_make_racks() else "local")
+    run(*sharded, "--ways", ",".join(ways), "--rate", "200mbit" if rack else "local")
     rows = json.loads((folder / "sharded.json").read_text())["rows"]
     assert [row["way"] for row in rows] == ways and rows[0]["times_first"] == 1, rows
     for row in rows:
@@ -98,11 +100,49 @@ def sharded_compares(folder, binaries):
     expect(run(*sharded, "--ways", "phub-box,none", status=2), "'none' is not one of")
     expect(run(BENCH / "sharded", "--models", "alexnet,none", status=2), "'none' is not one of")
     for option, value in (("--nodes", "1"), ("--paper-gbps", "10,x"), ("--paper-gbps", "0"), ("--iterations", "0"),
-                          ("--rate", "fast")):
+                          ("--iterations", "2000"), ("--warmup", "2000"), ("--rate", "fast"), ("--rate", "0mbit"),
+                          ("--compute-ms", "alexnet"), ("--compute-ms", "alexnet=0"), ("--compute-ms", "none=1"),
+                          ("--json", folder / "none" / "sharded.json")):
         expect(run(BENCH / "sharded", option, value, status=2), option)
+    expect(run(*sharded, "--rate", "local", "--ways", "phub-box,phub-sharded", status=2), "phub-sharded needs a rack")
+    expect(run(*sharded, "--nodes", "3", status=2), "--tiny has its own")
     if not peer:
         expect(run(*sharded, "--ways", "ps-lite", status=1), "layers_ps_lite is not there")
     expect(run(*sharded, "--ps-lite", folder, status=1), "is not the source of ps-lite")
+    return 0
+
+
+def a_failed_rank_ends_all(folder, _):
+    """And what they started, also if nobody fails but time is over."""
+    runs = module("layers_runs.py")
+    # Each rank leaves a child that holds its output, and notes its number.
+    left = 'sleep 600 & echo $! >> "$FOLDER/pids"; echo "rank $RANK"; '
+    ranks = [{"RANK": str(rank), "FOLDER": str(folder)} for rank in range(3)]
+    assert runs.outputs_of(["bash", "-c", 'echo "rank $RANK"'], ranks) == "rank 0\nrank 1\nrank 2\n"
+
+    def fails(message, command, **limit):
+        (folder / "pids").write_text("")
+        begin = time.monotonic()
+        try:
+            runs.outputs_of(["bash", "-c", left + command], ranks, **limit)
+        except runs.Failure as failure:
+            expect(str(failure), message, "rank 1")
+        else:
+            raise AssertionError(f"no failure: {message}")
+        assert time.monotonic() - begin < 60
+        pids = (folder / "pids").read_text().split()
+        assert len(pids) == 3, pids
+        for pid in pids:
+            stat = Path(f"/proc/{pid}/stat")
+            for _ in range(200):
+                if not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                    break
+                time.sleep(0.02)
+            else:
+                raise AssertionError(f"{pid} lives on")
+
+    fails("a rank failed", 'sleep 2; ((RANK != 1)) || exit 3; wait')
+    fails("no end after 2 s", "wait", limit_s=2)
     return 0
 
 
@@ -250,7 +290,11 @@ def plots_draw(folder, _):
     drawn("plot_sharded", {"rows": [bar, bar | {"way": "phub-box", "times_first": 1.9}, bar | {"paper_gbps": 56}]},
           "sharded.png")
     refused("plot_sharded", {"rows": [bar | {"way": "up"}]}, "is no file of bench/sharded's --json")
+    refused("plot_sharded", {"rows": [bar | {"times_first": "fast"}]}, "is no file of bench/sharded's --json")
+    refused("plot_sharded", {"rows": [bar | {"times_first": float("nan")}]}, "is no file of bench/sharded's --json")
     refused("plot_sharded", {"rows": []}, "no picture can be drawn")
+    refused("plot_sharded", {"rows": [bar, bar]}, "measured more than once")
+    refused("plot_sharded", {"rows": [bar, bar | {"way": "phub-box", "model": "vgg11"}]}, "compare with different ways")
 
     def training(error):
         return {"model": "quick", "ranks": 8, "rows": [
@@ -334,7 +378,7 @@ def topics_are_drawn(folder, binaries):
     return 0
 
 
-CASES = {case.__name__: case for case in (ladder_climbs, ladder_refuses, sharded_compares, sharded_refuses, plots_draw, appended_logs_are_one_course, plots_refuse,
+CASES = {case.__name__: case for case in (ladder_climbs, ladder_refuses, sharded_compares, sharded_refuses, a_failed_rank_ends_all, plots_draw, appended_logs_are_one_course, plots_refuse,
                                           geeps_is_drawn, topics_are_drawn)}
 
 
