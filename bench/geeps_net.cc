@@ -242,13 +242,29 @@ void Training::backward(Calls& calls, uint64_t output, bool last) const {
   if (style_.one_table && last) calls.clock(0);
 }
 
-void Training::iterate(geeps::Cache& cache, Stream* compute) const {
+std::vector<uint64_t> Training::weight_floats() const {
+  std::vector<uint64_t> floats;
+  for (const Step& step : steps_) {
+    if (step.has_weights) floats.push_back(step.weights.keys.size() * kRowFloats);
+  }
+  return floats;
+}
+
+void Training::iterate(geeps::Cache& cache, Stream* compute, float gradient) const {
   struct Calls {
     geeps::Cache& cache;
     Stream* stream;
+    float gradient;
     uint64_t read(const Rows& rows) { return cache.read(rows.table, rows.keys).handle; }
     void post_read(uint64_t handle) { cache.post_read(handle); }
-    uint64_t pre_update(const Rows& rows) { return cache.pre_update(rows.table, rows.keys).handle; }
+    uint64_t pre_update(const Rows& rows) {
+      const geeps::Buffer buffer = cache.pre_update(rows.table, rows.keys);
+      if (stream != nullptr && gradient != 0) {
+        stream->fill(buffer.data, gradient, 1);
+        stream->fill(buffer.data + rows.keys.size() * kRowFloats - 1, gradient, 1);
+      }
+      return buffer.handle;
+    }
     void update(uint64_t handle) { cache.update(handle); }
     uint64_t local(const Rows& rows, bool fetch) {
       return cache.local_access(rows.table, rows.keys, geeps::Fetch{fetch}).handle;
@@ -261,7 +277,7 @@ void Training::iterate(geeps::Cache& cache, Stream* compute) const {
       if (stream != nullptr && time.count() > 0) stream->work_for(time);
     }
   };
-  Calls calls{cache, compute};
+  Calls calls{cache, compute, gradient};
   run(calls);
 }
 

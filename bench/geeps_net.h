@@ -92,8 +92,13 @@ class Training {
   double weights() const { return weights_; }
   double parts() const { return parts_; }  // the net is such a part
 
-  // Enqueues the computations on `compute`. In a virtual iteration that is null.
-  void iterate(geeps::Cache& cache, Stream* compute) const;
+  // Enqueues the computations on `compute`. In a virtual iteration that is null. `gradient` is
+  // written to both ends of each layer's update; 0: updates are never written. REQUIRES of another
+  // one: gradients that are not kept.
+  void iterate(geeps::Cache& cache, Stream* compute, float gradient = 0) const;
+  // The floats of each layer with weights, in the order of the layers: so they lie in the tables of
+  // parameters, one behind the other.
+  std::vector<uint64_t> weight_floats() const;
   // Runs the iteration without a cache. REQUIRES: a table per layer, and gradients that are not
   // kept.
   void iterate(HostParameters& parameters, Stream& compute) const;

@@ -9,9 +9,11 @@ import argparse
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 PACKAGE = "ray[tune]==2.60.0"
 SILENT = {"RAY_AIR_NEW_OUTPUT": "0", "RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_CHDIR_TO_TRIAL_DIR": "0",
@@ -19,27 +21,37 @@ SILENT = {"RAY_AIR_NEW_OUTPUT": "0", "RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENA
 
 
 def install(python, folder):
-    """Ray of PyPI, unless it is there. Returns why it cannot be had, or nothing."""
+    """Ray of PyPI, unless it is there. Returns why it cannot be had, or nothing. What is half installed has another name."""
     installed = folder / "installed"
     if installed.exists() and installed.read_text() == PACKAGE:
         return None
     print(f"installing {PACKAGE} in {folder}", file=sys.stderr, flush=True)
-    done = subprocess.run([python, "-m", "pip", "install", "-q", "--target", str(folder), PACKAGE], capture_output=True,
-                          text=True, check=False)
-    if done.returncode != 0:
-        return done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "pip failed"
-    installed.write_text(PACKAGE)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as fresh:
+        target = Path(fresh) / folder.name
+        done = subprocess.run([python, "-m", "pip", "install", "-q", "--target", str(target), PACKAGE], capture_output=True,
+                              text=True, check=False)
+        if done.returncode != 0:
+            return done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "pip failed"
+        (target / "installed").write_text(PACKAGE)
+        if folder.exists():
+            shutil.rmtree(folder)
+        target.rename(folder)
     return None
 
 
+class Failure(Exception):
+    pass
+
+
 def clocks_of(python, folder, seed, arguments):
-    """Until a member is there; None: none was within most_clocks."""
+    """Until a member is there; None: none was within most_clocks. Throws Failure."""
     environment = os.environ | SILENT | {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run([python, __file__, str(seed), json.dumps(vars(arguments))], env=environment, capture_output=True,
                           text=True, check=False)
     found = [line for line in done.stdout.splitlines() if line.startswith('{"clocks"')]
     if done.returncode != 0 or not found:
-        sys.exit(f"bench/tune: Ray failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+        raise Failure(f"Ray failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
     return json.loads(found[-1])["clocks"]
 
 
@@ -89,44 +101,73 @@ def member_of(seed, arguments):
     return Member
 
 
+class Turns:
+    """When the members' search ends. A turn counts when all of them have reported it, so that the earliest of a turn is
+    found in whatever order they report."""
+
+    def __init__(self, arguments):
+        self.arguments = arguments
+        self.there = {}  # of each member, a value for each of its turns: the clock at which it was there, or -1
+
+    def report(self, member, there):
+        self.there.setdefault(member, []).append(there)
+
+    def whole(self):
+        """The turns that all members have reported."""
+        if len(self.there) < self.arguments.members:
+            return 0
+        return min(map(len, self.there.values()))
+
+    def first(self):
+        """The earliest clock of a member in those turns; None: none was there."""
+        found = [there for each in self.there.values() for there in each[:self.whole()] if there >= 0]
+        return min(found, default=None)
+
+    def over(self):
+        clocks = self.whole() * self.arguments.members * self.arguments.turn
+        return self.first() is not None or clocks >= self.arguments.most_clocks
+
+    def clocks(self):
+        """Of all members."""
+        first = self.first()
+        return None if first is None else self.arguments.members * first
+
+
 def search(seed, arguments):
     import numpy
     import ray
     from ray import tune
 
-    class UntilOneIsThere(tune.Stopper):
-        first = None  # at which clock
-        turns = {}    # so many of each member
+    turns = Turns(arguments)
 
+    class UntilOneIsThere(tune.Stopper):
         def __call__(self, trial_id, result):
-            self.turns[trial_id] = self.turns.get(trial_id, 0) + 1
-            if result["there"] >= 0:
-                self.first = min(result["there"], self.first or result["there"])
+            turns.report(trial_id, result["there"])
             return False
 
         def stop_all(self):
-            clocks = sum(self.turns.values()) * arguments.turn
-            return self.first is not None or clocks >= arguments.most_clocks
+            return turns.over()
 
     random.seed(seed)
     numpy.random.seed(seed)
     rates = tune.loguniform(arguments.low, arguments.high)
-    until = UntilOneIsThere()
-    with tempfile.TemporaryDirectory(prefix="phub-ray-") as folder:
-        ray.init(num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False,
-                 _temp_dir=os.path.join(folder, "ray"))
-        scheduler = tune.schedulers.PopulationBasedTraining(
-            time_attr="training_iteration", metric="loss", mode="min", perturbation_interval=1,
-            hyperparam_mutations={"lr": rates}, synch=True)
-        tuner = tune.Tuner(
-            tune.with_resources(member_of(seed, arguments), {"cpu": 2 / arguments.members}),
-            param_space={"lr": rates},
-            tune_config=tune.TuneConfig(scheduler=scheduler, num_samples=arguments.members, reuse_actors=True),
-            run_config=tune.RunConfig(stop=until, storage_path=folder, name="population", verbose=0,
-                                      checkpoint_config=tune.CheckpointConfig(num_to_keep=2)))
-        tuner.fit()
-        ray.shutdown()
-    return None if until.first is None else arguments.members * until.first
+    with tempfile.TemporaryDirectory(prefix="phub-ray-", ignore_cleanup_errors=True) as folder:
+        try:
+            ray.init(num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False,
+                     _temp_dir=os.path.join(folder, "ray"))
+            scheduler = tune.schedulers.PopulationBasedTraining(
+                time_attr="training_iteration", metric="loss", mode="min", perturbation_interval=1,
+                hyperparam_mutations={"lr": rates}, synch=True)
+            tuner = tune.Tuner(
+                tune.with_resources(member_of(seed, arguments), {"cpu": 2 / arguments.members}),
+                param_space={"lr": rates},
+                tune_config=tune.TuneConfig(scheduler=scheduler, num_samples=arguments.members, reuse_actors=True),
+                run_config=tune.RunConfig(stop=UntilOneIsThere(), storage_path=folder, name="population", verbose=0,
+                                          checkpoint_config=tune.CheckpointConfig(num_to_keep=2)))
+            tuner.fit()
+        finally:
+            ray.shutdown()
+    return turns.clocks()
 
 
 def main():

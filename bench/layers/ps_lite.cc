@@ -14,6 +14,7 @@
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -27,9 +28,10 @@
 namespace phub::layers {
 namespace {
 
-constexpr uint64_t kBigElements = 1'000'000;  // MXNET_KVSTORE_BIGARRAY_BOUND, unless told
+// Assumed: MXNet's default of MXNET_KVSTORE_BIGARRAY_BOUND, and the number by which it deals out
+// whole keys.
+constexpr uint64_t kBigElements = 1'000'000, kHash = 9973;
 constexpr uint64_t kPieceElements = 1 << 18;  // 1 MiB
-constexpr uint64_t kHash = 9973;              // by which MXNet deals out whole keys
 
 struct Piece {
   ps::SArray<ps::Key> key;
@@ -39,7 +41,8 @@ struct Piece {
 struct Layer {
   std::vector<float> gradient, sum;
   std::vector<Piece> pieces;
-  std::vector<int> requests;          // that nobody waited for
+  std::vector<int> requests;  // that nobody waited for
+  uint64_t rounds = 0;
   std::atomic<size_t> under_way = 0;  // counted down by ps-lite's thread
 };
 
@@ -74,7 +77,6 @@ class PsLite : public Exchange {
       uint64_t elements = 0, at = 0;
       for (const size_t key : of.keys) elements += net.table.keys[key].elements;
       layer.gradient.resize(elements, own);
-      spoil_if_asked(static_cast<uint32_t>(ps::MyRank()), layer.gradient.data());
       layer.sum.resize(elements);
       for (const size_t key : of.keys) {
         for (const Share& share :
@@ -92,6 +94,13 @@ class PsLite : public Exchange {
   void push(size_t l) override {
     Layer& layer = *layers_[l];
     layer.under_way = layer.pieces.size();
+    const float own = static_cast<float>(ps::MyRank() + 1) * scale_of(++layer.rounds);
+    for (Piece& piece : layer.pieces) {
+      const size_t last = piece.sum.size() - 1;
+      piece.gradient[0] = piece.gradient[last] = own;
+      piece.sum[0] = piece.sum[last] = std::numeric_limits<float>::quiet_NaN();
+    }
+    spoil_if_asked(static_cast<uint32_t>(ps::MyRank()), layer.gradient.data());
     for (Piece& piece : layer.pieces) {
       layer.requests.push_back(worker_.ZPushPull(piece.key, piece.gradient, &piece.sum, {}, 0,
                                                  [&layer] { --layer.under_way; }));
@@ -104,7 +113,7 @@ class PsLite : public Exchange {
     for (const int request : layer.requests) worker_.Wait(request);
     layer.requests.clear();
     const auto ranks = static_cast<float>(ps::NumWorkers());
-    const float all = ranks * (ranks + 1) / 2;
+    const float all = ranks * (ranks + 1) / 2 * scale_of(layer.rounds);
     for (const Piece& piece : layer.pieces) {
       const bool right = piece.sum[0] == all && piece.sum[piece.sum.size() - 1] == all;
       wrong_ += right ? 0 : 1;

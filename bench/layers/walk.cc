@@ -40,7 +40,8 @@ std::vector<FactorMatrix> matrices_of(const Net& net, const WalkOptions& options
 }
 
 // What is exchanged of the layers. A rank's gradient is rank + 1 in all elements, that of its
-// factors too, times the samples: so results tell what is in them.
+// factors too, times the samples: so results tell what is in them. In lock-step both ends of a key
+// are times scale_of(round), and only they are compared.
 class BoxExchange : public Exchange {
  public:
   BoxExchange(const Net& net, const WalkOptions& options, Worker& worker)
@@ -71,8 +72,15 @@ class BoxExchange : public Exchange {
 
   void push(size_t l) override {
     Layer& layer = layers_[l];
-    for (const size_t key : layer.keys) worker_.push(key);
     ++layer.rounds;
+    for (const size_t key : layer.keys) {
+      if (is_in_lock_step()) {
+        const std::span<float> gradient = worker_.gradient(key);
+        gradient.front() = gradient.back() =
+            static_cast<float>(worker_.rank() + 1) * scale_of(layer.rounds);
+      }
+      worker_.push(key);
+    }
     if (!layer.matrix) return;
     // Products that take a time are of no samples: their factors travel all the same.
     factors_->push(*layer.matrix, is_timed() ? 0 : options_.samples, layer.priority);
@@ -119,6 +127,7 @@ class BoxExchange : public Exchange {
     uint64_t rounds = 0, waited = 0;
   };
 
+  bool is_in_lock_step() const { return worker_.spec().consistency != "ssp"; }
   bool is_timed() const { return options_.product_flops > 0; }
 
   void multiply(Layer& layer) {
@@ -135,8 +144,8 @@ class BoxExchange : public Exchange {
   // rank, and of each other one as many, give or take the slack and the update under way.
   void check(std::span<const float> results, uint64_t round) {
     const float own = static_cast<float>(worker_.rank() + 1), others = sum_of_ranks() - own;
-    float least = sum_of_ranks(), most = least;
-    if (worker_.spec().consistency == "ssp") {
+    float least = sum_of_ranks() * scale_of(round), most = least;
+    if (!is_in_lock_step()) {
       const uint64_t slack = worker_.spec().slack;
       const uint64_t behind = round - std::min(round, slack), ahead = round + slack + 1;
       least = own * static_cast<float>(round) + others * static_cast<float>(behind);

@@ -42,6 +42,10 @@ struct WalkResult {
 // add_factor_keys().
 JobSpec job_of(const Net& net, const WalkOptions& options, JobSpec spec);
 
+// Both ends of what a rank sends in a round (1, 2, …) are this times rank + 1. It differs from the
+// round before, so a result of that one is seen.
+inline float scale_of(uint64_t round) { return static_cast<float>(1 + round % 8); }
+
 // What exchanges the layers' gradients. Called by one thread, for a layer push() and wait() in
 // turn.
 class Exchange {

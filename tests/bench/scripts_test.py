@@ -479,15 +479,65 @@ def iterstore_stragglers_report(folder, binaries):
     return 0
 
 
+# --- bench/torch
+
+def torch_refuses(_, __):
+    for wrong in (("--rate", "fast"), ("--rate", "0mbit"), ("--rate", "100mbit", "--forms", "box-shm"), ("--forms", "none"),
+                  ("--rate", "100mbit", "--link", "100mbit")):
+        text = run(BENCH / "torch", *wrong, status=2)
+        expect(text, "form" if wrong[-2] == "--forms" else wrong[-2])
+        assert "Traceback" not in text, text
+    return 0
+
+
 # --- bench/tune
 
 def tune_refuses(_, __):
     for wrong in (("--points", "1"), ("--seeds", "0"), ("--trial-clocks", "0"), ("--every", "0"), ("--loss", "nan"),
                   ("--low", "0"), ("--high", "inf"), ("--first-clocks", "1"), ("--peers", "optuna,none"),
-                  ("--members", "3"), ("--turn", "0"), ("--first-seed", "-1")):
+                  ("--members", "3"), ("--turn", "0"), ("--first-seed", "-1"), ("--json", "/none/tune.json")):
         text = run(BENCH / "tune", *wrong, status=2)
         expect(text, wrong[0])
         assert "Traceback" not in text, text
+    return 0
+
+
+def tune_counts_whole_turns(folder, _):
+    """And a broken installation is begun anew."""
+    sys.path.insert(0, str(BENCH))
+    import tune_ray
+
+    class Arguments:
+        members, turn, most_clocks = 3, 10, 60
+
+    turns = tune_ray.Turns(Arguments)
+    for member, there in (("a", -1), ("b", -1), ("c", -1), ("a", 17)):
+        turns.report(member, there)
+    assert not turns.over() and turns.clocks() is None  # b and c may have been there before a
+    turns.report("c", 12)
+    turns.report("b", -1)
+    assert turns.over() and turns.clocks() == 3 * 12
+    turns = tune_ray.Turns(Arguments)
+    for _ in range(2):
+        for member in "abc":
+            assert not turns.over()
+            turns.report(member, -1)
+    assert turns.over() and turns.clocks() is None
+
+    ray, pip = folder / "peers" / "ray", folder / "python"
+    ray.mkdir(parents=True)
+    (ray / "old").touch()
+    pip.write_text('#!/bin/sh\nmkdir -p "$6" && touch "$6/half" && exit "$(cat "$0.status")"\n')
+    pip.chmod(0o755)
+    status = Path(f"{pip}.status")
+    status.write_text("1")
+    assert tune_ray.install(str(pip), ray) == "pip failed" and [each.name for each in ray.parent.iterdir()] == ["ray"]
+    status.write_text("0")
+    assert tune_ray.install(str(pip), ray) is None
+    assert sorted(each.name for each in ray.iterdir()) == ["half", "installed"]
+    assert [each.name for each in ray.parent.iterdir()] == ["ray"]
+    status.write_text("1")
+    assert tune_ray.install(str(pip), ray) is None  # it is there
     return 0
 
 
@@ -528,7 +578,7 @@ def strangers_cost_little(_, binaries):
 
 CASES = {name: case for name, case in list(globals().items())
          if callable(case) and name.split("_")[0] in (
-             "plot", "peers", "chart", "time", "baseline", "iterstore", "branches", "strangers", "rack", "believe", "tune")}
+             "plot", "peers", "chart", "time", "baseline", "iterstore", "branches", "strangers", "rack", "believe", "torch", "tune")}
 
 
 def main():
