@@ -259,10 +259,11 @@ TEST(Store, RowsTravelToThoseThatUseThem) {
   EXPECT_GE(chunks_in_ten_clocks(box, "in-order", true, false), 640U);
 }
 
-// The bytes of a job's gradients and results, as its box says them later.
+// The bytes of a job's gradients and results, as its box says them later: it has counted some, and
+// no more.
 uint64_t bytes_of_job(Box& box, const std::string& name) {
   uint64_t bytes = 0, before = ~uint64_t{0};
-  while (bytes != before) {
+  while (bytes == 0 || bytes != before) {
     before = bytes;
     std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // it is counted now and then
     for (const JobStatus& job : box.status().jobs) {
