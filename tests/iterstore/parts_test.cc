@@ -241,6 +241,35 @@ TEST(RowPlan, ChunksHaveFewOwners) {
   EXPECT_LE(elements, 6400 + 640 + 4 * kChunk);  // what is shared counts twice
 }
 
+// Of a table that nobody recorded it is not known that few of its rows are updated.
+TEST(RowPlan, KeysOfWhatIsRecordedAreSparse) {
+  const std::vector<TableSpec> specs = {{.name = "read", .rows = 64},
+                                        {.name = "not", .rows = 64},
+                                        {.name = "some", .rows = 64},
+                                        {.name = "all", .rows = 64}};
+  const std::vector<Table> tables = checked_tables(specs);
+  Recording recording = {{.access = Access::kRead, .table = 0, .row = 3},
+                         {.access = Access::kUpdate, .table = 2, .row = 3}};
+  for (uint64_t row = 0; row < 64; ++row) {
+    recording.push_back({.access = Access::kUpdate, .table = 3, .row = row});
+  }
+  const std::vector<Use> ranks = {use_of({&recording, 1}, tables)};
+  const AllUse all = all_of(ranks, tables);
+  for (const bool placement : {false, true}) {
+    for (const uint32_t sparse_ranks : {0, 1}) {
+      const RowPlan plan(tables, &all,
+                         {.placement = placement, .batches = 1, .sparse_ranks = sparse_ranks});
+      std::array<std::set<bool>, 4> sparse;
+      for (const RowPlan::Key& key : plan.keys()) sparse[key.table].insert(key.sparse);
+      const std::set<bool> whole = {false}, rows = {true};
+      EXPECT_EQ(sparse[0], sparse_ranks == 0 ? whole : rows);
+      EXPECT_EQ(sparse[1], whole);
+      EXPECT_TRUE(sparse[2].contains(true) == (sparse_ranks > 0));
+      EXPECT_TRUE(sparse[3].contains(false));
+    }
+  }
+}
+
 TEST(Cores, ThreadsAreSpreadOverNodes) {
   const numa::Topology box = numa::from_synthetic("pack:2 core:8 pu:1");
   std::vector<uint32_t> nodes;

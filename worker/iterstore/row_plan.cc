@@ -144,6 +144,10 @@ void RowPlan::place_table(uint32_t table, const Table& of, const AllUse* all,
   }
   const std::vector<SharedUse>& use = all->rows[table];
   const uint32_t batches = batches_of(of, settings);
+  // Of a table that nobody recorded it is not known how many rows are updated.
+  const bool is_recorded =
+      std::ranges::any_of(use, [](const SharedUse& row) { return row.accesses > 0; });
+  const uint32_t sparse_ranks = is_recorded ? settings.sparse_ranks : 0;
   if (!settings.placement) {  // batches are ranges of rows
     for (uint32_t b = 0; b < batches; ++b) {
       const uint64_t first = of.rows * b / batches, end = of.rows * (b + 1) / batches;
@@ -154,7 +158,7 @@ void RowPlan::place_table(uint32_t table, const Table& of, const AllUse* all,
         key.part = std::min<uint32_t>(key.part, use[row].first_part);
         updates += use[row].updating;
       }
-      key.sparse = is_sparse(updates, key.rows, of.row_words(), settings.sparse_ranks);
+      key.sparse = is_sparse(updates, key.rows, of.row_words(), sparse_ranks);
       keys_.push_back(key);
     }
     return;
@@ -174,7 +178,7 @@ void RowPlan::place_table(uint32_t table, const Table& of, const AllUse* all,
   });
   to.position.resize(of.rows);
   for (uint64_t i = 0; i < of.rows; ++i) to.position[to.row_at[i]] = i;
-  const uint64_t most_rows = settings.sparse_ranks > 0 ? kMaxRowsLimit : of.rows;
+  const uint64_t most_rows = sparse_ranks > 0 ? kMaxRowsLimit : of.rows;
   for (uint64_t first = 0; first < of.rows;) {
     const uint32_t batch = batch_of(use[to.row_at[first]], batches);
     if (batch == batches && to.narrow) break;
@@ -187,12 +191,11 @@ void RowPlan::place_table(uint32_t table, const Table& of, const AllUse* all,
       updates += use[to.row_at[end]].updating;
       ++end;
     }
-    keys_.push_back(
-        {.table = table,
-         .first = first,
-         .rows = end - first,
-         .part = batch * kParts / batches,
-         .sparse = is_sparse(updates, end - first, of.row_words(), settings.sparse_ranks)});
+    keys_.push_back({.table = table,
+                     .first = first,
+                     .rows = end - first,
+                     .part = batch * kParts / batches,
+                     .sparse = is_sparse(updates, end - first, of.row_words(), sparse_ranks)});
     if (to.narrow) {
       keys_.back().exchanged_by =
           exchanged_by(std::span(to.row_at).subspan(first, end - first), use, all->sets,

@@ -69,8 +69,9 @@ struct PlanSettings {
   bool narrow = true;  // tables that are fixed: only rows that somebody accesses are in the job,
                        // whose keys say which ranks exchange which rows
   uint32_t batches = 8;
-  // The ranks, where a key of which each of them updates few rows is to send those rows alone; 0:
-  // keys are sent whole. For jobs out of lock-step, which have no narrow tables.
+  // The ranks, where a key of which each of them updates few rows is to send those rows alone,
+  // unless nobody has recorded its table; 0: keys are sent whole. For jobs out of lock-step, which
+  // have no narrow tables.
   uint32_t sparse_ranks = 0;
   uint32_t chunk_elements = 8192;
   std::vector<uint64_t> rank_hosts = {};  // the machine of each rank; empty: it is unknown
