@@ -49,7 +49,7 @@ void Saving::leave_out(WorkerOptions& job) {
 }
 
 void Saving::add_to(WorkerOptions& job, uint64_t plan) {
-  at_ = {.clocks = 0, .plan = plan};
+  at_ = {.clocks = 0, .plan = plan, .ranks = store_.spec.world_size};
   job.spec.saved = Saved::kYes;
   job.saver = [this](uint64_t) { return state(); };
 }
@@ -64,14 +64,38 @@ RankState Saving::state() const {
   return state;
 }
 
+std::optional<Saving::Entry> Saving::entry_of(const Worker& worker) {
+  const auto bytes = worker.restored(kEntry);
+  Entry saved;
+  if (!bytes || bytes->size() != sizeof saved) return std::nullopt;
+  std::memcpy(&saved, bytes->data(), sizeof saved);
+  return saved;
+}
+
 std::unique_ptr<Worker> Saving::join(const WorkerOptions& job) {
   using Clock = std::chrono::steady_clock;
+  const uint32_t ranks = job.spec.world_size;
   const auto give_up = Clock::now() + std::chrono::milliseconds(job.spec.join_limit_ms);
   for (;;) {
     try {
       auto worker = std::make_unique<Worker>(job);
-      const bool goes_on = worker->first_round() == 1 || worker->restored(kEntry);
-      if (goes_on || !job.saver || Clock::now() > give_up) return worker;
+      if (!job.saver || worker->first_round() == 1) return worker;
+      if (const auto saved = entry_of(*worker)) {
+        if (saved->ranks == ranks) return worker;
+        fail(ErrorCode::kMismatch,
+             "job '{}' of a store was saved after {} clocks by {} ranks, and now has {}: start as "
+             "many, or delete the job to begin anew",
+             job.spec.name, saved->clocks, saved->ranks, ranks);
+      }
+      if (Clock::now() > give_up) {
+        fail(
+            ErrorCode::kTaken,
+            "job '{}' of a store is in round {}, and rank {} of {} has saved nothing that it could "
+            "go on with: fewer ranks have saved it, this one was lost from it, or the job is "
+            "another program's. End all ranks and start as many as have saved it, give the store "
+            "another name, or delete the job",
+            job.spec.name, worker->first_round(), worker->rank(), ranks);
+      }
       worker->abandon();
     } catch (const Error& error) {
       const bool has_failed = job.saver && error.code() == ErrorCode::kRankLost;
@@ -82,16 +106,7 @@ std::unique_ptr<Worker> Saving::join(const WorkerOptions& job) {
 }
 
 uint64_t Saving::clocks_of(const Worker& worker) const {
-  const auto bytes = worker.restored(kEntry);
-  Clock saved;
-  if (!bytes || bytes->size() != sizeof saved) {
-    fail(ErrorCode::kTaken,
-         "job '{}' of a store is in round {}, and rank {} has saved nothing that it could go on "
-         "with: it was lost from the job, or the job is another program's. End all ranks and start "
-         "them again, give the store another name, or delete the job",
-         worker.spec().name, worker.first_round(), worker.rank());
-  }
-  std::memcpy(&saved, bytes->data(), sizeof saved);
+  const Entry saved = entry_of(worker).value();
   if (saved.plan != at_.plan) {
     fail(ErrorCode::kMismatch,
          "store '{}' was saved after {} clocks with its rows in other places: what is recorded "

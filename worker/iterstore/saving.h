@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "worker/iterstore/store.h"
 #include "worker/worker.h"
@@ -32,24 +33,28 @@ class Saving {
   void add_to(WorkerOptions& job, uint64_t plan);
   // Joins a job with rows. One that is saved and has failed is there until all ranks know that
   // (JobSpec::lease_ms): who wants to go on from its checkpoint joins again, up to join_limit_ms.
+  // Throws Error: kTaken, the job has rounds that are not of a checkpoint with this rank;
+  // kMismatch, it was saved by another number of ranks.
   static std::unique_ptr<Worker> join(const WorkerOptions& job);
-  // Takes what this rank saved: the number of clocks after which the job goes on. Throws Error:
-  // kTaken, the job has rounds that are not of a checkpoint of this store; kMismatch, the rows lie
-  // elsewhere now. REQUIRES: it is not the job's first round.
+  // Takes what this rank saved: the number of clocks after which the job goes on. Throws
+  // Error(kMismatch): the rows lie elsewhere now. REQUIRES: join() returned it, and it is not the
+  // job's first round.
   uint64_t clocks_of(const Worker& worker) const;
   // Sends this rank's state after so many clocks, if the box wants it of `round`, the latest of all
   // keys; waits for its results then. Throws what the program's function throws.
   void save_if_due(Worker& worker, uint64_t round, uint64_t clocks);
 
  private:
-  struct Clock {  // the store's own entry in a rank's state
+  struct Entry {  // the store's own in a rank's state
     uint64_t clocks = 0;
     uint64_t plan = 0;
+    uint64_t ranks = 0;
   };
+  static std::optional<Entry> entry_of(const Worker& worker);  // nullopt: this rank saved none
   RankState state() const;
 
   const WorkerOptions& store_;
-  Clock at_;
+  Entry at_;
 };
 
 }  // namespace phub::iterstore
