@@ -176,8 +176,10 @@ Pushed Worker::push(size_t key, const PushOptions& how) {
   return only_errors([&] {
     const KeySpec& of = impl_->key(key);
     if (is_compact(of) && !how.null) {
-      fail(ErrorCode::kInvalid, "the {} of key '{}' are sent: use push_{}()", of.format, of.name,
-           of.format);
+      const bool is_either = of.rank_limit > 0 && of.rows_limit > 0;
+      fail(ErrorCode::kInvalid, "the {} of key '{}' are sent: use push_{}(){}",
+           is_either ? "rows or factors" : of.format, of.name, of.format,
+           is_either ? " or push_factors()" : "");
     }
     return impl_->push(key, how, [&](RegisteredMemory& memory, KeyExchange::Lock& lock) {
       return memory.copy_in(key, lock);

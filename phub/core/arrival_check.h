@@ -34,9 +34,12 @@ class ArrivalCheck {
     uint64_t bytes = 0;
     if (imm.kind == ImmKind::kData) {
       const bool is_here = arrival.bytes > 0;  // else it has no place, perhaps
-      bytes = chunk.says_size() && is_here ? chunk.sent_bytes(table_.slot(arrival.rank, index))
-                                           : slot_bytes;
-      if (bytes > slot_bytes) return Violation{CoreReport::kBytes, said(arrival, bytes)};
+      const bool says = chunk.says_size() && is_here;
+      const std::byte* const slot = says ? table_.slot(arrival.rank, index) : nullptr;
+      bytes = says ? chunk.sent_bytes(slot) : slot_bytes;
+      if (bytes > slot_bytes || (says && chunk.says_too_many(slot))) {
+        return Violation{CoreReport::kBytes, said(arrival, bytes)};
+      }
     }
     uint64_t place = chunk.slot_offset;
     if (imm.kind == ImmKind::kInitial) {

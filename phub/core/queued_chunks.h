@@ -62,6 +62,13 @@ struct CoreChunk {
     if (form == kernels::SlotForm::kRows) return kernels::bytes_of_rows(columns, first);
     return kernels::bytes_behind(first, elements / columns, columns);
   }
+  // The slot says that it has more rows or pairs than there may be, also if they would fit there.
+  bool says_too_many(const std::byte* slot) const {
+    if (form != kernels::SlotForm::kEither) return false;
+    const uint32_t first = kernels::row_count(slot);
+    return (first & kernels::kPairs) != 0 ? first - kernels::kPairs > limit
+                                          : first > elements / columns;
+  }
   uint64_t steps_before(uint64_t r) const { return r - 1 + static_cast<uint64_t>(step_offset); }
   void set_steps_before(uint64_t r, uint64_t steps) {
     step_offset = static_cast<int64_t>(steps + 1 - r);

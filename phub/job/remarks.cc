@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <iterator>
 #include <optional>
 
 #include "phub/background.h"
@@ -11,6 +13,19 @@
 #include "transport/text.h"
 
 namespace phub {
+namespace {
+
+// A remark has a length that it may not exceed (kMaxRemarkBytes).
+std::string first_of(const std::set<uint32_t>& ranks) {
+  constexpr size_t kShown = 16;
+  const size_t shown = std::min(ranks.size(), kShown);
+  const auto end = std::next(ranks.begin(), static_cast<std::ptrdiff_t>(shown));
+  std::string text = fmt::format("{}", fmt::join(ranks.begin(), end, ", "));
+  if (ranks.size() > shown) text += fmt::format(" and {} more", ranks.size() - shown);
+  return text;
+}
+
+}  // namespace
 
 // The server has told its operator already where chunks lie (job_maker.h).
 Remarks::Remarks(const Job& job, Notes& notes, const Clock& clock)
@@ -45,16 +60,17 @@ void Remarks::note_machine(uint32_t rank, uint64_t host) {
   const std::vector<uint64_t>& planned = job_.spec().rank_hosts;
   if (!job_.whole_plan().homes.known || host == 0) return;
   const uint64_t then = rank < planned.size() ? planned[rank] : 0;
+  if (then == 0) return;  // it was not known where the rank is
   const bool is_new = then != host ? moved_.insert(rank).second : moved_.erase(rank) > 0;
   if (!is_new) return;
   std::string text;
   if (!moved_.empty()) {
+    const bool is_one = moved_.size() == 1;
     text = fmt::format(
-        "{} {} {} at another machine than when chunks were placed: what {} stays at the boxes "
-        "where "
-        "it lies until the job goes on from a checkpoint",
-        moved_.size() == 1 ? "rank" : "ranks", fmt::join(moved_, ", "),
-        moved_.size() == 1 ? "is" : "are", moved_.size() == 1 ? "it exchanges" : "they exchange");
+        "{} {} {} last seen at another machine than when chunks were placed: what {} stays at the "
+        "boxes where it lies until the job goes on from a checkpoint",
+        is_one ? "rank" : "ranks", first_of(moved_), is_one ? "was" : "were",
+        is_one ? "it exchanges" : "they exchange");
   }
   // With as many remarks as a job may have, it is missing.
   const std::optional<Error> full =

@@ -27,7 +27,8 @@ class Remarks {
   void put(const Remark& remark);
   // A rank has joined, and is at this machine, as its JobSpec::rank_hosts says; 0: it does not say.
   // Where chunks lie at the machines of ranks, a remark names the ranks that are at another one
-  // than the plan was made for. A checkpoint that is restored is planned anew.
+  // than the plan was made for, when they joined last; not those whose machine the plan did not
+  // know. A checkpoint that is restored is planned anew.
   void note_machine(uint32_t rank, uint64_t host);
   void add_to(JobStatus& status) const { status.remarks = remarks_; }
 

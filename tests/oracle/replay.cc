@@ -272,7 +272,9 @@ void Replay::sum_round() {
 }
 
 bool Replay::leaves_out() const {
-  return unused_ && spec_.unused == "skip" && spec_.keys[place_.key].rows_limit == 0;
+  const KeySpec& key = spec_.keys[place_.key];
+  const bool skips = key.rows_limit == 0 || key.rank_limit > 0;
+  return unused_ && spec_.unused == "skip" && skips;
 }
 
 reference::Norms Replay::squares() const {

@@ -72,6 +72,11 @@ TEST(MatrixExchange, OfABoxThatMultiplies) {
   inputs.samples = 1 << 20;
   EXPECT_FALSE(box_cost(100, 64, inputs)) << "nor such a rank_limit";
   inputs.samples = 32;
+  inputs.or_rows = true;
+  EXPECT_FALSE(box_cost(uint64_t{1} << 20, 64, inputs)) << "nor such a rows_limit";
+  const double chunks = 8;  // on any box
+  inputs.box_cores = 64;
+  EXPECT_EQ(box_cost(1024, 64, inputs)->worker_out, (32 * (1024 + chunks * 64) + chunks) * 4.0);
   inputs.box_cores = 0;
   EXPECT_FALSE(box_cost(100, 64, inputs));
 }

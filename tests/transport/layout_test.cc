@@ -332,6 +332,18 @@ void expect_tiles_that_fit(const KeySpec& key) {
   EXPECT_LE(initial_parts(static_cast<uint32_t>(most * columns), bytes), 255u);
 }
 
+// In whatever order limits are set, the format is that of those that are left.
+TEST(Layout, TheFormatFollowsTheLimits) {
+  std::mt19937_64 random(7);
+  KeySpec key{.name = "m", .elements = 64, .shape = {8, 8}};
+  for (int i = 0; i < 200; ++i) {
+    const bool rows = random() % 2 == 0;
+    const uint32_t limit = random() % 2 == 0 ? 0 : 8;
+    rows ? set_rows_limit(key, limit, false) : set_rank_limit(key, limit);
+    EXPECT_EQ(key.format, key.rows_limit > 0 ? "rows" : key.rank_limit > 0 ? "factors" : "");
+  }
+}
+
 TEST(Layout, NoTileIsTooLarge) {
   for (const uint64_t rows : {1u, 31u, 1000u, 10'000'000u}) {
     for (const uint64_t columns : {1u, 7u, 32u, 4096u, 25'088u, 500'000u, 500'001u, 1'048'575u}) {

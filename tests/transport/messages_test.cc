@@ -544,6 +544,9 @@ TEST(BadInput, CompactKeys) {
             key.shape[1] = (1 << 20) - 1;
             key.elements = 100 * key.shape[1];
           });
+  refused(
+      "rows", "keys[0].rank_limit: 1000000 pairs of vectors for 32 rows of 33 columns are more",
+      [](auto&, auto& key) { set_rows_limit(key, 100, false), set_rank_limit(key, 1'000'000); });
   refused("factors",
           "keys[0].rank_limit: 1000 pairs of vectors for 32 rows of 524289 columns are more than "
           "a chunk may have, which is 16777216 elements",

@@ -536,6 +536,9 @@ static void choices(void) {
   FAILS(
       phub_choose_box_factors(2, 1, 2, 4, 0, 1, 3, rows, columns, samples, NULL, as_factors, NULL),
       PHUB_INVALID, "must be");
+  FAILS(phub_choose_box_factors(2, 1, 2, 0, 1000, 1, 3, rows, columns, samples, NULL, as_factors,
+                                NULL),
+        PHUB_INVALID, "box_cores: must be");
   as_factors[1] = 1;
   OK(phub_choose_factors(2, 1e-320, 2, 1, 3, rows, columns, samples, NULL, as_factors, seconds));
   CHECK(as_factors[1] == 0 && isinf(seconds[0]) && isinf(seconds[1])); /* nothing comes through */

@@ -19,6 +19,7 @@ namespace phub::testing {
 namespace remarks_test {
 
 using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -130,15 +131,52 @@ TEST(Remarks, ARankAtAnotherMachineIsNamed) {
     return remarks_of(box, spec.name);
   };
   const std::string moved =
-      "moved ranks: rank 1 is at another machine than when chunks were placed: what it exchanges "
-      "stays at the boxes where it lies until the job goes on from a checkpoint";
+      "moved ranks: rank 1 was last seen at another machine than when chunks were placed: what it "
+      "exchanges stays at the boxes where it lies until the job goes on from a checkpoint";
   EXPECT_EQ(again_at({1, 1}), std::vector<std::string>{moved});
   EXPECT_EQ(again_at({}), std::vector<std::string>{moved}) << "it does not say where it is";
   EXPECT_EQ(again_at({7, 2}), std::vector<std::string>{}) << "each rank speaks for itself";
   EXPECT_EQ(again_at({0, 9}), std::vector<std::string>{moved});
-  EXPECT_THAT(box.notes(), Contains(HasSubstr("job 'moved': moved ranks: rank 1 is at")));
+  EXPECT_THAT(box.notes(),
+              Contains(HasSubstr("job 'moved': moved ranks: rank 1 was last seen at")));
   second->abandon();
   first->abandon();
+}
+
+// Of 18 ranks it is known where they are, of the last one it is not: it has not moved.
+TEST(Remarks, ManyRanksAtOtherMachinesAreCounted) {
+  const char* shards = std::getenv("PHUB_TEST_SHARDS");
+  const std::string before = shards ? shards : "0";
+  setenv("PHUB_TEST_SHARDS", "1", 1);
+  Box box("pack:1 core:1 pu:1");
+  setenv("PHUB_TEST_SHARDS", before.c_str(), 1);
+  constexpr uint32_t kRanks = 19;
+  JobSpec spec = spec_of("many", kRanks);
+  spec.keys = {{.name = "a", .elements = 64}};
+  spec.on_loss = "wait";
+  const auto join_at = [&](uint64_t host, size_t known, uint32_t rank) {
+    JobSpec mine = spec;
+    mine.rank_hosts.assign(known, host);
+    WorkerOptions options = box.options(mine, rank);
+    options.transport = "tcp";
+    options.replace = true;
+    return std::make_unique<Worker>(options);
+  };
+  std::vector<std::unique_ptr<Worker>> workers(kRanks);
+  std::vector<std::thread> joins;
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    joins.emplace_back([&, rank] { workers[rank] = join_at(1, kRanks - 1, rank); });
+  }
+  for (std::thread& each : joins) each.join();
+  for (uint32_t rank = kRanks; rank-- > 0;) {
+    workers[rank]->abandon();
+    workers[rank] = join_at(7, kRanks, rank);
+    if (rank == kRanks - 1) EXPECT_EQ(remarks_of(box, spec.name), std::vector<std::string>{});
+  }
+  EXPECT_THAT(remarks_of(box, spec.name),
+              ElementsAre(HasSubstr("moved ranks: ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, "
+                                    "13, 14, 15 and 2 more were last seen at another machine")));
+  for (const std::unique_ptr<Worker>& each : workers) each->abandon();
 }
 
 }  // namespace remarks_test

@@ -133,10 +133,22 @@ size_t set_format(JobSpec& spec, const std::string& pattern, const std::string& 
   return for_each_matching(spec, pattern, [&format](KeySpec& key) { key.format = format; });
 }
 
+namespace {
+// With both limits each push says whether it is rows or factors.
+void set_format_by_limits(KeySpec& key) {
+  if (key.rows_limit > 0) {
+    key.format = kRows;
+  } else if (key.rank_limit > 0) {
+    key.format = kFactors;
+  } else if (is_compact(key)) {
+    key.format = "";
+  }
+}
+}  // namespace
+
 void set_rank_limit(KeySpec& key, uint32_t rank_limit) {
   key.rank_limit = rank_limit;
-  if (key.rows_limit > 0) return;  // each push says whether it is rows or factors
-  if (rank_limit > 0 || is_factors(key)) key.format = rank_limit > 0 ? kFactors : "";
+  set_format_by_limits(key);
 }
 
 size_t set_factors(JobSpec& spec, const std::string& pattern, uint32_t rank_limit) {
@@ -145,9 +157,9 @@ size_t set_factors(JobSpec& spec, const std::string& pattern, uint32_t rank_limi
 }
 
 void set_rows_limit(KeySpec& key, uint32_t rows_limit, bool lazy) {
-  if (rows_limit > 0 || is_rows(key)) key.format = rows_limit > 0 ? kRows : "";
   key.rows_limit = rows_limit;
   key.lazy = rows_limit > 0 && lazy;
+  set_format_by_limits(key);
 }
 
 size_t set_rows(JobSpec& spec, const std::string& pattern, uint32_t rows_limit, bool lazy) {
@@ -175,7 +187,7 @@ uint32_t most_tile_rows(const KeySpec& key) {
 
 uint32_t tile_rows_for(const KeySpec& key, uint64_t cores, uint32_t chunk_elements) {
   const uint64_t together = rows_together(key);
-  if (key.rank_limit > 0 && key.rows_limit > 0) cores = std::max(cores, kTilesOfEither);
+  if (key.rank_limit > 0 && key.rows_limit > 0) cores = kTilesOfEither;
   const uint64_t wanted = key.rank_limit > 0 ? (key.shape[0] + cores - 1) / cores
                                              : chunk_elements / key.shape[1] / together * together;
   const uint64_t whole = (std::max<uint64_t>(wanted, 1) + together - 1) / together * together;

@@ -143,7 +143,7 @@ void check_compact(const KeySpec& key, size_t i, bool of_racks) {
   }
   check_number(field("rows_limit"), key.rows_limit, 1, kMaxRowsLimit);
   check_format_of(key, field("rows_limit"), kRows, of_racks);
-  check_tiles(key, i, field("rows_limit"));
+  check_tiles(key, i, field(key.rank_limit > 0 ? "rank_limit" : "rows_limit"));
 }
 
 void check_fold_of(const KeySpec& key, size_t i) {

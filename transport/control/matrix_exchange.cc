@@ -219,9 +219,9 @@ std::optional<ExchangeCost> box_cost(uint64_t rows, uint64_t columns,
   if (inputs.box_cores == 0 || inputs.samples > kMaxRankLimit || columns > kMaxTileColumns) {
     return std::nullopt;
   }
+  if (inputs.or_rows && rows > kMaxRowsLimit) return std::nullopt;
   key.rank_limit = static_cast<uint32_t>(inputs.samples);
-  if (inputs.or_rows)
-    key.rows_limit = static_cast<uint32_t>(std::min<uint64_t>(rows, kMaxRowsLimit));
+  if (inputs.or_rows) key.rows_limit = static_cast<uint32_t>(rows);
   key.tile_rows = tile_rows_for(key, inputs.box_cores, 0);
   if (key.tile_rows == 0) return std::nullopt;
   const uint64_t chunks = (rows + key.tile_rows - 1) / key.tile_rows;

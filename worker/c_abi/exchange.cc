@@ -149,6 +149,9 @@ phub_code phub_choose_box_factors(uint32_t ranks, double rank_gbit_s, double box
                                   const size_t* samples, const double* backward_s,
                                   unsigned char* as_factors, double* seconds) {
   return call(__func__, [&] {
+    if (box_cores == 0) {
+      throw Refusal(PHUB_INVALID, "box_cores: must be 1 or more, got 0");
+    }
     choose({.ranks = ranks,
             .worker_gbit_s = rank_gbit_s,
             .box_gbit_s = box_gbit_s,

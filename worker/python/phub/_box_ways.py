@@ -8,6 +8,7 @@ sends what fits the step, whatever the others send.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -26,7 +27,9 @@ from phub.errors import Error, InvalidError
 from phub.worker import Worker
 
 Weights = dict[str, nn.Linear]
-_TILES = 8  # chunks of such a key, at least, each of which gets all right vectors
+_TILES = 8  # chunks of such a key, unless they are too large; each gets all right vectors
+_MOST_ELEMENTS = 1 << 24  # of a chunk
+_MOST_TOGETHER = 32  # rows: a chunk has a multiple of so many, or fewer
 _MOST_COLUMNS = 1 << 19  # of a chunk of 32 rows
 # Of an element of a result, about.
 _RESULT_BYTES = {"bf16": 2, "f16": 2, "fp8-e4m3": 1, "fp8-e5m2": 1, "int8": 1, "int4": 0.5}
@@ -79,11 +82,22 @@ def choosable(
         rows, columns = module.weight.shape
         if rows > MAX_ROWS or columns > _MOST_COLUMNS:
             continue
-        # With more samples, pairs are longer than rows.
-        samples = max(1, rows * columns // (rows + _TILES * columns))
+        samples = most_samples(rows, columns)
+        if samples < 1:
+            continue
         keys[name] = replace(key, rank_limit=samples, rows_limit=rows)
         weights[name] = module
     return weights
+
+
+def most_samples(rows: int, columns: int) -> int:
+    """Of such a weight, as pairs; 0: it goes whole.
+
+    With more, pairs are longer than rows, or do not fit into a chunk.
+    """
+    tile = min(-(-rows // _TILES), _MOST_ELEMENTS // columns)
+    by_length = rows * columns // (rows + -(-rows // tile) * columns)
+    return min(max(1, by_length), _MOST_ELEMENTS // (columns + tile + _MOST_TOGETHER))
 
 
 class BoxWeight(Weight):
@@ -91,14 +105,14 @@ class BoxWeight(Weight):
 
     def __init__(self, name: str, module: nn.Linear, ways: All) -> None:
         super().__init__(name, module, ways)
-        rows, columns = self.shape
-        self._most = max(1, rows * columns // (rows + _TILES * columns))
-        self._indices = torch.arange(rows)
+        self._most = most_samples(*self.shape)
+        self._indices = torch.arange(self.shape[0])
         self._own = torch.empty(0)
 
     def leave(self) -> None:
         super().leave()
-        self._module.__dict__.pop("forward", None)
+        if self._module.__dict__.get("forward") == self._forward:  # and no other's
+            del self._module.forward
 
     def follow(self, samples: int, factors: Worker | None) -> None:
         """As Weight: of so many samples at most; 0: whole."""
@@ -216,8 +230,12 @@ class BoxWays(Ways):
             return
         try:
             action()
-        except Error:
+        except Error as error:
             self._is_lost = True
+            if self.facts and self.worker.rank == 0:
+                self._log(f"; that is the last choice: {error}")
+                return
+            _tell(self.worker, f"all weights go as they do now: {error}")
 
     def _join_choice(self) -> Choice:
         layers = list(self.layers.values())
@@ -226,6 +244,14 @@ class BoxWays(Ways):
     def _change_to(self, plan: dict[str, int]) -> bool:
         self._follow(plan, None)
         return True
+
+
+def _tell(worker: Worker, what: str) -> None:
+    print(
+        f"phub: job '{worker.job}': rank {worker.rank}: factors='auto': {what}",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def ways_for(
@@ -237,11 +263,18 @@ def ways_for(
     syncs: Callable[[], bool],
     result_format: str,
 ) -> BoxWays | None:
-    """As BoxWays. None: there is no choice, or this rank came when the others had begun."""
+    """As BoxWays. None: there is no choice, or this rank came when the others had begun.
+
+    Then it sends whole gradients, as a rank does whose attempt to join the others fails.
+    """
     worker = parameters[0].worker
     if not weights or worker.world_size == 1 or worker.first_round > 1:
         return None
-    ways = BoxWays(weights, others, worker, options, syncs=syncs, result_format=result_format)
+    try:
+        ways = BoxWays(weights, others, worker, options, syncs=syncs, result_format=result_format)
+    except Error as error:  # a rank was lost before it had a result, and this one takes its place
+        _tell(worker, f"this rank sends whole gradients: {error}")
+        return None
     for each in parameters:
         if isinstance(each, EitherWay):
             each.weight = ways.weight(each.name)

@@ -42,9 +42,9 @@ class Facts:
 
 @dataclass(frozen=True)
 class AtBox:
-    """What decides where the box multiplies, and makes the steps."""
+    """What the choice depends on where the box multiplies, and makes the steps."""
 
-    cores: int
+    cores: int  # of the box, that multiply
     result_bytes: float  # of an element
 
 

@@ -93,9 +93,10 @@ class Ways:
             self._call.remove()
         for layer in self.layers.values():
             layer.leave()
-        for worker in (self._factors, self._wishes):
-            if worker:
-                worker.close()
+        with contextlib.ExitStack() as closing:  # the second one also if the first one fails
+            for worker in (self._wishes, self._factors):
+                if worker:
+                    closing.callback(worker.close)
 
     # ---- A step. Of the thread of backward().
 

@@ -225,7 +225,7 @@ def test_a_lost_rank_ends_the_trial(box, start, lost_at):
 
 
 def goes_on(rank, steps, lost_at, path):
-    """Rank 1 ends in this step, once; another process takes its place."""
+    """Rank 1 ends in this step, once, and leaves a file; another process takes its place."""
     measures(SLOW)
     cheap_results()
     net = model_of(SEED + rank)
@@ -233,7 +233,8 @@ def goes_on(rank, steps, lost_at, path):
     optimizer = made(net, on_loss="wait", lease_ms=1000, wait_limit_ms=600_000)
     began = optimizer.steps_done
     for step in range(began, steps):
-        if rank == 1 and step == lost_at and began == 0:
+        if rank == 1 and step == lost_at and not (path / "lost").exists():
+            (path / "lost").touch()
             os.kill(os.getpid(), signal.SIGKILL)
         optimizer.zero_grad()
         net(batch_of(rank, step)).square().mean().backward()
@@ -250,6 +251,16 @@ def test_who_takes_the_place_of_a_lost_rank_sends_whole_gradients(box, start, tm
     (began, plan, parameters), (later, none, same) = ranks.results()
     assert (began, plan) == (0, PLAN)
     assert later >= 5
+    assert none is None
+    assert_same_bits(same, parameters)
+
+
+def test_so_does_who_takes_it_before_the_first_step(box, start, tmp_path):
+    """The job of the choice has begun without it, and that of the training has not."""
+    ranks = start(goes_on, 2, 6, 0, tmp_path)
+    ranks.replace(1)
+    (began, _, parameters), (later, none, same) = ranks.results()
+    assert (began, later) == (0, 0)
     assert none is None
     assert_same_bits(same, parameters)
 
@@ -322,6 +333,7 @@ OPTIONS = {
     "excludes": {"on_nonfinite": "exclude"},
     "in groups": {"groups": "2,1"},
     "a schedule": {"schedule": {"lr_exponential": 0.9}},
+    "unused": {"unused": "skip"},
 }
 
 
@@ -336,3 +348,45 @@ def test_it_goes_with(box, start, case, transport):
     assert [plan for _, plan in rows[:-1]] == [{}, {}] + 3 * [PLAN]
     rate, norm = {"a schedule": (0.9, 0)}.get(case, (1, options.get("max_norm", 0)))
     assert_close([p for p, _ in rows], alone(3, rows[0][0], sizes, rate=rate, norm=norm))
+
+
+def test_a_step_without_a_weight_leaves_it_as_it_is(box, start):
+    """With unused="skip", also where it goes as factors: no step is made of its momentum."""
+
+    def body(rank):
+        measures(SLOW)
+        cheap_results()
+        net = model_of(SEED + rank)
+        optimizer = made(net, unused="skip")
+        found = []
+        for step in range(5):
+            before = parameters_of(net)
+            optimizer.zero_grad()
+            inputs = batch_of(rank, step)
+            (net[4](torch.ones(3, 330)) if step == 3 else net(inputs)).square().mean().backward()
+            optimizer.step()
+            found.append({n: not torch.equal(before[n], p) for n, p in parameters_of(net).items()})
+        plan = dict(optimizer.ways.plan)
+        leave(optimizer)
+        return plan, found
+
+    (plan, found), other = start(body, 2).results()
+    assert other == (plan, found)
+    assert plan == PLAN
+    without = {"0.weight": False, "0.bias": False, "2.weight": False}
+    assert found[3] == {**without, "4.weight": True, "4.bias": True}
+    assert all(found[4].values())
+
+
+@pytest.mark.parametrize(
+    "shape", [(65536, 4096), (4096, 65536), (4096, 25088), (1 << 20, 1 << 10), (170, 200), (3, 2)]
+)
+def test_pairs_fit_into_a_chunk_and_are_no_longer_than_rows(shape):
+    rows, columns = shape
+    samples = _box_ways.most_samples(rows, columns)
+    assert samples > 0
+    tile = min(rows, max(1, 2**24 // samples - columns), max(1, 2**24 // columns))
+    assert samples * (columns + min(tile, -(-rows // 8))) <= 2**24
+    assert tile >= min(-(-rows // 8), 2**24 // columns)  # more would be longer slots
+    if samples > 1:
+        assert samples * (rows + 8 * columns) <= rows * columns
