@@ -352,6 +352,33 @@ TEST(CoreJob, APayloadOfRowsSaysHowLongItIs) {
   }
 }
 
+// Of rows and of pairs there are no more than the limits, also if more would fit into the slot.
+TEST(CoreJob, APayloadOfEitherFormHasNoMoreThanTheLimit) {
+  struct Case {
+    uint32_t first;
+    uint32_t limit;
+    uint64_t bytes;
+    bool fits;
+  };
+  using kernels::kPairs;
+  constexpr uint64_t kRow = 4 + 16 * 4, kPair = (4 + 16) * 4;  // of 4 x 16
+  for (const Case& c : {Case{kPairs, 1, 4, true}, Case{kPairs + 1, 1, 4 + kPair, true},
+                        Case{kPairs + 2, 1, 4 + 2 * kPair, false}, Case{4, 8, 4 + 4 * kRow, true},
+                        Case{5, 8, 4 + 5 * kRow, false}}) {
+    SCOPED_TRACE(fmt::format("{:#x}, and the limit is {}", c.first, c.limit));
+    Rig rig({.form = kernels::SlotForm::kEither, .columns = 16, .limit = c.limit});
+    const uint64_t at = 64 * sizeof(float);  // of chunk 1; those behind it are not used
+    std::memcpy(rig.slots[1].data() + at, &c.first, sizeof c.first);
+    rig.endpoint.inbox.push_back(
+        {.rank = 1, .imm = encode({1, 1, ImmKind::kData}), .bytes = c.bytes, .offset = at});
+    for (const uint32_t rank : {0u, 2u}) rig.arrive(rank, {1, 1, ImmKind::kData});
+    rig.run();
+    CoreReport report;
+    ASSERT_EQ(rig.job->next_report(report), !c.fits);
+    if (!c.fits) EXPECT_EQ(report.violation, CoreReport::kBytes);
+  }
+}
+
 // Who has the result before gets nothing of one that is the same; who comes gets all of it.
 TEST(CoreJob, AResultThatIsTheSameIsSentToNobodyWhoHasIt) {
   Rig rig({.parameters = {.max_ranks = 3, .rules = {.optimizer = kernels::Optimizer::kSgd}},
