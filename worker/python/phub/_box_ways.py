@@ -16,6 +16,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import nn
 
+from phub._buffers import LateError
 from phub._choice import AtBox, Choice
 from phub._exchanged import Exchanged
 from phub._options import MAX_ROWS, Key, Option
@@ -265,14 +266,14 @@ def ways_for(
 ) -> BoxWays | None:
     """As BoxWays. None: there is no choice, or this rank came when the others had begun.
 
-    Then it sends whole gradients, as a rank does whose attempt to join the others fails.
+    Then it sends whole gradients.
     """
     worker = parameters[0].worker
     if not weights or worker.world_size == 1 or worker.first_round > 1:
         return None
     try:
         ways = BoxWays(weights, others, worker, options, syncs=syncs, result_format=result_format)
-    except Error as error:  # a rank was lost before it had a result, and this one takes its place
+    except LateError as error:  # it takes the place of a rank that was lost in the first round
         _tell(worker, f"this rank sends whole gradients: {error}")
         return None
     for each in parameters:

@@ -24,11 +24,16 @@ OTHERS = (
     "state_dtype",
     "initial",
     "on_nonfinite",
+    "unused",
     "optimizer",
     "quorum",
     "grace_ms",
     "job",
 )
+
+
+class LateError(InvalidError):
+    """The other ranks have begun the job without this one."""
 
 
 class Buffers:
@@ -213,7 +218,7 @@ def worker_beside(
     beside: the worker in the job of the training, which `options` are of.
     late: what the other ranks have done if the job has begun without this one.
     others: options that only the new job has.
-    Raises InvalidError then.
+    Raises LateError then.
     """
     given = {option: value for option, value in options.items() if option not in OTHERS}
     given |= {"rank": beside.rank, "world_size": beside.world_size, **others}
@@ -221,7 +226,7 @@ def worker_beside(
     worker = Worker(by_name(keys), hyper=None, formats=None, saver=None, job=job, **given)
     if worker.first_round > 1:
         worker.close()
-        raise InvalidError(
+        raise LateError(
             f"{late} before this one joined, and it cannot join them: start all ranks again"
         )
     return worker

@@ -260,7 +260,8 @@ def test_so_does_who_takes_it_before_the_first_step(box, start, tmp_path):
     ranks = start(goes_on, 2, 6, 0, tmp_path)
     ranks.replace(1)
     (began, _, parameters), (later, none, same) = ranks.results()
-    assert (began, later) == (0, 0)
+    assert began == 0
+    assert later in (0, 1)  # as the loss was noticed before its first round or in it
     assert none is None
     assert_same_bits(same, parameters)
 
@@ -389,4 +390,4 @@ def test_pairs_fit_into_a_chunk_and_are_no_longer_than_rows(shape):
     assert samples * (columns + min(tile, -(-rows // 8))) <= 2**24
     assert tile >= min(-(-rows // 8), 2**24 // columns)  # more would be longer slots
     if samples > 1:
-        assert samples * (rows + 8 * columns) <= rows * columns
+        assert samples * (rows + -(-rows // tile) * columns) <= rows * columns
