@@ -51,7 +51,8 @@ class _Climb:
         ):
             pass
         above, below = (self._speed_beside(name, half_steps) for half_steps in (2, -2))
-        # A rate's speed that still rises steeply here rises on, until the loss falls no more.
+        # A speed that still rises steeply here rises on, until the loss falls no more. (Seen along
+        # learning rates; of any other range it is a guess, which costs a trial.)
         rises = self._speed(self._at) > 0 and below < _STEEP * self._speed(self._at)
         half = 1 if above >= below or (rises and above > -math.inf) else -1
         yield from self._moves(self._beside(name, half))

@@ -231,7 +231,10 @@ class Decisions:
         return alive[0] if alive else None
 
     def _run_on(self, clocks: int, first: Trial, second: Trial) -> Requests:
-        """The faster one runs so long, and the slower one as long as it may still overtake it."""
+        """Both run so long; by speed, the slower one as long as it may still overtake the other."""
+        if self._policy.compare != "speed":  # anything else may grow with the clocks
+            yield from self._up_to(clocks, [first, second])
+            return
         yield from self._up_to(clocks, [first])
         while lives(second) and len(second.losses) < clocks and may_overtake(second, first):
             yield from run_until(second, min(clocks, len(second.losses) + _GLANCE))
@@ -329,9 +332,12 @@ def may_overtake(late: Trial, ahead: Trial) -> bool:
     losses, size = late.losses, WINDOW_CLOCKS
     start = losses[0] if late.start is None else late.start
     fall = start - late.verdict.loss
-    lately = (sum(losses[-2 * size : -size]) - sum(losses[-size:])) / size**2
+    by_clock = fall / len(losses)
+    if len(losses) >= 2 * size:
+        lately = (sum(losses[-2 * size : -size]) - sum(losses[-size:])) / size**2
+        by_clock = max(by_clock, lately)
     left = len(ahead.losses) - len(losses)
-    return fall + max(lately, fall / len(losses)) * left > ahead.verdict.speed * len(ahead.losses)
+    return fall + by_clock * left > ahead.verdict.speed * len(ahead.losses)
 
 
 def lives(trial: Trial) -> bool:

@@ -8,6 +8,7 @@ import statistics
 import pytest
 from conftest import SEED, refused
 
+from phub._decisions import Trial, may_overtake
 from phub._trials import Course, judge
 from phub.tuning import Between, Decisions, Discard, Fork, Policy, Run, climb, grid, sampled, tpe
 
@@ -388,6 +389,23 @@ def test_the_two_best_run_on_where_they_are_near_each_other():
     assert best == 2, "there is room for one only"
     _, ran = asked(Listed(1, 3), losses, first_clocks=6)
     assert ran == {1: 6, 3: 6}, "the other is too slow"
+
+
+def test_what_is_not_compared_by_speed_runs_on_as_long_as_its_rival():
+    def losses(rate, at):
+        return 9 - {1: 1, 2: 1.5, 3: 0.1}[rate] * at
+
+    found = asked(Listed(1, 2, 3), losses, first_clocks=6, compare="loss")
+    assert found == (2, {1: 12, 2: 12, 3: 6})
+
+
+def test_a_short_trial_overtakes_by_all_that_it_has_fallen():
+    def of(*losses):
+        return Trial(1, {}, list(losses), 9)
+
+    ahead = of(*(9 - 0.5 * at for at in range(12)))
+    assert not may_overtake(of(9, 9, 9, 8.9, 8.8), ahead)
+    assert may_overtake(of(9, 8, 7, 6, 5), ahead)
 
 
 def test_a_trial_that_is_seen_to_diverge_stops():
