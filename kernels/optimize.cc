@@ -1,6 +1,7 @@
 // The table of optimizers, and what is looked up in it. Each entry is a rule of optimizers/.
 #include <algorithm>
 #include <array>
+#include <cfloat>
 #include <cstdint>
 #include <initializer_list>
 #include <iterator>
@@ -159,11 +160,12 @@ KeyNorms measure(const Step& step, const float* g, const float* params, const fl
 
 float trust_ratio(const Step& step, const KeyNorms& norms) {
   if (!step.adapts || !(norms.parameters > 0) || !(norms.update > 0)) return 1;
-  if (step.optimizer == Optimizer::kLamb) {
-    return static_cast<float>(norms.parameters / norms.update);
+  double above = norms.parameters, below = norms.update;
+  if (step.optimizer == Optimizer::kLars) {
+    above *= step.trust_coeff;
+    below += step.trust_decay * norms.parameters + step.trust_eps;
   }
-  const double below = norms.update + step.trust_decay * norms.parameters + step.trust_eps;
-  return static_cast<float>(step.trust_coeff * norms.parameters / below);
+  return static_cast<float>(std::min(above / below, double{FLT_MAX}));
 }
 
 void encode_state(const float* from, size_t elements, const State8& to) {

@@ -33,8 +33,8 @@ KeyNorms measure(const Step& step, const float* g, const float* params, const fl
                  const float* state1, size_t elements, float* scratch);
 
 // The step's ratio, in double and cast: for lamb ‖p‖ / ‖u‖, for lars trust_coeff · ‖p‖ / (‖u‖ +
-// trust_decay · ‖p‖ + trust_eps). It is 1 if either norm is 0 or a NaN, or if the step does not
-// adapt.
+// trust_decay · ‖p‖ + trust_eps), but at most the largest float. It is 1 if either norm is 0 or a
+// NaN, or if the step does not adapt.
 float trust_ratio(const Step& step, const KeyNorms& norms);
 
 }  // namespace phub::kernels

@@ -195,6 +195,7 @@ TEST(Trust, RatiosOfAnyNorms) {
         EXPECT_TRUE(got == want || (std::isnan(got) && std::isnan(want)))
             << name_of(v.optimizer) << ": " << p << " and " << u << " give " << got << ", not "
             << want;
+        EXPECT_FALSE(std::isinf(got)) << name_of(v.optimizer) << ": " << p << " and " << u;
       }
     }
   }

@@ -450,8 +450,11 @@ float trust_ratio(Optimizer optimizer, const Hyper& hyper, const Norms& norms) {
   if (!has_trust(optimizer) || (hyper.weight_decay == 0 && hyper.always_adapt == 0)) return 1;
   const double p = norms.parameters, u = norms.update;
   if (p == 0 || u == 0 || std::isnan(p) || std::isnan(u)) return 1;
-  if (optimizer == Optimizer::kLamb) return static_cast<float>(p / u);
-  return static_cast<float>(hyper.trust_coeff * p / (u + hyper.weight_decay * p + hyper.eps));
+  const double ratio = optimizer == Optimizer::kLamb
+                           ? p / u
+                           : hyper.trust_coeff * p / (u + hyper.weight_decay * p + hyper.eps);
+  constexpr float kMost = std::numeric_limits<float>::max();
+  return ratio > double{kMost} ? kMost : static_cast<float>(ratio);
 }
 
 Model::Model(Optimizer o, const Hyper& h, std::vector<float> initial)

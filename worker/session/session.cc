@@ -337,6 +337,7 @@ std::chrono::nanoseconds Session::room_in() const {
 void Session::carry_over(size_t key, uint32_t most_rounds, const Keep& keep) {
   if (broken_ || (key != kAllKeys && ready(key))) return;
   if (room_in().count() == 0) return;  // what waits for room alone goes soon
+  std::vector<uint32_t> leaving;
   waiting_.advance([&](const WaitingSend& each) {
     Chunk& chunk = chunks_[each.chunk];
     const bool asked = key == kAllKeys || chunk.key == key;
@@ -347,8 +348,11 @@ void Session::carry_over(size_t key, uint32_t most_rounds, const Keep& keep) {
     chunk.null = true;
     ++chunk.carried;
     ++chunks_carried_over_;
+    if (turns_.are_there()) leaving.push_back(each.chunk);
     return true;
   });
+  // A null is never told to be taken. Its result may wait for a chunk that waits for this slot.
+  for (const uint32_t chunk : leaving) leave_slot(chunks_[chunk]);
   post_waiting();
 }
 
