@@ -97,7 +97,8 @@ TEST(LayersWalk, ProductsAreMadeOrTakeTheirTime) {
 }
 
 // A rank that sends something else than it should: all see it.
-TEST(LayersWalk, WhatIsNoSumIsWrong) {
+// One key has another gradient, and one has that of the first round in all of them.
+TEST(LayersWalk, WhatIsNoSumOfTheRoundIsWrong) {
   const Net net = small_net();
   const WalkOptions options = quick();
   JobSpec spec;
@@ -110,13 +111,15 @@ TEST(LayersWalk, WhatIsNoSumIsWrong) {
     Worker worker(options_of_rank(box, spec, rank));
     worker.broadcast({});
     if (rank == 0) {
-      EXPECT_EQ(walk(net, options, worker).wrong, options.warmup + options.iterations);
+      const uint64_t rounds = options.warmup + options.iterations;
+      EXPECT_EQ(walk(net, options, worker).wrong, rounds + rounds - 1);
     } else {
-      for (size_t key = 0; key < worker.keys(); ++key) {
-        std::ranges::fill(worker.gradient(key), key == 2 ? 0.5F : 2.0F);
-      }
-      for (uint64_t i = 0; i < options.warmup + options.iterations; ++i) {
-        for (size_t key = 0; key < worker.keys(); ++key) worker.push(key);
+      for (uint64_t round = 1; round <= options.warmup + options.iterations; ++round) {
+        for (size_t key = 0; key < worker.keys(); ++key) {
+          const float right = 2 * scale_of(key == 0 ? 1 : round);
+          std::ranges::fill(worker.gradient(key), key == 2 ? 0.5F : right);
+          worker.push(key);
+        }
         worker.wait_all();
       }
     }
