@@ -47,8 +47,8 @@ inline constexpr std::array<HyperField, 27> kHyperFields = {{
     {"lr_decay", &Hyper::lr_decay, 0, HUGE_VAL, false, optimizers({Optimizer::kAdagrad})},
     {"grad_scale", &Hyper::grad_scale, 1e-30, HUGE_VAL, false, ~uint32_t{0}},
     {"rho", &Hyper::rho, 0, 1, false, optimizers({Optimizer::kAdadelta})},
-    // The update of lamb, whose norm is taken with that of the gradient, is made of what is
-    // clipped.
+    // Not lamb: the norm of its update is taken together with the gradient's, and so before the
+    // gradient is clipped, of which the update would be made.
     {"max_norm", &Hyper::max_norm, 0, HUGE_VAL, true, kSteps & ~optimizers({Optimizer::kLamb})},
     {"trust_coeff", &Hyper::trust_coeff, 0, HUGE_VAL, false, optimizers({Optimizer::kLars})},
     {"always_adapt", &Hyper::always_adapt, 0, HUGE_VAL, false,

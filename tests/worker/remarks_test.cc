@@ -152,7 +152,7 @@ TEST(Remarks, ManyRanksAtOtherMachinesAreCounted) {
   setenv("PHUB_TEST_SHARDS", before.c_str(), 1);
   constexpr uint32_t kRanks = 19;
   JobSpec spec = spec_of("many", kRanks);
-  spec.keys = {{.name = "a", .elements = 64}};
+  spec.keys = {{.name = "a", .elements = 1 << 16}};
   spec.on_loss = "wait";
   const auto join_at = [&](uint64_t host, size_t known, uint32_t rank) {
     JobSpec mine = spec;

@@ -217,8 +217,9 @@ uint32_t rows_together(const KeySpec& key);
 uint32_t most_tile_rows(const KeySpec& key);
 // Rows of a chunk. Keys with factors get as many chunks as `cores`, if they may be so large, since
 // each chunk gets the right vectors of all. Keys with rows get chunks of about chunk_elements, as a
-// result is a whole chunk. Keys with either get as many chunks as those with factors, and at least
-// kTilesOfEither, since the result of one comes while the rows of the next are sent.
+// result is a whole chunk. Keys with either get kTilesOfEither chunks, if they may be so large: the
+// result of one comes while the rows of the next are sent. More would be longer slots, since each
+// has room for all right vectors.
 inline constexpr uint64_t kTilesOfEither = 8;
 uint32_t tile_rows_for(const KeySpec& key, uint64_t cores, uint32_t chunk_elements);
 
