@@ -1158,13 +1158,19 @@ PHUB_API phub_code phub_store_options_add_table(phub_store_options* options, con
  * With phub_options_set_saver the store is saved from its first phub_store_finish on, if the box
  * keeps checkpoints: the saver is called in phub_store_clock or phub_store_table, by one thread
  * while all threads of the process are in that call, with the number of clocks in place of a round.
- * A run that is to go on makes the same calls up to its first phub_store_finish, which goes on:
- * tables, phub_store_clocks and phub_store_restored are those of the checkpoint then. It needs
- * on_loss "fail", and neither gather_again nor spare rows; rows are placed once. */
+ * Of the store it calls nothing but phub_store_clocks. A run that is to go on has as many ranks and
+ * makes the same calls up to its first phub_store_finish, which goes on: tables, phub_store_clocks
+ * and phub_store_restored are those of the checkpoint then. It needs on_loss "fail", and neither
+ * gather_again nor spare rows; rows are placed once. */
 PHUB_API phub_code phub_store_create(const phub_options* worker, const phub_store_options* options,
                                      phub_store** store);
 /* Leaves the job, when the last phub_store_thread is destroyed, too. */
 PHUB_API phub_code phub_store_destroy(phub_store* store);
+/* Ends the store as if its process had died: for the others its rank is lost, and the next store
+ * goes on from the checkpoint, if there is one. For a program that fails and lives on. Any thread,
+ * also while others are in a call: what they wait for, and every later phub_store_clock,
+ * phub_store_finish and phub_store_table, is PHUB_FENCED. phub_store_destroy frees it. */
+PHUB_API phub_code phub_store_abandon(phub_store* store);
 
 /* The rank of this process and the number of ranks, by which an application divides its data.
  * Either may be null. */

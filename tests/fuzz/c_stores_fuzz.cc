@@ -136,6 +136,7 @@ class Calls {
 
   phub_code remake_store() {
     phub_store*& store = stores_[in_.take() % 2];
+    if (in_.take() % 4 == 0) phub_store_abandon(store);
     phub_store_destroy(store);
     store = nullptr;
     return phub_store_create(in_.take() % 16 ? worker_ : nullptr, options(), &store);

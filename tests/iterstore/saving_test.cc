@@ -400,17 +400,21 @@ class TwoRanks : public SavedStores {
  protected:
   void run_both(const std::function<void(Store& store, StoreThread& mine, uint32_t rank)>& body,
                 uint64_t first_row = 0) {
-    each_rank(2, [&](uint32_t rank) {
-      StoreOptions options = options_of(StoreOptions(), "two", rank, 2);
-      options.tables = {{.name = "t", .rows = 400, .type = "i32", .fixed = true}};
-      options.worker.saver = [](uint64_t) { return RankState(); };
-      Store store(options);
-      StoreThread mine(store, 0);
-      mine.begin_virtual();
-      update(mine, rank, first_row);
-      mine.finish();
-      body(store, mine, rank);
-    });
+    each_rank(ranks_, [&](uint32_t rank) { run_rank(rank, body, first_row); });
+  }
+  void run_rank(uint32_t rank,
+                const std::function<void(Store& store, StoreThread& mine, uint32_t rank)>& body,
+                uint64_t first_row = 0) {
+    StoreOptions options = options_of(StoreOptions(), "two", rank, ranks_);
+    options.worker.spec.join_limit_ms = join_limit_ms_;
+    options.tables = {{.name = "t", .rows = 600, .type = "i32", .fixed = !alike_}};
+    options.worker.saver = [](uint64_t) { return RankState(); };
+    Store store(options);
+    StoreThread mine(store, 0);
+    mine.begin_virtual();
+    if (!alike_) update(mine, rank, first_row);
+    mine.finish();
+    body(store, mine, rank);
   }
   static void update(StoreThread& mine, uint32_t rank, uint64_t first_row = 0) {
     for (uint64_t i = 0; i < 100; ++i) mine.update(0, rank * 200 + first_row + i, int32_t{1});
@@ -428,6 +432,8 @@ class TwoRanks : public SavedStores {
   static int32_t first_of(StoreThread& mine, uint32_t rank) {
     return mine.read<int32_t>(0, rank * 200);
   }
+  uint32_t ranks_ = 2, join_limit_ms_ = 60'000;
+  bool alike_ = false;  // nothing is recorded, so that the job has the same keys with more ranks
 };
 
 // table() asks whether somebody strays, which is a round of one key; states are saved all the same.
@@ -487,6 +493,83 @@ TEST_F(TwoRanks, OtherRowsAreRefused) {
     EXPECT_EQ(first_of(mine, rank), static_cast<int32_t>(store.clocks()));
     store.table(0);
   });
+}
+
+// The job is made anew each time: of one that is there the box itself says that it differs.
+TEST_F(TwoRanks, GoOnAsTwo) {
+  alike_ = true;
+  EXPECT_THROW(run_both([&](Store& store, StoreThread& mine, uint32_t rank) {
+                 make_clocks(mine, rank);
+                 store.table(0);
+                 throw Gone();
+               }),
+               Gone);
+  die_and_come_back(kEvery);
+  ranks_ = 1;
+  expect_error(ErrorCode::kMismatch, "clocks by 2 ranks, and now has 1",
+               [&] { run_both([](Store&, StoreThread&, uint32_t) { FAIL(); }); });
+  die_and_come_back(kEvery);
+  ranks_ = 3;  // the third has saved nothing
+  join_limit_ms_ = 2000;
+  std::atomic<uint32_t> told = 0;
+  each_rank(ranks_, [&](uint32_t rank) {
+    try {
+      run_rank(rank, [](Store&, StoreThread&, uint32_t) { FAIL(); });
+    } catch (const Error& error) {
+      const std::string what = error.what();
+      if (what.find("clocks by 2 ranks, and now has 3") != std::string::npos) ++told;
+      if (rank == 2) EXPECT_EQ(what.find("by 2 ranks"), std::string::npos);
+    }
+  });
+  EXPECT_EQ(told, 2u);
+  die_and_come_back(kEvery);
+  ranks_ = 2;
+  join_limit_ms_ = 60'000;
+  run_both([&](Store& store, StoreThread& mine, uint32_t rank) {
+    EXPECT_GT(store.clocks(), 0u);
+    EXPECT_EQ(first_of(mine, rank), static_cast<int32_t>(store.clocks()));
+    store.table(0);
+  });
+}
+
+// Without an exception that destroys it. What waits is ended.
+TEST_F(TwoRanks, GoOnAfterWhoAbandonsAndLivesOn) {
+  run_both([&](Store& store, StoreThread& mine, uint32_t rank) {
+    make_clocks(mine, rank);
+    if (rank == 0) {
+      std::jthread later([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        store.abandon();
+      });
+      expect_error(ErrorCode::kFenced, "", [&] {
+        for (int c = 0; c < 2; ++c) update(mine, rank);  // the other makes no more
+      });
+    } else {
+      expect_error(ErrorCode::kRankLost, "", [&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(600));
+        for (int c = 0; c < 2; ++c) update(mine, rank);
+      });
+      store.abandon();
+    }
+    store.abandon();  // again
+    EXPECT_THROW(store.table(0), Error);
+  });
+  run_both([&](Store& store, StoreThread& mine, uint32_t rank) {
+    EXPECT_GT(store.clocks(), 0u);
+    EXPECT_EQ(first_of(mine, rank), static_cast<int32_t>(store.clocks()));
+    store.table(0);
+  });
+}
+
+// One that has joined nothing yet joins nothing.
+TEST_F(TwoRanks, AbandonedBeforeItBegins) {
+  StoreOptions options = options_of(StoreOptions(), "none", 0, 1);
+  options.tables = {{.name = "t", .rows = 4}};
+  Store store(options);
+  StoreThread mine(store, 0);
+  store.abandon();
+  expect_error(ErrorCode::kFenced, "'none' was abandoned", [&] { mine.clock(); });
+  expect_error(ErrorCode::kFenced, "'none' was abandoned", [&] { store.table(0); });
 }
 
 TEST_F(TwoRanks, RecordOnceWithAllRanks) {

@@ -146,6 +146,14 @@ phub_code phub_store_destroy(phub_store* store) {
   });
 }
 
+phub_code phub_store_abandon(phub_store* store) {
+  return call(__func__, [&] {
+    const auto object = object_of<StoreObject>(store);
+    check_may_wait();
+    object->store.abandon();
+  });
+}
+
 phub_code phub_store_rank(const phub_store* store, uint32_t* rank, uint32_t* world_size) {
   return call(__func__, [&] {
     const auto object = object_of<StoreObject>(store);

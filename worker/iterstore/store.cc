@@ -58,6 +58,7 @@ void Store::Impl::unpin() const {
 }
 
 void Store::Impl::open() {
+  check_not_abandoned();
   if (shared) return;
   const Unpinned for_the_worker(*this);
   use(std::make_unique<SharedRows>(options.worker, next_job("rows"), tables,
@@ -72,6 +73,7 @@ void Store::Impl::check_clocked(const char* what) const {
 }
 
 void Store::Impl::place_anew(bool again) {
+  check_not_abandoned();
   check_clocked("finish()");
   const Unpinned for_the_workers(*this);
   States states = shared ? cleared_states() : first_states(tables);
@@ -154,10 +156,31 @@ void Store::Impl::use(std::unique_ptr<SharedRows> rows, std::span<const Recordin
     all.push_back(made.back().get());
   }
   rows->set_threads(std::move(all));
+  const std::unique_ptr<SharedRows> before = replace(std::move(rows));
   threads = std::move(made);
   counted = {};
-  shared = std::move(rows);
+}
+
+std::unique_ptr<SharedRows> Store::Impl::replace(std::unique_ptr<SharedRows> rows) {
+  const std::lock_guard lock(replacing);
+  check_not_abandoned();
+  std::swap(shared, rows);
   opened.store(shared.get(), std::memory_order_release);
+  return rows;
+}
+
+void Store::Impl::check_not_abandoned() const {
+  if (!abandoned) return;
+  fail(ErrorCode::kFenced, "store '{}' was abandoned", options.worker.spec.name);
+}
+
+// `saved` is one that was replaced, or is `shared`; it lives as long as the store.
+void Store::Impl::abandon() noexcept {
+  const std::lock_guard lock(replacing);
+  abandoned = true;
+  SharedRows* const first = saved;
+  if (first != nullptr) first->abandon();
+  if (shared && shared.get() != first) shared->abandon();
 }
 
 void Store::Impl::move_rows(RowPlan plan, States states, bool early) {
@@ -168,15 +191,14 @@ void Store::Impl::move_rows(RowPlan plan, States states, bool early) {
   for (const auto& thread : threads) all.push_back(thread.get());
   rows->set_threads(std::move(all));
   rows->take_updates(*shared);
-  if (shared->saves()) {
+  std::unique_ptr<SharedRows> before = replace(std::move(rows));
+  if (before->saves()) {
     fmt::print(stderr,
                "phub: store '{}' is not saved after clock {}: an access strayed from what was "
                "recorded\n",
                options.worker.spec.name, clocks.load());
-    kept = std::move(shared);
+    kept = std::move(before);
   }
-  shared = std::move(rows);
-  opened.store(shared.get(), std::memory_order_release);
 }
 
 Store::Store(StoreOptions options) {
@@ -205,6 +227,8 @@ std::vector<std::byte> Store::table(uint32_t table) {
   });
   return rows;
 }
+
+void Store::abandon() noexcept { impl_->abandon(); }
 
 uint64_t Store::clocks() const { return impl_->clocks; }
 

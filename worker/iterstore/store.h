@@ -85,10 +85,11 @@ struct StoreOptions {
   // With a saver the store is saved from its first finish() on, in its job NAME.rows, if the box
   // keeps checkpoints. The saver returns this process's own state after so many clocks of the
   // store. It is called after rounds that the box saves, in clock() or table(), by one thread while
-  // all threads of the process are in that call; it calls nothing of the store. A run that is to go
-  // on makes the same calls up to its first finish(), which goes on: then the tables, clocks() and
-  // restored() are those of the checkpoint. In lock-step all that follows has the bits of a run
-  // without a break. Needs on_loss "fail" and no spare rows or gather_again; rows are placed once.
+  // all threads of the process are in that call; of the store it calls nothing but clocks(). A run
+  // that is to go on has as many ranks and makes the same calls up to its first finish(), which
+  // goes on: then the tables, clocks() and restored() are those of the checkpoint. In lock-step all
+  // that follows has the bits of a run without a break. Needs on_loss "fail" and no spare rows or
+  // gather_again; rows are placed once.
   WorkerOptions worker;
   std::vector<TableSpec> tables;
   uint32_t threads = 1;  // the threads of this process; each has a StoreThread
@@ -149,7 +150,9 @@ class Store {
   // join_limit_ms. So all ranks begin with the same of the two, and come to each finish() within
   // that time. Throws Error(kInvalid) that names the option.
   explicit Store(StoreOptions options);
-  ~Store();  // leaves the job. REQUIRES: no StoreThread is left
+  // Leaves the job, unless an exception destroys it: then as abandon(). REQUIRES: no StoreThread is
+  // left.
+  ~Store();
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;
 
@@ -169,6 +172,10 @@ class Store {
   // The row in each of its places; kNoRow: none. REQUIRES: no thread makes a call meanwhile.
   std::vector<uint64_t> rows(uint32_t table) const;
   StoreStats stats() const;  // REQUIRES: no thread makes a call
+  // Ends the store as if its process had died: to the others this rank is lost, and the next store
+  // goes on from the checkpoint, if there is one. For a program that fails and lives on. Any
+  // thread; calls that wait, and every later clock(), finish() and table(), are Error(kFenced).
+  void abandon() noexcept;
 
  private:
   friend class StoreThread;

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <span>
@@ -53,6 +54,10 @@ struct Store::Impl {
   std::string name_of_rows();  // the job of a placing
   void check_spare(uint64_t table, uint64_t row, uint64_t left) const;
   Tally accesses() const;  // since rows were placed
+  // The job becomes the store's. Returns the one before. Throws Error(kFenced) after abandon().
+  std::unique_ptr<SharedRows> replace(std::unique_ptr<SharedRows> rows);
+  void abandon() noexcept;
+  void check_not_abandoned() const;
   // From now on threads use these.
   void use(std::unique_ptr<SharedRows> rows, std::span<const Recording> recorded);
   void check_clocked(const char* what) const;
@@ -87,6 +92,8 @@ struct Store::Impl {
   std::vector<StoreThread::Impl*> members;     // by thread; null: there is none
   Tally carried;                               // the last clock's, of a job that has ended
   std::vector<Recording> recordings;           // by thread
+  std::mutex replacing;                 // held while `shared` becomes another one, and by abandon()
+  std::atomic<bool> abandoned = false;  // changes with `replacing` held
   std::unique_ptr<SharedRows> shared;
   std::atomic<SharedRows*> opened = nullptr;  // the same, for threads that have not met since
   std::unique_ptr<SharedRows> kept;           // the job that was saved, after a move to another one

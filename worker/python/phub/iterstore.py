@@ -106,11 +106,11 @@ class Store:
         tables: the same on every rank.
         threads: of each process; each has a `StoreThread`.
         saver: what this process has for itself: called with a number of clocks after which the box
-            saves the store, returns bytes by name, which `restored` gives back. It calls nothing of
-            the store, and all threads are in `clock` or `table` meanwhile. A run that goes on makes
-            the same calls up to its first `finish`, which goes on with the tables and `clocks` of
-            the checkpoint. Needs on_loss="fail", and neither gather_again nor spare rows; rows are
-            placed once.
+            saves the store, returns bytes by name, which `restored` gives back. Of the store it
+            calls nothing but `clocks`; all threads are in `clock` or `table` meanwhile. A run that
+            goes on has as many ranks, and makes the same calls up to its first `finish`, which goes
+            on with the tables and `clocks` of the checkpoint. Needs on_loss="fail", and neither
+            gather_again nor spare rows; rows are placed once.
         options: gather_again, push_early, placement, numa, static_index and batches, of
             phub_store_options_set in worker/phub.h; and those of a `phub.Worker`: job, rank,
             world_size, consistency, slack, on_loss, `box` … What is not given comes from the
@@ -223,13 +223,28 @@ class Store:
         self._handle = None
         self._destroy()
 
+    def abandon(self) -> None:
+        """Ends it as if the process had died: to the others this rank is lost.
+
+        The next store of the name goes on from the checkpoint, if there is one. For a program that
+        fails, and lives on. Calls of other threads that wait raise FencedError.
+        """
+        if self._handle is not None:
+            call("store_abandon", self._handle)
+        self.close()
+
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """With an exception it does not leave: to the others a process that fails is lost."""
-        if kind is None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
+        """With an exception it does not leave: to the others a rank that fails is lost."""
+        ended = kind is GeneratorExit or (isinstance(error, SystemExit) and not error.code)
+        if kind is None or ended:
             self.close()
+        else:
+            self.abandon()
 
     @property
     def _open(self) -> c_void_p:

@@ -349,3 +349,94 @@ def test_a_store_goes_on_to_the_bit_when_box_and_ranks_are_killed(saving_box, st
     for began, table in ranks.results():
         assert began > durable
         assert table.tobytes() == whole.tobytes()
+
+
+class MistakeError(Exception):
+    """Of the application, which catches it."""
+
+
+def fails_and_lives_on(rank, within):
+    """A store that an exception ends after a checkpoint, and the next one in the same process.
+
+    within: the next one is made while the exception, and so the first store, is still there.
+    """
+    tables = [Table("t", 50, dtype=np.int64)]
+
+    def saver(at):
+        return {"clocks": str(at).encode()}
+
+    def iterate(mine):
+        mine.update_batch("t", [rank, 10], [1, 1])
+        mine.clock()
+
+    def once(end):
+        with Store(tables, saver=saver, on_loss="fail") as store, store.thread(0) as mine:
+            with mine.virtual():
+                iterate(mine)
+            began = store.clocks
+            assert store.restored("clocks") == (str(began).encode() if began else None)
+            return began, end(store, mine)
+
+    def mistake(store, mine):
+        while store.clocks < 3 * EVERY:
+            iterate(mine)
+            time.sleep(0.1)
+        store.table("t")
+        raise MistakeError
+
+    def go_on(store, mine):
+        for _ in range(2):
+            iterate(mine)
+        mine.close()
+        return store.clocks, store.table("t").tolist()
+
+    try:
+        once(mistake)
+    except (MistakeError, errors.RankLostError) as error:  # of this rank, or the other
+        if within:
+            return once(go_on), error.__traceback__ is not None
+    return once(go_on), True
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_a_store_goes_on_after_an_exception_in_the_same_process(saving_box, start, within):
+    ranks = start(fails_and_lives_on, 2, within, PHUB_JOB="mine").results()
+    for (began, (clocks, table)), is_caught in ranks:
+        assert is_caught
+        assert began >= EVERY
+        assert clocks == began + 2
+        assert table[:2] == [clocks, clocks]
+        assert table[10] == 2 * clocks
+
+
+@pytest.mark.parametrize(("status", "goes_on"), [(0, False), (1, True)])
+def test_an_exit_with_a_code_is_a_failure(saving_box, monkeypatch, status, goes_on):
+    monkeypatch.setenv("PHUB_JOB", "exits")
+
+    def once(end):
+        tables = [Table("t", 5)]
+        options = {"rank": 0, "saver": lambda _: {}, "on_loss": "fail"}
+        with Store(tables, **options) as store, store.thread(0) as mine:
+            with mine.virtual():
+                pass
+            return end(store, mine)
+
+    def exits(store, mine):
+        while not saving_box.status("exits.rows").get("durable_round", 0):
+            mine.clock()
+            time.sleep(0.02)
+        raise SystemExit(status)
+
+    with pytest.raises(SystemExit):
+        once(exits)
+    assert (once(lambda store, _: store.clocks) > 0) == goes_on
+
+
+def test_an_abandoned_store_is_closed(box):
+    store = Store([Table("t", 5)], rank=0)
+    with store.thread(0) as mine:
+        mine.clock()
+        store.abandon()
+        store.abandon()
+        refused("fenced|abandoned", mine.clock, error=errors.FencedError)
+        refused("the store was closed", store.table, "t", error=errors.BadHandleError)
