@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/trust.h"
 #include "transport/error.h"
 
 namespace phub {
@@ -37,8 +38,10 @@ JobRules rules_of(const JobSpec& spec) {
   const kernels::DType parameters =
       kernel_choice("parameter_dtype", spec.parameter_dtype, parse_result_format, kLastType);
   const bool plain = kernels::is_plain(parameters);
-  return {.optimizer = kernel_choice("optimizer", spec.optimizer, kernels::parse_optimizer,
-                                     kernels::Optimizer::kFold),
+  const auto optimizer = kernel_choice("optimizer", spec.optimizer, kernels::parse_optimizer,
+                                       kernels::Optimizer::kFold);
+  PHUB_CHECK(kernels::adapts(optimizer) == adapts_by_key(spec));  // which knows no kernels
+  return {.optimizer = optimizer,
           .parameter_dtype = plain ? parameters : kernels::DType::kF32,
           .difference = plain ? std::nullopt : std::optional(parameters),
           .consistency = spec.consistency,

@@ -117,7 +117,7 @@ JobPart::JobPart(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& tran
                  QueueNumbers queues, const Rack* rack, const SwitchedJob* switched)
     : spec_(std::move(spec)),
       plan_(std::move(plan)),
-      rules_(rack ? rules_of(spec_of_sums(*spec_)) : rules_of(*spec_)),
+      rules_(rack ? rules_of_sums(*spec_) : rules_of(*spec_)),
       ranks_(rack ? rack->ranks : RankRange{0, spec_->max_ranks}),
       has_parent_(rack != nullptr),
       memory_(with_switch(

@@ -39,17 +39,16 @@ size_t saved_arrays_of(const JobSpec& spec) {
   return box_has_state(spec) ? optimized_arrays_of(spec) + views : 0;
 }
 
-std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& spec, bool snapshots,
+std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& of_job, bool snapshots,
                                       uint64_t saved_ranks, const Rack* rack) {
-  if (rack != nullptr && spec.optimizer != "none") {
-    return memory_needed(plan, spec_of_sums(spec), snapshots, saved_ranks, rack);
-  }
+  const bool sums_only = rack != nullptr && of_job.optimizer != "none";
+  const JobSpec spec = sums_only ? spec_of_sums(of_job) : of_job;
   const ElementBytes element = element_bytes(spec);
   const uint64_t ranks = ranks_of(spec);
   const uint64_t ranks_here = rack ? rack->ranks.size() : ranks;
   const uint64_t classes = key_classes(spec).classes.size();
   const uint32_t levels = RankTree(spec.groups, static_cast<uint32_t>(ranks)).levels();
-  const JobRules rules = rules_of(spec);
+  const JobRules rules = rack ? rules_of_sums(of_job) : rules_of(spec);
   const bool lock_step = rules.lock_step();
   const bool copies = snapshots && box_has_state(spec);
   const size_t saved = saved_arrays_of(spec), optimized = optimized_arrays_of(spec);

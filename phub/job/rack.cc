@@ -79,12 +79,21 @@ JobSpec spec_above(const JobSpec& spec) {
 }
 
 JobSpec spec_of_sums(JobSpec spec) {
-  make_no_steps(spec);
+  spec.optimizer = "none";
   spec.reduction = "sum";
   spec.unused = "zero";
   spec.state_dtype = "f32";
   spec.groups.clear();
   return spec;
+}
+
+JobRules rules_of_sums(const JobSpec& spec) {
+  JobRules rules = rules_of(spec);
+  rules.optimizer = kernels::Optimizer::kNone;
+  rules.reduction = Reduction::kSum;
+  rules.unused = Unused::kZero;
+  rules.state8 = false;
+  return rules;
 }
 
 }  // namespace phub

@@ -40,7 +40,9 @@ RankRange ranks_of_training(const JobSpec& spec, uint32_t rank);
 // Returns the spec of the parent's job. REQUIRES: check_rules(spec, Feature::kBelowParent).
 JobSpec spec_above(const JobSpec& spec);
 
-// Returns the spec of a rack's own work, which is to sum. (It still says whether rounds are gated.)
+// Returns the spec of a rack's own work, which is to sum.
 JobSpec spec_of_sums(JobSpec spec);
+// Returns its rules. Rounds are gated as those of `spec` are: the parent's optimizer may need it.
+JobRules rules_of_sums(const JobSpec& spec);
 
 }  // namespace phub

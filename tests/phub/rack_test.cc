@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <string_view>
 
+#include "kernels/trust.h"
 #include "phub/job/job_part.h"
 #include "tests/worker/expect_error.h"
 
@@ -49,6 +51,20 @@ TEST(RackSpec, EveryGroupIsARank) {
   EXPECT_THAT(top.rack_ranks, ElementsAre(5, 5)) << "ranks of the training, not racks";
   EXPECT_EQ(top.world_size, 2u);
   complete_spec(top);
+}
+
+TEST(RackSpec, RoundsAreGatedAtARackWhereTheyAreAtItsParent) {
+  JobSpec spec = spec_of("2,2", 4, 4);
+  for (const std::string_view optimizer : kernels::optimizer_names()) {
+    spec.optimizer = optimizer;
+    const bool by_key = kernels::adapts(*kernels::parse_optimizer(optimizer));
+    EXPECT_EQ(rules_of(spec).gated, by_key) << optimizer;
+    EXPECT_EQ(rules_of_sums(spec).gated, by_key) << optimizer;
+    EXPECT_EQ(rules_of_sums(spec).optimizer, kernels::Optimizer::kNone);
+    EXPECT_FALSE(clips(spec_of_sums(spec)));
+  }
+  spec.hyper["max_norm"] = 1;
+  EXPECT_TRUE(rules_of_sums(spec).gated);
 }
 
 TEST(RackSpec, ARackHasTheRanksOfItsGroup) {

@@ -120,11 +120,6 @@ bool is_gated(const JobSpec& spec) {
   return clips(spec) || spec.on_nonfinite == "skip" || adapts_by_key(spec);
 }
 
-void make_no_steps(JobSpec& spec) {
-  if (adapts_by_key(spec)) spec.hyper["max_norm"] = 0;  // there is no norm, but rounds are gated
-  spec.optimizer = "none";
-}
-
 bool has_own_results(const JobSpec& spec) {
   return spec.consistency != Consistency::kBsp || spec.quorum > 0;
 }

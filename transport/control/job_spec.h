@@ -244,8 +244,6 @@ bool adapts_by_key(const JobSpec& spec);
 bool is_gated(const JobSpec& spec);
 // Each rank has a copy of the results at the box: the parameters change while it reads them.
 bool has_own_results(const JobSpec& spec);
-// Makes the optimizer none. Rounds are gated as before.
-void make_no_steps(JobSpec& spec);
 
 // The arrays of state that the job's optimizer keeps of every key, in order, as PyTorch names them;
 // none: it keeps none, or is unknown.
