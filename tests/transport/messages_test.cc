@@ -726,7 +726,7 @@ TEST(BadInput, OtherMessages) {
       {from_json<LogPage>, "{'records':[{'kind':'vanished','rank':0,'incarnation':1}]}",
        "records[0].kind: must be one of admitted, lost, left, hyper, excluded, failed, set, "
        "forked, scheduled, "
-       "discarded, killed, revived, got \"vanished\""},
+       "discarded, killed, revived, late, got \"vanished\""},
       {from_json<BranchRequest>, who + "'action':'graft'}",
        "action: must be one of list, fork, schedule, discard, kill, revive, got \"graft\""},
       {from_json<BranchRequest>, who + "'action':'schedule','turns':[" + turns + "]}",
