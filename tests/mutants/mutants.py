@@ -2504,7 +2504,7 @@ MUTANTS = [
     Mutant("iterstore: rows in other places are taken up", "worker/iterstore/saving.cc",
            "if (saved.plan != at_.plan) {", "if (false) {", IN_SAVED_STORES),
     Mutant("iterstore: after going on somebody seems to stray", STORE_ROWS,
-           "    ++asked_;\n  }\n  const bool has_bound", "  }\n  const bool has_bound", IN_SAVED_STORES),
+           "if (asks_) {\n    std::memcpy(&asked_", "if (false) {\n    std::memcpy(&asked_", IN_SAVED_STORES),
     Mutant("iterstore: a table between clocks puts the keys out of step", "worker/iterstore/shared_states.cc",
            "if (asks_ && saves()) push_nothing();", "", IN_SAVED_STORES),
     Mutant("iterstore: the job that was saved ends with a move of the rows", ITERSTORE,

@@ -112,7 +112,6 @@ void SharedRows::go_on() {
   std::memcpy(&last_tally_, worker_->parameter_bytes(keys_.size()).data(), sizeof last_tally_);
   if (asks_) {
     std::memcpy(&asked_, worker_->parameter_bytes(keys_.size() + 1).data(), sizeof asked_);
-    ++asked_;
   }
   const bool has_bound = options_.spec.consistency == "ssp";
   ahead_from_ = has_bound ? pushed_ + options_.spec.slack + 2 : ~uint64_t{0};
