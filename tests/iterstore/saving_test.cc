@@ -398,7 +398,6 @@ TEST_F(SavedStores, LoseNoUpdateOutOfLockStep) {
 // Two ranks, with a table of which each has recorded a half of its half.
 class TwoRanks : public SavedStores {
  protected:
-<<<<<<< HEAD
   void run_both(const std::function<void(Store& store, StoreThread& mine, uint32_t rank)>& body,
                 uint64_t first_row = 0) {
     each_rank(ranks_, [&](uint32_t rank) { run_rank(rank, body, first_row); });
@@ -408,29 +407,14 @@ class TwoRanks : public SavedStores {
                 uint64_t first_row = 0) {
     StoreOptions options = options_of(StoreOptions(), "two", rank, ranks_);
     options.worker.spec.join_limit_ms = join_limit_ms_;
-    options.tables = {{.name = "t", .rows = 600, .type = "i32", .fixed = !alike_ }};
-=======
-  using Body = std::function<void(Store& store, StoreThread& mine, uint32_t rank)>;
-  void run(uint32_t rank, const Body& body, uint64_t first_row = 0) const {
-    StoreOptions options = options_of(StoreOptions(), "two", rank, 2);
-    options.tables = {{.name = "t", .rows = 400, .type = "i32", .fixed = true}};
->>>>>>> 676466d2 (A store that goes on asks on as its job has counted; the test of other rows takes what each rank sees)
+    options.tables = {{.name = "t", .rows = 600, .type = "i32", .fixed = !alike_}};
     options.worker.saver = [](uint64_t) { return RankState(); };
     Store store(options);
     StoreThread mine(store, 0);
     mine.begin_virtual();
-<<<<<<< HEAD
     if (!alike_) update(mine, rank, first_row);
     mine.finish();
     body(store, mine, rank);
-=======
-    update(mine, rank, first_row);
-    mine.finish();
-    body(store, mine, rank);
-  }
-  void run_both(const Body& body) const {
-    each_rank(2, [&](uint32_t rank) { run(rank, body); });
->>>>>>> 676466d2 (A store that goes on asks on as its job has counted; the test of other rows takes what each rank sees)
   }
   static void update(StoreThread& mine, uint32_t rank, uint64_t first_row = 0) {
     for (uint64_t i = 0; i < 100; ++i) mine.update(0, rank * 200 + first_row + i, int32_t{1});
@@ -506,7 +490,7 @@ TEST_F(TwoRanks, OtherRowsAreRefused) {
   std::atomic<uint32_t> mismatches = 0;
   each_rank(2, [&](uint32_t rank) {
     try {
-      run(
+      run_rank(
           rank, [](Store&, StoreThread&, uint32_t) { FAIL(); }, 50);
     } catch (const Error& error) {
       const bool matches = error.code() == ErrorCode::kMismatch;
