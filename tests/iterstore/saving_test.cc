@@ -302,7 +302,7 @@ TEST_F(SavedStores, GoOnToTheBitAfterTheServerWasKilled) {
       std::this_thread::sleep_for(std::chrono::microseconds(random() % 20'000));
       durable = std::max(durable, status(name + ".rows").durable_round);
       die_and_come_back(kEvery);
-      allow(allowed_ + 1);  // who waits for nothing would notice it late
+      allow(allowed_ + 2);  // who has pushed a clock waits for it in the next one, and notices
     }
     allowed_ = ~uint64_t{0};
     running.join();
