@@ -46,7 +46,7 @@ bool QuorumGate::say_is_there(uint64_t round) {
 }
 
 bool QuorumGate::decide(uint64_t round, std::span<const uint64_t> expected, uint32_t least,
-                        uint32_t but_core) {
+                        uint32_t but_core, std::vector<uint64_t>* late) {
   if (collecting() != round || senders_among(expected) < least) return false;
   uint64_t before = claimed_.load(std::memory_order_seq_cst);
   if (before >= round || !claimed_.compare_exchange_strong(before, round)) return false;
@@ -56,6 +56,7 @@ bool QuorumGate::decide(uint64_t round, std::span<const uint64_t> expected, uint
       if (has_sent(rank)) late_[word] &= ~(uint64_t{1} << (rank % 64));
     });
   }
+  if (late != nullptr) *late = late_;  // the cores may come to the next round at once
   decided_.store(round, std::memory_order_seq_cst);
   bells_.ring(but_core);
   return true;

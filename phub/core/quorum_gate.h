@@ -54,10 +54,10 @@ class QuorumGate {
   void say_is_not_there(uint64_t round) { there_.store(round - 1, std::memory_order_relaxed); }
   // Decides the round if at least `least` of the expected ranks have sent it; the others of them
   // are late. False: too few have, or somebody else decides, or it cannot be decided yet. Cores
-  // that sleep are woken, but for `but_core`.
+  // that sleep are woken, but for `but_core`. `late`: gets the late ranks; null: is not used.
   bool decide(uint64_t round, std::span<const uint64_t> expected, uint32_t least,
-              uint32_t but_core = CoreBells::kNoCore);
-  // In the round that was decided last. REQUIRES: it is decided, and the next one is not.
+              uint32_t but_core = CoreBells::kNoCore, std::vector<uint64_t>* late = nullptr);
+  // In the round that was decided last. REQUIRES: the calling core has not completed it.
   bool is_late(uint32_t rank) const { return (late_[rank / 64] >> (rank % 64) & 1) != 0; }
 
   // Before the core sleeps: the decision on the round will wake it. Returns false if it is there.

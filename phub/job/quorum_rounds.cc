@@ -50,14 +50,13 @@ void QuorumRounds::tick(uint64_t now_ms) {
   if (!gate.is_there(round) || gate.has_decided(round)) return;  // all came, or a sender was lost
   const std::vector<uint64_t> expected = expected_in(round);
   const bool may = membership_.assembled() && membership_.changes().is_idle();
-  if (!may || !gate.decide(round, expected, gate.quorum())) {
+  std::vector<uint64_t> late;
+  if (!may || !gate.decide(round, expected, gate.quorum(), CoreBells::kNoCore, &late)) {
     due_ms_ = now_ms + kRetryMs;
     return;
   }
-  for (uint32_t word = 0; word < expected.size(); ++word) {
-    for_each_bit(expected[word], word, [&](uint32_t rank) {
-      if (gate.is_late(rank)) note_late(rank, round);
-    });
+  for (uint32_t word = 0; word < late.size(); ++word) {
+    for_each_bit(late[word], word, [&](uint32_t rank) { note_late(rank, round); });
   }
 }
 

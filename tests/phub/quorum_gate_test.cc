@@ -5,6 +5,7 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <map>
 #include <random>
 #include <thread>
 #include <vector>
@@ -70,14 +71,24 @@ TEST(QuorumGate, AllCoresSeeTheSameRanksAndNoneOfThemLacksAChunk) {
     for (Core& core : cores) threads.emplace_back([&core] { core.run(); });
     // The grace is over at any time.
     std::mt19937_64 random(seed);
+    std::map<uint64_t, std::vector<uint64_t>> told;
     while (!gate.has_decided(kFirst + kRounds - 1)) {
-      if (random() % 2 == 0) gate.decide(gate.collecting(), all_ranks(), kQuorum);
+      std::vector<uint64_t> late;
+      const uint64_t round = gate.collecting();
+      if (random() % 2 == 0 && gate.decide(round, all_ranks(), kQuorum, ~0u, &late)) {
+        told[round] = late;
+      }
     }
     for (std::thread& thread : threads) thread.join();
     size_t late_rounds = 0;
     for (uint64_t round = 0; round < kRounds; ++round) {
       const std::vector<bool>& late = cores[0].late().at(round);
       for (const Core& core : cores) EXPECT_EQ(core.late().at(round), late) << round;
+      const auto found = told.find(kFirst + round);
+      for (uint32_t rank = 0; rank < kRanks; ++rank) {
+        const bool said = found != told.end() && (found->second[rank / 64] >> rank % 64 & 1) != 0;
+        EXPECT_EQ(said, late[rank]) << "rank " << rank << " of round " << kFirst + round;
+      }
       const auto count = static_cast<uint32_t>(std::ranges::count(late, true));
       EXPECT_LE(count, kRanks - kQuorum);
       late_rounds += count > 0 ? 1 : 0;
