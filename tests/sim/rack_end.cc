@@ -181,9 +181,13 @@ std::string Rack::check_error(const JobRun& job, const Trainer& trainer, bool fa
       waited_for && std::ranges::any_of(plan_.shard_faults, [&](const auto& fault) {
         return fault.hangs && fault.ms > job.plan.spec.progress_limit_ms;
       });
+  // With a quorum ranks come to the last round at different times. Who stays holds others up that
+  // need it for theirs; who is far behind is late for ever.
+  const bool by_quorum = job.plan.spec.quorum > 0 && ((waited_for && trainer.finished_rounds()) ||
+                                                      what.find("rounds in a row") != what.npos);
   switch (error.code()) {
     case ErrorCode::kFenced:
-      explained |= out || control || failed || rack_lost || hidden || kept_out;
+      explained |= out || control || failed || rack_lost || hidden || kept_out || by_quorum;
       break;
     case ErrorCode::kUnauthorized:  // replaced before it connected, or another job of this name
       // Or at a box that has died, of which the server did not hear before it died, too.
