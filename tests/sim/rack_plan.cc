@@ -390,7 +390,8 @@ void end_with_quorum(SimRandom& random, JobPlan& job, const RackPlan& plan) {
   JobSpec spec = job.spec;
   spec.quorum = static_cast<uint32_t>(random.between(1, spec.world_size));
   spec.grace_ms = static_cast<uint32_t>(random.below(4));
-  if (spec.on_loss == OnLoss::kWait) spec.on_loss = OnLoss::kShrink;
+  // Who stays behind its last round may be lost in a rack in which nothing goes wrong, too.
+  if (spec.on_loss == OnLoss::kWait || plan.clean) spec.on_loss = OnLoss::kShrink;
   const bool needs_parts = !plan.box_faults.empty() && spec.optimizer == "none";
   const bool has_parts = plan.checkpoint_every > 0 && saves_residuals(spec);
   const bool is_elsewhere = !job.box_of.empty() || !job.interest.empty();
