@@ -38,7 +38,7 @@ _COUNTS_RANKS = "it counts ranks, and the box sees one of each host"
 _REFUSED = {
     "powersgd": "its factors are of whole matrices, and a process has a part of each",
     "factors": "they take the place of gradients, which the host adds up",
-    **dict.fromkeys(("groups", "min_ranks", "max_ranks", "quorum"), _COUNTS_RANKS),
+    **dict.fromkeys(("groups", "min_ranks", "max_ranks"), _COUNTS_RANKS),
 }
 
 
