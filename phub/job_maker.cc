@@ -150,6 +150,8 @@ std::optional<Manifest> JobMaker::newest_checkpoint(const JoinRequest& request, 
   expected.world_size = spec.world_size;
   expected.min_ranks = spec.min_ranks;
   expected.max_ranks = spec.max_ranks;
+  expected.quorum = spec.quorum;
+  expected.grace_ms = spec.grace_ms;
   expected.lease_ms = spec.lease_ms;
   expected.progress_limit_ms = spec.progress_limit_ms;
   expected.wait_limit_ms = spec.wait_limit_ms;

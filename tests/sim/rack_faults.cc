@@ -37,6 +37,7 @@ void Rack::restart_workers(JobRun& job, uint64_t delay_ms) {
   const JobPlan::Ranks& ranks = job.plan.later_ranks[job.restarts++];
   job.spec.world_size = ranks.world_size;
   job.spec.max_ranks = ranks.max_ranks;
+  job.spec.quorum = std::min(job.spec.quorum, ranks.world_size);
   for (auto& trainer : job.trainers) {
     if (trainer->done()) continue;
     if (!trainer->joined()) resolved(job);
