@@ -237,7 +237,7 @@ std::string Rack::check_error(const JobRun& job, const Trainer& trainer, bool fa
     default:
       break;
   }
-  if (explained && !plan_.clean) return "";
+  if (explained && (!plan_.clean || by_quorum)) return "";
   return fmt::format("{}: nothing explains the end of {}", job.plan.spec.name, trainer.describe());
 }
 
