@@ -16,7 +16,7 @@ namespace phub {
 namespace quorum_gate_test {
 
 constexpr uint32_t kCores = 3, kRanks = 70, kQuorum = 40;
-constexpr uint64_t kFirst = 5, kRounds = 40;
+constexpr uint64_t kFirst = 5, kRounds = 15;
 
 std::vector<uint64_t> all_ranks() { return {~uint64_t{0}, (uint64_t{1} << (kRanks - 64)) - 1}; }
 
@@ -31,7 +31,7 @@ class Core {
       while (!gate_.has_decided(round)) {
         const auto rank = static_cast<uint32_t>(random_() % kRanks);
         const bool is_slow = (rank + round) % 5 == 0;
-        if (!sent_[rank] && (!is_slow || random_() % 500 == 0)) send(rank, round);
+        if (!sent_[rank] && (!is_slow || random_() % 200 == 0)) send(rank, round);
       }
       std::vector<bool>& late = late_.emplace_back(kRanks);
       for (uint32_t rank = 0; rank < kRanks; ++rank) {
@@ -61,7 +61,7 @@ class Core {
 };
 
 TEST(QuorumGate, AllCoresSeeTheSameRanksAndNoneOfThemLacksAChunk) {
-  const testing::Seeds seeds = testing::fresh_seeds(20);
+  const testing::Seeds seeds = testing::fresh_seeds(testing::scaled(10));
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
     SCOPED_TRACE(seed);
     QuorumGate gate(kCores, kCores, kRanks, kQuorum, kFirst);
