@@ -37,7 +37,7 @@ ServerStatus sample() {
   job.ranks[1].waited_chunks = 1;
   job.ranks[1].waited_round = 418;
   job.ranks[1].waited_key = "conv1.weight";
-  job.ranks[0].late = 12;
+  job.ranks[2].late = 12;
   job.ranks[2].waited_chunks = 12;
   job.ranks[2].waited_round = 419;
   job.ranks[2].waited_s = 3.21;
@@ -65,7 +65,7 @@ TEST(Status, ShowsJobsRanksRoundsRatesAndWhoIsMissing) {
                                        "GB/s +0.75 GB/s +6 +31 +2.00 KiB +nesterov"));
   EXPECT_THAT(text, HasSubstr("digits: missing: rank 1\n"));
   EXPECT_THAT(text, HasSubstr("digits: rank 1 is lost (incarnation 2): lease expired\n"));
-  EXPECT_THAT(text, HasSubstr("digits: rank 0 is late: 12 rounds went on without it\n"));
+  EXPECT_THAT(text, HasSubstr("digits: rank 2 is late: 12 rounds went on without it\n"));
   EXPECT_THAT(text, HasSubstr("digits: round 418 waits for rank 1: key 'conv1.weight'\n"));
   EXPECT_THAT(text,
               HasSubstr("digits: round 419 waits for rank 2: key 'fc\\u001b[31m' and others, 12 "
