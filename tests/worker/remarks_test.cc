@@ -101,13 +101,20 @@ TEST(Remarks, TheirNumberAndSizeHaveLimits) {
   EXPECT_THAT(box.notes(), Not(Contains(HasSubstr("\x1b"))));
 }
 
-// The ranks' machines are those of the boxes, 1 and 2. The second rank dies, and comes back.
-TEST(Remarks, ARankAtAnotherMachineIsNamed) {
+// Their machines are 1 and 2.
+std::unique_ptr<Box> box_over_another() {
   const char* shards = std::getenv("PHUB_TEST_SHARDS");
   const std::string before = shards ? shards : "0";
   setenv("PHUB_TEST_SHARDS", "1", 1);
-  Box box("pack:1 core:1 pu:1");
+  auto box = std::make_unique<Box>("pack:1 core:1 pu:1");
   setenv("PHUB_TEST_SHARDS", before.c_str(), 1);
+  return box;
+}
+
+// The ranks' machines are those of the boxes, 1 and 2. The second rank dies, and comes back.
+TEST(Remarks, ARankAtAnotherMachineIsNamed) {
+  const std::unique_ptr<Box> both = box_over_another();
+  Box& box = *both;
   JobSpec spec = spec_of("moved", 2);
   spec.keys = {{.name = "a", .elements = 1 << 16}};
   spec.on_loss = "wait";
@@ -145,11 +152,8 @@ TEST(Remarks, ARankAtAnotherMachineIsNamed) {
 
 // Of 18 ranks it is known where they are, of the last one it is not: it has not moved.
 TEST(Remarks, ManyRanksAtOtherMachinesAreCounted) {
-  const char* shards = std::getenv("PHUB_TEST_SHARDS");
-  const std::string before = shards ? shards : "0";
-  setenv("PHUB_TEST_SHARDS", "1", 1);
-  Box box("pack:1 core:1 pu:1");
-  setenv("PHUB_TEST_SHARDS", before.c_str(), 1);
+  const std::unique_ptr<Box> both = box_over_another();
+  Box& box = *both;
   constexpr uint32_t kRanks = 19;
   JobSpec spec = spec_of("many", kRanks);
   spec.keys = {{.name = "a", .elements = 1 << 16}};
@@ -171,7 +175,9 @@ TEST(Remarks, ManyRanksAtOtherMachinesAreCounted) {
   for (uint32_t rank = kRanks; rank-- > 0;) {
     workers[rank]->abandon();
     workers[rank] = join_at(7, kRanks, rank);
-    if (rank == kRanks - 1) EXPECT_EQ(remarks_of(box, spec.name), std::vector<std::string>{});
+    if (rank == kRanks - 1) {
+      EXPECT_EQ(remarks_of(box, spec.name), std::vector<std::string>{});
+    }
   }
   EXPECT_THAT(remarks_of(box, spec.name),
               ElementsAre(HasSubstr("moved ranks: ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, "
