@@ -221,10 +221,10 @@ class RestoredRuns : public ::testing::Test {
   std::optional<ServerProcess> server_;
 };
 
-// A job of few ranks.
+// A job of few ranks, which every box has a part of and whose ranks may save state.
 GroupedTraining draw(Jobs& jobs) {
   GroupedTraining run = jobs.draw();
-  while (run.spec.world_size > 3) run = jobs.draw();
+  while (run.spec.world_size > 3 || run.spec.quorum > 0) run = jobs.draw();
   run.own_memory = false;
   return run;
 }
