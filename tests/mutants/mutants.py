@@ -120,6 +120,7 @@ WEIGHT = "worker/python/phub/_weight_way.py"
 ROUND = "worker/python/phub/_round.py"
 BOX_STATE = "worker/python/phub/_box_state.py"
 OWN_STATE = "worker/python/phub/_own_state.py"
+DILOCO = ("python/test_diloco.py:formula and streaming",)
 GUARDS = ("python/test_refused.py:test_guards",)
 REJOIN = ("python/test_rejoin.py:boxs_death and backward-shm-False",)
 AMP = ("python/test_amp.py:steps_and_scales",)
@@ -1760,6 +1761,30 @@ MUTANTS = [
            "saving.wait_all();", "", SAVER),
     Mutant("save-point-alone: the saver is also called without it", "worker/c_abi/saver.cc",
            "saving.save_by_call(true);", "", SAVER),
+    Mutant("diloco-sign: deltas point away from the base", "worker/python/phub/_outer_keys.py",
+           "torch.sub(base, parameter, out=place)", "torch.sub(parameter, base, out=place)", DILOCO),
+    Mutant("diloco-halves: a base that 16 bits cannot hold has moved", "worker/python/phub/_outer_keys.py",
+           "place.copy_(base.to(parameter.dtype).float() - parameter.float())",
+           "place.copy_(base.float() - parameter.float())", ("python/test_diloco.py:formula and bfloat16",)),
+    Mutant("diloco-early: a result is merged when it was sent", "worker/python/phub/_outer_course.py",
+           "self.under_way[fragment] = self.steps + self.delay", "self.under_way[fragment] = self.steps", DILOCO),
+    Mutant("diloco-together: all fragments go at the end of a cycle", "worker/python/phub/_outer_course.py",
+           "(f + 1) * every // fragments % every", "every % every", DILOCO),
+    Mutant("diloco-alpha: a result replaces the parameters", "worker/python/phub/_outer_keys.py",
+           "            if alpha:", "            if False:", DILOCO),
+    Mutant("diloco-loaded: after a state is loaded, parameters have moved from another base",
+           "worker/python/phub/_outer_keys.py", "self.base = base.to(self._result, copy=True)", "pass",
+           ("python/test_diloco_state.py:state_goes_on",)),
+    Mutant("diloco-due: who goes on forgets which results are under way", "worker/python/phub/_outer_course.py",
+           "self.under_way = {int(f): int(step) for f, step in state[\"under_way\"].items()}", "pass",
+           ("python/test_diloco_state.py:state_goes_on",)),
+    Mutant("diloco-own: a checkpoint gives back the base alone", "worker/python/phub/_outer_state.py",
+           'parameter.copy_(state["parameters"][name])', "pass",
+           ("python/test_diloco_state.py:boxs_death and late",)),
+    Mutant("diloco-island: the others of an island wait for what does not come", "worker/python/phub/_outer_island.py",
+           "if not self._tell(tensors[0].device, ok=error is None):",
+           "if not self._tell(tensors[0].device, ok=True):",
+           ("python/test_diloco_state.py:hear_of_an_error",)),
     Mutant("py-changed: gradients may change after they were pushed", EXCHANGED,
            "if is_touched and not self._is_as_pushed(found):", "if False:", GUARDS),
     Mutant("py-gone: gradients may be gone after they were pushed", EXCHANGED,

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from phub._own_branches import OwnBranches
     from phub._powersgd import PowerSGD
     from phub.amp import GradScaler
+    from phub.diloco import DiLoCo
     from phub.fsdp import FSDPState
     from phub.lion import Lion
     from phub.optimizer import DistributedOptimizer
@@ -52,6 +53,7 @@ say_losses_in_a_line()
 __version__ = "0.1.0"
 _OF_PYTORCH = {
     "DDPState": "pytorch",
+    "DiLoCo": "diloco",
     "DistributedOptimizer": "optimizer",
     "FSDPState": "fsdp",
     "GradScaler": "amp",
@@ -69,6 +71,7 @@ __all__ = [
     "BadHandleError",
     "Branch",
     "DDPState",
+    "DiLoCo",
     "DistributedOptimizer",
     "Error",
     "FSDPState",

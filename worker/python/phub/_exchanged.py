@@ -29,6 +29,7 @@ from phub.worker import Worker
 
 _STATE_LIMIT_S = 60.0  # for which other ranks may read the state
 _BEGIN_LIMIT_S = 10.0  # after which the box must have noticed that the job has begun
+_RESULT_LIMIT_S = 1.0  # the same, once this rank has a result
 _T = TypeVar("_T")
 
 
@@ -319,7 +320,7 @@ def fetch_state(
         each.name: [torch.empty(each.value.shape) for _ in range(1 + len(names))]
         for each in parameters
     }
-    steps = _when_free(worker, lambda: worker.get_state(_memories_of(arrays)))
+    steps = when_free(worker, lambda: worker.get_state(_memories_of(arrays)))
     states = {
         each.tensor: _rules.torch_state(
             rule,
@@ -345,7 +346,7 @@ def send_state(
         )
         mine = each.value.detach().float()
         arrays[each.name] = [array.cpu().contiguous() for array in (mine, *kept)]
-    _when_free(worker, lambda: worker.set_state(_memories_of(arrays), steps))
+    when_free(worker, lambda: worker.set_state(_memories_of(arrays), steps))
 
 
 def has_steps(parameters: Sequence[Exchanged], state: Mapping[Any, Mapping[str, Any]]) -> bool:
@@ -363,11 +364,11 @@ def _memories_of(arrays: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, list
     }
 
 
-def _when_free(worker: Worker, action: Callable[[], _T]) -> _T:
+def when_free(worker: Worker, action: Callable[[], _T]) -> _T:
     """Tries again while another rank reads or sets the state.
 
     The box refuses it as invalid until it has noticed that the job has begun, a little after the
-    ranks have their first parameters.
+    ranks have their first parameters, and where steps are short after some results.
     """
     start = time.monotonic()
     while True:
@@ -378,6 +379,7 @@ def _when_free(worker: Worker, action: Callable[[], _T]) -> _T:
                 raise
         except InvalidError:
             has_result = worker.round(worker.keys[0]) > 0
-            if has_result or time.monotonic() > start + _BEGIN_LIMIT_S:
+            limit_s = _RESULT_LIMIT_S if has_result else _BEGIN_LIMIT_S
+            if time.monotonic() > start + limit_s:
                 raise
         time.sleep(0.02)

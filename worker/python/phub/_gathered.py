@@ -16,7 +16,7 @@ from phub import _device
 from phub._options import Key, Option
 
 _MANY = 256  # fewer cost a step less than tens of milliseconds
-_SMALL = 1024  # elements of a parameter at most
+SMALL = 1024  # elements of a parameter at most
 # Of each key, whatever is in it: ranks whose parameters differ have the same keys, and are told by
 # `names` which parameter it is.
 _ELEMENTS = 1 << 15
@@ -115,14 +115,24 @@ def gathered_of(
     formats, given: of the job. Codes of few bits have scales of their own for each key, and what
     looks for values that are not finite names the key.
     """
+    small = small_among(parameters, formats, given)
+    return Gathered(small) if small else None
+
+
+def small_among(
+    parameters: Mapping[str, nn.Parameter],
+    formats: Mapping[str, str],
+    given: Mapping[str, Option],
+) -> dict[str, nn.Parameter]:
+    """Those that are to be exchanged together; none if they are few, or it may matter."""
     plain = given["gradient_dtype"] in _PLAIN and given["parameter_dtype"] in _PLAIN
     if not plain or given["on_nonfinite"] != "pass":
-        return None
+        return {}
     small = {
         name: parameter
         for name, parameter in parameters.items()
-        if parameter.numel() <= _SMALL
+        if parameter.numel() <= SMALL
         and not _device.is_gpu(parameter.device)
         and not any(fnmatchcase(name, pattern) for pattern in formats)
     }
-    return Gathered(small) if len(small) >= _MANY else None
+    return small if len(small) >= _MANY else {}

@@ -47,7 +47,9 @@ def named_parameters(model: nn.Module, groups: Groups) -> dict[str, nn.Parameter
 class Present:
     """The parameters that a model has when the job is made, and where."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, what: str = "DistributedOptimizer") -> None:
+        """what: trains them."""
+        self._what = what
         self._found = {plain_name(n): weakref.ref(p) for n, p in model.named_parameters()}
 
     def check(self, model: nn.Module) -> None:
@@ -57,8 +59,8 @@ class Present:
             if parameter.requires_grad and (known is None or known() is not parameter):
                 raise RuntimeError(
                     f"parameter '{plain_name(name)}' came into the model, or another took its "
-                    "place, after the DistributedOptimizer was made, which does not train it: "
-                    "change the model before its optimizer and the DistributedOptimizer are made"
+                    f"place, after the {self._what} was made, which does not train it: change the "
+                    f"model before its optimizer and the {self._what} are made"
                 )
 
 

@@ -50,6 +50,10 @@ class OwnState:
         ]
         return {"groups": groups}
 
+    def _take_more(self, state: Mapping[str, Any]) -> None:
+        for group, values in zip(self._optimizer.param_groups, state["groups"], strict=True):
+            group.update({name: _there(v, group.get(name)) for name, v in values.items()})
+
     def saved_of_branch(self) -> bytes:
         """Without the groups' values, which the box has, and what is of all branches."""
         return self._saved_with(self._of_branch(), {})
@@ -88,8 +92,7 @@ class OwnState:
                 f"{sorted(kept)}: give it the same"
             )
         if is_whole:
-            for group, values in zip(self._optimizer.param_groups, state["groups"], strict=True):
-                group.update({name: _there(v, group.get(name)) for name, v in values.items()})
+            self._take_more(state)
         with torch.no_grad():
             for name, buffer in self._buffers.items():
                 buffer.copy_(state["buffers"][name])

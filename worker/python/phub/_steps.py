@@ -50,7 +50,7 @@ class Steps:
     def begin(self, worker: Worker) -> None:
         """It has joined."""
         self._worker = worker
-        self.done = worker.first_round - 1
+        self.done = self._first = worker.first_round - 1
         self.restored = worker.restored(_ENTRY)
         if self._has_branches:
             self._by_branch = ByBranch(self._own.saved_of_branch, self._own.load)
@@ -67,12 +67,13 @@ class Steps:
 
     def count(self, until: int, kept: Mapping[str, Stateful]) -> Iterator[int]:
         """See DistributedOptimizer.steps."""
-        if not self._counts and self.done >= self._worker.first_round:
+        if not self._counts and self.done > self._first:
             raise RuntimeError(
                 "step() was called before steps(): count all steps of the job with steps(), or none"
             )
         self._counts = True
         self._own.keep(kept)
+        self._take_restored()
         while self.done < until:
             self._between_steps()
             self._made = False
@@ -85,11 +86,19 @@ class Steps:
         self._synchronize()
         self._worker.barrier()
 
-    def _between_steps(self) -> None:
+    def _rounds(self) -> int | None:
+        """How many rounds of the job are done with these steps; None: some keys are in the next."""
+        return self.done
+
+    def _take_restored(self) -> None:
         saved, self.restored = self.restored, None
         if saved is not None:
             self._own.load(saved)
-        self._worker.save_point(self.done)
+
+    def _between_steps(self) -> None:
+        rounds = self._rounds()
+        if rounds is not None:
+            self._worker.save_point(rounds)
         if self._saved:  # who goes on from there begins with all results, and so does this rank
             self._saved = False
             self._synchronize()

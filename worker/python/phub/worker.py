@@ -28,6 +28,12 @@ def _priority(given: int) -> int:
     return signed_number("the priority", given, 32)
 
 
+def fails(kind: type[BaseException] | None, error: BaseException | None) -> bool:
+    """Whether what ends a `with` in this way has failed."""
+    ended = kind is GeneratorExit or (isinstance(error, SystemExit) and not error.code)
+    return kind is not None and not ended
+
+
 class Worker(BranchCalls, StateCalls):
     """One rank of a job: pushes gradients to the box, and has the box's results.
 
@@ -407,11 +413,10 @@ class Worker(BranchCalls, StateCalls):
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
         """With an exception it does not leave: to the others a rank that fails is lost."""
-        ended = kind is GeneratorExit or (isinstance(error, SystemExit) and not error.code)
-        if kind is None or ended:
-            self.close()
-        else:
+        if fails(kind, error):
             self.abandon()
+        else:
+            self.close()
 
     # ---- Inside.
 

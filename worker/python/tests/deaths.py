@@ -16,8 +16,8 @@ FORK = multiprocessing.get_context("fork")
 class Death:
     """Of the box, when rank 1 is at a place of a step. No step begins that is not allowed."""
 
-    def __init__(self, step, place):
-        self.step, self.place = step, place
+    def __init__(self, step, place, per_round=1):
+        self.step, self.place, self.per_round = step, place, per_round
         self.due, self.allowed = FORK.Event(), FORK.Value("i", 0, lock=False)
 
     def at(self, rank, step, place):
@@ -36,7 +36,8 @@ class Death:
             status = box.status(JOB)
             durable = status.get("durable_round", 0)
             if not durable:
-                self.allow(min(STEPS - 1, status.get("next_saved_round", 0) + 3))
+                rounds = status.get("next_saved_round", 0) + 3
+                self.allow(min(STEPS - 1, rounds * self.per_round))
             return durable > 0
 
         wait_until(is_there, "a checkpoint")
@@ -62,9 +63,10 @@ class Death:
         box.die_and_come_back()
 
 
-def death_anywhere(how=""):
+def death_anywhere(how="", per_round=1):
+    """per_round: steps of a round of the job."""
     draw = random.Random(f"{SEED} {how}")
-    death = Death(draw.randrange(STEPS - 1), draw.randrange(3))
+    death = Death(draw.randrange(STEPS - 1), draw.randrange(3), per_round)
     print(f"the box dies in step {death.step} at {death.place}")
     return death
 

@@ -36,7 +36,7 @@ print(f"rank {model.phub.rank}: loss {loss.item():.3f}")
 """
 
 
-NAMES = ["ddp", "optimizer", "rejoin", "ddp-again", "sampler", "tuning", "outside"]
+NAMES = ["ddp", "optimizer", "diloco", "rejoin", "ddp-again", "sampler", "tuning", "outside"]
 NAMES += ["own-branches", "fsdp", "core", "store"]
 
 
