@@ -12,9 +12,9 @@ class Course:
     """Each fragment is exchanged once in a cycle of `every` steps, and its result merged later.
 
     Of F fragments, fragment f (from 0) goes after step (f + 1) * every / F of each cycle, rounded
-    down, so that exchanges are spread evenly over it (Streaming DiLoCo, arXiv 2501.18512, section
-    3.1). All fragments have made the same number of rounds at the end of a cycle, and within it
-    they are one round apart at most.
+    down, so that exchanges are spread evenly over it (the partial updates of Streaming DiLoCo,
+    arXiv 2501.18512). All fragments have made the same number of rounds at the end of a cycle, and
+    within it they are one round apart at most.
     """
 
     def __init__(self, every: int, fragments: int, delay: int) -> None:
@@ -57,6 +57,15 @@ class Course:
     def is_even(self) -> bool:
         """Whether all fragments have made as many rounds."""
         return self.ends_here or self.fragments == 1
+
+    def check_even(self, what: str) -> None:
+        """Raises RuntimeError if the state of the job is not whole now."""
+        if not self.is_even:
+            raise RuntimeError(
+                f"{what} after step {self.steps}: with fragments={self.fragments} some are a round "
+                "ahead of others within a cycle. Call it after a step that is a multiple of "
+                f"sync_every={self.every}"
+            )
 
     @property
     def has_moved(self) -> bool:

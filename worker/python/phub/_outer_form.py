@@ -15,9 +15,11 @@ from phub._model import is_sharded, named_parameters
 from phub._numbers import real_number
 from phub._options import Option, check_results
 from phub._outer_course import Course
+from phub._same import Same
 from phub._tensors import format_of_job
 from phub.errors import InvalidError
 from phub.optimizer import DistributedOptimizer
+from phub.worker import Worker
 
 _PLAIN = ("f32", "bf16", "f16")
 
@@ -145,6 +147,14 @@ def exchanged_in(
     for parameter in named.values():
         _device.check_memory(parameter.device, options.get("memory_device"))
     return named, {name: p for name, p in found.items() if not p.requires_grad}
+
+
+def compare_the_rest(model: nn.Module, worker: Worker, options: Mapping[str, Option]) -> None:
+    """Frozen parameters and buffers, which nobody exchanges: ranks say what differs."""
+    if worker.world_size > 1:
+        same = Same(model, worker, options)
+        same.compare_what_is_not_exchanged()
+        same.close()
 
 
 def check_unchanged(named: Mapping[str, torch.Tensor], frozen: Mapping[str, torch.Tensor]) -> None:

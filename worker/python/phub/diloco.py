@@ -21,6 +21,7 @@ from phub._outer_form import (
     check_loaded,
     check_options,
     check_unchanged,
+    compare_the_rest,
     exchanged_in,
     hyper_of,
     inner_optimizers,
@@ -90,7 +91,7 @@ class DiLoCo:
         lr, momentum, nesterov: of the outer optimizer. lr=1 and momentum=0 is averaging.
         delay: so many steps after a fragment was sent its result comes into the model; until then
             nothing waits for it. Below sync_every.
-        alpha: how much of the parameters stays when a result comes: alpha * parameters + (1 -
+        alpha: this part of the parameters stays when a result comes: alpha * parameters + (1 -
             alpha) * base. From 0 to below 1.
         proximal: adds proximal * (parameters - base) to each gradient before an inner step, as
             FedProx does (Li et al., arXiv 1812.06127, equation 2). Not with a delay.
@@ -141,6 +142,7 @@ class DiLoCo:
                 **given,
             )
             self._begin()
+            compare_the_rest(model, self._worker, options)
             first_round.fill_(self._worker.first_round)
 
         self._island.share(join, [*self._named.values(), first_round])
@@ -303,7 +305,7 @@ class DiLoCo:
         changes nothing. Save the model's state_dict() of each rank beside it. What a coded `delta`
         has left at the rank is not in it.
         """
-        self._refuse_within_cycle("state_dict()")
+        self._course.check_even("state_dict()")
         state: dict[str, Any] = {"inner": [each.state_dict() for each in self._inner]}
         if self._worker:
             self._take(self._keys)
@@ -317,7 +319,7 @@ class DiLoCo:
         Raises InvalidError if it is of another model, cycle or outer optimizer, with a quorum, or
         with results of few bits.
         """
-        self._refuse_within_cycle("load_state_dict()")
+        self._course.check_even("load_state_dict()")
         check_loaded(self._results, self._options)
         if self._worker and "outer" not in state:
             raise InvalidError(
@@ -406,14 +408,6 @@ class DiLoCo:
         self._island.share(merge, [p for key in keys for p in key.members.values()])
         for fragment in fragments:
             self._course.merged(fragment)
-
-    def _refuse_within_cycle(self, what: str) -> None:
-        if not self._course.is_even:
-            raise RuntimeError(
-                f"{what} after step {self._course.steps}: with fragments={len(self._fragments)} "
-                "some are a round ahead of others within a cycle. Call it after a step that is a "
-                f"multiple of sync_every={self._course.every}"
-            )
 
     def _leave(self, *, abandon: bool) -> None:
         hooks, self._hooks = self._hooks, []

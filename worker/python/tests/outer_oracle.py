@@ -15,6 +15,9 @@ FRAGMENTS = {
 }
 
 
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+
+
 def inner_of(net, kind):
     """The inner optimizer of a rank; of "both" there are two."""
     trained = [p for p in net.parameters() if p.requires_grad]
@@ -47,11 +50,12 @@ class Oracle:
         delta="f32",
         kind="adamw",
         dtype=torch.float32,
+        parameter_dtype="f32",
     ):
         self.nets = [make_net().to(dtype) for _ in range(world)]
         self.inner = [inner_of(net, kind) for net in self.nets]
         self.every, self.delay, self.alpha, self.proximal = sync_every, delay, alpha, proximal
-        self.fragments = FRAGMENTS[fragments]
+        self.fragments, self.results = FRAGMENTS[fragments], DTYPES[parameter_dtype]
         self.base = {
             name: torch.nn.Parameter(p.detach().float().clone())
             for name, p in trained_in(self.nets[0]).items()
@@ -65,6 +69,9 @@ class Oracle:
         )
         self.senders = [{name: Sender(delta) for name in self.base} for _ in range(world)]
         self.due, self.step = {}, 0
+        for net in self.nets:  # they begin with what the box sends
+            for name, p in trained_in(net).items():
+                p.data.copy_(self.seen(name))
 
     def advance(self):
         """A step of every rank. Returns their parameters."""
@@ -93,20 +100,24 @@ class Oracle:
                 self._merge(names)
         return self.parameters()
 
+    def seen(self, name):
+        """The base as ranks have it."""
+        return self.base[name].detach().to(self.results, copy=True)
+
     def _inner_step(self, rank, net, step):
         for each in self.inner[rank]:
             each.zero_grad()
         loss_of(net, rank, step).backward()
         if self.proximal:
             for name, p in trained_in(net).items():
-                p.grad += (p.detach() - self.base[name].detach()) * self.proximal
+                p.grad += (p.detach() - self.seen(name)) * self.proximal
         for each in self.inner[rank]:
             each.step()
 
     def _exchange(self, names):
         self.outer.zero_grad()
         for name in names:
-            base = self.base[name].detach()
+            base = self.seen(name)
             sent = [self._sent(rank, name, base) for rank in range(len(self.nets))]
             self.base[name].grad = mean(sent)
         self.outer.step()
@@ -121,6 +132,6 @@ class Oracle:
     def _merge(self, names):
         for net in self.nets:
             for name in names:
-                local, base = trained_in(net)[name], self.base[name].detach()
-                kept = self.alpha * local.float() + (1 - self.alpha) * base
+                local, base = trained_in(net)[name], self.seen(name)
+                kept = self.alpha * local.float() + (1 - self.alpha) * base.float()
                 local.copy_(kept if self.alpha else base)

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import subprocess
 import time
 
 import pytest
@@ -16,6 +17,7 @@ from torch import nn
 from torch.optim import SGD, AdamW
 
 import phub
+from phub import _library
 from phub._outer_course import Course
 from phub._outer_keys import OuterKey, fragments_of
 
@@ -33,6 +35,7 @@ HOW = {
     "topk": {**STREAMING, "delta": "topk"},
     "by-round": {"sync_every": 2, "delta": "f32*2,int8*3,topk"},
     "bfloat16": {"sync_every": 3, "dtype": torch.bfloat16, "delay": 1},
+    "results": {"sync_every": 3, "parameter_dtype": "bf16", "delta": "int8", "delay": 2},
     "two-inner": {**STREAMING, "kind": "both"},
 }
 STEPS = 14
@@ -90,12 +93,55 @@ def test_each_rank_has_what_the_formula_says(box, start, name, transport, world)
     results = start(trains, world, HOW[name], {"transport": transport}).results()
     oracle = Oracle(world, **HOW[name])
     expected = [oracle.advance() for _ in range(STEPS)]
-    base = {name: p.detach().clone() for name, p in oracle.base.items()}
+    base = {name: oracle.seen(name) for name in oracle.base}
     settled = oracle.settle()
     for rank, (seen, last, found) in enumerate(results):
         assert_same_bits(seen, [of_ranks[rank] for of_ranks in expected], f"rank {rank}")
         assert_same_bits(last, settled[rank], f"rank {rank}, at the end")
         assert_same_bits(found, base, f"rank {rank}, the base")
+
+
+@of_ranks(2)
+def test_results_may_be_differences_of_few_bits(rank):
+    net = net_of(rank, {})
+    how = {**STREAMING, "alpha": 0.0, "parameter_dtype": "int8", "delta": "int4"}
+    outer, inner = made(net, how, job("differences"), transport="tcp")
+    losses = []
+    for step in range(60):
+        losses.append(loss_of(net, rank, 0).item())
+        make_step(net, inner, rank, step % 2)
+    outer.synchronize()
+    assert losses[-1] < losses[0] / 2
+    assert_same_bits(outer.base(), now(net))
+    leave(outer)
+    return now(net)
+
+
+def trains_over_boxes(rank, how):
+    net = net_of(rank, how)
+    outer, inner = made(net, how, "boxes", transport="tcp", chunk_elements=64)
+    queues = outer.worker.queues
+    for step in range(STEPS):
+        make_step(net, inner, rank, step)
+    outer.synchronize()
+    outer.worker.barrier()
+    outer.close()
+    return queues, now(net)
+
+
+def test_over_several_boxes_it_is_the_same(own_box, box, start):
+    how = HOW["streaming"]
+    of_one = start(trains_over_boxes, 2, how).results()
+    command = [_library.find_program(), "serve", "--join", own_box.address, "--pin", "false"]
+    with subprocess.Popen(command) as other:
+        try:
+            wait_until(lambda: own_box.shards() == 1, "the other box has joined")
+            ranks = start(trains_over_boxes, 2, how, PHUB_SERVER=own_box.address)
+            for (queues, found), (fewer, expected) in zip(ranks.results(), of_one, strict=True):
+                assert queues > fewer
+                assert_same_bits(found, expected)
+        finally:
+            other.kill()
 
 
 def trains_there(rank, way, how):
@@ -167,6 +213,16 @@ def test_fragments_have_about_as_many_elements():
     refused("fragments=5, and the model has 4 keys", fragments_of, keys, 5)
 
 
+@of_ranks(2)
+def test_what_nobody_exchanges_is_compared_at_the_start(rank):
+    net = make_net()
+    with torch.no_grad():
+        net[0].bias.add_(rank)
+    with pytest.warns(RuntimeWarning, match="'0.bias' is not the same on all ranks"):
+        outer, _ = made(net, {"sync_every": 2}, job("compared"))
+    leave(outer)
+
+
 def has_many_small_ones(rank):
     torch.manual_seed(SEED + rank)
     layers = [nn.Linear(3, 3) for _ in range(200)]
@@ -211,11 +267,14 @@ class Skips:
         self.scaler.update()
 
 
-def skips(rank):
+def skips(rank, fused):
+    """Rank 1 has two steps that overflow. Returns how many count."""
     net = net_of(rank, {})
-    outer, (inner,) = made(net, {"sync_every": 4}, job("skips"))
+    inner = AdamW([p for p in net.parameters() if p.requires_grad], 1e-2, fused=fused)
+    outer = phub.DiLoCo(net, inner, sync_every=4, job=job(f"skips-{fused}"))
     skips = Skips({1, 5} if rank else set())
-    for step in range(8 + (2 if rank else 0)):
+    left_out = 2 if rank and not fused else 0
+    for step in range(8 + left_out):
         skips.step(net, inner, rank, step)
     assert outer.steps_done == 8
     assert outer.worker.round("2.weight") == 2
@@ -223,8 +282,10 @@ def skips(rank):
     return now(net)
 
 
-def test_steps_that_a_scaler_leaves_out_do_not_count(box, start):
-    one, other = start(skips, 2).results()
+@pytest.mark.parametrize("fused", [False, True])
+def test_steps_that_a_scaler_leaves_out_do_not_count(box, start, fused):
+    """But those that the optimizer leaves out itself do."""
+    one, other = start(skips, 2, fused).results()
     assert_same_bits(one, other)
 
 
