@@ -3,11 +3,12 @@
 import itertools
 import random
 import subprocess
+import threading
 import time
 
 import pytest
 import torch
-from conftest import SEED, leave, of_ranks, refused, wait_until
+from conftest import LIMIT_S, SEED, leave, of_ranks, refused, wait_until
 from deaths import FORK
 from exact import assert_same_bits, job
 from models import Branches, loss_of, make_net
@@ -163,6 +164,35 @@ def trains_there(rank, way, how):
 def test_on_a_device_it_is_the_same(box, start, name):
     of_host = start(trains_there, 2, "cpu", HOW[name]).results()
     assert_same_bits(start(trains_there, 2, HOST, HOW[name]).results(), of_host)
+
+
+def trains_two(rank):
+    """A model in each of two threads."""
+    found = {}
+
+    def train(name):
+        net = net_of(rank, HOW[name])
+        outer, inner = made(net, HOW[name], job(name))
+        for step in range(STEPS):
+            make_step(net, inner, rank, step)
+        leave(outer)
+        found[name] = now(net)
+
+    threads = [threading.Thread(target=train, args=(name,)) for name in ("diloco", "streaming")]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(LIMIT_S)
+    return found
+
+
+def test_several_models_in_threads_of_their_own(box, start):
+    results = start(trains_two, 2).results()
+    for name in ("diloco", "streaming"):
+        oracle = Oracle(2, **HOW[name])
+        for _ in range(STEPS):
+            oracle.advance()
+        assert_same_bits([each[name] for each in results], oracle.settle())
 
 
 # ---- Which fragment goes when.

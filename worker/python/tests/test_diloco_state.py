@@ -1,5 +1,7 @@
 """Trainings of replicas that stop and go on, to the bit, and replicas of several processes."""
 
+from unittest.mock import patch
+
 import pytest
 import torch
 from conftest import leave, of_ranks, refused
@@ -14,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW
 
 import phub
+from phub import _outer_state
 
 HALF, WHOLE = 12, 24  # steps
 
@@ -147,6 +150,8 @@ def test_steps_are_counted(rank):
         refused("in a loop over steps", outer.synchronize, error=RuntimeError)
     outer.synchronize()
     assert list(outer.steps(6)) == []
+    with patch.object(_outer_state, "_SAVED_BYTES", 1000):
+        refused("box saves at most 1000 of a rank", lambda: list(outer.steps(12)))
     refused("step 6 of steps.. was not made", lambda: list(outer.steps(12)), error=RuntimeError)
     outer.close()
 
