@@ -37,6 +37,7 @@ LinkLayout link_layout(const JobSpec& spec, const Plan& plan, QueueNumbers queue
   layout.runs = node_runs(plan);
   layout.slot_runs = slot_runs(plan);
   layout.windowed = window_places(plan, plan.cores.front()).places > 0;
+  layout.in_step = rules.quorum == 0;
   return layout;
 }
 

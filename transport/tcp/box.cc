@@ -76,7 +76,7 @@ TcpBoxLink::TcpBoxLink(Admissions& admissions, const std::vector<TcpNic>& nics,
     const uint32_t first = queue;
     while (queue < queues_ && layout_.core_of(queue) == core) ++queue;
     endpoints_.push_back(std::make_unique<TcpCoreEndpoint>(*this, first, queue - first, layout_));
-    if (layout_.max_ranks > 1) endpoints_.back()->keep_in_step(lead);
+    if (layout_.max_ranks > 1 && layout_.in_step) endpoints_.back()->keep_in_step(lead);
   }
 }
 

@@ -1,0 +1,110 @@
+"""Processes of bench/outer and bench/outer_goodput, and the memory that they have."""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+from peers_runs import ROOT, Failure
+
+APPS = ROOT / "bench" / "outer_apps"
+LIMIT_S = 600
+
+
+class Processes:
+    """The processes of a run, which end with it, and the most memory that some of them have."""
+
+    def __init__(self, environment, folder):
+        self.environment = os.environ | {"PYTHONPATH": str(APPS), "OMP_NUM_THREADS": "1"} | environment
+        self.folder = folder
+        self.started = []
+        self.most_mib = 0.0
+        self.ends = threading.Event()
+
+    def __enter__(self):
+        return self
+
+    def start(self, name, command, environment=None, **more):
+        with open(self.folder / f"{name}.log", "w") as log:
+            process = subprocess.Popen(
+                [str(word) for word in command], cwd=APPS, stdout=more.pop("stdout", log), stderr=log,
+                env=self.environment | (environment or {}), start_new_session=True, text=True, **more)
+        self.started.append(process)
+        return process
+
+    def output(self, name):
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def watch(self, of_server):
+        """From now on. of_server: whether a process, by its id and command line, is the server's."""
+        def look():
+            while not self.ends.wait(0.1):
+                self.most_mib = max(self.most_mib, sum(
+                    own_mib(process) for process in processes_below(self.started) if of_server(*process)))
+        self.watching = threading.Thread(target=look)
+        self.watching.start()
+
+    def wait_for(self, what, done, alive=()):
+        """Until done(). Raises Failure after LIMIT_S, or if one of the processes `alive` has ended."""
+        began = time.monotonic()
+        while not done():
+            ended = any(process.poll() is not None for process in alive)
+            if ended or time.monotonic() - began > LIMIT_S:
+                why = "a process ended" if ended else f"not after {LIMIT_S} s"
+                raise Failure(f"{what}: {why}\n{self.tails()}")
+            time.sleep(0.05)
+
+    def join(self, processes):
+        self.wait_for("the run's end", lambda: all(process.poll() is not None for process in processes))
+        if any(process.returncode != 0 for process in processes):
+            raise Failure(f"a process failed\n{self.tails()}")
+
+    def tails(self):
+        return "\n".join(f"{log.name}:\n{log.read_text(errors='replace')[-1500:]}"
+                         for log in sorted(self.folder.glob("*.log")))
+
+    def __exit__(self, *_):
+        self.ends.set()
+        if hasattr(self, "watching"):
+            self.watching.join()
+        below = [process for process, _ in processes_below(self.started)]
+        for process in below:
+            try:
+                os.kill(process, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        for process in self.started:
+            process.kill()
+            process.wait()
+
+
+def processes_below(started):
+    """(id, command line) of these processes and all below them."""
+    children, words = {}, {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            words[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except (OSError, IndexError):
+            continue
+        children.setdefault(parent, []).append(int(entry.name))
+    todo, found = [process.pid for process in started if process.poll() is None], []
+    while todo:
+        found.append(todo.pop())
+        todo += children.get(found[-1], [])
+    return [(process, words.get(process, "")) for process in found]
+
+
+def own_mib(process):
+    """Resident memory, with an equal part of what is shared."""
+    try:
+        for line in Path(f"/proc/{process[0]}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) / 1024
+    except OSError:
+        pass
+    return 0.0
