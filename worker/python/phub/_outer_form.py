@@ -93,11 +93,7 @@ def check_counted(
             "steps(): the ranks of a job with a quorum are at different rounds. Train while "
             "worker.round(key) is below the last round, and close()"
         )
-    if not is_alone:
-        raise InvalidError(
-            "steps() and process_group: the box saves what one process has, and an island has "
-            "several. Save state_dict() of each process to files of your own"
-        )
+    check_alone("steps()", is_alone=is_alone)
     if course.fragments > 1 and until % course.every:
         raise InvalidError(
             f"steps({until}) with fragments={course.fragments}: within a cycle some fragments are "
@@ -105,13 +101,27 @@ def check_counted(
         )
 
 
-def check_loaded(results: str, options: Mapping[str, Option]) -> None:
-    """Raises InvalidError if the job takes no state."""
+def check_alone(what: str, *, is_alone: bool) -> None:
+    """Raises InvalidError for a process of an island."""
+    if not is_alone:
+        raise InvalidError(
+            f"{what} and process_group: the box knows one process of an island, which has several. "
+            "Save state_dict() of each to files of your own, and start all processes again"
+        )
+
+
+def check_without_quorum(what: str, options: Mapping[str, Option]) -> None:
+    """Raises InvalidError for a job whose ranks are at different rounds."""
     if str(options.get("quorum", 0)) != "0":
         raise InvalidError(
-            "load_state_dict() and a quorum: a round may be complete before rank 0 has given the "
-            "box its state. Load the model before DiLoCo is made"
+            f"{what} and a quorum: ranks are at different rounds, and one may be complete without "
+            "rank 0. Save base(), and load the model before DiLoCo is made"
         )
+
+
+def check_loaded(results: str, options: Mapping[str, Option]) -> None:
+    """Raises InvalidError if the job takes no state."""
+    check_without_quorum("load_state_dict()", options)
     if results not in _PLAIN:
         raise InvalidError(
             f"load_state_dict() with parameter_dtype={results!r}: results are differences to what "

@@ -87,6 +87,14 @@ class OuterSteps(Steps):
         finally:
             self.counts_now = False
 
+    def check_outside(self, what: str) -> None:
+        """Raises RuntimeError within a loop over steps()."""
+        if self.counts_now:
+            raise RuntimeError(
+                f"{what} in a loop over steps(): the box could not save the round that it makes. "
+                "Call it after the loop; to evaluate within it, use base()"
+            )
+
     def _rounds(self) -> int | None:
         if not self._course.is_even or self._course.rounds == self._given:
             return None

@@ -17,10 +17,12 @@ from phub._model import Present
 from phub._options import Option
 from phub._outer_course import Course, check_course
 from phub._outer_form import (
+    check_alone,
     check_counted,
     check_loaded,
     check_options,
     check_unchanged,
+    check_without_quorum,
     compare_the_rest,
     exchanged_in,
     hyper_of,
@@ -32,7 +34,7 @@ from phub._outer_state import OuterOwn, OuterSteps, fetch_outer, load_inner, sen
 from phub._own_state import Stateful
 from phub._tensors import filled, memory_of
 from phub._watch import Watch
-from phub.errors import Error, InvalidError, RewoundError
+from phub.errors import BadHandleError, Error, InvalidError, RewoundError
 from phub.worker import Worker, fails
 
 
@@ -57,7 +59,7 @@ class DiLoCo:
 
     _buffers: Buffers | None = None  # from the first sync_buffers() on
     _worker: Worker | None = None  # of the island's first process
-    _error: Error | None = None  # of a push, in an island
+    _error: Error | None = None  # of a push, in an island; or after the end
 
     def __init__(
         self,
@@ -202,18 +204,14 @@ class DiLoCo:
         evaluation, or at the end. It is a round of the job, and a step of the outer optimizer, of
         all fragments; but with one fragment and no step since it was sent it only takes the result.
         """
-        if self._steps.counts_now:
-            raise RuntimeError(
-                "synchronize() in a loop over steps(): the box could not save the round that it "
-                "makes. Call it after the loop; to evaluate within it, use base()"
-            )
+        self._steps.check_outside("synchronize()")
         rounds = int(self._course.has_moved)
 
         def exchange() -> None:
             self._take(self._keys)
             if rounds:
-                for key in self._keys:
-                    key.push()
+                for fragment in range(len(self._fragments)):
+                    self._push(fragment)
                 self._take(self._keys)
             for key in self._keys:
                 key.merge(0.0)
@@ -252,6 +250,7 @@ class DiLoCo:
         The model is the checkpoint's base, and `steps_done` that of its round. Call steps() again,
         which gives back what this rank had.
         """
+        check_alone("rejoin()", is_alone=self._island.is_alone)
         while True:
             try:
                 for key in self._keys:
@@ -263,7 +262,7 @@ class DiLoCo:
                 continue
         if self.worker.first_round == 1:
             job = self.worker.job
-            self.close()
+            self._leave(abandon=False)
             raise InvalidError(
                 f"the box of job '{job}' was gone before its first checkpoint: there is nothing to "
                 "go on from. Make model, optimizer and DiLoCo anew"
@@ -303,9 +302,10 @@ class DiLoCo:
 
         At the end of a cycle; with one fragment after any step. Waits for results under way, and
         changes nothing. Save the model's state_dict() of each rank beside it. What a coded `delta`
-        has left at the rank is not in it.
+        has left at the rank is not in it. Raises InvalidError with a quorum.
         """
         self._course.check_even("state_dict()")
+        check_without_quorum("state_dict()", self._options)
         state: dict[str, Any] = {"inner": [each.state_dict() for each in self._inner]}
         if self._worker:
             self._take(self._keys)
@@ -353,8 +353,7 @@ class DiLoCo:
         """The inner optimizer has made a step."""
         self._watch.end()
         due, ending = self._course.advance()
-        if due:
-            self._merge(due)
+        self._merge(due)
         for fragment in ending:
             self._present.check(self._model)
             check_unchanged(self._named, self._frozen)
@@ -381,12 +380,15 @@ class DiLoCo:
         if self._worker is None or self._error:
             return
         try:
-            for key in self._fragments[fragment]:
-                key.push()
+            self._push(fragment)
         except Error as error:
             if self._island.is_alone:
                 raise
             self._error = error
+
+    def _push(self, fragment: int) -> None:
+        for key in self._fragments[fragment]:
+            key.push()
 
     def _take(self, keys: Sequence[OuterKey]) -> None:
         if self._error:
@@ -415,14 +417,12 @@ class DiLoCo:
             hook.remove()
         for key in self._keys:
             key.detach()
+        self._error = BadHandleError("the DiLoCo has left its job: make a new one")
         if self._buffers:
             self._buffers.close()
         if self._worker:
             (self._worker.abandon if abandon else self._worker.close)()
-        if abandon:
-            self._watch.end()
-        else:
-            self._watch.close()
+        (self._watch.end if abandon else self._watch.close)()
 
 
 def _hooks(outer: DiLoCo, inner: Sequence[Optimizer], *, has_proximal: bool) -> list[Any]:

@@ -5,6 +5,7 @@ import random
 import subprocess
 import threading
 import time
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -40,11 +41,12 @@ HOW = {
     "two-inner": {**STREAMING, "kind": "both"},
 }
 STEPS = 14
+OF_TEST = ("kind", "dtype")  # what is no argument of DiLoCo
 
 
 def made(net, how, name, **options):
     """A DiLoCo, and its inner optimizers."""
-    given = {key: value for key, value in how.items() if key not in ("kind", "dtype")}
+    given = {key: value for key, value in how.items() if key not in OF_TEST}
     inner = inner_of(net, how.get("kind", "adamw"))
     outer = phub.DiLoCo(net, inner[0] if len(inner) == 1 else inner, job=name, **given, **options)
     return outer, inner
@@ -143,6 +145,23 @@ def test_over_several_boxes_it_is_the_same(own_box, box, start):
                 assert_same_bits(found, expected)
         finally:
             other.kill()
+
+
+def is_ahead(rank, ahead):
+    net = net_of(rank, {})
+    outer, inner = made(net, {"sync_every": 4, "delay": 3}, job("ahead"))
+    for step in range(8):
+        if step == 3 and rank == 1:
+            assert ahead.wait(60)  # until the other has sent, and made two steps more
+        make_step(net, inner, rank, step)
+        if step == 5 and rank == 0:
+            ahead.set()
+    leave(outer)
+    return outer.steps_done
+
+
+def test_nothing_waits_for_a_result_before_the_delay_is_over(box, start):
+    assert start(is_ahead, 2, FORK.Event()).results() == [8, 8]
 
 
 def trains_there(rank, way, how):
@@ -363,6 +382,8 @@ def test_what_is_wrong_in_a_step_is_an_error_of_it(rank):
     outer.close()
     inner.step()  # the optimizer is as it was
     outer.close()
+    for call in (outer.base, outer.synchronize, outer.state_dict):
+        refused("has left its job", call, error=phub.BadHandleError)
     never, _ = made(make_net(), {"sync_every": 1}, job("never"))
     with pytest.raises(phub.InvalidError, match=r"inner optimizer that DiLoCo was made of"):
         never_stepped(never)
@@ -521,6 +542,8 @@ def has_a_quorum(rank):
     generator = torch.Generator().manual_seed(rank)
     losses = []
     refused("quorum", outer.steps, 3)
+    refused("state_dict.. and a quorum", outer.state_dict)
+    refused("load_state_dict.. and a quorum", outer.load_state_dict, {})
     while outer.worker.round("weight") < 40:
         if rank == 2:
             time.sleep(0.02)
@@ -589,6 +612,8 @@ def test_models_and_optimizers_that_cannot_be_are_refused(box):
     refused("'weight' is torch.float64", phub.DiLoCo, double, SGD(double.parameters(), 0.1))
     frozen = nn.Linear(2, 2).requires_grad_(requires_grad=False)
     refused("no parameter", phub.DiLoCo, frozen, SGD(frozen.parameters(), 0.1))
+    with patch.object(net[0].weight, "device_mesh", None, create=True):
+        refused("the model is sharded", phub.DiLoCo, net, SGD(net.parameters(), 0.1))
     at_box = phub.DistributedOptimizer(SGD(net.parameters(), 0.1), net, world_size=1, rank=0)
     refused("inner optimizer is a DistributedOptimizer", phub.DiLoCo, net, at_box)
     at_box.close()

@@ -1,11 +1,12 @@
 """Trainings of replicas that stop and go on, to the bit, and replicas of several processes."""
 
+import os
 from unittest.mock import patch
 
 import pytest
 import torch
-from conftest import leave, of_ranks, refused
-from deaths import JOB, NoDeath, death_anywhere, live
+from conftest import SavingBox, leave, of_ranks, refused
+from deaths import FORK, JOB, STEPS, NoDeath, death_anywhere, live
 from exact import assert_same_bits, job, saved
 from models import loss_of, make_net
 from test_diloco import HOW, STREAMING, made, make_step, net_of, now
@@ -140,6 +141,33 @@ def test_programs_that_are_started_again_go_on(saving_box, start):
     assert_same_bits(start(trains, 2, how, JOB, NoDeath()).results(), expected)
 
 
+def loses_the_box_early(rank, begun, gone):
+    net = make_stateful()
+    outer = phub.DiLoCo(net, SGD(net.parameters(), 0.1), job=JOB, **SAVED["late"])
+
+    def train():
+        for _ in outer.steps(STEPS):
+            net(torch.ones(2, 12)).sum().backward()
+            outer._inner[0].step()
+            if outer.steps_done == 4:  # a result is under way
+                begun.set()
+                assert gone.wait(60)
+
+    with pytest.raises(phub.RewoundError):
+        train()
+    outer.rejoin()
+
+
+def test_without_a_checkpoint_there_is_nothing_to_go_on_from(memory_path, start):
+    begun, gone = FORK.Event(), FORK.Event()
+    with SavingBox(memory_path, 1000) as box:
+        ranks = start(loses_the_box_early, 1, begun, gone, PHUB_SERVER=box.address)
+        assert begun.wait(60)
+        box.die_and_come_back()
+        gone.set()
+        refused("gone before its first checkpoint", ranks.result, 0)
+
+
 @of_ranks(1)
 def test_steps_are_counted(rank):
     net = net_of(rank, {})
@@ -196,6 +224,7 @@ def trains_in_islands(rank, folder, how):
     else:
         assert (outer.rank, outer.world_size) == (island, ISLANDS)
     refused("steps.. and process_group", outer.steps, 9)
+    refused("rejoin.. and process_group", outer.rejoin)
     outer.synchronize()
     seen.append(now(net))
     distributed.barrier()
@@ -218,6 +247,9 @@ def fails_in_an_island(rank, folder):
     net = make_net()
     model = DistributedDataParallel(net, process_group=group)
     inner = SGD([p for p in net.parameters() if p.requires_grad], 0.1)
+    launched = {name: os.environ.pop(name) for name in ("PHUB_RANK", "PHUB_WORLD_SIZE")}
+    refused("a rank of the job is a whole island", phub.DiLoCo, model, inner, process_group=group)
+    os.environ.update(launched)
     options = {"rank": island, "world_size": ISLANDS, "on_loss": "fail"}
     outer = phub.DiLoCo(model, inner, job="fails", process_group=group, sync_every=2, **options)
     if island:
