@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import distributed, nn
-from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -20,6 +20,9 @@ from phub._tensors import format_of_job
 from phub.errors import InvalidError
 from phub.optimizer import DistributedOptimizer
 from phub.worker import Worker
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 _PLAIN = ("f32", "bf16", "f16")
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import distributed
-from torch.distributed import ProcessGroup
 
 from phub._options import Option
 from phub.errors import InvalidError, RankLostError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 _LAUNCHED = ("PHUB_RANK", "PHUB_WORLD_SIZE")
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from phub import _device, _rules
@@ -36,6 +35,9 @@ from phub._tensors import filled, memory_of
 from phub._watch import Watch
 from phub.errors import BadHandleError, Error, InvalidError, RewoundError
 from phub.worker import Worker, fails
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class DiLoCo:
@@ -225,12 +227,15 @@ class DiLoCo:
         All ranks call it after as many steps. With a process_group its first process has the mean,
         and the others have what that one has.
         """
+        buffers = [b for b in self._model.buffers() if b.numel()]
+        if not buffers:
+            raise InvalidError("sync_buffers(): the model has no buffers with elements")
 
         def exchange() -> None:
             self._buffers = self._buffers or Buffers(self._model, self.worker, self._options)
             self._buffers.sync()
 
-        self._island.share(exchange, [b for b in self._model.buffers() if b.numel()])
+        self._island.share(exchange, buffers)
 
     def steps(self, until: int, **kept: Stateful) -> Iterator[int]:
         """Counts inner steps from `steps_done` to `until`: see DistributedOptimizer.steps.

@@ -371,6 +371,7 @@ def test_what_is_wrong_in_a_step_is_an_error_of_it(rank):
     net = make_net()
     inner = AdamW(net.parameters())
     outer = phub.DiLoCo(net, inner, sync_every=1, job=job("steps"))
+    refused("has no buffers", outer.sync_buffers)
     net[0].bias.requires_grad_()
     refused("'0.bias' requires a gradient since", inner.step, error=RuntimeError)
     net[0].bias.requires_grad_(requires_grad=False)

@@ -207,6 +207,7 @@ def trains_in_islands(rank, folder, how):
     net = make_net()
     with torch.no_grad():
         net[2].weight.add_(rank)
+    net.register_buffer("of_island", torch.tensor([float(rank)]))  # DDP gives it to all of one
     model = DistributedDataParallel(net, process_group=group)
     inner = SGD([p for p in net.parameters() if p.requires_grad], 0.1, momentum=0.9)
     refused("a DDP of 2 processes", phub.DiLoCo, model, inner)
@@ -226,6 +227,8 @@ def trains_in_islands(rank, folder, how):
     refused("steps.. and process_group", outer.steps, 9)
     refused("rejoin.. and process_group", outer.rejoin)
     outer.synchronize()
+    outer.sync_buffers()
+    assert net.of_island.item() == (0 + PROCESSES) / ISLANDS  # the first processes' mean
     seen.append(now(net))
     distributed.barrier()
     outer.close()
