@@ -121,6 +121,21 @@ bool sum(std::span<const void* const> slots, const SlotShape& shape, float facto
   return sum({&total, 1}, DType::kF32, factor, out, shape.elements);
 }
 
+bool weighted_sum(std::span<const void* const> slots, std::span<const float> weights,
+                  const SlotShape& shape, float factor, float* scratch, float* out) {
+  if (slots.empty()) return sum(slots, shape, factor, out);
+  sum(slots.first(1), shape, weights[0], out);
+  for (size_t i = 1; i < slots.size(); ++i) {
+    sum(slots.subspan(i, 1), shape, weights[i], scratch);
+    const bool is_last = i + 1 == slots.size();
+    const std::array<const void*, 2> both = {out, scratch};
+    const bool finite = sum(both, DType::kF32, is_last ? factor : 1, out, shape.elements);
+    if (is_last) return finite;
+  }
+  const void* const only = out;
+  return sum({&only, 1}, DType::kF32, factor, out, shape.elements);
+}
+
 int find_nonfinite(std::span<const void* const> slots, const SlotShape& shape) {
   if (shape.form == SlotForm::kElements) {
     return find_nonfinite(slots, shape.dtype, shape.elements);

@@ -93,6 +93,12 @@ constexpr size_t slot_bytes(const SlotShape& s) {
 bool sum(std::span<const void* const> slots, const SlotShape& shape, float factor, float* out);
 int find_nonfinite(std::span<const void* const> slots, const SlotShape& shape);
 
+// Does what sum() does with each slot's values times its weight: every slot's sum alone is
+// multiplied, with one rounding, and these are added in this order. Where no slot has a row, it is
+// +0. `weights` are of the slots; `scratch` has room for the elements. REQUIRES: there is no fold.
+bool weighted_sum(std::span<const void* const> slots, std::span<const float> weights,
+                  const SlotShape& shape, float factor, float* scratch, float* out);
+
 // The pairs of a slot: left[pair · rows], right[pair · columns]. None, of a slot of either form
 // that has rows. `fits` is false, and there are none, if it says that it has more than there is
 // room for. REQUIRES: shape.form is kFactors or kEither.

@@ -152,6 +152,8 @@ std::optional<Manifest> JobMaker::newest_checkpoint(const JoinRequest& request, 
   expected.max_ranks = spec.max_ranks;
   expected.quorum = spec.quorum;
   expected.grace_ms = spec.grace_ms;
+  expected.grace = spec.grace;
+  expected.late_decay = spec.late_decay;
   expected.lease_ms = spec.lease_ms;
   expected.progress_limit_ms = spec.progress_limit_ms;
   expected.wait_limit_ms = spec.wait_limit_ms;
@@ -208,12 +210,15 @@ Plan JobMaker::plan_for(const Order& order, const Transport& transport,
                       .chunk_elements = spec.chunk_elements,
                       .shared_memory = transport.shares_memory(),
                       .trailer_elements = trailer_of(spec),
+                      .weight_bytes = weight_bytes_of(spec),
                       .gradient_dtype = spec.gradient_dtype,
                       .rank_hosts = may_go_home ? spec.rank_hosts : std::vector<uint64_t>(),
                       .slot_window = machine_.slot_window(transport),
                       .shares_slots = transport.windows() == Windows::kShared};
-  // A rack sends its sums, and a switch its chunks, without looking at slots.
-  const bool may_share = spec.rack_ranks.empty() && !options_.through_switch;
+  // A rack sends its sums, and a switch its chunks, without looking at slots. A null with a weight
+  // would be written into the slot of another gradient.
+  const bool may_share =
+      spec.rack_ranks.empty() && !options_.through_switch && spec.weights == Weights::kNo;
   if (options.shares_slots && !may_share) options.slot_window = 0;
   if (spec.quorum > 0) options.slot_window = 0;  // no slot is read before a rank has sent all
   if (rack) {

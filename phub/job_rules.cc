@@ -53,7 +53,9 @@ JobRules rules_of(const JobSpec& spec) {
           .unused = spec.unused,
           .state8 = spec.state_dtype == StateFormat::k8Bit,
           .gated = is_gated(spec),
-          .quorum = spec.quorum};
+          .quorum = spec.quorum,
+          .late_decay = static_cast<float>(spec.late_decay),
+          .weights = spec.weights == Weights::kYes};
 }
 
 kernels::Fold fold_of(const KeySpec& key) {

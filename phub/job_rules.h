@@ -26,12 +26,16 @@ struct JobRules {
   bool state8 = false;  // the optimizer's states have 8 bits (kernels/state8.h)
   bool gated = false;   // rounds are applied as a whole: is_gated()
 
-  uint32_t quorum = 0;  // ranks that make a round (phub/core/quorum.h); 0: all
+  uint32_t quorum = 0;   // ranks that make a round (phub/core/quorum.h); 0: all
+  float late_decay = 1;  // JobSpec
+  bool weights = false;  // each contribution says its weight
 
   // False: every contribution is an update of its own (phub/core/clocked.h).
   bool lock_step() const { return consistency == Consistency::kBsp; }
   // Each rank has a copy of the results, as the parameters may change while it reads them.
   bool own_results() const { return !lock_step() || quorum > 0; }  // has_own_results()
+  // Contributions have weights, which the ranks say, or which are less than 1 as they come late.
+  bool weighs() const { return weights || late_decay < 1; }
   bool mean() const { return reduction == Reduction::kMean; }
   bool initial_broadcast() const { return initial == Initial::kBroadcast; }
 };

@@ -55,6 +55,7 @@ std::vector<uint64_t> begins_of(std::span<const uint32_t> queue_node, uint64_t n
 
 uint32_t element_bytes_of_all(const Layout& layout) {
   if (layout.key_format.empty() || !layout.key_format.front().is_plain()) return 0;
+  if (layout.weight_bytes > 0) return 0;
   const SlotFormat& first = layout.key_format.front();
   const bool same = std::ranges::all_of(layout.key_format,
                                         [&first](const SlotFormat& each) { return each == first; });
@@ -77,8 +78,9 @@ uint64_t chunk_elements_of(const KeySpec& key, uint32_t chunk_elements) {
 }
 
 Layout lay_out_keys(std::span<const KeySpec> keys, uint32_t chunk_elements,
-                    std::string_view gradient_dtype) {
+                    std::string_view gradient_dtype, uint32_t weight_bytes) {
   Layout layout;
+  layout.weight_bytes = weight_bytes;
   layout.key_offset.reserve(keys.size());
   layout.key_format.reserve(keys.size());
   for (uint32_t k = 0; k < keys.size(); ++k) {
@@ -95,7 +97,7 @@ Layout lay_out_keys(std::span<const KeySpec> keys, uint32_t chunk_elements,
                                .gradient_offset = layout.gradients_bytes,
                                .slot_bytes = static_cast<uint32_t>(format.bytes(elements))});
       // The elements of a chunk that is not a key's last fill its room.
-      layout.gradients_bytes += slot_room(format, elements);
+      layout.gradients_bytes += slot_room(format, elements, weight_bytes);
     }
     layout.total_elements += slot_elements(keys[k].elements);
   }
@@ -227,7 +229,8 @@ Layout layout_of(const JoinReply& reply) {
   const uint32_t chunk_elements = reply.spec.chunk_elements;
   const bool fits = chunk_elements > 0 && chunk_elements % kChunkAlignment == 0;
   if (!fits || reply.first_round == 0) malformed("chunks and rounds");
-  Layout layout = lay_out_keys(reply.spec.keys, chunk_elements, reply.spec.gradient_dtype);
+  Layout layout = lay_out_keys(reply.spec.keys, chunk_elements, reply.spec.gradient_dtype,
+                               weight_bytes_of(reply.spec));
   if (layout.key_offset != reply.layout.key_offset ||
       layout.total_elements != reply.layout.total_elements) {
     malformed("keys and where they begin");

@@ -28,9 +28,11 @@ constexpr uint64_t initial_bytes(uint64_t elements, uint64_t slot_bytes) {
   const uint64_t least = (elements * sizeof(float) + kMostInitialParts - 1) / kMostInitialParts;
   return std::max(slot_bytes, least);
 }
-constexpr uint64_t slot_room(const SlotFormat& format, uint64_t elements) {
+// `weight_bytes`: Layout::weight_bytes.
+constexpr uint64_t slot_room(const SlotFormat& format, uint64_t elements,
+                             uint32_t weight_bytes = 0) {
   const uint64_t whole = slot_elements(elements);
-  const uint64_t bytes = initial_bytes(whole, format.bytes(whole));
+  const uint64_t bytes = initial_bytes(whole, format.bytes(whole)) + weight_bytes;
   return (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
 }
 
@@ -41,6 +43,13 @@ inline constexpr uint32_t kTrailerElements = 1;
 inline constexpr uint32_t kNoneLeft = ~uint32_t{0};
 inline uint32_t trailer_of(const JobSpec& spec) {
   return spec.rack_ranks.empty() ? 0 : kTrailerElements;
+}
+
+// Behind each gradient of a job with weights: the push's, an f32. It stands where the gradient
+// ends, and that of a null, which has nothing else, where the longest gradient of the chunk ends.
+inline constexpr uint32_t kWeightBytes = sizeof(float);
+inline uint32_t weight_bytes_of(const JobSpec& spec) {
+  return spec.weights == Weights::kYes ? kWeightBytes : 0;
 }
 
 // Arrays of elements (results, at the box also parameters and state) are laid out in elements,
@@ -79,13 +88,15 @@ struct Layout {
   uint64_t box_elements = 0;      // the box's arrays: with the padding between nodes
   uint64_t slots_bytes = 0;       // the box's slots of one rank, the same
   uint32_t trailer_elements = 0;  // at the box, behind each chunk: kTrailerElements below racks
+  uint32_t weight_bytes = 0;      // of each slot, on both sides: kWeightBytes, or 0
 
   // The room of a chunk in the box's arrays, in elements, and in its slots, in bytes.
   uint64_t box_slot(const ChunkLayout& chunk) const {
     return slot_elements(uint64_t{chunk.elements} + trailer_elements);
   }
   uint64_t slot_room_of(const ChunkLayout& chunk) const {
-    return slot_room(key_format[chunk.key], uint64_t{chunk.elements} + trailer_elements);
+    return slot_room(key_format[chunk.key], uint64_t{chunk.elements} + trailer_elements,
+                     weight_bytes);
   }
   bool shares_slots() const { return !queue_shares.empty(); }
   // Of a slot that these chunks share.
@@ -100,16 +111,16 @@ struct Layout {
 // server has not decided the rows of a matrix's chunks, or if they do not fit.
 uint64_t chunk_elements_of(const KeySpec& key, uint32_t chunk_elements);
 
-// The bytes of an element, if all keys have one plain format; else 0.
+// The bytes of an element, if all keys have one plain format and slots nothing else; else 0.
 uint32_t element_bytes_of_all(const Layout& layout);
 
 // The worker's side: keys one after another, each in whole slots, and cut into chunks. The
-// gradients of a key in a plain format are one piece; in a coded one each chunk has its own room.
-// `gradient_dtype`: of keys without a format of their own. Throws Error(kInvalid): there is no such
-// format, or as chunk_elements_of(). REQUIRES: at most 2^32 - 1 chunks. (If the ranks are racks,
-// set trailer_elements before calling other functions.)
+// gradients of a key in a plain format are one piece; in a coded one, or with weights, each chunk
+// has its own room. `gradient_dtype`: of keys without a format of their own. Throws
+// Error(kInvalid): there is no such format, or as chunk_elements_of(). REQUIRES: at most 2^32 - 1
+// chunks. (If the ranks are racks, set trailer_elements before calling other functions.)
 Layout lay_out_keys(std::span<const KeySpec> keys, uint32_t chunk_elements,
-                    std::string_view gradient_dtype = "f32");
+                    std::string_view gradient_dtype = "f32", uint32_t weight_bytes = 0);
 
 // The beginnings of queues at the box, and how many slots chunks share: Layout::queue_offset,
 // queue_slots, queue_shares.

@@ -125,6 +125,10 @@ PHUB_API phub_code phub_options_destroy(phub_options* options);
  *   quorum              ranks with which a round may end, the others being late
  *                       (training.md, "Without waiting for the slowest"); 0: all 0
  *   grace_ms            how long it waits for the others once a quorum is there 0
+ *   grace               fixed; or auto: the server chooses that time by what it
+ *                       measures, at most grace_ms unless that is 0        fixed
+ *   late_decay          factor of a gradient that is late, once for each round,
+ *                       from 0 (dropped) to 1; a text or number                1
  *   chunk_elements      a multiple of 32                                       8192
  *   optimizer           none (all-reduce), sgd, momentum, nesterov, adam ...   none
  *                       or fold (phub_options_set_operation)
@@ -138,6 +142,7 @@ PHUB_API phub_code phub_options_destroy(phub_options* options);
  *                       are, but not int32 or topk: what comes back is the difference that
  *                       a round has made, and parameters in memory are f32   f32
  *   reduction           sum; mean: times float(1/n), n ranks that took part    sum
+ *   weights             yes: gradients have weights (phub_set_weight)          no
  *   groups              "4,4": gradients are added within two groups of four
  *                       ranks, then the groups' sums; "(2,2),(2,2)": groups of
  *                       groups; of all max_ranks; "": by ascending ranks
@@ -467,6 +472,13 @@ PHUB_API phub_code phub_broadcast(phub_worker* worker, const float* initial, siz
 PHUB_API phub_code phub_broadcast_keys(phub_worker* worker, const float* const* initial,
                                        size_t keys);
 
+/* In a job with the option `weights`: the weight of the pushes that follow, until another one is
+ * set; 1 at the beginning. A round adds up the gradients of the ranks times their weights, each
+ * product and each sum rounded to f32, in the order of the ranks; with reduction `mean` it divides
+ * by the sum of the weights, so that with the number of samples as its weight each sample counts
+ * the same. A null counts with its weight, too. PHUB_INVALID: it is not finite or below 2^-126, or
+ * the job has no weights. */
+PHUB_API phub_code phub_set_weight(phub_worker* worker, float weight);
 /* Starts the exchange of a key: lends its gradient to the library until phub_wait returns, and ends
  * the validity of its parameters. Waits only for the key's previous result. Keys with a higher
  * priority (phub_options_tune_key) overtake others that wait, here and at the server; here,

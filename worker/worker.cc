@@ -172,6 +172,10 @@ bool Worker::broadcast_keys(std::span<const float* const> initial) {
   });
 }
 
+void Worker::set_weight(float weight) {
+  only_errors([&] { impl_->exchange.set_weight(weight); });
+}
+
 Pushed Worker::push(size_t key, const PushOptions& how) {
   return only_errors([&] {
     const KeySpec& of = impl_->key(key);

@@ -276,6 +276,12 @@ class Worker {
   // Does the same with a pointer for each key.
   bool broadcast_keys(std::span<const float* const> initial);
 
+  // In a job with the option `weights`: the weight of the pushes that follow, nulls and all parts
+  // of a key included, until another one is set; 1 at the beginning. A round adds up the gradients
+  // of the ranks times their weights (transport/contribution_weight.h), and a mean divides by the
+  // sum of the weights: with the number of samples or tokens as its weight, each counts the same.
+  // Throws Error(kInvalid): it is below 2^-126, or not finite, or the job has no weights.
+  void set_weight(float weight);
   // Starts the exchange of a key: lends the gradient to the library until wait() returns, and ends
   // the validity of the parameters. Waits for the key's previous result first.
   Pushed push(size_t key, const PushOptions& how);

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <optional>
 
 #include "phub/core/chunk_table.h"
 #include "phub/core/job_parameters.h"
+#include "transport/contribution_weight.h"
 #include "transport/layout.h"
 #include "transport/transport.h"
 #include "transport/wire.h"
@@ -17,17 +19,21 @@ namespace phub {
 class ArrivalCheck {
  public:
   ArrivalCheck(const JobParameters& parameters, const ChunkTable& table)
-      : rack_ranks_(parameters.rack_ranks), table_(table) {}
+      : rack_ranks_(parameters.rack_ranks), has_weights_(parameters.rules.weights), table_(table) {}
 
   struct Violation {
     CoreReport::Violation what = CoreReport::kStream;
     uint64_t said = 0;  // the number that the rank sent
   };
-  // nullopt: it may. Then `participants` is the number of ranks that took part, as a rack says;
-  // from a rank that is no rack it is not changed. REQUIRES: a payload has a slot.
+  // What stands behind a contribution, each only in jobs that have it.
+  struct Trailer {
+    uint32_t participants = 1;  // the number of ranks that took part, as a rack says
+    float weight = 1;
+  };
+  // nullopt: it may. Then `trailer` is what it says. REQUIRES: a payload has a slot.
   // Inline: this is asked for every arrival.
   std::optional<Violation> operator()(const Arrival& arrival, uint32_t index, const Imm& imm,
-                                      uint32_t& participants) const {
+                                      Trailer& trailer) const {
     const CoreChunk& chunk = table_[index];
     const uint64_t slot_bytes =
         chunk.schedule == 0 ? chunk.slot_bytes() : scheduled_bytes(chunk, imm);
@@ -41,13 +47,14 @@ class ArrivalCheck {
         return Violation{CoreReport::kBytes, said(arrival, bytes)};
       }
     }
-    uint64_t place = chunk.slot_offset;
+    uint64_t place = chunk.slot_offset, trailer_at = 0;
     if (imm.kind == ImmKind::kInitial) {
       bytes = initial_part(chunk.elements, slot_bytes, imm.round).count * sizeof(float);
-    } else if (is_of_racks() && imm.kind <= ImmKind::kNull) {
+    } else if (has_trailers() && imm.kind <= ImmKind::kNull) {
       // A null is its trailer alone.
-      if (imm.kind == ImmKind::kNull) place += chunk.elements * sizeof(float);
-      bytes += kTrailerElements * sizeof(float);
+      if (imm.kind == ImmKind::kNull) place += table_.most_slot_bytes(chunk);
+      trailer_at = place - chunk.slot_offset + bytes;
+      bytes += kTrailerBytes;
     }
     // Bytes that the payload did not overwrite would be summed as if they had arrived.
     if (!arrival.fits(bytes, place)) {
@@ -59,10 +66,16 @@ class ArrivalCheck {
     if (imm.kind == ImmKind::kData && table_.is_slot_taken(arrival.rank, index)) {
       return Violation{CoreReport::kSlot, chunk.slot_offset};
     }
-    if (is_of_racks()) {
-      participants = participants_of(arrival.rank, index);  // read once: it may change meanwhile
-      if (!may_take_part(arrival.rank, participants, imm)) {
-        return Violation{CoreReport::kParticipants, participants};
+    if (has_trailers()) {
+      const uint32_t bits = trailer_in(arrival.rank, index, trailer_at);
+      if (is_of_racks()) {
+        trailer.participants = bits;
+        if (!may_take_part(arrival.rank, bits, imm)) {
+          return Violation{CoreReport::kParticipants, bits};
+        }
+      } else {
+        trailer.weight = std::bit_cast<float>(bits);
+        if (!is_weight(trailer.weight)) return Violation{CoreReport::kWeight, bits};
       }
     }
     if (table_.is_idle(arrival.rank, index)) return Violation{CoreReport::kInterest, imm.round};
@@ -72,17 +85,21 @@ class ArrivalCheck {
   bool is_of_racks() const { return !rack_ranks_.empty(); }
 
  private:
+  static constexpr uint64_t kTrailerBytes = 4;
+  static_assert(kTrailerBytes == kWeightBytes && kTrailerBytes == kTrailerElements * sizeof(float));
+
+  bool has_trailers() const { return is_of_racks() || has_weights_; }
   // What is sent once more, after a connection broke, has the format of its own round.
   uint64_t scheduled_bytes(const CoreChunk& chunk, const Imm& imm) const {
     if (imm.kind == ImmKind::kInitial) return table_.most_slot_bytes(chunk);
     const uint64_t ago = low8(chunk.round - imm.round);
     return table_.slot_bytes(chunk, chunk.round - std::min(ago, chunk.round));
   }
-  uint32_t participants_of(uint32_t rack, uint32_t index) const {
-    const CoreChunk& chunk = table_[index];
-    uint32_t participants = 0;
-    std::memcpy(&participants, table_.slot(rack, index) + chunk.slot_bytes(), sizeof participants);
-    return participants;
+  // Read once: a worker that shares its memory may change it meanwhile.
+  uint32_t trailer_in(uint32_t rank, uint32_t index, uint64_t at) const {
+    uint32_t bits = 0;
+    std::memcpy(&bits, table_.slot(rank, index) + at, sizeof bits);
+    return bits;
   }
   static uint64_t said(const Arrival& arrival, uint64_t bytes) {
     return arrival.bytes == Arrival::kNotTold ? bytes : arrival.bytes;
@@ -95,6 +112,7 @@ class ArrivalCheck {
   }
 
   const std::vector<uint32_t>& rack_ranks_;  // a rack's ranks; empty: ranks are not racks
+  const bool has_weights_;
   const ChunkTable& table_;
 };
 

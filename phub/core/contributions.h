@@ -11,6 +11,7 @@
 #include "phub/core/index_set.h"
 #include "phub/core/queued_chunks.h"
 #include "phub/core/shared_slots.h"
+#include "transport/contribution_weight.h"
 #include "transport/slot_window.h"
 
 namespace phub {
@@ -158,6 +159,31 @@ class Contributions : public QueuedChunks {
     }
   }
 
+  // The weights of contributions (transport/contribution_weight.h), if the job has some: without a
+  // call of this each counts as one. A rank has at most one contribution to a chunk under way.
+  void keep_weights() { weights_.assign(size_t{size()} * max_ranks(), 1.0f); }
+  static constexpr uint64_t weight_bytes(uint64_t chunks, uint64_t max_ranks) {
+    return chunks * max_ranks * sizeof(float);
+  }
+  bool has_weights() const { return !weights_.empty(); }
+  float weight(uint32_t rank, uint32_t index) const { return weights_[at(rank, index)]; }
+  void set_weight(uint32_t rank, uint32_t index, float weight) {
+    weights_[at(rank, index)] = weight;
+  }
+  // Multiplies it; where nothing is left of it, the contribution is as a null. REQUIRES: it has
+  // arrived.
+  void reduce_weight(uint32_t rank, uint32_t index, float factor) {
+    float& weight = weights_[at(rank, index)];
+    weight = reduced_weight(weight, factor);
+    if (weight == 0) null_.set(rank, index);
+  }
+  // Of all that have arrived, added in the order of the ranks.
+  double sum_of_weights(uint32_t index) const {
+    double sum = 0;
+    for_each_arrived(index, [&](uint32_t rank) { sum += double{weight(rank, index)}; });
+    return sum;
+  }
+
   // After a reconnection a rank sends its unanswered contributions again. Until that to a chunk is
   // here, no result of the chunk goes to the rank: its next contribution could overtake the
   // repeated one.
@@ -173,12 +199,14 @@ class Contributions : public QueuedChunks {
   }
 
  private:
+  size_t at(uint32_t rank, uint32_t index) const { return size_t{index} * ranks_.size() + rank; }
   bool is_held_up(uint32_t rank, uint32_t index) const {
     return shared_ != nullptr ? shared_->is_taken(rank, index) : window_->is_short_somewhere(rank);
   }
 
   std::vector<CoreRank> ranks_;
   RankBits arrived_, null_, unheard_;
+  std::vector<float> weights_;  // [chunk][rank]; empty: there are none
   SlotWindow* const window_;
   SharedSlots* const shared_;
 };

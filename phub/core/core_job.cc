@@ -49,7 +49,7 @@ CoreJob::CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays
       outbox_(parameters_, arrays, endpoint, table_, trace_),
       moves_(arrays, places_, table_, trace_),
       shelves_(arrays, places_, table_, moves_, trace_),
-      way_(way_of({parameters_, table_, reducer_, outbox_, trace_, reports_, shelves_},
+      way_(way_of({parameters_, table_, reducer_, outbox_, trace_, reports_, shelves_, endpoint_},
                   make_lock_step)),
       intake_(way_->intake()),
       shortage_(window, parameters_.progress_limit_ms, table_.size()),
@@ -57,6 +57,7 @@ CoreJob::CoreJob(uint32_t core, const JobParameters& parameters, const JobArrays
       wake_after_(parameters.max_ranks) {
   if (window != nullptr && shared == nullptr) endpoint_.use_window(*window);
   if (!parameters_.rack_ranks.empty()) table_.count_rack_ranks();
+  if (parameters_.rules.weighs()) table_.keep_weights();
   // Below a parent the result of the round before the first is still to come.
   const uint64_t beginning = parameters_.rules.initial_broadcast() ? 0 : 1;
   const uint64_t first = parameters_.first_round > 0 ? parameters_.first_round : beginning;
@@ -72,7 +73,8 @@ uint64_t CoreJob::bytes(const Size& size) {
          Outbox::bytes({size.chunks, size.queues, size.max_ranks, size.gated, size.shares_slots}) +
          Moves::bytes(size.chunks) + Reports::most(size.max_ranks) * sizeof(CoreReport) +
          Reducer::bytes(size.max_ranks, size.classes, size.largest_chunk, size.levels,
-                        size.differences, size.lazy) +
+                        size.differences, size.lazy, size.weighs) +
+         (size.weighs ? ChunkTable::weight_bytes(size.chunks, size.max_ranks) : 0) +
          RankTree::bytes(size.levels, size.max_ranks) +
          (size.places > 1 ? Places::bytes(size.chunks, size.places) : 0) +
          (size.lock_step ? 0 : CoreClocks::bytes(size.chunks, size.max_ranks)) +
@@ -134,8 +136,8 @@ void CoreJob::receive(TheWay& way, const Arrival& arrival) {
   if (arrival.bytes > 0 && table_.has_lost_slot(rank, index)) {
     return receive_lost(way, rank, index);
   }
-  uint32_t participants = 1;
-  if (const auto refused = check_(arrival, index, imm, participants)) {
+  ArrivalCheck::Trailer trailer;
+  if (const auto refused = check_(arrival, index, imm, trailer)) {
     return violation(rank, index, refused->what, refused->said);
   }
   ++from.arrivals;
@@ -149,7 +151,8 @@ void CoreJob::receive(TheWay& way, const Arrival& arrival) {
   if (intake_) intake_->took_directly(rank, index);
   switch (way.accept(rank, index, imm)) {
     case Way::Verdict::kAccepted:
-      if (check_.is_of_racks()) table_.add_participants(index, rank, participants);
+      if (check_.is_of_racks()) table_.add_participants(index, rank, trailer.participants);
+      if (table_.has_weights()) table_.set_weight(rank, index, trailer.weight);
       if (way.ready(index)) make_ready(index);
       break;
     case Way::Verdict::kDuplicate:

@@ -69,6 +69,7 @@ class CoreJob {
     bool differences = false;
     bool lazy = false;  // some key is
     bool of_racks = false;
+    bool weighs = false;
     bool has_parent = false;
   };
   static uint64_t bytes(const Size& size);

@@ -24,7 +24,11 @@ void Quorum::count_chunk(uint32_t rank) {
   OfRank& of = ranks_[rank];
   if (++of.chunks < stages_.table.size()) return;
   of.sent = true;
-  if (gate_.sent_here(rank)) check();
+  if (!gate_.sent_here(rank)) return;
+  if (QuorumTimes* const times = gate_.times()) {
+    times->came(has_of(rank, 0) + 1, stages_.endpoint.now_ns());
+  }
+  check();
 }
 
 void Quorum::forget_chunks(uint32_t rank) {
@@ -50,6 +54,9 @@ void Quorum::check() {
   for (const uint64_t word : expected_) all += static_cast<uint32_t>(__builtin_popcountll(word));
   if (gate_.has_decided(round_) || gate_.decide(round_, expected_, all, core_)) return;
   if (gate_.senders_among(expected_) < gate_.quorum() || !gate_.say_is_there(round_)) return;
+  if (QuorumTimes* const times = gate_.times()) {
+    times->is_there(round_, stages_.endpoint.now_ns());
+  }
   stages_.reports.add(CoreReport::kQuorum, CoreReport::kNoRank).round = round_;
 }
 
@@ -67,7 +74,9 @@ void Quorum::take_decision() {
     }
     forget_chunks(rank);
     const uint64_t sent_for = has_of(rank, 0) + 1;
-    if (sent_for < round_) ranks_[rank].late_from = sent_for, ranks_[rank].late_in = round_;
+    if (sent_for == round_) continue;
+    ranks_[rank].late_from = sent_for, ranks_[rank].late_in = round_;
+    for (uint32_t i = 0; i < stages_.table.size(); ++i) decay(rank, i);
   }
   open_ = static_cast<uint32_t>(std::ranges::count_if(
       stages_.table.chunks(), [this](const CoreChunk& chunk) { return chunk.round <= round_; }));
@@ -81,6 +90,14 @@ void Quorum::put_aside(uint32_t rank) {
     null_aside_.set_to(rank, i, stages_.table.is_null(rank, i));
     stages_.table.put_aside(rank, i);
   }
+}
+
+// The contribution has arrived, and counts in the chunk's round.
+void Quorum::decay(uint32_t rank, uint32_t index) {
+  if (!stages_.table.has_weights() || !stages_.table.has(rank, index)) return;
+  const uint64_t late = stages_.table[index].round - (has_of(rank, index) + 1);
+  if (late == 0) return;
+  stages_.table.reduce_weight(rank, index, late_factor(stages_.parameters.rules.late_decay, late));
 }
 
 bool Quorum::moved_on() {
@@ -147,6 +164,8 @@ void Quorum::lose(const Boundary::Lost& lost) {
   InStep::lose(lost);
   forget_chunks(lost.rank);
   for (uint32_t i = 0; i < stages_.table.size(); ++i) {
+    // In the round that is decided next it counts without the decision.
+    if (!completes_ || stages_.table[i].round > round_) decay(lost.rank, i);
     has_of(lost.rank, i) = kNever;
     aside_.clear(lost.rank, i);
   }

@@ -3,7 +3,8 @@
 // No chunk closes a round before the job knows who takes part in it (quorum_gate.h): a rank takes
 // part with all of its chunks, or with none. What a late rank has sent is put aside, and is its
 // contribution to the next round, together with the rest once that has come; unless it is late
-// again. So each rank has at most one contribution under way, and each counts once.
+// again. So each rank has at most one contribution under way, and each counts once; for each round
+// that it is late its weight is multiplied by the job's late_decay.
 //
 // A rank gets results only of rounds that it took part in, as its own copy: other rounds may
 // complete while it reads them. The immediate data of a result names the round, so a rank that was
@@ -80,6 +81,7 @@ class Quorum final : public InStep {
   void check();
   void take_decision();
   void put_aside(uint32_t rank);
+  void decay(uint32_t rank, uint32_t index);
   void begin_round(uint32_t index, uint64_t round);
   void give(uint32_t rank, uint32_t index);
   void pass_over(uint32_t index);

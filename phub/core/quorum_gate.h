@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "phub/core/core_bells.h"
+#include "phub/core/quorum_times.h"
 
 namespace phub {
 
@@ -26,10 +27,13 @@ class QuorumGate {
   QuorumGate(uint32_t cores, uint32_t with_chunks, uint32_t max_ranks, uint32_t quorum,
              uint64_t first_round);
   static constexpr uint64_t bytes(uint64_t cores, uint64_t ranks) {
-    return sizeof(QuorumGate) + CoreBells::bytes(cores) + ranks * sizeof(std::atomic<uint32_t>) +
-           (ranks + 63) / 64 * sizeof(uint64_t);
+    return sizeof(QuorumGate) + sizeof(QuorumTimes) + CoreBells::bytes(cores) +
+           ranks * sizeof(std::atomic<uint32_t>) + (ranks + 63) / 64 * sizeof(uint64_t);
   }
   uint32_t quorum() const { return quorum_; }
+  // REQUIRES: no core has the job yet. Without it times() is null, and nobody measures.
+  void measure() { times_ = std::make_unique<QuorumTimes>(); }
+  QuorumTimes* times() const { return times_.get(); }
 
   // The calling core has all chunks of the rank's next contribution. Returns whether all cores have
   // theirs now.
@@ -77,6 +81,7 @@ class QuorumGate {
   const std::unique_ptr<std::atomic<uint32_t>[]> cores_with_;  // by rank: that have all its chunks
   std::vector<uint64_t> late_;                                 // guarded by decided_
   CoreBells bells_;
+  std::unique_ptr<QuorumTimes> times_;
   alignas(64) std::atomic<uint32_t> open_;  // cores that have not completed the decided round
   alignas(64) std::atomic<uint64_t> collecting_;
   std::atomic<uint64_t> claimed_;

@@ -43,9 +43,10 @@ Reducer::Reducer(const JobParameters& parameters, const JobArrays& arrays, const
       result_format_(result_format(parameters)),
       decoded_(parameters.differences ? scratch_.size() : 0),
       stepped_(bit_words(most_lazy_rows(table.chunks()))),
-      tree_sum_(parameters.tree, scratch_.size()) {
+      tree_sum_(parameters.tree, scratch_.size(), parameters.rules.weighs()) {
   slots_.reserve(parameters.max_ranks);
   slot_ranks_.reserve(parameters.max_ranks);
+  if (parameters.rules.weighs()) slot_weights_.reserve(parameters.max_ranks);
 }
 
 void Reducer::set_hyper(const HyperView& hyper) {
@@ -66,17 +67,24 @@ const Reducer::CachedStep& Reducer::step_of(const CoreChunk& chunk) {
   return cached;
 }
 
-float Reducer::factor_of(const CoreChunk& chunk, uint32_t participants) {
-  return static_cast<float>(
-      1.0 / (step_of(chunk).grad_scale * (parameters_.rules.mean() ? participants : 1)));
+// `participants` have not been left out.
+float Reducer::factor_of(uint32_t index, uint32_t participants) {
+  double divisor = 1;
+  if (parameters_.rules.mean()) {
+    divisor = table_.has_weights() ? table_.sum_of_weights(index) : participants;
+    if (divisor == 0) divisor = 1;  // nobody counts
+  }
+  return static_cast<float>(1.0 / (step_of(table_[index]).grad_scale * divisor));
 }
 
 void Reducer::gather(uint32_t index) {
   slots_.clear();
   slot_ranks_.clear();
+  slot_weights_.clear();
   table_.for_each_gradient(index, [&](uint32_t rank) {
     slots_.push_back(table_.slot(rank, index));
     slot_ranks_.push_back(rank);
+    if (table_.has_weights()) slot_weights_.push_back(table_.weight(rank, index));
   });
 }
 
@@ -96,20 +104,21 @@ bool Reducer::sum(uint32_t index, float* to) {
     return false;
   }
   gather(index);
-  const uint32_t participants = std::max(table_.participants(index), 1u);
-  const bool finite = add_up(index, factor_of(chunk, participants), to);
+  const uint32_t participants = table_.participants(index);
+  const bool finite = add_up(index, factor_of(index, participants), to);
   const bool passes = parameters_.rules.on_nonfinite == OnNonFinite::kPass ||
                       parameters_.rules.on_nonfinite == OnNonFinite::kSkip;
   if (!finite && !passes && !resolve_nonfinite(index, to)) return false;
   const bool skips = parameters_.rules.unused == Unused::kSkip && chunk.skips;
-  chunk.unused = (skips && slots_.empty()) || table_.participants(index) == 0;
+  const bool nobody_counts = table_.has_weights() && table_.sum_of_weights(index) == 0;
+  chunk.unused = (skips && slots_.empty()) || participants == 0 || nobody_counts;
   return true;
 }
 
 // Returns true if every result is finite.
 bool Reducer::add_up(uint32_t index, float factor, float* to) {
   if (made_ == nullptr) {
-    return tree_sum_.add(slots_, slot_ranks_, table_[index].slot(), factor, to);
+    return tree_sum_.add({slots_, slot_ranks_, slot_weights_}, table_[index].slot(), factor, to);
   }
   return kernels::from_fixed_point(made_->codes, made_->exponent, factor, to);
 }
@@ -170,7 +179,7 @@ std::optional<Reducer::PartialSum> Reducer::sum_for_parent(uint32_t index, float
   gather(index);
   PartialSum sum{.participants = table_.participants(index)};
   bool excluded = false;
-  while (!slots_.empty() && !tree_sum_.add(slots_, slot_ranks_, chunk.slot(), 1, to)) {
+  while (!slots_.empty() && !tree_sum_.add({slots_, slot_ranks_}, chunk.slot(), 1, to)) {
     const int at = kernels::find_nonfinite(slots_, chunk.slot());
     const auto rank = at < 0 ? CoreReport::kNoRank : slot_ranks_[static_cast<size_t>(at)];
     if (at < 0 || !excludes()) {
@@ -318,9 +327,7 @@ bool Reducer::resolve_nonfinite(uint32_t index, float* sum) {
     }
     exclude(at, index);
     --participants;
-    if (tree_sum_.add(slots_, slot_ranks_, chunk.slot(), factor_of(chunk, participants), sum)) {
-      return true;
-    }
+    if (add_up(index, factor_of(index, participants), sum)) return true;
   }
 }
 
@@ -331,6 +338,10 @@ void Reducer::stop(uint32_t rank, uint32_t index) {
 
 // Leaves a rank out of the sum, which is recorded.
 void Reducer::exclude(int at, uint32_t index) {
+  if (table_.has_weights()) {
+    table_.set_weight(slot_ranks_[static_cast<size_t>(at)], index, 0);
+    slot_weights_.erase(slot_weights_.begin() + at);
+  }
   reports_.add(CoreReport::kExcluded, slot_ranks_[static_cast<size_t>(at)], index);
   slots_.erase(slots_.begin() + at);
   slot_ranks_.erase(slot_ranks_.begin() + at);

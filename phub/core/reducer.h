@@ -33,11 +33,11 @@ class Reducer {
   Reducer(const JobParameters& parameters, const JobArrays& arrays, const Places& places,
           const HyperView& hyper, ChunkTable& table, Reports& reports, const CoreTrace& trace);
   static constexpr uint64_t bytes(uint64_t max_ranks, uint64_t classes, uint64_t largest_chunk,
-                                  uint64_t levels, bool differences, bool lazy) {
-    return max_ranks * (sizeof(void*) + sizeof(uint32_t)) + classes * sizeof(CachedStep) +
-           (differences ? 2 : 1) * largest_chunk * sizeof(float) +
+                                  uint64_t levels, bool differences, bool lazy, bool weighs) {
+    return max_ranks * (sizeof(void*) + sizeof(uint32_t) + (weighs ? sizeof(float) : 0)) +
+           classes * sizeof(CachedStep) + (differences ? 2 : 1) * largest_chunk * sizeof(float) +
            (lazy ? bit_words(largest_chunk) * sizeof(uint64_t) : 0) +
-           TreeSum::bytes(levels, largest_chunk);  // held
+           TreeSum::bytes(levels, largest_chunk, weighs);  // held
   }
 
   // From here on takes this in place of the slots; null: takes the slots.
@@ -91,7 +91,7 @@ class Reducer {
     double grad_scale = 1;
   };
   const CachedStep& step_of(const CoreChunk& chunk);
-  float factor_of(const CoreChunk& chunk, uint32_t participants);
+  float factor_of(uint32_t index, uint32_t participants);
   void gather(uint32_t index);
   bool sum(uint32_t index, float* to);
   bool add_up(uint32_t index, float factor, float* to);
@@ -129,6 +129,7 @@ class Reducer {
   std::vector<CachedStep> steps_;   // per key class
   std::vector<const void*> slots_;  // the slots of the chunk being summed, in rank order
   std::vector<uint32_t> slot_ranks_;
+  std::vector<float> slot_weights_;  // empty: there are no weights
   std::vector<float> scratch_;
   const ResultFormat result_format_;
   std::vector<float> decoded_;     // a difference's

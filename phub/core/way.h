@@ -38,6 +38,7 @@ struct Stages {
   CoreTrace& trace;
   Reports& reports;
   Shelves& shelves;
+  const BoxEndpoint& endpoint;  // for its time
 };
 
 // Why chunks go on beside arrivals and boundaries: results that come from elsewhere, from behind a

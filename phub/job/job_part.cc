@@ -157,6 +157,7 @@ JobPart::JobPart(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& tran
     quorum_ = std::make_unique<QuorumGate>(cores_of_plan, static_cast<uint32_t>(with_chunks),
                                            spec_->max_ranks, rules_.quorum,
                                            std::max<uint64_t>(first_round, 1));
+    if (spec_->grace == Grace::kAuto) quorum_->measure();
   }
   for (uint32_t core = 0; core < cores_of_plan; ++core) {
     const auto make_lock_step = [&, core](const Stages& stages) -> std::unique_ptr<Way> {

@@ -127,6 +127,7 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& of_job, b
                                                     .differences = rules.difference.has_value(),
                                                     .lazy = lazy,
                                                     .of_racks = !spec.rack_ranks.empty(),
+                                                    .weighs = rules.weighs(),
                                                     .has_parent = rack != nullptr});
   }
   if (copies) {

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 
+#include "phub/background.h"
 #include "phub/core/index_set.h"
+#include "phub/job/quorum_grace.h"
 
 namespace phub {
 namespace {
@@ -13,13 +15,30 @@ constexpr uint64_t kRetryMs = 10;
 
 }  // namespace
 
-QuorumRounds::QuorumRounds(Job& job, Membership& membership)
-    : job_(job), membership_(membership), late_(job.spec().max_ranks) {}
+QuorumRounds::QuorumRounds(Job& job, Membership& membership, Remarks& remarks)
+    : job_(job), membership_(membership), remarks_(remarks), late_(job.spec().max_ranks) {}
 
 void QuorumRounds::is_there(uint64_t round, uint64_t now_ms) {
   if (job_.quorum_gate()->has_decided(round)) return;  // all ranks have come since
   due_round_ = round;
-  due_ms_ = now_ms + job_.spec().grace_ms;
+  due_ms_ = now_ms + grace_ms();
+}
+
+// A remark tells of one that the box chose when it is twice the one before, or half of it.
+uint64_t QuorumRounds::grace_ms() {
+  const JobSpec& spec = job_.spec();
+  const QuorumTimes* const times = job_.quorum_gate()->times();
+  if (times == nullptr) return spec.grace_ms;
+  const uint64_t grace = quorum_grace_ms(times->late_ns(), times->round_ns(), spec.grace_ms);
+  if (grace >= 2 * told_grace_ms_ || 2 * grace <= told_grace_ms_) {
+    told_grace_ms_ = grace;
+    const std::string text = fmt::format(
+        "rounds wait up to {} ms for other ranks once {} of them are there (grace 'auto')", grace,
+        spec.quorum);
+    // With as many remarks as a job may have, it is missing.
+    static_cast<void>(error_of([&] { remarks_.put({.subject = "grace", .text = text}); }));
+  }
+  return grace;
 }
 
 void QuorumRounds::lose(std::span<const Boundary::Lost> lost) {

@@ -8,6 +8,7 @@
 
 #include "phub/job/job.h"
 #include "phub/job/membership.h"
+#include "phub/job/remarks.h"
 
 namespace phub {
 
@@ -16,8 +17,8 @@ class QuorumRounds {
   // A rank that is late for more rounds in a row is lost: the messages tell 256 rounds apart.
   static constexpr uint64_t kMostLateRounds = 100;
 
-  // Both outlive this.
-  QuorumRounds(Job& job, Membership& membership);
+  // All of these outlive this.
+  QuorumRounds(Job& job, Membership& membership, Remarks& remarks);
 
   void is_there(uint64_t round, uint64_t now_ms);  // a core says that a quorum has sent the round
   // All cores are held, and these ranks are about to be lost: without them it may be there no more.
@@ -34,9 +35,12 @@ class QuorumRounds {
   };
   std::vector<uint64_t> expected_in(uint64_t round) const;
   void note_late(uint32_t rank, uint64_t round);
+  uint64_t grace_ms();
 
   Job& job_;
   Membership& membership_;
+  Remarks& remarks_;
+  uint64_t told_grace_ms_ = 0;  // in a remark; 0: there is none
   uint64_t due_ms_ = kNever;
   uint64_t due_round_ = 0;  // that is decided then
   std::vector<Late> late_;  // by rank: the latest rounds in a row; 0: there are none

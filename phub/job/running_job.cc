@@ -56,7 +56,7 @@ RunningJob::RunningJob(std::shared_ptr<Job> job, std::string transport, std::vec
       rack_(uplink_ ? std::make_unique<RackDesk>(context(), savers_) : nullptr),
       members_(context(), transport_, savers_, parts_, saves_, rack_.get(), remarks_),
       grown_bytes_(life_.docked_bytes) {
-  if (job_->quorum_gate() != nullptr) quorum_.emplace(*job_, membership_);
+  if (job_->quorum_gate() != nullptr) quorum_.emplace(*job_, membership_, remarks_);
 }
 
 JobContext RunningJob::context() {

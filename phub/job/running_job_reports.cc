@@ -1,6 +1,7 @@
 // A running job: the reports of its cores and connections.
 #include <fmt/format.h>
 
+#include <bit>
 #include <string_view>
 #include <utility>
 
@@ -29,6 +30,9 @@ std::string violation_text(const Job& job, const CoreReport& report) {
     case CoreReport::kInterest:
       return sent(fmt::format("round {} (mod 256)", report.said)) +
              ", which it said that it neither writes nor reads";
+    case CoreReport::kWeight:
+      return sent(fmt::format("a weight of {}, which is no finite number above 0,",
+                              std::bit_cast<float>(static_cast<uint32_t>(report.said))));
     case CoreReport::kParticipants:
       return sent(fmt::format("{} ranks that took part, and the rack has {},", report.said,
                               job.spec().rack_ranks[report.rank]));

@@ -252,7 +252,8 @@ Plan make_plan(const numa::Topology& topology, std::span<const KeySpec> keys,
   const std::vector<KeySpec> decided = with_tiles(keys, plan.cores.size(), options.chunk_elements);
   const std::span<const KeySpec> tiled = decided.empty() ? keys : decided;
   check_chunk_count(tiled, options, plan.queues.size());
-  static_cast<Layout&>(plan) = lay_out_keys(tiled, options.chunk_elements, options.gradient_dtype);
+  static_cast<Layout&>(plan) =
+      lay_out_keys(tiled, options.chunk_elements, options.gradient_dtype, options.weight_bytes);
   plan.tile_rows.reserve(tiled.size());
   for (const KeySpec& key : tiled) plan.tile_rows.push_back(key.tile_rows);
   plan.trailer_elements = options.trailer_elements;

@@ -55,6 +55,7 @@ struct PlanOptions {
   // By chunk: the chunks of one unit go to one core. Empty: each goes where it likes.
   std::vector<uint32_t> units = {};
   uint32_t trailer_elements = 0;       // behind each chunk (Layout)
+  uint32_t weight_bytes = 0;           // of each slot (Layout)
   std::string gradient_dtype = "f32";  // the format of keys without one of their own
   std::vector<PlanLoad> load = {};
   std::vector<uint64_t> rank_hosts = {};  // JobSpec's; without units

@@ -22,8 +22,8 @@ Plan plan_of(const ShardPart& order, const Machine& machine) {
     refuse_order("the size of a chunk");
   }
   Plan plan;
-  static_cast<Layout&>(plan) =
-      lay_out_keys(order.spec.keys, order.spec.chunk_elements, order.spec.gradient_dtype);
+  static_cast<Layout&>(plan) = lay_out_keys(order.spec.keys, order.spec.chunk_elements,
+                                            order.spec.gradient_dtype, weight_bytes_of(order.spec));
   plan.trailer_elements = trailer_of(order.spec);
   plan.queue_offset = order.queue_offset;
   plan.queue_slots = order.queue_slots;

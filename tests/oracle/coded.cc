@@ -77,6 +77,7 @@ bool is_coded(const JobSpec& spec, uint32_t key) {
 
 reference::DType memory_dtype(const JobSpec& spec, uint32_t key) {
   if (is_coded(spec, key) || is_compact(spec.keys[key])) return reference::DType::kF32;
+  if (spec.weights == Weights::kYes) return reference::DType::kF32;
   return *kernels::parse_dtype(gradient_format(spec, spec.keys[key]));
 }
 

@@ -187,7 +187,8 @@ reference::Hyper HyperHistory::of(uint32_t key, uint64_t round) const {
 }
 
 Replay::Replay(const JobSpec& spec, const Participation& participation, const HyperHistory& hyper,
-               uint32_t chunk, std::vector<float> initial, Gradient gradient, Heritage heritage)
+               uint32_t chunk, std::vector<float> initial, Gradient gradient, Heritage heritage,
+               Weight weight)
     : spec_(spec),
       participation_(participation),
       hyper_(hyper),
@@ -200,6 +201,8 @@ Replay::Replay(const JobSpec& spec, const Participation& participation, const Hy
       result_dtype_(*kernels::parse_dtype(parameter_memory_format(spec))),
       gradient_(std::move(gradient)),
       heritage_(std::move(heritage)),
+      weight_(std::move(weight)),
+      weighs_(spec.weights == Weights::kYes || spec.late_decay < 1),
       model_(*kernels::parse_optimizer(spec.optimizer), {}, std::move(initial)) {
   PHUB_CHECK(model_.params.size() == place_.elements);
   model_.state8 = spec.state_dtype == StateFormat::k8Bit;
@@ -249,7 +252,11 @@ void Replay::sum_round() {
   receive();
   std::vector<float> sum(place_.elements);
   const auto add_all = [&] {
-    const double divisor = spec_.reduction == "mean" ? static_cast<double>(counted_.size()) : 1.0;
+    double divisor = 1;
+    if (spec_.reduction == "mean") {
+      divisor = weighs_ ? sum_of_weights() : static_cast<double>(counted_.size());
+    }
+    if (divisor == 0) divisor = 1;  // all of them came too late
     return add(static_cast<float>(1.0 / (model_.hyper.grad_scale * divisor)), sum);
   };
   const bool finite = add_all();
@@ -274,7 +281,8 @@ void Replay::sum_round() {
 bool Replay::leaves_out() const {
   const KeySpec& key = spec_.keys[place_.key];
   const bool skips = key.rows_limit == 0 || key.rank_limit > 0;
-  return unused_ && spec_.unused == "skip" && skips;
+  const bool nobody_counts = weighs_ && sum_of_weights() == 0 && spec_.optimizer != "none";
+  return (unused_ && spec_.unused == "skip" && skips) || nobody_counts;
 }
 
 reference::Norms Replay::squares() const {
@@ -354,23 +362,75 @@ Replay::State Replay::state() const {
 // What the box gets of everyone in this round: coded gradients as it decodes them.
 void Replay::receive() {
   gradients_.clear();
+  weights_.clear();
+  weighted_.clear();
   for (const Member& from : counted_) {
     std::vector<std::byte> gradient(sent_bytes(spec_, place_));
     const uint64_t round = sent_for(from.rank);
+    if (weighs_) weights_[from] = weight_of(from, round);
     if (!gradient_(from, round, gradient.data())) continue;
-    if (coded_) {
-      std::vector<float> pushed(place_.elements);
-      std::memcpy(pushed.data(), gradient.data(), gradient.size());
-      std::vector<float>& residual = residual_of(from);
-      if (int32_) {
-        gradient = encode_coded(spec_, place_, from.rank, round, pushed, residual);
-      } else {
-        const auto sent = send_coded(spec_, place_, from.rank, round, pushed, residual);
-        std::memcpy(gradient.data(), sent.data(), gradient.size());
-      }
-    }
+    gradient = received(from, round, std::move(gradient));
+    if (weighs_ && weights_[from] == 0) continue;
     gradients_[from] = std::move(gradient);
+    if (weighs_) weigh(from);
   }
+}
+
+std::vector<std::byte> Replay::received(const Member& from, uint64_t round,
+                                        std::vector<std::byte> gradient) {
+  if (!coded_) {
+    // A gradient with a weight is f32 in memory, and rounded when it is sent.
+    const auto sent = kernels::parse_dtype(gradient_format(spec_, spec_.keys[place_.key]));
+    if (place_.is_compact() || sent == gradient_dtype_) return gradient;
+    std::vector<std::byte> rounded(gradient.size());
+    reference::convert(gradient.data(), gradient_dtype_, rounded.data(), *sent, place_.elements);
+    reference::convert(rounded.data(), *sent, gradient.data(), gradient_dtype_, place_.elements);
+    return gradient;
+  }
+  std::vector<float> pushed(place_.elements);
+  std::memcpy(pushed.data(), gradient.data(), gradient.size());
+  std::vector<float>& residual = residual_of(from);
+  if (int32_) return encode_coded(spec_, place_, from.rank, round, pushed, residual);
+  const auto sent = send_coded(spec_, place_, from.rank, round, pushed, residual);
+  std::memcpy(gradient.data(), sent.data(), gradient.size());
+  const bool is_dropped = weighs_ && weights_[from] == 0;
+  const bool is_finite = std::ranges::all_of(sent, [](float x) { return std::isfinite(x); });
+  for (size_t i = 0; is_dropped && is_finite && i < sent.size(); ++i) {
+    residual[i] = residual[i] + sent[i];  // it is sent later
+  }
+  return gradient;
+}
+
+// Each round that it is late multiplies it by late_decay; what is no normal number any more is 0.
+float Replay::weight_of(const Member& from, uint64_t sent_for) const {
+  const float said = spec_.weights == Weights::kYes ? weight_(from, sent_for) : 1.0f;
+  const auto decay = static_cast<float>(spec_.late_decay);
+  float factor = 1;
+  for (uint64_t round = sent_for; round < round_; ++round) factor = factor * decay;
+  const float weight = said * factor;
+  return std::isnormal(weight) ? weight : 0.0f;
+}
+
+void Replay::weigh(const Member& from) {
+  const void* slot = gradients_.at(from).data();
+  std::vector<float>& values = weighted_[from];
+  values.resize(place_.elements);
+  const reference::Group alone = reference::parse_groups("", 1);
+  if (place_.factors.pairs > 0) {
+    reference::sum(alone, {&slot, 1}, place_.factors, 1, values.data());
+  } else if (place_.rows.columns > 0) {
+    reference::sum(alone, {&slot, 1}, place_.rows, 1, values.data());
+  } else {
+    reference::sum({&slot, 1}, gradient_dtype_, 1, values.data(), values.size());
+  }
+  const float weight = weights_.at(from);
+  for (float& value : values) value = value * weight;
+}
+
+double Replay::sum_of_weights() const {
+  double sum = 0;
+  for (const Member& from : counted_) sum = sum + static_cast<double>(weights_.at(from));
+  return sum;
 }
 
 std::vector<float>& Replay::residual_of(const Member& who) {
@@ -391,7 +451,15 @@ bool Replay::add(float factor, std::vector<float>& sum) {
     const auto gradient = gradients_.find(from);
     if (gradient == gradients_.end()) continue;
     unused_ = false;
-    (has_groups ? slots[from.rank] : slots.emplace_back()) = gradient->second.data();
+    const void* const slot =
+        weighs_ ? static_cast<const void*>(weighted_.at(from).data()) : gradient->second.data();
+    (has_groups ? slots[from.rank] : slots.emplace_back()) = slot;
+  }
+  if (weighs_ && has_groups) {
+    return reference::sum(groups_, slots, kernels::DType::kF32, factor, sum.data(), sum.size());
+  }
+  if (weighs_) {
+    return reference::sum(slots, kernels::DType::kF32, factor, sum.data(), sum.size());
   }
   if (folds(spec_)) {
     sum = reference::Fold(spec_.keys[place_.key]).all(groups_, slots, place_.rows, sum.size());

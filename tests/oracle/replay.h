@@ -53,10 +53,14 @@ class Replay {
   // Whose residuals a member began with, as they were after its last round; nothing: with zero.
   using Heritage = std::function<std::optional<Member>(const Member& who)>;
 
+  // The weight of what `from` pushed in `round`, in a job with weights.
+  using Weight = std::function<float(const Member& from, uint64_t round)>;
+
   // `initial`: the chunk's parameters before the first round. All references outlive the replay.
   // Without `heritage` everyone begins with residuals of zero.
   Replay(const JobSpec& spec, const Participation& participation, const HyperHistory& hyper,
-         uint32_t chunk, std::vector<float> initial, Gradient gradient, Heritage heritage = {});
+         uint32_t chunk, std::vector<float> initial, Gradient gradient, Heritage heritage = {},
+         Weight weight = {});
 
   // A round without members (everybody who knew it is gone) changes nothing. Throws Error(kInvalid)
   // when the round could not complete, or the log excludes others than those that had to be.
@@ -92,6 +96,11 @@ class Replay {
  private:
   bool leaves_out() const;  // the summed round is no step
   void receive();
+  std::vector<std::byte> received(const Member& from, uint64_t round,
+                                  std::vector<std::byte> gradient);
+  float weight_of(const Member& from, uint64_t sent_for) const;
+  void weigh(const Member& from);
+  double sum_of_weights() const;
   void step_rows();
   void send_difference();
   std::vector<float>& residual_of(const Member& who);
@@ -109,6 +118,8 @@ class Replay {
   const reference::DType gradient_dtype_, result_dtype_;  // that of gradients is in memory
   const Gradient gradient_;
   const Heritage heritage_;
+  const Weight weight_;
+  const bool weighs_;  // contributions have weights: their ranks say so, or they decay
   reference::Model model_;
   std::vector<float> view_;  // of workers, where results come back as differences; else empty
   uint64_t round_ = 0;
@@ -117,6 +128,8 @@ class Replay {
   std::map<Member, std::vector<float>> residuals_;      // of a coded key
   std::map<Member, std::vector<std::byte>> gradients_;  // of this round, those that are not null;
                                                         // of int32 the slots
+  std::map<Member, float> weights_;                // of this round, if it weighs, nulls included
+  std::map<Member, std::vector<float>> weighted_;  // gradients_ times these
   std::vector<float> sum_;
   bool unused_ = false;  // by those who are counted in it
   std::vector<Member> counted_;

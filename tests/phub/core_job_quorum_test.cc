@@ -122,6 +122,49 @@ TEST(CoreJobQuorum, InitialParametersGoToAll) {
   )");
 }
 
+// Rank 1's gradients are one and two rounds late.
+TEST(CoreJobQuorum, WhatIsLateCountsLess) {
+  play_core(R"(
+    job quorum=1 chunks=1 ranks=0,1 late-decay=0.5 | push 0 0@1=1 | told quorum @1
+    grace-over 0,1 | sent 0:0@1 | has 0:0=1 | push 0 0@2=1 | told quorum @2 | push 1 0@1=10
+    sent 0,1:0@2 | has 1:0=6 | push 0 0@3=1 | told quorum @3 | grace-over 0,1 | sent 0:0@3
+    push 0 0@4=1 | told quorum @4 | grace-over 0,1 | sent 0:0@4 | push 0 0@5=1 | told quorum @5
+    push 1 0@3=8 | sent 0,1:0@5 | has 1:0=3 | push 0,1 0@6=4 | told quorum @6 | sent 0,1:0@6
+    has 0:0=8
+  )");
+}
+
+// A mean divides by the sum of the weights; what is dropped has none.
+TEST(CoreJobQuorum, AMeanIsByTheWeightsThatAreLeft) {
+  play_core(R"(
+    job quorum=1 chunks=1 ranks=0,1 late-decay=0.5 mean weights | push 0 0@1=1/2
+    told quorum @1 | grace-over 0,1 | sent 0:0@1 | has 0:0=1 | push 0 0@2=3/2 | told quorum @2
+    push 1 0@1=9/8 | sent 0,1:0@2 | has 1:0=42/6
+    job quorum=1 chunks=1 ranks=0,1 late-decay=0 mean weights | push 0 0@1=1/2
+    told quorum @1 | grace-over 0,1 | sent 0:0@1 | push 0 0@2=3/2 | told quorum @2
+    push 1 0@1=9/8 | sent 0,1:0@2 | has 1:0=3
+  )");
+}
+
+// The only gradient of a round comes too late: no step is made, as in a round that is skipped.
+TEST(CoreJobQuorum, ARoundOfWhichAllIsDroppedIsNoStep) {
+  play_core(R"(
+    job quorum=1 chunks=1 ranks=0,1 late-decay=0 momentum | push 0 0@1=1 | told quorum @1
+    grace-over 0,1 | sent 0:0@1 | is 0=-1/1/0 | push 1 0@1=9 | told quorum @2 | grace-over 0,1
+    sent 1:0@2 | has 1:0=-1 | is 0=-1/1/0 | push 0 0@2=1 | told quorum @3 | push 1 0@3=0
+    sent 0,1:0@3 | is 0=-1.9/0.9/0
+  )");
+}
+
+// Rank 1 is lost when its gradient, which is a round late, is there; the round takes it.
+TEST(CoreJobQuorum, WhatALostRankSentLateCountsLess) {
+  play_core(R"(
+    job quorum=1 chunks=1 ranks=0,1 late-decay=0.5 | push 0 0@1=1 | told quorum @1
+    grace-over 0,1 | sent 0:0@1 | push 1 0@1=10 | told quorum @2 | hold 2 2 | commit 2 -1
+    last 1 2 | push 0 0@2=1 | sent 0:0@2 | has 0:0=6
+  )");
+}
+
 // As many as it has cores; a core that sleeps is woken by a decision.
 TEST(CoreJobQuorum, ItSleepsForAllRanksAndForTheDecision) {
   play_core(R"(

@@ -226,8 +226,8 @@ struct BasicCoreJobRig {
   }
   // What was written back to a rank, where each has results of its own.
   float result_of(uint32_t rank, uint32_t chunk) {
-    const size_t total = size_t{options_.chunks} * options_.elements;
-    return reinterpret_cast<const float*>(results.data())[rank * total + chunk * options_.elements];
+    const size_t total = size_t{options_.chunks} * stride();
+    return reinterpret_cast<const float*>(results.data())[rank * total + chunk * stride()];
   }
   uint64_t waited_for() {  // a bit for each rank
     Probe probe{.arrivals = std::vector<uint64_t>(options_.parameters.max_ranks),
@@ -257,8 +257,9 @@ struct BasicCoreJobRig {
         {CoreReport::kSetState, "set"},        {CoreReport::kParentBroke, "parent"},
         {CoreReport::kSwitchEnded, "switch"},  {CoreReport::kSwitchBegun, "begun"},
         {CoreReport::kQuorum, "quorum"}};
-    static constexpr const char* kViolations[] = {
-        "stream", "chunk", "kind", "round", "bytes", "place", "interest", "participants", "slot"};
+    static constexpr const char* kViolations[] = {"stream",       "chunk", "kind",     "round",
+                                                  "bytes",        "place", "interest", "weight",
+                                                  "participants", "slot"};
     std::vector<std::string> out;
     CoreReport report;
     while (job->next_report(report)) {

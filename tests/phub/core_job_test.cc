@@ -1,7 +1,11 @@
 #include "phub/core/core_job.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <bit>
+#include <cstdlib>
 
 #include "tests/phub/core_job_rig.h"
 #include "tests/phub/core_script.h"
@@ -536,6 +540,28 @@ TEST(CoreJob, OnlyWhatHappenedCountsAsActivity) {
     job chunks=2 | activity grows | step 10 | activity stays | push 0 0@1 | run | activity grows
     hold | commit 1 | activity grows
   )");
+}
+
+// Each gradient times its weight; a mean divides by the sum of the weights.
+TEST(CoreJob, GradientsHaveWeights) {
+  play_core(R"(
+    job weights chunks=1 | push 0 0@1=1/2 | push 1 0@1=8/0.5 | null 2 0@1/4 | sent 0-2:0@1
+    has 0=6
+    job weights chunks=1 mean | push 0 0@1=1/2 | push 1 0@1=8/0.5 | null 2 0@1/4 | sent 0-2:0@1
+    has 0=12/13
+    # What comes again changes nothing.
+    push 0 0@2=1/2 | push 0 0@2=1/2 | push 1,2 0@2=4/1 | sent 0-2:0@2 | has 0=10/4
+  )");
+}
+
+TEST(CoreJob, AWeightIsAFiniteNumberAbove0) {
+  for (const char* weight : {"0", "-1", "nan", "inf", "1e-39"}) {
+    const uint32_t bits = std::bit_cast<uint32_t>(std::strtof(weight, nullptr));
+    for (const char* push : {"push 0 0@1=1/", "null 0 0@1/"}) {
+      play_core(fmt::format("job weights chunks=1 | {}{} | told violation 0 weight {} | sent", push,
+                            weight, bits));
+    }
+  }
 }
 
 }  // namespace core_job_test

@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -93,7 +95,7 @@ class Player {
   std::map<uint32_t, std::vector<uint64_t>> last_;  // of the last commit, by the chunks' ids
 };
 
-// In a slot of a parent's job the number of ranks lies behind the gradient.
+// In a slot of a parent's job the number of ranks lies behind the gradient, or its weight.
 void Player::put(uint32_t rank, uint32_t chunk, const Item& item, bool null) {
   ScriptRig& rig = *rig_;
   const uint32_t elements = rig.options_.elements;
@@ -102,12 +104,15 @@ void Player::put(uint32_t rank, uint32_t chunk, const Item& item, bool null) {
     rig.fill(rank, chunk, item.value.empty() ? CoreJobRig::digit(rank) : value_of(item.value));
   }
   const ImmKind kind = null ? ImmKind::kNull : ImmKind::kData;
-  if (rig.options_.parameters.rack_ranks.empty()) {
+  const bool has_weights = rig.options_.parameters.rules.weights;
+  if (rig.options_.parameters.rack_ranks.empty() && !has_weights) {
     return rig.arrive(rank, {chunk, item.low(), kind});
   }
-  const uint32_t participants = participants_of(item.participants);
+  const uint32_t trailer =
+      has_weights ? std::bit_cast<uint32_t>(std::strtof(item.participants.c_str(), nullptr))
+                  : participants_of(item.participants);
   std::byte* const behind = rig.slots[rank].data() + (first + elements) * sizeof(float);
-  std::memcpy(behind, &participants, sizeof participants);
+  std::memcpy(behind, &trailer, sizeof trailer);
   rig.endpoint.inbox.push_back({.rank = rank,
                                 .imm = encode({chunk, item.low(), kind}),
                                 .bytes = null ? 4 : (elements + 1) * sizeof(float),

@@ -13,6 +13,8 @@
 //       [formats=SCHEDULE]   of gradients, by the round
 //       [gated]           of one core
 //       [quorum=N]        of one core; the grace is over when the script says so
+//       [late-decay=F]    with a quorum
+//       [weights]         gradients have weights, f32 as gradients are
 //       [interest=OF,OF/OF,OF/…]   by rank and chunk: wr, w, r or -
 //       [pending]         results are done when the script says so
 //       [parent=N,N,N]    the ranks are racks, with so many ranks each
@@ -21,6 +23,7 @@
 //
 // What arrives; nothing is taken before the job runs:
 //   push RANKS CHUNKS@ROUND[=VALUE[/PARTICIPANTS]]… | null RANKS CHUNKS@ROUND[/PARTICIPANTS]…
+//                                        or a weight in the place of participants
 //   pushes ROUND [RANKS]                 to all chunks, which runs after each
 //   again|control RANKS CHUNKS@ROUND     a gradient, announced once more; a control message
 //   initial RANK CHUNK[.PART][=VALUE]    initial parameters

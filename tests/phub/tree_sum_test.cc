@@ -34,6 +34,21 @@ struct Gradients {
     slots.push_back(all.back().data());
     ranks.push_back(static_cast<uint32_t>(all.size() - 1));
   }
+  // The same times a weight for each rank, in f32.
+  Gradients times(const std::vector<float>& weights, DType type) const {
+    Gradients out;
+    for (size_t rank = 0; rank < all.size(); ++rank) {
+      std::vector<std::byte> product;
+      const size_t elements = all[rank].size() / kernels::bytes_of(type);
+      product.resize(elements * sizeof(float));
+      for (size_t i = 0; i < elements; ++i) {
+        const float value = reference::load(all[rank].data(), type, i);
+        reference::store(product.data(), DType::kF32, i, value * weights[rank]);
+      }
+      out.add(std::move(product));
+    }
+    return out;
+  }
 };
 
 std::vector<uint32_t> bits_of(const std::vector<float>& values) {
@@ -46,7 +61,7 @@ std::vector<uint32_t> bits_of(const std::vector<float>& values) {
 float sum_of(const std::string& groups, const std::vector<std::optional<float>>& values) {
   const auto ranks = static_cast<uint32_t>(values.size());
   const RankTree tree(groups, ranks);
-  TreeSum sum(tree, 1);
+  TreeSum sum(tree, 1, false);
   std::vector<const void*> slots;
   std::vector<uint32_t> who;
   for (uint32_t rank = 0; rank < ranks; ++rank) {
@@ -55,7 +70,7 @@ float sum_of(const std::string& groups, const std::vector<std::optional<float>>&
     who.push_back(rank);
   }
   float out = 77;
-  sum.add(slots, who, {.elements = 1}, 1, &out);
+  sum.add({slots, who}, {.elements = 1}, 1, &out);
   return out;
 }
 
@@ -128,15 +143,25 @@ TEST(TreeSum, IsTheReferences) {
       gradients.add(std::move(gradient));
     }
     const RankTree tree(groups, ranks);
-    TreeSum tree_sum(tree, largest);
+    const bool weighs = below(2) == 0;
+    std::vector<float> weights, of_slots;  // of the ranks, and of those that have gradients
+    for (uint32_t rank = 0; rank < ranks; ++rank) {
+      weights.push_back(static_cast<float>(1 + below(2000)) / static_cast<float>(1 + below(30)));
+    }
+    for (const uint32_t rank : gradients.ranks) of_slots.push_back(weights[rank]);
+    const Gradients products = gradients.times(weights, type);
+    const Gradients& alike = weighs ? products : gradients;
+    const DType dtype = weighs ? DType::kF32 : type;
+    TreeSum tree_sum(tree, largest, weighs);
     std::vector<float> sum(elements, 99), expected(elements), flat(elements);
-    const bool finite = reference::sum(reference::parse_groups(groups, ranks), gradients.by_rank,
-                                       type, factor, expected.data(), elements);
-    EXPECT_EQ(tree_sum.add(gradients.slots, gradients.ranks, {.elements = elements, .dtype = type},
-                           factor, sum.data()),
+    const bool finite = reference::sum(reference::parse_groups(groups, ranks), alike.by_rank, dtype,
+                                       factor, expected.data(), elements);
+    EXPECT_EQ(tree_sum.add({gradients.slots, gradients.ranks,
+                            weighs ? std::span<const float>(of_slots) : std::span<const float>()},
+                           {.elements = elements, .dtype = type}, factor, sum.data()),
               finite);
     EXPECT_EQ(bits_of(sum), bits_of(expected));
-    reference::sum(gradients.slots, type, factor, flat.data(), elements);
+    reference::sum(alike.slots, dtype, factor, flat.data(), elements);
     if (bits_of(flat) != bits_of(expected)) ++other_than_flat;
   }
   if (seeds.count > 1) {

@@ -136,6 +136,10 @@ std::string describe(const RackPlan& plan) {
       fmt::format_to(out, "    formats of keys: {}; rounding {}\n", fmt::join(formats, ", "),
                      s.rounding);
     }
+    if (s.quorum > 0 || s.weights == Weights::kYes) {
+      fmt::format_to(out, "    weights {}, quorum {}, grace {} ({} ms), late_decay {}\n",
+                     s.weights.word(), s.quorum, s.grace.word(), s.grace_ms, s.late_decay);
+    }
     for (uint32_t rank = 0; rank < job.interest.size(); ++rank) {
       for (const KeyInterest& of : job.interest[rank]) {
         fmt::format_to(out, "    rank {}, {}: writes{}, reads{}\n", rank, of.key,

@@ -70,6 +70,14 @@ bool Oracle::is_null(const Contribution& from, uint32_t key) const {
   return static_cast<double>(hash >> 11) * 0x1p-53 < job_.null_chance;
 }
 
+// At least 1, so that what is too large for a sum stays so.
+float Oracle::weight_of(const Contribution& from, uint32_t key) const {
+  if (job_.spec.weights == Weights::kNo) return 1;
+  const uint64_t hash =
+      mix(mix(mix(job_.seed, 79), from.rank * 1000ull + from.incarnation), from.round * 1000 + key);
+  return hash % 4 == 0 ? 1.0f : 1 + static_cast<float>(hash >> 40) * 0x1p-20f;
+}
+
 bool Oracle::has_bad(const Contribution& from, uint32_t key) const {
   return std::ranges::any_of(job_.bad, [&](const BadGradient& bad) {
     return bad.key == key && bad.round == from.round &&
@@ -397,7 +405,10 @@ Replay Oracle::replay_of(uint32_t chunk, const Participation& participation,
             // A chunk without rows is not sent. Factors are, also without pairs.
             return places_[chunk].rows.columns == 0 || !places_[chunk].is_empty(out);
           },
-          [this, &participation](const Member& who) { return heritage(who, participation); }};
+          [this, &participation](const Member& who) { return heritage(who, participation); },
+          [this, key = c.key](const Member& from, uint64_t round) {
+            return weight_of({from, round}, key);
+          }};
 }
 
 void Oracle::check_rounds(Replay replay, uint32_t chunk, const std::vector<SetCall>& sets,

@@ -35,6 +35,7 @@ class Oracle {
 
   // The gradients. They differ by rank, incarnation and round.
   bool is_null(const Contribution& from, uint32_t key) const;
+  float weight_of(const Contribution& from, uint32_t key) const;  // 1 unless the job has weights
   void fill_key(const Contribution& from, uint32_t key, std::span<std::byte> out) const;
   const std::vector<float>& initial(uint32_t key) const { return initial_[key]; }
 

@@ -385,11 +385,22 @@ void leave_lock_step(SimRandom& random, JobPlan& job) {
   job.bad.clear();
 }
 
+bool is_valid(const JobSpec& spec) {
+  try {
+    validate(spec);
+  } catch (const Error&) {
+    return false;
+  }
+  return true;
+}
+
 // Rounds go on without late ranks, where they can.
 void end_with_quorum(SimRandom& random, JobPlan& job, const RackPlan& plan) {
   JobSpec spec = job.spec;
   spec.quorum = static_cast<uint32_t>(random.between(1, spec.world_size));
   spec.grace_ms = static_cast<uint32_t>(random.below(4));
+  if (random.chance(0.3)) spec.grace = Grace::kAuto;
+  if (!folds(spec)) spec.late_decay = pick(random, {1.0, 1.0, 0.75, 0.1, 0.0});
   // Who stays behind its last round may be lost in a rack in which nothing goes wrong, too.
   if (spec.on_loss == OnLoss::kWait || plan.clean) spec.on_loss = OnLoss::kShrink;
   const bool needs_parts = !plan.box_faults.empty() && spec.optimizer == "none";
@@ -397,13 +408,22 @@ void end_with_quorum(SimRandom& random, JobPlan& job, const RackPlan& plan) {
   const bool is_elsewhere = !job.box_of.empty() || !job.interest.empty();
   const bool is_switched = plan.through_switch && &job == &plan.jobs.front();
   if (needs_parts || has_parts || is_elsewhere || is_switched) return;
-  try {
-    validate(spec);
-  } catch (const Error&) {
-    return;
-  }
+  if (!is_valid(spec)) spec.late_decay = 1;
+  if (!is_valid(spec)) return;
+  if (spec.late_decay < 1) job.digits = false;
   job.spec = spec;
   job.saver_chance = 0;
+}
+
+// Pushes have weights, where they can.
+void weigh(JobPlan& job, const RackPlan& plan) {
+  JobSpec spec = job.spec;
+  spec.weights = Weights::kYes;
+  const bool is_elsewhere = !job.box_of.empty() || !job.interest.empty();
+  const bool is_switched = plan.through_switch && &job == &plan.jobs.front();
+  if (is_elsewhere || is_switched || !is_valid(spec)) return;
+  job.spec = spec;
+  job.digits = false;
 }
 
 // The optimizer has trust ratios.
@@ -805,6 +825,10 @@ RackPlan make_rack_plan(uint64_t seed) {
   SimRandom quorum(seed ^ 0x71756f72756dull);
   for (JobPlan& job : plan.jobs) {
     if (quorum.chance(0.3)) end_with_quorum(quorum, job, plan);
+  }
+  SimRandom weights(seed ^ 0x77656967687473ull);
+  for (JobPlan& job : plan.jobs) {
+    if (weights.chance(0.25)) weigh(job, plan);
   }
   for (JobPlan& job : plan.jobs) drop_unused(job);
   return plan;

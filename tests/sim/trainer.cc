@@ -97,6 +97,9 @@ void Trainer::on_join(const Result<JoinReply>& result) {
     link_ = connect();
     session_ = std::make_unique<Session>(*reply_, *link_, rack_.plan().send_order);
     coder_ = std::make_unique<GradientCoder>(*reply_, job_.plan.carry_over > 0);
+    session_->when_dropped([this](size_t key, const ChunkLayout& chunk, const std::byte* slot) {
+      if (coder_->is_coded(key)) coder_->carry(key, chunk, slot);
+    });
   } catch (const Error& error) {
     return ask_why(Error(error.code(), error.what()));
   }

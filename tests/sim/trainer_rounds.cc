@@ -30,6 +30,8 @@ bool Trainer::look_again() {
     if (pushed) {
       collect(key);
     } else if (session_->takes_part(key)) {
+      const Contribution from{reply_->rank, reply_->incarnation, session_->round(key) + 1};
+      session_->set_weight(job_.oracle.weight_of(from, key));
       session_->push(key, 0, true);
     }
   }
@@ -129,6 +131,7 @@ void Trainer::push(uint32_t key) {
       magnitudes.push_back(static_cast<float>(rack_.random().below(4)));
     });
   }
+  session_->set_weight(job_.oracle.weight_of(from, key));
   session_->push(key, static_cast<int32_t>(rack_.random().below(3)), null, magnitudes);
   ++pushes_;
   rack_.net().trace("push", id_, key, from.round);

@@ -44,6 +44,16 @@ void add_rows(JobSpec& spec, KeySpec key, uint32_t rows_limit, bool lazy) {
   spec.keys.push_back(std::move(key));
 }
 
+// Its options go together.
+bool may_have(const JobSpec& spec) {
+  try {
+    check_rules(spec);
+  } catch (const Error&) {
+    return false;
+  }
+  return true;
+}
+
 // Every operation on every type that it is of, as whole keys and as rows.
 void add_folds(JobSpec& spec, bool lazy) {
   spec.keys.clear();
@@ -100,6 +110,7 @@ GroupedTraining Jobs::draw() {
   draw_steps(run);
   draw_matrices(run.spec);
   draw_quorum(run.spec);
+  draw_weights(run.spec);
   return run;
 }
 
@@ -109,11 +120,16 @@ void Jobs::draw_quorum(JobSpec& spec) {
   JobSpec with = spec;
   with.quorum = static_cast<uint32_t>(1 + random_() % spec.world_size);
   with.grace_ms = 60'000;
-  try {
-    check_rules(with);
-    spec = with;
-  } catch (const Error&) {  // it does not go together with an option of the job
-  }
+  if (late_decay_.yes() && may_have(with)) with.late_decay = 0.5;
+  if (may_have(with)) spec = with;
+}
+
+// Where they can be.
+void Jobs::draw_weights(JobSpec& spec) {
+  if (in_racks_ || !weights_.yes()) return;
+  JobSpec with = spec;
+  with.weights = Weights::kYes;
+  if (may_have(with)) spec = with;
 }
 
 void Jobs::draw_formats(JobSpec& spec) {
@@ -193,6 +209,8 @@ std::set<std::string> features_of(const GroupedTraining& run) {
   };
   add(!spec.groups.empty(), "groups");
   add(spec.quorum > 0, "quorum");
+  add(spec.late_decay < 1, "late-decay");
+  add(spec.weights == Weights::kYes, "weights");
   add(spec.max_ranks > spec.world_size, "spare-places");
   add(run.has_nulls, "nulls");
   add(run.own_memory, "own-memory");

@@ -50,6 +50,7 @@ class Jobs {
   void draw_steps(GroupedTraining& run);
   void draw_matrices(JobSpec& spec);
   void draw_quorum(JobSpec& spec);
+  void draw_weights(JobSpec& spec);
 
   std::mt19937_64 random_;
   const bool in_racks_;
@@ -74,6 +75,7 @@ class Jobs {
   Deck rates_ = deck({"0", "1", "2", "3", "4", "5", "6", "0", "0", "0"});
   Deck own_memory_ = deck({"yes", "no"});
   Deck quorum_ = deck({"yes", "no", "no"});
+  Deck weights_ = deck({"yes", "no", "no"}), late_decay_ = deck({"yes", "no"});
   Deck factors_ = deck({"yes", "no"}), rows_ = deck({"yes", "no"});
   Deck either_ = deck({"yes", "no"});
 };

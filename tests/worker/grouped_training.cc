@@ -25,6 +25,11 @@ JobSpec grouped_spec(const std::string& name, uint32_t ranks, const std::string&
   return spec;
 }
 
+float GroupedTraining::weight_of(uint32_t rank, uint64_t round, size_t key) const {
+  constexpr float kWeights[] = {1, 0.1f, 3, 0x1p-20f, 1000.5f, 1, 7.0f / 3};
+  return kWeights[(seed + rank * 11 + round * 5 + key * 3) % std::size(kWeights)];
+}
+
 std::vector<float> GroupedTraining::initial_of(size_t key, uint64_t begin,
                                                uint64_t elements) const {
   std::vector<float> initial(elements);
@@ -235,7 +240,10 @@ std::vector<Results> alone(const GroupedTraining& run, const JobSpec& spec,
           run.fill(from.rank, round, place, out);
           return !place.is_empty(out);  // else it is a null
         },
-        heritage);
+        heritage,
+        [&run, key = place.key](const Member& from, uint64_t round) {
+          return run.weight_of(from.rank, round, key);
+        });
   }
   std::vector<Results> all;
   const auto take = [&](const std::function<const Replay&(uint32_t)>& chunk_of) {
@@ -266,6 +274,7 @@ std::vector<Results> alone(const GroupedTraining& run, const JobSpec& spec,
 void train_round(const GroupedTraining& run, Worker& worker, uint32_t rank, uint64_t round,
                  std::span<std::vector<std::byte>> gradients) {
   for (size_t key = 0; key < worker.keys(); ++key) {
+    if (run.spec.weights == Weights::kYes) worker.set_weight(run.weight_of(rank, round, key));
     if (run.is_null(rank, round, key)) {
       worker.push_null(key);
       continue;

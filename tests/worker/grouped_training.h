@@ -29,6 +29,8 @@ struct GroupedTraining {
   bool is_null(uint32_t rank, uint64_t round, size_t key) const {
     return has_nulls && (seed + rank * 5 + round * 3 + key) % 4 == 0;
   }
+  // Of a push, in a job with weights: from small to large, and 1 now and then.
+  float weight_of(uint32_t rank, uint64_t round, size_t key) const;
   // What rank 0 broadcasts of these elements of a key, where it does.
   std::vector<float> initial_of(size_t key, uint64_t begin, uint64_t elements) const;
   std::vector<float> initial() const;  // of all keys

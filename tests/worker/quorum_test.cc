@@ -1,11 +1,14 @@
 // Rounds that go on without late ranks, at a real box: every result that a rank gets is what one
 // process computes from the job's log.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <random>
@@ -15,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "phub/job/quorum_grace.h"
 #include "tests/oracle/participation.h"
 #include "tests/oracle/replay.h"
 #include "tests/seeds.h"
@@ -48,6 +52,12 @@ float gradient_of(uint64_t seed, uint32_t rank, uint64_t round, size_t element) 
   return static_cast<float>((hash >> 32) % 2001) / 100 - 10;
 }
 
+// Of a push, in a job with weights.
+float weight_of(uint64_t seed, uint32_t rank, uint64_t round, size_t key) {
+  constexpr float kWeights[] = {1, 0.1f, 3, 1000.5f, 7.0f / 3};
+  return kWeights[(seed + round * 3 + rank * 7 + key) % std::size(kWeights)];
+}
+
 // What ranks have seen: the results of a key and round, the same for all.
 class Seen {
  public:
@@ -63,14 +73,19 @@ class Seen {
     const HyperHistory hyper(spec, log);
     for (uint32_t chunk = 0; chunk < places.size(); ++chunk) {
       const uint64_t first = places[chunk].begin;
-      Replay replay(spec, participation, hyper, chunk, std::vector<float>(places[chunk].elements),
-                    [&](const Member& from, uint64_t round, std::byte* out) {
-                      for (size_t i = 0; i < places[chunk].elements; ++i) {
-                        const float value = gradient_of(seed, from.rank, round, first + i);
-                        std::memcpy(out + i * sizeof value, &value, sizeof value);
-                      }
-                      return true;
-                    });
+      Replay replay(
+          spec, participation, hyper, chunk, std::vector<float>(places[chunk].elements),
+          [&](const Member& from, uint64_t round, std::byte* out) {
+            for (size_t i = 0; i < places[chunk].elements; ++i) {
+              const float value = gradient_of(seed, from.rank, round, first + i);
+              std::memcpy(out + i * sizeof value, &value, sizeof value);
+            }
+            return true;
+          },
+          {},
+          [&](const Member& from, uint64_t round) {
+            return weight_of(seed, from.rank, round, places[chunk].key);
+          });
       for (const auto& [at, result] : results_) {
         if (at.first != places[chunk].key) continue;
         while (replay.round() < at.second) replay.next_round();
@@ -88,43 +103,114 @@ class Seen {
 
 // Ranks are slow now and then, between keys and between rounds. Rank 0 never is, and each of the
 // others is late sometimes.
-TEST(Quorum, ResultsAreThoseOfTheRanksThatTheLogNames) {
-  const testing::Seeds seeds = testing::fresh_seeds(1);
-  for (const std::string optimizer : {"none", "adam"}) {
-    const uint64_t seed = seeds.first;
-    SCOPED_TRACE(seed);
-    Box box;
-    const JobSpec spec = spec_of(optimizer);
-    Seen seen;
-    constexpr uint64_t kRounds = 60;
-    each_worker(box, spec, [&](Worker& worker, uint32_t rank) {
-      std::mt19937_64 random(seed + rank);
-      uint64_t round = 0, jumps = 0;
-      while (round < kRounds) {
-        for (size_t key = 0; key < worker.keys(); ++key) {
-          if (rank > 0 && random() % 6 == 0) {
-            std::this_thread::sleep_for(std::chrono::milliseconds(random() % 30));
-          }
-          const std::span<float> gradient = worker.gradient(key);
-          for (size_t i = 0; i < gradient.size(); ++i) {
-            gradient[i] = gradient_of(seed, rank, round + 1, i);
-          }
-          worker.push(key);
+void expect_what_the_log_says(const JobSpec& spec, uint64_t seed) {
+  SCOPED_TRACE(fmt::format("PHUB_SEED={}: {} weights {} late_decay {}", seed, spec.optimizer,
+                           spec.weights.word(), spec.late_decay));
+  Box box;
+  Seen seen;
+  constexpr uint64_t kRounds = 60;
+  each_worker(box, spec, [&](Worker& worker, uint32_t rank) {
+    std::mt19937_64 random(seed + rank);
+    uint64_t round = 0, jumps = 0;
+    while (round < kRounds) {
+      for (size_t key = 0; key < worker.keys(); ++key) {
+        if (rank > 0 && random() % 6 == 0) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(random() % 30));
         }
-        worker.wait_all();
-        const uint64_t before = std::exchange(round, worker.round(0));
-        EXPECT_EQ(worker.round(1), round);
-        jumps += round > before + 1 ? 1 : 0;
-        for (size_t key = 0; key < worker.keys(); ++key) {
-          seen.add(key, round, worker.parameters(key));
+        if (spec.weights == Weights::kYes) {
+          worker.set_weight(weight_of(seed, rank, round + 1, key));
         }
+        const std::span<float> gradient = worker.gradient(key);
+        for (size_t i = 0; i < gradient.size(); ++i) {
+          gradient[i] = gradient_of(seed, rank, round + 1, i);
+        }
+        worker.push(key);
       }
-      EXPECT_TRUE(rank == 0 || jumps > 0) << "rank " << rank << " was never late";
-    });
-    const std::vector<LogRecord> log = box.log(spec.name);
-    EXPECT_GT(std::ranges::count(log, LogRecord::Kind::kLate, &LogRecord::kind), 0);
-    seen.check(spec, seed, log);
+      worker.wait_all();
+      const uint64_t before = std::exchange(round, worker.round(0));
+      EXPECT_EQ(worker.round(1), round);
+      jumps += round > before + 1 ? 1 : 0;
+      for (size_t key = 0; key < worker.keys(); ++key) {
+        seen.add(key, round, worker.parameters(key));
+      }
+    }
+    EXPECT_TRUE(rank == 0 || jumps > 0) << "rank " << rank << " was never late";
+  });
+  const std::vector<LogRecord> log = box.log(spec.name);
+  EXPECT_GT(std::ranges::count(log, LogRecord::Kind::kLate, &LogRecord::kind), 0);
+  seen.check(spec, seed, log);
+}
+
+TEST(Quorum, ResultsAreThoseOfTheRanksThatTheLogNames) {
+  const uint64_t seed = testing::fresh_seeds(1).first;
+  for (const std::string optimizer : {"none", "adam"}) {
+    expect_what_the_log_says(spec_of(optimizer), seed);
   }
+}
+
+// A quorum of one may consist of a rank whose contribution is dropped: then nothing changes.
+TEST(Quorum, LateContributionsCountLessOrNotAtAll) {
+  const uint64_t seed = testing::fresh_seeds(1).first;
+  for (const double decay : {0.75, 0.0}) {
+    for (const Weights weights : {Weights::kNo, Weights::kYes}) {
+      JobSpec spec = spec_of(weights == Weights::kYes ? "adam" : "sgd");
+      spec.quorum = decay == 0 ? 1 : 2;
+      spec.late_decay = decay;
+      spec.weights = weights;
+      spec.keys[1].elements = 4500;
+      spec.keys[1].format = weights == Weights::kYes ? "topk-10" : "int8";
+      expect_what_the_log_says(spec, seed);
+    }
+  }
+}
+
+// The others come within a few ms of the quorum, and one of them long after it.
+TEST(Quorum, TheGraceIsChosenByWhatWasMeasured) {
+  Box box;
+  JobSpec spec = spec_of("none");
+  spec.grace_ms = 0;
+  spec.grace = Grace::kAuto;
+  std::atomic<bool> over = false;
+  std::string remark;
+  each_worker(box, spec, [&](Worker& worker, uint32_t rank) {
+    while (!over) {
+      const std::chrono::milliseconds takes{rank < 2 ? 60 : rank == 2 ? 65 : 200};
+      std::this_thread::sleep_for(takes);
+      for (size_t key = 0; key < worker.keys(); ++key) worker.push_null(key);
+      worker.wait_all();
+      if (rank > 0 || worker.round(0) < 25) continue;
+      const JobStatus status = box.status().jobs.at(0);
+      const auto at = std::ranges::find(status.remarks, "grace", &Remark::subject);
+      if (at != status.remarks.end()) remark = at->text;
+      over = true;
+    }
+  });
+  const std::vector<LogRecord> log = box.log(spec.name);
+  const auto late = [&](uint32_t rank) {
+    return std::ranges::count_if(log, [rank](const LogRecord& record) {
+      return record.kind == LogRecord::Kind::kLate && record.rank == rank && record.round > 12;
+    });
+  };
+  EXPECT_GT(late(3), 0) << "it is not waited for";
+  EXPECT_LE(late(2), 4) << "it is";
+  EXPECT_NE(remark.find("rounds wait up to "), std::string::npos) << remark;
+}
+
+TEST(QuorumGrace, IsOfThoseWhoAreALittleSlower) {
+  constexpr uint64_t kMs = 1'000'000;
+  const std::vector<uint64_t> rounds = {90 * kMs, 100 * kMs, 1000 * kMs};  // a quarter: 25
+  EXPECT_EQ(quorum_grace_ms({}, rounds, 0), 1u);
+  EXPECT_EQ(quorum_grace_ms({5 * kMs}, {}, 0), 1u);
+  EXPECT_EQ(quorum_grace_ms({5 * kMs}, rounds, 0), 5u);
+  EXPECT_EQ(quorum_grace_ms({5 * kMs + 1}, rounds, 0), 6u);
+  EXPECT_EQ(quorum_grace_ms({5 * kMs, 26 * kMs}, rounds, 0), 5u) << "that one is too slow";
+  EXPECT_EQ(quorum_grace_ms({5 * kMs, 25 * kMs}, rounds, 0), 25u);
+  EXPECT_EQ(quorum_grace_ms({5 * kMs, 25 * kMs}, rounds, 20), 5u) << "it is bounded";
+  EXPECT_EQ(quorum_grace_ms({26 * kMs}, rounds, 0), 1u) << "nobody is worth the wait";
+  EXPECT_EQ(quorum_grace_ms({0, kMs / 2}, {kMs}, 0), 1u);
+  std::vector<uint64_t> many(20, 2 * kMs);
+  many[7] = many[13] = 24 * kMs;
+  EXPECT_EQ(quorum_grace_ms(many, rounds, 0), 2u) << "nine of ten";
 }
 
 // Nobody waits for a rank that does nothing but beat; the status says how often it was late.
@@ -209,6 +295,13 @@ TEST(Quorum, OptionsThatContradictItAreRefused) {
   };
   refused("quorum: must be", [](JobSpec& spec) { spec.quorum = 2; });
   refused("has no quorum", [](JobSpec& spec) { spec.quorum = 0; });
+  refused("late_decay: it is about",
+          [](JobSpec& spec) { spec.quorum = spec.grace_ms = 0, spec.late_decay = 0.5; });
+  refused("grace 'auto': it is about",
+          [](JobSpec& spec) { spec.quorum = spec.grace_ms = 0, spec.grace = Grace::kAuto; });
+  for (const double decay : {-0.1, 1.5, std::nan("")}) {
+    refused("late_decay: must be from 0 to 1", [&](JobSpec& spec) { spec.late_decay = decay; });
+  }
   refused("on_loss 'wait'", [](JobSpec& spec) { spec.on_loss = OnLoss::kWait; });
   refused("quorum 1: it is about rounds", [](JobSpec& spec) { spec.consistency = "async"; });
 }

@@ -54,6 +54,8 @@ std::function<void(JobSpec&)> switched_on(Feature feature) {
       return [](JobSpec& spec) { spec.work = "none"; };
     case kMean:
       return [](JobSpec& spec) { spec.reduction = "mean"; };
+    case kWeights:
+      return [](JobSpec& spec) { spec.weights = "yes"; };
     case kExclude:
       return [](JobSpec& spec) { spec.on_nonfinite = "exclude"; };
     case kSkip:
@@ -78,6 +80,10 @@ std::function<void(JobSpec&)> switched_on(Feature feature) {
       return [](JobSpec& spec) { spec.min_ranks = 1; };
     case kQuorum:  // nobody is late
       return [](JobSpec& spec) { spec.quorum = spec.world_size, spec.grace_ms = 60'000; };
+    case kLateDecay:
+      return [](JobSpec& spec) {
+        spec.quorum = spec.world_size, spec.grace_ms = 60'000, spec.late_decay = 0.5;
+      };
     case kRacks:
       return [](JobSpec& spec) { spec.rack_ranks.assign(spec.world_size, 2); };
     case kBranches:

@@ -29,6 +29,8 @@ enum class Unused : uint8_t { kZero, kSkip };
 enum class RoundingMode : uint8_t { kNearest, kStochastic };
 enum class StateFormat : uint8_t { kF32, k8Bit };
 enum class Saved : uint8_t { kYes, kNo };
+enum class Weights : uint8_t { kNo, kYes };
+enum class Grace : uint8_t { kFixed, kAuto };
 
 // The option whose values an enum has.
 template <class E>
@@ -76,6 +78,14 @@ template <>
 inline constexpr std::string_view kOption<Saved> = "saved";
 template <>
 inline constexpr std::string_view kWords<Saved>[] = {"yes", "no"};
+template <>
+inline constexpr std::string_view kOption<Weights> = "weights";
+template <>
+inline constexpr std::string_view kWords<Weights>[] = {"no", "yes"};
+template <>
+inline constexpr std::string_view kOption<Grace> = "grace";
+template <>
+inline constexpr std::string_view kWords<Grace>[] = {"fixed", "auto"};
 
 template <class E>
 constexpr std::string_view word_of(E value) {

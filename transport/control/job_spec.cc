@@ -58,6 +58,13 @@ std::string key_difference(const KeySpec& here, const KeySpec& there, size_t i) 
                      difference(&here, &there, *json::type_of<KeySpec>()));
 }
 
+double real_in(std::string_view option, std::string_view text) {
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error == std::errc() && end == text.data() + text.size()) return number;
+  fail(ErrorCode::kInvalid, "{}: must be a number, got '{}'", option, printable(text));
+}
+
 // In some round, if its format changes.
 bool is_coded(const JobSpec& spec, const KeySpec& key) {
   const std::string& name = gradient_format(spec, key);
@@ -191,7 +198,8 @@ uint32_t tile_rows_for(const KeySpec& key, uint64_t cores, uint32_t chunk_elemen
 
 const std::string& gradient_memory_format(const JobSpec& spec, const KeySpec& key) {
   static const std::string f32 = "f32";
-  return is_compact(key) || is_coded(spec, key) ? f32 : gradient_format(spec, key);
+  const bool by_chunks = is_compact(key) || is_coded(spec, key) || spec.weights == Weights::kYes;
+  return by_chunks ? f32 : gradient_format(spec, key);
 }
 
 uint64_t coded_elements(const JobSpec& spec) {
@@ -247,8 +255,9 @@ std::span<const JobOption> job_options() {
     std::vector<JobOption> options;
     for (const json::Field& field : json::type_of<JobSpec>()->table().fields) {
       const bool is_number = field.type == json::type_of<uint32_t>();
-      if (!is_number && field.type != json::type_of<std::string>() && field.type->words.empty())
-        continue;
+      const bool is_text = field.type == json::type_of<std::string>() ||
+                           field.type == json::type_of<double>() || !field.type->words.empty();
+      if (!is_number && !is_text) continue;
       options.push_back({field.name == "name" ? "job" : field.name, is_number, field});
     }
     return options;
@@ -258,7 +267,9 @@ std::span<const JobOption> job_options() {
 
 void JobOption::set(JobSpec& spec, std::string_view text) const {
   void* const at = reinterpret_cast<std::byte*>(&spec) + field.offset;
-  if (field.type->words.empty()) {
+  if (is_real()) {
+    *static_cast<double*>(at) = real_in(name, text);
+  } else if (field.type->words.empty()) {
     *static_cast<std::string*>(at) = text;
   } else if (!field.type->assign(at, text, {})) {
     refuse_word(name, text, {field.type->words.begin(), field.type->words.end()});
@@ -266,8 +277,15 @@ void JobOption::set(JobSpec& spec, std::string_view text) const {
 }
 
 void JobOption::set(JobSpec& spec, uint32_t number) const {
-  *reinterpret_cast<uint32_t*>(reinterpret_cast<std::byte*>(&spec) + field.offset) = number;
+  void* const at = reinterpret_cast<std::byte*>(&spec) + field.offset;
+  if (is_real()) {
+    *static_cast<double*>(at) = number;
+  } else {
+    *static_cast<uint32_t*>(at) = number;
+  }
 }
+
+bool JobOption::is_real() const { return field.type == json::type_of<double>(); }
 
 std::string difference(const JobSpec& here, const JobSpec& in_the_job) {
   std::string sentence = difference(&here, &in_the_job, *json::type_of<JobSpec>());

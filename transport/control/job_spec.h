@@ -97,6 +97,12 @@ struct JobSpec {
   // all ranks have. Ranks that are late then take part in the next round. 0: it waits for all.
   uint32_t quorum = 0;
   uint32_t grace_ms = 0;  // how long a round waits for the other ranks once its quorum is there
+  // "auto": the box chooses this time by the round from what it measured, at most `grace_ms` unless
+  // that is 0 (phub/job/quorum_grace.h).
+  Choice<Grace> grace = Grace::kFixed;
+  // What a contribution that is some rounds late is multiplied by, once for each round; from 0,
+  // which drops it, to 1. With a quorum (late_factor() in transport/contribution_weight.h).
+  double late_decay = 1.0;
   uint32_t chunk_elements = 8192;  // a multiple of 32
   std::string optimizer = "none";
   std::map<std::string, double> hyper;  // other values than the optimizer's defaults
@@ -106,6 +112,9 @@ struct JobSpec {
   std::string gradient_dtype = "f32";             // the format of keys without one of their own
   std::string parameter_dtype = "f32";            // results; coded: they come as differences
   Choice<Reduction> reduction = Reduction::kSum;  // or "mean"
+  // "yes": each push has a weight, which multiplies its gradient in the sum, and a mean divides by
+  // the sum of the weights (transport/contribution_weight.h).
+  Choice<Weights> weights = Weights::kNo;
   // Order of additions: "4,4" adds within two groups of four ranks, then their sums (rank_tree.h).
   // All of max_ranks, in lock-step. "": ascending ranks.
   std::string groups;
@@ -224,7 +233,7 @@ inline constexpr uint64_t kTilesOfEither = 8;
 uint32_t tile_rows_for(const KeySpec& key, uint64_t cores, uint32_t chunk_elements);
 
 // The format of a key's gradients in the worker's memory: theirs if that is plain. Coded ones are
-// f32 there, and coded when they are pushed; so are factors and rows.
+// f32 there, and coded when they are pushed; so are factors and rows, and what has a weight.
 const std::string& gradient_memory_format(const JobSpec& spec, const KeySpec& key);
 
 // Results come back as differences if the format of parameters is coded: the worker's view of them
@@ -260,9 +269,11 @@ struct JobOption {
   bool is_number;  // from 0 to 2^32 - 1
   const json::Field& field;
 
-  // Throws Error(kInvalid), which names the words that there are. REQUIRES: !is_number.
+  // A text may be that of a number with a fraction. Throws Error(kInvalid), which names the words
+  // that there are: it is none of them, or no number. REQUIRES: !is_number.
   void set(JobSpec& spec, std::string_view text) const;
-  void set(JobSpec& spec, uint32_t number) const;  // REQUIRES: is_number
+  void set(JobSpec& spec, uint32_t number) const;  // REQUIRES: is_number or is_real()
+  bool is_real() const;                            // a number that may have a fraction
 };
 std::span<const JobOption> job_options();
 

@@ -321,6 +321,16 @@ void check_quorum(const JobSpec& spec) {
          printable(spec.name));
   }
   check_number("grace_ms", spec.grace_ms, 0, kMaxLimitMs);
+  if (!(spec.late_decay >= 0 && spec.late_decay <= 1)) {
+    fail(ErrorCode::kInvalid, "late_decay: must be from 0 to 1, got {}", spec.late_decay);
+  }
+  const bool has_late = spec.late_decay < 1 || spec.grace == Grace::kAuto;
+  if (spec.quorum == 0 && has_late) {
+    fail(ErrorCode::kInvalid,
+         "{}: it is about ranks that are late, and job '{}' has no quorum, so its rounds wait for "
+         "all: say with how many ranks a round may end (quorum)",
+         spec.grace == Grace::kAuto ? "grace 'auto'" : "late_decay", printable(spec.name));
+  }
   if (spec.quorum > 0 && spec.on_loss == OnLoss::kWait) {
     fail(ErrorCode::kInvalid,
          "quorum: its rounds go on without ranks that are late, and on_loss 'wait' pauses job '{}' "

@@ -72,6 +72,8 @@ void fields(A& a, const JobSpec*) {
   a.optional("max_ranks", &JobSpec::max_ranks, {0, kMaxRanks});
   a.optional("quorum", &JobSpec::quorum, {0, kMaxRanks});
   a.optional("grace_ms", &JobSpec::grace_ms);
+  a.optional("grace", &JobSpec::grace, kWord);
+  a.optional("late_decay", &JobSpec::late_decay);
   a.optional("chunk_elements", &JobSpec::chunk_elements, {1, kAny});
   a.optional("optimizer", &JobSpec::optimizer, kWord);
   a.optional("hyper", &JobSpec::hyper, kValues);
@@ -80,6 +82,7 @@ void fields(A& a, const JobSpec*) {
   a.optional("gradient_dtype", &JobSpec::gradient_dtype, kFormat);
   a.optional("parameter_dtype", &JobSpec::parameter_dtype, kWord);
   a.optional("reduction", &JobSpec::reduction, kWord);
+  a.optional("weights", &JobSpec::weights, kWord);
   a.optional("groups", &JobSpec::groups, {0, RankTree::kMaxTextBytes});
   a.optional("rack_ranks", &JobSpec::rack_ranks, {0, kMaxRanks});
   a.optional("rank_hosts", &JobSpec::rank_hosts, {0, kMaxRanks});

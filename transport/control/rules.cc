@@ -29,6 +29,7 @@ constexpr std::array<std::string_view, kFeatures> kNames = {
     "work sum",
     "work none",
     "reduction mean",
+    "weights",
     "on_nonfinite exclude",
     "on_nonfinite skip",
     "max_norm",
@@ -41,6 +42,7 @@ constexpr std::array<std::string_view, kFeatures> kNames = {
     "no groups",
     "min_ranks",
     "quorum",
+    "late_decay",
     "rack_ranks",
     "branches",
     "gradients in bf16 or f16",
@@ -104,6 +106,12 @@ constexpr Rule kRules[] = {
      "its rounds go on without ranks that are late"},
     {kQuorum, kBranches | kLazyKeys | kDifferences | kScheduledGradients,
      "a rank that is late skips rounds"},
+    {kWeights, kOutOfLockStep | kPartialWork,
+     "it counts in the sum of a round that all ranks make together, with consistency bsp"},
+    {kWeights, kInterest | kSwitch | kRacks | kBelowParent,
+     "the box adds the gradient of each rank itself, and knows the weight of each"},
+    {kWeights | kLateDecay, kFold | kInt32Gradients,
+     "it multiplies gradients, and these are values or whole numbers that are joined as they are"},
 };
 
 Features features_of(const JobSpec& spec, const KeySpec& key) {
@@ -157,6 +165,10 @@ std::string words_of(const JobSpec& spec, Feature feature) {
       return word("groups", spec.groups);
     case kQuorum:
       return fmt::format("quorum {}", spec.quorum);
+    case kWeights:
+      return word("weights", spec.weights.word());
+    case kLateDecay:
+      return fmt::format("late_decay {}", spec.late_decay);
     case kShortResults:
     case kDifferences:
       return word("parameter_dtype", spec.parameter_dtype);
@@ -205,6 +217,7 @@ Features features_of(const JobSpec& spec) {
   add(spec.work == Work::kSumOnly, kSumOnly);
   add(spec.work == Work::kNone, kNoWork);
   add(spec.reduction == Reduction::kMean, kMean);
+  add(spec.weights == Weights::kYes, kWeights);
   add(spec.on_nonfinite == OnNonFinite::kExclude, kExclude);
   add(spec.on_nonfinite == OnNonFinite::kSkip, kSkip);
   add(clips(spec), kMaxNorm);
@@ -216,6 +229,7 @@ Features features_of(const JobSpec& spec) {
   found |= spec.groups.empty() ? kUngrouped : kGroups;
   add(spec.min_ranks > 0, kMinRanks);
   add(spec.quorum > 0, kQuorum);
+  add(spec.late_decay < 1, kLateDecay);
   add(!spec.rack_ranks.empty(), kRacks);
   add(spec.branches > 0, kBranches);
   return found;

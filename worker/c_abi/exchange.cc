@@ -119,6 +119,10 @@ phub_code phub_parameters(const phub_worker* worker, size_t key, const void** me
   });
 }
 
+phub_code phub_set_weight(phub_worker* worker, float weight) {
+  return exchanging(__func__, worker, [&](Worker& w) { w.set_weight(weight); });
+}
+
 phub_code phub_add_products(const float* left, const float* right, size_t samples, size_t rows,
                             size_t columns, float* out) {
   return call(__func__, [&] {

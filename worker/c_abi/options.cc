@@ -97,7 +97,8 @@ void set_number(WorkerOptions& options, const Option& option, int64_t value) {
   const int64_t max = whole         ? std::numeric_limits<uint32_t>::max()
                       : option.flag ? 1
                                     : std::numeric_limits<int32_t>::max();
-  if (option.text || (option.of_job && !option.of_job->is_number)) {
+  const bool is_text = option.of_job && !option.of_job->is_number && !option.of_job->is_real();
+  if (option.text || is_text) {
     throw Refusal(PHUB_INVALID, fmt::format("option '{}' is a text", option.name));
   }
   check_number(option.name, value, min, max);

@@ -89,9 +89,12 @@ GradientCoder::GradientCoder(const JoinReply& reply, bool carries)
   }
   std::vector<size_t> coded, all;
   for (const KeySpec& key : reply.spec.keys) {
+    const size_t at = formats_.size();
     formats_.push_back(format_of(reply.spec, key));
-    coded.push_back(codes(coded.size()) ? key.elements : 0);
-    all.push_back(carries ? key.elements : coded.back());
+    const bool weighs = reply.spec.weights == Weights::kYes && !is_compact(key);
+    by_chunks_.push_back(is_coded(at) || weighs ? 1 : 0);
+    coded.push_back(codes(at) ? key.elements : 0);
+    all.push_back(carries || is_coded(at) ? key.elements : 0);
     residual_elements_ += all.back();
   }
   gradients_ = KeyArrays(coded);
@@ -105,7 +108,7 @@ DType GradientCoder::format(size_t key, uint64_t round) const {
 
 bool GradientCoder::carry(size_t key, const ChunkLayout& chunk, const std::byte* slot) {
   float* const residual = residuals_[key].data() + chunk.key_element;
-  if (!codes(key)) {  // the residual is in it
+  if (!is_coded(key)) {  // the residual is in it
     std::memcpy(residual, slot, chunk.elements * sizeof(float));
     return true;
   }
@@ -141,8 +144,11 @@ void GradientCoder::encode(Session& session, size_t key, uint64_t round, const v
       from = reinterpret_cast<const std::byte*>(scaled.data());
     }
     const auto* const elements = reinterpret_cast<const float*>(from);
-    float* const residual = residuals_[key].data() + chunk.key_element;
     std::byte* const into = slots.data() + slot;
+    if (!is_coded(key)) {
+      return kernels::convert(elements, DType::kF32, into, to, chunk.elements);
+    }
+    float* const residual = residuals_[key].data() + chunk.key_element;
     if (to == DType::kF32) {
       return add_residual(elements, residual, reinterpret_cast<float*>(into), chunk.elements);
     }

@@ -52,10 +52,11 @@ class GradientCoder {
   // kInvalid, carries and the server saves the job; and check_carries()'s.
   explicit GradientCoder(const JoinReply& reply, bool carries = false);
 
-  // Whether a push encodes the key's gradient: its format is coded, and not left to the caller.
-  bool codes(size_t key) const {
-    return (has_schedule(key) || !kernels::is_plain(formats_[key])) && !by_caller_[key];
-  }
+  // Whether a push makes slots of the key's gradient: its format is coded, and not left to the
+  // caller; or each slot has a weight behind it.
+  bool codes(size_t key) const { return by_chunks_[key] != 0 && !by_caller_[key]; }
+  // Whether its format is coded, in some round.
+  bool is_coded(size_t key) const { return has_schedule(key) || !kernels::is_plain(formats_[key]); }
   bool has_schedule(size_t key) const { return schedules_.of(key) != nullptr; }
   // From now on the caller puts encoded gradients of the key into its slots, and keeps its residual
   // up to date, or it does so no more. REQUIRES: the format is a coded one; nobody pushes the key.
@@ -97,6 +98,7 @@ class GradientCoder {
   const KeySchedules schedules_;
   std::vector<kernels::DType> formats_;  // by key, unless that has a schedule
   std::vector<uint8_t> by_caller_;       // by key: not bits, which keys would share
+  std::vector<uint8_t> by_chunks_;       // by key, whatever the caller does
   KeyArrays gradients_, residuals_;      // empty for keys that have none
   std::vector<float> decoded_;           // the values of one chunk
   uint64_t residual_elements_ = 0;

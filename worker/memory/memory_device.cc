@@ -21,6 +21,10 @@ void check_memory_device(const WorkerOptions& options) {
   if (has_coded_keys(options.spec)) {
     refuse("gradients in a coded format are encoded by the host", "use f32, bf16 or f16 for all");
   }
+  if (options.spec.weights == Weights::kYes) {
+    refuse("the host writes the weight of a push behind each of its gradients",
+           "leave weights out");
+  }
   for (const KeySpec& key : options.spec.keys) {
     if (!is_compact(key)) continue;
     refuse(fmt::format("the {} of key '{}' are put together by the host", key.format, key.name),

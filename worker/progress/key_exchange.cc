@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "transport/contribution_weight.h"
 #include "transport/error.h"
 #include "transport/memory_device.h"
 #include "transport/trace.h"
@@ -27,6 +28,9 @@ void KeyExchange::connect() {
 void KeyExchange::start(const std::string& trace_file) {
   const JoinReply& reply = keeper_.reply();
   session_ = std::make_unique<Session>(reply, keeper_.link(), order_);
+  session_->when_dropped([this](size_t key, const ChunkLayout& chunk, const std::byte* slot) {
+    if (coder_.is_coded(key)) coder_.carry(key, chunk, slot);
+  });
   if (!trace_file.empty()) {
     trace_ = std::make_unique<WorkerTrace>(trace_file, reply, options_.trace_events);
     session_->trace(trace_->log());
@@ -57,11 +61,14 @@ void KeyExchange::register_memory(size_t key, const KeyMemory& memory) {
 
 void KeyExchange::take_over(KeyExchange& before) {
   before.release_memory();
+  float weight = 1;
   {
     const Lock lock = before.sleeper_.lock();
     registered_ = before.registered_;
+    weight = before.session_->weight();
   }
   Lock lock = sleeper_.lock();
+  session_->set_weight(weight);
   for (const auto& [key, memory] : registered_) memory_->set(key, memory, lock);
 }
 
@@ -152,8 +159,10 @@ Pushed KeyExchange::push(size_t key, const PushOptions& how, const CopyIn& copy_
 }
 
 bool KeyExchange::may_encode(size_t key) const {
-  return coder_.codes(key) && !coder_.has_schedule(key) && !coder_.carries() &&
-         session_->exchanges_all(key);
+  // What the box drops goes back into the residual.
+  const bool may_be_dropped = keeper_.spec().late_decay < 1;
+  return coder_.codes(key) && coder_.is_coded(key) && !coder_.has_schedule(key) &&
+         !coder_.carries() && session_->exchanges_all(key) && !may_be_dropped;
 }
 
 CodedSlots KeyExchange::begin_encoding(size_t key) {
@@ -174,6 +183,20 @@ CodedSlots KeyExchange::begin_encoding(size_t key) {
 void KeyExchange::end_encoding(size_t key) {
   const Lock lock = sleeper_.lock();
   coder_.leave_to_caller(key, false);
+}
+
+void KeyExchange::set_weight(float weight) {
+  if (keeper_.spec().weights == Weights::kNo) {
+    fail(ErrorCode::kInvalid,
+         "set_weight: job '{}' has no weights: create it with the option weights 'yes'",
+         keeper_.spec().name);
+  }
+  if (!is_weight(weight)) {
+    fail(ErrorCode::kInvalid, "set_weight: the weight of a push must be finite and above 0, got {}",
+         weight);
+  }
+  const Lock lock = sleeper_.lock();
+  session_->set_weight(weight);
 }
 
 void KeyExchange::flush() {

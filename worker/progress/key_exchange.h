@@ -66,7 +66,8 @@ class KeyExchange {
   size_t parts(size_t key) const;
   SessionKeys::Elements part(size_t key, size_t part) const;
   Pushed push_part(size_t key, size_t part, const PushOptions& how);
-  void flush();  // what was pushed goes out
+  void flush();                   // what was pushed goes out
+  void set_weight(float weight);  // as Worker
 
   // As in Worker; but for what the saver needs.
   bool may_encode(size_t key) const;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "kernels/slots.h"
+#include "transport/contribution_weight.h"
 #include "transport/error.h"
 #include "transport/switch/generation.h"
 
@@ -31,6 +32,8 @@ Session::Session(const JoinReply& reply, WorkerLink& link, SendOrder order)
     : SessionKeys(reply, link),
       gated_(is_gated(reply.spec)),
       skips_(reply.spec.quorum > 0),
+      late_decay_(static_cast<float>(reply.spec.late_decay)),
+      weight_bytes_(weight_bytes_of(reply.spec)),
       gathers_(link.needs_polling()),
       results_(result_format_, reply.first_round - 1, all_elements_, !link.zero_copy(),
                largest_of(chunks_)),
@@ -99,6 +102,11 @@ void Session::push_chunk(Chunk& chunk, bool null) {
   measure(chunk, null || !chunk.writes);
   chunk.posted = false;
   chunk.magnitude = 0;
+  chunk.weight = weight_;
+  if (weight_bytes_ > 0) {
+    std::memcpy(link_.gradients().data() + chunk.gradient_offset + weight_at(chunk), &chunk.weight,
+                weight_bytes_);
+  }
   ++queues_[chunk.queue].outstanding;
   ++chunks_pushed_;
 }
@@ -135,18 +143,19 @@ void Session::send_initial(const std::function<const float*(size_t key)>& of_key
 bool Session::post(const WaitingSend& waiting) {
   const Chunk& chunk = chunks_[waiting.chunk];
   Imm imm{chunk.index, low8(chunk.awaited), waiting.kind};
-  uint64_t bytes = 0;
+  uint64_t bytes = 0, at = 0;  // of the slot
   if (waiting.kind == ImmKind::kData) {
     if (chunk.null) imm.kind = ImmKind::kNull;
-    bytes = chunk.null ? 0 : chunk.bytes;
+    bytes = (chunk.null ? 0 : chunk.bytes) + weight_bytes_;
+    if (chunk.null && weight_bytes_ > 0) at = weight_at(chunk);
   }
   if (waiting.kind == ImmKind::kInitial) {
     imm.round = chunk.initial_part;
     bytes =
         initial_part(chunk.elements, chunk.slot_bytes, chunk.initial_part).count * sizeof(float);
   }
-  return link_.endpoint().post({chunk.queue}, {.local_offset = chunk.gradient_offset,
-                                               .remote_offset = chunk.slot_offset,
+  return link_.endpoint().post({chunk.queue}, {.local_offset = chunk.gradient_offset + at,
+                                               .remote_offset = chunk.slot_offset + at,
                                                .bytes = static_cast<uint32_t>(bytes),
                                                .imm = encode(imm)});
 }
@@ -278,12 +287,19 @@ void Session::handle(const Arrival& arrival) {
                                  imm.round, id, chunk.outstanding ? "awaited" : "already here",
                                  chunk.awaited));
   }
+  if (skipped > 0) note_late(chunk, skipped);
   chunk.awaited += skipped;
   if (gated_ && chunk.pushed && !queue.verdict.has(chunk.awaited)) {
     chunk.early = true;
     return queue.early.push_back(id);
   }
   complete(chunk);
+}
+
+void Session::note_late(const Chunk& chunk, uint32_t rounds) {
+  if (chunk.null || !dropped_) return;
+  if (reduced_weight(chunk.weight, late_factor(late_decay_, rounds)) > 0) return;
+  dropped_(chunk.key, chunk, link_.gradients().data() + chunk.gradient_offset);
 }
 
 void Session::read_verdict(Queue& queue, const Imm& imm) {

@@ -34,6 +34,16 @@ class Session : public SessionKeys {
   // if there is none, as before the first push.
   const std::optional<RoundVerdict>& verdict() const { return verdict_; }
 
+  // The weight of the pushes that follow. REQUIRES: is_weight(weight) in
+  // transport/contribution_weight.h; it is 1 unless the job has weights.
+  void set_weight(float weight) { weight_ = weight; }
+  float weight() const { return weight_; }
+  // What the box did not count, as it came too late (JobSpec::late_decay): is called for a chunk
+  // that was pushed with a gradient, when the result of a round comes that the box dropped it in.
+  // The slot still has what was sent.
+  using Dropped = std::function<void(size_t key, const ChunkLayout& chunk, const std::byte* slot)>;
+  void when_dropped(Dropped dropped) { dropped_ = std::move(dropped); }
+
   // Pushes a key. Chunks that wait for room in a queue, or for the budget of a NIC, are sent in the
   // session's order, on each NIC by itself: by key priority + `priority`, or by `magnitudes`, one
   // of each chunk (empty: 0). REQUIRES: ready(key); and if send_initial() was called, all_ready()
@@ -102,8 +112,12 @@ class Session : public SessionKeys {
   void begin_push(size_t key);
   void push_chunk(Chunk& chunk, bool null);
   void measure(Chunk& chunk, bool null) const;
+  uint64_t weight_at(const Chunk& chunk) const {  // in its slot
+    return chunk.null ? chunk.slot_bytes : chunk.bytes;
+  }
   void handle(const Arrival& arrival);
   void read_verdict(Queue& queue, const Imm& imm);
+  void note_late(const Chunk& chunk, uint32_t rounds);
   void complete(Chunk& chunk);
   void violation(std::string problem);
   void begin_waiting();
@@ -114,7 +128,11 @@ class Session : public SessionKeys {
   void post_waiting();
 
   const bool gated_;
-  const bool skips_;    // a result may be that of a later round: this rank was late
+  const bool skips_;  // a result may be that of a later round: this rank was late
+  const float late_decay_;
+  const uint32_t weight_bytes_;  // behind each gradient; 0: there is no weight
+  float weight_ = 1;
+  Dropped dropped_;
   const bool gathers_;  // small writes, for one flush
   uint32_t gathered_ = 0;
   uint64_t gathered_bytes_ = 0;

@@ -104,6 +104,7 @@ class SessionKeys {
     bool posted = false;       // whether it was posted in this round
     uint32_t bytes = 0;        // the bytes of this round's gradient that are sent
     float magnitude = 0;       // the gradient's
+    float weight = 1;          // the push's
     uint32_t carried = 0;      // rounds in a row
     uint8_t initial_part = 0;  // the part of the initial parameters that is being sent
 

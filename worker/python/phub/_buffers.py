@@ -28,6 +28,9 @@ OTHERS = (
     "optimizer",
     "quorum",
     "grace_ms",
+    "grace",
+    "late_decay",
+    "weights",
     "job",
 )
 

@@ -13,7 +13,7 @@ from phub import errors
 from phub._library import Range, call
 from phub._numbers import real_number, signed_number, whole_number
 
-Option = Union[str, int, bool]
+Option = Union[str, int, float, bool]
 MAX_DIMENSIONS = 8  # of a key's shape, as worker/phub.h has it
 MAX_ROWS = 2**20 - 1  # a key's rows_limit, the same
 
@@ -62,8 +62,8 @@ def set_options(options: c_void_p, given: Mapping[str, Option]) -> None:
     for given_name, value in {"progress_limit_ms": PROGRESS_LIMIT_MS, **given}.items():
         # DistributedOptimizer has an argument `server`, which is no address.
         name = "server" if given_name == "box" else given_name
-        if isinstance(value, str):
-            call("options_set", options, name.encode(), value.encode())
+        if isinstance(value, (str, float)):
+            call("options_set", options, name.encode(), str(value).encode())
         else:
             number = signed_number(f"option '{given_name}'", value, 64)
             call("options_set_number", options, name.encode(), number)

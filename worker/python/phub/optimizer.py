@@ -295,6 +295,24 @@ class DistributedOptimizer(Optimizer):
         self.worker.close()
         self._watch.close()
 
+    def weight(self, value: float) -> None:
+        """The weight of this rank's gradients, from this step on: its samples or tokens in a step.
+
+        In a job with the option weights="yes": with reduction="mean" the gradient of a step is the
+        sum of the ranks' gradients times their weights, divided by the sum of the weights. Where
+        each rank's loss is a mean of its tokens, that is the mean of all tokens. Call it before the
+        step's last backward(), which pushes; with accumulate, with the sum of all its backward().
+        It is 1 at the beginning. Raises InvalidError: it is not finite, or below 2^-126, or the job
+        has no weights; RuntimeError: gradients of this step have been pushed.
+        """
+        pushed = next((mine.name for mine in self._mine if mine.pushed), None)
+        if pushed is not None:
+            raise RuntimeError(
+                f"weight() comes too late for this step: backward() has pushed the gradient of "
+                f"'{pushed}'. Call it before that"
+            )
+        self.worker.weight(value)
+
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Within it backward() only accumulates, and nothing is pushed."""

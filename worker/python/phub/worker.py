@@ -243,6 +243,16 @@ class Worker(BranchCalls, StateCalls):
         addresses = (c_void_p * len(memories))(*(memory.address for memory in memories))
         waiting_call("broadcast_keys", self._worker, addresses, len(memories))
 
+    def weight(self, value: float) -> None:
+        """The weight of the pushes that follow, until the next call; 1 at the beginning.
+
+        In a job with the option weights="yes": a round adds up the gradients of the ranks times
+        their weights, and a mean divides by the sum of the weights. With the number of samples or
+        tokens as its weight, each counts the same. Raises InvalidError: it is not finite, or below
+        2^-126, or the job has no weights.
+        """
+        call("set_weight", self._worker, real_number("the weight", value))
+
     def push(self, key: str, priority: int = 0) -> None:
         """Starts the exchange of a key; its gradient is lent until wait.
 

@@ -1,0 +1,22 @@
+// The grace that the box chooses by itself (JobSpec::grace "auto").
+//
+// It is the time within which nine of ten of the latest ranks came that were not long behind the
+// quorum: by at most a quarter of the median round, and by at most JobSpec::grace_ms unless that is
+// 0. So rounds wait for a rank that is only a little slower, and never for one that would make them
+// longer by more than a quarter.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace phub {
+
+inline constexpr uint64_t kLeastGraceMs = 1;
+
+// In ms, at least kLeastGraceMs. `late_ns`: of the latest ranks that came after a quorum, how long
+// after it; `round_ns`: the time of the latest rounds (core/quorum_times.h); both may be empty, and
+// in any order. `most_ms`: 0 means that there is no other bound than the rounds'.
+uint64_t quorum_grace_ms(std::vector<uint64_t> late_ns, std::vector<uint64_t> round_ns,
+                         uint64_t most_ms);
+
+}  // namespace phub
