@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from phub.errors import InvalidError
@@ -17,8 +18,12 @@ class Course:
     within it they are one round apart at most.
     """
 
-    def __init__(self, every: int, fragments: int, delay: int) -> None:
+    def __init__(
+        self, every: int, fragments: int, delay: int, tokens: Callable[[], float] | None = None
+    ) -> None:
+        """tokens: how many the rank has used so far; None: contributions have no weights."""
         self.every, self.fragments, self.delay = every, fragments, delay
+        self._tokens = tokens
         self._ends = [(f + 1) * every // fragments % every for f in range(fragments)]
         self.begin(1)
 
@@ -27,6 +32,27 @@ class Course:
         self.steps, self.rounds = (first_round - 1) * self.every, first_round - 1
         self.under_way: dict[int, int] = {}  # fragments, and the step after which each is merged
         self._moved = False  # since the latest exchange
+        now = float(self._tokens()) if self._tokens else 0.0
+        self._counted = [(self.steps, now)] * self.fragments  # at each one's latest exchange
+
+    def weight_of(self, fragment: int) -> float | None:
+        """Of what is sent of it now: the tokens since it was sent last. None: there are no weights.
+
+        Raises InvalidError if there are none in steps that were made.
+        """
+        if self._tokens is None:
+            return None
+        now = float(self._tokens())
+        step, before = self._counted[fragment]
+        self._counted[fragment] = self.steps, now
+        if step == self.steps:  # nothing has moved
+            return 1.0
+        if not 0 < now - before < math.inf:
+            raise InvalidError(
+                f"tokens() was {before} after step {step}, and is {now} after step {self.steps}: "
+                "it says how many tokens this rank has used in all, and grows with each step"
+            )
+        return now - before
 
     def advance(self) -> tuple[list[int], list[int]]:
         """After a step. Returns the fragments to be merged first, and those to be sent then."""
@@ -88,6 +114,7 @@ class Course:
             "steps": self.steps,
             "under_way": dict(self.under_way),
             "moved": self._moved,
+            "counted": [list(each) for each in self._counted],
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -100,6 +127,7 @@ class Course:
                     f"{option}={mine}: give it the same"
                 )
         self.steps, self._moved = int(state["steps"]), bool(state["moved"])
+        self._counted = [(int(step), float(tokens)) for step, tokens in state["counted"]]
         self.under_way = {int(f): int(step) for f, step in state["under_way"].items()}
 
 

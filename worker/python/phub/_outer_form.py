@@ -113,6 +113,12 @@ def check_alone(what: str, *, is_alone: bool) -> None:
         )
 
 
+def check_buffers(buffers: Sequence[torch.Tensor]) -> None:
+    """Raises InvalidError, in all processes of an island, if there are none to be made the same."""
+    if not buffers:
+        raise InvalidError("sync_buffers(): the model has no buffers with elements")
+
+
 def check_without_quorum(what: str, options: Mapping[str, Option]) -> None:
     """Raises InvalidError for a job whose ranks are at different rounds."""
     if str(options.get("quorum", 0)) != "0":

@@ -111,6 +111,11 @@ class OuterKey:
             if id(parameter) in ids and parameter.grad is not None:
                 parameter.grad.add_((parameter.detach() - base.to(parameter.dtype)) * strength)
 
+    def values(self) -> torch.Tensor:
+        """The parameters as they are: flat, float32, in memory of the host."""
+        parts = [p.detach().float().cpu().flatten() for p in self.members.values()]
+        return torch.cat(parts)
+
     def use_base(self, base: torch.Tensor) -> None:
         """Another base, flat, which the box has, too, for the next push."""
         self.base = base.to(self._result, copy=True)

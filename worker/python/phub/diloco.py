@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from phub._options import Option
 from phub._outer_course import Course, check_course
 from phub._outer_form import (
     check_alone,
+    check_buffers,
     check_counted,
     check_loaded,
     check_options,
@@ -79,6 +80,7 @@ class DiLoCo:
         delta: str = "f32",
         formats: Mapping[str, str] | None = None,
         schedule: Mapping[str, float] | None = None,
+        tokens: Callable[[], float] | None = None,
         process_group: ProcessGroup | None = None,
         **options: Option,
     ) -> None:
@@ -103,6 +105,8 @@ class DiLoCo:
             "topk" … What few bits cannot hold stays at the rank, and is in its next push.
         formats: the same by patterns of parameters' names: see `Worker`.
         schedule: of lr, which the box computes round by round: see DistributedOptimizer.
+        tokens: says how many tokens this rank has used in all: what it pushes counts as much as it
+            has used since the push before. None: all ranks count alike.
         process_group: the processes of this island, which train one replica in DDP: its first one
             is a rank of the job, and gives the others what it has.
         options: of `Worker`, such as job, box, quorum and on_loss. parameter_dtype is the format of
@@ -127,11 +131,12 @@ class DiLoCo:
             "optimizer": rule,
             "reduction": "mean",
             "initial": "broadcast",
+            **({"weights": "yes"} if tokens else {}),
         }
         keys = keys_of(self._named, formats or {}, given)
         self._fragments = fragments_of(keys, fragments)
         self._keys = sorted(keys, key=lambda key: key.name)
-        self._course = Course(sync_every, fragments, delay)
+        self._course = Course(sync_every, fragments, delay, tokens)
         own = OuterOwn(model, self._inner, self._named, self._course)
         self._steps = OuterSteps(own, self._course)
         self._results = str(given["parameter_dtype"])
@@ -224,12 +229,9 @@ class DiLoCo:
     def sync_buffers(self) -> None:
         """Makes the model's buffers the same: see DistributedOptimizer.sync_buffers.
 
-        All ranks call it after as many steps. With a process_group its first process has the mean,
-        and the others have what that one has.
+        All ranks call it after as many steps. In an island all get what its first process has.
         """
-        buffers = [b for b in self._model.buffers() if b.numel()]
-        if not buffers:
-            raise InvalidError("sync_buffers(): the model has no buffers with elements")
+        check_buffers(buffers := [b for b in self._model.buffers() if b.numel()])
 
         def exchange() -> None:
             self._buffers = self._buffers or Buffers(self._model, self.worker, self._options)
@@ -341,11 +343,7 @@ class DiLoCo:
     def _begin(self) -> None:
         """Takes the job's parameters, and gives it rank 0's where it begins."""
         worker = self.worker
-        initial = {
-            key.name: filled(torch.cat([p.detach().float().cpu().flatten() for p in parts]))
-            for key in self._keys
-            for parts in [[*key.members.values()]]
-        }
+        initial = {key.name: filled(key.values()) for key in self._keys}
         worker.broadcast({name: memory_of(tensor) for name, tensor in initial.items()})
         for key in self._keys:
             key.attach(worker)
@@ -392,6 +390,9 @@ class DiLoCo:
             self._error = error
 
     def _push(self, fragment: int) -> None:
+        weight = self._course.weight_of(fragment)
+        if weight is not None:
+            self.worker.weight(weight)
         for key in self._fragments[fragment]:
             key.push()
 

@@ -32,6 +32,19 @@ def trained_in(net):
     return {name: p for name, p in net.named_parameters() if p.requires_grad}
 
 
+def tokens_of(rank, step):
+    """How many a rank has used after so many steps: more than the others, and ever more."""
+    return step * (step + 3 * rank + 1)
+
+
+def weighted_mean(sent, weights):
+    """Products and sums in float32, in rank order, times float(1 / the sum of the weights)."""
+    total = sent[0] * weights[0]
+    for each, weight in zip(sent[1:], weights[1:], strict=True):
+        total += each * weight
+    return total * torch.tensor(1 / sum(weights), dtype=torch.float32)
+
+
 class Oracle:
     """All ranks of a DiLoCo, one after the other."""
 
@@ -51,6 +64,7 @@ class Oracle:
         kind="adamw",
         dtype=torch.float32,
         parameter_dtype="f32",
+        has_tokens=False,
     ):
         self.nets = [make_net().to(dtype) for _ in range(world)]
         self.inner = [inner_of(net, kind) for net in self.nets]
@@ -69,6 +83,7 @@ class Oracle:
         )
         self.senders = [{name: Sender(delta) for name in self.base} for _ in range(world)]
         self.due, self.step = {}, 0
+        self.has_tokens, self.counted = has_tokens, {}
         for net in self.nets:  # they begin with what the box sends
             for name, p in trained_in(net).items():
                 p.data.copy_(self.seen(name))
@@ -116,11 +131,21 @@ class Oracle:
 
     def _exchange(self, names):
         self.outer.zero_grad()
+        weights = self._weights(names[0])
         for name in names:
             base = self.seen(name)
             sent = [self._sent(rank, name, base) for rank in range(len(self.nets))]
-            self.base[name].grad = mean(sent)
+            self.base[name].grad = weighted_mean(sent, weights) if weights else mean(sent)
         self.outer.step()
+
+    def _weights(self, fragment):
+        """The tokens of each rank since this fragment was sent; None: all count alike."""
+        if not self.has_tokens:
+            return None
+        before = self.counted.get(fragment, 0)
+        self.counted[fragment] = self.step
+        ranks = range(len(self.nets))
+        return [tokens_of(rank, self.step) - tokens_of(rank, before) for rank in ranks]
 
     def _sent(self, rank, name, base):
         local = trained_in(self.nets[rank])[name].detach()

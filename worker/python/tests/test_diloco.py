@@ -13,7 +13,7 @@ from conftest import LIMIT_S, SEED, leave, of_ranks, refused, wait_until
 from deaths import FORK
 from exact import assert_same_bits, job
 from models import Branches, loss_of, make_net
-from outer_oracle import FRAGMENTS, Oracle, inner_of, trained_in
+from outer_oracle import FRAGMENTS, Oracle, inner_of, tokens_of, trained_in
 from test_device import HOST, go
 from torch import nn
 from torch.optim import SGD, AdamW
@@ -38,10 +38,12 @@ HOW = {
     "by-round": {"sync_every": 2, "delta": "f32*2,int8*3,topk"},
     "bfloat16": {"sync_every": 3, "dtype": torch.bfloat16, "delay": 1},
     "results": {"sync_every": 3, "parameter_dtype": "bf16", "delta": "int8", "delay": 2},
+    "fedavg": {"sync_every": 4, "lr": 1.0, "momentum": 0.0, "has_tokens": True},
+    "weighted": {**STREAMING, "delta": "int8", "has_tokens": True},
     "two-inner": {**STREAMING, "kind": "both"},
 }
 STEPS = 14
-OF_TEST = ("kind", "dtype")  # what is no argument of DiLoCo
+OF_TEST = ("kind", "dtype", "has_tokens")  # what is no argument of DiLoCo
 
 
 def made(net, how, name, **options):
@@ -73,12 +75,15 @@ def now(net):
 
 
 def trains(rank, how, options):
-    net = net_of(rank, how)
+    net, used = net_of(rank, how), 0
+    if how.get("has_tokens"):
+        options = {**options, "tokens": lambda: tokens_of(rank, used)}
     outer, inner = made(net, how, job("trains"), **options)
     assert outer.worker.connection.startswith(options["transport"])
     pauses = random.Random(SEED + rank)
     seen = []
     for step in range(STEPS):
+        used = step + 1
         make_step(net, inner, rank, step)
         seen.append(now(net))
         if pauses.random() < 0.3:  # results come before or after they are asked for
@@ -270,6 +275,17 @@ def test_what_nobody_exchanges_is_compared_at_the_start(rank):
     with pytest.warns(RuntimeWarning, match="'0.bias' is not the same on all ranks"):
         outer, _ = made(net, {"sync_every": 2}, job("compared"))
     leave(outer)
+
+
+@of_ranks(1)
+def test_tokens_must_grow(rank):
+    net, used = net_of(rank, {}), 0
+    outer, inner = made(net, {"sync_every": 2}, job("tokens"), tokens=lambda: used)
+    make_step(net, inner, rank, 0)
+    refused(
+        "tokens.. was 0.0 after step 0, and is 0.0 after step 2", make_step, net, inner, rank, 1
+    )
+    outer.close()
 
 
 def has_many_small_ones(rank):
@@ -539,9 +555,10 @@ def has_a_quorum(rank):
     model = nn.Linear(8, 1)
     inner = SGD(model.parameters(), 0.02)
     how = {"sync_every": 4, "delay": 1, "momentum": 0.5, "quorum": 2, "grace_ms": 1}
+    losses = []
+    how |= {"late_decay": 0.5, "tokens": lambda: len(losses)}
     outer = phub.DiLoCo(model, inner, job="quorum", **how)
     generator = torch.Generator().manual_seed(rank)
-    losses = []
     refused("quorum", outer.steps, 3)
     refused("state_dict.. and a quorum", outer.state_dict)
     refused("load_state_dict.. and a quorum", outer.load_state_dict, {})
