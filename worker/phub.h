@@ -390,7 +390,7 @@ PHUB_API phub_code phub_key_info(const phub_worker* worker, size_t key, const ch
  * unless the key's format is coded. */
 PHUB_API phub_code phub_gradient(phub_worker* worker, size_t key, void** memory, size_t* bytes);
 /* The format of that memory: the key's own (phub_options_set_format), else the job's
- * gradient_dtype; "f32" where that is coded. It belongs to the worker. */
+ * gradient_dtype; "f32" where that is coded, or the job has weights. It belongs to the worker. */
 PHUB_API phub_code phub_gradient_dtype(const phub_worker* worker, size_t key, const char** dtype);
 /* A key's parameters (optimizer none: the sum or mean), in parameter_dtype; f32 where that is
  * coded. The same pointer until the worker is destroyed; valid from phub_wait to the next push of

@@ -54,6 +54,8 @@ class Key:
     reads: Sequence[tuple[int, int]] | None = None
 
 
+# Options that are numbers with a fraction.
+WITH_FRACTION = ("late_decay",)
 # Other ranks wait while rank 0 validates: as long as in torch.distributed. In C it is a minute.
 PROGRESS_LIMIT_MS = 600_000
 
@@ -62,7 +64,7 @@ def set_options(options: c_void_p, given: Mapping[str, Option]) -> None:
     for given_name, value in {"progress_limit_ms": PROGRESS_LIMIT_MS, **given}.items():
         # DistributedOptimizer has an argument `server`, which is no address.
         name = "server" if given_name == "box" else given_name
-        if isinstance(value, (str, float)):
+        if isinstance(value, str) or (isinstance(value, float) and name in WITH_FRACTION):
             call("options_set", options, name.encode(), str(value).encode())
         else:
             number = signed_number(f"option '{given_name}'", value, 64)

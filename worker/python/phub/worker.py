@@ -168,7 +168,7 @@ class Worker(BranchCalls, StateCalls):
         return self._view("gradient", key, self.gradient_dtype(key))
 
     def gradient_dtype(self, key: str) -> str:
-        """Of `gradient`: f32, bf16 or f16, as on the wire; f32 where that is a coded format."""
+        """Of `gradient`: f32, bf16 or f16, as on the wire; f32 with weights or a coded format."""
         found = c_char_p()
         call("gradient_dtype", self._worker, self._at(key), byref(found))
         return (found.value or b"").decode()
