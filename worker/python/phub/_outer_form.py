@@ -138,11 +138,25 @@ def check_loaded(results: str, options: Mapping[str, Option]) -> None:
         )
 
 
+def unwrapped(model: nn.Module, group: ProcessGroup | None) -> nn.Module:
+    """The module that DDP has, whose names are those of a replica without DDP.
+
+    Raises InvalidError for a DDP of several processes without their group.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        return model
+    processes = distributed.get_world_size(model.process_group)
+    if processes > 1 and group is None:
+        raise InvalidError(
+            f"the model is a DDP of {processes} processes, which train one replica: give DiLoCo "
+            "their process_group, whose first process exchanges for all"
+        )
+    module: nn.Module = model.module
+    return module
+
+
 def exchanged_in(
-    model: nn.Module,
-    inner: Sequence[Optimizer],
-    options: Mapping[str, Option],
-    group: ProcessGroup | None,
+    model: nn.Module, inner: Sequence[Optimizer], options: Mapping[str, Option]
 ) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
     """The parameters that are exchanged, and those of the optimizers that are frozen, by names.
 
@@ -154,13 +168,6 @@ def exchanged_in(
             "the model is sharded (fully_shard), and a DiLoCo exchanges whole parameters: use DDP "
             "within an island, with process_group; or phub.FSDPState, which exchanges every step"
         )
-    if isinstance(model, DistributedDataParallel) and group is None:
-        processes = distributed.get_world_size(model.process_group)
-        if processes > 1:
-            raise InvalidError(
-                f"the model is a DDP of {processes} processes, which train one replica: give "
-                "DiLoCo their process_group, whose first process exchanges for all"
-            )
     named = {name: p for name, p in found.items() if p.requires_grad and p.numel()}
     format_of_job(named)
     for parameter in named.values():

@@ -27,6 +27,7 @@ from phub._outer_form import (
     exchanged_in,
     hyper_of,
     inner_optimizers,
+    unwrapped,
 )
 from phub._outer_island import Island
 from phub._outer_keys import OuterKey, fragments_of, keys_of
@@ -118,11 +119,12 @@ class DiLoCo:
         rule, hyper = hyper_of(lr, momentum, nesterov=nesterov, schedule=schedule or {})
         check_options(rule, fragments, delta, options)
         self._inner = inner_optimizers(inner)
+        model = unwrapped(model, process_group)
         self._island = Island(process_group)
         self._island.check(options)
         self._alpha, self._proximal = float(alpha), float(proximal)
         self._model, self._options = model, options
-        self._named, self._frozen = exchanged_in(model, self._inner, options, process_group)
+        self._named, self._frozen = exchanged_in(model, self._inner, options)
         self._present = Present(model, "DiLoCo")
         given: dict[str, Option] = {
             "parameter_dtype": "f32",

@@ -34,6 +34,7 @@ HOW = {
     "streaming": STREAMING,
     "two-parts": {"sync_every": 5, "fragments": 2, "delay": 4},
     "int8": {"sync_every": 3, "delta": "int8"},
+    "sparseloco": {"sync_every": 3, "lr": 1.0, "momentum": 0.0, "delta": "topk"},
     "topk": {**STREAMING, "delta": "topk"},
     "by-round": {"sync_every": 2, "delta": "f32*2,int8*3,topk"},
     "bfloat16": {"sync_every": 3, "dtype": torch.bfloat16, "delay": 1},
@@ -193,16 +194,17 @@ def test_on_a_device_it_is_the_same(box, start, name):
 def trains_two(rank):
     """A model in each of two threads."""
     found = {}
+    nets = {name: net_of(rank, HOW[name]) for name in ("diloco", "streaming")}  # one seed for all
 
     def train(name):
-        net = net_of(rank, HOW[name])
+        net = nets[name]
         outer, inner = made(net, HOW[name], job(name))
         for step in range(STEPS):
             make_step(net, inner, rank, step)
         leave(outer)
         found[name] = now(net)
 
-    threads = [threading.Thread(target=train, args=(name,)) for name in ("diloco", "streaming")]
+    threads = [threading.Thread(target=train, args=(name,)) for name in nets]
     for each in threads:
         each.start()
     for each in threads:

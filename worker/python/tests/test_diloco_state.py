@@ -224,6 +224,7 @@ def trains_in_islands(rank, folder, how):
         refused("first process of this island's", lambda: outer.rank)
     else:
         assert (outer.rank, outer.world_size) == (island, ISLANDS)
+        assert "0.weight" in outer.worker.keys  # as of a replica without DDP
     refused("steps.. and process_group", outer.steps, 9)
     refused("rejoin.. and process_group", outer.rejoin)
     outer.synchronize()
