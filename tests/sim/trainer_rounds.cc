@@ -81,7 +81,10 @@ bool Trainer::train_freely() {
     collect(key);
     if (!session_->takes_part(key)) continue;
     if (!parts_.empty()) return true;
-    if (leaving_early_ || session_->round(key) >= job_.plan.rounds) continue;
+    // With a quorum a round has no result for who has pushed some of its keys alone.
+    const bool is_begun = job_.spec.quorum > 0 && session_->round(key) + 1 < session_->next_round();
+    const bool ends = leaving_early_ || session_->round(key) >= job_.plan.rounds;
+    if (ends && !is_begun) continue;
     if (saved_rounds_->is_due_before(session_->round(key) +
                                      1)) {  // which has others' results first
       all = false;
