@@ -15,6 +15,8 @@
 //   State8/…  one gradient and the optimizer with states of 8 bits: "vs_f32" is the time over that
 //             with f32 states, of a chunk in the cache or of a model far larger than the caches.
 //
+//   Muon/…    the direction of a matrix's step, on one core: "GFLOP/s" of its products.
+//
 //   Encode/…  gradient and residual into slots of a coded format, chunk by chunk, and
 //   Decode/…  the sum of such slots: "of_memory" as above, of all bytes read and written
 //             (goal: 0.90), "f32_GB/s" of the gradient alone.
@@ -38,6 +40,7 @@
 #include "kernels/encode.h"
 #include "kernels/kernels.h"
 #include "kernels/state8.h"
+#include "kernels/whole_key.h"
 #include "phub/core/tree_sum.h"
 
 namespace phub::bench {
@@ -407,6 +410,31 @@ void sum_coded(benchmark::State& state, DType format, size_t ranks) {
   report(state, turns, n * (4 + read), n * 4);
 }
 
+// A whole matrix by Muon, on one core, of which the products of its iteration are most.
+void orthogonalize(benchmark::State& state, size_t rows, size_t columns) {
+  kernels::WholeKey key;
+  key.rule = kernels::KeyRule::kOrthogonal;
+  key.rows = rows, key.columns = columns;
+  const kernels::Hyper hyper = kernels::default_hyper(Optimizer::kMuon);
+  std::vector<float> gradient(key.elements()), before(key.elements()), after(key.elements());
+  std::vector<float> matrix, scratch(kernels::scratch_elements(key));
+  for (size_t i = 0; i < gradient.size(); ++i) {
+    gradient[i] = static_cast<float>(i * 7919 % 2001) / 1000 - 1;
+  }
+  double seconds_of_all = 0, steps = 0;
+  for (auto _ : state) {
+    matrix = gradient;
+    const double of_step = seconds([&] {
+      kernels::step_of_key(key, hyper, 2, 1, before.data(), matrix.data(), after.data(),
+                           scratch.data());
+    });
+    state.SetIterationTime(of_step);
+    seconds_of_all += of_step;
+    ++steps;
+  }
+  state.counters["GFLOP/s"] = 2e-9 * kernels::products_of(key, hyper) * steps / seconds_of_all;
+}
+
 void register_all() {
   const auto add = [](const std::string& name, auto... arguments) {
     auto* benchmark = benchmark::RegisterBenchmark(name.c_str(), arguments...);
@@ -451,6 +479,12 @@ void register_all() {
         }
       }
     }
+  }
+  for (const auto& [rows, columns] :
+       std::initializer_list<std::pair<size_t, size_t>>{{128, 128}, {768, 768}, {3072, 768}}) {
+    if (tiny && rows > 128) continue;
+    add("Muon/" + std::to_string(rows) + "x" + std::to_string(columns), orthogonalize, rows,
+        columns);
   }
   for (const Optimizer o : {Optimizer::kAdam, Optimizer::kAdamW, Optimizer::kMomentum}) {
     const std::string name = "State8/" + std::string(name_of(o));

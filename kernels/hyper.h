@@ -19,7 +19,8 @@ constexpr uint32_t optimizers(std::initializer_list<Optimizer> all) {
 }
 inline constexpr uint32_t kSteps = ~optimizers({Optimizer::kNone});  // all that make steps
 inline constexpr uint32_t kAdams =
-    optimizers({Optimizer::kAdam, Optimizer::kAdamW, Optimizer::kSparseAdam, Optimizer::kLamb});
+    optimizers({Optimizer::kAdam, Optimizer::kAdamW, Optimizer::kSparseAdam, Optimizer::kLamb,
+                Optimizer::kMuon});
 
 struct HyperField {
   const char* name;
@@ -29,10 +30,10 @@ struct HyperField {
   bool of_job = false;        // the same for all groups of keys
   uint32_t used_by = kSteps;  // optimizers; with others it has no effect
 };
-inline constexpr std::array<HyperField, 27> kHyperFields = {{
+inline constexpr std::array<HyperField, 33> kHyperFields = {{
     {"lr", &Hyper::lr, 0, HUGE_VAL},
     {"momentum", &Hyper::momentum, 0, HUGE_VAL, false,
-     optimizers({Optimizer::kMomentum, Optimizer::kNesterov, Optimizer::kLars})},
+     optimizers({Optimizer::kMomentum, Optimizer::kNesterov, Optimizer::kLars, Optimizer::kMuon})},
     {"dampening", &Hyper::dampening, -HUGE_VAL, HUGE_VAL, false,
      optimizers({Optimizer::kMomentum})},
     {"weight_decay", &Hyper::weight_decay, 0, HUGE_VAL},
@@ -40,19 +41,27 @@ inline constexpr std::array<HyperField, 27> kHyperFields = {{
     {"beta2", &Hyper::beta2, 0, 1, false, kAdams | optimizers({Optimizer::kLion})},
     {"eps", &Hyper::eps, 0, HUGE_VAL, false,
      kAdams | optimizers({Optimizer::kAdagrad, Optimizer::kRmsprop, Optimizer::kAdadelta,
-                          Optimizer::kLars})},
+                          Optimizer::kLars, Optimizer::kAdafactor})},
     {"alpha", &Hyper::alpha, 0, HUGE_VAL, false, optimizers({Optimizer::kRmsprop})},
     {"rmsprop_momentum", &Hyper::rmsprop_momentum, 0, HUGE_VAL, true,
      optimizers({Optimizer::kRmsprop})},
     {"lr_decay", &Hyper::lr_decay, 0, HUGE_VAL, false, optimizers({Optimizer::kAdagrad})},
     {"grad_scale", &Hyper::grad_scale, 1e-30, HUGE_VAL, false, ~uint32_t{0}},
     {"rho", &Hyper::rho, 0, 1, false, optimizers({Optimizer::kAdadelta})},
-    // Not lamb: the norm of its update is taken together with the gradient's, and so before the
-    // gradient is clipped, of which the update would be made.
-    {"max_norm", &Hyper::max_norm, 0, HUGE_VAL, true, kSteps & ~optimizers({Optimizer::kLamb})},
+    // Not lamb, adafactor and muon: the update is made, or its norm taken, together with the
+    // gradient's norm, and so before the gradient is clipped, of which the update would be made.
+    {"max_norm", &Hyper::max_norm, 0, HUGE_VAL, true,
+     kSteps & ~optimizers({Optimizer::kLamb, Optimizer::kAdafactor, Optimizer::kMuon})},
     {"trust_coeff", &Hyper::trust_coeff, 0, HUGE_VAL, false, optimizers({Optimizer::kLars})},
     {"always_adapt", &Hyper::always_adapt, 0, HUGE_VAL, false,
      optimizers({Optimizer::kLars, Optimizer::kLamb})},
+    {"nesterov", &Hyper::nesterov, 0, HUGE_VAL, false, optimizers({Optimizer::kMuon})},
+    {"ns_steps", &Hyper::ns_steps, 0, 100, false, optimizers({Optimizer::kMuon})},
+    {"match_rms", &Hyper::match_rms, 0, HUGE_VAL, false, optimizers({Optimizer::kMuon})},
+    {"beta2_power", &Hyper::beta2_power, 0, HUGE_VAL, false, optimizers({Optimizer::kAdafactor})},
+    {"eps2", &Hyper::eps2, 0, HUGE_VAL, false, optimizers({Optimizer::kAdafactor})},
+    {"clip_threshold", &Hyper::clip_threshold, 1, HUGE_VAL, false,
+     optimizers({Optimizer::kAdafactor})},
     {"lr_rounds_before", &Hyper::lr_rounds_before, -HUGE_VAL, HUGE_VAL},
     {"lr_warmup", &Hyper::lr_warmup, 0, HUGE_VAL},
     {"lr_warmup_from", &Hyper::lr_warmup_from, 0, HUGE_VAL},

@@ -126,7 +126,8 @@ std::span<const std::string_view> optimizer_names();  // in the order of the enu
 // Hyperparameters, in double as PyTorch keeps them. Each optimizer uses the ones it knows.
 struct Hyper {
   double lr = 0.01;
-  double momentum = 0.9;   // momentum, nesterov, lars (rmsprop: only when rmsprop_momentum > 0)
+  double momentum =
+      0.9;  // momentum, nesterov, lars, muon (rmsprop: only when rmsprop_momentum > 0)
   double dampening = 0.0;  // momentum
   double weight_decay = 0.0;
   double beta1 = 0.9;
@@ -140,6 +141,13 @@ struct Hyper {
   double max_norm = 0.0;    // the norm that all gradients together are clipped to; 0: none
   double trust_coeff = 0.001;  // lars: the trust ratio is multiplied by this (trust.h)
   double always_adapt = 0.0;   // lars, lamb: not 0: keys without a weight decay have one, too
+  // muon, of keys that are matrices; with 0 steps of the iteration these have steps of AdamW, too
+  double nesterov = 1.0;  // 0: the momentum itself is made orthogonal
+  double ns_steps = 5.0;
+  double match_rms = 0.0;       // not 0: the rate is scaled to AdamW's, not as Jordan has it
+  double beta2_power = 0.8;     // adafactor: β2 of step t is 1 − t^−beta2_power
+  double eps2 = 1e-3;           // adafactor: the least size of parameters that the rate goes by
+  double clip_threshold = 1.0;  // adafactor: the RMS that an update is clipped to
   // These change lr by the round: see learning_rate() in hyper.h.
   double lr_rounds_before = 0.0;
   double lr_warmup = 0.0;  // rounds; 0: none

@@ -22,6 +22,7 @@
 #include "kernels/optimizers/none-inl.h"
 #include "kernels/optimizers/rmsprop-inl.h"
 #include "kernels/optimizers/sgd-inl.h"
+#include "kernels/optimizers/whole-inl.h"
 #include "kernels/state8-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -101,8 +102,8 @@ constexpr std::array<std::string_view, 2> kStateNames[] = {
 
 // First moments and momentum are; the other states are sums of squares.
 constexpr std::array<std::string_view, 2> kSigned = {"exp_avg", "momentum_buffer"};
-constexpr std::array<std::string_view, 4> kUnsigned = {"exp_avg_sq", "sum", "square_avg",
-                                                       "acc_delta"};
+constexpr std::array<std::string_view, 5> kUnsigned = {"exp_avg_sq", "sum", "square_avg",
+                                                       "acc_delta", "variance"};
 constexpr bool is_signed(std::string_view state) {
   return std::ranges::find(kSigned, state) != kSigned.end();
 }

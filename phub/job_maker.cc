@@ -87,9 +87,9 @@ std::string where_chunks_lie(const JobSpec& spec, const Plan& plan) {
 void check_hyper_of(const Manifest& saved) {
   for (const HyperChange& change : saved.hyper) {
     check_hyper(change.values, hyper_groups(saved.spec));
-    if (change.values.contains("rmsprop_momentum")) {
-      fail(ErrorCode::kInvalid, "the checkpoint of job '{}' changes rmsprop_momentum",
-           saved.spec.name);
+    const std::string fixed = fixed_value_in(change.values);
+    if (!fixed.empty()) {
+      fail(ErrorCode::kInvalid, "the checkpoint of job '{}' changes {}", saved.spec.name, fixed);
     }
   }
 }
@@ -199,8 +199,8 @@ Plan JobMaker::plan_for(const Order& order, const Transport& transport,
   std::erase_if(shards, [&](const ShardBox& shard) {
     return std::ranges::count(shard.about.transports, transport.name()) == 0;
   });
-  // The cores of one box decide together who makes a quorum.
-  const bool one_box = transport.shares_memory() || spec.quorum > 0;
+  // The cores of one box decide together who makes a quorum, and one of them steps a whole key.
+  const bool one_box = transport.shares_memory() || spec.quorum > 0 || steps_whole_keys(spec);
   if (one_box || order.quota.cores != Quota::kNone) shards.clear();
   const std::set<uint32_t> cpus = quotas_.cpus_of(order.join.caller.id);
   const uint64_t most_cores = std::clamp<uint64_t>(order.quota.cores, 1, ~uint32_t{0});

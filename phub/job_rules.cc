@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/trust.h"
+#include "kernels/whole_key.h"
 #include "transport/error.h"
 
 namespace phub {
@@ -40,7 +41,8 @@ JobRules rules_of(const JobSpec& spec) {
   const bool plain = kernels::is_plain(parameters);
   const auto optimizer = kernel_choice("optimizer", spec.optimizer, kernels::parse_optimizer,
                                        kernels::Optimizer::kFold);
-  PHUB_CHECK(kernels::adapts(optimizer) == adapts_by_key(spec));  // which knows no kernels
+  PHUB_CHECK(kernels::adapts(optimizer) == adapts_by_key(spec) &&  // which knows no kernels
+             kernels::takes_whole_keys(optimizer) == steps_whole_keys(spec));
   return {.optimizer = optimizer,
           .parameter_dtype = plain ? parameters : kernels::DType::kF32,
           .difference = plain ? std::nullopt : std::optional(parameters),

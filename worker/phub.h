@@ -244,24 +244,34 @@ PHUB_API phub_code phub_options_set_format(phub_options* options, const char* pa
  * of all groups, "lr@2" that of group 2, which wins over "lr" of the same round. Names are checked
  * when the job is made: a value that the optimizer does not use, or of a group without keys, is
  * PHUB_INVALID, unless it is 0.
- *   lr                  all                                 0.01; adam, adamw, sparse-adam, lamb:
- *                                                           0.001, adadelta, lars: 1, lion: 0.0001
- *   weight_decay        all                                 0; adamw, lamb: 0.01
- *   momentum            momentum, nesterov, lars            0.9
+ *   lr                  all                                 0.01; adam, adamw, sparse-adam, lamb,
+ *                                                           muon: 0.001, adadelta, lars: 1, lion:
+ *                                                           0.0001
+ *   weight_decay        all                                 0; adamw, lamb: 0.01, muon: 0.1
+ *   momentum            momentum, nesterov, lars, muon      0.9; muon: 0.95
  *   dampening           momentum                            0
  *   beta1, beta2        adam, adamw, sparse-adam, lion,     0.9, 0.999; lion: 0.9, 0.99
- *                       lamb
+ *                       lamb, muon
  *   eps                 adam, adamw, adagrad, rmsprop,      1e-8; adagrad: 1e-10, adadelta, lamb:
- *                       sparse-adam, adadelta, lars, lamb   1e-6
+ *                       sparse-adam, adadelta, lars, lamb,  1e-6, adafactor: 2^-23, muon: 1e-7
+ *                       adafactor, muon
  *   alpha               rmsprop                             0.99
  *   rho                 adadelta                            0.9
  *   rmsprop_momentum    rmsprop; cannot change later, or have groups   0
  *   lr_decay            adagrad                             0
  *   grad_scale          gradients arrive multiplied by it   1
- *   max_norm            all but lamb; norm of all keys together to which they are clipped, 0:
- *                       none; no groups, may change if it was set before round 1   0
+ *   max_norm            all but lamb, adafactor, muon; norm of all keys together to which they are
+ *                       clipped, 0: none; no groups, may change if it was set before round 1   0
  *   trust_coeff         lars; factor of a key's trust ratio   0.001
  *   always_adapt        lars, lamb; not 0: keys without a weight decay have a trust ratio, too   0
+ *   nesterov            muon; 0: the direction is the momentum itself   1
+ *   ns_steps            muon; steps of its iteration, below 100, 0: AdamW's steps, of matrices,
+ *                       too; cannot change later   5
+ *   match_rms           muon; 0: the rate is times max(1, rows / columns)^0.5, else times 0.2 *
+ *                       max(rows, columns)^0.5   0
+ *   beta2_power         adafactor; step t takes over t^-beta2_power of the new squares   0.8
+ *   eps2                adafactor; the least size of a key that the rate goes by   0.001
+ *   clip_threshold      adafactor; the root mean square that an update is clipped to, at least 1   1
  *   batch               of a branch: samples of a rank's gradient, which the ranks ask for
  *                       (phub_batch_in), 0: as the program has it; whole; no groups   0
  *   slack               ssp, async: rounds that a rank may be ahead of the slowest, in ssp at
@@ -536,8 +546,8 @@ PHUB_API phub_code phub_pull(phub_worker* worker, size_t key, void* into, size_t
 /* The latest round whose result is here. */
 PHUB_API phub_code phub_round(const phub_worker* worker, size_t key, uint64_t* round);
 
-/* In a job with gated rounds (max_norm, on_nonfinite skip, optimizer lars or lamb): the verdict on
- * the latest round of which a result is here. All ranks have the same. */
+/* In a job with gated rounds (max_norm, on_nonfinite skip, optimizer lars, lamb, adafactor or
+ * muon): the verdict on the latest round of which a result is here. All ranks have the same. */
 typedef struct phub_round_verdict {
   size_t size;      /* set it to sizeof(phub_round_verdict) */
   uint64_t round;   /* 0: there is none yet, or the job is another */

@@ -365,9 +365,9 @@ class Worker {
 
   uint64_t round(size_t key) const;  // the latest round whose result is here
   // The verdict on the latest round of which a result is here, in a job with gated rounds
-  // (max_norm, on_nonfinite skip, optimizer lars or lamb): the norm of its gradient, before it was
-  // clipped, and whether it was skipped. All ranks have the same verdict. Returns nullopt in other
-  // jobs, and before the first round of this worker.
+  // (max_norm, on_nonfinite skip, optimizer lars, lamb, adafactor or muon): the norm of its
+  // gradient, before it was clipped, and whether it was skipped. All ranks have the same verdict.
+  // Returns nullopt in other jobs, and before the first round of this worker.
   std::optional<RoundVerdict> verdict() const;
 
   // Changes hyperparameters (training.md has their names) from `round` on, for all ranks; 0: from

@@ -335,6 +335,12 @@ void resolve(const Raw& raw, ZerocomputeOptions& o) {
     fail(ErrorCode::kInvalid, "--optimizer: '{}' is not one of {}", raw.optimizer,
          fmt::join(kernels::optimizer_names(), ", "));
   }
+  if (kernels::takes_whole_keys(*optimizer)) {
+    fail(ErrorCode::kInvalid,
+         "--optimizer: '{}' makes steps of whole keys, which this program does not check: choose "
+         "another one",
+         raw.optimizer);
+  }
   o.optimizer = *optimizer;
   resolve_results(raw, o);
   o.sum = !raw.no_sum;

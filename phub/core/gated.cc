@@ -26,7 +26,12 @@ uint32_t Gated::count_open() const {
 Way::Closed Gated::close(uint32_t index) {
   ChunkSquares squares;
   if (!stages_.reducer.sum_for_gate(index, squares)) return Closed::kNotNow;
-  gate_.set_squares(stages_.table[index].id, squares);
+  const CoreChunk& chunk = stages_.table[index];
+  gate_.set_squares(chunk.id, squares);
+  if (KeySteps* const steps = gate_.key_steps(); steps && steps->has(chunk.id)) {
+    steps->close(core_, chunk.id, chunk.round, chunk.steps_before(chunk.round) + 1, chunk.unused,
+                 stages_.reducer.settings());
+  }
   if (pending_.empty()) gate_.begin(round());
   pending_.insert(index);
   --open_;
@@ -38,7 +43,8 @@ uint32_t Gated::next_done() {
     if (stage_ == Stage::kClosing) {
       if (std::exchange(recount_, false)) open_ = count_open();
       if (open_ > 0) return kNoChunk;
-      if (gate_.close(core_, round(), stages_.reducer.max_norm(round()))) {
+      if (gate_.close(core_, round(), stages_.reducer.max_norm(round()),
+                      &stages_.reducer.settings())) {
         stages_.reports.add(CoreReport::kClosed, CoreReport::kNoRank).round = round();
       }
       stage_ = Stage::kWaiting;
@@ -72,11 +78,14 @@ void Gated::take(const Decision& decision) {
 }
 
 void Gated::apply(uint32_t index) {
+  const uint32_t chunk = stages_.table[index].id;
+  const KeySteps* const steps = gate_.key_steps();
   if (decision_.skipped) {
     stages_.reducer.publish(index);
+  } else if (steps && steps->has(chunk)) {
+    stages_.reducer.apply(index, steps->part_of(chunk));
   } else {
-    stages_.reducer.apply(index, decision_.factor, gate_.norms_of(stages_.table[index].id),
-                          store_of(index));
+    stages_.reducer.apply(index, decision_.factor, gate_.norms_of(chunk), store_of(index));
   }
 }
 

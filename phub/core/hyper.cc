@@ -312,6 +312,35 @@ uint64_t HyperTable::bytes() const {
   return (changes_.capacity() + retired_.capacity()) * sizeof(HyperVersion);
 }
 
+std::string fixed_value_in(const std::map<std::string, double>& values) {
+  for (const auto& [name, value] : values) {
+    const std::optional<HyperName> parts = parse_hyper_name(name);
+    if (!parts) continue;
+    if (parts->field == "rmsprop_momentum" || parts->field == "ns_steps") return name;
+  }
+  return "";
+}
+
+std::vector<kernels::WholeKey> whole_keys(const JobSpec& spec, kernels::Optimizer optimizer) {
+  std::vector<Hyper> groups(hyper_groups(spec), kernels::default_hyper(optimizer));
+  set_values(spec.hyper, groups);
+  std::vector<kernels::WholeKey> keys;
+  keys.reserve(spec.keys.size());
+  for (const KeySpec& key : spec.keys) {
+    const Hyper& hyper = groups[key.group];
+    keys.push_back(kernels::whole_key(optimizer, hyper, key.shape, key.elements));
+    const double products = kernels::products_of(keys.back(), hyper);
+    if (products <= kMostProducts) continue;
+    fail(
+        ErrorCode::kInvalid,
+        "key '{}' of job '{}' is a matrix of {} x {}, and a step of muon would take {:.3g} "
+        "multiplications on one core, of {:.3g} at most: give it a group with ns_steps 0, or train "
+        "it with another optimizer",
+        printable(key.name), spec.name, key.shape[0], key.shape[1], products, kMostProducts);
+  }
+  return keys;
+}
+
 uint64_t spec_memory(const JobSpec& spec, uint64_t classes) {
   constexpr uint64_t kValueBytes = 112;  // a name and a number in a tree
   const uint64_t versions = sizeof(HyperVersion) * hyper_groups(spec);

@@ -11,6 +11,7 @@
 
 #include "kernels/hyper.h"
 #include "kernels/kernels.h"
+#include "kernels/whole_key.h"
 #include "transport/control/branch_messages.h"
 #include "transport/control/job_spec.h"
 
@@ -115,6 +116,16 @@ class HyperTable {
   std::vector<HyperVersion> retired_;  // cores may have it until they take the next view
   size_t first_ = 0;                   // the first of changes_ that is still needed
 };
+
+// What a step of muon may take for one key: some ten seconds of a core.
+inline constexpr double kMostProducts = 2.5e11;
+
+// Hyperparameters that decide how much state there is, and so cannot change. "": there is none
+// among the values; else the first one's name.
+std::string fixed_value_in(const std::map<std::string, double>& values);
+
+// By key, how its steps are made. Throws Error(kInvalid) if the steps of a key would take too long.
+std::vector<kernels::WholeKey> whole_keys(const JobSpec& spec, kernels::Optimizer optimizer);
 
 // The bytes that a job's table and its spec hold, computed before either is made.
 uint64_t spec_memory(const JobSpec& spec, uint64_t classes);

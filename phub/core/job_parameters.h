@@ -85,6 +85,13 @@ struct SnapshotArrays {
   ShelfArrays shelves = {};
 };
 
+// Where a chunk's part of the optimizer's states lies, if keys have less state than elements: it
+// has the first elements of both, as they would lie beside the chunk's parameters.
+struct StatePiece {
+  std::array<uint64_t, 2> offset = {};  // by state array, in elements
+  std::array<uint32_t, 2> elements = {};
+};
+
 // Arrays of the whole job, laid out as the box's memory (offsets in elements); a core touches only
 // its chunks.
 struct JobArrays {
@@ -94,8 +101,11 @@ struct JobArrays {
   float* state0 = nullptr;
   float* state1 = nullptr;
   std::array<kernels::State8, 2> state8 = {};  // in place of these two
-  float* view = nullptr;  // f32: the results, if they come back as differences; else null
-  float* sums = nullptr;  // f32; a gated round's; null: the job is not gated
+  // By chunk of the job; empty: the states are laid out as the parameters.
+  std::span<const StatePiece> state_pieces = {};
+  float* new_state = nullptr;  // as state0, of keys that are stepped as a whole (key_steps.h)
+  float* view = nullptr;       // f32: the results, if they come back as differences; else null
+  float* sums = nullptr;       // f32; a gated round's; null: the job is not gated
   SnapshotArrays copy = {};
   ShelfArrays shelves = {};
 };

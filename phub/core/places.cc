@@ -9,6 +9,7 @@ Places::Places(const JobArrays& arrays, const ChunkTable& table)
     : table_(table),
       running_{arrays.parameters, arrays.state0, arrays.state1},
       state8_(arrays.state8),
+      pieces_(arrays.state_pieces),
       shelves_(arrays.shelves),
       each_(arrays.shelves.each),
       places_(arrays.shelves.steps.size() + 1),
@@ -19,12 +20,15 @@ Places::Places(const JobArrays& arrays, const ChunkTable& table)
 
 void Places::get(Array array, const CoreChunk& chunk, float* to) const {
   if (has_8_bits(array)) return kernels::decode_state(state8(array, chunk), chunk.elements, to);
-  std::memcpy(to, running(array, chunk), chunk.elements * sizeof(float));
+  const uint32_t elements = elements_of(array, chunk);
+  if (elements > 0) std::memcpy(to, running(array, chunk), elements * sizeof(float));
+  std::fill(to + elements, to + chunk.elements, 0.0f);
 }
 
 void Places::set(Array array, const CoreChunk& chunk, const float* from) const {
   if (has_8_bits(array)) return kernels::encode_state(from, chunk.elements, state8(array, chunk));
-  std::memcpy(running(array, chunk), from, chunk.elements * sizeof(float));
+  const uint32_t elements = elements_of(array, chunk);
+  if (elements > 0) std::memcpy(running(array, chunk), from, elements * sizeof(float));
 }
 
 uint64_t Places::exchange(uint32_t place, const CoreChunk& chunk) {

@@ -8,9 +8,11 @@
 // The core's thread. Nothing allocates after construction.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -36,7 +38,7 @@ class Places {
   float* at(uint32_t place, Array array, const CoreChunk& chunk) const {
     const bool own = homes_.empty() || (array == kParameters && parameters_are_results_);
     float* const all = memory(own ? place : homes_[first_home(chunk) + place], array);
-    return all ? all + chunk.offset : nullptr;
+    return all ? all + offset_of(array, chunk) : nullptr;
   }
   bool has(Array array) const { return running_[array] != nullptr || has_8_bits(array); }
   // Whether the array has 8 bits per element. There is no other branch then.
@@ -44,11 +46,15 @@ class Places {
   kernels::State8 state8(Array array, const CoreChunk& chunk) const {
     return state8_[array - 1u].from(chunk.offset, chunk.id);
   }
-  // Copies the chunk's elements in the branch that runs, as f32.
+  // Copies the chunk's elements in the branch that runs, as f32. Those that a piece of the state
+  // lacks are zero.
   void get(Array array, const CoreChunk& chunk, float* to) const;
   void set(Array array, const CoreChunk& chunk, const float* from) const;
   // Makes of such elements what get() has after set().
   void round(Array array, const CoreChunk& chunk, float* elements) const {
+    if (has_pieces(array)) {
+      std::fill(elements + elements_of(array, chunk), elements + chunk.elements, 0.0f);
+    }
     if (has_8_bits(array)) {
       kernels::round_state(elements, chunk.elements, state8_[array - 1u].is_signed);
     }
@@ -63,6 +69,13 @@ class Places {
   uint64_t exchange(uint32_t place, const CoreChunk& chunk);
 
  private:
+  bool has_pieces(Array array) const { return array > 0 && !pieces_.empty(); }
+  uint64_t offset_of(Array array, const CoreChunk& chunk) const {
+    return has_pieces(array) ? pieces_[chunk.id].offset[array - 1u] : chunk.offset;
+  }
+  uint32_t elements_of(Array array, const CoreChunk& chunk) const {
+    return has_pieces(array) ? pieces_[chunk.id].elements[array - 1u] : chunk.elements;
+  }
   size_t first_home(const CoreChunk& chunk) const { return table_.index_of(chunk) * places_; }
   float* memory(size_t home, Array array) const {
     if (home == 0) return running_[array];
@@ -72,6 +85,7 @@ class Places {
   const ChunkTable& table_;
   const std::array<float*, kArrays.size()> running_;
   const std::array<kernels::State8, 2> state8_;
+  const std::span<const StatePiece> pieces_;  // there is no other branch if there are some
   const ShelfArrays shelves_;
   const size_t each_;
   const size_t places_;

@@ -219,6 +219,15 @@ void Reducer::apply(uint32_t index, float factor, const kernels::KeyNorms& norms
   optimize(step, chunk, 0, gradient, separate_result(chunk), store);
 }
 
+void Reducer::apply(uint32_t index, const KeySteps::Part& part) {
+  if (part.unused || table_.participants(index) == 0) return leave_out(index);
+  const CoreChunk& chunk = table_[index];
+  const TraceSpan span = trace_.span("optimize", chunk);
+  kernels::apply_direction(part.step, part.direction, parameters_at(chunk), chunk.elements);
+  std::ranges::copy(part.new_state, part.state);
+  publish(index);
+}
+
 void Reducer::publish(uint32_t index) {
   const CoreChunk& chunk = table_[index];
   if (parameters_.differences) {

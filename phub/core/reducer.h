@@ -13,6 +13,7 @@
 #include "phub/core/chunk_table.h"
 #include "phub/core/hyper.h"
 #include "phub/core/job_parameters.h"
+#include "phub/core/key_steps.h"
 #include "phub/core/places.h"
 #include "phub/core/reports.h"
 #include "phub/core/trace.h"
@@ -54,6 +55,8 @@ class Reducer {
   // Applies the sum times `factor`, and writes the round's result. `norms`: those of the chunk's
   // key, for its trust ratio.
   void apply(uint32_t index, float factor, const kernels::KeyNorms& norms, kernels::Store store);
+  // Applies the chunk's part of a step of its whole key, likewise.
+  void apply(uint32_t index, const KeySteps::Part& part);
   // Below a parent: writes the plain sum of so many ranks' gradients; null means that no rank sent
   // one. A NaN or Inf goes up to the parent, where it stops the job; a report names its rank here.
   // Returns nullopt where reduce() returns false.
@@ -65,6 +68,7 @@ class Reducer {
   // Writes the parameters, or their difference from the view, as the round's result.
   void publish(uint32_t index);
   uint64_t slack(uint64_t round) const { return hyper_.slack(round); }
+  const KeySteps::Settings& settings() const { return hyper_; }
   double max_norm(uint64_t round) const { return hyper_.of(round, 0).max_norm; }
 
   // Applies one rank's contribution of `round` alone to the chunk at `place` (branch_orders.h): a

@@ -13,13 +13,14 @@ float clip_factor(double max_norm, double norm) {
 }
 
 RoundGate::RoundGate(uint32_t cores, uint32_t chunks, bool skips, GateShare share,
-                     std::vector<uint32_t> keys)
+                     std::vector<uint32_t> keys, std::unique_ptr<KeySteps> steps)
     : cores_(cores),
       skips_(skips),
       share_(share),
       keys_(std::move(keys)),
       squares_(chunks),
       norms_(keys_.empty() ? 0 : keys_.back() + 1),
+      steps_(std::move(steps)),
       bells_(cores),
       open_(cores + share.others) {}
 
@@ -31,10 +32,12 @@ bool RoundGate::close_one() {
   return true;
 }
 
-bool RoundGate::close(uint32_t core, uint64_t round, double max_norm) {
+bool RoundGate::close(uint32_t core, uint64_t round, double max_norm,
+                      const KeySteps::Settings* settings) {
   max_norm_.store(max_norm, std::memory_order_relaxed);
   if (!close_one()) return false;
   if (share_.is_told) return true;
+  if (steps_) steps_->complete(core, round, *settings);
   decide(round, max_norm);
   wake(round, core);
   return false;

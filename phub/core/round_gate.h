@@ -15,11 +15,13 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "kernels/trust.h"
 #include "phub/core/core_bells.h"
+#include "phub/core/key_steps.h"
 #include "phub/core/messages.h"
 #include "transport/verdict.h"
 
@@ -49,9 +51,10 @@ struct GateShare {
 class RoundGate {
  public:
   // `skips`: rounds whose gradient is not finite. `keys`: by chunk, the key that it is of, key by
-  // key; empty: there are no trust ratios.
+  // key; empty: there are no trust ratios. `steps`: of keys that are stepped as a whole; null:
+  // there are none.
   RoundGate(uint32_t cores, uint32_t chunks, bool skips, GateShare share = {},
-            std::vector<uint32_t> keys = {});
+            std::vector<uint32_t> keys = {}, std::unique_ptr<KeySteps> steps = {});
   RoundGate(const RoundGate&) = delete;
   RoundGate& operator=(const RoundGate&) = delete;
   // `keys`: 0 if there are no trust ratios.
@@ -60,6 +63,7 @@ class RoundGate {
            (keys > 0 ? chunks * sizeof(uint32_t) : 0) + keys * sizeof(kernels::KeyNorms);
   }
 
+  KeySteps* key_steps() const { return steps_.get(); }
   // The chunk's gradient, in the round that is being closed. A chunk without one counts as 0.
   void set_squares(uint32_t chunk, const ChunkSquares& squares) { squares_[chunk] = squares; }
   // Some chunk of the round is closed, so it waits for all others.
@@ -67,9 +71,10 @@ class RoundGate {
   bool has_begun(uint64_t round) const { return begun_.load(std::memory_order_relaxed) >= round; }
 
   // The core has closed all its chunks of the round; the last one decides. True: this box has
-  // closed the round, and another one decides. REQUIRES: the core knows the verdict on the round
-  // before.
-  bool close(uint32_t core, uint64_t round, double max_norm);
+  // closed the round, and another one decides. `settings`: of key steps. REQUIRES: the core knows
+  // the verdict on the round before.
+  bool close(uint32_t core, uint64_t round, double max_norm,
+             const KeySteps::Settings* settings = nullptr);
   bool has_decided(uint64_t round) const {
     return decided_.load(std::memory_order_acquire) >= round;
   }
@@ -114,6 +119,7 @@ class RoundGate {
   std::vector<ChunkSquares> squares_;     // likewise
   Decision decision_;                     // guarded by decided_
   std::vector<kernels::KeyNorms> norms_;  // by key; likewise
+  const std::unique_ptr<KeySteps> steps_;
   CoreBells bells_;
   std::atomic<uint64_t> begun_{0};
   std::atomic<double> max_norm_{0};         // the round's, as a core has closed it

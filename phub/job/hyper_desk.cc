@@ -33,8 +33,9 @@ void HyperDesk::check(const std::map<std::string, double>& values, bool of_fork)
   check_hyper(values, hyper_groups(job_.spec()));
   check_for_job(values, job_.spec(), of_fork);
   // A fork of a job without an optimizer tells it the ranks.
-  if (values.contains("rmsprop_momentum") && job_.spec().optimizer != "none") {
-    fail(ErrorCode::kInvalid, "rmsprop_momentum cannot change: it decides how much state there is");
+  const std::string fixed = fixed_value_in(values);
+  if (!fixed.empty() && job_.spec().optimizer != "none") {
+    fail(ErrorCode::kInvalid, "{} cannot change: it decides how much state there is", fixed);
   }
   if (uplink_) return;  // the parent checks that for its own job
   if (values.contains("max_norm") && !job_.rules().gated) {

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/trust.h"
+#include "kernels/whole_key.h"
 #include "phub/core/gated.h"
 #include "phub/core/quorum.h"
 #include "phub/core/switched_way.h"
@@ -103,12 +105,13 @@ void complete_spec(JobSpec& spec) {
   const uint32_t groups = hyper_groups(spec);
   check_hyper(spec.hyper, groups);
   check_for_job(spec.hyper, spec);
-  const bool states_vary = rules.optimizer == kernels::Optimizer::kRmsprop;
+  whole_keys(spec, rules.optimizer);  // checks them
   for (const HyperChange& change : spec.schedule) {
     check_hyper(change.values, groups);
     check_for_job(change.values, spec);
-    if (states_vary && change.values.contains("rmsprop_momentum")) {
-      fail(ErrorCode::kInvalid, "schedule: rmsprop_momentum cannot change after round 1");
+    const std::string fixed = fixed_value_in(change.values);
+    if (!fixed.empty()) {
+      fail(ErrorCode::kInvalid, "schedule: {} cannot change after round 1", fixed);
     }
   }
 }
@@ -149,7 +152,8 @@ JobPart::JobPart(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& tran
         cores_of_plan, static_cast<uint32_t>(plan_.chunks.size()),
         rules_.on_nonfinite == OnNonFinite::kSkip,
         GateShare{.others = queues.other_boxes, .is_told = queues.first > 0},
-        kernels::adapts(rules_.optimizer) ? keys_of(plan_) : std::vector<uint32_t>());
+        kernels::adapts(rules_.optimizer) ? keys_of(plan_) : std::vector<uint32_t>(),
+        make_key_steps(cores_of_plan));
   }
   if (rules_.quorum > 0) {
     const auto with_chunks = std::ranges::count_if(
@@ -240,6 +244,8 @@ void JobPart::make_arrays(uint32_t saved_ranks) {
   }
   if (rules_.state8) {
     make_states8(states);
+  } else if (states > 0 && kernels::takes_whole_keys(rules_.optimizer)) {
+    make_state_pieces(states);
   } else {
     if (states > 0) arrays_.state0 = make(memory_of_arrays_[1], "optimizer state");
     if (states > 1) arrays_.state1 = make(memory_of_arrays_[2], "optimizer state");
@@ -263,25 +269,6 @@ void JobPart::make_arrays(uint32_t saved_ranks) {
   auto* const steps = reinterpret_cast<uint64_t*>(memory_of_clocks_.bytes().data());
   arrays_.copy.clocks = {
       .steps = steps, .latest = ranks > 0 ? steps + chunks : nullptr, .ranks = ranks};
-}
-
-void JobPart::make_states8(size_t states) {
-  const uint64_t elements = plan_.box_elements;
-  for (size_t i = 0; i < states; ++i) {
-    numa::Memory& memory = memory_of_arrays_[1 + i];
-    memory =
-        allocate(kernels::state8_bytes(elements, plan_.chunks.size()), plan_.cores.front().os_node,
-                 fmt::format("optimizer state of job '{}'", spec_->name));
-    place(memory.bytes().first(elements), sizeof(uint8_t), node_runs(plan_));
-    arrays_.state8[i] = kernels::state8_in(memory.bytes().data(), elements, rules_.optimizer, i);
-  }
-}
-
-JobArrays JobPart::loaded() const {
-  JobArrays arrays = arrays_;
-  if (arrays.state8[0]) arrays.state0 = arrays.copy.state0;
-  if (arrays.state8[1]) arrays.state1 = arrays.copy.state1;
-  return arrays;
 }
 
 size_t JobPart::saved_arrays() const { return saved_arrays_of(*spec_); }
@@ -321,15 +308,7 @@ SavedImage JobPart::image_of_values() {
 // Converts parameters to 16-bit results as the optimizer does. Out of lock-step the results of each
 // rank are made when it joins.
 void JobPart::publish_restored(const Manifest& saved) {
-  const float* const loads[] = {arrays_.copy.state0, arrays_.copy.state1};
-  for (const ChunkLayout& chunk : plan_.chunks) {
-    for (size_t i = 0; i < 2 && chunk.queue != kElsewhere; ++i) {
-      if (!arrays_.state8[i]) continue;
-      const auto id = static_cast<uint64_t>(&chunk - plan_.chunks.data());
-      kernels::encode_state(loads[i] + chunk.box_offset, chunk.elements,
-                            arrays_.state8[i].from(chunk.box_offset, id));
-    }
-  }
+  take_loaded_states();
   uint64_t* const steps = saved_clocks().steps;
   if (rules_.lock_step() && steps) take_steps(saved.steps, saved.round, steps);
   for (const SavedShelf& shelf : saved.branches.shelves) {

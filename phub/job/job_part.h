@@ -143,13 +143,16 @@ class JobPart {
     }
     return nullptr;
   }
-  // The arrays that a checkpoint is loaded into. In place of states of 8 bits these are the
-  // snapshot's f32 copies, which publish_restored() encodes.
+  // The arrays that a checkpoint is loaded into. In place of states of 8 bits, or of pieces, these
+  // are the snapshot's f32 copies, from which publish_restored() makes them.
   JobArrays loaded() const;
   template <typename Arrays>
   SavedImage image_of(const Arrays& arrays) const;
   void make_arrays(uint32_t saved_ranks);
   void make_states8(size_t states);
+  void make_state_pieces(size_t states);
+  void take_loaded_states();  // from loaded()
+  std::unique_ptr<KeySteps> make_key_steps(uint32_t cores) const;
   // One set of shelves: the job's own, with docks, or the copies of them.
   struct ShelfMemory {
     std::vector<Shelf> shelves;
@@ -186,6 +189,8 @@ class JobPart {
   std::array<numa::Memory, kMostArrays> memory_of_copies_;
   numa::Memory memory_of_clocks_;
   numa::Memory memory_of_sums_;
+  numa::Memory memory_of_new_state_;
+  std::vector<StatePiece> state_pieces_;  // by chunk of the job; empty: states are laid out as keys
   ShelfMemory shelves_, copied_shelves_;
   std::vector<Shelf> docks_;  // by shelf
   JobArrays arrays_;

@@ -6,8 +6,10 @@
 #include <map>
 
 #include "kernels/state8.h"
+#include "kernels/whole_key.h"
 #include "phub/core/core_job.h"
 #include "phub/core/hyper.h"
+#include "phub/core/key_steps.h"
 #include "phub/core/quorum_gate.h"
 #include "phub/core/round_gate.h"
 #include "phub/core/shared_slots.h"
@@ -23,6 +25,17 @@ namespace phub {
 namespace {
 
 constexpr uint64_t kPlanBytes = sizeof(ChunkLayout) + sizeof(uint32_t);  // a chunk's
+
+// The bytes of a chunk's state, new one included, if its key may have less than its elements.
+uint64_t pieces_of(const kernels::WholeKey& key, const ChunkLayout& chunk, size_t states) {
+  uint64_t elements = 0;
+  for (size_t i = 0; i < states; ++i) {
+    const uint64_t of_key = kernels::state_elements(key, i);
+    const uint64_t rest = of_key - std::min<uint64_t>(of_key, chunk.key_element);
+    elements += (i == 0 ? 2 : 1) * std::min<uint64_t>(rest, chunk.elements);
+  }
+  return elements * sizeof(float) + sizeof(StatePiece);
+}
 
 }  // namespace
 
@@ -53,6 +66,8 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& of_job, b
   const bool copies = snapshots && box_has_state(spec);
   const size_t saved = saved_arrays_of(spec), optimized = optimized_arrays_of(spec);
   const bool lazy = std::ranges::any_of(spec.keys, &KeySpec::lazy);
+  const auto whole = kernels::takes_whole_keys(rules.optimizer) ? whole_keys(spec, rules.optimizer)
+                                                                : std::vector<kernels::WholeKey>();
   std::map<uint32_t, NodeMemory> nodes;  // by index, as the topology orders them
   uint64_t largest_chunk = 0;
   for (const CorePlan& core : plan.cores) nodes[core.node].os_node = core.os_node;
@@ -85,8 +100,12 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& of_job, b
     node.parameters +=
         (rules.own_results() ? ranks : 1) * (element.parameter + element.difference) * elements;
     node.master += element.master * elements;
-    node.state += rules.state8 ? element.states * kernels::state8_bytes(elements, 1)
-                               : element.state * elements;
+    if (!whole.empty()) {
+      node.state += pieces_of(whole[chunk.key], chunk, element.states);
+    } else {
+      node.state += rules.state8 ? element.states * kernels::state8_bytes(elements, 1)
+                                 : element.state * elements;
+    }
     if (rules.gated && !rack) node.sums += sizeof(float) * elements;
     if (rack) {
       const uint64_t above = rack->above.box_slot(chunk);
@@ -142,6 +161,7 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& of_job, b
   if (rules.gated && !rack) {
     const uint64_t keys = kernels::adapts(rules.optimizer) ? spec.keys.size() : 0;
     control += RoundGate::bytes(plan.cores.size(), plan.chunks.size(), keys);
+    if (!whole.empty()) control += KeySteps::bytes(whole, plan.chunks.size(), plan.cores.size());
   }
   if (rules.on_nonfinite == OnNonFinite::kExclude) {
     control += MembershipLog::gathering_bytes(plan.chunks.size(), ranks);

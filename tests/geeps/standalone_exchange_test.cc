@@ -55,7 +55,7 @@ std::vector<std::string> optimizers() {
   for (const std::string_view name : kernels::optimizer_names()) {
     JobSpec spec;
     spec.optimizer = name;
-    if (!adapts_by_key(spec)) names.emplace_back(name);
+    if (!adapts_by_key(spec) && !steps_whole_keys(spec)) names.emplace_back(name);
   }
   return names;
 }

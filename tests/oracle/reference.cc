@@ -215,7 +215,8 @@ void update(Optimizer optimizer, const Hyper& h, uint64_t t, float trust, float 
     const float step = lamb_update(h, t, grad, e) * trust;
     return sgd(h, step, e);
   }
-  if (optimizer == Optimizer::kAdamW || optimizer == Optimizer::kLion) {
+  if (optimizer == Optimizer::kAdamW || optimizer == Optimizer::kLion ||
+      optimizer == Optimizer::kMuon) {
     e.param = e.param * float(1.0 - h.lr * h.weight_decay);
   } else if (h.weight_decay != 0) {
     const float decay = float(h.weight_decay) * e.param;
@@ -230,6 +231,7 @@ void update(Optimizer optimizer, const Hyper& h, uint64_t t, float trust, float 
       return momentum(h, t == 1, true, grad, e);
     case Optimizer::kAdam:
     case Optimizer::kAdamW:
+    case Optimizer::kMuon:  // of a key that is no matrix
       return adam(h, t, grad, e);
     case Optimizer::kSparseAdam:
       return sparse_adam(h, t, grad, e);
@@ -245,7 +247,8 @@ void update(Optimizer optimizer, const Hyper& h, uint64_t t, float trust, float 
       return lars(h, t == 1, grad, trust, e);
     case Optimizer::kLamb:
     case Optimizer::kNone:
-    case Optimizer::kFold:  // folds.h
+    case Optimizer::kFold:       // folds.h
+    case Optimizer::kAdafactor:  // whole_steps.h
       break;
   }
 }

@@ -25,6 +25,10 @@ const std::map<std::string, double reference::Hyper::*> kFields = {
     {"max_norm", &reference::Hyper::max_norm},
     {"trust_coeff", &reference::Hyper::trust_coeff},
     {"always_adapt", &reference::Hyper::always_adapt},
+    {"nesterov", &reference::Hyper::nesterov},
+    {"ns_steps", &reference::Hyper::ns_steps},
+    {"match_rms", &reference::Hyper::match_rms},
+    {"beta2_power", &reference::Hyper::beta2_power},
     {"lr_rounds_before", &reference::Hyper::lr_rounds_before},
     {"lr_warmup", &reference::Hyper::lr_warmup},
     {"lr_warmup_from", &reference::Hyper::lr_warmup_from},
@@ -328,6 +332,14 @@ void Replay::step_rows() {
   }
 }
 
+void Replay::apply_part(const reference::WholeStep& step, size_t first) {
+  for (size_t i = 0; i < model_.params.size(); ++i) {
+    model_.params[i] = step.apply(model_.params[i], first + i);
+    model_.state0[i] = step.state[first + i];
+  }
+  send_difference();
+}
+
 void Replay::skip_round() {
   if (sum_.empty()) return;
   ++skipped_;
@@ -346,6 +358,16 @@ void Replay::set(State state) {
   model_.state0.resize(model_.params.size());
   model_.state1.resize(model_.params.size());
   model_.round_states();
+  // Elements without state do not keep any.
+  const KeySpec& key = spec_.keys[place_.key];
+  for (size_t array = 0; array < 2; ++array) {
+    std::vector<float>& kept = array == 0 ? model_.state0 : model_.state1;
+    const size_t with_state = reference::elements_with_state(
+        model_.optimizer, hyper_.of(place_.key, 1), key.shape, key.elements, array);
+    for (size_t i = 0; i < kept.size(); ++i) {
+      if (place_.begin + i >= with_state) kept[i] = 0;
+    }
+  }
 }
 
 Replay::State Replay::state() const {
@@ -503,7 +525,7 @@ bool GatedReplay::is_gated(const JobSpec& spec) {
   const auto clips = [](const HyperChange& change) { return change.values.contains("max_norm"); };
   return spec.on_nonfinite == "skip" || spec.hyper.contains("max_norm") ||
          reference::has_trust(*kernels::parse_optimizer(spec.optimizer)) ||
-         std::ranges::any_of(spec.schedule, clips);
+         steps_whole_keys(spec) || std::ranges::any_of(spec.schedule, clips);
 }
 
 GatedReplay::GatedReplay(const JobSpec& spec, const HyperHistory& hyper, std::vector<Replay> chunks)
@@ -520,13 +542,50 @@ void GatedReplay::next_round() {
   verdict_ = {round, std::sqrt(squares), spec_.on_nonfinite == "skip" && !finite};
   const float factor = reference::clip_factor(hyper_.of(0, round).max_norm, verdict_.norm);
   const std::vector<reference::Norms> norms = norms_of_keys();
-  for (Replay& chunk : chunks_) {
+  for (size_t first = 0, end = 0; first < chunks_.size(); first = end) {
+    const uint32_t key = chunks_[first].key();
+    while (end < chunks_.size() && chunks_[end].key() == key) ++end;
+    const std::span<Replay> chunks = std::span(chunks_).subspan(first, end - first);
     if (verdict_.skipped) {
-      chunk.skip_round();
+      for (Replay& chunk : chunks) chunk.skip_round();
+    } else if (reference::steps_whole(*kernels::parse_optimizer(spec_.optimizer),
+                                      hyper_.of(key, round), spec_.keys[key].shape)) {
+      step_whole_key(chunks);
     } else {
-      chunk.apply_round(factor, norms[chunk.key()]);
+      for (Replay& chunk : chunks) chunk.apply_round(factor, norms[key]);
     }
-    chunk.end_round();
+    for (Replay& chunk : chunks) chunk.end_round();
+  }
+}
+
+// Chunks without members have a gradient of zero, and are not stepped.
+void GatedReplay::step_whole_key(std::span<Replay> chunks) {
+  std::vector<float> gradient, state;
+  double squares = 0;
+  const Replay* used = nullptr;
+  for (const Replay& chunk : chunks) {
+    const auto& parameters = chunk.parameters();
+    squares += reference::sum_of_squares(parameters);
+    const auto& sum = chunk.gradient();
+    const bool counts = !sum.empty() && !chunk.leaves_out();
+    if (counts && used == nullptr) used = &chunk;
+    gradient.insert(gradient.end(), sum.begin(), sum.end());
+    if (sum.empty()) gradient.resize(gradient.size() + parameters.size());
+    const auto before = chunk.state().state0;
+    state.insert(state.end(), before.begin(), before.end());
+  }
+  if (used == nullptr) {
+    for (Replay& chunk : chunks) chunk.skip_round();
+    return;
+  }
+  const uint32_t key = used->key();
+  const reference::WholeStep step = reference::whole_step(
+      *kernels::parse_optimizer(spec_.optimizer), used->hyper(), used->step_number(),
+      spec_.keys[key].shape, std::move(gradient), squares, std::move(state));
+  size_t first = 0;
+  for (Replay& chunk : chunks) {
+    if (!chunk.gradient().empty()) chunk.apply_part(step, first);
+    first += chunk.parameters().size();
   }
 }
 

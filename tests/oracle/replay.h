@@ -16,6 +16,7 @@
 #include "tests/oracle/groups.h"
 #include "tests/oracle/participation.h"
 #include "tests/oracle/reference.h"
+#include "tests/oracle/whole_steps.h"
 #include "transport/control/job_spec.h"
 #include "transport/control/messages.h"
 #include "transport/verdict.h"
@@ -73,6 +74,12 @@ class Replay {
   // Between them, in a job with trust ratios: what the chunk adds to the norms of its key.
   reference::Norms squares() const;
   uint32_t key() const { return place_.key; }
+  // Likewise, in a job with steps of whole keys. A chunk that is left out has a gradient of zero.
+  reference::Hyper hyper() const { return model_.hyper; }
+  uint64_t step_number() const { return round_ + steps_offset_ - skipped_; }
+  bool leaves_out() const;  // the summed round is no step
+  // Applies the part of its key's step that begins at this element of the key.
+  void apply_part(const reference::WholeStep& step, size_t first);
   void skip_round();
   // After it: what is to be another branch goes on from what that has.
   void end_round();
@@ -94,7 +101,6 @@ class Replay {
   std::vector<std::byte> result() const;
 
  private:
-  bool leaves_out() const;  // the summed round is no step
   void receive();
   std::vector<std::byte> received(const Member& from, uint64_t round,
                                   std::vector<std::byte> gradient);
@@ -151,6 +157,7 @@ class GatedReplay {
 
  private:
   std::vector<reference::Norms> norms_of_keys() const;
+  void step_whole_key(std::span<Replay> chunks);
 
   const JobSpec& spec_;
   const HyperHistory& hyper_;

@@ -120,6 +120,7 @@ bool is_signed_state(kernels::Optimizer optimizer, size_t array) {
     case kernels::Optimizer::kLion:
     case kernels::Optimizer::kLars:
     case kernels::Optimizer::kLamb:
+    case kernels::Optimizer::kMuon:
       return array == 0;
     case kernels::Optimizer::kRmsprop:
       return array == 1;

@@ -17,6 +17,7 @@
 #include "kernels/hyper.h"
 #include "kernels/kernels.h"
 #include "kernels/trust.h"
+#include "kernels/whole_key.h"
 #include "phub/core/round_gate.h"
 
 namespace phub {
@@ -85,7 +86,13 @@ std::vector<std::string> known_names() {
 }
 
 // Another valid value.
-double other(const std::string& name) { return name.starts_with("beta") ? 0.5 : 0.25; }
+double other(const std::string& name) {
+  if (name == "clip_threshold") return 1.5;
+  if (name == "ns_steps") return 2;
+  if (name == "eps2") return 8;  // more than the parameters' size
+  if (name == "nesterov") return 0;
+  return name.starts_with("beta") ? 0.5 : 0.25;
+}
 
 // With all schedules, so that each of their settings does something. `for_trust`: keys have trust
 // ratios, but for what always_adapt does.
@@ -97,9 +104,21 @@ Hyper scheduled(Hyper hyper, bool for_trust) {
   return hyper;
 }
 
+// A matrix, after a step of all its elements.
+void step_whole(const kernels::WholeKey& key, const Hyper& hyper, uint64_t round,
+                std::vector<float> gradient, std::vector<float>& parameters,
+                std::vector<float>& state) {
+  const double squares = kernels::sum_of_squares(parameters.data(), parameters.size());
+  std::vector<float> scratch(kernels::scratch_elements(key)), after = state;
+  const kernels::KeyStep step = kernels::step_of_key(key, hyper, round, squares, state.data(),
+                                                     gradient.data(), after.data(), scratch.data());
+  kernels::apply_direction(step, gradient.data(), parameters.data(), parameters.size());
+  state = after;
+}
+
 // Parameters and state after three rounds, from gradients that differ, one of them in its sign, and
 // parameters that are not zero.
-std::vector<float> train(Optimizer optimizer, Hyper hyper) {
+std::vector<float> train(Optimizer optimizer, Hyper hyper, std::vector<uint64_t> shape) {
   const Hyper of_job = hyper;
   std::vector<float> parameters = {0.5f, -1.25f, 3, 0.01f}, state0(4), state1(4);
   for (uint64_t round = 1; round <= 3; ++round) {
@@ -111,11 +130,16 @@ std::vector<float> train(Optimizer optimizer, Hyper hyper) {
     kernels::sum({&slot, 1}, kernels::DType::kF32, static_cast<float>(1 / hyper.grad_scale),
                  sum.data(), 4);
     if (optimizer == Optimizer::kNone) return sum;
-    if (optimizer != Optimizer::kLamb) {
+    if (kernels::uses(optimizer, kernels::kHyperFields[kernels::hyper_field("max_norm")])) {
       const void* clipped = sum.data();
       kernels::sum({&clipped, 1}, kernels::DType::kF32,
                    clip_factor(hyper.max_norm, std::sqrt(kernels::sum_of_squares(sum.data(), 4))),
                    sum.data(), 4);
+    }
+    const kernels::WholeKey key = kernels::whole_key(optimizer, hyper, shape, 4);
+    if (key.rule != kernels::KeyRule::kElements) {
+      step_whole(key, hyper, round, std::move(sum), parameters, state0);
+      continue;
     }
     kernels::Step step = kernels::make_step(optimizer, hyper, round);
     if (kernels::adapts(optimizer)) {
@@ -177,7 +201,10 @@ TEST(Hyper, EachIsUsedByTheOptimizersThatAreDocumented) {
           EXPECT_NE(refusal.find(user), refusal.npos) << refusal;
         }
       }
-      EXPECT_EQ(train(which, before) != train(which, after), used) << name << " of " << optimizer;
+      // Muon has two kinds of steps, of matrices and of other keys.
+      const bool differs = train(which, before, {}) != train(which, after, {}) ||
+                           train(which, before, {2, 2}) != train(which, after, {2, 2});
+      EXPECT_EQ(differs, used) << name << " of " << optimizer;
     }
   }
 }

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "kernels/trust.h"
+#include "kernels/whole_key.h"
 #include "phub/job/job_part.h"
 #include "tests/worker/expect_error.h"
 
@@ -57,7 +58,8 @@ TEST(RackSpec, RoundsAreGatedAtARackWhereTheyAreAtItsParent) {
   JobSpec spec = spec_of("2,2", 4, 4);
   for (const std::string_view optimizer : kernels::optimizer_names()) {
     spec.optimizer = optimizer;
-    const bool by_key = kernels::adapts(*kernels::parse_optimizer(optimizer));
+    const auto which = *kernels::parse_optimizer(optimizer);
+    const bool by_key = kernels::adapts(which) || kernels::takes_whole_keys(which);
     EXPECT_EQ(rules_of(spec).gated, by_key) << optimizer;
     EXPECT_EQ(rules_of_sums(spec).gated, by_key) << optimizer;
     EXPECT_EQ(rules_of_sums(spec).optimizer, kernels::Optimizer::kNone);

@@ -297,7 +297,7 @@ void step_in_whole_numbers(JobPlan& job) {
 // The job has branches, if it may; and some more rounds for them. `saved`: they can be killed.
 void add_branches(SimRandom& random, JobPlan& job, bool saved) {
   JobSpec& spec = job.spec;
-  if (!job.box_of.empty()) return;
+  if (!job.box_of.empty() || steps_whole_keys(spec)) return;
   if (!job.lock_step()) {
     step_in_whole_numbers(job);
   } else if (spec.optimizer == "none") {
@@ -437,15 +437,34 @@ void step_by_norms(SimRandom& random, JobSpec& spec) {
   if (spec.optimizer == "lars") spec.hyper["trust_coeff"] = 0.5;
 }
 
-// Rounds are clipped, skipped, or both; or steps are made by norms.
+// The optimizer makes steps of whole keys, some of which are matrices.
+void step_by_keys(SimRandom& random, JobSpec& spec) {
+  const bool can_be = spec.branches == 0 && spec.state_dtype == "f32";
+  if (!can_be || !random.chance(0.4)) return;
+  spec.optimizer = random.chance(0.5) ? "adafactor" : "muon";
+  std::erase_if(spec.hyper, [](const auto& value) {
+    const std::string name = value.first.substr(0, value.first.find('@'));
+    return name == "rmsprop_momentum" || name == "trust_coeff" || name == "always_adapt";
+  });
+  if (spec.optimizer == "adafactor") spec.hyper.erase("momentum");
+  for (KeySpec& key : spec.keys) {
+    const uint64_t columns = random.between(2, 12);
+    if (!key.shape.empty() || key.elements % columns != 0 || !random.chance(0.8)) continue;
+    key.shape = {key.elements / columns, columns};
+  }
+}
+
+// Rounds are clipped, skipped, or both; or steps are made by norms, or of whole keys.
 void gate_rounds(SimRandom& random, JobPlan& job, bool clean) {
   JobSpec& spec = job.spec;
   if (spec.optimizer == "none") spec.optimizer = random.chance(0.5) ? "adam" : "sgd";
   job.digits = false;
   step_by_norms(random, spec);
+  step_by_keys(random, spec);
   if (random.chance(0.5)) spec.on_nonfinite = "skip";
-  const bool is_gated_so = spec.on_nonfinite == "skip" || adapts_by_key(spec);
-  if (spec.optimizer != "lamb" && (!is_gated_so || random.chance(0.6))) {
+  const bool by_keys = steps_whole_keys(spec);
+  const bool is_gated_so = spec.on_nonfinite == "skip" || adapts_by_key(spec) || by_keys;
+  if (spec.optimizer != "lamb" && !by_keys && (!is_gated_so || random.chance(0.6))) {
     spec.hyper["max_norm"] =
         random.chance(0.2) ? 0 : 0.1 * static_cast<double>(random.between(1, 300));
     if (!job.hyper_calls.empty()) job.hyper_calls.back().values["max_norm"] = 1.5;

@@ -42,7 +42,7 @@ void take_to_int32(SimRandom& random, JobPlan& job) {
     spec.chunk_elements = random.chance(0.5) ? 512 : 1024;
     for (KeySpec& key : spec.keys) {
       const bool plain = !is_factors(key) && !is_rows(key);
-      if (plain) key.elements = random.between(1, 3000);
+      if (plain) key.elements = random.between(1, 3000), key.shape.clear();
     }
   }
 }

@@ -97,6 +97,7 @@ GroupedTraining Jobs::draw() {
                       .own_memory = own_memory_.yes()};
   run.spec.max_ranks = places;
   run.spec.keys[0].elements = 500;
+  run.spec.keys[0].shape = {20, 25};
   run.spec.keys[0].priority = -1;
   run.spec.keys[0].decay_scale = 0;
   run.spec.keys[1].lr_scale = 0.5;
@@ -162,12 +163,15 @@ void Jobs::draw_steps(GroupedTraining& run) {
   const auto& rates = kRates[std::stoul(rates_.draw())];
   spec.hyper.insert(rates.begin(), rates.end());
   if (unused_.yes()) spec.unused = "skip";
-  const bool by_key = adapts_by_key(spec);
+  const bool by_key = adapts_by_key(spec), by_whole_key = steps_whole_keys(spec);
   if (by_key && always_.yes()) spec.hyper["always_adapt"] = 1;
+  if (spec.optimizer == "muon" && always_.yes()) spec.hyper["match_rms"] = 1;
+  if (spec.optimizer == "adafactor" && always_.yes()) spec.hyper["beta2_power"] = 0.5;
   if (spec.optimizer == "lars" && always_.yes()) spec.hyper["trust_coeff"] = 0.25;
-  if (state8_.yes() && spec.optimizer != "sgd" && !by_key) spec.state_dtype = "8bit";
+  if (state8_.yes() && spec.optimizer != "sgd" && !by_key && !by_whole_key)
+    spec.state_dtype = "8bit";
   if (decay_.yes() || by_key) spec.hyper["weight_decay"] = 0.1;
-  const bool may_clip = spec.on_nonfinite != "exclude" && spec.optimizer != "lamb";
+  const bool may_clip = spec.on_nonfinite != "exclude" && spec.optimizer != "lamb" && !by_whole_key;
   if (norm_.yes() && may_clip) spec.hyper["max_norm"] = 3;
   if (!changes_.yes()) return;
   spec.schedule = {{3, {{"lr", 0.5}}}, {5, {{"lr", 0.125}}}};

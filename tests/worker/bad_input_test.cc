@@ -97,7 +97,7 @@ TEST_F(BadInput, JobsThatCannotBe) {
       {"another's value", kInvalid, "'beta1' is 1", [](auto& o) { o.spec.hyper["beta1"] = 1; }},
       {"a value of another optimizer", kInvalid,
        "hyperparameter 'momentum' is 0.9, and optimizer 'sgd' does not use it: it is "
-       "for momentum, nesterov, lars. Choose one",
+       "for momentum, nesterov, lars, muon. Choose one",
        [](auto& o) { o.spec.hyper["momentum"] = 0.9; }},
       {"a value without an optimizer", kInvalid,
        "hyperparameter 'lr' is 0.5, and optimizer 'none' does not use it: it is for "
@@ -119,6 +119,22 @@ TEST_F(BadInput, JobsThatCannotBe) {
        [](auto& o) { o.spec.optimizer = "lamb", o.spec.consistency = "async"; }},
       {"norms of states of 8 bits", kInvalid, "job 'job' has optimizer 'lars'",
        [](auto& o) { o.spec.optimizer = "lars", o.spec.state_dtype = "8bit"; }},
+      {"a norm of steps of whole keys", kInvalid,
+       "max_norm: steps of whole keys are made before the norm of all keys is known",
+       [](auto& o) { o.spec.optimizer = "muon", o.spec.hyper["max_norm"] = 1; }},
+      {"whole keys that no round has", kInvalid, "optimizer 'adafactor': it needs rounds",
+       [](auto& o) { o.spec.optimizer = "adafactor", o.spec.consistency = "ssp"; }},
+      {"whole keys in branches", kInvalid, "keys have all of their state at one place",
+       [](auto& o) { o.spec.optimizer = "muon", o.spec.branches = 1; }},
+      {"a matrix that would take too long", kInvalid, "is a matrix of 6000 x 6000, and a step of",
+       [](auto& o) {
+         o.spec.optimizer = "muon";
+         o.spec.keys[0].elements = 36'000'000, o.spec.keys[0].shape = {6000, 6000};
+       }},
+      {"steps of muon that come later", kInvalid, "schedule: ns_steps@0 cannot change",
+       [](auto& o) { o.spec.optimizer = "muon", schedule(o, 5, "ns_steps@0", 3); }},
+      {"too many steps of muon", kInvalid, "'ns_steps' is 100",
+       [](auto& o) { o.spec.optimizer = "muon", o.spec.hyper["ns_steps"] = 100; }},
       {"a norm of a group", kInvalid, "the same for all groups",
        [](auto& o) {
          o.spec.keys[1].group = 1, o.spec.hyper = {{"max_norm", 1}, {"max_norm@1", 1}};

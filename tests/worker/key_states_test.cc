@@ -16,6 +16,7 @@
 
 #include "kernels/kernels.h"
 #include "tests/oracle/reference.h"
+#include "tests/oracle/whole_steps.h"
 #include "tests/worker/box.h"
 #include "tests/worker/expect_error.h"
 #include "tests/worker/racks.h"
@@ -33,6 +34,8 @@ using testing::Racks;
 constexpr uint32_t kRanks = 2;
 constexpr uint64_t kElements[] = {5000, 7, 640};
 constexpr size_t kKeys = std::size(kElements);
+const std::vector<uint64_t> kShapes[kKeys] = {{50, 100}, {}, {640}};
+constexpr uint32_t kChunk = 96;
 
 struct Kind {
   const char* name;
@@ -42,12 +45,15 @@ struct Kind {
   DType type;
   const char* differences = "";  // the format in which they are written back instead
 };
-const Kind kKinds[] = {{"adam", "adam", kernels::Optimizer::kAdam, "f32", DType::kF32},
-                       {"adam_bf16", "adam", kernels::Optimizer::kAdam, "bf16", DType::kBF16},
-                       {"nesterov", "nesterov", kernels::Optimizer::kNesterov, "f32", DType::kF32},
-                       {"adagrad_f16", "adagrad", kernels::Optimizer::kAdagrad, "f16", DType::kF16},
-                       {"adadelta", "adadelta", kernels::Optimizer::kAdadelta, "f32", DType::kF32},
-                       {"sgd", "sgd", kernels::Optimizer::kSgd, "f32", DType::kF32}};
+const Kind kKinds[] = {
+    {"adam", "adam", kernels::Optimizer::kAdam, "f32", DType::kF32},
+    {"adam_bf16", "adam", kernels::Optimizer::kAdam, "bf16", DType::kBF16},
+    {"nesterov", "nesterov", kernels::Optimizer::kNesterov, "f32", DType::kF32},
+    {"adagrad_f16", "adagrad", kernels::Optimizer::kAdagrad, "f16", DType::kF16},
+    {"adadelta", "adadelta", kernels::Optimizer::kAdadelta, "f32", DType::kF32},
+    {"adafactor", "adafactor", kernels::Optimizer::kAdafactor, "f32", DType::kF32},
+    {"muon_bf16", "muon", kernels::Optimizer::kMuon, "bf16", DType::kBF16},
+    {"sgd", "sgd", kernels::Optimizer::kSgd, "f32", DType::kF32}};
 const Kind kDifferences = {"differences", "adam",      kernels::Optimizer::kAdam,
                            "f32",         DType::kF32, "int8"};
 
@@ -56,9 +62,10 @@ JobSpec spec_of(const Kind& kind, const std::string& name) {
   spec.name = name;
   for (size_t key = 0; key < kKeys; ++key) {
     spec.keys.push_back({.name = fmt::format("k{}", key), .elements = kElements[key]});
+    spec.keys.back().shape = kShapes[key];
   }
   spec.world_size = kRanks;
-  spec.chunk_elements = 96;
+  spec.chunk_elements = kChunk;
   spec.optimizer = kind.optimizer;
   spec.gradient_dtype = kind.dtype;
   spec.parameter_dtype = *kind.differences ? kind.differences : kind.dtype;
@@ -93,8 +100,28 @@ struct Alone {
         all.push_back(gradient(kind, round, rank, key));
         slots.push_back(all.back().data());
       }
-      models[key].round(slots, kind.type, 1);
+      reference::Model& model = models[key];
+      if (reference::steps_whole(kind.rule, model.hyper, kShapes[key])) {
+        std::vector<float> sum(kElements[key]);
+        reference::sum(slots, kind.type, 1, sum.data(), sum.size());
+        step_whole(model, key, std::move(sum));
+      } else {
+        model.round(slots, kind.type, 1);
+      }
     }
+  }
+  static void step_whole(reference::Model& model, size_t key, std::vector<float> gradient) {
+    const std::span<const float> params = model.params;
+    double squares = 0;
+    for (size_t at = 0; at < params.size(); at += kChunk) {
+      squares += reference::sum_of_squares(
+          params.subspan(at, std::min<size_t>(kChunk, params.size() - at)));
+    }
+    const reference::WholeStep step =
+        reference::whole_step(model.optimizer, model.hyper, ++model.steps, kShapes[key],
+                              std::move(gradient), squares, model.state0);
+    for (size_t i = 0; i < params.size(); ++i) model.params[i] = step.apply(model.params[i], i);
+    model.state0 = step.state;
   }
   const std::vector<float>& array(size_t key, size_t which) const {
     const reference::Model& model = models[key];
@@ -418,8 +445,9 @@ TEST(StateAtTheJoin, IsOneBetweenRounds) {
 
 TEST(StateNames, AreAsManyAsTheOptimizerHasStates) {
   Box box(1);
-  for (const char* optimizer : {"sgd", "momentum", "nesterov", "adam", "adamw", "adagrad",
-                                "rmsprop", "rmsprop+", "sparse-adam", "adadelta"}) {
+  for (const char* optimizer :
+       {"sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "rmsprop", "rmsprop+",
+        "sparse-adam", "adadelta", "adafactor", "muon"}) {
     SCOPED_TRACE(optimizer);
     JobSpec spec = spec_of(kKinds[0], "names");
     spec.world_size = 1;

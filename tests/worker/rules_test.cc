@@ -62,6 +62,11 @@ std::function<void(JobSpec&)> switched_on(Feature feature) {
       return [](JobSpec& spec) { spec.on_nonfinite = "skip"; };
     case kByKey:
       return [](JobSpec& spec) { spec.optimizer = "lars"; };
+    case kWholeKeys:
+      return [](JobSpec& spec) {
+        spec.optimizer = "adafactor";
+        spec.keys[0].shape = {20, 10};
+      };
     case kMaxNorm:
       return [](JobSpec& spec) { spec.hyper["max_norm"] = 2; };
     case kUnused:
@@ -155,7 +160,7 @@ void train_as_alone(Box& box, JobSpec spec) {
 
 bool are_words_of_one_option(Feature a, Feature b) {
   for (const Features one :
-       {kBsp | kSsp | kAsync, kNoOptimizer | kSgd | kFold | kByKey, kSumOnly | kNoWork,
+       {kBsp | kSsp | kAsync, kNoOptimizer | kSgd | kFold | kByKey | kWholeKeys, kSumOnly | kNoWork,
         kExclude | kSkip, kGroups | kUngrouped, kShortResults | kDifferences}) {
     if (one.has(a) && one.has(b)) return true;
   }

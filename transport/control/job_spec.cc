@@ -123,8 +123,13 @@ bool adapts_by_key(const JobSpec& spec) {
   return spec.optimizer == "lars" || spec.optimizer == "lamb";
 }
 
+bool steps_whole_keys(const JobSpec& spec) {
+  return spec.optimizer == "adafactor" || spec.optimizer == "muon";
+}
+
 bool is_gated(const JobSpec& spec) {
-  return clips(spec) || spec.on_nonfinite == "skip" || adapts_by_key(spec);
+  return clips(spec) || spec.on_nonfinite == "skip" || adapts_by_key(spec) ||
+         steps_whole_keys(spec);
 }
 
 bool has_own_results(const JobSpec& spec) {

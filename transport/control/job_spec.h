@@ -248,8 +248,10 @@ uint64_t rounding_seed(std::string_view job);
 bool clips(const JobSpec& spec);  // a norm may be clipped: max_norm is given
 // Its optimizer makes steps by norms of whole keys: lars, lamb.
 bool adapts_by_key(const JobSpec& spec);
+// Its optimizer makes steps of whole keys: adafactor, muon.
+bool steps_whole_keys(const JobSpec& spec);
 // Whether its rounds are applied as a whole: norms may be clipped, or rounds skipped, or steps are
-// made by norms of keys.
+// made by norms of keys, or of whole keys.
 bool is_gated(const JobSpec& spec);
 // Each rank has a copy of the results at the box: the parameters change while it reads them.
 bool has_own_results(const JobSpec& spec);

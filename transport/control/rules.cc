@@ -34,6 +34,7 @@ constexpr std::array<std::string_view, kFeatures> kNames = {
     "on_nonfinite skip",
     "max_norm",
     "optimizer lars or lamb",
+    "optimizer adafactor or muon",
     "unused skip",
     "hyper",
     "schedule",
@@ -63,7 +64,7 @@ static_assert(!kNames.back().empty());
 
 constexpr Features kOutOfLockStep = kSsp | kAsync, kPartialWork = kSumOnly | kNoWork;
 // They apply a round as a whole.
-constexpr Features kGated = kSkip | kMaxNorm | kByKey;
+constexpr Features kGated = kSkip | kMaxNorm | kByKey | kWholeKeys;
 
 constexpr Rule kRules[] = {
     {kBelowParent, kUngrouped, "it sums one group of the ranks, a rack",
@@ -98,6 +99,8 @@ constexpr Rule kRules[] = {
     {kLazyKeys, kGated, "steps are of single rows, and not of whole rounds"},
     {kState8, kSgd, "it is about the optimizer's states, and this one has none"},
     {kState8, kByKey, "each step reads them twice, and this is not possible yet"},
+    {kState8 | kBranches, kWholeKeys, "keys have all of their state at one place, as f32"},
+    {kMaxNorm, kWholeKeys, "steps of whole keys are made before the norm of all keys is known"},
     {kState8, kBranches, "branches exchange states as f32"},
     {kState8, kLazyKeys, "a block of states has one scale, and steps of single rows share blocks"},
     {kInterest, kGated | kBranches | kRacks, "ranks take part in some chunks only"},
@@ -148,6 +151,7 @@ std::string words_of(const JobSpec& spec, Feature feature) {
     case kSgd:
     case kFold:
     case kByKey:
+    case kWholeKeys:
       return word("optimizer", spec.optimizer);
     case kSumOnly:
     case kNoWork:
@@ -222,6 +226,7 @@ Features features_of(const JobSpec& spec) {
   add(spec.on_nonfinite == OnNonFinite::kSkip, kSkip);
   add(clips(spec), kMaxNorm);
   add(adapts_by_key(spec), kByKey);
+  add(steps_whole_keys(spec), kWholeKeys);
   add(spec.unused == Unused::kSkip, kUnused);
   add(!spec.hyper.empty(), kHyper);
   add(!spec.schedule.empty(), kSchedule);

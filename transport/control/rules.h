@@ -27,7 +27,8 @@ enum class Feature : uint8_t {
   kExclude,
   kSkip,
   kMaxNorm,
-  kByKey,  // the optimizer makes steps by norms of whole keys
+  kByKey,      // the optimizer makes steps by norms of whole keys
+  kWholeKeys,  // the optimizer makes steps of whole keys
   kUnused,
   kHyper,
   kSchedule,

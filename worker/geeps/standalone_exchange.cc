@@ -57,10 +57,10 @@ JobSpec checked(JobSpec spec) {
          "job '{}': a norm of all keys (max_norm), and rounds that are skipped, need a server",
          spec.name);
   }
-  if (adapts_by_key(spec)) {
+  if (adapts_by_key(spec) || steps_whole_keys(spec)) {
     fail(ErrorCode::kInvalid,
-         "job '{}': optimizer '{}' makes steps by norms of whole keys, which need a server",
-         spec.name, spec.optimizer);
+         "job '{}': optimizer '{}' makes steps of whole keys, which need a server", spec.name,
+         spec.optimizer);
   }
   if (spec.work != "all") {
     fail(ErrorCode::kInvalid, "job '{}': work is '{}', for servers only", spec.name, spec.work);

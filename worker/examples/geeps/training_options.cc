@@ -5,6 +5,7 @@
 
 #include "kernels/kernels.h"
 #include "kernels/trust.h"
+#include "kernels/whole_key.h"
 #include "worker/examples/geeps/training.h"
 #include "worker/examples/numbers.h"
 #include "worker/examples/program.h"
@@ -16,8 +17,9 @@ std::vector<std::string> optimizers() {
   std::vector<std::string> names;
   for (const std::string_view name : kernels::optimizer_names()) {
     const kernels::Optimizer optimizer = *kernels::parse_optimizer(name);
-    // Without a server there are no norms of whole keys; "none" makes no steps.
-    if (optimizer != kernels::Optimizer::kNone && !kernels::adapts(optimizer)) {
+    // Without a server there are no steps by whole keys; "none" makes no steps.
+    if (optimizer != kernels::Optimizer::kNone && !kernels::adapts(optimizer) &&
+        !kernels::takes_whole_keys(optimizer)) {
       names.emplace_back(name);
     }
   }

@@ -47,11 +47,13 @@ if TYPE_CHECKING:
     from phub.pytorch import DDPState, ddp, ddp_hook
     from phub.sampler import Sampler
     from phub.trust import Lamb, Lars
+    from phub.whole import Adafactor, Muon
 
 say_losses_in_a_line()
 
 __version__ = "0.1.0"
 _OF_PYTORCH = {
+    "Adafactor": "whole",
     "DDPState": "pytorch",
     "DiLoCo": "diloco",
     "DistributedOptimizer": "optimizer",
@@ -60,6 +62,7 @@ _OF_PYTORCH = {
     "Lamb": "trust",
     "Lars": "trust",
     "Lion": "lion",
+    "Muon": "whole",
     "OwnBranches": "_own_branches",
     "PowerSGD": "_powersgd",
     "Sampler": "sampler",
@@ -68,6 +71,7 @@ _OF_PYTORCH = {
 }
 
 __all__ = [
+    "Adafactor",
     "BadHandleError",
     "Branch",
     "DDPState",
@@ -87,6 +91,7 @@ __all__ = [
     "Lion",
     "Memory",
     "MismatchError",
+    "Muon",
     "NonFiniteError",
     "NotFoundError",
     "OwnBranches",

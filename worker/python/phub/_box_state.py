@@ -43,7 +43,9 @@ class BoxState:
 
     def fetch(self) -> dict[Any, Any]:
         """That of all parameters."""
-        fetched = fetch_state(self._worker, self._parameters, self._rule)
+        fetched = fetch_state(
+            self._worker, self._parameters, self._rule, self._optimizer.param_groups
+        )
         return {**self._optimizer.state, **fetched}
 
     def refuse_in_round(self, what: str) -> None:

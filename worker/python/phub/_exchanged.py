@@ -312,7 +312,10 @@ def take_waiting(parameters: Sequence[Exchanged]) -> None:
 
 
 def fetch_state(
-    worker: Worker, parameters: Sequence[Exchanged], rule: str
+    worker: Worker,
+    parameters: Sequence[Exchanged],
+    rule: str,
+    groups: Sequence[Mapping[str, Any]],
 ) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
     """Of those of which the optimizer has made a step."""
     names = worker.state_names
@@ -321,6 +324,7 @@ def fetch_state(
         for each in parameters
     }
     steps = when_free(worker, lambda: worker.get_state(_memories_of(arrays)))
+    group_of = {tensor: group for group in groups for tensor in group["params"]}
     states = {
         each.tensor: _rules.torch_state(
             rule,
@@ -329,6 +333,7 @@ def fetch_state(
                 name: each.state_of(array)
                 for name, array in zip(names, arrays[each.name][1:], strict=True)
             },
+            group_of[each.tensor],
         )
         for each in parameters
     }

@@ -11,17 +11,22 @@ from torch.optim import SGD, Adadelta, Adagrad, Adam, AdamW, Optimizer, RMSprop,
 from phub.errors import InvalidError
 from phub.lion import Lion
 from phub.trust import Lamb, Lars
+from phub.whole import ADJUSTS, COEFFICIENTS, EPS, Adafactor, Muon, is_factored
 
 WAY_OUT = "use server=False: the box averages the gradients, and every rank makes the step itself"
 _REFUSED = ("amsgrad", "maximize", "centered", "capturable", "differentiable")
-_KINDS = (SGD, Adam, AdamW, Adagrad, RMSprop, Adadelta, SparseAdam, Lion, Lars, Lamb)
+_OURS = (Lion, Lars, Lamb, Adafactor, Muon)
+_KINDS = (
+    *(SGD, Adam, AdamW, Adagrad, RMSprop, Adadelta, SparseAdam),
+    *(torch.optim.Adafactor, torch.optim.Muon, *_OURS),
+)
 
 
 def name_of(optimizer: Optimizer) -> str:
     """The box's name of the optimizer. Raises InvalidError if the box does not make its steps."""
     kind = type(optimizer)
     if kind not in _KINDS:
-        known = ", ".join(each.__name__ for each in _KINDS)
+        known = ", ".join(dict.fromkeys(each.__name__ for each in _KINDS))
         raise InvalidError(f"the box makes the steps of {known}, not of {kind.__name__}: {WAY_OUT}")
     for number, group in enumerate(optimizer.param_groups):
         for flag in _REFUSED:
@@ -29,6 +34,11 @@ def name_of(optimizer: Optimizer) -> str:
                 raise InvalidError(
                     f"group {number} has {flag}={group[flag]}, which the box does not do: {WAY_OUT}"
                 )
+        if tuple(group.get("ns_coefficients", COEFFICIENTS)) != COEFFICIENTS:
+            raise InvalidError(
+                f"group {number} has ns_coefficients {group['ns_coefficients']}, and at the box "
+                f"they are {COEFFICIENTS}: {WAY_OUT}"
+            )
         if group.get("initial_accumulator_value"):
             raise InvalidError(
                 f"group {number} has an initial_accumulator_value, and at the box sums begin at 0: "
@@ -58,6 +68,12 @@ def _name_in(kind: type[Optimizer], group: Mapping[str, Any]) -> str:
 
 def fixed_values(name: str, groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The hyperparameters that the job begins with and that cannot change."""
+    if name == "muon":
+        return {
+            f"ns_steps@{number}": float(group["ns_steps"])
+            for number, group in enumerate(groups)
+            if any(p.requires_grad and p.numel() for p in group["params"])
+        }
     if name != "rmsprop":
         return {}
     momenta = {float(group["momentum"]) for group in groups}
@@ -76,43 +92,64 @@ def check_schedule(schedule: Mapping[str, float]) -> None:
             )
 
 
-def has_trust(name: str) -> bool:
-    """The box makes the optimizer's steps by norms of whole keys, in gated rounds."""
-    return name in ("lars", "lamb")
+def goes_by_keys(name: str) -> bool:
+    """The box makes the optimizer's steps of whole keys, or by their norms: in gated rounds."""
+    return name in ("lars", "lamb", "adafactor", "muon")
+
+
+# The hyperparameters of some optimizers, beside those of all, by the box's names: a group's.
+_MORE = {
+    "momentum": {"momentum": "momentum", "dampening": "dampening"},
+    "nesterov": {"momentum": "momentum", "dampening": "dampening"},
+    "lars": {
+        "always_adapt": "always_adapt",
+        "momentum": "momentum",
+        "trust_coeff": "trust_coeff",
+    },
+    "lamb": {"always_adapt": "always_adapt"},
+    "adagrad": {"lr_decay": "lr_decay"},
+    "rmsprop": {"alpha": "alpha"},
+    "adadelta": {"rho": "rho"},
+    "adafactor": {"clip_threshold": "d"},
+    "muon": {"momentum": "momentum", "nesterov": "nesterov"},
+}
 
 
 def values_of(name: str, group: Mapping[str, Any]) -> dict[str, float]:
     """The hyperparameters of a group, by the box's names."""
-    fields = {"lr": "lr"}
+    fields = {"lr": "lr", **_MORE.get(name, {})}
     if name != "sparse-adam":
         fields["weight_decay"] = "weight_decay"
-    if name in ("momentum", "nesterov"):
-        fields |= {"momentum": "momentum", "dampening": "dampening"}
-    if name not in ("sgd", "momentum", "nesterov", "lion"):
+    if name not in ("sgd", "momentum", "nesterov", "lion", "adafactor"):
         fields["eps"] = "eps"
-    if has_trust(name):
-        fields["always_adapt"] = "always_adapt"
-    if name == "lars":
-        fields |= {"momentum": "momentum", "trust_coeff": "trust_coeff"}
-    if name == "adagrad":
-        fields["lr_decay"] = "lr_decay"
-    if name == "rmsprop":
-        fields["alpha"] = "alpha"
-    if name == "adadelta":
-        fields["rho"] = "rho"
     values = {ours: float(group[theirs]) for ours, theirs in fields.items()}
+    if name == "muon":
+        values["match_rms"] = float(group["adjust_lr_fn"] == ADJUSTS[-1])
+    if name == "adafactor":
+        least, values["eps2"] = group["eps"]
+        values["eps"] = EPS if least is None else least
+        values["beta2_power"] = -float(group["beta2_decay"])
     if "betas" in group:
         values["beta1"], values["beta2"] = (float(beta) for beta in group["betas"])
     return values
 
 
-def torch_state(name: str, steps: int, arrays: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+def torch_state(
+    name: str, steps: int, arrays: Mapping[str, torch.Tensor], group: Mapping[str, Any]
+) -> dict[str, Any]:
     """A parameter's state as PyTorch's optimizer has it after so many steps.
 
     Before the first one it is zeros: torch.distributed.checkpoint loads only into what is there.
     """
     if name in ("sgd", "momentum", "nesterov", "lion", "lars"):
         return {**arrays}
+    if name == "adafactor":
+        return {"step": torch.tensor(float(steps)), **_moments(arrays["variance"])}
+    if name == "muon":
+        first, second = arrays["momentum_buffer"], arrays["exp_avg_sq"]
+        if first.dim() == 2 and group["ns_steps"]:
+            return {"momentum_buffer": first}
+        arrays = {"exp_avg": first, "exp_avg_sq": second}
     # SparseAdam counts in an int.
     return {"step": steps if name == "sparse-adam" else torch.tensor(float(steps)), **arrays}
 
@@ -121,6 +158,10 @@ def box_state(
     states: Sequence[str], parameter: torch.Tensor, state: Mapping[str, Any]
 ) -> tuple[int, list[torch.Tensor]]:
     """Steps and arrays for the box, of a parameter's state in PyTorch's optimizer."""
+    if "row_var" in state:
+        state = {**state, "variance": _variance_of(parameter.shape, state)}
+    if "exp_avg" in state:  # Muon's, of a parameter that is no matrix, lies where the others' is
+        state = {"momentum_buffer": state["exp_avg"], **state}
     given = [state.get(each) for each in states]
     # SGD, Lion and Lars do not count: what matters is whether there is a buffer with something in
     # it.
@@ -134,3 +175,31 @@ def box_state(
         for each in given
     ]
     return steps, arrays
+
+
+def _moments(array: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Adafactor's, of the array at the box: it begins with the means, and the rest is zero."""
+    shape = array.shape
+    if not is_factored(shape):
+        return {"variance": array}
+    flat = array.reshape(-1)
+    rows, columns = flat.numel() // shape[-1], flat.numel() // shape[-2]
+    return {
+        "row_var": flat[:rows].reshape((*shape[:-1], 1)).clone(),
+        "col_var": flat[rows : rows + columns].reshape((*shape[:-2], 1, shape[-1])).clone(),
+    }
+
+
+def _variance_of(shape: torch.Size, state: Mapping[str, Any]) -> torch.Tensor:
+    """The reverse. Raises InvalidError for a side of 1, which is not factored at the box."""
+    if not is_factored(shape):
+        raise InvalidError(
+            f"a parameter of shape {tuple(shape)} has row_var and col_var, and at the box it has a "
+            f"variance: {WAY_OUT}"
+        )
+    array = torch.zeros(shape)
+    means = torch.cat(
+        [state[each].detach().float().cpu().reshape(-1) for each in ("row_var", "col_var")]
+    )
+    array.view(-1)[: means.numel()] = means
+    return array

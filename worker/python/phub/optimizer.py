@@ -73,10 +73,10 @@ class DistributedOptimizer(Optimizer):
         """Joins the job. Returns when all ranks have joined.
 
         optimizer: exactly torch.optim's SGD, Adam, AdamW, Adagrad, RMSprop, Adadelta or
-            SparseAdam, or phub.Lion, phub.Lars or phub.Lamb, over parameters of the model, which
-            are float32, bfloat16 or float16 on the CPU, or all on one GPU. Those that require no
-            gradient, of any type, and those without elements are not exchanged. If it has state,
-            the box takes rank 0's.
+            SparseAdam, Adafactor or Muon, or phub.Lion, phub.Lars, phub.Lamb, phub.Adafactor or
+            phub.Muon, over parameters of the model, which are float32, bfloat16 or float16 on the
+            CPU, or all on one GPU. Those that require no gradient, of any type, and those without
+            elements are not exchanged. If it has state, the box takes rank 0's.
         model: after fully_shard() each process of a replica exchanges its shard with its peers in
             the other replicas: job="NAME-SHARD", rank and world_size of the replica.
         overlap: "backward": gradients are pushed as backward() computes them, and step() waits for
@@ -94,7 +94,7 @@ class DistributedOptimizer(Optimizer):
             consistency="ssp" with slack=1 is another name of it.
         max_norm: the box clips the gradient of all parameters together to this norm, as
             clip_grad_norm_ does, after the mean; 0: it does not. `grad_norm` has what it was. Not
-            with phub.Lamb.
+            with phub.Lamb, Adafactor and Muon.
         formats: of gradients on the wire, by patterns of parameters' names: see `Worker`. Others
             have gradient_dtype, by default the parameters' format, or float32 if they have several.
         factors: by patterns of names of nn.Linear's weights, how many samples a rank has in a step
@@ -166,7 +166,7 @@ class DistributedOptimizer(Optimizer):
         fixed |= schedule or {}
         if max_norm:
             fixed["max_norm"] = max_norm
-        is_gated = max_norm or _skips_rounds(options) or _rules.has_trust(self._rule)
+        is_gated = max_norm or _skips_rounds(options) or _rules.goes_by_keys(self._rule)
         self._model, self._options = model, options
         me: DistributedOptimizer = weakref.proxy(self)  # no cycle: all is freed with the optimizer
         self._steps = Steps(
@@ -231,9 +231,9 @@ class DistributedOptimizer(Optimizer):
     def grad_norm(self) -> float | None:
         """The norm of the latest step's gradient, before it was clipped. None: it is not known.
 
-        It is known after a step with max_norm, on_nonfinite="skip", phub.Lars or phub.Lamb; with
-        overlap="forward", once a parameter's new value is there. With delay=1 it is that of the
-        step before.
+        It is known after a step with max_norm, on_nonfinite="skip", or an optimizer whose steps go
+        by whole parameters (Lars, Lamb, Adafactor, Muon); with overlap="forward", once a
+        parameter's new value is there. With delay=1 it is that of the step before.
         """
         verdict = self._round.verdict()
         return None if verdict is None else verdict.norm

@@ -66,7 +66,7 @@ class Lars(_Trust):
             "eps": eps,
             "trust_coeff": trust_coeff,
         }
-        _check(values)
+        check_positive(values)
         super().__init__(params, {**values, "always_adapt": always_adapt})
 
     def _step(
@@ -110,7 +110,7 @@ class Lamb(_Trust):
         always_adapt: bool = False,
     ) -> None:
         """Raises InvalidError for a value that the box would refuse."""
-        _check({"lr": lr, "eps": eps, "weight_decay": weight_decay})
+        check_positive({"lr": lr, "eps": eps, "weight_decay": weight_decay})
         if not all(0 <= beta < 1 for beta in betas):
             raise InvalidError(f"betas are {betas}: they are from 0 to below 1")
         super().__init__(
@@ -153,7 +153,8 @@ class Lamb(_Trust):
         parameter.add_(update, alpha=-group["lr"])
 
 
-def _check(values: dict[str, float]) -> None:
+def check_positive(values: dict[str, float]) -> None:
+    """Raises InvalidError for a value below 0."""
     for name, value in values.items():
         if not value >= 0:
             raise InvalidError(f"{name} is {value}: it is at least 0")
