@@ -13,6 +13,7 @@
 #include <span>
 
 #include "bench/zerocompute/compact_gradients.h"
+#include "kernels/whole_key.h"
 #include "transport/control/messages.h"
 #include "transport/control/rank_tree.h"
 #include "transport/error.h"

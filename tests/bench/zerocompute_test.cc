@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "kernels/whole_key.h"
 
 namespace phub {
 namespace zerocompute_test {
