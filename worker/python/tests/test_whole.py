@@ -43,7 +43,7 @@ CASES = {
     "phub.Muon": (make_net, muon, 1e-3),
     "match_rms": (make_net, lambda net: muon(net, adjust_lr_fn="match_rms_adamw"), 1e-3),
     "no nesterov": (make_net, lambda net: muon(net, nesterov=False, ns_steps=3), 1e-3),
-    "torch.Muon": (matrices_alone, lambda net: muon(net, torch.optim.Muon), 5e-2),
+    "torch.Muon": (matrices_alone, lambda net: muon(net, torch.optim.Muon), 0.15),
     "torch.Adafactor": (make_net, lambda net: adafactor(net, torch.optim.Adafactor), 1e-3),
 }
 
