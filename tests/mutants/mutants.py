@@ -698,7 +698,7 @@ MUTANTS = [
     Mutant("whole-state: the state of a key stays as it was", "phub/core/reducer.cc",
            "  std::ranges::copy(part.new_state, part.state);\n", "", ("worker/any_job_test",)),
     Mutant("whole-unused: a key without a gradient makes a step", "phub/core/key_steps.cc",
-           "steps_[chunk] = unused ? 0 : step;", "steps_[chunk] = step;", ("worker/any_job_test",)),
+           "steps_[chunk] = unused ? 0 : step;", "steps_[chunk] = step;", ("sim/rack_test",)),
     Mutant("whole-squares: the size of a key is that of its last chunk", "phub/core/key_steps.cc",
            "squares += kernels::sum_of_squares", "squares = kernels::sum_of_squares", ("worker/any_job_test",)),
     Mutant("whole-pieces: a key's state lies where another's begins", "phub/job/job_part_states.cc",
