@@ -151,14 +151,14 @@ struct Job {
     const kernels::Step step = kernels::make_step(optimizer, kernels::default_hyper(optimizer), 2);
     return on_threads(threads, [&](size_t thread) {
       alignas(64) float scratch[kChunk];
-      TreeSum sum(tree, kChunk);
+      TreeSum sum(tree, kChunk, false);
       std::vector<const void*> chunk(slots.size());
       std::vector<uint32_t> ranks(slots.size());
       std::iota(ranks.begin(), ranks.end(), 0u);
       const size_t share = elements() / threads;
       for (size_t at = thread * share; at < (thread + 1) * share; at += kChunk) {
         for (size_t s = 0; s < slots.size(); ++s) chunk[s] = slots[s] + at;
-        sum.add(chunk, ranks, {.elements = kChunk}, 1.0f / 4, scratch);
+        sum.add({chunk, ranks}, {.elements = kChunk}, 1.0f / 4, scratch);
         kernels::optimize(step, scratch, updated[0] + at, states > 0 ? updated[1] + at : nullptr,
                           states > 1 ? updated[2] + at : nullptr, kChunk, nullptr, DType::kF32,
                           Store::kCached);
