@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <numeric>
@@ -247,6 +249,36 @@ void carry(const std::string& format, uint32_t slack, uint64_t seed) {
 }
 
 TEST_F(Budget, WhatIsCarriedOverArrivesBeforeTheSlackEnds) { carry("f32", 2, seed_); }
+
+// A box keeps ranks in step where each waits for all others. With a quorum those with a fast link
+// go on while the first contribution of one with a slow link is under way, for 8 seconds.
+TEST_F(Budget, WithAQuorumNobodyWaitsForASlowLink) {
+  Box box(2);
+  JobSpec spec;
+  spec.name = "slow-link";
+  spec.keys = {{.name = "a", .elements = 2'000'000}};
+  spec.world_size = 3;
+  spec.lease_ms = 60'000;
+  spec.quorum = 2;
+  spec.grace_ms = 1;
+  std::atomic<uint64_t> slow_has = 0;  // the round of its first result
+  each_rank(3, [&](uint32_t rank) {
+    WorkerOptions options = box.options(spec);
+    options.transport = "tcp";
+    options.rank = static_cast<int32_t>(rank);
+    if (rank == 2) options.nic_budget = "1000000";
+    Worker worker(options);
+    worker.wait_all();
+    worker.barrier();
+    std::ranges::fill(worker.gradient(0), 1.0f);
+    do {
+      worker.push(0);
+      worker.wait(0);
+    } while (rank != 2 && slow_has == 0);
+    if (rank == 2) slow_has = worker.round(0);
+  });
+  EXPECT_GT(slow_has, 3u);
+}
 
 // The values of int8 are integers here: a chunk's largest is 127 times a power of two, or less.
 TEST_F(Budget, WhatACoderKeepsIsCarriedOverToo) {
