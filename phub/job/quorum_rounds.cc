@@ -30,11 +30,11 @@ uint64_t QuorumRounds::grace_ms() {
   const QuorumTimes* const times = job_.quorum_gate()->times();
   if (times == nullptr) return spec.grace_ms;
   const uint64_t grace = quorum_grace_ms(times->late_ns(), times->round_ns(), spec.grace_ms);
-  if (grace >= 2 * told_grace_ms_ || 2 * grace <= told_grace_ms_) {
+  if (grace != told_grace_ms_ && (grace >= 2 * told_grace_ms_ || 2 * grace <= told_grace_ms_)) {
     told_grace_ms_ = grace;
     const std::string text = fmt::format(
-        "rounds wait up to {} ms for other ranks once {} of them are there (grace 'auto')", grace,
-        spec.quorum);
+        "rounds wait up to about {} ms for other ranks once {} of them are there (grace 'auto')",
+        grace, spec.quorum);
     // With as many remarks as a job may have, it is missing.
     static_cast<void>(error_of([&] { remarks_.put({.subject = "grace", .text = text}); }));
   }

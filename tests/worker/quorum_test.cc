@@ -199,15 +199,16 @@ TEST(Quorum, TheGraceIsChosenByWhatWasMeasured) {
 TEST(QuorumGrace, IsOfThoseWhoAreALittleSlower) {
   constexpr uint64_t kMs = 1'000'000;
   const std::vector<uint64_t> rounds = {90 * kMs, 100 * kMs, 1000 * kMs};  // a quarter: 25
-  EXPECT_EQ(quorum_grace_ms({}, rounds, 0), 1u);
-  EXPECT_EQ(quorum_grace_ms({5 * kMs}, {}, 0), 1u);
+  EXPECT_EQ(quorum_grace_ms({}, rounds, 0), 0u);
+  EXPECT_EQ(quorum_grace_ms({5 * kMs}, {}, 0), 0u);
   EXPECT_EQ(quorum_grace_ms({5 * kMs}, rounds, 0), 5u);
   EXPECT_EQ(quorum_grace_ms({5 * kMs + 1}, rounds, 0), 6u);
   EXPECT_EQ(quorum_grace_ms({5 * kMs, 26 * kMs}, rounds, 0), 5u) << "that one is too slow";
   EXPECT_EQ(quorum_grace_ms({5 * kMs, 25 * kMs}, rounds, 0), 25u);
   EXPECT_EQ(quorum_grace_ms({5 * kMs, 25 * kMs}, rounds, 20), 5u) << "it is bounded";
-  EXPECT_EQ(quorum_grace_ms({26 * kMs}, rounds, 0), 1u) << "nobody is worth the wait";
-  EXPECT_EQ(quorum_grace_ms({0, kMs / 2}, {kMs}, 0), 1u);
+  EXPECT_EQ(quorum_grace_ms({26 * kMs}, rounds, 0), 0u) << "nobody is worth the wait";
+  EXPECT_EQ(quorum_grace_ms({kMs / 5, kMs / 2}, {kMs}, 0), 1u) << "0.2 ms, rounded up";
+  EXPECT_EQ(quorum_grace_ms({kMs / 2}, {kMs}, 0), 0u) << "half of a short round is long";
   std::vector<uint64_t> many(20, 2 * kMs);
   many[7] = many[13] = 24 * kMs;
   EXPECT_EQ(quorum_grace_ms(many, rounds, 0), 2u) << "nine of ten";

@@ -175,7 +175,7 @@ void TcpBoxLink::welcome(TcpIncarnation& incarnation, const TcpHello& hello, Fd&
     tune_for_this_machine(socket.get());
   } else if (!near) {
     tune_for_a_network(socket.get());
-    limit_window(socket.get());
+    if (layout_.in_step) limit_window(socket.get());
   }
   TcpCoreEndpoint& core = *endpoints_[layout_.core_of(queue)];
   const QueuePair pair = core.pair_of(incarnation.rank, queue);
