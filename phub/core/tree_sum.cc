@@ -1,5 +1,6 @@
 #include "phub/core/tree_sum.h"
 
+#include <algorithm>
 #include <array>
 
 namespace phub {
@@ -42,10 +43,15 @@ size_t TreeSum::add_group(Chunk& chunk, uint32_t level, size_t first, float* to)
 void TreeSum::add_ranks(Chunk& chunk, size_t first, size_t end, float* to) {
   const auto slots = chunk.from.slots.subspan(first, end - first);
   const float factor = factor_of(chunk, to, end);
-  chunk.finite = chunk.from.weights.empty()
-                     ? kernels::sum(slots, chunk.shape, factor, to)
-                     : kernels::weighted_sum(slots, chunk.from.weights.subspan(first, end - first),
-                                             chunk.shape, factor, weighted_.data(), to);
+  const auto weights = chunk.from.weights.empty() ? std::span<const float>()
+                                                  : chunk.from.weights.subspan(first, end - first);
+  // Of elements the bits are the same, and cheaper.
+  const bool all_are_one = chunk.shape.form == kernels::SlotForm::kElements &&
+                           std::ranges::all_of(weights, [](float w) { return w == 1; });
+  chunk.finite =
+      weights.empty() || all_are_one
+          ? kernels::sum(slots, chunk.shape, factor, to)
+          : kernels::weighted_sum(slots, weights, chunk.shape, factor, weighted_.data(), to);
 }
 
 // The last addition into the result is the one after which no slots are left. It applies the

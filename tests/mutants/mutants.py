@@ -159,6 +159,8 @@ MUTANTS = [
            ("phub/tree_sum_test",)),
     Mutant("groups-factor: the first group is multiplied too", TREE_SUM,
            "to == chunk.out && next == chunk.from.slots.size()", "to == chunk.out", ("phub/tree_sum_test",)),
+    Mutant("weights-of-one: one weight of 1 stands for all", TREE_SUM,
+           "std::ranges::all_of(weights,", "std::ranges::any_of(weights,", ("phub/tree_sum_test",)),
     Mutant("groups-finite: a part that is finite speaks for the sum", TREE_SUM,
            "chunk.finite = kernels::sum(std", "chunk.finite |= kernels::sum(std", ("phub/tree_sum_test",)),
     Mutant("groups-excluded: without those that are not finite, others are in the groups", REDUCER,

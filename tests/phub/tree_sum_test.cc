@@ -144,9 +144,11 @@ TEST(TreeSum, IsTheReferences) {
     }
     const RankTree tree(groups, ranks);
     const bool weighs = below(2) == 0;
-    std::vector<float> weights, of_slots;  // of the ranks, and of those that have gradients
+    const uint64_t ones_of_four = below(5);  // have the weight 1
+    std::vector<float> weights, of_slots;    // of the ranks, and of those that have gradients
     for (uint32_t rank = 0; rank < ranks; ++rank) {
-      weights.push_back(static_cast<float>(1 + below(2000)) / static_cast<float>(1 + below(30)));
+      const float weight = static_cast<float>(1 + below(2000)) / static_cast<float>(1 + below(30));
+      weights.push_back(below(4) < ones_of_four ? 1 : weight);
     }
     for (const uint32_t rank : gradients.ranks) of_slots.push_back(weights[rank]);
     const Gradients products = gradients.times(weights, type);
