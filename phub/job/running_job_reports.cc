@@ -31,7 +31,7 @@ std::string violation_text(const Job& job, const CoreReport& report) {
       return sent(fmt::format("round {} (mod 256)", report.said)) +
              ", which it said that it neither writes nor reads";
     case CoreReport::kWeight:
-      return sent(fmt::format("a weight of {}, which is no finite number above 0,",
+      return sent(fmt::format("a weight of {}, which is no finite number of at least 2^-126,",
                               std::bit_cast<float>(static_cast<uint32_t>(report.said))));
     case CoreReport::kParticipants:
       return sent(fmt::format("{} ranks that took part, and the rack has {},", report.said,

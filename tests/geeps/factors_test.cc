@@ -298,6 +298,10 @@ TEST(Factors, TablesAndGroupsThatCannotHaveThemAreRefused) {
   excludes.on_nonfinite = "exclude";
   EXPECT_THAT(error_of(ErrorCode::kInvalid, [&] { StandaloneExchange{excludes}; }),
               HasSubstr("need a server"));
+  JobSpec weighs = spec_of("weighs", 1, 1);
+  weighs.weights = Weights::kYes;
+  EXPECT_THAT(error_of(ErrorCode::kInvalid, [&] { StandaloneExchange{weighs}; }),
+              HasSubstr("weights of gradients"));
 }
 
 }  // namespace factors_test

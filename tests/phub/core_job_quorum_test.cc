@@ -165,6 +165,24 @@ TEST(CoreJobQuorum, WhatALostRankSentLateCountsLess) {
   )");
 }
 
+// One of its chunks had come when the others went on, and counts less; its successor is new.
+TEST(CoreJobQuorum, WhatWasBroughtBackOfALostRankCountsLess) {
+  play_core(R"(
+    job quorum=1 chunks=2 ranks=0,1 max=2 late-decay=0.5 | push 1 0@1=100 | push 0 0,1@1=1
+    told quorum @1 | grace-over 0,1 | sent 0:0@1 0:1@1 | hold 2 | commit 2 -1 +1.2@3 | last 1 2 0
+    push 0 0,1@2=5 | sent-mixed 0,1:0@2 0,1:1@2 | has 0:0=55 0:1=5 1:1=5
+  )");
+}
+
+// Rank 1 is lost in a decided round: that it was late is counted once. Then rank 0 is late, too.
+TEST(CoreJobQuorum, ALateRankThatIsLostInADecidedRoundCountsLessOnce) {
+  play_core(R"(
+    job quorum=1 chunks=1 sgd ranks=0,1 late-decay=0.5 | push 0 0@1=1 | told quorum @1
+    grace-over 0,1 | sent 0:0@1 | push 1 0@1=8 | told quorum @2 | grace-over 0,1 | hold 3
+    commit 3 -1 | last 1 2 | push 0 0@2=1 | sent 0:0@3 | has 0:0=-5.5
+  )");
+}
+
 // As many as it has cores; a core that sleeps is woken by a decision.
 TEST(CoreJobQuorum, ItSleepsForAllRanksAndForTheDecision) {
   play_core(R"(

@@ -115,7 +115,8 @@ GroupedTraining Jobs::draw() {
   return run;
 }
 
-// Where it can be. The grace is long, so nobody is late, and the results are those of all ranks.
+// Where it can be. The grace is long, so nobody is late, and the results are those of all ranks;
+// late_decay decides only where the sums of factors and rows are rounded.
 void Jobs::draw_quorum(JobSpec& spec) {
   if (in_racks_ || !quorum_.yes()) return;
   JobSpec with = spec;

@@ -62,6 +62,10 @@ JobSpec checked(JobSpec spec) {
          "job '{}': optimizer '{}' makes steps of whole keys, which need a server", spec.name,
          spec.optimizer);
   }
+  if (spec.weights != Weights::kNo) {
+    fail(ErrorCode::kInvalid, "job '{}': weights of gradients (weights 'yes') need a server",
+         spec.name);
+  }
   if (spec.work != "all") {
     fail(ErrorCode::kInvalid, "job '{}': work is '{}', for servers only", spec.name, spec.work);
   }

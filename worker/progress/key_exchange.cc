@@ -192,7 +192,8 @@ void KeyExchange::set_weight(float weight) {
          keeper_.spec().name);
   }
   if (!is_weight(weight)) {
-    fail(ErrorCode::kInvalid, "set_weight: the weight of a push must be finite and above 0, got {}",
+    fail(ErrorCode::kInvalid,
+         "set_weight: the weight of a push must be finite and at least 2^-126 (1.2e-38), got {}",
          weight);
   }
   const Lock lock = sleeper_.lock();
