@@ -174,7 +174,7 @@ struct LinkLayout {
   uint32_t first_queue = 0;
   uint64_t slots_bytes = 0;             // at the box: the slots of one rank
   bool windowed = false;                // at the box: its endpoints use windows in their place
-  bool in_step = true;                  // at the box: a rank's result waits for all other ranks
+  bool in_step = true;                  // at the box: there is no quorum; who is far ahead waits
   uint64_t results_bytes = 0;           // at the box: the results, one copy
   uint64_t worker_gradients_bytes = 0;  // at the worker: its gradients; 0: as at the box
   uint64_t worker_results_bytes = 0;    // at the worker: its results; 0: as at the box

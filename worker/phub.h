@@ -397,7 +397,7 @@ PHUB_API phub_code phub_key_info(const phub_worker* worker, size_t key, const ch
 
 /* The memory of a key's gradient: elements x the size of phub_gradient_dtype, writable unless lent.
  * The same pointer until the worker is destroyed. Over shared memory the server sums this memory,
- * unless the key's format is coded. */
+ * unless the key's format is coded, or the job has weights. */
 PHUB_API phub_code phub_gradient(phub_worker* worker, size_t key, void** memory, size_t* bytes);
 /* The format of that memory: the key's own (phub_options_set_format), else the job's
  * gradient_dtype; "f32" where that is coded, or the job has weights. It belongs to the worker. */

@@ -276,8 +276,8 @@ class Worker {
   // Does the same with a pointer for each key.
   bool broadcast_keys(std::span<const float* const> initial);
 
-  // In a job with the option `weights`: the weight of the pushes that follow, nulls and all parts
-  // of a key included, until another one is set; 1 at the beginning. A round adds up the gradients
+  // In a job with the option `weights`: the weight of the pushes that follow, of nulls and of parts
+  // as of whole keys, until another one is set; 1 at the beginning. A round adds up the gradients
   // of the ranks times their weights (transport/contribution_weight.h), and a mean divides by the
   // sum of the weights: with the number of samples or tokens as its weight, each counts the same.
   // Throws Error(kInvalid): it is below 2^-126, or not finite, or the job has no weights.
@@ -288,9 +288,9 @@ class Worker {
   Pushed push(size_t key, int32_t priority = 0) { return push(key, {.priority = priority}); }
   Pushed push_null(size_t key) { return push(key, {.null = true}); }
   // The number of parts that push_part() can send a key in, a few MiB each. It is 1 for small keys,
-  // where something is computed from the whole gradient (coded formats that the worker encodes,
-  // factors, rows, carry_over, the send_order "magnitude"), and where this rank exchanges only some
-  // elements.
+  // where something is computed from, or done with, the whole gradient (coded formats that the
+  // worker encodes, plain ones of a job with weights, factors, rows, carry_over, the send_order
+  // "magnitude"), and where this rank exchanges only some elements.
   size_t parts(size_t key) const;
   struct Elements {
     uint64_t begin = 0, end = 0;

@@ -149,7 +149,7 @@ struct CoreReport {
     kBytes,         // another size than the chunk's
     kPlace,         // another place than the chunk's
     kInterest,      // a chunk that the rank neither writes nor reads
-    kWeight,        // a weight that is no finite number above 0
+    kWeight,        // a weight that is no finite number of at least 2^-126
     kParticipants,  // a rack without ranks that took part, or with more than it has
     kSlot,          // a gradient where another one of the rank lies
   };
