@@ -57,9 +57,13 @@ class Processes:
             time.sleep(0.05)
 
     def join(self, processes):
-        self.wait_for("the run's end", lambda: all(process.poll() is not None for process in processes))
-        if any(process.returncode != 0 for process in processes):
-            raise Failure(f"a process failed\n{self.tails()}")
+        """Until all have ended. Raises Failure at the first that fails."""
+        def are_done():
+            codes = [process.poll() for process in processes]
+            if any(codes):
+                raise Failure(f"a process failed\n{self.tails()}")
+            return None not in codes
+        self.wait_for("the run's end", are_done)
 
     def tails(self):
         return "\n".join(f"{log.name}:\n{log.read_text(errors='replace')[-1500:]}"
@@ -76,7 +80,10 @@ class Processes:
             except ProcessLookupError:
                 pass
         for process in self.started:
-            process.kill()
+            try:
+                os.killpg(process.pid, signal.SIGKILL)  # also those whose parent has ended
+            except ProcessLookupError:
+                pass
             process.wait()
 
 
