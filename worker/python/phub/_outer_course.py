@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from phub.errors import InvalidError
@@ -24,6 +25,7 @@ class Course:
         """tokens: how many the rank has used so far; None: contributions have no weights."""
         self.every, self.fragments, self.delay = every, fragments, delay
         self._tokens = tokens
+        self._alone: int | None = 0  # steps before the first exchange, until there is one
         self._ends = [(f + 1) * every // fragments % every for f in range(fragments)]
         self.begin(1)
 
@@ -33,7 +35,8 @@ class Course:
         self.under_way: dict[int, int] = {}  # fragments, and the step after which each is merged
         self._moved = False  # since the latest exchange
         now = float(self._tokens()) if self._tokens else 0.0
-        self._counted = [(self.steps, now)] * self.fragments  # at each one's latest exchange
+        # Steps and tokens at each one's latest exchange, and what it counted.
+        self._counted = [(self.steps, now, 1.0)] * self.fragments
 
     def weight_of(self, fragment: int) -> float | None:
         """Of what is sent of it now: the tokens since it was sent last. None: there are no weights.
@@ -43,20 +46,22 @@ class Course:
         if self._tokens is None:
             return None
         now = float(self._tokens())
-        step, before = self._counted[fragment]
-        self._counted[fragment] = self.steps, now
-        if step == self.steps:  # nothing has moved
-            return 1.0
+        step, before, latest = self._counted[fragment]
+        if step == self.steps:  # what alpha left of what was sent then
+            return latest
         if not 0 < now - before < math.inf:
             raise InvalidError(
                 f"tokens() was {before} after step {step}, and is {now} after step {self.steps}: "
                 "it says how many tokens this rank has used in all, and grows with each step"
             )
+        self._counted[fragment] = self.steps, now, now - before
         return now - before
 
     def advance(self) -> tuple[list[int], list[int]]:
         """After a step. Returns the fragments to be merged first, and those to be sent then."""
         self.steps += 1
+        if self._alone is not None:
+            self._alone += 1
         self._moved = True
         due = [f for f, step in self.under_way.items() if step == self.steps]
         at = self.steps % self.every
@@ -64,6 +69,7 @@ class Course:
 
     def sent(self, fragment: int) -> None:
         """After the latest step."""
+        self._alone = None
         self.under_way[fragment] = self.steps + self.delay
         if self.fragments == 1 or self.ends_here:
             self.rounds += 1
@@ -101,8 +107,20 @@ class Course:
     def synchronized(self, *, rounds: int) -> None:
         """All fragments have made so many rounds more at once, and are merged."""
         self.rounds += rounds
+        if rounds:
+            self._alone = None
         self.under_way.clear()
         self._moved = False
+
+    def warn_if_alone(self) -> None:
+        """Warns if steps were made, and nothing was ever exchanged."""
+        if self._alone:
+            warnings.warn(
+                f"the DiLoCo ends after {self._alone} steps, and has exchanged nothing, with "
+                f"sync_every={self.every}: call synchronize(), or give it a smaller sync_every",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     # ---- To go on with it.
 
@@ -117,7 +135,7 @@ class Course:
             "counted": [list(each) for each in self._counted],
         }
 
-    def load(self, state: dict[str, Any]) -> None:
+    def check_same(self, state: Mapping[str, Any]) -> None:
         """Raises InvalidError if it is of another cycle."""
         for name, mine in (("every", self.every), ("fragments", self.fragments)):
             if state[name] != mine:
@@ -126,8 +144,12 @@ class Course:
                     f"the state is of a DiLoCo with {option}={state[name]}, and this one has "
                     f"{option}={mine}: give it the same"
                 )
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Raises InvalidError as check_same()."""
+        self.check_same(state)
         self.steps, self._moved = int(state["steps"]), bool(state["moved"])
-        self._counted = [(int(step), float(tokens)) for step, tokens in state["counted"]]
+        self._counted = [(int(step), float(now), float(w)) for step, now, w in state["counted"]]
         self.under_way = {int(f): int(step) for f, step in state["under_way"].items()}
 
 

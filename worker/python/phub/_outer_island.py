@@ -29,15 +29,25 @@ class Island:
         self.is_alone = group is None
         self.speaks = group is None or distributed.get_rank(group) == 0
 
-    def check(self, options: Mapping[str, Option]) -> None:
-        """Raises InvalidError if the ranks of the job would be those of processes."""
-        of_islands = all(name in options for name in ("rank", "world_size"))
-        if self._group is None or of_islands or all(os.environ.get(name) for name in _LAUNCHED):
+    def check(self, options: Mapping[str, Option], proximal: float) -> None:
+        """Raises InvalidError if ranks would be processes, or a process would have no base."""
+        if self._group is None:
+            return
+        if proximal:
+            raise InvalidError(
+                f"proximal={proximal} and process_group: only the first process of an island has "
+                "the base that the parameters would be held near. Leave one of the two out"
+            )
+        if all(name in options for name in ("rank", "world_size")):
+            return
+        launched = all(os.environ.get(name) for name in _LAUNCHED)
+        is_one = distributed.get_world_size(self._group) == 1
+        processes = str(distributed.get_world_size())
+        if launched and (is_one or os.environ["PHUB_WORLD_SIZE"].strip() != processes):
             return
         raise InvalidError(
             "process_group: a rank of the job is a whole island, and what the launcher counts are "
-            "processes. Say which island this is, of how many: rank=0, world_size=2, or "
-            "PHUB_RANK and PHUB_WORLD_SIZE"
+            "processes. Say which island this is, of how many: rank=0, world_size=2"
         )
 
     def share(self, speak: Callable[[], None], tensors: Sequence[torch.Tensor]) -> None:

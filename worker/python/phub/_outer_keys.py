@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from phub import _device
-from phub._gathered import SMALL, small_among
+from phub._gathered import small_among
 from phub._options import Key, Option
 from phub._tensors import DTYPES, key_for, pull_into
 from phub._views import tensor_over
@@ -157,21 +157,19 @@ def keys_of(
 
     formats, given: of the job.
     """
-    small = small_among(named, formats, {**given, "on_nonfinite": "pass"})
-    last = next(reversed(small), None)
-    keys: list[OuterKey] = []
-    bunch: dict[str, nn.Parameter] = {}
-    bunches = 0
-    for name, parameter in named.items():
-        if name not in small:
-            keys.append(OuterKey(name, {name: parameter}))
-            continue
-        bunch[name] = parameter
-        is_full = sum(p.numel() for p in bunch.values()) > _TOGETHER - SMALL
-        if is_full or name == last:
-            keys.append(OuterKey(f"small-parameters:{bunches}", bunch))
-            bunch, bunches = {}, bunches + 1
-    return keys
+    small = small_among(named, formats, {"on_nonfinite": "pass", **given})
+    bunches: list[dict[str, nn.Parameter]] = []
+    has = _TOGETHER  # elements of the latest bunch
+    for name, parameter in sorted(small.items()):  # ranks may have made modules in another order
+        if has + parameter.numel() > _TOGETHER:
+            bunches.append({})
+            has = 0
+        bunches[-1][name] = parameter
+        has += parameter.numel()
+    together = [OuterKey(f"small-parameters:{at}", bunch) for at, bunch in enumerate(bunches)]
+    key_of = {name: key for key in together for name in key.members}
+    keys = [key_of.get(name) or OuterKey(name, {name: p}) for name, p in named.items()]
+    return list(dict.fromkeys(keys))
 
 
 def fragments_of(keys: Sequence[OuterKey], count: int) -> list[list[OuterKey]]:

@@ -106,12 +106,17 @@ class OuterSteps(Steps):
         self.done = self._first = self._course.steps
 
 
-def load_inner(inner: Sequence[Optimizer], states: Sequence[Mapping[str, Any]]) -> None:
+def check_inner(inner: Sequence[Optimizer], states: Sequence[Mapping[str, Any]]) -> None:
     """Raises InvalidError if there are more of the one than of the other."""
     if len(states) != len(inner):
         raise InvalidError(
             f"the state is of {len(states)} inner optimizers, and this DiLoCo has {len(inner)}"
         )
+
+
+def load_inner(inner: Sequence[Optimizer], states: Sequence[Mapping[str, Any]]) -> None:
+    """Raises InvalidError as check_inner()."""
+    check_inner(inner, states)
     for each, state in zip(inner, states, strict=True):
         each.load_state_dict(dict(state))
 
@@ -143,23 +148,46 @@ def fetch_outer(worker: Worker, keys: Sequence[OuterKey]) -> dict[str, Any]:
     return outer
 
 
-def send_outer(worker: Worker, keys: Sequence[OuterKey], outer: Mapping[str, Any]) -> None:
-    """The same, for the next round: rank 0 gives it to the box. Raises InvalidError."""
-    names = ("base", *worker.state_names)
-    missing = [what for what in (*names, "steps") if what not in outer]
-    if missing and (worker.rank == 0 or "base" in missing):
-        raise InvalidError(
-            f"the state lacks '{missing[0]}' of the outer optimizer: rank 0 loads what rank 0 "
-            "saved, of a DiLoCo with the same outer optimizer"
-        )
-    bases = {key.name: key.joined(outer["base"]) for key in keys}
-    if worker.rank == 0:
-        arrays = {
-            key.name: [bases[key.name], *(key.joined(outer[what]) for what in names[1:])]
+class LoadedOuter:
+    """The same, for the next round, which rank 0 gives to the box."""
+
+    def __init__(
+        self, worker: Worker, keys: Sequence[OuterKey], outer: Mapping[str, Any] | None
+    ) -> None:
+        """Sends nothing yet. Raises InvalidError if it is not of these keys."""
+        if outer is None:
+            raise InvalidError(
+                "the state has no base: the first process of an island loads what it saved"
+            )
+        names = ("base", *worker.state_names)
+        missing = [what for what in (*names, "steps") if what not in outer]
+        if missing and (worker.rank == 0 or "base" in missing):
+            raise InvalidError(
+                f"the state lacks '{missing[0]}' of the outer optimizer: rank 0 loads what rank 0 "
+                "saved, of a DiLoCo with the same outer optimizer"
+            )
+        self._worker, self._keys = worker, keys
+        self._bases = {key.name: key.joined(outer["base"]) for key in keys}
+        if worker.rank:
+            return
+        self._arrays = {
+            key.name: [self._bases[key.name], *(key.joined(outer[what]) for what in names[1:])]
             for key in keys
         }
-        steps = {key.name: max(int(outer["steps"][name]) for name in key.members) for key in keys}
-        memories = {name: [memory_of(each) for each in of_key] for name, of_key in arrays.items()}
-        when_free(worker, lambda: worker.set_state(memories, steps))
-    for key in keys:
-        key.use_base(bases[key.name])
+        steps = outer["steps"]
+        if uncounted := [name for key in keys for name in key.members if name not in steps]:
+            raise InvalidError(
+                f"the state has no steps of parameter '{uncounted[0]}': load a state of the same "
+                "model"
+            )
+        self._steps = {key.name: max(int(steps[name]) for name in key.members) for key in keys}
+
+    def send(self) -> None:
+        """REQUIRES: all results are taken."""
+        if self._worker.rank == 0:
+            memories = {
+                name: [memory_of(each) for each in of_key] for name, of_key in self._arrays.items()
+            }
+            when_free(self._worker, lambda: self._worker.set_state(memories, self._steps))
+        for key in self._keys:
+            key.use_base(self._bases[key.name])

@@ -29,13 +29,21 @@ from phub._outer_form import (
     inner_optimizers,
     unwrapped,
 )
+from phub._outer_hooks import hooks_of
 from phub._outer_island import Island
 from phub._outer_keys import OuterKey, fragments_of, keys_of
-from phub._outer_state import OuterOwn, OuterSteps, fetch_outer, load_inner, send_outer
+from phub._outer_state import (
+    LoadedOuter,
+    OuterOwn,
+    OuterSteps,
+    check_inner,
+    fetch_outer,
+    load_inner,
+)
 from phub._own_state import Stateful
 from phub._tensors import filled, memory_of
 from phub._watch import Watch
-from phub.errors import BadHandleError, Error, InvalidError, RewoundError
+from phub.errors import BadHandleError, InvalidError, RewoundError
 from phub.worker import Worker, fails
 
 if TYPE_CHECKING:
@@ -63,7 +71,7 @@ class DiLoCo:
 
     _buffers: Buffers | None = None  # from the first sync_buffers() on
     _worker: Worker | None = None  # of the island's first process
-    _error: Error | None = None  # of a push, in an island; or after the end
+    _error: Exception | None = None  # of a push, in an island; or after the end
 
     def __init__(
         self,
@@ -101,13 +109,15 @@ class DiLoCo:
         alpha: this part of the parameters stays when a result comes: alpha * parameters + (1 -
             alpha) * base. From 0 to below 1.
         proximal: adds proximal * (parameters - base) to each gradient before an inner step, as
-            FedProx does (Li et al., arXiv 1812.06127, equation 2). Not with a delay.
+            FedProx does (Li et al., arXiv 1812.06127, equation 2). Not with a delay, nor with a
+            process_group.
         delta: the format of what is pushed, any of gradient_dtype: "f32", "bf16", "int8", "int4",
             "topk" … What few bits cannot hold stays at the rank, and is in its next push.
         formats: the same by patterns of parameters' names: see `Worker`.
         schedule: of lr, which the box computes round by round: see DistributedOptimizer.
         tokens: says how many tokens this rank has used in all: what it pushes counts as much as it
-            has used since the push before. None: all ranks count alike.
+            has used since the push before. None: all ranks count alike. Who goes on restores its
+            counter, too: give it to steps(), or save it beside the state_dict().
         process_group: the processes of this island, which train one replica in DDP: its first one
             is a rank of the job, and gives the others what it has.
         options: of `Worker`, such as job, box, quorum and on_loss. parameter_dtype is the format of
@@ -121,7 +131,7 @@ class DiLoCo:
         self._inner = inner_optimizers(inner)
         model = unwrapped(model, process_group)
         self._island = Island(process_group)
-        self._island.check(options)
+        self._island.check(options, proximal)
         self._alpha, self._proximal = float(alpha), float(proximal)
         self._model, self._options = model, options
         self._named, self._frozen = exchanged_in(model, self._inner, options)
@@ -165,7 +175,7 @@ class DiLoCo:
             "Call it, and not that of a copy or of another optimizer",
         )
         self._watch.is_local = lambda: True
-        self._hooks = _hooks(self, self._inner, has_proximal=proximal > 0)
+        self._hooks = hooks_of(self._inner, self._stepped, self._keys, self._proximal)
 
     # ---- What it is.
 
@@ -190,7 +200,10 @@ class DiLoCo:
 
     @property
     def steps_done(self) -> int:
-        """Inner steps since the job began; of a rank that joined later, as of the others."""
+        """Inner steps since the job began; of a rank that joined later, rounds * sync_every.
+
+        The others have made as many only if none called synchronize() or load_state_dict().
+        """
         return self._course.steps
 
     def base(self) -> dict[str, torch.Tensor]:
@@ -207,8 +220,9 @@ class DiLoCo:
     # ---- Steps.
 
     def synchronize(self) -> None:
-        """Exchanges all that has moved since it was sent, at once: then the model is the base.
+        """Exchanges all that the model has moved, at once: then the model is the base.
 
+        Results that are under way come into the model first, as after `delay` steps, with alpha.
         All ranks call it after the same step: then they have the same parameters, as for an
         evaluation, or at the end. It is a round of the job, and a step of the outer optimizer, of
         all fragments; but with one fragment and no step since it was sent it only takes the result.
@@ -219,6 +233,8 @@ class DiLoCo:
         def exchange() -> None:
             self._take(self._keys)
             if rounds:
+                for key in [key for f in self._course.under_way for key in self._fragments[f]]:
+                    key.merge(self._alpha)
                 for fragment in range(len(self._fragments)):
                     self._push(fragment)
                 self._take(self._keys)
@@ -288,6 +304,8 @@ class DiLoCo:
             self._merge([*self._course.under_way])
         finally:
             self._leave(abandon=False)
+        if self._worker:
+            self._course.warn_if_alone()
 
     def __enter__(self) -> DiLoCo:
         return self
@@ -330,15 +348,22 @@ class DiLoCo:
         """
         self._course.check_even("load_state_dict()")
         check_loaded(self._results, self._options)
-        if self._worker and "outer" not in state:
-            raise InvalidError(
-                "the state has no base: the first process of an island loads what it saved"
-            )
-        load_inner(self._inner, state["inner"])
-        self._course.load(dict(state["course"]))
-        if self._worker:
+        self._course.check_same(state["course"])
+        check_inner(self._inner, state["inner"])
+        loaded: list[LoadedOuter] = []  # of the first process
+
+        def check() -> None:
+            loaded.append(LoadedOuter(self.worker, self._keys, state.get("outer")))
+
+        def send() -> None:
             self._take(self._keys)
-            send_outer(self._worker, self._keys, state["outer"])
+            loaded[0].send()
+
+        nothing = [torch.zeros(1, device=self._keys[0].device)]
+        self._island.share(check, nothing)
+        load_inner(self._inner, state["inner"])
+        self._course.load(state["course"])
+        self._island.share(send, nothing)
 
     # ---- Inside.
 
@@ -368,25 +393,13 @@ class DiLoCo:
             self._merge(ending)
         self._steps.end_step()
 
-    def _before_step(self, optimizer: Optimizer, has_closure: bool) -> None:
-        """FedProx: the gradients are those of the loss with its proximal term."""
-        if has_closure or getattr(optimizer, "grad_scale", None) is not None:
-            what = "a closure computes" if has_closure else "a fused optimizer unscales"
-            raise RuntimeError(
-                f"proximal={self._proximal}: {what} the gradients within step(), where the "
-                "proximal term cannot be added. Add it to the loss, and leave proximal out"
-            )
-        ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        for key in self._keys:
-            key.pull_towards_base(self._proximal, ids)
-
     def _send(self, fragment: int) -> None:
         """In an island the others hear of an error when they ask for the result."""
         if self._worker is None or self._error:
             return
         try:
             self._push(fragment)
-        except Error as error:
+        except Exception as error:  # of tokens(), too
             if self._island.is_alone:
                 raise
             self._error = error
@@ -431,19 +444,3 @@ class DiLoCo:
         if self._worker:
             (self._worker.abandon if abandon else self._worker.close)()
         (self._watch.end if abandon else self._watch.close)()
-
-
-def _hooks(outer: DiLoCo, inner: Sequence[Optimizer], *, has_proximal: bool) -> list[Any]:
-    """They keep the DiLoCo alive: an optimizer that goes on without one would train alone."""
-
-    def stepped(*_: object) -> None:
-        outer._stepped()
-
-    def before_step(optimizer: Optimizer, arguments: Any, named: Any) -> None:
-        closures = [*arguments[1:], *named.values()]
-        outer._before_step(optimizer, has_closure=any(each is not None for each in closures))
-
-    hooks: list[Any] = [inner[-1].register_step_post_hook(stepped)]
-    if has_proximal:
-        hooks += [each.register_step_pre_hook(before_step) for each in inner]
-    return hooks

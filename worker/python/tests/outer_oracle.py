@@ -82,8 +82,8 @@ class Oracle:
             foreach=False,
         )
         self.senders = [{name: Sender(delta) for name in self.base} for _ in range(world)]
-        self.due, self.step = {}, 0
-        self.has_tokens, self.counted = has_tokens, {}
+        self.due, self.step, self.has_moved = {}, 0, False
+        self.has_tokens, self.counted, self.latest = has_tokens, {}, {}
         for net in self.nets:  # they begin with what the box sends
             for name, p in trained_in(net).items():
                 p.data.copy_(self.seen(name))
@@ -93,11 +93,13 @@ class Oracle:
         for rank, net in enumerate(self.nets):
             self._inner_step(rank, net, self.step)
         self.step += 1
+        self.has_moved = True
         for names in self.due.pop(self.step, []):
             self._merge(names)
         for number, names in enumerate(self.fragments):
             if (self.step - (number + 1) * self.every // len(self.fragments)) % self.every == 0:
                 self._exchange(names)
+                self.has_moved = len(self.fragments) > 1
                 self.due.setdefault(self.step + self.delay, []).append(names)
         for names in self.due.pop(self.step, []):
             self._merge(names)
@@ -113,6 +115,18 @@ class Oracle:
         for step in sorted(self.due):
             for names in self.due.pop(step):
                 self._merge(names)
+        return self.parameters()
+
+    def synchronize(self):
+        """All that has moved is exchanged at once. Returns the parameters, which are the base."""
+        self.settle()
+        if self.has_moved:
+            for names in self.fragments:
+                self._exchange(names)
+        self.has_moved, alpha, self.alpha = False, self.alpha, 0
+        for names in self.fragments:
+            self._merge(names)
+        self.alpha = alpha
         return self.parameters()
 
     def seen(self, name):
@@ -143,9 +157,14 @@ class Oracle:
         if not self.has_tokens:
             return None
         before = self.counted.get(fragment, 0)
-        self.counted[fragment] = self.step
         ranks = range(len(self.nets))
-        return [tokens_of(rank, self.step) - tokens_of(rank, before) for rank in ranks]
+        if before == self.step:  # what alpha left counts as before
+            return self.latest[fragment]
+        self.counted[fragment] = self.step
+        self.latest[fragment] = [
+            tokens_of(rank, self.step) - tokens_of(rank, before) for rank in ranks
+        ]
+        return self.latest[fragment]
 
     def _sent(self, rank, name, base):
         local = trained_in(self.nets[rank])[name].detach()

@@ -21,7 +21,7 @@ from torch.optim import SGD, AdamW
 import phub
 from phub import _library
 from phub._outer_course import Course
-from phub._outer_keys import OuterKey, fragments_of
+from phub._outer_keys import OuterKey, fragments_of, keys_of
 
 STREAMING = {"sync_every": 6, "fragments": 3, "delay": 2, "alpha": 0.25}
 HOW = {
@@ -491,6 +491,103 @@ def test_synchronize_gives_all_ranks_the_base(rank):
             make_step(net, inner, rank, step)
         leave(outer)
     return found
+
+
+BETWEEN = {
+    "diloco": HOW["diloco"],
+    "late": HOW["late"],
+    "alpha": {**HOW["late"], "alpha": 0.5},
+    "streaming": STREAMING,
+    "weighted": HOW["weighted"],
+}
+
+
+def synchronizes(rank, how, at):
+    net, used = net_of(rank, how), 0
+    tokens = {"tokens": lambda: tokens_of(rank, used)} if how.get("has_tokens") else {}
+    outer, inner = made(net, how, job(f"at-{at}"), **tokens)
+    seen = []
+    for step in range(STEPS):
+        used = step + 1
+        make_step(net, inner, rank, step)
+        if step + 1 == at:
+            outer.synchronize()
+        seen.append(now(net))
+    leave(outer)
+    return seen, now(net)
+
+
+@pytest.mark.parametrize("at", [4, 5, 6])
+@pytest.mark.parametrize("name", BETWEEN)
+def test_after_synchronize_each_rank_has_what_the_formula_says(box, start, name, at):
+    results = start(synchronizes, 2, BETWEEN[name], at).results()
+    oracle, expected = Oracle(2, **BETWEEN[name]), []
+    for step in range(STEPS):
+        expected.append(oracle.advance())
+        if step + 1 == at:
+            expected[-1] = oracle.synchronize()
+    settled = oracle.settle()
+    for rank, (seen, last) in enumerate(results):
+        assert_same_bits(seen, [of_ranks[rank] for of_ranks in expected], f"rank {rank}")
+        assert_same_bits(last, settled[rank], f"rank {rank}, at the end")
+
+
+@of_ranks(1)
+def test_synchronize_counts_each_movement_once(rank):
+    """Each step adds 1 to all parameters, and half of what was sent stays."""
+    for number, (how, steps, expected) in enumerate(
+        [
+            ({"delay": 2}, 5, (2.0, 2.0)),  # of step 5 alpha=0 leaves nothing
+            ({"delay": 2, "alpha": 0.5}, 5, (2.75, 2.75)),  # 2 + (0.5 * 5 + 0.5 * 2 - 2) / 2
+            ({"fragments": 2, "delay": 1}, 4, (1.5, 2.0)),
+            ({"fragments": 2}, 4, (2.0, 2.0)),
+        ]
+    ):
+        model = nn.ParameterList([torch.zeros(8), torch.zeros(8)])
+        inner = SGD(model.parameters(), 1.0)
+        how = {"sync_every": 4, "lr": 0.5, "momentum": 0.0, **how}
+        outer = phub.DiLoCo(model, inner, job=job(f"once-{number}-{rank}"), **how)
+        for _ in range(steps):
+            for p in model:
+                p.grad = -torch.ones_like(p)
+            inner.step()
+        outer.synchronize()
+        assert tuple(p[0].item() for p in model) == expected, how
+        outer.close()
+
+
+@of_ranks(1)
+def test_the_last_inner_optimizer_is_the_last_to_step(rank):
+    net = net_of(rank, {})
+    one, other = inner_of(net, "both")
+    outer = phub.DiLoCo(net, [other, one], sync_every=1, job=job("order"))
+    one.zero_grad()
+    loss_of(net, rank, 0).backward()
+    refused("number 0, AdamW, has made none", one.step, error=RuntimeError)
+    other.step()
+    one.step()
+    outer.close()
+
+
+@of_ranks(1)
+def test_a_training_without_an_exchange_warns(rank):
+    net = net_of(rank, {})
+    outer, inner = made(net, {"sync_every": 4}, job("short"))
+    for step in range(3):
+        make_step(net, inner, rank, step)
+    with pytest.warns(RuntimeWarning, match="ends after 3 steps, and has exchanged nothing"):
+        outer.close()
+
+
+def test_small_parameters_are_keys_of_their_names():
+    names = [f"p{at}" for at in range(300)]
+    found = {name: nn.Parameter(torch.zeros(200)) for name in names}
+    given = {"gradient_dtype": "f32", "parameter_dtype": "f32"}
+    keys = keys_of(found, {}, given)
+    other = keys_of(dict(sorted(found.items(), reverse=True)), {}, given)
+    assert len(keys) == 2
+    assert {k.name: [*k.members] for k in keys} == {k.name: [*k.members] for k in other}
+    assert len(keys_of(found, {}, {**given, "on_nonfinite": "exclude"})) == 300
 
 
 def fails(rank, on_loss, entered):

@@ -88,6 +88,37 @@ def test_a_state_of_something_else_is_refused(rank):
     del state["outer"]["base"]
     refused("the state lacks 'base'", other.load_state_dict, state)
     leave(other)
+    if rank == 0:
+        refuses_another_outer_state()
+
+
+def refuses_another_outer_state():
+    """And loads no part of the state."""
+    net = net_of(0, {})
+    how = {**STREAMING, "rank": 0, "world_size": 1}
+    outer, inner = made(net, how, job("alone"))
+    for step in range(6):
+        make_step(net, inner, 0, step)
+    state = saved(outer.state_dict())
+    leave(outer)
+    for number, (what, message) in enumerate(
+        [
+            ("base", "shape .1,. for parameter '2.weight'"),
+            ("momentum_buffer", "shape .1,. for parameter '2.weight'"),
+            ("steps", "no steps of parameter '2.weight'"),
+        ]
+    ):
+        of_outer = dict(state["outer"][what])
+        if what == "steps":
+            del of_outer["2.weight"]
+        else:
+            of_outer["2.weight"] = torch.zeros(1)
+        bad = {**state, "outer": {**state["outer"], what: of_outer}}
+        other, (inner,) = made(net_of(0, {}), how, job(f"bad-{number}"))
+        refused(message, other.load_state_dict, bad)
+        assert other.steps_done == 0
+        assert not inner.state_dict()["state"]
+        leave(other)
 
 
 # ---- The box saves what each rank has.
@@ -220,6 +251,15 @@ def trains_in_islands(rank, folder, how):
         inner.step()
         seen.append(now(net))
     assert outer.steps_done == 8
+    if not place:  # all hear of a state that the first process cannot load
+        without = {**outer.state_dict(), "outer": {}} if outer._course.is_even else None
+    elif outer._course.is_even:
+        without = outer.state_dict()
+    if outer._course.is_even:
+        error = phub.RankLostError if place else phub.InvalidError
+        refused(
+            "lacks 'base'|first process of this island", outer.load_state_dict, without, error=error
+        )
     if place:
         refused("first process of this island's", lambda: outer.rank)
     else:
@@ -251,9 +291,10 @@ def fails_in_an_island(rank, folder):
     net = make_net()
     model = DistributedDataParallel(net, process_group=group)
     inner = SGD([p for p in net.parameters() if p.requires_grad], 0.1)
-    launched = {name: os.environ.pop(name) for name in ("PHUB_RANK", "PHUB_WORLD_SIZE")}
-    refused("a rank of the job is a whole island", phub.DiLoCo, model, inner, process_group=group)
-    os.environ.update(launched)
+    given = {"process_group": group}
+    assert os.environ["PHUB_WORLD_SIZE"] == str(ISLANDS * PROCESSES)  # as phub run has it
+    refused("a rank of the job is a whole island", phub.DiLoCo, model, inner, **given)
+    refused("proximal=0.1 and process_group", phub.DiLoCo, model, inner, proximal=0.1, **given)
     options = {"rank": island, "world_size": ISLANDS, "on_loss": "fail"}
     outer = phub.DiLoCo(model, inner, job="fails", process_group=group, sync_every=2, **options)
     if island:
