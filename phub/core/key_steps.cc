@@ -62,14 +62,18 @@ void KeySteps::make_step(uint32_t core, uint32_t key, uint64_t round, const Sett
   const std::span chunks = std::span(chunks_).subspan(of.first, of.chunks);
   const std::span steps = std::span(steps_).subspan(of.first, of.chunks);
   uint64_t number = 0;
-  for (uint64_t& step : steps) number = std::max(number, std::exchange(step, 0));
+  for (const uint64_t step : steps) number = std::max(number, step);
   of.unused = number == 0;
   if (of.unused) return;
   float* const gradient = scratch_[core].data();
   float* at = gradient;
   double squares = 0;
-  for (const Chunk& chunk : chunks) {
-    at = std::copy_n(arrays_.sums + chunk.offset, chunk.elements, at);
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const Chunk& chunk = chunks[i];
+    // Without a gradient in this round the sums are an earlier round's direction.
+    const bool has_gradient = std::exchange(steps[i], 0) > 0;
+    at = has_gradient ? std::copy_n(arrays_.sums + chunk.offset, chunk.elements, at)
+                      : std::fill_n(at, chunk.elements, 0.0f);
     squares += kernels::sum_of_squares(arrays_.parameters + chunk.offset, chunk.elements);
   }
   const uint64_t state = arrays_.state_pieces[of.first].offset[0];
