@@ -42,6 +42,9 @@ std::string set(Hyper& hyper, const std::string& name, double value) {
                        field.at_least,
                        field.below == HUGE_VAL ? "" : fmt::format(" and below {}", field.below));
   }
+  if (field.member == &Hyper::ns_steps && value != std::floor(value)) {
+    return fmt::format("hyperparameter '{}' is {}: it must be a whole number", name, value);
+  }
   hyper.*field.member = value;
   return "";
 }

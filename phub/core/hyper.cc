@@ -109,6 +109,17 @@ void check_used(const std::map<std::string, double>& values, const JobSpec& spec
   }
 }
 
+// Adafactor's and Muon's is a least divisor: a gradient of zeros would be divided by 0.
+void check_eps(const std::map<std::string, double>& values, const JobSpec& spec) {
+  if (!steps_whole_keys(spec)) return;
+  for (const auto& [name, value] : values) {
+    const std::optional<HyperName> parts = parse_hyper_name(name);
+    if (!parts || parts->field != "eps" || value > 0) continue;
+    fail(ErrorCode::kInvalid, "'{}' is {}: with optimizer '{}' it must be above 0", name, value,
+         spec.optimizer);
+  }
+}
+
 // The ranks apply them in the groups of their optimizer.
 void check_ungrouped(const std::map<std::string, double>& values, const JobSpec& spec) {
   for (const auto& [name, value] : values) {
@@ -172,6 +183,7 @@ void check_for_job(const std::map<std::string, double>& values, const JobSpec& s
   } else {
     check_used(values, spec);
   }
+  check_eps(values, spec);
   check_slack(values, spec);
   check_batch(values, spec);
 }

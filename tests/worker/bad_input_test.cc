@@ -135,6 +135,12 @@ TEST_F(BadInput, JobsThatCannotBe) {
        [](auto& o) { o.spec.optimizer = "muon", schedule(o, 5, "ns_steps@0", 3); }},
       {"too many steps of muon", kInvalid, "'ns_steps' is 100",
        [](auto& o) { o.spec.optimizer = "muon", o.spec.hyper["ns_steps"] = 100; }},
+      {"half a step of muon", kInvalid, "'ns_steps' is 2.5: it must be a whole number",
+       [](auto& o) { o.spec.optimizer = "muon", o.spec.hyper["ns_steps"] = 2.5; }},
+      {"an eps of muon", kInvalid, "'eps' is 0: with optimizer 'muon' it must be above 0",
+       [](auto& o) { o.spec.optimizer = "muon", o.spec.hyper["eps"] = 0; }},
+      {"an eps of adafactor that comes later", kInvalid, "'eps@0' is 0: with optimizer 'adafactor'",
+       [](auto& o) { o.spec.optimizer = "adafactor", schedule(o, 5, "eps@0", 0); }},
       {"a norm of a group", kInvalid, "the same for all groups",
        [](auto& o) {
          o.spec.keys[1].group = 1, o.spec.hyper = {{"max_norm", 1}, {"max_norm@1", 1}};
