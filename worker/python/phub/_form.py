@@ -12,10 +12,10 @@ from phub._model import is_sharded
 from phub._options import Option, check_results
 from phub.errors import InvalidError
 from phub.trust import Lamb, Lars
-from phub.whole import Adafactor, Muon
+from phub.whole import OF_TORCH, Adafactor, Muon
 
 # Their steps need the whole of a parameter.
-_BY_KEYS = (Lars, Lamb, Adafactor, Muon, torch.optim.Adafactor, torch.optim.Muon)
+_BY_KEYS = (Lars, Lamb, Adafactor, Muon, *OF_TORCH)
 
 
 def check_form(
@@ -128,7 +128,7 @@ def check_shards(
         "max_norm": (max_norm, f"{why} norm. Use phub.FSDPState and clip_grad_norm_"),
         type(optimizer).__name__: (
             isinstance(optimizer, _BY_KEYS),
-            f"{why} norm of a parameter. Use another optimizer",
+            f"{why} parameter. Use another optimizer",
         ),
         "on_nonfinite='skip'": (skips, f"{why} step. Say 'stop', 'pass' or 'exclude'"),
         "branches": (options.get("branches"), f"{why} model's branches. Leave them out"),

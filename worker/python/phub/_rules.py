@@ -8,17 +8,18 @@ from typing import Any
 import torch
 from torch.optim import SGD, Adadelta, Adagrad, Adam, AdamW, Optimizer, RMSprop, SparseAdam
 
+from phub._options import MAX_DIMENSIONS
 from phub.errors import InvalidError
 from phub.lion import Lion
 from phub.trust import Lamb, Lars
-from phub.whole import ADJUSTS, COEFFICIENTS, EPS, Adafactor, Muon, is_factored
+from phub.whole import ADJUSTS, COEFFICIENTS, EPS, OF_TORCH, Adafactor, Muon, is_factored
 
 WAY_OUT = "use server=False: the box averages the gradients, and every rank makes the step itself"
 _REFUSED = ("amsgrad", "maximize", "centered", "capturable", "differentiable")
 _OURS = (Lion, Lars, Lamb, Adafactor, Muon)
 _KINDS = (
     *(SGD, Adam, AdamW, Adagrad, RMSprop, Adadelta, SparseAdam),
-    *(torch.optim.Adafactor, torch.optim.Muon, *_OURS),
+    *(*OF_TORCH, *_OURS),
 )
 
 
@@ -43,6 +44,12 @@ def name_of(optimizer: Optimizer) -> str:
             raise InvalidError(
                 f"group {number} has an initial_accumulator_value, and at the box sums begin at 0: "
                 f"{WAY_OUT}"
+            )
+        most = max((p.dim() for p in group["params"]), default=0)
+        if kind.__name__ == "Adafactor" and most > MAX_DIMENSIONS:
+            raise InvalidError(
+                f"group {number} has a parameter of {most} dimensions, and at the box Adafactor's "
+                f"have {MAX_DIMENSIONS} at most: {WAY_OUT}"
             )
     names = [_name_in(kind, group) for group in optimizer.param_groups]
     for number, name in enumerate(names):
@@ -80,6 +87,23 @@ def fixed_values(name: str, groups: Sequence[Mapping[str, Any]]) -> dict[str, fl
     if len(momenta) > 1:
         raise InvalidError(f"RMSprop's groups have momenta {sorted(momenta)}: {WAY_OUT}")
     return {"rmsprop_momentum": momenta.pop()}
+
+
+# What decides how much state there is, by the names of the groups.
+_FIXED = {"muon": "ns_steps", "rmsprop": "momentum"}
+
+
+def check_fixed(
+    name: str, before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]
+) -> None:
+    """Raises InvalidError if a group has another value that cannot change than it had."""
+    field = _FIXED.get(name)
+    for number, (old, new) in enumerate(zip(before, now, strict=False)):
+        if field is not None and new.get(field) != old[field]:
+            raise InvalidError(
+                f"group {number} has {field}={new.get(field)}, and the job began with "
+                f"{old[field]}: it cannot change, since it decides how much state there is"
+            )
 
 
 def check_schedule(schedule: Mapping[str, float]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch.optim import Optimizer
 
@@ -28,6 +29,7 @@ class Values:
         self._may_change = may_change
         self._rule = rule
         self._optimizer = optimizer
+        self._groups_at_first = [dict(group) for group in optimizer.param_groups]
         self._scale: Callable[[], float] | None = None
         # Whoever joins later takes the values that the job has.
         self._sent = {} if worker.first_round == 1 else self._now()
@@ -80,8 +82,13 @@ class Values:
         """Before its first push. Later calls do nothing, and return False."""
         if self._of_round is not None:
             return False
+        self.check_fixed(self._optimizer.param_groups)
         self._of_round = self._send()
         return True
+
+    def check_fixed(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Raises InvalidError if a value that cannot change is another one in these groups."""
+        _rules.check_fixed(self._rule, self._groups_at_first, groups)
 
     def end_round(self) -> None:
         """They may change again."""

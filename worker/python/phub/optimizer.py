@@ -500,7 +500,8 @@ class DistributedOptimizer(Optimizer):
         """Between steps, on all ranks; what rank 0 loads is what the box takes.
 
         The box takes it with the next push, and the model's parameters as they are then: load the
-        model before or afterwards.
+        model before or afterwards. Raises InvalidError if a group has another momentum of RMSprop,
+        or other ns_steps of Muon, than when the rank joined.
         """
         if self._rule == "none":
             self.optimizer.load_state_dict(state_dict)
@@ -508,6 +509,7 @@ class DistributedOptimizer(Optimizer):
             self._made_for_state = False
             return
         self._at_box.refuse_in_round("load_state_dict()")
+        self._values.check_fixed(state_dict["param_groups"])
         self.synchronize()
         super().load_state_dict(state_dict)
         self.optimizer.param_groups = self.param_groups

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -154,10 +155,10 @@ class Lamb(_Trust):
 
 
 def check_positive(values: dict[str, float]) -> None:
-    """Raises InvalidError for a value below 0."""
+    """Raises InvalidError for a value below 0, or that is not finite."""
     for name, value in values.items():
-        if not value >= 0:
-            raise InvalidError(f"{name} is {value}: it is at least 0")
+        if not 0 <= value < math.inf:
+            raise InvalidError(f"{name} is {value}: it is at least 0, and finite")
 
 
 def _norm(tensor: torch.Tensor) -> float:

@@ -14,6 +14,10 @@ from phub.trust import check_positive
 
 EPS = torch.finfo(torch.float32).eps
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+# PyTorch's own. An older one has none, or not both.
+OF_TORCH = tuple(
+    kind for name in ("Adafactor", "Muon") if (kind := getattr(torch.optim, name, None)) is not None
+)
 ADJUSTS = (None, "original", "match_rms_adamw")
 
 
@@ -23,7 +27,15 @@ def is_factored(shape: torch.Size) -> bool:
 
 
 class _Whole(Optimizer):
-    """What both have: a step of each parameter that has a gradient."""
+    """What both have: checked groups, and a step of each parameter that has a gradient."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raises InvalidError for a value that the box would refuse."""
+        self._check({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+
+    def _check(self, group: dict[str, Any]) -> None:
+        raise NotImplementedError
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -53,8 +65,8 @@ class Adafactor(_Whole):
 
     As torch.optim.Adafactor with foreach=False, with means and norms in double; a parameter with a
     side of 1 is not factored. With `phub.DistributedOptimizer` the box makes the steps. The state
-    is `row_var` and `col_var` of a matrix, `variance` of another parameter, and `step`. Gradients
-    are dense.
+    is `row_var` and `col_var` of a matrix, `variance` of another parameter, and `step`; in float32,
+    or float64 if the parameter is. Gradients are dense.
     """
 
     def __init__(
@@ -71,15 +83,9 @@ class Adafactor(_Whole):
 
         beta2_decay: a step t takes over t ** beta2_decay of the new squares; at most 0.
         eps: the least square root of a mean square, None: 2 ** -23; the least size of a parameter
-            that the rate goes by.
+            that the rate goes by. The first is above 0.
         d: an update's root mean square is clipped to it; at least 1.
         """
-        least = min(eps[0] or 0, eps[1])
-        check_positive({"lr": lr, "weight_decay": weight_decay, "eps": least})
-        if not beta2_decay <= 0:
-            raise InvalidError(f"beta2_decay is {beta2_decay}: it is at most 0")
-        if not d >= 1:
-            raise InvalidError(f"d is {d}: it is at least 1")
         super().__init__(
             params,
             {
@@ -91,6 +97,17 @@ class Adafactor(_Whole):
             },
         )
 
+    def _check(self, group: dict[str, Any]) -> None:
+        least, size = group["eps"]
+        _check_eps(EPS if least is None else least)
+        check_positive({"lr": group["lr"], "weight_decay": group["weight_decay"], "eps": size})
+        if not -math.inf < group["beta2_decay"] <= 0:
+            raise InvalidError(
+                f"beta2_decay is {group['beta2_decay']}: it is at most 0, and finite"
+            )
+        if not 1 <= group["d"] < math.inf:
+            raise InvalidError(f"d is {group['d']}: it is at least 1, and finite")
+
     def _step(
         self,
         group: dict[str, Any],
@@ -99,23 +116,27 @@ class Adafactor(_Whole):
         state: dict[str, Any],
     ) -> None:
         shape = parameter.shape
+        gradient = gradient.to(torch.promote_types(parameter.dtype, torch.float32))
         if "step" not in state:
             state["step"] = torch.tensor(0.0)
             if is_factored(shape):
-                state["row_var"] = parameter.new_zeros((*shape[:-1], 1))
-                state["col_var"] = parameter.new_zeros((*shape[:-2], 1, shape[-1]))
+                state["row_var"] = gradient.new_zeros((*shape[:-1], 1))
+                state["col_var"] = gradient.new_zeros((*shape[:-2], 1, shape[-1]))
             else:
-                state["variance"] = torch.zeros_like(parameter)
+                state["variance"] = torch.zeros_like(gradient)
+        for name in state.keys() - {"step"}:  # load_state_dict() gives them the parameter's type
+            state[name] = state[name].to(gradient.dtype)
         state["step"] += 1
         steps = state["step"].item()
         weight = steps ** group["beta2_decay"]
         least = EPS if group["eps"][0] is None else group["eps"][0]
         size = _rms(parameter)
         if is_factored(shape):
+            kind = gradient.dtype
             squares = gradient.double().square()
-            rows = state["row_var"].lerp_(squares.mean(-1, keepdim=True).float(), weight)
-            columns = state["col_var"].lerp_(squares.mean(-2, keepdim=True).float(), weight)
-            mean = rows.double().mean(-2, keepdim=True).float().clamp_(min=least)
+            rows = state["row_var"].lerp_(squares.mean(-1, keepdim=True).to(kind), weight)
+            columns = state["col_var"].lerp_(squares.mean(-2, keepdim=True).to(kind), weight)
+            mean = rows.double().mean(-2, keepdim=True).to(kind).clamp_(min=least)
             estimate = (rows * columns).div_(mean)
         else:
             estimate = state["variance"].lerp_(gradient * gradient, weight).clone()
@@ -153,18 +174,12 @@ class Muon(_Whole):
     ) -> None:
         """Raises InvalidError for a value that the box would refuse.
 
-        ns_steps: of the iteration; below 100.
+        eps: the least norm that a matrix is divided by; above 0.
+        ns_steps: of the iteration; a whole number below 100.
         adjust_lr_fn: the rate is times max(1, rows / columns) ** 0.5 ("original", None), or 0.2 *
             max(rows, columns) ** 0.5 ("match_rms_adamw").
         betas: AdamW's.
         """
-        check_positive({"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "eps": eps})
-        if not all(0 <= beta < 1 for beta in betas):
-            raise InvalidError(f"betas are {betas}: they are from 0 to below 1")
-        if not 0 <= ns_steps < 100:
-            raise InvalidError(f"ns_steps is {ns_steps}: it is from 0 to below 100")
-        if adjust_lr_fn not in ADJUSTS:
-            raise InvalidError(f"adjust_lr_fn is {adjust_lr_fn!r}: it is one of {ADJUSTS}")
         super().__init__(
             params,
             {
@@ -178,6 +193,17 @@ class Muon(_Whole):
                 "betas": betas,
             },
         )
+
+    def _check(self, group: dict[str, Any]) -> None:
+        _check_eps(group["eps"])
+        check_positive({name: group[name] for name in ("lr", "weight_decay", "momentum")})
+        if not all(0 <= beta < 1 for beta in group["betas"]):
+            raise InvalidError(f"betas are {group['betas']}: they are from 0 to below 1")
+        steps = group["ns_steps"]
+        if not 0 <= steps < 100 or steps != int(steps):
+            raise InvalidError(f"ns_steps is {steps}: it is a whole number from 0 to below 100")
+        if group["adjust_lr_fn"] not in ADJUSTS:
+            raise InvalidError(f"adjust_lr_fn is {group['adjust_lr_fn']!r}: it is one of {ADJUSTS}")
 
     def _step(
         self,
@@ -235,6 +261,11 @@ def _adamw(
     square = state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
     root = square.sqrt().div_((1 - beta2**steps) ** 0.5).add_(group["eps"])
     parameter.addcdiv_(mean, root, value=-group["lr"] / (1 - beta1**steps))
+
+
+def _check_eps(eps: float) -> None:
+    if not 0 < eps < math.inf:
+        raise InvalidError(f"eps is {eps}: it is above 0, and finite")
 
 
 def _rms(tensor: torch.Tensor) -> float:

@@ -27,7 +27,6 @@ OPTIMIZERS = {
     "lion": (phub.Lion, {"lr": 1e-3, "betas": (0.8, 0.98)}),
     "lars": (phub.Lars, {"lr": 2.0, "momentum": 0.8, "trust_coeff": 0.02}),
     "lamb": (phub.Lamb, {"lr": 1e-2, "betas": (0.8, 0.98), "always_adapt": True}),
-    "adafactor": (phub.Adafactor, {"lr": 1e-2, "d": 1.5}),
 }
 
 

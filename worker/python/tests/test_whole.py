@@ -24,8 +24,8 @@ def muon(net, kind=phub.Muon, **values):
     return kind([{"params": matrices, "lr": 0.02}, others], **values)
 
 
-def adafactor(net, kind):
-    return kind(net.parameters(), lr=0.05, weight_decay=0.01)
+def adafactor(net, kind, **values):
+    return kind(net.parameters(), lr=0.05, weight_decay=0.01, **values)
 
 
 def matrices_alone():
@@ -44,6 +44,7 @@ CASES = {
     "match_rms": (make_net, lambda net: muon(net, adjust_lr_fn="match_rms_adamw"), 1e-3),
     "no nesterov": (make_net, lambda net: muon(net, nesterov=False, ns_steps=3), 1e-3),
     "torch.Muon": (matrices_alone, lambda net: muon(net, torch.optim.Muon), 0.15),
+    "phub.Adafactor": (make_net, lambda net: adafactor(net, phub.Adafactor, d=1.5), 1e-5),
     "torch.Adafactor": (make_net, lambda net: adafactor(net, torch.optim.Adafactor), 1e-3),
 }
 
@@ -133,10 +134,17 @@ def test_a_small_model_learns_as_in_one_process(box, start):
     ("make", "message"),
     [
         (lambda p: phub.Muon(p, lr=-1), "lr is -1"),
-        (lambda p: phub.Muon(p, ns_steps=100), "ns_steps is 100: it is from 0"),
+        (lambda p: phub.Muon(p, ns_steps=100), "ns_steps is 100: it is a whole"),
+        (lambda p: phub.Muon(p, ns_steps=2.5), "ns_steps is 2.5: it is a whole number"),
+        (lambda p: phub.Muon([{"params": p, "ns_steps": 100}]), "ns_steps is 100"),
+        (lambda p: phub.Muon([{"params": p, "eps": 0.0}]), "eps is 0.0: it is above 0"),
+        (lambda p: phub.Muon(p, lr=float("inf")), "lr is inf"),
         (lambda p: phub.Muon(p, adjust_lr_fn="own"), "adjust_lr_fn is 'own'"),
         (lambda p: phub.Muon(p, betas=(1, 1)), "betas are"),
         (lambda p: phub.Adafactor(p, d=0.5), "d is 0.5: it is at least 1"),
+        (lambda p: phub.Adafactor([{"params": p, "d": 0.5}]), "d is 0.5"),
+        (lambda p: phub.Adafactor(p, d=float("inf")), "d is inf"),
+        (lambda p: phub.Adafactor(p, eps=(0.0, 1e-3)), "eps is 0.0: it is above 0"),
         (lambda p: phub.Adafactor(p, beta2_decay=0.8), "beta2_decay is 0.8"),
         (lambda p: phub.Adafactor(p, eps=(None, -1)), "eps is -1"),
     ],
@@ -150,4 +158,42 @@ def test_what_the_box_does_not_do(rank):
     net = matrices_alone()
     own = torch.optim.Muon(net.parameters(), ns_coefficients=(3, -4, 2))
     refused("ns_coefficients .3, -4, 2.", phub.DistributedOptimizer, own, net)
+    deep = nn.ParameterList([nn.Parameter(torch.zeros([2] * 9))])
+    refused("9 dimensions", phub.DistributedOptimizer, phub.Adafactor(deep.parameters()), deep)
     refused("max_norm", phub.DistributedOptimizer, muon(net), net, max_norm=1.0)
+
+
+@of_ranks(1)
+def test_steps_of_muon_cannot_change(rank):
+    net = matrices_alone()
+    optimizer = phub.DistributedOptimizer(muon(net), net, overlap=False, job=job("fixed"))
+    train(optimizer, net, rank, range(1))
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["param_groups"][0]["ns_steps"] = 0
+    refused("group 0 has ns_steps=0, and the job began with 5", optimizer.load_state_dict, saved)
+    optimizer.param_groups[0]["ns_steps"] = 3
+    refused("group 0 has ns_steps=3", train, optimizer, net, rank, range(1))
+    optimizer.param_groups[0]["ns_steps"] = 5
+    train(optimizer, net, rank, range(1))
+    optimizer.close()
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float64])
+def test_adafactor_steps_parameters_of_other_types(kind):
+    shapes = (6, 5), (7,), (3, 4, 2)
+    torch.manual_seed(5)
+    first = [torch.randn(shape).bfloat16().float() for shape in shapes]
+    of_float, of_kind = (
+        [nn.Parameter(p.to(k, copy=True)) for p in first] for k in (torch.float32, kind)
+    )
+    optimizers = [phub.Adafactor(each, lr=0.1) for each in (of_float, of_kind)]
+    for step in range(8):
+        for one, other in zip(of_float, of_kind, strict=True):
+            one.grad = torch.randn_like(one).bfloat16().float() * (step > 0)
+            other.grad = one.grad.to(kind)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    of_kind = [p.detach().float() for p in of_kind]
+    apart = distance((first, of_kind), of_float)
+    assert apart < (1e-4 if kind == torch.float64 else 0.1), apart
