@@ -99,6 +99,8 @@ void AddProducts(const float* left, const float* right, size_t samples, size_t r
 
 #endif
 
+bool HasFma() { return HWY_NATIVE_FMA != 0; }
+
 }  // namespace phub::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -106,11 +108,14 @@ HWY_AFTER_NAMESPACE();
 namespace phub::kernels {
 
 HWY_EXPORT(AddProducts);
+HWY_EXPORT(HasFma);
 
 void add_products(const float* left, const float* right, size_t samples, size_t rows,
                   size_t columns, float* out) {
   HWY_DYNAMIC_DISPATCH(AddProducts)(left, right, samples, rows, columns, out);
 }
+
+bool has_fma() { return HWY_DYNAMIC_DISPATCH(HasFma)(); }
 
 }  // namespace phub::kernels
 #endif

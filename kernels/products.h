@@ -18,4 +18,7 @@ namespace phub::kernels {
 void add_products(const float* left, const float* right, size_t samples, size_t rows,
                   size_t columns, float* out);
 
+// Whether this CPU has FMA instructions that add_products() uses.
+bool has_fma();
+
 }  // namespace phub::kernels

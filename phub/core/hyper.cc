@@ -9,6 +9,7 @@
 #include <tuple>
 #include <utility>
 
+#include "kernels/products.h"
 #include "transport/control/message_fields.h"
 #include "transport/error.h"
 #include "transport/text.h"
@@ -336,19 +337,21 @@ std::string fixed_value_in(const std::map<std::string, double>& values) {
 std::vector<kernels::WholeKey> whole_keys(const JobSpec& spec, kernels::Optimizer optimizer) {
   std::vector<Hyper> groups(hyper_groups(spec), kernels::default_hyper(optimizer));
   set_values(spec.hyper, groups);
+  // An emulated FMA takes some 10,000 times as long.
+  const double most = kernels::has_fma() ? kMostProducts : kMostProducts / 1e4;
   std::vector<kernels::WholeKey> keys;
   keys.reserve(spec.keys.size());
   for (const KeySpec& key : spec.keys) {
     const Hyper& hyper = groups[key.group];
     keys.push_back(kernels::whole_key(optimizer, hyper, key.shape, key.elements));
     const double products = kernels::products_of(keys.back(), hyper);
-    if (products <= kMostProducts) continue;
+    if (products <= most) continue;
     fail(
         ErrorCode::kInvalid,
         "key '{}' of job '{}' is a matrix of {} x {}, and a step of muon would take {:.3g} "
         "multiplications on one core, of {:.3g} at most: give it a group with ns_steps 0, or train "
         "it with another optimizer",
-        printable(key.name), spec.name, key.shape[0], key.shape[1], products, kMostProducts);
+        printable(key.name), spec.name, key.shape[0], key.shape[1], products, most);
   }
   return keys;
 }

@@ -723,7 +723,7 @@ MUTANTS = [
            'parts->field == "rmsprop_momentum" || parts->field == "ns_steps"', 'parts->field == "rmsprop_momentum"',
            ("worker/bad_input_test",)),
     Mutant("whole-bound: a matrix may be as large as it likes", "phub/core/hyper.cc",
-           "if (products <= kMostProducts) continue;", "if (products <= 1e6 * kMostProducts) continue;",
+           "if (products <= most) continue;", "if (products <= 1e6 * most) continue;",
            ("worker/bad_input_test",)),
     Mutant("muon-turned: a tall matrix is not turned back", "kernels/muon.cc",
            "  if (is_tall) transpose(turned, columns, rows, matrix);\n", "", ("kernels/whole_key_test",)),
