@@ -275,9 +275,6 @@ void run(PlanArguments arguments) {
          "--gated is about the steps of an optimizer: choose one (--optimizer)");
   }
   check_rules(spec);
-  if (spec.quorum > spec.world_size) {
-    fail(ErrorCode::kInvalid, "--quorum is {}, and --ranks is {}", spec.quorum, spec.world_size);
-  }
   if (std::ranges::any_of(spec.keys,
                           [](const KeySpec& key) { return !key.exchanged_by.empty(); })) {
     validate(JobSpec{.name = "plan", .keys = spec.keys, .max_ranks = spec.max_ranks});
@@ -299,8 +296,7 @@ void run(PlanArguments arguments) {
     arguments.options.rank_hosts = {arguments.rank_boxes.begin(), arguments.rank_boxes.end()};
     arguments.options.shared_memory = false;
   }
-  // There are slots of everything over shared memory, and with a quorum.
-  if (topology.nics.empty() || spec.quorum > 0) arguments.options.slot_window = 0;
+  if (topology.nics.empty()) arguments.options.slot_window = 0;  // over shared memory
   const Plan plan = make_plan(topology, spec.keys, arguments.options);
 
   LimitInputs& inputs = arguments.limits;
@@ -445,11 +441,6 @@ void add_plan_command(CLI::App& app) {
   command->add_flag("--gated", arguments->gated,
                     "Rounds are applied as a whole: with max_norm, or on_nonfinite skip; needs an "
                     "--optimizer");
-  CLI::Option* quorum =
-      command
-          ->add_option("--quorum", arguments->spec.quorum,
-                       "Ranks that complete a round, so each rank has results of its own; 0: all")
-          ->capture_default_str();
   command->add_option(
       "--parameter-dtype", arguments->parameter_dtype,
       "Format that is written back: f32, bf16 or f16 (default: that of the gradients; f32 "
@@ -461,8 +452,7 @@ void add_plan_command(CLI::App& app) {
           "By rank, the box at its machine, from 1 on (0: none), as in 1,1,2: plans for so "
           "many boxes, with chunks at the machines that exchange them")
       ->delimiter(',')
-      ->check(CLI::Range(0, 256))
-      ->excludes(quorum);  // one box has such a job
+      ->check(CLI::Range(0, 256));
   command->add_flag("--json", arguments->json, "Print JSON, for programs");
   add_limit_options(command, arguments->limits);
   CLI::Option* samples =

@@ -133,10 +133,6 @@ TEST(PlanCommand, JsonAddsUp) {
   // And the sums of a round.
   json = json_of(words + " --checkpoints --gated");
   EXPECT_EQ(sum("memory", "gated_sums"), 4 * padded);
-  // Results of each rank.
-  json = json_of(words + " --quorum 3");
-  EXPECT_EQ(sum("memory", "parameters"), 4 * 2 * padded);
-  EXPECT_EQ(sum("memory", "master"), 4 * padded);
   EXPECT_THAT(output_of(words + " --checkpoints"), HasSubstr("snapshot"));
 }
 
@@ -300,8 +296,6 @@ TEST(PlanCommand, BadInputIsNamed) {
             "'f8'"},
            {"vgg19 --chunk-elements 100", "multiple of 32"},
            {"vgg19 --gated", "choose one (--optimizer)"},
-           {"vgg19 --ranks 4 --quorum 5", "--quorum is 5, and --ranks is 4"},
-           {"vgg19 --optimizer sgd --gated --quorum 2", "quorum"},
            {"vgg19 --cluster nowhere.toml", "nowhere.toml: No such file"},
            {"vgg19 --boxes 2", "--boxes requires --cluster"},
            {"vgg16 --samples 32", "it needs --link-gbps, --worker-link-gbps, and NICs"},
