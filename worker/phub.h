@@ -271,7 +271,7 @@ PHUB_API phub_code phub_options_set_format(phub_options* options, const char* pa
  *                       max(rows, columns)^0.5   0
  *   beta2_power         adafactor; step t takes over t^-beta2_power of the new squares   0.8
  *   eps2                adafactor; the least size of a key that the rate goes by   0.001
- *   clip_threshold      adafactor; the root mean square that an update is clipped to, at least 1   1
+ *   clip_threshold      adafactor; an update's root mean square is clipped to it, at least 1   1
  *   batch               of a branch: samples of a rank's gradient, which the ranks ask for
  *                       (phub_batch_in), 0: as the program has it; whole; no groups   0
  *   slack               ssp, async: rounds that a rank may be ahead of the slowest, in ssp at
