@@ -77,7 +77,7 @@ def pushes(rank):
         worker.wait("a")
         found = torch.frombuffer(bytearray(worker.parameters("a")), dtype=torch.float32).tolist()
         for wrong in (0, -1, float("nan"), float("inf"), 1e-39):
-            refused("must be finite and at least 2^-126", worker.weight, wrong)
+            refused(r"must be finite and at least 2\^-126", worker.weight, wrong)
         refused("it must be a number", worker.weight, "2")
         worker.barrier()
     return found
