@@ -1,7 +1,7 @@
 #include "phub/job/quorum_grace.h"
 
 #include <algorithm>
-#include <cstddef>
+#include <cmath>
 
 namespace phub {
 namespace {
@@ -12,7 +12,7 @@ constexpr uint64_t kPartOfRound = 4;
 // The one that has about `part` of the others below it. REQUIRES: there is one.
 uint64_t quantile(std::vector<uint64_t>& all, double part) {
   const auto last = static_cast<double>(all.size() - 1);
-  const auto at = all.begin() + static_cast<std::ptrdiff_t>(part * last + 0.5);
+  const auto at = all.begin() + std::lround(part * last);
   std::ranges::nth_element(all, at);
   return *at;
 }
