@@ -457,7 +457,8 @@ def test_what_does_not_go_with_shards_is_refused(rank, tmp_path):
     }
     for options, message in cases.values():
         refused(message, phub.DistributedOptimizer, sgd, model, **options)
-    refused("sees the whole parameter", phub.DistributedOptimizer, phub.Lamb(model.parameters()), model)
+    lamb = phub.Lamb(model.parameters())
+    refused("sees the whole parameter", phub.DistributedOptimizer, lamb, model)
     optimizer = phub.DistributedOptimizer(sgd, model)
     for message, call in {
         "a GradScaler and a sharded model": lambda: phub.GradScaler(optimizer),
