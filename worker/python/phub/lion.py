@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
 
+from phub._by_parameter import ByParameter
 from phub.errors import InvalidError
 
 
-class Lion(Optimizer):
+class Lion(ByParameter):
     """Steps of one size, in the direction of the sign of a mean (Chen et al., 2023, algorithm 2).
 
     With `phub.DistributedOptimizer` the box makes them, to the same bits. The state is one array
@@ -39,25 +38,18 @@ class Lion(Optimizer):
             )
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step; what the closure returned, if there is one."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            lr, (beta1, beta2) = group["lr"], group["betas"]
-            for parameter in group["params"]:
-                gradient = parameter.grad
-                if gradient is None:
-                    continue
-                state = self.state[parameter]
-                if "exp_avg" not in state:
-                    state["exp_avg"] = torch.zeros_like(parameter)
-                mean = state["exp_avg"]
-                parameter.mul_(1 - lr * group["weight_decay"])
-                direction = mean.mul(beta1).add_(gradient, alpha=1 - beta1).sign_()
-                parameter.add_(direction, alpha=-lr)
-                mean.mul_(beta2).add_(gradient, alpha=1 - beta2)
-        return loss
+    def _step(
+        self,
+        group: dict[str, Any],
+        parameter: torch.Tensor,
+        gradient: torch.Tensor,
+        state: dict[str, Any],
+    ) -> None:
+        lr, (beta1, beta2) = group["lr"], group["betas"]
+        if "exp_avg" not in state:
+            state["exp_avg"] = torch.zeros_like(parameter)
+        mean = state["exp_avg"]
+        parameter.mul_(1 - lr * group["weight_decay"])
+        direction = mean.mul(beta1).add_(gradient, alpha=1 - beta1).sign_()
+        parameter.add_(direction, alpha=-lr)
+        mean.mul_(beta2).add_(gradient, alpha=1 - beta2)

@@ -3,42 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
 
+from phub._by_parameter import ByParameter
 from phub.errors import InvalidError
 
 
-class _Trust(Optimizer):
-    """What both have: a step of each parameter, and its ratio."""
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step; what the closure returned, if there is one."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._step(group, parameter, parameter.grad, self.state[parameter])
-        return loss
-
-    def _step(
-        self,
-        group: dict[str, Any],
-        parameter: torch.Tensor,
-        gradient: torch.Tensor,
-        state: dict[str, Any],
-    ) -> None:
-        raise NotImplementedError
-
-
-class Lars(_Trust):
+class Lars(ByParameter):
     """SGD with momentum, and steps in proportion to the parameter's norm (You et al., 2017).
 
     g = (g + weight_decay * p) * ratio; buffer = momentum * buffer + g; p -= lr * buffer. The ratio
@@ -90,7 +63,7 @@ class Lars(_Trust):
         parameter.add_(change, alpha=-group["lr"])
 
 
-class Lamb(_Trust):
+class Lamb(ByParameter):
     """Adam, and steps in proportion to the parameter's norm (You et al., 2019, algorithm 2).
 
     u = Adam's update, with bias correction, + weight_decay * p; p -= lr * ratio * u. The ratio is

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
 
+from phub._by_parameter import ByParameter
 from phub.errors import InvalidError
 from phub.trust import check_positive
 
@@ -26,8 +25,8 @@ def is_factored(shape: torch.Size) -> bool:
     return len(shape) > 1 and shape[-1] > 1 and shape[-2] > 1
 
 
-class _Whole(Optimizer):
-    """What both have: checked groups, and a step of each parameter that has a gradient."""
+class _Whole(ByParameter):
+    """What both have: checked groups."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises InvalidError for a value that the box would refuse."""
@@ -35,28 +34,6 @@ class _Whole(Optimizer):
         super().add_param_group(param_group)
 
     def _check(self, group: dict[str, Any]) -> None:
-        raise NotImplementedError
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step; what the closure returned, if there is one."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._step(group, parameter, parameter.grad, self.state[parameter])
-        return loss
-
-    def _step(
-        self,
-        group: dict[str, Any],
-        parameter: torch.Tensor,
-        gradient: torch.Tensor,
-        state: dict[str, Any],
-    ) -> None:
         raise NotImplementedError
 
 
