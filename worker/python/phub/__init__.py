@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from phub.diloco import DiLoCo
     from phub.fsdp import FSDPState
     from phub.lion import Lion
+    from phub.manager import Manager
     from phub.optimizer import DistributedOptimizer
     from phub.pytorch import DDPState, ddp, ddp_hook
     from phub.sampler import Sampler
@@ -62,6 +63,7 @@ _OF_PYTORCH = {
     "Lamb": "trust",
     "Lars": "trust",
     "Lion": "lion",
+    "Manager": "manager",
     "Muon": "whole",
     "OwnBranches": "_own_branches",
     "PowerSGD": "_powersgd",
@@ -89,6 +91,7 @@ __all__ = [
     "Lars",
     "LibraryError",
     "Lion",
+    "Manager",
     "Memory",
     "MismatchError",
     "Muon",
