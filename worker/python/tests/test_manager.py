@@ -1,8 +1,10 @@
 """The calls of torchft's Manager, with ranks that come, die and fail."""
 
+import os
 import random
 import signal
 import time
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from exact import assert_same_bits, job, mean
 from torch import nn
 
 import phub
+from phub import _given_state
 from phub._quorum import Course, Standing, course_of
 from phub.manager import DistributedDataParallel, Manager, Optimizer, allreduce_gradients
 
@@ -343,3 +346,74 @@ def test_who_gives_its_state_to_whom():
     assert course_of({0: Standing(9), 1: new}) == Course(1, 5, (0,))
     assert course_of({0: Standing(4), 1: Standing(5), 2: Standing(5)}) == Course(1, 5, (0, 2))
     assert course_of({0: new, 3: new}) == Course(0, 5, ())
+
+
+# ---- Ranks that die while others depend on them.
+
+
+def goes_through_deaths(rank, name, where, timeout):
+    """Rank 0 dies where others need it; rank 2 comes late, and needs a state."""
+    training = Training(rank, job=name, world_size=2, timeout=timeout)
+    dies = rank == 0 and where
+    state = training.state
+    if dies == "state":
+        training.manager._functions["default"] = (
+            training.load,
+            lambda: state() if training.manager.current_step() == 0 else os.kill(os.getpid(), 9),
+        )
+    give = _given_state.give
+
+    def gives(job, ranks, rank, given, **options):
+        if dies == "give" and training.manager.current_step() > 0:
+            os.kill(os.getpid(), 9)
+        return give(job, ranks, rank, given, **options)
+
+    with patch.object(_given_state, "give", gives):
+        while training.manager.current_step() < STEPS:
+            if training.manager.current_step() > 3:
+                time.sleep(0.02)
+            if dies == "quorum" and training.manager.current_step() == 4:
+                training.manager.start_quorum()
+                training.manager.wait_quorum()
+                os.kill(os.getpid(), 9)
+            training.step()
+    training.manager.shutdown()
+    return training.result()
+
+
+@pytest.mark.parametrize("where", ["state", "give", "quorum"])
+def test_a_death_while_others_depend_on_it(box, start, where):
+    ranks = start(goes_through_deaths, 2, job("needed"), where, 2.0)
+    context, body, _, arguments, given = ranks._make
+    ranks._make = (context, body, 2, arguments, given)
+    wait_until(lambda: box.status(job("needed")).get("completed_round", 0) > 3, "some steps")
+    ranks._start(2)
+    found = [ranks.result(rank) for rank in (1, 2)]
+    assert_same_bits(found[0], found[1])
+    assert found[0][0]["step"] == STEPS
+    ranks.processes[0].join(LIMIT_S)
+    assert ranks.processes[0].exitcode == -9
+
+
+def loses_a_rank_before_the_jobs_are_made(rank, name):
+    training = Training(rank, job=name, timeout=2.0)
+    training.manager.start_quorum()
+    training.manager.wait_quorum()
+    if rank == 0:
+        os.kill(os.getpid(), 9)
+    training.optimizer.optim.zero_grad()
+    training.backward()
+    allreduce_gradients(training.manager, training.net)
+    assert isinstance(training.manager.errored(), phub.RankLostError)
+    assert not training.manager.should_commit()
+    for _ in range(3):
+        training.step()
+    training.manager.shutdown()
+    return training.result()
+
+
+def test_a_step_does_not_count_whose_jobs_lack_a_rank(box, start):
+    ranks = start(loses_a_rank_before_the_jobs_are_made, 3, job("lacks"))
+    found = [ranks.result(rank) for rank in (1, 2)]
+    assert_same_bits(found[0], found[1])
+    assert found[0][0] == {"step": 3, "batches_committed": 6}

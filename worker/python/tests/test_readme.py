@@ -37,7 +37,7 @@ print(f"rank {model.phub.rank}: loss {loss.item():.3f}")
 
 
 NAMES = ["ddp", "optimizer", "diloco", "rejoin", "ddp-again", "sampler", "tuning", "outside"]
-NAMES += ["own-branches", "fsdp", "core", "store"]
+NAMES += ["own-branches", "fsdp", "manager", "core", "store"]
 
 
 def assert_each_rank_says_a_line(said):
