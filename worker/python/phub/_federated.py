@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from phub._options import Key, Option
+from phub._options import Key, Option, check_results
 from phub.errors import InvalidError
 from phub.worker import Worker
 
@@ -61,6 +61,14 @@ class Plan:
             name: np.array(worker.parameters(name)).reshape(shape)
             for name, shape in self.shapes.items()
         }
+
+
+def check_options(options: Mapping[str, Option]) -> None:
+    """Raises InvalidError for those with which results would not be means of float32."""
+    only = {"reduction": "mean", "weights": "yes", "initial": "broadcast", "on_loss": "shrink"}
+    check_results("phub.flower", options, gradients=True, **only, parameter_dtype="f32")
+    if given := sorted(options.keys() & {"job", "rank", "world_size", "max_ranks"}):
+        raise InvalidError(f"phub.flower with {given[0]}: each round has its own. Leave it out")
 
 
 def shapes_of(arrays: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

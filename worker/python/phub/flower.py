@@ -23,7 +23,7 @@ except ImportError as _error:
         "phub.flower needs Flower, with the interfaces of version 1.42: pip install flwr"
     ) from _error
 
-from phub._federated import Arrays, Giver, Plan, Taker, shapes_of
+from phub._federated import Arrays, Giver, Plan, Taker, check_options, shapes_of
 from phub._options import Option
 from phub.errors import InvalidError
 
@@ -52,7 +52,9 @@ class FedAvg(_strategy.FedAvg):  # type: ignore[misc]
         job: jobs' names begin with it.
         options: of `phub.Worker`, such as gradient_dtype, or join_limit_ms, for which clients wait
             for each other.
+        Raises InvalidError for options with which results would not be means.
         """
+        check_options(options or {})
         super().__init__(*arguments, **named)
         self._job, self._options = job, {**(options or {}), **({"box": box} if box else {})}
         self._giver: Giver | None = None

@@ -11,7 +11,7 @@ import pytest
 from conftest import SEED, refused
 from exact import job
 
-from phub._federated import Giver, Plan, Taker, shapes_of
+from phub._federated import Giver, Plan, Taker, check_options, shapes_of
 
 ROUNDS = 3
 EXAMPLES = (40, 7, 331)
@@ -101,6 +101,10 @@ def test_a_client_that_fails_does_not_count(box, start):
 def test_other_arrays_are_refused():
     refused("'count' has 1 elements of int64", shapes_of, {"count": np.array(3)})
     refused("'none' has 0 elements", shapes_of, {"none": np.zeros(0, np.float32)})
+    check_options({"gradient_dtype": "bf16", "transport": "tcp"})
+    refused("parameter_dtype='bf16'", check_options, {"parameter_dtype": "bf16"})
+    refused("with rank", check_options, {"rank": 1})
+    refused("a step of the box", check_options, {"optimizer": "adam"})
 
 
 # ---- Of Flower.

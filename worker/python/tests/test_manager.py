@@ -183,11 +183,14 @@ def test_a_newcomer_has_the_same_bits(box, start):
     assert len(found[die_at[0]][1]) == sum(1 for step in range(wait_at, STEPS) if counts[step] == 3)
 
 
-def comes_later(rank, name, reached, come):
+def comes_later(rank, name, is_ddp, come):
     """Rank 2 is none of the beginning."""
     if rank == 2:
         assert come.wait(LIMIT_S)
     training = Training(rank, job=name, world_size=2)
+    if is_ddp:
+        options = {"bucket_cap_mb": 0.001}
+        training.model = DistributedDataParallel(training.manager, training.net, **options)
     counts = []
     while training.manager.current_step() < STEPS:
         if rank < 2 and training.manager.current_step() == STEPS // 2 and not come.is_set():
@@ -200,9 +203,10 @@ def comes_later(rank, name, reached, come):
     return training.result(), counts
 
 
-def test_one_more_rank_is_taken_in(box, start):
+@pytest.mark.parametrize("is_ddp", [False, True], ids=["plain", "ddp"])
+def test_one_more_rank_is_taken_in(box, start, is_ddp):
     come = FORK.Event()
-    found = start(comes_later, 3, job("more"), None, come).results()
+    found = start(comes_later, 3, job("more"), is_ddp, come).results()
     counts = dict(found[0][1])
     assert_same_bits(dict(found[1][1]), counts)
     late = {step: n for step, n in counts.items() if n == 3}
@@ -290,6 +294,18 @@ def test_tensors_of_many_kinds_and_waits(rank):
                 assert_same_bits(got.contiguous(), should.contiguous())
         manager.start_quorum()
         refused("10 elements, and had 2100", manager.allreduce, torch.zeros(10))
+
+
+@of_ranks(2)
+def test_tensors_of_few_bits(rank):
+    with Manager(job=job("bits"), init_sync=False, gradient_dtype="int8") as manager:
+        draw = [torch.Generator().manual_seed(SEED + each) for each in (0, 1)]
+        both = [torch.randn(40, 700, generator=each) for each in draw]
+        manager.start_quorum()
+        found = both[rank].clone()
+        assert manager.allreduce(found).wait()
+        assert 0 < (found - mean(both)).abs().max() < 0.05
+        return found
 
 
 # ---- What is refused.
