@@ -297,6 +297,21 @@ def test_tensors_of_many_kinds_and_waits(rank):
 
 
 @of_ranks(2)
+def test_what_a_rank_does_not_give_counts_as_zero(rank):
+    with Manager(job=job("fewer"), init_sync=False) as manager:
+        for step in range(5):
+            manager.start_quorum()
+            first, second = torch.ones(3), torch.full((1 << 20,), 4.0)
+            assert manager.allreduce(first).wait()
+            assert first.tolist() == [1, 1, 1]
+            gives = step != 2 or rank == 0
+            work = manager.allreduce(second) if gives else None
+            assert manager.should_commit()  # which waits for both
+            assert work is None or work.wait()
+            assert second.unique().tolist() == [2 if step == 2 and gives else 4]
+
+
+@of_ranks(2)
 def test_tensors_of_few_bits(rank):
     with Manager(job=job("bits"), init_sync=False, gradient_dtype="int8") as manager:
         draw = [torch.Generator().manual_seed(SEED + each) for each in (0, 1)]
