@@ -65,12 +65,12 @@ class Work:
         self._manager, self._tensor, self._given = manager, tensor, given
 
     def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002
-        """False: an error, which the manager was told of; the tensor may be anything.
+        """False: there was an error in this step; the tensor may be anything.
 
         The timeout is torchft's; here the job's limits say how long others are waited for.
         """
         given, self._given = self._given, None
-        return given is None or self._manager._take(given)
+        return self._manager._take(given)
 
     def get_future(self) -> Future[torch.Tensor]:
         """Waits, and returns a future that is done: call it when the tensor is needed."""
@@ -423,8 +423,8 @@ class Manager:
         self._exchange = number
         self._batches = Batches(f"{quorum.job}-{number}", options)
 
-    def _take(self, given: Given) -> bool:
-        if self._error is None:
+    def _take(self, given: Given | None) -> bool:
+        if given and self._error is None:
             try:
                 self._joined_batches().take(given)
             except errors.Error as error:

@@ -229,15 +229,18 @@ def test_a_rank_with_an_error_gets_the_state_of_the_others(rank):
         training.optimizer.optim.zero_grad()
         training.backward()
         works = [training.manager.allreduce(p.grad) for p in training.net.parameters()]
+        done = [work.wait() for work in works]
+        assert all(done)
         if (rank, step) == (1, 3) and len(commits) == 3:
             training.manager.report_error(ValueError("a bad batch"))
-            done = [work.wait() for work in works]
-            assert not any(done)
+            assert not training.manager.allreduce(torch.ones(1)).wait()
             assert str(training.manager.errored()) == "a bad batch"
         commits.append(training.manager.should_commit())
         if commits[-1]:
             training.optimizer.optim.step()
     assert commits == [True, True, True, rank != 1, True, True]
+    # It has the state of the others before it computes the next gradient.
+    assert_same_bits(training.result(), expected(lambda _: range(3), 6))
     training.manager.shutdown()
     return training.result()
 
