@@ -38,7 +38,7 @@ class Training:
     def __init__(self, rank, **options):
         self.rank = rank
         self.net = make_net(SEED + rank)
-        given = {"job": JOB, "lease_ms": 2000, "max_ranks": 4, "rank": rank, **options}
+        given = {"job": JOB, "lease_ms": 20_000, "max_ranks": 4, "rank": rank, **options}
         self.manager = Manager(self.load, self.state, **given)
         self.optimizer = Optimizer(self.manager, torch.optim.AdamW(self.net.parameters(), 1e-2))
         self.model = self.net
@@ -142,6 +142,13 @@ def trains_slowly(rank, name, steps, reached, die_at, wait_at=None, goes_on=None
     return training.result(), members
 
 
+def has_come(box, name, rank, incarnation):
+    """Else the others may have ended before it joins."""
+    ranks = box.status(name).get("ranks", ())
+    here = [each for each in ranks if each["state"] in ("joining", "live")]
+    return (rank, incarnation) in [(each["rank"], each["incarnation"]) for each in here]
+
+
 def test_a_killed_rank_stops_nobody(box, start):
     draw = random.Random(f"{SEED} killed")
     die_at = (draw.randrange(3), draw.randrange(3, STEPS), draw.randrange(2))
@@ -171,8 +178,7 @@ def test_a_newcomer_has_the_same_bits(box, start):
     wait_until(lambda: reached.value == wait_at, "the step before which all wait")
     ranks._make = (*ranks._make[:3], (name, STEPS, reached, (-1, -1, 0)), ranks._make[4])
     ranks.replace(die_at[0])
-    # It takes part from the next step on: that begins when it has come.
-    time.sleep(draw.random())
+    wait_until(lambda: has_come(box, name, die_at[0], 2), "a newcomer")
     goes_on.set()
     found = ranks.results()
     assert_same_bits([state for state, _ in found], [found[0][0]] * 3)
@@ -385,7 +391,7 @@ def test_who_gives_its_state_to_whom():
 # ---- Ranks that die while others depend on them.
 
 
-def goes_through_deaths(rank, name, where, timeout):
+def goes_through_deaths(rank, name, where, timeout, come):
     """Rank 0 dies where others need it; rank 2 comes late, and needs a state."""
     training = Training(rank, job=name, world_size=2, timeout=timeout)
     dies = rank == 0 and where
@@ -404,8 +410,8 @@ def goes_through_deaths(rank, name, where, timeout):
 
     with patch.object(_given_state, "give", gives):
         while training.manager.current_step() < STEPS:
-            if training.manager.current_step() > 3:
-                time.sleep(0.02)
+            if rank < 2 and training.manager.current_step() == 4:
+                assert come.wait(LIMIT_S)
             if dies == "quorum" and training.manager.current_step() == 4:
                 training.manager.start_quorum()
                 training.manager.wait_quorum()
@@ -417,11 +423,14 @@ def goes_through_deaths(rank, name, where, timeout):
 
 @pytest.mark.parametrize("where", ["state", "give", "quorum"])
 def test_a_death_while_others_depend_on_it(box, start, where):
-    ranks = start(goes_through_deaths, 2, job("needed"), where, 2.0)
+    come = FORK.Event()
+    ranks = start(goes_through_deaths, 2, job("needed"), where, 2.0, come)
     context, body, _, arguments, given = ranks._make
     ranks._make = (context, body, 2, arguments, given)
     wait_until(lambda: box.status(job("needed")).get("completed_round", 0) > 3, "some steps")
     ranks._start(2)
+    wait_until(lambda: has_come(box, job("needed"), 2, 1), "rank 2")
+    come.set()
     found = [ranks.result(rank) for rank in (1, 2)]
     assert_same_bits(found[0], found[1])
     assert found[0][0]["step"] == STEPS
