@@ -178,6 +178,12 @@ PHUB_API phub_code phub_options_tune_key(phub_options* options, size_t key, int3
 /* Puts a key into a group, 0 to 255, with hyperparameters of its own; 0 is the default. */
 PHUB_API phub_code phub_options_set_group(phub_options* options, size_t key, uint32_t group);
 
+/* In a job with a quorum: puts a key into a fragment, 0 to 255; 0 is the default, and no number
+ * below the last is left out. A rank takes part in a round of a fragment with all of its keys or
+ * with none, and ranks may be at different fragments: worker/training.md. Without a quorum it
+ * changes nothing. */
+PHUB_API phub_code phub_options_set_fragment(phub_options* options, size_t key, uint32_t fragment);
+
 /* For a key with a shape of two dimensions, rows and columns: this rank sends its gradient as at
  * most so many pairs of vectors (phub_push_factors), and the server adds up their outer products.
  * With a rows_limit of all rows, too, each push is phub_push_factors or phub_push_rows.

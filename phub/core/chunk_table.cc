@@ -54,11 +54,11 @@ void ChunkTable::expect(uint32_t rank, uint64_t first_round,
   count_expected();
 }
 
-void ChunkTable::excuse(uint32_t rank, uint64_t round) {
-  for (uint32_t i = 0; i < size(); ++i) {
+void ChunkTable::excuse(uint32_t rank, uint64_t round, std::span<const uint32_t> indices) {
+  for (const uint32_t i : indices) {
     if ((*this)[i].round == round) set_in_round(rank, i, false);
   }
-  excused_until_ = round + 1;
+  excused_until_ = std::max(excused_until_, round + 1);
 }
 
 void ChunkTable::set_interest(uint32_t rank, std::span<const ChunkInterest> interest) {

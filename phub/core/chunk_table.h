@@ -85,9 +85,9 @@ class ChunkTable : public Contributions {
   void expect(uint32_t rank, uint64_t first_round, std::span<const ChunkInterest> interest = {});
   uint32_t expected_count() const { return expected_count_; }  // in any round
   bool is_in_round(uint32_t rank, uint32_t index) const { return in_round_.has(rank, index); }
-  // The rank takes no part in this round of any chunk, which nobody has closed, and in the next one
-  // it does. REQUIRES: nothing of it has arrived for that round.
-  void excuse(uint32_t rank, uint64_t round);
+  // The rank takes no part in this round of any of these chunks, which nobody has closed, and in
+  // the next one it does. REQUIRES: nothing of it has arrived for that round.
+  void excuse(uint32_t rank, uint64_t round, std::span<const uint32_t> indices);
   // A bit for each of 64 ranks: it is expected in the chunk's round and has not arrived.
   uint64_t lacking(uint32_t index, uint32_t word) const {
     return in_round_.word(index, word) & ~idle_.word(index, word) & ~arrived_word(index, word);

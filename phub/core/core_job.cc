@@ -79,7 +79,7 @@ uint64_t CoreJob::bytes(const Size& size) {
          (size.places > 1 ? Places::bytes(size.chunks, size.places) : 0) +
          (size.lock_step ? 0 : CoreClocks::bytes(size.chunks, size.max_ranks)) +
          (size.gated ? Gated::bytes(size.chunks) : 0) +
-         (size.quorum ? Quorum::bytes(size.chunks, size.max_ranks) : 0) +
+         (size.fragments > 0 ? Quorum::bytes(size.chunks, size.max_ranks, size.fragments) : 0) +
          (size.of_racks ? ChunkTable::rack_bytes(size.chunks) : 0) +
          (size.has_parent ? Uplinked::bytes(size.chunks) : 0) +
          size.max_ranks * sizeof(uint32_t);  // wake_after_

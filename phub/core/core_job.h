@@ -64,7 +64,7 @@ class CoreJob {
     uint64_t places = 1;         // places of branches, docks included
     bool lock_step = true;
     bool gated = false;
-    bool quorum = false;
+    uint32_t fragments = 0;  // of a job with a quorum; 0: it has none
     bool shares_slots = false;
     bool differences = false;
     bool lazy = false;  // some key is

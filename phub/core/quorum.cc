@@ -5,86 +5,95 @@
 
 namespace phub {
 
-Quorum::Quorum(const Stages& stages, QuorumGate& gate, uint32_t core)
+Quorum::Quorum(const Stages& stages, QuorumGates& gates, uint32_t core,
+               std::span<const uint32_t> fragment_of)
     : InStep(stages),
-      gate_(gate),
+      gates_(gates),
       core_(core),
-      round_(std::max<uint64_t>(stages.parameters.first_round, 1)),
-      ranks_(stages.table.max_ranks()),
+      fragments_(gates.size()),
       has_of_(size_t{stages.table.size()} * stages.table.max_ranks(), kNever),
       expected_(bit_words(stages.table.max_ranks())),
       aside_(stages.table.size(), stages.table.max_ranks()),
       null_aside_(stages.table.size(), stages.table.max_ranks()) {
-  stages.table.closes_up_to = round_ - 1;
+  if (gates.size() > 1) fragment_of_.assign(fragment_of.begin(), fragment_of.end());
+  for (uint32_t i = 0; i < stages.table.size(); ++i) at_fragment(i).chunks.push_back(i);
+  for (uint32_t f = 0; f < gates.size(); ++f) {
+    Fragment& of = fragments_[f];
+    of.gate = &gates[f];
+    of.ranks.resize(stages.table.max_ranks());
+    of.round = std::max<uint64_t>(stages.parameters.first_round, 1);
+    of.closes_up_to = of.round - 1;
+  }
 }
 
 // --- what a rank has sent ------------------------------------------------------------------------
 
-void Quorum::count_chunk(uint32_t rank) {
-  OfRank& of = ranks_[rank];
-  if (++of.chunks < stages_.table.size()) return;
-  of.sent = true;
-  if (!gate_.sent_here(rank)) return;
-  if (QuorumTimes* const times = gate_.times()) {
-    times->came(has_of(rank, 0) + 1, stages_.endpoint.now_ns());
+void Quorum::count_chunk(Fragment& of, uint32_t rank) {
+  OfRank& sender = of.ranks[rank];
+  if (++sender.chunks < of.chunks.size()) return;
+  sender.sent = true;
+  if (!of.gate->sent_here(rank)) return;
+  if (QuorumTimes* const times = of.gate->times()) {
+    times->came(has_of(rank, of.chunks.front()) + 1, stages_.endpoint.now_ns());
   }
-  check();
+  check(of);
 }
 
-void Quorum::forget_chunks(uint32_t rank) {
-  OfRank& of = ranks_[rank];
-  of.chunks = 0;
-  if (std::exchange(of.sent, false)) gate_.took_here(rank);
+void Quorum::forget_chunks(Fragment& of, uint32_t rank) {
+  OfRank& sender = of.ranks[rank];
+  sender.chunks = 0;
+  if (std::exchange(sender.sent, false)) of.gate->took_here(rank);
 }
 
 // --- who takes part ------------------------------------------------------------------------------
 
-void Quorum::find_expected() {
+void Quorum::find_expected(const Fragment& of) {
   std::ranges::fill(expected_, 0);
   for (uint32_t r = 0; r < stages_.table.max_ranks(); ++r) {
-    if (stages_.table.rank(r).first_round <= round_) expected_[r / 64] |= uint64_t{1} << (r % 64);
+    if (stages_.table.rank(r).first_round <= of.round) expected_[r / 64] |= uint64_t{1} << (r % 64);
   }
 }
 
 // Decides the round if nobody is missing. During a boundary its ranks are not final.
-void Quorum::check() {
-  if (!waits() || stages_.table.hold_from != kNever || gate_.collecting() != round_) return;
-  find_expected();
+void Quorum::check(const Fragment& of) {
+  QuorumGate& gate = *of.gate;
+  if (!waits(of) || stages_.table.hold_from != kNever || gate.collecting() != of.round) return;
+  find_expected(of);
   uint32_t all = 0;
   for (const uint64_t word : expected_) all += static_cast<uint32_t>(__builtin_popcountll(word));
-  if (gate_.has_decided(round_) || gate_.decide(round_, expected_, all, core_)) return;
-  if (gate_.senders_among(expected_) < gate_.quorum() || !gate_.say_is_there(round_)) return;
-  if (QuorumTimes* const times = gate_.times()) {
-    times->is_there(round_, stages_.endpoint.now_ns());
+  if (gate.has_decided(of.round) || gate.decide(of.round, expected_, all, core_)) return;
+  if (gate.senders_among(expected_) < gate.quorum() || !gate.say_is_there(of.round)) return;
+  if (QuorumTimes* const times = gate.times()) {
+    times->is_there(of.round, stages_.endpoint.now_ns());
   }
-  stages_.reports.add(CoreReport::kQuorum, CoreReport::kNoRank).round = round_;
+  stages_.reports.add(CoreReport::kQuorum, CoreReport::kNoRank).round = of.round;
 }
 
 // Every chunk has completed the round before, so all are in this one, or past it if no rank that
 // is left takes part in it.
-void Quorum::take_decision() {
-  completes_ = true;
-  stages_.table.closes_up_to = round_;
+void Quorum::take_decision(Fragment& of) {
+  of.completes = true;
+  of.closes_up_to = of.round;
   for (uint32_t rank = 0; rank < stages_.table.attached_end; ++rank) {
-    if (stages_.table.rank(rank).first_round > round_) continue;
-    if (gate_.is_late(rank)) {
-      put_aside(rank);
-      stages_.table.excuse(rank, round_);
+    if (stages_.table.rank(rank).first_round > of.round) continue;
+    if (of.gate->is_late(rank)) {
+      put_aside(of, rank);
+      stages_.table.excuse(rank, of.round, of.chunks);
       continue;
     }
-    forget_chunks(rank);
-    const uint64_t sent_for = has_of(rank, 0) + 1;
-    if (sent_for == round_) continue;
-    ranks_[rank].late_from = sent_for, ranks_[rank].late_in = round_;
-    for (uint32_t i = 0; i < stages_.table.size(); ++i) decay(rank, i);
+    forget_chunks(of, rank);
+    const uint64_t sent_for = has_of(rank, of.chunks.front()) + 1;
+    if (sent_for == of.round) continue;
+    of.ranks[rank].late_from = sent_for, of.ranks[rank].late_in = of.round;
+    for (const uint32_t i : of.chunks) decay(rank, i);
   }
-  open_ = static_cast<uint32_t>(std::ranges::count_if(
-      stages_.table.chunks(), [this](const CoreChunk& chunk) { return chunk.round <= round_; }));
-  for (uint32_t i = 0; i < stages_.table.size(); ++i) pass_over(i);
+  of.open = static_cast<uint32_t>(std::ranges::count_if(
+      of.chunks, [&](uint32_t i) { return stages_.table[i].round <= of.round; }));
+  for (const uint32_t i : of.chunks) pass_over(i);
 }
 
-void Quorum::put_aside(uint32_t rank) {
-  for (uint32_t i = 0; i < stages_.table.size(); ++i) {
+void Quorum::put_aside(const Fragment& of, uint32_t rank) {
+  for (const uint32_t i : of.chunks) {
     if (!stages_.table.has(rank, i)) continue;
     aside_.set(rank, i);
     null_aside_.set_to(rank, i, stages_.table.is_null(rank, i));
@@ -101,20 +110,27 @@ void Quorum::decay(uint32_t rank, uint32_t index) {
 }
 
 bool Quorum::moved_on() {
-  if (completes_ && open_ > 0) return false;
-  if (std::exchange(completes_, false)) {
-    gate_.completed_here(round_++);
-    recheck_ = true;
+  bool moved = false;
+  for (Fragment& of : fragments_) moved |= moved_on(of);
+  return moved;
+}
+
+bool Quorum::moved_on(Fragment& of) {
+  if (of.completes && of.open > 0) return false;
+  if (std::exchange(of.completes, false)) {
+    of.gate->completed_here(of.round++);
+    of.recheck = true;
   }
-  if (std::exchange(recheck_, false)) check();
-  if (!is_decided()) return false;
-  take_decision();
+  if (std::exchange(of.recheck, false)) check(of);
+  if (!is_decided(of)) return false;
+  take_decision(of);
   return true;
 }
 
 bool Quorum::anyone_waits(uint32_t index) const {
   const CoreChunk& chunk = stages_.table[index];
-  return chunk.arrived > 0 && chunk.missing > 0 && !gate_.is_there(round_);
+  const Fragment& of = at_fragment(index);
+  return chunk.arrived > 0 && chunk.missing > 0 && !of.gate->is_there(of.round);
 }
 
 // --- results -------------------------------------------------------------------------------------
@@ -130,7 +146,8 @@ void Quorum::finish(uint32_t index) {
 // wait for their first one.
 void Quorum::begin_round(uint32_t index, uint64_t round) {
   ChunkTable& table = stages_.table;
-  if (completes_ && table[index].round <= round_ && round > round_) --open_;
+  Fragment& of = at_fragment(index);
+  if (of.completes && table[index].round <= of.round && round > of.round) --of.open;
   table.begin_round(index, round);
   for (uint32_t rank = 0; rank < table.attached_end; ++rank) {
     if (has_of(rank, index) == kNever) give(rank, index);
@@ -160,26 +177,29 @@ uint64_t Quorum::last_round(uint32_t rank, uint32_t index) const {
 // What it has put aside takes part in nothing any more. If it was late in a decided round, it did
 // so before it was lost.
 void Quorum::lose(const Boundary::Lost& lost) {
-  if (is_decided()) take_decision();
+  for (Fragment& of : fragments_) {
+    if (is_decided(of)) take_decision(of);
+  }
   InStep::lose(lost);
-  forget_chunks(lost.rank);
+  for (Fragment& of : fragments_) forget_chunks(of, lost.rank);
   for (uint32_t i = 0; i < stages_.table.size(); ++i) {
     // In the round that is decided next it counts without the decision.
-    if (!completes_ || stages_.table[i].round > round_) decay(lost.rank, i);
+    const Fragment& of = at_fragment(i);
+    if (!of.completes || stages_.table[i].round > of.round) decay(lost.rank, i);
     has_of(lost.rank, i) = kNever;
     aside_.clear(lost.rank, i);
   }
 }
 
 void Quorum::admit(const Boundary::Admitted& admitted) {
-  ranks_[admitted.rank] = {};
+  for (Fragment& of : fragments_) of.ranks[admitted.rank] = {};
   for (uint32_t i = 0; i < stages_.table.size(); ++i) {
     if (stages_.table[i].round > 0) give(admitted.rank, i);
   }
 }
 
 void Quorum::settle(uint32_t index) {
-  recheck_ = true;
+  at_fragment(index).recheck = true;
   pass_over(index);
 }
 
@@ -187,7 +207,8 @@ void Quorum::settle(uint32_t index) {
 void Quorum::pass_over(uint32_t index) {
   const CoreChunk& chunk = stages_.table[index];
   if (chunk.round == 0 || chunk.arrived > 0 || chunk.missing > 0 || chunk.closed) return;
-  if (!gate_.has_decided(chunk.round) || stages_.table.expected_count() == 0) return;
+  if (!at_fragment(index).gate->has_decided(chunk.round)) return;
+  if (stages_.table.expected_count() == 0) return;
   begin_round(index, chunk.round + 1);
 }
 

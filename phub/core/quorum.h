@@ -6,13 +6,18 @@
 // again. So each rank has at most one contribution under way, and each counts once; for each round
 // that it is late its weight is multiplied by the job's late_decay.
 //
+// This holds for each fragment of the job's keys (KeySpec::fragment) by itself: a fragment has
+// rounds of its own, and ranks may be at different fragments.
+//
 // A rank gets results only of rounds that it took part in, as its own copy: other rounds may
 // complete while it reads them. The immediate data of a result names the round, so a rank that was
 // late learns how many rounds it has missed. (Decoupled DiLoCo, arXiv 2604.21428: least quorum and
 // grace window. Chen et al., 2016, "Revisiting Distributed Synchronous SGD": backup workers.)
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "phub/core/lock_step.h"
@@ -22,17 +27,20 @@ namespace phub {
 
 class Quorum final : public InStep {
  public:
-  // The gate outlives this. `core` is the core's index in the job.
-  Quorum(const Stages& stages, QuorumGate& gate, uint32_t core);
-  static constexpr uint64_t bytes(uint64_t chunks, uint64_t ranks) {
-    return sizeof(Quorum) + ranks * sizeof(OfRank) + chunks * ranks * sizeof(uint64_t) +
+  // The gates outlive this. `core` is the core's index in the job; `fragment_of`: by chunk here.
+  Quorum(const Stages& stages, QuorumGates& gates, uint32_t core,
+         std::span<const uint32_t> fragment_of);
+  static constexpr uint64_t bytes(uint64_t chunks, uint64_t ranks, uint64_t fragments) {
+    return sizeof(Quorum) + fragments * (sizeof(Fragment) + ranks * sizeof(OfRank)) +
+           chunks * (sizeof(uint32_t) + sizeof(uint8_t) + ranks * sizeof(uint64_t)) +
            (2 * chunks + 1) * bit_words(ranks) * sizeof(uint64_t);
   }
 
   Verdict accept(uint32_t rank, uint32_t index, const Imm& imm) override;
   bool ready(uint32_t index) const override {
     const CoreChunk& chunk = stages_.table[index];
-    return may_close(chunk, chunk.arrived > 0 || chunk.vacant);
+    return chunk.round <= at_fragment(index).closes_up_to &&
+           may_close(chunk, chunk.arrived > 0 || chunk.vacant);
   }
   void finish(uint32_t index) override;
   uint64_t completed(uint32_t rank, uint32_t index) const override { return has_of(rank, index); }
@@ -45,18 +53,20 @@ class Quorum final : public InStep {
   void settle(uint32_t index) override;
   bool is_fixed(uint32_t index) const override {
     const CoreChunk& chunk = stages_.table[index];
-    return chunk.closed || gate_.has_decided(chunk.round);
+    return chunk.closed || at_fragment(index).gate->has_decided(chunk.round);
   }
   // Only a round without a quorum waits for ranks.
   bool anyone_waits(uint32_t index) const override;
 
   bool moved_on() override;
-  bool is_called() const override { return is_decided(); }
+  bool is_called() const override { return std::ranges::any_of(fragments_, is_decided); }
   bool arm() override {
-    if (completes_) return open_ > 0;  // else that is still to be said
-    return !waits() || gate_.arm(core_, round_);
+    return std::ranges::all_of(fragments_, [this](const Fragment& of) {
+      if (of.completes) return of.open > 0;  // else that is still to be said
+      return !waits(of) || of.gate->arm(core_, of.round);
+    });
   }
-  int wake_fd() const override { return gate_.wake_fd(core_); }
+  int wake_fd() const override { return gates_.wake_fd(core_); }
 
  private:
   struct OfRank {
@@ -67,34 +77,50 @@ class Quorum final : public InStep {
     uint64_t late_from = 0, late_in = 0;
   };
 
+  // A fragment of the job's keys, as far as this core has its chunks.
+  struct Fragment {
+    QuorumGate* gate = nullptr;
+    std::vector<uint32_t> chunks;  // ascending
+    std::vector<OfRank> ranks;
+    uint64_t round = 1;         // that is decided next; or if `completes`, that is being completed
+    uint64_t closes_up_to = 0;  // its chunks close this round and earlier ones
+    bool completes = false;     // it is decided, and some chunk here may not have completed it
+    uint32_t open = 0;          // if it completes: chunks that have not completed it
+    bool recheck = true;        // whether the round can be decided: a boundary may have changed it
+  };
+
   uint64_t& has_of(uint32_t rank, uint32_t index) { return has_of_[at(rank, index)]; }
   uint64_t has_of(uint32_t rank, uint32_t index) const { return has_of_[at(rank, index)]; }
   size_t at(uint32_t rank, uint32_t index) const {
     return size_t{index} * stages_.table.max_ranks() + rank;
   }
-  // For the decision on its round. A core without chunks has none.
-  bool waits() const { return !completes_ && stages_.table.size() > 0; }
-  bool is_decided() const { return waits() && gate_.has_decided(round_); }
-  void count_chunk(uint32_t rank);
-  void forget_chunks(uint32_t rank);
-  void find_expected();
-  void check();
-  void take_decision();
-  void put_aside(uint32_t rank);
+  Fragment& at_fragment(uint32_t index) {
+    return fragments_[fragment_of_.empty() ? 0 : fragment_of_[index]];
+  }
+  const Fragment& at_fragment(uint32_t index) const {
+    return fragments_[fragment_of_.empty() ? 0 : fragment_of_[index]];
+  }
+  // For the decision on its round. A core without chunks of it has none.
+  static bool waits(const Fragment& of) { return !of.completes && !of.chunks.empty(); }
+  static bool is_decided(const Fragment& of) { return waits(of) && of.gate->has_decided(of.round); }
+  void count_chunk(Fragment& of, uint32_t rank);
+  static void forget_chunks(Fragment& of, uint32_t rank);
+  void find_expected(const Fragment& of);
+  void check(const Fragment& of);
+  bool moved_on(Fragment& of);
+  void take_decision(Fragment& of);
+  void put_aside(const Fragment& of, uint32_t rank);
   void decay(uint32_t rank, uint32_t index);
   void begin_round(uint32_t index, uint64_t round);
   void give(uint32_t rank, uint32_t index);
   void pass_over(uint32_t index);
 
-  QuorumGate& gate_;
+  QuorumGates& gates_;
   const uint32_t core_;
-  uint64_t round_;          // that is decided next; or if completes_, that is being completed
-  bool completes_ = false;  // it is decided, and some chunk here may not have completed it
-  uint32_t open_ = 0;       // if completes_: chunks that have not completed it
-  bool recheck_ = true;     // whether the round can be decided: a boundary may have changed it
-  std::vector<OfRank> ranks_;
-  std::vector<uint64_t> has_of_;    // [chunk][rank]: the round of its latest result; kNever: none
-  std::vector<uint64_t> expected_;  // a bit for each rank: in the round that is decided next
+  std::vector<Fragment> fragments_;
+  std::vector<uint8_t> fragment_of_;  // by chunk; empty: there is one fragment
+  std::vector<uint64_t> has_of_;      // [chunk][rank]: the round of its latest result; kNever: none
+  std::vector<uint64_t> expected_;    // a bit for each rank: in the round that is looked at
   RankBits aside_, null_aside_;
 };
 
@@ -103,8 +129,9 @@ inline Way::Verdict Quorum::accept(uint32_t rank, uint32_t index, const Imm& imm
   const CoreChunk& chunk = table[index];
   const uint64_t has = has_of(rank, index);
   if (chunk.round == 0 || has == kNever) return Verdict::kWrongRound;
+  Fragment& fragment = at_fragment(index);
   if (has >= table.rank(rank).first_round) {
-    const OfRank& of = ranks_[rank];
+    const OfRank& of = fragment.ranks[rank];
     if (imm.round == low8(has == of.late_in ? of.late_from : has)) return Verdict::kComplete;
   }
   if (imm.round != low8(has + 1)) return Verdict::kWrongRound;
@@ -117,7 +144,7 @@ inline Way::Verdict Quorum::accept(uint32_t rank, uint32_t index, const Imm& imm
     null_aside_.set_to(rank, index, null);
   }
   stages_.trace.arrival(index, chunk, has + 1, rank, chunk.arrived == 1, chunk.missing == 0);
-  count_chunk(rank);
+  count_chunk(fragment, rank);
   return Verdict::kAccepted;
 }
 

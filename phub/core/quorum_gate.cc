@@ -4,13 +4,13 @@
 
 namespace phub {
 
-QuorumGate::QuorumGate(uint32_t cores, uint32_t with_chunks, uint32_t max_ranks, uint32_t quorum,
+QuorumGate::QuorumGate(CoreBells& bells, uint32_t with_chunks, uint32_t max_ranks, uint32_t quorum,
                        uint64_t first_round)
     : cores_(with_chunks),
       quorum_(quorum),
       cores_with_(std::make_unique<std::atomic<uint32_t>[]>(max_ranks)),
       late_(bit_words(max_ranks)),
-      bells_(cores),
+      bells_(bells),
       open_(with_chunks),
       collecting_(first_round),
       claimed_(first_round - 1),
@@ -60,6 +60,14 @@ bool QuorumGate::decide(uint64_t round, std::span<const uint64_t> expected, uint
   decided_.store(round, std::memory_order_seq_cst);
   bells_.ring(but_core);
   return true;
+}
+
+QuorumGates::QuorumGates(uint32_t cores, std::span<const uint32_t> with_chunks, uint32_t max_ranks,
+                         uint32_t quorum, uint64_t first_round)
+    : bells_(cores) {
+  for (const uint32_t some : with_chunks) {
+    gates_.push_back(std::make_unique<QuorumGate>(bells_, some, max_ranks, quorum, first_round));
+  }
 }
 
 }  // namespace phub

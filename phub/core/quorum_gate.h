@@ -1,9 +1,10 @@
 // Who takes part in the rounds of a job with a quorum (quorum.h): what its cores share.
 //
-// A rank has sent a round when every core has all of its chunks of that round. A round is decided
-// once all expected ranks have sent it, by the core that notices; or once the control thread finds
-// that a quorum has sent it and its grace is over. The other ranks are then late. A round can be
-// decided when every core has completed the round before it.
+// Each fragment of the job's keys (KeySpec::fragment) has a gate, and rounds of its own. A rank has
+// sent a round of it when every core has all of its chunks of that round. A round is decided once
+// all expected ranks have sent it, by the core that notices; or once the control thread finds that
+// a quorum has sent it and its grace is over. The other ranks are then late. A round can be decided
+// when every core has completed the fragment's round before it.
 //
 // It is made with the job by the control thread; a core that has the job calls each function,
 // unless it says otherwise.
@@ -22,13 +23,13 @@ namespace phub {
 
 class QuorumGate {
  public:
-  // `quorum`: ranks. `with_chunks`: cores that have some. The first round to be decided is
-  // `first_round`.
-  QuorumGate(uint32_t cores, uint32_t with_chunks, uint32_t max_ranks, uint32_t quorum,
+  // `quorum`: ranks. `with_chunks`: cores that have some of the fragment, at least one. The first
+  // round to be decided is `first_round`. `bells`, which are the same for all gates, outlive it.
+  QuorumGate(CoreBells& bells, uint32_t with_chunks, uint32_t max_ranks, uint32_t quorum,
              uint64_t first_round);
-  static constexpr uint64_t bytes(uint64_t cores, uint64_t ranks) {
-    return sizeof(QuorumGate) + sizeof(QuorumTimes) + CoreBells::bytes(cores) +
-           ranks * sizeof(std::atomic<uint32_t>) + (ranks + 63) / 64 * sizeof(uint64_t);
+  static constexpr uint64_t bytes(uint64_t ranks) {
+    return sizeof(QuorumGate) + sizeof(QuorumTimes) + ranks * sizeof(std::atomic<uint32_t>) +
+           (ranks + 63) / 64 * sizeof(uint64_t);
   }
   uint32_t quorum() const { return quorum_; }
   // REQUIRES: no core has the job yet. Without it times() is null, and nobody measures.
@@ -48,6 +49,9 @@ class QuorumGate {
   uint64_t collecting() const { return collecting_.load(std::memory_order_seq_cst); }
   bool has_decided(uint64_t round) const {
     return decided_.load(std::memory_order_seq_cst) >= round;
+  }
+  bool has_sent(uint32_t rank) const {
+    return cores_with_[rank].load(std::memory_order_seq_cst) == cores_;
   }
   uint32_t senders_among(std::span<const uint64_t> ranks) const;  // how many have sent the round
   // A quorum of the expected ranks has sent the round. say_is_there() returns whether it is the
@@ -69,24 +73,38 @@ class QuorumGate {
     bells_.arm(core);
     return !has_decided(round);
   }
-  int wake_fd(uint32_t core) const { return bells_.fd(core); }
 
  private:
-  bool has_sent(uint32_t rank) const {
-    return cores_with_[rank].load(std::memory_order_seq_cst) == cores_;
-  }
-
   const uint32_t cores_;  // that have chunks
   const uint32_t quorum_;
   const std::unique_ptr<std::atomic<uint32_t>[]> cores_with_;  // by rank: that have all its chunks
   std::vector<uint64_t> late_;                                 // guarded by decided_
-  CoreBells bells_;
+  CoreBells& bells_;
   std::unique_ptr<QuorumTimes> times_;
   alignas(64) std::atomic<uint32_t> open_;  // cores that have not completed the decided round
   alignas(64) std::atomic<uint64_t> collecting_;
   std::atomic<uint64_t> claimed_;
   std::atomic<uint64_t> there_;
   alignas(64) std::atomic<uint64_t> decided_;
+};
+
+// Those of a job, by fragment.
+class QuorumGates {
+ public:
+  // `with_chunks`: by fragment.
+  QuorumGates(uint32_t cores, std::span<const uint32_t> with_chunks, uint32_t max_ranks,
+              uint32_t quorum, uint64_t first_round);
+  static constexpr uint64_t bytes(uint64_t cores, uint64_t ranks, uint64_t fragments) {
+    return sizeof(QuorumGates) + CoreBells::bytes(cores) + fragments * QuorumGate::bytes(ranks);
+  }
+  uint32_t size() const { return static_cast<uint32_t>(gates_.size()); }
+  QuorumGate& operator[](uint32_t fragment) { return *gates_[fragment]; }
+  const QuorumGate& operator[](uint32_t fragment) const { return *gates_[fragment]; }
+  int wake_fd(uint32_t core) const { return bells_.fd(core); }
+
+ private:
+  CoreBells bells_;
+  std::vector<std::unique_ptr<QuorumGate>> gates_;
 };
 
 }  // namespace phub

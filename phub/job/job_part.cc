@@ -8,8 +8,8 @@
 #include "kernels/trust.h"
 #include "kernels/whole_key.h"
 #include "phub/core/gated.h"
-#include "phub/core/quorum.h"
 #include "phub/core/switched_way.h"
+#include "phub/job/quorum_fragments.h"
 #include "transport/box_memory.h"
 #include "transport/error.h"
 
@@ -156,16 +156,11 @@ JobPart::JobPart(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& tran
         make_key_steps(cores_of_plan));
   }
   if (rules_.quorum > 0) {
-    const auto with_chunks = std::ranges::count_if(
-        plan_.cores, [this](const CorePlan& core) { return chunks_on(plan_, core) > 0; });
-    quorum_ = std::make_unique<QuorumGate>(cores_of_plan, static_cast<uint32_t>(with_chunks),
-                                           spec_->max_ranks, rules_.quorum,
-                                           std::max<uint64_t>(first_round, 1));
-    if (spec_->grace == Grace::kAuto) quorum_->measure();
+    quorum_ = make_quorum_gates(*spec_, plan_, std::max<uint64_t>(first_round, 1));
   }
   for (uint32_t core = 0; core < cores_of_plan; ++core) {
     const auto make_lock_step = [&, core](const Stages& stages) -> std::unique_ptr<Way> {
-      if (quorum_) return std::make_unique<Quorum>(stages, *quorum_, core);
+      if (quorum_) return make_quorum(stages, *quorum_, *spec_, plan_, core);
       if (rack) return std::make_unique<Uplinked>(stages, uplink_of(core, *rack));
       auto intake =
           switched ? make_switch_intake(plan_, core, switch_offer_, switched->options, first_round)

@@ -87,7 +87,7 @@ void MembershipLog::limit(uint64_t bytes) {
 LogPage MembershipLog::page(uint64_t from) {
   for (auto& [rank, gathering] : gatherings_) close(rank, gathering);
   gatherings_.clear();
-  for (const auto& [rank, record] : late_) add(record);
+  for (const auto& [who, record] : late_) add(record);
   late_.clear();
   if (pages_.empty()) return {.first = 0};
   const uint64_t end = pages_.back().first + pages_.back().records;
@@ -115,8 +115,9 @@ void MembershipLog::exclude(uint32_t rank, uint32_t incarnation, uint32_t chunk,
   if (gathering.rounds.size() > kRoundsGathered) close_round(rank, gathering);
 }
 
-void MembershipLog::note_late(uint32_t rank, uint32_t incarnation, uint64_t round) {
-  LogRecord& record = late_[rank];
+void MembershipLog::note_late(uint32_t rank, uint32_t incarnation, uint32_t fragment,
+                              uint64_t round) {
+  LogRecord& record = late_[{rank, fragment}];
   if (record.incarnation == incarnation && record.last_round + 1 == round) {
     record.last_round = round;
     return;
@@ -126,7 +127,8 @@ void MembershipLog::note_late(uint32_t rank, uint32_t incarnation, uint64_t roun
             .round = round,
             .rank = rank,
             .incarnation = incarnation,
-            .last_round = round};
+            .last_round = round,
+            .fragment = fragment};
 }
 
 // The lowest round that was gathered becomes part of the record before it, or the next record.

@@ -10,6 +10,7 @@
 #include <deque>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "transport/control/messages.h"
@@ -27,8 +28,8 @@ class MembershipLog {
   void add(LogRecord record);
   // The rank was left out of the chunk in this round.
   void exclude(uint32_t rank, uint32_t incarnation, uint32_t chunk, uint64_t round);
-  // The round went on without the rank. Rounds in a row make one record.
-  void note_late(uint32_t rank, uint32_t incarnation, uint64_t round);
+  // The fragment's round went on without the rank. Rounds in a row make one record.
+  void note_late(uint32_t rank, uint32_t incarnation, uint32_t fragment, uint64_t round);
 
   // Returns records from `from` on, or from the oldest that is left, gathered exclusions included.
   LogPage page(uint64_t from);
@@ -61,7 +62,7 @@ class MembershipLog {
   std::deque<Page> pages_;
   uint64_t bytes_ = 0;
   std::map<uint32_t, Gathering> gatherings_;  // by rank
-  std::map<uint32_t, LogRecord> late_;        // likewise
+  std::map<std::pair<uint32_t, uint32_t>, LogRecord> late_;  // by rank and fragment
 };
 
 // Consecutive chunks with the same last round make one range.

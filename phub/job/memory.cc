@@ -131,6 +131,7 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& of_job, b
           tcp_ring_entries(static_cast<uint32_t>(chunks.size())) * sizeof(Write);
     }
   }
+  const uint32_t fragments = rules.quorum > 0 ? fragments_of(spec) : 0;
   for (const CorePlan& core : plan.cores) {
     nodes[core.node].bookkeeping += CoreJob::bytes({.chunks = chunks_on(plan, core),
                                                     .queues = core.queues.size(),
@@ -141,7 +142,7 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& of_job, b
                                                     .places = 1 + 2 * uint64_t{spec.branches},
                                                     .lock_step = lock_step,
                                                     .gated = rules.gated,
-                                                    .quorum = rules.quorum > 0,
+                                                    .fragments = fragments,
                                                     .shares_slots = plan.shares_slots(),
                                                     .differences = rules.difference.has_value(),
                                                     .lazy = lazy,
@@ -157,7 +158,7 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& of_job, b
   uint64_t& control = nodes.begin()->second.bookkeeping;
   control += spec_memory(spec, classes);
   control += 2 * uint64_t{spec.branches} * hyper_groups(spec) * sizeof(kernels::Hyper);
-  if (rules.quorum > 0) control += QuorumGate::bytes(plan.cores.size(), ranks);
+  if (fragments > 0) control += QuorumGates::bytes(plan.cores.size(), ranks, fragments);
   if (rules.gated && !rack) {
     const uint64_t keys = kernels::adapts(rules.optimizer) ? spec.keys.size() : 0;
     control += RoundGate::bytes(plan.cores.size(), plan.chunks.size(), keys);

@@ -56,7 +56,7 @@ RunningJob::RunningJob(std::shared_ptr<Job> job, std::string transport, std::vec
       rack_(uplink_ ? std::make_unique<RackDesk>(context(), savers_) : nullptr),
       members_(context(), transport_, savers_, parts_, saves_, rack_.get(), remarks_),
       grown_bytes_(life_.docked_bytes) {
-  if (job_->quorum_gate() != nullptr) quorum_.emplace(*job_, membership_, remarks_);
+  if (job_->quorum_gates() != nullptr) quorum_.emplace(*job_, membership_, remarks_);
 }
 
 JobContext RunningJob::context() {
@@ -98,6 +98,7 @@ void RunningJob::tick(uint64_t now) {
   saves_.tick(now);
   branches_.tick();
   probes_.tick(now);
+  if (quorum_) quorum_->end_standstill(now);
   if (const std::string note = job_->note_of_windows(); !note.empty()) host_.notes.add(now, note);
   const bool is_idle = !uplink_ && !probes_.rates_fade(now);
   next_tick_ms_ = now + tick_ms(is_idle ? kMostIdleProbeMs : kMostProbeMs);

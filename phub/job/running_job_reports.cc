@@ -115,7 +115,7 @@ void RunningJob::handle(const CoreReport& report) {
       remote_.decide(job_->gate()->decision(), job_->gate()->norms());
       break;
     case CoreReport::kQuorum:
-      quorum_->is_there(report.round, now);
+      quorum_->is_there(now);
       break;
     case CoreReport::kClosed:  // comes from other boxes only: close_gate()
       break;

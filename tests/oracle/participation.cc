@@ -13,7 +13,9 @@ constexpr std::string_view kWentOn = "the job went on from its checkpoint";
 
 }  // namespace
 
-Participation::Participation(std::span<const LogRecord> log, uint32_t chunks) {
+Participation::Participation(std::span<const LogRecord> log, uint32_t chunks,
+                             std::vector<uint32_t> fragments)
+    : fragments_(std::move(fragments)) {
   for (size_t i = 0; i < log.size(); ++i) {
     const LogRecord& record = log[i];
     try {
@@ -36,7 +38,7 @@ Participation::Participation(std::span<const LogRecord> log, uint32_t chunks) {
           break;
         case LogRecord::Kind::kLate:
           for (uint64_t round = record.round; round <= record.last_round; ++round) {
-            late_.emplace(record.rank, round);
+            late_.emplace(record.rank, record.fragment, round);
           }
           break;
         case LogRecord::Kind::kHyper:
@@ -107,20 +109,20 @@ void Participation::end(const LogRecord& record, size_t number, uint32_t chunks)
   stay->ended = number;
 }
 
-uint64_t Participation::sent_for(uint64_t round, uint32_t rank) const {
+uint64_t Participation::sent_for(uint64_t round, uint32_t chunk, uint32_t rank) const {
   const auto stay = std::ranges::find_if(stays_, [&](const Stay& each) {
     return each.rank == rank && each.first <= round &&
-           (each.last.empty() || std::ranges::max(each.last) >= round);
+           (each.last.empty() || each.last[chunk] >= round);
   });
   const uint64_t first = stay == stays_.end() ? round : stay->first;
-  while (round > first && late_.contains({rank, round - 1})) --round;
+  while (round > first && is_late(round - 1, chunk, rank)) --round;
   return round;
 }
 
 std::vector<Member> Participation::members(uint64_t round, uint32_t chunk) const {
   std::vector<Member> members;
   for (const Stay& stay : stays_) {
-    if (stay.covers(round, chunk) && !late_.contains({stay.rank, round})) members.push_back(stay);
+    if (stay.covers(round, chunk) && !is_late(round, chunk, stay.rank)) members.push_back(stay);
   }
   std::ranges::sort(members);
   return members;

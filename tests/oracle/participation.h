@@ -45,7 +45,9 @@ class Participation {
   // is lost without having been admitted, two incarnations that took part in the same round, ranges
   // that do not cover the chunks 0 … chunks-1 in order. Who comes back after a checkpoint may do
   // rounds again that some chunks have: these are its predecessor's.
-  Participation(std::span<const LogRecord> log, uint32_t chunks);
+  // `fragments`: by chunk; empty: all are of fragment 0.
+  Participation(std::span<const LogRecord> log, uint32_t chunks,
+                std::vector<uint32_t> fragments = {});
 
   // Those that a chunk's round heard of, ascending by rank. Any round from 1 on.
   std::vector<Member> members(uint64_t round, uint32_t chunk) const;
@@ -54,9 +56,12 @@ class Participation {
     return excluded_.contains({round, chunk, rank});
   }
   const std::vector<Stay>& stays() const { return stays_; }  // in the log's order
-  bool is_late(uint64_t round, uint32_t rank) const { return late_.contains({rank, round}); }
+  // The chunk's round went on without the rank, as that of its fragment.
+  bool is_late(uint64_t round, uint32_t chunk, uint32_t rank) const {
+    return late_.contains({rank, fragments_.empty() ? 0 : fragments_[chunk], round});
+  }
   // The round that a member of this one sent its gradient for: an earlier one if it was late since.
-  uint64_t sent_for(uint64_t round, uint32_t rank) const;
+  uint64_t sent_for(uint64_t round, uint32_t chunk, uint32_t rank) const;
 
  private:
   void begin(const LogRecord& record, uint32_t chunks);
@@ -64,7 +69,16 @@ class Participation {
 
   std::vector<Stay> stays_;
   std::set<std::tuple<uint64_t, uint32_t, uint32_t>> excluded_;  // round, chunk, rank
-  std::set<std::pair<uint32_t, uint64_t>> late_;                 // rank, round
+  std::set<std::tuple<uint32_t, uint32_t, uint64_t>> late_;      // rank, fragment, round
+  std::vector<uint32_t> fragments_;
 };
+
+// For Participation; of each chunk its `key` says the fragment.
+template <typename Chunks>
+std::vector<uint32_t> fragments_by_chunk(const JobSpec& spec, const Chunks& chunks) {
+  std::vector<uint32_t> fragments;
+  for (const auto& chunk : chunks) fragments.push_back(spec.keys[chunk.key].fragment);
+  return fragments;
+}
 
 }  // namespace phub

@@ -94,7 +94,7 @@ class Replay {
 
   uint64_t round() const { return round_; }  // the latest
   const std::vector<Member>& counted() const { return counted_; }
-  uint64_t sent_for(uint32_t rank) const { return participation_.sent_for(round_, rank); }
+  uint64_t sent_for(uint32_t rank) const { return participation_.sent_for(round_, chunk_, rank); }
   const std::vector<float>& parameters() const { return model_.params; }
   State state() const;
   // What workers have of the parameters, in its format.

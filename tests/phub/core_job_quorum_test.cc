@@ -183,6 +183,38 @@ TEST(CoreJobQuorum, ALateRankThatIsLostInADecidedRoundCountsLessOnce) {
   )");
 }
 
+// Rank 2 is late in round 1 of fragment 0, and not in that of fragment 1, which it sends first.
+TEST(CoreJobQuorum, WhoTakesPartIsDecidedForEachFragment) {
+  play_core(R"(
+    job quorum=2 chunks=3 fragments=0,1,0 | push 0,1 0,2@1 | push 2 1,2@1=100 | told quorum @1
+    sent | grace-over 0:0-2 | sent 0,1:0@1 0,1:2@1 | has 0:0=5 1:2=5
+    push 0 1@1 | told quorum @1 | sent | push 1 1@1 | sent 0-2:1@1 | has 2:1=105 0:1=105
+    # Fragment 1 goes on by a round while rank 2 has not sent the rest of fragment 0.
+    push 0-2 1@2=1 | told quorum @2 | sent 0-2:1@2 | push 2 0@1=200 | sent | push 0 0,2@2=7
+    told quorum @2 | grace-over 0:0-2 | sent 0,2:0@2 0,2:2@2 | has 2:0=207 0:2=107
+  )");
+}
+
+// Rank 2 joins between rounds of fragment 0 and of fragment 1, which is a round behind: it gets the
+// result of round 1 from either when that is there.
+TEST(CoreJobQuorum, ABoundaryHoldsAllFragments) {
+  play_core(R"(
+    job quorum=2 chunks=2 fragments=0,1 max=3 ranks=0,1 | push 0,1 0@1
+    sent 0,1:0@1 | hold 2 | push 0,1 1@1 | sent | commit 1 +2.1@2 | sent-mixed 0-2:1@1 2:0@1
+    push 0-2 0@2=1 | told quorum @2 | sent 0-2:0@2 | has 2:0=3
+    push 0-2 1@2=2 | told quorum @2 | sent 0-2:1@2 | has 2:1=6
+  )");
+}
+
+// It had sent fragment 1, which counts, and was late in fragment 0, which is dropped with it.
+TEST(CoreJobQuorum, ALostRankEndsInEachFragmentByItself) {
+  play_core(R"(
+    job quorum=1 chunks=2 fragments=0,1 ranks=0,1 max=2 | push 1 1@1=100 | told quorum @1
+    push 0 0@1=1 | told quorum @1 | grace-over 0:0,1 | sent 0:0@1 | hold 2 | commit 1 -1
+    last 1 0 1 | push 0 1@1=2 | sent 0:1@1 | has 0:1=102 | push 0 0@2=4 | sent 0:0@2 | has 0:0=4
+  )");
+}
+
 // As many as it has cores; a core that sleeps is woken by a decision.
 TEST(CoreJobQuorum, ItSleepsForAllRanksAndForTheDecision) {
   play_core(R"(

@@ -206,9 +206,14 @@ bool Player::act(const std::string& name, Words& w) {
        }},
       {"grace-over",
        [&] {
+         const std::string word = w.word();
+         const size_t at = word.find(':');
+         const uint32_t fragment = at == word.npos ? 0 : list_of(word.substr(0, at)).at(0);
          uint64_t expected = 0;
-         for (const uint32_t rank : list_of(w.word())) expected |= uint64_t{1} << rank;
-         QuorumGate& gate = *rig.quorum;
+         for (const uint32_t rank : list_of(word.substr(at == word.npos ? 0 : at + 1))) {
+           expected |= uint64_t{1} << rank;
+         }
+         QuorumGate& gate = (*rig.quorum)[fragment];
          EXPECT_TRUE(gate.decide(gate.collecting(), {&expected, 1}, gate.quorum()));
        }},
       {"done",

@@ -13,6 +13,7 @@
 //       [formats=SCHEDULE]   of gradients, by the round
 //       [gated]           of one core
 //       [quorum=N]        of one core; the grace is over when the script says so
+//       [fragments=N,…]   of the chunks, in order, with a quorum
 //       [late-decay=F]    with a quorum
 //       [weights]         gradients have weights, f32 as gradients are
 //       [interest=OF,OF/OF,OF/…]   by rank and chunk: wr, w, r or -
@@ -39,7 +40,8 @@
 //   order CHANGE…                        hold and commit
 //   shelf SHELF VALUE | restore VALUE STEPS CLOCK…
 //   done CHUNKS                          what is pending
-//   grace-over RANKS                     these are expected in the round that is collected
+//   grace-over [N:]RANKS                 (of fragment N, else 0)
+//                                        these are expected in the round that is collected
 // What must be seen:
 //   sent POST…          runs, then: all that was posted since; sent-mixed POST…: in any order;
 //                       sends N: so many; posted POST…: without running; flushed N: of them

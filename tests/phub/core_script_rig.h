@@ -124,6 +124,7 @@ struct JobWords {
   enum { kPlain, kDeferred, kRack, kSwitch } way = kPlain;
   bool everybody = true;
   double momentum = 0.9;
+  std::vector<uint32_t> fragments;  // by chunk; 0 if it has none
   std::map<uint32_t, std::vector<ChunkInterest>> interest;
 };
 
@@ -139,6 +140,7 @@ inline bool JobWords::set_number(const std::string& name, const std::string& val
       {"ranks", [&] { options.expected = list_of(value); }},
       {"chunks", [&] { options.chunks = number(); }},
       {"quorum", [&] { p.rules.quorum = number(); }},
+      {"fragments", [&] { list(fragments); }},
       {"late-decay", [&] { p.rules.late_decay = std::stof(value); }},
       {"elements", [&] { options.elements = number(); }},
       {"slack", [&] { p.rules.consistency = Consistency::kSsp, p.slack = number(); }},
@@ -229,7 +231,7 @@ struct Ways {
   Deferred* deferred = nullptr;
   CoreParent parent;
   std::optional<RoundGate> gate;
-  std::optional<QuorumGate> quorum;
+  std::optional<QuorumGates> quorum;
   std::optional<FakeSwitch> behind;
 };
 class ScriptRig : public Ways, public CoreJobRig {
@@ -263,10 +265,13 @@ class ScriptRig : public Ways, public CoreJobRig {
     } else if (words.way == JobWords::kSwitch) {
       return rig.behind.emplace().before(options);
     } else if (const uint32_t quorum = options.parameters.rules.quorum; quorum > 0) {
-      rig.quorum.emplace(1, 1, options.parameters.max_ranks, quorum,
+      std::vector<uint32_t> fragments = words.fragments;
+      fragments.resize(options.chunks);
+      const std::vector<uint32_t> cores(std::ranges::max(fragments) + 1, 1);
+      rig.quorum.emplace(1, cores, options.parameters.max_ranks, quorum,
                          std::max<uint64_t>(options.parameters.first_round, 1));
-      options.make_lock_step = [&rig](const Stages& stages) {
-        return std::make_unique<Quorum>(stages, *rig.quorum, 0);
+      options.make_lock_step = [&rig, fragments](const Stages& stages) {
+        return std::make_unique<Quorum>(stages, *rig.quorum, 0, fragments);
       };
     } else if (options.parameters.rules.gated) {
       rig.gate.emplace(1, options.chunks,

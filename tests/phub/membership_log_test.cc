@@ -161,20 +161,24 @@ TEST(MembershipLog, ALossWithManyRangesIsToldInParts) {
 
 TEST(MembershipLog, LateRoundsInARowMakeOneRecord) {
   MembershipLog log(2);
-  for (const uint64_t round : {3, 4, 5, 9}) log.note_late(1, 1, round);
-  log.note_late(2, 1, 5);
-  log.note_late(1, 2, 10);
+  for (const uint64_t round : {3, 4, 5, 9}) log.note_late(1, 1, 0, round);
+  log.note_late(2, 1, 0, 5);
+  log.note_late(2, 1, 3, 5);  // of another fragment
+  log.note_late(2, 1, 0, 6);
+  log.note_late(1, 2, 0, 10);
   std::vector<LogRecord> records = log.page(0).records;
   std::ranges::sort(records, {}, [](const LogRecord& r) { return std::pair(r.rank, r.round); });
-  const auto late = [](uint32_t rank, uint32_t incarnation, uint64_t first, uint64_t last) {
+  const auto late = [](uint32_t rank, uint32_t incarnation, uint64_t first, uint64_t last,
+                       uint32_t fragment = 0) {
     return LogRecord{.kind = LogRecord::Kind::kLate,
                      .round = first,
                      .rank = rank,
                      .incarnation = incarnation,
-                     .last_round = last};
+                     .last_round = last,
+                     .fragment = fragment};
   };
   EXPECT_EQ(records, (std::vector{late(1, 1, 3, 5), late(1, 1, 9, 9), late(1, 2, 10, 10),
-                                  late(2, 1, 5, 5)}));
+                                  late(2, 1, 5, 6), late(2, 1, 5, 5, 3)}));
 }
 
 }  // namespace membership_log_test

@@ -64,7 +64,8 @@ TEST(QuorumGate, AllCoresSeeTheSameRanksAndNoneOfThemLacksAChunk) {
   const testing::Seeds seeds = testing::fresh_seeds(testing::scaled(10));
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
     SCOPED_TRACE(seed);
-    QuorumGate gate(kCores, kCores, kRanks, kQuorum, kFirst);
+    CoreBells bells(kCores);
+    QuorumGate gate(bells, kCores, kRanks, kQuorum, kFirst);
     std::vector<Core> cores;
     for (uint32_t core = 0; core < kCores; ++core) cores.emplace_back(gate, core, seed + core);
     std::vector<std::thread> threads;
@@ -98,7 +99,8 @@ TEST(QuorumGate, AllCoresSeeTheSameRanksAndNoneOfThemLacksAChunk) {
 }
 
 TEST(QuorumGate, ADecisionNeedsEnoughRanksAndTheRoundBefore) {
-  QuorumGate gate(1, 1, 3, 2, 1);
+  CoreBells bells(1);
+  QuorumGate gate(bells, 1, 3, 2, 1);
   const uint64_t all = 7, but_two = 3;
   EXPECT_FALSE(gate.decide(1, {&all, 1}, 2));
   gate.sent_here(0);
@@ -107,7 +109,7 @@ TEST(QuorumGate, ADecisionNeedsEnoughRanksAndTheRoundBefore) {
   gate.sent_here(2);
   EXPECT_FALSE(gate.decide(2, {&all, 1}, 2));
   EXPECT_TRUE(gate.decide(1, {&all, 1}, 2));
-  pollfd bell = {gate.wake_fd(0), POLLIN, 0};
+  pollfd bell = {bells.fd(0), POLLIN, 0};
   EXPECT_EQ(::poll(&bell, 1, 0), 1);
   EXPECT_FALSE(gate.arm(0, 1));
   EXPECT_TRUE(gate.is_late(1));

@@ -280,7 +280,8 @@ void Oracle::undo_from(uint64_t round) {
 
 std::string Oracle::check(const std::vector<LogRecord>& log) {
   try {
-    const Participation participation(log, static_cast<uint32_t>(plan_.chunks.size()));
+    const Participation participation(log, static_cast<uint32_t>(plan_.chunks.size()),
+                                      fragments_by_chunk(job_.spec, plan_.chunks));
     check_witnesses(participation);
     check_parts(participation);
     const HyperHistory hyper(job_.spec, log);
@@ -376,7 +377,7 @@ void Oracle::check_witnesses(const Participation& participation) const {
   for (const Witness& witness : witnessed_) {
     const auto& [who, chunk, round] = witness;
     const bool counted =
-        !participation.is_late(round, who.rank) &&
+        !participation.is_late(round, chunk, who.rank) &&
         std::ranges::any_of(participation.stays(), [&who = who, &chunk = chunk, &round = round](
                                                        const Participation::Stay& stay) {
           return stay == who && (stay.covers(round, chunk) || stay.repeats(round, chunk));

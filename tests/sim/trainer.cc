@@ -190,6 +190,7 @@ void Trainer::rejoin() {
   session_.reset();
   link_.reset();
   state_ = State::kJoining;
+  fragment_ = 0;
   to_push_.clear();
   wait_key_ = 0;
   hung_until_ns_ = 0;

@@ -92,6 +92,8 @@ class Trainer {
   bool train_freely();
   bool look_again();
   uint64_t latest_round() const;
+  uint32_t fragment_of(uint32_t key) const;
+  bool has_begun_round_after(uint32_t key) const;
   void collect(uint32_t key);
   void push(uint32_t key);
   void fill(const Contribution& from, uint32_t key);
@@ -167,7 +169,8 @@ class Trainer {
   uint32_t parts_out_ = 0;           // that are being sent
   std::deque<Part> parts_;           // that wait until fewer are
   std::vector<uint64_t> collected_;  // per key: one past the last round that was recorded
-  std::vector<uint32_t> to_push_;    // in step: what is left of this round
+  uint32_t fragment_ = 0;            // in step: that is pushed next
+  std::vector<uint32_t> to_push_;    // what is left of this round
   uint32_t wait_key_ = 0;            // and then the key that is waited for
   uint64_t hung_until_ns_ = 0;
   uint64_t room_at_ns_ = 0;  // while it sleeps: of its NIC's budget

@@ -40,7 +40,8 @@ bool Trainer::look_again() {
   return true;
 }
 
-// Every key of a round is pushed in any order, and waited for in the order of the keys.
+// Every key of a round is pushed in any order, and waited for in the order of the keys: of one
+// fragment after the other in a job with a quorum, and else of all.
 bool Trainer::train_in_step() {
   const auto keys = static_cast<uint32_t>(session_->keys());
   bool moved = false;
@@ -50,13 +51,17 @@ bool Trainer::train_in_step() {
   }
   if (to_push_.empty()) {
     if (wait_key_ < keys) return moved;
-    if (leaving_early_ || latest_round() >= job_.plan.rounds) {
+    if (fragment_ == 0 && (leaving_early_ || latest_round() >= job_.plan.rounds)) {
       finish();
       return moved;
     }
     for (uint32_t k = 0; k < keys; ++k) {
-      to_push_.insert(to_push_.begin() + static_cast<ptrdiff_t>(rack_.random().below(k + 1)), k);
+      if (fragment_of(k) != fragment_) continue;
+      const size_t at = rack_.random().below(to_push_.size() + 1);
+      to_push_.insert(to_push_.begin() + static_cast<ptrdiff_t>(at), k);
     }
+    const bool is_last = job_.spec.quorum == 0 || fragment_ + 1 == fragments_of(job_.spec);
+    fragment_ = is_last ? 0 : fragment_ + 1;
     wait_key_ = 0;
   }
   while (!to_push_.empty() && !hung() && state_ == State::kRunning && !session_->broken()) {
@@ -81,10 +86,8 @@ bool Trainer::train_freely() {
     collect(key);
     if (!session_->takes_part(key)) continue;
     if (!parts_.empty()) return true;
-    // With a quorum a round has no result for who has pushed some of its keys alone.
-    const bool is_begun = job_.spec.quorum > 0 && session_->round(key) + 1 < session_->next_round();
     const bool ends = leaving_early_ || session_->round(key) >= job_.plan.rounds;
-    if (ends && !is_begun) continue;
+    if (ends && !has_begun_round_after(key)) continue;
     if (saved_rounds_->is_due_before(session_->round(key) +
                                      1)) {  // which has others' results first
       all = false;
@@ -98,6 +101,20 @@ bool Trainer::train_freely() {
   }
   if (all) finish();
   return moved;
+}
+
+uint32_t Trainer::fragment_of(uint32_t key) const {
+  return job_.spec.quorum > 0 ? job_.spec.keys[key].fragment : 0;
+}
+
+// With a quorum a round has no result for who has pushed some of its fragment's keys alone.
+bool Trainer::has_begun_round_after(uint32_t key) const {
+  if (job_.spec.quorum == 0) return false;
+  for (uint32_t k = 0; k < session_->keys(); ++k) {
+    const uint64_t latest = session_->round(k) + (session_->ready(k) ? 0 : 1);
+    if (fragment_of(k) == fragment_of(key) && latest > session_->round(key)) return true;
+  }
+  return false;
 }
 
 // Of the first key that it takes part in, of which there is one.

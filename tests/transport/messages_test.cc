@@ -308,6 +308,8 @@ TEST(BadInput, JoinRequestsAreRefusedWithThePathOfWhatIsWrong) {
       {key("1,'shape':[4294967296,4294967296]"), "the product of [4294967296, 4294967296]"},
       {key("1,'group':255"), ""},
       {key("1,'group':256"), "keys[0].group: must be"},
+      {key("1,'fragment':255"), ""},
+      {key("1,'fragment':256"), "keys[0].fragment: must be"},
       {key("1,'priority':2147483648"),
        "spec.keys[0].priority: must be an integer of 32 bits, got 2147483648"},
       {key("1,'lr_scale':'x'"), "spec.keys[0].lr_scale: must be a number, got \"x\""},
@@ -477,6 +479,9 @@ TEST(BadInput, SpecsOfPrograms) {
        [](auto& s) { s.keys[0].name = std::string(256, 'x'); }},
       {"keys[0].shape: at most 8 dimensions", [](auto& s) { s.keys[0].shape.assign(9, 1); }},
       {"keys[0].group: must be from 0 to 255", [](auto& s) { s.keys[0].group = 256; }},
+      {"keys[0].fragment: must be from 0 to 255", [](auto& s) { s.keys[0].fragment = 256; }},
+      {"is of fragment 2, and no key of fragment 1", [](auto& s) { s.keys[1].fragment = 2; }},
+      {"no error", [](auto& s) { s.keys[0].fragment = 1; }},
       {"keys[1].lr_scale: must be finite", [](auto& s) { s.keys[1].lr_scale = std::nan(""); }},
       {"world_size: must be from 1 to 1024", [](auto& s) { s.world_size = 0; }},
       {"world_size: must be from 1 to 1024", [](auto& s) { s.world_size = 1025; }},
@@ -802,6 +807,8 @@ TEST(Difference, NamesTheFirstOne) {
       {"key 0 'conv': lr_scale is 2 here and 1 in the job",
        [](auto& s) { s.keys[0].lr_scale = 2; }},
       {"key 0 'conv': group is 2 here and 0 in the job", [](auto& s) { s.keys[0].group = 2; }},
+      {"key 0 'conv': fragment is 1 here and 0 in the job",
+       [](auto& s) { s.keys[0].fragment = 1; }},
       {"key 1 'fc.weight': shape is [3,4] here and [] in the job",
        [](auto& s) {
          s.keys[1].shape.assign({3, 4});

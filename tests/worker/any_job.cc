@@ -123,6 +123,12 @@ void Jobs::draw_quorum(JobSpec& spec) {
   with.quorum = static_cast<uint32_t>(1 + random_() % spec.world_size);
   with.grace_ms = 60'000;
   if (late_decay_.yes() && may_have(with)) with.late_decay = 0.5;
+  if (fragments_.yes()) {
+    const size_t fragments = 2 + random_() % (with.keys.size() - 1);
+    for (size_t k = 0; k < with.keys.size(); ++k) {
+      with.keys[k].fragment = static_cast<uint32_t>(k < fragments ? k : random_() % fragments);
+    }
+  }
   if (may_have(with)) spec = with;
 }
 
@@ -215,6 +221,7 @@ std::set<std::string> features_of(const GroupedTraining& run) {
   add(!spec.groups.empty(), "groups");
   add(spec.quorum > 0, "quorum");
   add(spec.late_decay < 1, "late-decay");
+  add(fragments_of(spec) > 1, "fragments");
   add(spec.weights == Weights::kYes, "weights");
   add(spec.max_ranks > spec.world_size, "spare-places");
   add(run.has_nulls, "nulls");

@@ -76,6 +76,7 @@ class Jobs {
   Deck own_memory_ = deck({"yes", "no"});
   Deck quorum_ = deck({"yes", "no", "no"});
   Deck weights_ = deck({"yes", "no", "no"}), late_decay_ = deck({"yes", "no"});
+  Deck fragments_ = deck({"yes", "no"});
   Deck factors_ = deck({"yes", "no"}), rows_ = deck({"yes", "no"});
   Deck either_ = deck({"yes", "no"});
 };

@@ -230,9 +230,12 @@ void each_rank(uint32_t ranks, const std::function<void(uint32_t rank)>& body) {
 }
 
 void each_worker(const Box& box, const JobSpec& spec,
-                 const std::function<void(Worker& worker, uint32_t rank)>& body) {
+                 const std::function<void(Worker& worker, uint32_t rank)>& body,
+                 const std::string& transport) {
   each_rank(spec.world_size, [&](uint32_t rank) {
-    Worker worker(box.options(spec, rank));
+    WorkerOptions options = box.options(spec, rank);
+    if (!transport.empty()) options.transport = transport;
+    Worker worker(options);
     worker.wait_all();
     body(worker, rank);
   });

@@ -73,6 +73,7 @@ JoinReply join_parent(ParentClient& parent, const JoinRequest& request);
 void each_rank(uint32_t ranks, const std::function<void(uint32_t rank)>& body);
 // The same with a worker for each rank of the job, which has its first parameters.
 void each_worker(const Box& box, const JobSpec& spec,
-                 const std::function<void(Worker& worker, uint32_t rank)>& body);
+                 const std::function<void(Worker& worker, uint32_t rank)>& body,
+                 const std::string& transport = "");
 
 }  // namespace phub::testing

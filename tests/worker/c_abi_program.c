@@ -653,6 +653,8 @@ static void misuse(void) {
   FAILS(phub_options_set_rows_limit(options, 1, 1 << 20, 0), PHUB_INVALID, "from 0 to 1048575");
   FAILS(phub_options_set_group(options, 2, 0), PHUB_INVALID, "out of range");
   FAILS(phub_options_set_group(options, 1, 256), PHUB_INVALID, "groups 0 to 255");
+  FAILS(phub_options_set_fragment(options, 2, 0), PHUB_INVALID, "out of range");
+  FAILS(phub_options_set_fragment(options, 1, 256), PHUB_INVALID, "fragments 0 to 255");
   FAILS(phub_worker_create(options, NULL), PHUB_INVALID, "worker is null");
   OK(phub_options_set(options, "groups", "1,1"));
   FAILS(phub_worker_create(options, &other), PHUB_INVALID, "groups: '1,1' has more than 1 ranks");

@@ -228,7 +228,8 @@ Results results_of(const Worker& worker) {
 std::vector<Results> alone(const GroupedTraining& run, const JobSpec& spec,
                            std::span<const LogRecord> log, const Replay::Heritage& heritage) {
   const std::vector<ChunkPlace> places = chunks_of(spec);
-  const Participation participation(log, static_cast<uint32_t>(places.size()));
+  const Participation participation(log, static_cast<uint32_t>(places.size()),
+                                    fragments_by_chunk(spec, places));
   const HyperHistory hyper(spec, log);
   std::vector<Replay> chunks;
   for (uint32_t chunk = 0; chunk < places.size(); ++chunk) {

@@ -69,7 +69,8 @@ class Seen {
   }
   void check(const JobSpec& spec, uint64_t seed, std::span<const LogRecord> log) const {
     const std::vector<ChunkPlace> places = chunks_of(spec);
-    const Participation participation(log, static_cast<uint32_t>(places.size()));
+    const Participation participation(log, static_cast<uint32_t>(places.size()),
+                                      fragments_by_chunk(spec, places));
     const HyperHistory hyper(spec, log);
     for (uint32_t chunk = 0; chunk < places.size(); ++chunk) {
       const uint64_t first = places[chunk].begin;
@@ -139,6 +140,111 @@ void expect_what_the_log_says(const JobSpec& spec, uint64_t seed) {
   const std::vector<LogRecord> log = box.log(spec.name);
   EXPECT_GT(std::ranges::count(log, LogRecord::Kind::kLate, &LogRecord::kind), 0);
   seen.check(spec, seed, log);
+}
+
+// Each key is a fragment. Ranks go through them in one order, and wait for the result of one before
+// they send the next; a rank may be late at one of them alone.
+void expect_what_the_log_says_of_fragments(const JobSpec& spec, uint64_t seed,
+                                           const std::string& transport) {
+  SCOPED_TRACE(fmt::format("PHUB_SEED={}: {} ranks, quorum {}, {} over {}", seed, spec.world_size,
+                           spec.quorum, spec.optimizer, transport));
+  Box box;
+  Seen seen;
+  std::atomic<uint64_t> jumps = 0;
+  each_worker(
+      box, spec,
+      [&](Worker& worker, uint32_t rank) {
+        std::mt19937_64 random(seed + rank);
+        while (worker.round(0) < 40) {
+          for (size_t key = 0; key < worker.keys(); ++key) {
+            if (rank > 0 && random() % 6 == 0) {
+              std::this_thread::sleep_for(std::chrono::milliseconds(random() % 30));
+            }
+            const uint64_t before = worker.round(key);
+            const std::span<float> gradient = worker.gradient(key);
+            for (size_t i = 0; i < gradient.size(); ++i) {
+              gradient[i] = gradient_of(seed, rank, before + 1, i);
+            }
+            worker.push(key);
+            worker.wait(key);
+            jumps += worker.round(key) > before + 1 ? 1 : 0;
+            seen.add(key, worker.round(key), worker.parameters(key));
+          }
+        }
+      },
+      transport);
+  EXPECT_TRUE(spec.quorum == spec.world_size || jumps > 0) << "nobody was ever late";
+  seen.check(spec, seed, box.log(spec.name));
+}
+
+TEST(Quorum, ARankIsLateInOneFragmentAndNotInAnother) {
+  std::mt19937_64 random(testing::fresh_seeds(1).first);
+  for (const std::string transport : {"shm", "tcp"}) {
+    for (const uint32_t ranks : {2, 4}) {
+      JobSpec spec = spec_of(random() % 2 == 0 ? "adam" : "momentum");
+      spec.keys.push_back({.name = "third", .elements = 20'000});
+      for (uint32_t key = 0; key < spec.keys.size(); ++key) spec.keys[key].fragment = key;
+      spec.world_size = ranks;
+      spec.quorum = static_cast<uint32_t>(1 + random() % ranks);
+      spec.late_decay = random() % 2 == 0 ? 0.5 : 1;
+      expect_what_the_log_says_of_fragments(spec, random(), transport);
+    }
+  }
+}
+
+// Each rank goes through the fragments in orders of its own. They meet where they can, and where
+// all wait, each at another fragment, a round ends with fewer.
+TEST(Quorum, NoOrderOfTheFragmentsIsADeadlock) {
+  const uint64_t seed = testing::fresh_seeds(1).first;
+  SCOPED_TRACE(fmt::format("PHUB_SEED={}", seed));
+  Box box;
+  JobSpec spec = spec_of("none");
+  spec.keys.clear();
+  for (uint32_t f = 0; f < 4; ++f) {
+    spec.keys.push_back({.name = fmt::format("key{}", f), .elements = 64, .fragment = f});
+  }
+  spec.quorum = 3;
+  spec.progress_limit_ms = 2000;
+  std::atomic<uint32_t> ended = 0;
+  each_worker(box, spec, [&](Worker& worker, uint32_t rank) {
+    std::mt19937_64 random(seed + rank);
+    std::vector<size_t> order = {0, 1, 2, 3};
+    for (int cycle = 0; cycle < 3; ++cycle) {
+      std::ranges::shuffle(order, random);
+      for (const size_t key : order) {
+        worker.push_null(key);
+        worker.wait(key);
+      }
+    }
+    ++ended;
+  });
+  EXPECT_EQ(ended, kRanks);
+}
+
+// Two have made fragment 0's round without the third. One of them is lost, the other is at fragment
+// 1, and what the third has sent to fragment 0 is for the next round.
+TEST(Quorum, RanksAtDifferentFragmentsGoOnWhenOneOfAQuorumIsLost) {
+  Box box;
+  JobSpec spec = spec_of("none");
+  spec.keys[1].fragment = 1;
+  spec.world_size = 3;
+  spec.progress_limit_ms = 20'000;
+  std::atomic<bool> late = false;
+  each_worker(box, spec, [&](Worker& worker, uint32_t rank) {
+    if (rank == 2) {
+      while (!late) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    for (size_t key = 0; key < 2 * worker.keys(); ++key) {
+      worker.push_null(key % 2);
+      worker.wait(key % 2);
+      late = true;
+      if (rank == 1) return worker.abandon();
+    }
+  });
+  const std::vector<LogRecord> log = box.log(spec.name);
+  for (const LogRecord& record : log) {
+    EXPECT_FALSE(record.kind == LogRecord::Kind::kLost && record.rank != 1) << record.reason;
+  }
 }
 
 TEST(Quorum, ResultsAreThoseOfTheRanksThatTheLogNames) {
@@ -304,6 +410,9 @@ TEST(Quorum, OptionsThatContradictItAreRefused) {
     refused("late_decay: must be from 0 to 1", [&](JobSpec& spec) { spec.late_decay = decay; });
   }
   refused("on_loss 'wait'", [](JobSpec& spec) { spec.on_loss = OnLoss::kWait; });
+  refused("of fragment 2, and no key of fragment 1",
+          [](JobSpec& spec) { spec.keys[1].fragment = 2; });
+  refused("fragment: must be from 0 to 255", [](JobSpec& spec) { spec.keys[1].fragment = 256; });
   refused("quorum 1: it is about rounds", [](JobSpec& spec) { spec.consistency = "async"; });
 }
 

@@ -114,6 +114,12 @@ uint32_t hyper_groups(const JobSpec& spec) {
   return last + 1;
 }
 
+uint32_t fragments_of(const JobSpec& spec) {
+  uint32_t last = 0;
+  for (const KeySpec& key : spec.keys) last = std::max(last, key.fragment);
+  return last + 1;
+}
+
 bool clips(const JobSpec& spec) {
   const auto has = [](const HyperChange& change) { return change.values.contains("max_norm"); };
   return spec.hyper.contains("max_norm") || std::ranges::any_of(spec.schedule, has);

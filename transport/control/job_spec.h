@@ -38,6 +38,10 @@ struct KeySpec {
   // have it. Their product is `elements`. Empty: [elements].
   std::vector<uint64_t> shape = {};
   uint32_t group = 0;       // hyperparameters may have values for one group (HyperName)
+  // In a job with a quorum: who takes part in a round is decided for the keys of a fragment, from 0
+  // to below kMaxFragments; no number below the last is left out. Ranks may be at different ones.
+  // Without a quorum a round of a key waits for all ranks, whatever its fragment.
+  uint32_t fragment = 0;
   std::string format = "";  // the format of its gradients on the wire; "": the job's gradient_dtype
   // For a matrix, whose shape has two dimensions. A rank sends its gradient as at most so many
   // pairs of vectors, whose outer products are added up at the server; all devices of a process
@@ -93,8 +97,9 @@ struct JobSpec {
   uint32_t world_size = 1;  // ranks 0 … world_size-1 are there from round 1 on
   uint32_t min_ranks = 0;   // with these it begins if not all come in time; 0: world_size
   uint32_t max_ranks = 0;   // 0: world_size. Memory is fixed for this many
-  // A round is complete once so many ranks have sent all of their keys and `grace_ms` is over, or
-  // all ranks have. Ranks that are late then take part in the next round. 0: it waits for all.
+  // A round of a fragment is complete once so many ranks have sent all of its keys and `grace_ms`
+  // is over, or all ranks have. Ranks that are late then take part in its next round. 0: it waits
+  // for all.
   uint32_t quorum = 0;
   uint32_t grace_ms = 0;  // how long a round waits for the other ranks once its quorum is there
   // "auto": the box chooses this time by the round from what it measured, at most `grace_ms` unless
@@ -160,6 +165,7 @@ inline constexpr uint64_t kMaxElements = 1ull << 40;  // limit of a job
 inline constexpr size_t kMaxKeyDimensions = 8;
 inline constexpr size_t kMaxExchangedRanges = 1u << 16;  // limit of a key
 inline constexpr uint32_t kMaxHyperGroups = 256;
+inline constexpr uint32_t kMaxFragments = 256;
 inline constexpr uint32_t kMaxBranches = 255;  // beside the one that runs
 inline constexpr uint32_t kMaxRankLimit = (1u << 20) - 1;
 inline constexpr uint32_t kMaxRowsLimit = kMaxRankLimit;
@@ -172,6 +178,8 @@ std::optional<uint64_t> elements_in(std::span<const uint64_t> shape);
 
 // The groups that its keys are of: from 0 to one below this.
 uint32_t hyper_groups(const JobSpec& spec);
+// The fragments that its keys are of, likewise.
+uint32_t fragments_of(const JobSpec& spec);
 // How many ranks it may have at a time: max_ranks, or world_size if that is 0.
 inline uint32_t most_ranks(const JobSpec& spec) {
   return spec.max_ranks == 0 ? spec.world_size : spec.max_ranks;

@@ -206,6 +206,9 @@ void check_keys(const std::vector<KeySpec>& keys, uint32_t chunk_elements) {
     if (key.group >= kMaxHyperGroups) {
       check_number(fmt::format("keys[{}].group", i), key.group, 0, kMaxHyperGroups - 1);
     }
+    if (key.fragment >= kMaxFragments) {
+      check_number(fmt::format("keys[{}].fragment", i), key.fragment, 0, kMaxFragments - 1);
+    }
     if (!key.format.empty() && !is_compact(key)) {
       check_format(fmt::format("keys[{}].format", i), key.format, chunk_elements);
     }
@@ -215,6 +218,17 @@ void check_keys(const std::vector<KeySpec>& keys, uint32_t chunk_elements) {
         fail(ErrorCode::kInvalid, "keys[{}].{}: must be finite, got {}", i, field, value);
       }
     }
+  }
+}
+
+void check_fragments(const JobSpec& spec) {
+  std::vector<const KeySpec*> of(fragments_of(spec));
+  for (const KeySpec& key : spec.keys) of[key.fragment] = &key;
+  for (size_t fragment = 0; fragment < of.size(); ++fragment) {
+    if (of[fragment] != nullptr) continue;
+    fail(ErrorCode::kInvalid,
+         "keys: key '{}' is of fragment {}, and no key of fragment {}: number them without gaps",
+         printable(of.back()->name), of.size() - 1, fragment);
   }
 }
 
@@ -357,6 +371,7 @@ void check_job_name(std::string_view name) {
 void validate(const JobSpec& spec) {
   check_job_name(spec.name);
   check_keys(spec.keys, spec.chunk_elements);
+  check_fragments(spec);
   check_number("world_size", spec.world_size, 1, kMaxRanks);
   check_number("min_ranks", spec.min_ranks, 0, spec.world_size);
   if (spec.max_ranks != 0) check_number("max_ranks", spec.max_ranks, spec.world_size, kMaxRanks);

@@ -47,6 +47,7 @@ void fields(A& a, const KeySpec*) {
   a.optional("decay_scale", &KeySpec::decay_scale);
   a.optional("shape", &KeySpec::shape, {0, kMaxKeyDimensions});
   a.optional("group", &KeySpec::group, {0, kMaxHyperGroups - 1});
+  a.optional("fragment", &KeySpec::fragment, {0, kMaxFragments - 1});
   a.optional("format", &KeySpec::format, kFormat);
   a.optional("rank_limit", &KeySpec::rank_limit, {0, kMaxRankLimit});
   a.optional("rows_limit", &KeySpec::rows_limit, {0, kMaxRowsLimit});
@@ -266,6 +267,7 @@ void fields(A& a, const LogRecord*) {
   a.optional("values", &LogRecord::values, kValues);
   a.optional("branch", &LogRecord::branch);
   a.optional("parent", &LogRecord::parent);
+  a.optional("fragment", &LogRecord::fragment);
 }
 
 template <class A>

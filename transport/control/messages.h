@@ -240,6 +240,7 @@ struct LogRecord {
   std::map<std::string, double> values;  // hyper; forked: those that differ from its parent's
   uint32_t branch = 0;                   // forked, scheduled, discarded, killed, revived
   uint32_t parent = 0;                   // forked: the branch that it is a copy of
+  uint32_t fragment = 0;                 // late: of its keys (KeySpec)
 
   friend bool operator==(const LogRecord&, const LogRecord&) = default;
 };

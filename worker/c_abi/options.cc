@@ -245,6 +245,18 @@ phub_code phub_options_set_group(phub_options* options, size_t key, uint32_t gro
   });
 }
 
+phub_code phub_options_set_fragment(phub_options* options, size_t key, uint32_t fragment) {
+  return change(__func__, options, [&](WorkerOptions& all) {
+    check_key(all, key);
+    if (fragment >= kMaxFragments) {
+      throw Refusal(PHUB_INVALID,
+                    fmt::format("fragment {} is out of range: there are fragments 0 to {}",
+                                fragment, kMaxFragments - 1));
+    }
+    all.spec.keys[key].fragment = fragment;
+  });
+}
+
 phub_code phub_options_set_rank_limit(phub_options* options, size_t key, uint32_t rank_limit) {
   return change(__func__, options, [&](WorkerOptions& all) {
     check_key(all, key);

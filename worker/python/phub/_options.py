@@ -26,6 +26,8 @@ class Key:
     the job's learning rate and weight decay. `shape`, which checkpoints have, is 1 to
     MAX_DIMENSIONS dimensions, the last varying fastest, whose product is `elements`; (): none.
     `group`, 0 to 255: hyperparameters of a name such as "lr@2" are those of group 2.
+    `fragment`, 0 to 255, without gaps: in a job with a quorum a rank takes part in a round of a
+    fragment with all of its keys or with none, and ranks may be at different fragments.
     `rank_limit`: of a key whose shape is (rows, columns), so many pairs of vectors at most are sent
     in place of its gradient, with `Worker.push_factors`; 0: the gradient.
     `rows_limit`: of such a key, so many different rows of its gradient at most are sent, with
@@ -45,6 +47,7 @@ class Key:
     decay_scale: float = 1.0
     shape: tuple[int, ...] = ()
     group: int = 0
+    fragment: int = 0
     rank_limit: int = 0
     rows_limit: int = 0
     lazy: bool = False
@@ -140,6 +143,8 @@ def add_keys(options: c_void_p, keys: Mapping[str, int | Key]) -> None:
         _add_key(options, name, key)
         call("options_tune_key", options, index, key.priority, key.lr_scale, key.decay_scale)
         call("options_set_group", options, index, key.group)
+        if key.fragment:
+            call("options_set_fragment", options, index, key.fragment)
         if key.rank_limit:
             call("options_set_rank_limit", options, index, key.rank_limit)
         if key.rows_limit:
@@ -162,7 +167,7 @@ def _check_key(name: str, key: Key) -> None:
     signed_number(f"key '{name}': priority", key.priority, 32)
     for what in ("lr_scale", "decay_scale"):
         real_number(f"key '{name}': {what}", getattr(key, what))
-    for what in ("group", "rank_limit", "rows_limit"):
+    for what in ("group", "fragment", "rank_limit", "rows_limit"):
         whole_number(f"key '{name}': {what}", getattr(key, what), 32)
     if key.lazy and not key.rows_limit:
         raise errors.InvalidError(

@@ -73,12 +73,6 @@ def check_options(rule: str, fragments: int, delta: object, options: Mapping[str
     )
     if fragments == 1:
         return
-    if str(options.get("quorum", 0)) != "0":
-        raise InvalidError(
-            f"fragments={fragments} and quorum={options['quorum']!r}: with a quorum a rank takes "
-            "part in a round with all of its keys, and fragments are sent at different steps. Use "
-            "fragments=1, or leave quorum out"
-        )
     if options.get("on_nonfinite") == "skip":
         raise InvalidError(
             f"fragments={fragments} and on_nonfinite='skip': no key has a result before all were "
@@ -91,7 +85,7 @@ def check_counted(
     until: int, course: Course, options: Mapping[str, Option], *, is_alone: bool
 ) -> None:
     """Raises InvalidError if the box cannot save what ranks have between steps."""
-    if str(options.get("quorum", 0)) != "0":
+    if has_quorum(options):
         raise InvalidError(
             "steps(): the ranks of a job with a quorum are at different rounds. Train while "
             "worker.round(key) is below the last round, and close()"
@@ -119,9 +113,14 @@ def check_buffers(buffers: Sequence[torch.Tensor]) -> None:
         raise InvalidError("sync_buffers(): the model has no buffers with elements")
 
 
+def has_quorum(options: Mapping[str, Option]) -> bool:
+    """Whether the rounds of the job go on without late ranks."""
+    return str(options.get("quorum", 0)) != "0"
+
+
 def check_without_quorum(what: str, options: Mapping[str, Option]) -> None:
     """Raises InvalidError for a job whose ranks are at different rounds."""
-    if str(options.get("quorum", 0)) != "0":
+    if has_quorum(options):
         raise InvalidError(
             f"{what} and a quorum: ranks are at different rounds, and one may be complete without "
             "rank 0. Save base(), and load the model before DiLoCo is made"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -29,6 +30,7 @@ class OuterKey:
         self.name, self.members = name, members
         self.elements = sum(p.numel() for p in members.values())
         self.device = next(iter(members.values())).device
+        self.fragment = 0  # as the job knows it
         self.under_way = False  # pushed, and its result is not taken
         self.base = torch.empty(0)  # flat: one parameter behind the other
         self._result = torch.empty(0)  # where the next base comes
@@ -37,8 +39,9 @@ class OuterKey:
     def for_job(self) -> Key:
         """As the worker takes it."""
         if len(self.members) == 1:
-            return key_for(next(iter(self.members.values())))
-        return Key(self.elements)
+            key = key_for(next(iter(self.members.values())))
+            return replace(key, fragment=self.fragment)
+        return Key(self.elements, fragment=self.fragment)
 
     def attach(self, worker: Worker) -> None:
         """After the worker's broadcast(), each time that it has joined, before exchange_on()."""
@@ -172,9 +175,12 @@ def keys_of(
     return list(dict.fromkeys(keys))
 
 
-def fragments_of(keys: Sequence[OuterKey], count: int) -> list[list[OuterKey]]:
+def fragments_of(
+    keys: Sequence[OuterKey], count: int, *, may_differ: bool = False
+) -> list[list[OuterKey]]:
     """Cuts them into so many fragments, of about as many elements each, in the model's order.
 
+    may_differ: ranks may be at different fragments, so the job has to know them.
     Raises InvalidError if there are fewer keys.
     """
     if len(keys) < count:
@@ -193,4 +199,7 @@ def fragments_of(keys: Sequence[OuterKey], count: int) -> list[list[OuterKey]]:
             end += 1
         fragments.append([*rest[:end]])
         at += end
+    for number, fragment in enumerate(fragments):
+        for key in fragment:
+            key.fragment = number if may_differ else 0
     return fragments

@@ -25,6 +25,7 @@ from phub._outer_form import (
     check_without_quorum,
     compare_the_rest,
     exchanged_in,
+    has_quorum,
     hyper_of,
     inner_optimizers,
     unwrapped,
@@ -121,7 +122,8 @@ class DiLoCo:
         process_group: the processes of this island, which train one replica in DDP: its first one
             is a rank of the job, and gives the others what it has.
         options: of `Worker`, such as job, box, quorum and on_loss. parameter_dtype is the format of
-            results, by default "f32". With a quorum there is one fragment.
+            results, by default "f32". With a quorum a rank takes part in a fragment's round or is
+            late in it, whatever it does in others.
         Raises InvalidError, which names what cannot be, and what to do.
         """
         check_course(sync_every, fragments, delay, alpha, proximal)
@@ -146,7 +148,7 @@ class DiLoCo:
             **({"weights": "yes"} if tokens else {}),
         }
         keys = keys_of(self._named, formats or {}, given)
-        self._fragments = fragments_of(keys, fragments)
+        self._fragments = fragments_of(keys, fragments, may_differ=has_quorum(options))
         self._keys = sorted(keys, key=lambda key: key.name)
         self._course = Course(sync_every, fragments, delay, tokens)
         own = OuterOwn(model, self._inner, self._named, self._course)

@@ -66,6 +66,17 @@ class Box:
             jobs = json.load(answer)["jobs"]
         return next((each for each in jobs if each["name"] == job), {})
 
+    def log(self, job):
+        """The records of a job's log, of one that has ended, too."""
+        records, more = [], True
+        while more:
+            address = f"http://{self.address}/v1/jobs/{job}/log?from={len(records)}"
+            with urllib.request.urlopen(address, timeout=LIMIT_S) as answer:
+                page = json.load(answer)
+            records += page["records"]
+            more = page.get("more", False)
+        return records
+
     def shards(self):
         """How many boxes serve under it."""
         with urllib.request.urlopen(f"http://{self.address}/v1/status", timeout=LIMIT_S) as answer:

@@ -706,7 +706,6 @@ REFUSED = [
     ({"reduction": "sum"}, "DiLoCo with reduction='sum'"),
     ({"consistency": "ssp"}, "DiLoCo with consistency='ssp'"),
     ({"branches": 2}, "DiLoCo with branches=2"),
-    ({"fragments": 2, "quorum": 1}, "fragments=2 and quorum=1: with a quorum a rank takes part"),
     ({"fragments": 2, "on_nonfinite": "skip"}, "fragments=2 and on_nonfinite='skip'"),
     ({"schedule": {"lr": 1.0}}, "schedule has 'lr'"),
     ({"memory_device": 0}, "memory_device is 0, and the parameters are on cpu"),
