@@ -37,7 +37,7 @@ class InStep : public Way {
   void set_steps_before(uint32_t index, uint64_t round, uint64_t steps) final {
     stages_.table[index].set_steps_before(round, steps);
   }
-  uint64_t lacking(uint32_t index, uint32_t word) const final {
+  uint64_t lacking(uint32_t index, uint32_t word) const override {
     return stages_.table.lacking(index, word);
   }
 

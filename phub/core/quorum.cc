@@ -133,6 +133,23 @@ bool Quorum::anyone_waits(uint32_t index) const {
   return chunk.arrived > 0 && chunk.missing > 0 && !of.gate->is_there(of.round);
 }
 
+uint64_t Quorum::lacking(uint32_t index, uint32_t word) const {
+  uint64_t lacking = InStep::lacking(index, word);
+  if (fragments_.size() == 1) return lacking;
+  for_each_bit(lacking, word, [&](uint32_t rank) {
+    if (waits_elsewhere(rank, at_fragment(index))) lacking &= ~(uint64_t{1} << (rank % 64));
+  });
+  return lacking;
+}
+
+// For the result of what it has sent, or for that of the round before its first.
+bool Quorum::waits_elsewhere(uint32_t rank, const Fragment& than) const {
+  const uint64_t first_round = stages_.table.rank(rank).first_round;
+  return std::ranges::any_of(fragments_, [&](const Fragment& of) {
+    return &of != &than && (of.gate->has_sent(rank) || first_round > of.gate->collecting());
+  });
+}
+
 // --- results -------------------------------------------------------------------------------------
 
 void Quorum::finish(uint32_t index) {

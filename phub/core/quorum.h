@@ -57,6 +57,8 @@ class Quorum final : public InStep {
   }
   // Only a round without a quorum waits for ranks.
   bool anyone_waits(uint32_t index) const override;
+  // Without those that wait at another fragment themselves.
+  uint64_t lacking(uint32_t index, uint32_t word) const override;
 
   bool moved_on() override;
   bool is_called() const override { return std::ranges::any_of(fragments_, is_decided); }
@@ -105,6 +107,7 @@ class Quorum final : public InStep {
   static bool is_decided(const Fragment& of) { return waits(of) && of.gate->has_decided(of.round); }
   void count_chunk(Fragment& of, uint32_t rank);
   static void forget_chunks(Fragment& of, uint32_t rank);
+  bool waits_elsewhere(uint32_t rank, const Fragment& than) const;
   void find_expected(const Fragment& of);
   void check(const Fragment& of);
   bool moved_on(Fragment& of);

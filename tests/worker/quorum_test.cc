@@ -204,12 +204,12 @@ TEST(Quorum, NoOrderOfTheFragmentsIsADeadlock) {
     spec.keys.push_back({.name = fmt::format("key{}", f), .elements = 64, .fragment = f});
   }
   spec.quorum = 3;
-  spec.progress_limit_ms = 2000;
+  spec.progress_limit_ms = 1200;
   std::atomic<uint32_t> ended = 0;
   each_worker(box, spec, [&](Worker& worker, uint32_t rank) {
     std::mt19937_64 random(seed + rank);
     std::vector<size_t> order = {0, 1, 2, 3};
-    for (int cycle = 0; cycle < 3; ++cycle) {
+    for (int cycle = 0; cycle < 2; ++cycle) {
       std::ranges::shuffle(order, random);
       for (const size_t key : order) {
         worker.push_null(key);

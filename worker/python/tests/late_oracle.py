@@ -33,7 +33,7 @@ class LateOracle(Oracle):
     def run(self):
         """Returns the parameters of each rank at its end."""
         ranks = [self._train(rank) for rank in range(len(self.steps))]
-        wanted = {rank: None for rank in range(len(ranks))}
+        wanted = dict.fromkeys(range(len(ranks)))
         while wanted:
             before = dict(wanted), len(self.bases), sum(map(len, self.sent.values()))
             for rank, what in list(wanted.items()):

@@ -35,9 +35,16 @@ def trains(rank, how, options):
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-@pytest.mark.parametrize(("name", "ranks", "quorum"), [
-    ("streaming", 3, 2), ("at-once", 2, 1), ("int8", 4, 2), ("decays", 3, 2), ("at-once", 4, 3),
-])
+@pytest.mark.parametrize(
+    ("name", "ranks", "quorum"),
+    [
+        ("streaming", 3, 2),
+        ("at-once", 2, 1),
+        ("int8", 4, 2),
+        ("decays", 3, 2),
+        ("at-once", 4, 3),
+    ],
+)
 def test_late_ranks_by_fragment_have_the_bits_of_one_process(
     box, start, name, ranks, quorum, transport
 ):
