@@ -76,7 +76,7 @@ class JobPart {
 
   HyperTable& hyper() { return hyper_; }
   BranchOrders& branch_orders() { return branch_orders_; }
-  RoundGate* gate() { return gate_.get(); }            // null: rounds are not gated
+  RoundGate* gate() { return gate_.get(); }              // null: rounds are not gated
   QuorumGates* quorum_gates() { return quorum_.get(); }  // null: rounds wait for all ranks
 
   // Those of all cores together.
@@ -194,9 +194,9 @@ class JobPart {
   ShelfMemory shelves_, copied_shelves_;
   std::vector<Shelf> docks_;  // by shelf
   JobArrays arrays_;
-  std::unique_ptr<RoundGate> gate_;     // null: rounds are not gated
+  std::unique_ptr<RoundGate> gate_;      // null: rounds are not gated
   std::unique_ptr<QuorumGates> quorum_;  // null: rounds wait for all ranks
-  std::unique_ptr<WorkerLink> uplink_;  // to the parent; null: there is none
+  std::unique_ptr<WorkerLink> uplink_;   // to the parent; null: there is none
   std::vector<std::unique_ptr<CoreJob>> core_jobs_;
 };
 

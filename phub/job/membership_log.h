@@ -61,7 +61,7 @@ class MembershipLog {
   uint32_t chunks_;
   std::deque<Page> pages_;
   uint64_t bytes_ = 0;
-  std::map<uint32_t, Gathering> gatherings_;  // by rank
+  std::map<uint32_t, Gathering> gatherings_;                 // by rank
   std::map<std::pair<uint32_t, uint32_t>, LogRecord> late_;  // by rank and fragment
 };
 

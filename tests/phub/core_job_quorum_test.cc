@@ -195,6 +195,25 @@ TEST(CoreJobQuorum, WhoTakesPartIsDecidedForEachFragment) {
   )");
 }
 
+// Rank 2 is late in both, whose rounds are decided at once, and is expected in the next of each.
+TEST(CoreJobQuorum, ARankIsLateInFragmentsThatAreAtDifferentRounds) {
+  play_core(R"(
+    job quorum=2 chunks=2 fragments=0,1 | push 0-2 0@1 | told quorum @1 | sent 0-2:0@1
+    push 0,1 0@2=1 | told quorum @2 | push 0,1 1@1=1 | told quorum @1
+    grace-over 0:0-2 | grace-over 1:0-2 | sent 0,1:0@2 0,1:1@1 | has 0:0=2 0:1=2
+    push 2 0@2=10 | push 2 1@1=20 | push 0,1 0@3=1 | told quorum @3 | sent 0-2:0@3 | has 2:0=12
+    push 0,1 1@2=1 | told quorum @2 | sent 0-2:1@2 | has 2:1=22
+  )");
+}
+
+// A rank that waits at another fragment is not to blame for not being at this one.
+TEST(CoreJobQuorum, WhoWaitsAtAnotherFragmentIsNotWaitedFor) {
+  play_core(R"(
+    job quorum=2 chunks=2 fragments=0,1 ranks=0,1 max=2 | push 0 0@1 | sent | waits 1
+    push 1 1@1 | sent | waits | push 0 1@1 | sent 0,1:1@1 | waits 1
+  )");
+}
+
 // Rank 2 joins between rounds of fragment 0 and of fragment 1, which is a round behind: it gets the
 // result of round 1 from either when that is there.
 TEST(CoreJobQuorum, ABoundaryHoldsAllFragments) {

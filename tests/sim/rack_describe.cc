@@ -137,10 +137,9 @@ std::string describe(const RackPlan& plan) {
                      s.rounding);
     }
     if (s.quorum > 0 || s.weights == Weights::kYes) {
-      fmt::format_to(out,
-                     "    weights {}, quorum {}, grace {} ({} ms), late_decay {}, fragments {}\n",
-                     s.weights.word(), s.quorum, s.grace.word(), s.grace_ms, s.late_decay,
-                     fragments_of(s));
+      fmt::format_to(
+          out, "    weights {}, quorum {}, grace {} ({} ms), late_decay {}, fragments {}\n",
+          s.weights.word(), s.quorum, s.grace.word(), s.grace_ms, s.late_decay, fragments_of(s));
     }
     for (uint32_t rank = 0; rank < job.interest.size(); ++rank) {
       for (const KeyInterest& of : job.interest[rank]) {

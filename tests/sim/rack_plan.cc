@@ -414,8 +414,7 @@ void end_with_quorum(SimRandom& random, JobPlan& job, const RackPlan& plan) {
   const auto most = static_cast<uint32_t>(std::min<size_t>(spec.keys.size(), 4));
   const auto fragments = static_cast<uint32_t>(random.chance(0.6) ? random.between(1, most) : 1);
   for (uint32_t k = 0; k < spec.keys.size(); ++k) {
-    spec.keys[k].fragment =
-        k < fragments ? k : static_cast<uint32_t>(random.below(fragments));
+    spec.keys[k].fragment = k < fragments ? k : static_cast<uint32_t>(random.below(fragments));
   }
   job.spec = spec;
   job.saver_chance = 0;

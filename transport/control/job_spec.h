@@ -37,7 +37,7 @@ struct KeySpec {
   // The shape as the caller sees the elements, the last dimension varying fastest; saved tensors
   // have it. Their product is `elements`. Empty: [elements].
   std::vector<uint64_t> shape = {};
-  uint32_t group = 0;       // hyperparameters may have values for one group (HyperName)
+  uint32_t group = 0;  // hyperparameters may have values for one group (HyperName)
   // In a job with a quorum: who takes part in a round is decided for the keys of a fragment, from 0
   // to below kMaxFragments; no number below the last is left out. Ranks may be at different ones.
   // Without a quorum a round of a key waits for all ranks, whatever its fragment.
