@@ -308,7 +308,7 @@ TEST(BadInput, JoinRequestsAreRefusedWithThePathOfWhatIsWrong) {
       {key("1,'shape':[4294967296,4294967296]"), "the product of [4294967296, 4294967296]"},
       {key("1,'group':255"), ""},
       {key("1,'group':256"), "keys[0].group: must be"},
-      {key("1,'fragment':255"), ""},
+      {key("1,'fragment':255"), "key 'w' is of fragment 255, and no key of fragment 0"},
       {key("1,'fragment':256"), "keys[0].fragment: must be"},
       {key("1,'priority':2147483648"),
        "spec.keys[0].priority: must be an integer of 32 bits, got 2147483648"},
