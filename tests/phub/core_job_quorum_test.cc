@@ -183,12 +183,12 @@ TEST(CoreJobQuorum, ALateRankThatIsLostInADecidedRoundCountsLessOnce) {
   )");
 }
 
-// Rank 2 is late in round 1 of fragment 0, and not in that of fragment 1, which it sends first.
+// Rank 2 is late in round 1 of fragment 0, and then in time in that of fragment 1.
 TEST(CoreJobQuorum, WhoTakesPartIsDecidedForEachFragment) {
   play_core(R"(
-    job quorum=2 chunks=3 fragments=0,1,0 | push 0,1 0,2@1 | push 2 1,2@1=100 | told quorum @1
+    job quorum=2 chunks=3 fragments=0,1,0 | push 0,1 0,2@1 | push 2 2@1=100 | told quorum @1
     sent | grace-over 0:0-2 | sent 0,1:0@1 0,1:2@1 | has 0:0=5 1:2=5
-    push 0 1@1 | told quorum @1 | sent | push 1 1@1 | sent 0-2:1@1 | has 2:1=105 0:1=105
+    push 2 1@1=100 | push 0 1@1 | told quorum @1 | sent | push 1 1@1 | sent 0-2:1@1 | has 2:1=105 0:1=105
     # Fragment 1 goes on by a round while rank 2 has not sent the rest of fragment 0.
     push 0-2 1@2=1 | told quorum @2 | sent 0-2:1@2 | push 2 0@1=200 | sent | push 0 0,2@2=7
     told quorum @2 | grace-over 0:0-2 | sent 0,2:0@2 0,2:2@2 | has 2:0=207 0:2=107
