@@ -1,10 +1,12 @@
-"""What bench/torch_loss trains: an LSTM that says what comes next in a text, as geeps_text does."""
+"""What bench/torch_loss trains on a text: an LSTM that says what comes next, as geeps_text does, or a
+small GPT."""
 
 from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn import functional
+from torch_models import GPT2
 
 HELD_OUT = 20  # one part of so many
 EVALUATED = (48, 64)  # windows of the held-out text, and symbols in each
@@ -52,6 +54,19 @@ class Lstm(nn.Module):
         return functional.cross_entropy(self.head(outputs).flatten(0, 1), batch[:, 1:].flatten())
 
 
+def gpt(symbols, context, width, layers):
+    """GPT-2 in a small size, with heads of 64 and with its first parameters: what reads the residual
+    stream has a deviation of 0.02, what adds to it less the more layers there are."""
+    model = GPT2(symbols, context, width, layers, max(1, width // 64))
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            adds = name.endswith(("projection.weight", "narrow.weight"))
+            nn.init.normal_(parameter, std=0.02 / (2 * layers) ** 0.5 if adds else 0.02)
+        elif name.endswith("bias"):
+            nn.init.zeros_(parameter)
+    return model
+
+
 class TextTask:
     """What a rank trains, on which batches, and how good it is."""
 
@@ -60,9 +75,12 @@ class TextTask:
     def __init__(self, arguments):
         self.text = Text(Path(arguments.text))
         self.hidden, self.windows, self.symbols = arguments.hidden, arguments.windows, arguments.symbols
+        self.layers = arguments.layers if arguments.model == "gpt" else None
 
     def model(self):
-        return Lstm(self.text.symbols, self.hidden)
+        if self.layers is None:
+            return Lstm(self.text.symbols, self.hidden)
+        return gpt(self.text.symbols, max(self.symbols, EVALUATED[1]), self.hidden, self.layers)
 
     def batch(self, rank, ranks, step):
         return self.text.batch(rank, ranks, step, self.windows, self.symbols)

@@ -41,7 +41,8 @@ class Lstm:
     def __init__(self, arguments):
         from torch_text import TextTask
 
-        self.task = TextTask(argparse.Namespace(text=arguments.text, hidden=64, windows=4, symbols=32))
+        size = {"model": "lstm", "hidden": 64, "windows": 4, "symbols": 32}
+        self.task = TextTask(argparse.Namespace(text=arguments.text, **size))
         self.held_out = self.task.text.held_out()
 
     def model(self):
