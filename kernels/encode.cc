@@ -158,8 +158,7 @@ uint32_t bf16_of(float x, const Round& round, size_t i) {
 template <class Round>
 class Bf16Writer {
  public:
-  Bf16Writer(void* slot, DType /*type*/, size_t /*elements*/, int32_t /*largest*/,
-             const Rounding& rounding)
+  Bf16Writer(void* slot, DType /*type*/, const Chosen& /*chosen*/, const Rounding& rounding)
       : to_(static_cast<char*>(slot)), round_(rounding) {}
   HWY_INLINE float put(size_t i, float x) {
     const uint32_t value = bf16_of(x, round_, i);
@@ -178,13 +177,13 @@ class Bf16Writer {
 template <class Round>
 class Int4Writer {
  public:
-  Int4Writer(void* slot, DType type, size_t elements, int32_t largest, const Rounding& rounding)
+  Int4Writer(void* slot, DType type, const Chosen& chosen, const Rounding& rounding)
       : indices_(static_cast<uint8_t*>(slot)),
-        codes_(indices_ + sparse_codes_offset(top_k(type, elements))),
-        behind_(indices_ + scale_offset(type, elements)),
+        codes_(indices_ + sparse_codes_offset(top_k(type, chosen.elements))),
+        behind_(indices_ + scale_offset(type, chosen.elements)),
         round_(rounding),
-        scale_(largest < kInfinityBits ? scale_of<Int4>(std::bit_cast<float>(largest))
-                                       : std::numeric_limits<float>::quiet_NaN()),
+        scale_(chosen.finite() ? scale_of<Int4>(std::bit_cast<float>(chosen.largest))
+                               : std::numeric_limits<float>::quiet_NaN()),
         inverse_(scale_ == 0 ? 0 : 1 / scale_) {
     std::memset(slot, 0, behind_ - indices_);
   }
@@ -211,50 +210,91 @@ class Int4Writer {
   size_t entries_ = 0;
 };
 
+template <class Round>
+class Int2Writer {
+ public:
+  Int2Writer(void* slot, DType type, const Chosen& chosen, const Rounding& rounding)
+      : indices_(static_cast<uint8_t*>(slot)),
+        codes_(indices_ + sparse_codes_offset(top_k(type, chosen.elements))),
+        behind_(indices_ + scale_offset(type, chosen.elements)),
+        round_(rounding),
+        bits_(levels_of(chosen, rounding.stochastic)),
+        levels_(bits_) {
+    std::memset(slot, 0, behind_ - indices_);
+  }
+  HWY_INLINE float put(size_t i, float x) {
+    const auto index = static_cast<uint16_t>(i);
+    std::memcpy(indices_, &index, sizeof(index));
+    indices_ += sizeof(index);
+    const uint32_t sign = std::bit_cast<uint32_t>(x) >> 31 << 1;
+    const uint32_t code = sign | (bits_ == Levels::kNone ? 0 : is_high(i, std::fabs(x)));
+    store_two_bits(code, codes_, entries_++);
+    return levels_.value(code);
+  }
+  void end() { std::memcpy(behind_, &bits_, sizeof(bits_)); }
+
+ private:
+  static uint32_t levels_of(const Chosen& chosen, bool stochastic) {
+    if (!chosen.finite()) return Levels::kNone;
+    const auto for_each = [&chosen](const auto& visit) { chosen.for_each(visit); };
+    return choose_levels(for_each, std::bit_cast<float>(chosen.largest), stochastic);
+  }
+  // 1 or 0, by where between the levels the magnitude lies.
+  HWY_INLINE uint32_t is_high(size_t i, float magnitude) const {
+    if (levels_.low == levels_.high) return 0;
+    const float place = (magnitude - levels_.low) / (levels_.high - levels_.low);
+    const hn::CappedTag<float, 1> d1;
+    const auto whole = round_(d1, hn::Set(d1, std::clamp(place, 0.0f, 1.0f)), i);
+    return static_cast<uint32_t>(hn::GetLane(whole.integers));
+  }
+
+  uint8_t* indices_;
+  uint8_t* codes_;
+  uint8_t* behind_;
+  Round round_;
+  uint32_t bits_;
+  Levels levels_;
+  size_t entries_ = 0;
+};
+
 // All of it goes into the residual first; what is sent is taken out again.
 template <class Writer, class In>
 struct SparseEncoder {
   template <class D>
   HWY_INLINE void one(D d, size_t i) {
-    const I32<D> di;
     const auto x = in.load(d, i);
-    if (finite) in.keep(d, x, i);
-    const auto some = hn::Gt(hn::Load(di, magnitudes + i), hn::Set(di, choice.threshold - 1));
-    if (hn::AllFalse(di, some)) return;
-    uint64_t lanes = 0;
-    hn::StoreMaskBits(di, some, reinterpret_cast<uint8_t*>(&lanes));
+    if (chosen.finite()) in.keep(d, x, i);
     HWY_ALIGN float values[hn::MaxLanes(d)];
     hn::Store(x, d, values);
-    for (; lanes != 0; lanes &= lanes - 1) {
-      const int lane = std::countr_zero(lanes);
-      send(i + lane, values[lane]);
-    }
+    chosen.visit_vector(d, i, [&](size_t at) { send(at, values[at - i]); });
   }
 
   HWY_INLINE void send(size_t i, float x) {
-    if (magnitudes[i] == choice.threshold && i >= choice.ties_end) return;
     const float sent = writer.put(i, x);
     const hn::CappedTag<float, 1> d1;
-    if (finite) in.keep(d1, hn::Set(d1, x - sent), i);
+    if (chosen.finite()) in.keep(d1, hn::Set(d1, x - sent), i);
   }
 
   In in;
   Writer writer;
-  const int32_t* magnitudes;
-  TopKChoice choice;
-  bool finite;
+  Chosen chosen;
 };
+
+template <Coding kCoding, class Round>
+using WriterOf = std::conditional_t<
+    kCoding == Coding::kSparse, Bf16Writer<Round>,
+    std::conditional_t<kCoding == Coding::kSparseScaled, Int4Writer<Round>, Int2Writer<Round>>>;
 
 template <class Format, class Round, bool kResidual>
 bool encode_sparse(const Input<kResidual>& in, const Rounding& rounding, void* slot) {
-  using Writer = std::conditional_t<Format::kScaled, Int4Writer<Round>, Bf16Writer<Round>>;
+  using Writer = WriterOf<Format::kCoding, Round>;
   HWY_ALIGN int32_t magnitudes[kTopKElements];
   const int32_t largest = store_magnitudes(in, magnitudes);
   const TopKChoice choice =
       TopKChooser(magnitudes, in.n).choose(top_k(Format::kType, in.n), largest);
-  const bool finite = largest < kInfinityBits;
-  SparseEncoder<Writer, Input<kResidual>> encoder{
-      in, Writer(slot, Format::kType, in.n, largest, rounding), magnitudes, choice, finite};
+  const Chosen chosen{magnitudes, in.n, largest, choice};
+  SparseEncoder<Writer, Input<kResidual>> encoder{in, Writer(slot, Format::kType, chosen, rounding),
+                                                  chosen};
   const hn::ScalableTag<float> d;
   const hn::CappedTag<float, 1> d1;
   const size_t lanes = hn::Lanes(d);
@@ -266,7 +306,7 @@ bool encode_sparse(const Input<kResidual>& in, const Rounding& rounding, void* s
   }
   for (; i < in.n; ++i) encoder.one(d1, i);
   encoder.writer.end();
-  return finite;
+  return chosen.finite();
 }
 
 template <class Format, class Round, bool kResidual>

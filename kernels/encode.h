@@ -22,7 +22,7 @@
 // code is that of x · (1 / scale), both in f32, after it is limited to ±largest.
 //
 // Sparse formats: topk, topk-10, topk-100, topk-1000, which send one element in 32, 10, 100, 1000,
-// and the same with -int4
+// and the same with -int4 or -int2
 //
 // A slot holds the top_k() elements of the largest magnitude (of equal ones those that come first),
 // in ascending order, each as 32 bits: the index in the lower 16, the value as bf16 in the upper. A
@@ -31,6 +31,21 @@
 //
 // With -int4 it holds their indices, then their codes, each part with zeros up to a multiple of 4
 // bytes, and the scale, as a slot of int4 of these elements alone does.
+//
+// With -int2 it holds their indices, then their codes of 2 bits, each part with zeros up to a
+// multiple of 4 bytes, and two levels, bf16: the lower one, then the higher one. Code e lies in
+// byte e / 4 from bit 2 · (e % 4) on. Its lower bit says which level |x| has become, its upper bit
+// that x is negative. There is no code for zero: what is sent is the largest. The levels are, of
+// the magnitudes that are sent, from the smallest, m, to the largest, M:
+//   nearest     the mean of those with |x| − m ≤ M − |x|, and that of the others; if m is 0, the
+//               lower one is 0 and the higher one the mean of the others. If there are no others,
+//               both are the same. Sums are in double in the order of the elements; a mean is
+//               rounded to f32, and then to the nearest bf16, the even one in a tie.
+//   stochastic  m rounded down, and M rounded up to bf16, so that every |x| lies between them
+// A level is at most the largest bf16. |x| becomes the level l or h that (|x| − l) / (h − l), in
+// f32 and within 0 and 1, is rounded to; the lower one if they are the same. So what nearest leaves
+// of a chunk has less square than the chunk, unless all of it is zero. Both levels are NaN if an
+// element is not finite.
 #pragma once
 
 #include <cstddef>

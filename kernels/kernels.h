@@ -35,13 +35,18 @@ enum class DType : uint8_t {
   kTopKInt4,
   kTopK10Int4,
   kTopK100Int4,
-  kTopK1000Int4
+  kTopK1000Int4,
+  kTopKInt2,
+  kTopK10Int2,
+  kTopK100Int2,
+  kTopK1000Int2
 };
 enum class Coding : uint8_t {
   kPlain,         // an array of elements
   kScaled,        // an array of codes, then the f32 that they are multiples of
   kSparse,        // some of the elements, each with its index
   kSparseScaled,  // their indices, then their codes, then the f32 that these are multiples of
+  kSparseLevels,  // their indices, then their codes, then the two bf16 that these stand for
 };
 struct Format {
   std::string_view name;
@@ -49,7 +54,7 @@ struct Format {
   size_t bits;       // per element, per code, or per entry with its index
   size_t share = 1;  // a chunk sends one element in so many
 };
-inline constexpr std::array<Format, 16> kFormats = {
+inline constexpr std::array<Format, 20> kFormats = {
     {{"f32", Coding::kPlain, 32},
      {"bf16", Coding::kPlain, 16},
      {"f16", Coding::kPlain, 16},
@@ -65,7 +70,11 @@ inline constexpr std::array<Format, 16> kFormats = {
      {"topk-int4", Coding::kSparseScaled, 4, 32},
      {"topk-10-int4", Coding::kSparseScaled, 4, 10},
      {"topk-100-int4", Coding::kSparseScaled, 4, 100},
-     {"topk-1000-int4", Coding::kSparseScaled, 4, 1000}}};
+     {"topk-1000-int4", Coding::kSparseScaled, 4, 1000},
+     {"topk-int2", Coding::kSparseLevels, 2, 32},
+     {"topk-10-int2", Coding::kSparseLevels, 2, 10},
+     {"topk-100-int2", Coding::kSparseLevels, 2, 100},
+     {"topk-1000-int2", Coding::kSparseLevels, 2, 1000}}};
 inline constexpr size_t kPlainFormats = 3;  // they come first
 
 constexpr const Format& format_of(DType t) { return kFormats[static_cast<size_t>(t)]; }
@@ -93,7 +102,7 @@ constexpr size_t top_k(DType t, size_t elements) {
 // The place of its codes in a slot: behind the indices, of 16 bits, at a multiple of 4 bytes.
 constexpr size_t sparse_codes_offset(size_t entries) { return (entries + 1) / 2 * 4; }
 
-// The place of the scale in a slot: behind the codes, at a multiple of 4 bytes.
+// The place of the scale, or of the levels, in a slot: behind the codes, at a multiple of 4 bytes.
 constexpr size_t scale_offset(DType t, size_t elements) {
   const size_t codes = is_sparse(t) ? top_k(t, elements) : elements;
   const size_t before = is_sparse(t) ? sparse_codes_offset(codes) : 0;
@@ -105,6 +114,7 @@ constexpr size_t slot_bytes(DType t, size_t elements) {
   switch (format_of(t).coding) {
     case Coding::kScaled:
     case Coding::kSparseScaled:
+    case Coding::kSparseLevels:
       return scale_offset(t, elements) + sizeof(float);
     case Coding::kSparse:
       return top_k(t, elements) * sizeof(uint32_t);

@@ -22,7 +22,7 @@ struct SlotFormat {
   std::string_view name;
   uint32_t bits = 0;        // per element that is sent
   uint32_t unit_bytes = 0;  // those of all elements together are rounded up to this
-  uint32_t tail_bytes = 0;  // beside them: a scale, or how many factors or rows there are
+  uint32_t tail_bytes = 0;  // beside them: a scale, levels, or how many factors or rows there are
   // In factors (factor_format()), the most pairs of vectors. Each pair is sent as the elements of
   // the left vector for the chunk's rows, and those of the right one for all columns.
   uint32_t rank_limit = 0;
@@ -73,16 +73,21 @@ struct SlotFormat {
     return (all_bits + unit_bits - 1) / unit_bits * unit_bytes;
   }
 };
-// As topk: entries of an index and a bf16, or an index of 16 bits and a code of 4, and a scale.
+// As topk: entries of an index and a bf16, or an index of 16 bits and a code of 4 or 2, and a scale
+// or two levels.
 constexpr SlotFormat sparse_format(std::string_view name, uint32_t share) {
   return {.name = name, .bits = 32, .unit_bytes = 4, .share = share};
 }
-constexpr SlotFormat sparse_int4_format(std::string_view name, uint32_t share) {
-  return {
-      .name = name, .bits = 4, .unit_bytes = 4, .tail_bytes = 4, .share = share, .index_bits = 16};
+constexpr SlotFormat sparse_code_format(std::string_view name, uint32_t bits, uint32_t share) {
+  return {.name = name,
+          .bits = bits,
+          .unit_bytes = 4,
+          .tail_bytes = 4,
+          .share = share,
+          .index_bits = 16};
 }
 
-inline constexpr std::array<SlotFormat, 16> kSlotFormats = {
+inline constexpr std::array<SlotFormat, 20> kSlotFormats = {
     {{"f32", 32, 4, 0},
      {"bf16", 16, 2, 0},
      {"f16", 16, 2, 0},
@@ -95,10 +100,14 @@ inline constexpr std::array<SlotFormat, 16> kSlotFormats = {
      sparse_format("topk-10", 10),
      sparse_format("topk-100", 100),
      sparse_format("topk-1000", 1000),
-     sparse_int4_format("topk-int4", 32),
-     sparse_int4_format("topk-10-int4", 10),
-     sparse_int4_format("topk-100-int4", 100),
-     sparse_int4_format("topk-1000-int4", 1000)}};
+     sparse_code_format("topk-int4", 4, 32),
+     sparse_code_format("topk-10-int4", 4, 10),
+     sparse_code_format("topk-100-int4", 4, 100),
+     sparse_code_format("topk-1000-int4", 4, 1000),
+     sparse_code_format("topk-int2", 2, 32),
+     sparse_code_format("topk-10-int2", 2, 10),
+     sparse_code_format("topk-100-int2", 2, 100),
+     sparse_code_format("topk-1000-int2", 2, 1000)}};
 // The format of a key whose gradients are sent as the vectors whose outer products they are the sum
 // of (KeySpec::rank_limit). Its chunks are whole rows. A format of keys alone, and no format of
 // elements: it is not among those above.

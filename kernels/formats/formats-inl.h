@@ -29,7 +29,9 @@ static_assert(std::tuple_size_v<PlainFormats> == kPlainFormats);
 using CodedFormats =
     std::tuple<Fp8E4M3, Fp8E5M2, Int32, Int8, Int4, TopK<DType::kTopK>, TopK<DType::kTopK10>,
                TopK<DType::kTopK100>, TopK<DType::kTopK1000>, TopK<DType::kTopKInt4>,
-               TopK<DType::kTopK10Int4>, TopK<DType::kTopK100Int4>, TopK<DType::kTopK1000Int4>>;
+               TopK<DType::kTopK10Int4>, TopK<DType::kTopK100Int4>, TopK<DType::kTopK1000Int4>,
+               TopK<DType::kTopKInt2>, TopK<DType::kTopK10Int2>, TopK<DType::kTopK100Int2>,
+               TopK<DType::kTopK1000Int2>>;
 using Formats = decltype(std::tuple_cat(PlainFormats(), CodedFormats()));
 static_assert(std::tuple_size_v<Formats> == kFormats.size());
 

@@ -12,6 +12,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "kernels/formats/int2-inl.h"
 #include "kernels/formats/int4-inl.h"
 #include "kernels/number-inl.h"
 
@@ -57,12 +58,36 @@ struct Int4Entries {
   float scale;
 };
 
+// Indices, then codes of 2 bits, then the levels.
+struct Int2Entries {
+  Int2Entries(const void* slot, DType type, size_t elements)
+      : indices(static_cast<const uint8_t*>(slot)),
+        codes(indices + sparse_codes_offset(top_k(type, elements))),
+        levels(levels_of(indices + scale_offset(type, elements))) {}
+  HWY_INLINE TopKEntry operator[](size_t i) const {
+    uint16_t index;
+    std::memcpy(&index, indices + i * sizeof(index), sizeof(index));
+    return {index, levels.value(load_two_bits(codes, i))};
+  }
+  static Levels levels_of(const uint8_t* at) {
+    uint32_t bits;
+    std::memcpy(&bits, at, sizeof(bits));
+    return Levels(bits);
+  }
+
+  const uint8_t* indices;
+  const uint8_t* codes;
+  Levels levels;
+};
+
 // Read one by one: each is added elsewhere.
 template <DType kTypeOf>
 struct TopK {
   static constexpr DType kType = kTypeOf;
-  static constexpr bool kScaled = format_of(kType).coding == Coding::kSparseScaled;
-  using Entries = std::conditional_t<kScaled, Int4Entries, Bf16Entries>;
+  static constexpr Coding kCoding = format_of(kType).coding;
+  using Entries = std::conditional_t<
+      kCoding == Coding::kSparse, Bf16Entries,
+      std::conditional_t<kCoding == Coding::kSparseScaled, Int4Entries, Int2Entries>>;
 
   template <typename Visit>
   static HWY_INLINE void for_each(const void* slot, size_t elements, Visit visit) {
@@ -93,6 +118,38 @@ struct TopK {
 struct TopKChoice {
   int32_t threshold;
   size_t ties_end;
+};
+
+// The elements of a chunk that are sent.
+struct Chosen {
+  // Calls visit() with each of those from element i on that fit one vector, in ascending order.
+  template <class D, class Visit>
+  HWY_INLINE void visit_vector(D /*d*/, size_t i, const Visit& visit) const {
+    const I32<D> di;
+    const auto some = hn::Gt(hn::Load(di, magnitudes + i), hn::Set(di, choice.threshold - 1));
+    if (hn::AllFalse(di, some)) return;
+    uint64_t lanes = 0;
+    hn::StoreMaskBits(di, some, reinterpret_cast<uint8_t*>(&lanes));
+    for (; lanes != 0; lanes &= lanes - 1) {
+      const size_t at = i + std::countr_zero(lanes);
+      if (magnitudes[at] > choice.threshold || at < choice.ties_end) visit(at);
+    }
+  }
+
+  // The magnitude of each.
+  template <class Visit>
+  void for_each(const Visit& visit) const {
+    const hn::ScalableTag<float> d;
+    for (size_t i = 0; i < elements; i += hn::Lanes(d)) {
+      visit_vector(d, i, [&](size_t at) { visit(std::bit_cast<float>(magnitudes[at])); });
+    }
+  }
+  bool finite() const { return largest < kInfinityBits; }
+
+  const int32_t* magnitudes;  // as TopKChooser has them
+  size_t elements;
+  int32_t largest;
+  TopKChoice choice;
 };
 
 class TopKChooser {

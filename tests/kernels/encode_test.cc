@@ -81,7 +81,8 @@ TEST(Formats, Names) {
   }
   for (const char* name :
        {"fp8-e4m3", "fp8-e5m2", "int32", "int8", "int4", "topk", "topk-10", "topk-100", "topk-1000",
-        "topk-int4", "topk-10-int4", "topk-100-int4", "topk-1000-int4"}) {
+        "topk-int4", "topk-10-int4", "topk-100-int4", "topk-1000-int4", "topk-int2", "topk-10-int2",
+        "topk-100-int2", "topk-1000-int2"}) {
     ASSERT_TRUE(parse_format(name));
     EXPECT_EQ(name_of(*parse_format(name)), name);
   }
@@ -122,6 +123,13 @@ TEST(Formats, SizesOfSlots) {
       {DType::kTopK100Int4, 8192, 212},
       {DType::kTopK1000Int4, 8192, 32},
       {DType::kTopK10Int4, 8192, 2056},
+      {DType::kTopKInt2, 0, 4},
+      {DType::kTopKInt2, 1, 12},
+      {DType::kTopKInt2, 7, 24},
+      {DType::kTopKInt2, 8192, 580},
+      {DType::kTopK10Int2, 8192, 1852},
+      {DType::kTopK100Int2, 8192, 192},
+      {DType::kTopK1000Int2, 8192, 28},
       {DType::kTopK, 8192, 1024},
       {DType::kTopK, 65536, 8192},
   };
@@ -382,9 +390,10 @@ TEST(Encode, StochasticRoundingIsUnbiased) {
   for (const DType type : kCoded) {
     for (const int over : {0, 1, 2, 3}) {
       const size_t n = 6;
-      const float step = format_of(type).coding == Coding::kSparse ? 0x1p-7f
-                         : type == DType::kInt8                    ? 1 / 127.0f
-                                                                   : 1 / 4.0f;
+      const float step = format_of(type).coding == Coding::kSparse         ? 0x1p-7f
+                         : format_of(type).coding == Coding::kSparseLevels ? 1.0f
+                         : type == DType::kInt8                            ? 1 / 127.0f
+                                                                           : 1 / 4.0f;
       std::vector<float> x = {1.0f, 0.3f, -0.3f, 0.0123f, -0.77f, 0.5002f};
       std::vector<double> total(n);
       std::vector<float> out(n);

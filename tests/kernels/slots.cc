@@ -7,6 +7,8 @@
 #include <limits>
 #include <numeric>
 
+#include "tests/kernels/two_bits.h"
+
 namespace phub::reference {
 namespace {
 
@@ -111,15 +113,19 @@ size_t share_of(DType type) {
   switch (type) {
     case DType::kTopK:
     case DType::kTopKInt4:
+    case DType::kTopKInt2:
       return 32;
     case DType::kTopK10:
     case DType::kTopK10Int4:
+    case DType::kTopK10Int2:
       return 10;
     case DType::kTopK100:
     case DType::kTopK100Int4:
+    case DType::kTopK100Int2:
       return 100;
     case DType::kTopK1000:
     case DType::kTopK1000Int4:
+    case DType::kTopK1000Int2:
       return 1000;
     default:
       return 0;
@@ -128,6 +134,10 @@ size_t share_of(DType type) {
 bool has_codes(DType type) {
   return type == DType::kTopKInt4 || type == DType::kTopK10Int4 || type == DType::kTopK100Int4 ||
          type == DType::kTopK1000Int4;
+}
+bool has_two_bits(DType type) {
+  return type == DType::kTopKInt2 || type == DType::kTopK10Int2 || type == DType::kTopK100Int2 ||
+         type == DType::kTopK1000Int2;
 }
 size_t entries_of(DType type, size_t elements) {
   size_t entries = 0;
@@ -154,15 +164,16 @@ void encode_sparse(std::span<const float> x, bool finite, DType type, const Roun
   order.resize(entries_of(type, x.size()));
   std::sort(order.begin(), order.end());
   auto* to = static_cast<uint8_t*>(slot);
-  if (has_codes(type)) {
+  if (has_codes(type) || has_two_bits(type)) {
     std::vector<float> chosen;
-    std::memset(slot, 0, up_to_words(2 * order.size()));
+    std::memset(slot, 0, kernels::slot_bytes(type, x.size()));
     for (const size_t i : order) {
       chosen.push_back(x[i]);
       *to++ = static_cast<uint8_t>(i);
       *to++ = static_cast<uint8_t>(i >> 8);
     }
-    void* const rest = static_cast<uint8_t*>(slot) + up_to_words(2 * order.size());
+    uint8_t* const rest = static_cast<uint8_t*>(slot) + up_to_words(2 * order.size());
+    if (has_two_bits(type)) return encode_two_bits(chosen, finite, rounding, order, rest);
     return encode_scaled(chosen, finite, DType::kInt4, rounding, order, rest);
   }
   for (const size_t i : order) {
@@ -205,13 +216,14 @@ struct Entry {
 };
 Entry entry_of(const void* slot, DType type, size_t i, size_t elements) {
   const auto* all = static_cast<const uint8_t*>(slot);
-  if (has_codes(type)) {
+  if (has_codes(type) || has_two_bits(type)) {
     const size_t entries = entries_of(type, elements);
     const uint8_t* codes = all + up_to_words(2 * entries);
-    float scale;
-    std::memcpy(&scale, codes + up_to_words((entries + 1) / 2), 4);
     const size_t index = all[2 * i] + 256u * all[2 * i + 1];
     if (index >= elements) return {elements - 1, kNaN};
+    if (has_two_bits(type)) return {index, value_of_two_bits(codes, i, entries)};
+    float scale;
+    std::memcpy(&scale, codes + up_to_words((entries + 1) / 2), 4);
     return {index, value_of_code(DType::kInt4, codes[i / 2] >> (i % 2 * 4) & 15) * scale};
   }
   const auto* bytes = all + 4 * i;

@@ -14,11 +14,12 @@
 namespace phub::reference {
 
 inline constexpr kernels::DType kCoded[] = {
-    kernels::DType::kFp8E4M3,     kernels::DType::kFp8E5M2,    kernels::DType::kInt32,
-    kernels::DType::kInt8,        kernels::DType::kInt4,       kernels::DType::kTopK,
-    kernels::DType::kTopK10,      kernels::DType::kTopK100,    kernels::DType::kTopK1000,
-    kernels::DType::kTopKInt4,    kernels::DType::kTopK10Int4, kernels::DType::kTopK100Int4,
-    kernels::DType::kTopK1000Int4};
+    kernels::DType::kFp8E4M3,      kernels::DType::kFp8E5M2,     kernels::DType::kInt32,
+    kernels::DType::kInt8,         kernels::DType::kInt4,        kernels::DType::kTopK,
+    kernels::DType::kTopK10,       kernels::DType::kTopK100,     kernels::DType::kTopK1000,
+    kernels::DType::kTopKInt4,     kernels::DType::kTopK10Int4,  kernels::DType::kTopK100Int4,
+    kernels::DType::kTopK1000Int4, kernels::DType::kTopKInt2,    kernels::DType::kTopK10Int2,
+    kernels::DType::kTopK100Int2,  kernels::DType::kTopK1000Int2};
 
 // The value of one code, before it is scaled. int4: the lower four bits of `code`. int32: NaN for
 // one that is out of bounds.
