@@ -135,8 +135,9 @@ PHUB_API phub_code phub_options_destroy(phub_options* options);
  *   state_dtype         of the optimizer's state at the box: f32 or 8bit       f32
  *   gradient_dtype      of gradients on the wire: f32, bf16 or f16, or coded:
  *                       fp8-e4m3, fp8-e5m2, int32, int8, int4, topk, topk-10,
- *                       topk-100 or topk-1000, or these four with -int4; or
- *                       several by the round, such as "f32*100,int8*900,topk"  f32
+ *                       topk-100 or topk-1000, or these four with -int4 or
+ *                       -int2; or several by the round, such as
+ *                       "f32*100,int8*900,topk"                                f32
  *   rounding            of coded gradients: nearest or stochastic              nearest
  *   parameter_dtype     of results: f32, bf16 or f16; or coded, as gradients
  *                       are, but not int32 or topk: what comes back is the difference that
@@ -232,7 +233,7 @@ PHUB_API phub_code phub_options_set_interest(phub_options* options, size_t key,
  *   int8, int4            an element
  *   int32                 coded, as these: 32 bits, and sums of integers
  *   topk                  coded: the largest one in 32 of a chunk, as bf16, with its index; for
- *                         chunk_elements of at most 65536
+ *                         chunk_elements of at most 65536. topk-int4, topk-int2: in 4 or 2 bits
  *   f32*100,int8*900,topk   a schedule: in f32 for 100 rounds of the job, in int8 for 900, and in
  *                         topk from then on; up to 8 formats, f32 or coded, but not int32. Only in
  *                         lock-step, and without branches

@@ -423,8 +423,8 @@ void add_plan_command(CLI::App& app) {
   command
       ->add_option("--dtype", arguments->spec.gradient_dtype,
                    "Gradients: f32, bf16, f16, fp8-e4m3, fp8-e5m2, int32, int8, int4, topk, "
-                   "topk-10, topk-100, topk-1000, or these four with -int4; or by the round, as "
-                   "f32*100,topk, of which the largest counts")
+                   "topk-10, topk-100, topk-1000, or these four with -int4 or -int2; or by the "
+                   "round, as f32*100,topk, of which the largest counts")
       ->capture_default_str();
   command->add_option_function<std::string>(
       "--slot-window",

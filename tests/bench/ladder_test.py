@@ -297,7 +297,7 @@ def plots_draw(folder, _):
     refused("plot_sharded", {"rows": [bar, bar | {"way": "phub-box", "model": "vgg11"}]}, "compare with different ways")
 
     def training(error):
-        return {"model": "quick", "ranks": 8, "rows": [
+        return {"model": "quick", "ranks": 8, "windows": 4, "symbols": 32, "rows": [
             {"form": "f32", "rate": "1gbit", "turns": [{"losses": [[5, 0.1, 2.3, error], [10, 0.2, 1.1, error]]}]}]}
     drawn("plot_loss", training(0.5), "loss.png")
     drawn("plot_loss", training(None), "loss.png")

@@ -88,7 +88,7 @@ TEST(ZerocomputeTest, FormatsOfGradients) {
   // Keys of 1 to 70000 elements, in chunks of 8192 and less; residuals grow over the rounds.
   const std::map<std::string, double> bytes_per_element = {
       {"bf16", 2}, {"fp8-e4m3", 1}, {"fp8-e5m2", 1}, {"int32", 4},
-      {"int8", 1}, {"int4", 0.5},   {"topk", 0.125}};
+      {"int8", 1}, {"int4", 0.5},   {"topk", 0.125}, {"topk-10-int2", 0.225}};
   for (const auto& [format, expected] : bytes_per_element) {
     const TemporaryFile json(".json");
     const Outcome outcome = zerocompute("-b 4 -e 280K -f 265 --workers 1,3 -w 2 -n 5 --dtype " +
@@ -183,7 +183,7 @@ TEST(ZerocomputeTest, MemoryOfTheWorkersOwn) {
 }
 
 TEST(ZerocomputeTest, GroupsOfCodedGradients) {
-  for (const char* format : {"int8", "int4", "fp8-e5m2", "topk", "int32"}) {
+  for (const char* format : {"int8", "int4", "fp8-e5m2", "topk", "topk-int2", "int32"}) {
     const Outcome outcome = zerocompute(
         std::string(
             "-b 300K --workers 5 --groups '(1,2),(1,1)' -w 1 -n 4 --no-optimize --format ") +

@@ -48,10 +48,10 @@ constexpr std::array<const char*, 24> kNames = {"job",
                                                 "",
                                                 "b\xff\x01",
                                                 nullptr};
-constexpr std::array<const char*, 24> kValues = {
-    "a",    "b",          "shm",  "tcp",       "0",    "1",     "-1",    "2",
-    "32",   "sgd",        "adam", "f32",       "bf16", "f16",   "int8",  "fp8-e5m2",
-    "topk", "stochastic", "mean", "broadcast", "wait", "zeros", "\xc3(", nullptr};
+constexpr std::array<const char*, 25> kValues = {
+    "a",          "b",    "shm",       "tcp",  "0",     "1",     "-1",       "2",    "32",
+    "sgd",        "adam", "f32",       "bf16", "f16",   "int8",  "fp8-e5m2", "topk", "topk-10-int2",
+    "stochastic", "mean", "broadcast", "wait", "zeros", "\xc3(", nullptr};
 constexpr std::array<const char*, 13> kCacheNames = {
     "budget_bytes", "reserved_bytes", "max_lead", "prefetch", "strict", "poison",
     "infer_clocks", "partitions",     "w",        "local",    "",       "\xff",

@@ -290,7 +290,7 @@ TEST(PlanCommand, BadInputIsNamed) {
            {"vgg19 --dtype f64",
             "gradient_dtype: must be one of f32, bf16, f16, fp8-e4m3, fp8-e5m2, int32, int8, int4, "
             "topk, topk-10, topk-100, topk-1000, topk-int4, topk-10-int4, topk-100-int4, "
-            "topk-1000-int4, got 'f64'"},
+            "topk-1000-int4, topk-int2, topk-10-int2, topk-100-int2, topk-1000-int2, got 'f64'"},
            {"vgg19 --parameter-dtype f8",
             "parameter_dtype: must be one of f32, bf16, f16, fp8-e4m3, fp8-e5m2, int8, int4, got "
             "'f8'"},

@@ -191,6 +191,7 @@ void code_keys(SimRandom& random, JobPlan& job) {
   const auto some_format = [&] {
     return pick<std::string>(
         random, {"fp8-e4m3", "fp8-e5m2", "int8", "int4", job.lock_step() ? "topk" : "int8",
+                 job.lock_step() ? "topk-int2" : "int4",
                  job.lock_step() && spec.groups.empty() ? "int32" : "int8"});
   };
   if (random.chance(0.2)) spec.gradient_dtype = some_format();

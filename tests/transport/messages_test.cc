@@ -374,9 +374,11 @@ TEST(BadInput, SpecsAreRefusedByTheNameOfTheField) {
 
 TEST(BadInput, FormatsOfGradients) {
   std::vector<Case> cases;
-  for (const char* format :
-       {"f32", "bf16", "f16", "fp8-e4m3", "fp8-e5m2", "int32", "int8", "int4", "topk", "topk-10",
-        "topk-100", "topk-1000", "topk-int4", "topk-10-int4", "topk-100-int4", "topk-1000-int4"}) {
+  for (const char* format : {"f32",       "bf16",         "f16",           "fp8-e4m3",
+                             "fp8-e5m2",  "int32",        "int8",          "int4",
+                             "topk",      "topk-10",      "topk-100",      "topk-1000",
+                             "topk-int4", "topk-10-int4", "topk-100-int4", "topk-1000-int4",
+                             "topk-int2", "topk-10-int2", "topk-100-int2", "topk-1000-int2"}) {
     const std::string_view word = format;
     const bool of_results = word != "int32" && !word.starts_with("topk");
     cases.push_back({spec(fmt::format("'gradient_dtype':'{}'", format)), ""});
@@ -386,7 +388,8 @@ TEST(BadInput, FormatsOfGradients) {
   }
   constexpr const char* kAll =
       "must be one of f32, bf16, f16, fp8-e4m3, fp8-e5m2, int32, int8, int4, topk, topk-10, "
-      "topk-100, topk-1000, topk-int4, topk-10-int4, topk-100-int4, topk-1000-int4, got '{}'";
+      "topk-100, topk-1000, topk-int4, topk-10-int4, topk-100-int4, topk-1000-int4, "
+      "topk-int2, topk-10-int2, topk-100-int2, topk-1000-int2, got '{}'";
   for (const char* format : {"fp8", "INT8", "int8 ", "f64", "top-k"}) {
     const std::string says = fmt::format(fmt::runtime(kAll), format);
     cases.push_back(
@@ -429,6 +432,8 @@ TEST(BadInput, FormatsOfGradients) {
            "gradient_dtype: topk is for chunks"},
           {spec("'chunk_elements':65568,'gradient_dtype':'topk-100-int4'"),
            "gradient_dtype: topk-100-int4 is for chunks of at most 65536 elements"},
+          {spec("'chunk_elements':65568,'gradient_dtype':'topk-int2'"),
+           "gradient_dtype: topk-int2 is for chunks of at most 65536 elements"},
       });
   expect_all(cases);
 }

@@ -59,12 +59,13 @@ class Jobs {
   Deck grouped_ = deck({"yes", "no"}), spare_ = deck({"yes", "no", "no", "no"});
   Deck nulls_ = deck({"yes", "no"}), scale_ = deck({"yes", "no", "no", "no"});
   Deck optimizer_ = deck(optimizers());
-  Deck gradient_ =
-      deck({"f32", "bf16", "f16", "fp8-e4m3", "fp8-e5m2", "int32", "int8", "int4", "topk",
-            "topk-1000", "topk-10-int4", "f32*2,int8*3,topk", "topk-10*4,f32*1,topk-10*1,f32"});
-  Deck key_format_ = deck({"", "", "", "", "fp8-e4m3", "fp8-e5m2", "int32", "int8", "int4", "topk",
-                           "topk-100", "topk-10", "topk-int4", "topk-1000-int4", "f32*5,topk-10",
-                           "int4*1,f32*2,fp8-e5m2*3,topk-100-int4"});
+  Deck gradient_ = deck({"f32", "bf16", "f16", "fp8-e4m3", "fp8-e5m2", "int32", "int8", "int4",
+                         "topk", "topk-1000", "topk-10-int4", "topk-int2", "f32*2,int8*3,topk",
+                         "topk-10*4,f32*1,topk-10*1,f32"});
+  Deck key_format_ =
+      deck({"", "", "", "", "fp8-e4m3", "fp8-e5m2", "int32", "int8", "int4", "topk", "topk-100",
+            "topk-10", "topk-int4", "topk-1000-int4", "topk-10-int2", "f32*5,topk-10",
+            "int4*1,f32*2,fp8-e5m2*3,topk-100-int4", "topk-100-int2*2,int8"});
   Deck parameter_ = deck({"f32", "f32", "bf16", "f16", "fp8-e4m3", "fp8-e5m2", "int8", "int4"});
   Deck plain_ = deck({"f32", "bf16", "f16"});
   Deck rounding_ = deck({"nearest", "stochastic"}), reduction_ = deck({"sum", "mean"});

@@ -101,7 +101,8 @@ static void misuse(void) {
   FAILS(
       phub_options_set_format(options, "*", "int7"), PHUB_INVALID,
       "f32, bf16, f16, fp8-e4m3, fp8-e5m2, int32, int8, int4, topk, topk-10, topk-100, topk-1000, "
-      "topk-int4, topk-10-int4, topk-100-int4, topk-1000-int4, got 'int7'; did you mean "
+      "topk-int4, topk-10-int4, topk-100-int4, topk-1000-int4, topk-int2, topk-10-int2, "
+      "topk-100-int2, topk-1000-int2, got 'int7'; did you mean "
       "'int8'?");
   FAILS(phub_options_set_format(options, "*", ""), PHUB_INVALID, "got ''");
   FAILS(phub_options_set_format(options, "*.weight", "int8"), PHUB_NOT_FOUND,

@@ -15,18 +15,45 @@ def int8(x):
     return codes.astype(np.float32) * scale
 
 
+def chosen_of(x):
+    """The largest one in 32."""
+    entries = max(-(-len(x) // 32), 8)
+    return np.sort(np.argsort(-np.abs(x), kind="stable")[:entries])
+
+
+def bf16(x):
+    bits = x.view(np.uint32)
+    bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    return bits.view(np.float32)
+
+
 def topk(x):
     """The same."""
     sent = np.zeros_like(x)
-    entries = max(-(-len(x) // 32), 8)
-    chosen = np.argsort(-np.abs(x), kind="stable")[:entries]
-    bits = x[chosen].view(np.uint32)
-    bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
-    sent[chosen] = bits.view(np.float32)
+    chosen = chosen_of(x)
+    sent[chosen] = bf16(x[chosen])
     return sent
 
 
-CODES = {"f32": lambda x: x, "int8": int8, "topk": topk}
+def mean(x):
+    return bf16(np.array([sum(map(float, x)) / len(x)], np.float32))[0]
+
+
+def topk_int2(x):
+    """The same."""
+    sent = np.zeros_like(x)
+    chosen = chosen_of(x)
+    size = np.abs(x[chosen])
+    least, most = size.min(), size.max()
+    is_low = size == 0 if least == 0 else size - least <= most - size
+    low = mean(size[is_low])
+    high = low if is_low.all() else mean(size[~is_low])
+    is_high = (size - low) / (high - low) > 0.5 if low < high else np.zeros(len(size), bool)
+    sent[chosen] = np.copysign(np.where(is_high, high, low), x[chosen])
+    return sent
+
+
+CODES = {"f32": lambda x: x, "int8": int8, "topk": topk, "topk-int2": topk_int2}
 
 
 def phases_of(schedule):

@@ -34,7 +34,7 @@ HOW = {
     "streaming": STREAMING,
     "two-parts": {"sync_every": 5, "fragments": 2, "delay": 4},
     "int8": {"sync_every": 3, "delta": "int8"},
-    "sparseloco": {"sync_every": 3, "lr": 1.0, "momentum": 0.0, "delta": "topk"},
+    "sparseloco": {"sync_every": 3, "lr": 1.0, "momentum": 0.0, "delta": "topk-int2"},
     "topk": {**STREAMING, "delta": "topk"},
     "by-round": {"sync_every": 2, "delta": "f32*2,int8*3,topk"},
     "bfloat16": {"sync_every": 3, "dtype": torch.bfloat16, "delay": 1},

@@ -235,7 +235,7 @@ def learns_with_ddp(rank, code, kind):
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("code", ["int8", "topk", "f32*3,int8*9,f32*2,topk"])
+@pytest.mark.parametrize("code", ["int8", "topk", "topk-int2", "f32*3,int8*9,f32*2,topk"])
 def test_ddp_has_the_mean_of_the_codes_to_the_bit(box, start, code, kind):
     own, means = zip(*start(learns_with_ddp, 2, code, kind).results(), strict=True)
     assert_same_bits(means[0], means[1])
