@@ -229,7 +229,7 @@ class Int2Writer {
     const uint32_t sign = std::bit_cast<uint32_t>(x) >> 31 << 1;
     const uint32_t code = sign | (bits_ == Levels::kNone ? 0 : is_high(i, std::fabs(x)));
     store_two_bits(code, codes_, entries_++);
-    return levels_.value(code);
+    return levels_.values[code];
   }
   void end() { std::memcpy(behind_, &bits_, sizeof(bits_)); }
 

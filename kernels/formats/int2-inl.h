@@ -20,17 +20,14 @@ namespace phub::kernels::HWY_NAMESPACE {
 // Two bf16: the lower level in the lower half, the higher one in the upper half.
 struct Levels {
   explicit Levels(uint32_t bits)
-      : low(std::bit_cast<float>(bits << 16)), high(std::bit_cast<float>(bits & 0xFFFF0000)) {}
+      : low(std::bit_cast<float>(bits << 16)),
+        high(std::bit_cast<float>(bits & 0xFFFF0000)),
+        values{low, high, -low, -high} {}
   // Levels that say that an element was not finite.
   static constexpr uint32_t kNone = 0x7FC07FC0;
 
-  // Bit 0: the higher level; bit 1: negative.
-  HWY_INLINE float value(uint32_t code) const {
-    const float magnitude = (code & 1) != 0 ? high : low;
-    return (code & 2) != 0 ? -magnitude : magnitude;
-  }
-
   float low, high;
+  float values[4];  // of each code, whose bit 0 says that it is the higher level, bit 1: negative
 };
 
 HWY_INLINE uint32_t load_two_bits(const uint8_t* codes, size_t i) {
@@ -63,13 +60,14 @@ uint32_t choose_levels(const ForEach& for_each, float largest, bool stochastic) 
   if (stochastic) return bf16_below(smallest) | bf16_above(largest) << 16;
   struct {
     double sum = 0, count = 0;
-  } low, high;
+  } of[2];  // no branches: which of both comes next is not to be predicted
   for_each([&](float magnitude) {
     const bool is_high = smallest == 0 ? magnitude > 0 : magnitude - smallest > largest - magnitude;
-    auto& of = is_high ? high : low;
-    of.sum += magnitude;
-    of.count += 1;
+    auto& its = of[is_high ? 1 : 0];
+    its.sum += magnitude;
+    its.count += 1;
   });
+  auto& [low, high] = of;
   if (low.count == 0) return 0;  // there are no elements
   if (high.count == 0) high = low;
   return nearest_bf16(static_cast<float>(low.sum / low.count)) |

@@ -67,7 +67,7 @@ struct Int2Entries {
   HWY_INLINE TopKEntry operator[](size_t i) const {
     uint16_t index;
     std::memcpy(&index, indices + i * sizeof(index), sizeof(index));
-    return {index, levels.value(load_two_bits(codes, i))};
+    return {index, levels.values[load_two_bits(codes, i)]};
   }
   static Levels levels_of(const uint8_t* at) {
     uint32_t bits;
