@@ -80,6 +80,7 @@ Rack::Rack(const RackPlan& plan, bool verbose)
                                                  .ranks = job.spec.max_ranks,
                                                  .chunk_elements = job.spec.chunk_elements,
                                                  .shared_memory = plan.net.shared_memory,
+                                                 .weight_bytes = weight_bytes_of(job.spec),
                                                  .gradient_dtype = job.spec.gradient_dtype})));
     JobRun& run = *jobs_.back();
     run.fault_done.resize(job.faults.size());
