@@ -1171,7 +1171,7 @@ MUTANTS = [
            "in.keep(d, hn::Sub(x, hn::Mul(q.values, hn::Set(d, scale))), i);", "in.keep(d, x, i);",
            ("kernels/encode_test:Encode.SentAndResidual*",)),
     Mutant("coded-poison: a residual takes up what is not finite", ENCODE,
-           "    if (finite) in.keep(d, x, i);", "    in.keep(d, x, i);",
+           "    if (chosen.finite()) in.keep(d, x, i);", "    in.keep(d, x, i);",
            ("kernels/encode_test:Encode.WhatIsNotFinite*",)),
     Mutant("coded-finite: a chunk with an infinity is encoded as if there were none", ENCODE,
            "  const bool finite = largest < kInfinityBits;\n  float scale", "  const bool finite = largest <= kInfinityBits;\n  float scale",
