@@ -262,7 +262,7 @@ class SavedStores : public phub::testing::SavedBoxTest {
     if (deaths_.empty() || deaths_.front().rank != rank || deaths_.front().clock > clock) {
       return false;
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // for the box to write
+    std::this_thread::sleep_for(std::chrono::milliseconds(8));  // for the box to write
     const uint64_t durable = status(name + ".rows").durable_round;
     if (durable < durable_at_death_ + deaths_.front().more_saved) return false;
     durable_at_death_ = durable;
@@ -476,6 +476,7 @@ TEST_F(TwoRanks, WhatStraysIsNotSavedAndGoesOnFromBefore) {
     EXPECT_EQ(first_of(mine, rank), static_cast<int32_t>(store.clocks()));
     store.table(0);
   });
+  EXPECT_TRUE(becomes([&] { return status().jobs.empty(); }));  // all of its jobs have ended
   run_both([](Store& store, StoreThread&, uint32_t) { EXPECT_EQ(store.clocks(), 0u); });
 }
 
