@@ -476,7 +476,8 @@ TEST_F(TwoRanks, WhatStraysIsNotSavedAndGoesOnFromBefore) {
     EXPECT_EQ(first_of(mine, rank), static_cast<int32_t>(store.clocks()));
     store.table(0);
   });
-  EXPECT_TRUE(becomes([&] { return status().jobs.empty(); }));  // all of its jobs have ended
+  const auto all_ended = [this] { return ControlClient(server_->address()).status().jobs.empty(); };
+  EXPECT_TRUE(becomes(all_ended));
   run_both([](Store& store, StoreThread&, uint32_t) { EXPECT_EQ(store.clocks(), 0u); });
 }
 
