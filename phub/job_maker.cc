@@ -50,6 +50,22 @@ Rack rack_of(const JobSpec& spec, const std::shared_ptr<Uplink>& uplink) {
           .connect = [uplink](const LinkLayout& layout) { return uplink->connect(layout); }};
 }
 
+// Throws Error: the standby has another job of this name, or its answer makes no sense.
+Standby standby_of(const JobSpec& spec, const std::shared_ptr<Uplink>& standby) {
+  const JoinReply& admission = standby->admission();
+  const std::string other = difference(spec_at_standby(spec), admission.spec);
+  if (!other.empty()) {
+    fail(ErrorCode::kInternal, "the answer of the standby at {} is about another job: {}",
+         standby->parent(), other);
+  }
+  if (admission.first_round != 1) {
+    fail(ErrorCode::kMismatch, "the standby at {} has rounds of job '{}' already, up to {}",
+         standby->parent(), spec.name, admission.first_round - 1);
+  }
+  return {.layout = layout_of(admission),
+          .connect = [standby](const LinkLayout& layout) { return standby->connect(layout); }};
+}
+
 // Those of this rack's ranks, in the checkpoint that the parent goes on from. Throws Error.
 std::map<uint32_t, uint64_t> parts_in(const JobSpec& spec, const JoinReply& admission) {
   const RankRange ranks = ranks_of_training(admission.spec, admission.rank);
@@ -92,6 +108,15 @@ void check_hyper_of(const Manifest& saved) {
       fail(ErrorCode::kInvalid, "the checkpoint of job '{}' changes {}", saved.spec.name, fixed);
     }
   }
+}
+
+// Throws Error: a standby makes no jobs but those of its source.
+void check_makes_jobs(const JobSpec& spec, const std::string& source) {
+  if (source.empty() || spec.mirrors) return;
+  fail(ErrorCode::kUnavailable,
+       "this box stands by for {}: join job '{}' there; if that box is lost, jobs that had begun go "
+       "on here",
+       source, spec.name);
 }
 
 // The part of the checkpoint's manifest that other boxes need.
@@ -141,11 +166,21 @@ std::optional<Manifest> JobMaker::newest_checkpoint(const JoinRequest& request, 
     fail(ErrorCode::kNotFound, "job '{}' cannot go on here: this server keeps no checkpoints",
          spec.name);
   }
-  if (!host_.checkpoints || spec.saved == Saved::kNo) return std::nullopt;
+  if (spec.mirrors && (!host_.checkpoints || options_.standby_of.empty())) {
+    fail(ErrorCode::kInvalid,
+         "this box is no standby: start it with 'phub serve --checkpoints DIR --standby-of "
+         "HOST:PORT'");
+  }
+  const bool may_be_saved = spec.saved == Saved::kYes || !options_.standby_of.empty();
+  if (!host_.checkpoints || !may_be_saved) return std::nullopt;
   if (request.epoch > 0) host_.checkpoints->check_goes_on(spec.name, request.epoch);
   if (box_has_state(spec)) SavedJobs::check(spec);
   std::optional<Manifest> saved = host_.checkpoints->newest(spec.name, passed_over);
-  if (!saved) return saved;
+  if (!saved) {
+    check_makes_jobs(spec, options_.standby_of);
+    return saved;
+  }
+  if (saved->spec.mirrors) check_may_take_over(request, spec, *saved);
   JobSpec expected = saved->spec;
   expected.world_size = spec.world_size;
   expected.min_ranks = spec.min_ranks;
@@ -191,11 +226,55 @@ std::optional<Manifest> JobMaker::newest_checkpoint(const JoinRequest& request, 
   return saved;
 }
 
+// This box has stood by for one that is lost (job/standby.h). Its ranks ask for their job, whose spec
+// the checkpoint then gets. Throws Error(kUnavailable) as long as not enough of them do.
+void JobMaker::check_may_take_over(const JoinRequest& request, const JobSpec& spec,
+                                   Manifest& saved) {
+  if (spec.mirrors) {
+    fail(ErrorCode::kUnavailable,
+         "this standby has {} rounds of job '{}', whose box was lost: its ranks join here, and a "
+         "box cannot begin it anew",
+         saved.round, spec.name);
+  }
+  RackNews members;
+  for (uint32_t rank = 0; rank < saved.ranks.size(); ++rank) {
+    if (!saved.ranks[rank].expected) continue;
+    members.live.push_back(rank);
+    members.incarnations.push_back(saved.ranks[rank].incarnation);
+  }
+  auto& joined = for_standby_[spec.name];
+  if (request.epoch == saved.epoch && request.rank >= 0) {
+    joined.emplace(static_cast<uint32_t>(request.rank), request.incarnation);
+  }
+  const auto counts = [&joined](uint32_t rank, uint32_t incarnation) {
+    return joined.contains({rank, incarnation});
+  };
+  if (!is_majority(members, counts)) {
+    fail(ErrorCode::kUnavailable,
+         "the box of job '{}' is lost, and this standby goes on when more than half of its {} ranks "
+         "have joined it, each as the rank that it was",
+         spec.name, members.live.size());
+  }
+  JobSpec of_ranks = spec;
+  for (size_t k = 0; k < std::min(spec.keys.size(), saved.spec.keys.size()); ++k) {
+    of_ranks.keys[k].tile_rows = saved.spec.keys[k].tile_rows;
+  }
+  const std::string different = difference(spec_at_standby(of_ranks), saved.spec);
+  if (!different.empty()) {
+    fail(ErrorCode::kMismatch,
+         "job '{}' is to go on after round {}, as its standby has it, and differs from it: {}; join "
+         "as before",
+         spec.name, saved.round, different);
+  }
+  saved.spec = std::move(of_ranks);
+}
+
 // Over all boxes; over this one alone if the others cannot serve the job: workers read its memory,
 // its creator may have some cores only, or it is so small that one of them would have nothing. Then
 // `shards` is empty. Chunks go home unless a box would have nothing then.
 Plan JobMaker::plan_for(const Order& order, const Transport& transport,
-                        std::vector<ShardBox>& shards, const Rack* rack, bool may_go_home) const {
+                        std::vector<ShardBox>& shards, const Layout* above,
+                        bool may_go_home) const {
   const JobSpec& spec = *order.spec;
   std::erase_if(shards, [&](const ShardBox& shard) {
     return std::ranges::count(shard.about.transports, transport.name()) == 0;
@@ -222,8 +301,9 @@ Plan JobMaker::plan_for(const Order& order, const Transport& transport,
       spec.rack_ranks.empty() && !options_.through_switch && spec.weights == Weights::kNo;
   if (options.shares_slots && !may_share) options.slot_window = 0;
   if (spec.quorum > 0) options.slot_window = 0;  // no slot is read before a rank has sent all
-  if (rack) {
-    for (const ChunkLayout& chunk : rack->above.chunks) options.units.push_back(chunk.queue);
+  if (above) {
+    shards.clear();
+    for (const ChunkLayout& chunk : above->chunks) options.units.push_back(chunk.queue);
   }
   numa::Topology all = order.topology;
   for (uint32_t i = 0; i < shards.size(); ++i) {
@@ -245,9 +325,9 @@ Plan JobMaker::plan_for(const Order& order, const Transport& transport,
     if (core.elements > 0) has_chunks[core.box] = true;
   }
   if (std::ranges::count(has_chunks, false) == 0) return plan;
-  if (plan.homes.known) return plan_for(order, transport, shards, rack, false);
+  if (plan.homes.known) return plan_for(order, transport, shards, above, false);
   shards.clear();
-  return plan_for(order, transport, shards, rack, may_go_home);
+  return plan_for(order, transport, shards, above, may_go_home);
 }
 
 // Returns nullopt if the job does not use the switch.
@@ -290,11 +370,18 @@ std::shared_ptr<RunningJob> JobMaker::make(const Order& order,
     take_tiles(uplink->admission().spec.keys, spec);
   }
   const Rack* const rack = below ? &*below : nullptr;
+  std::optional<Standby> at_standby;
+  if (order.standby) {
+    at_standby = standby_of(spec, order.standby);
+    take_tiles(order.standby->admission().spec.keys, spec);
+  }
+  const Standby* const standby = at_standby ? &*at_standby : nullptr;
+  const Layout* const above = rack ? &rack->above : standby ? &standby->layout : nullptr;
   Transport& link_transport = machine_.transport_named(request.transport);
   if (!spec.rack_ranks.empty() && link_transport.shares_memory()) {
     fail(ErrorCode::kInvalid, "racks send over a network, not over '{}'", request.transport);
   }
-  Plan plan = plan_for(order, link_transport, shards, rack);
+  Plan plan = plan_for(order, link_transport, shards, above);
   for (size_t k = 0; k < spec.keys.size(); ++k) spec.keys[k].tile_rows = plan.tile_rows[k];
   if (!spec.rank_hosts.empty() && !shards.empty()) {
     passed_over.push_back(where_chunks_lie(spec, plan));
@@ -309,13 +396,14 @@ std::shared_ptr<RunningJob> JobMaker::make(const Order& order,
          spec.name);
   }
   // A job without state in the box is saved if its ranks save.
-  const bool snapshots = host_.checkpoints != nullptr && spec.saved == Saved::kYes &&
+  // What a standby goes on with is saved, too, whatever the job says.
+  const bool snapshots = host_.checkpoints != nullptr && (spec.saved == Saved::kYes || saved) &&
                          (box_has_state(spec) || request.saves || saved);
   const std::optional<SwitchedJob> through =
       switched(spec, plan, link_transport, saved ? &*saved : nullptr, passed_over);
   if (through) plan.slot_window = 0;
   const NodeMemory memory = Job::memory_for(plan, spec, snapshots, saved ? saved->ranks.size() : 0,
-                                            rack, through ? &*through : nullptr);
+                                            rack, through ? &*through : nullptr, standby);
   const Quotas::Needs needed = needs_of(spec, plan, memory);
   if (!saved) {  // a job with a checkpoint was allowed before
     quotas_.check(request.caller, order.quota, spec.name, needed, [&] {
@@ -341,11 +429,12 @@ std::shared_ptr<RunningJob> JobMaker::make(const Order& order,
     life.from.round = uplink->admission().first_round - 1;
     life.part_bytes = parts_in(spec, uplink->admission());
   }
+  if (order.standby) life.epoch = order.standby->admission().epoch;
   std::shared_ptr<Job> job;
   try {
     job = std::make_shared<Job>(order.spec, std::move(plan), link_transport, options_.store,
                                 snapshots, saved ? &*saved : nullptr, rack,
-                                through ? &*through : nullptr);
+                                through ? &*through : nullptr, standby);
     if (saved) host_.checkpoints->load(*saved, *job);
     if (job->takes_snapshots()) {
       life.epoch = host_.checkpoints->begin_life(spec.name);
@@ -365,7 +454,8 @@ std::shared_ptr<RunningJob> JobMaker::make(const Order& order,
     for (const ShardBox& shard : shards) load.shards.push_back(shard.id);
     if (!owner.empty()) quotas_.add(job.get(), owner, spec.name, needed);
     return std::make_shared<RunningJob>(job, request.transport, std::move(cores), host_,
-                                        std::move(life), std::move(shards), uplink);
+                                        std::move(life), std::move(shards), uplink,
+                                        order.standby);
   } catch (...) {
     if (job) forget(*job);
     job.reset();

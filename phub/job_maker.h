@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <set>
 #include <vector>
 
 #include "phub/job/running_job.h"
@@ -25,6 +26,7 @@ struct JobMakerOptions {
   kernels::Store store = kernels::kDefaultStore;
   uint32_t kept_checkpoints = 0;                // checkpoints kept of each job
   bool has_parent = false;                      // this box is a rack
+  std::string standby_of = {};                  // the source of this box; "": there is none
   std::optional<SwitchOptions> through_switch;  // the adding switch of this rack; nullopt: none
 };
 
@@ -42,6 +44,7 @@ class JobMaker {
     const numa::Topology& topology;
     const std::vector<ShardBox>& shards;  // those that are there
     std::shared_ptr<Uplink> uplink;       // a rack's, which has joined; null: there is no parent
+    std::shared_ptr<Uplink> standby;      // likewise at the standby; null: there is none
   };
   // `passed_over`: lines for the log, about checkpoints or a switch that cannot be used, and where
   // chunks lie. Throws Error if the job cannot be made; then none of its memory is left.
@@ -51,9 +54,10 @@ class JobMaker {
 
  private:
   Plan plan_for(const Order& order, const Transport& transport, std::vector<ShardBox>& shards,
-                const Rack* rack, bool may_go_home = true) const;
+                const Layout* above, bool may_go_home = true) const;
   std::optional<Manifest> newest_checkpoint(const JoinRequest& request, const JobSpec& spec,
                                             std::vector<std::string>& passed_over);
+  void check_may_take_over(const JoinRequest& request, const JobSpec& spec, Manifest& saved);
   std::optional<SwitchedJob> switched(const JobSpec& spec, const Plan& plan,
                                       const Transport& transport, const Manifest* saved,
                                       std::vector<std::string>& passed_over);
@@ -70,6 +74,9 @@ class JobMaker {
   };
   std::map<const Job*, Load> loads_;
   Quotas quotas_;  // the needs of each creator's jobs
+  // By job: the ranks of a source that is lost that have joined its standby, with the incarnations
+  // that they had (job/standby.h).
+  std::map<std::string, std::set<std::pair<uint32_t, uint32_t>>> for_standby_;
 };
 
 }  // namespace phub

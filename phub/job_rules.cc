@@ -55,6 +55,7 @@ JobRules rules_of(const JobSpec& spec) {
           .unused = spec.unused,
           .state8 = spec.state_dtype == StateFormat::k8Bit,
           .gated = is_gated(spec),
+          .mirrors = spec.mirrors,
           .quorum = spec.quorum,
           .late_decay = static_cast<float>(spec.late_decay),
           .weights = spec.weights == Weights::kYes};

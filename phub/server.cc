@@ -16,6 +16,7 @@ constexpr uint64_t kLeastLateMs = 20;  // a poll may be so late without stopping
 
 const char* how_jobs_go_on(const ServerOptions& options) {
   if (options.parent) return "in the round of the server above";
+  if (options.standby) return "at its standby";
   return options.checkpoints.folder.empty() ? "" : "from its checkpoint";
 }
 
@@ -28,12 +29,13 @@ Server::Server(ServerOptions options, std::vector<std::unique_ptr<Transport>> tr
       started_ms_(clock.now_ms()),
       machine_(options_, std::move(transports), clock),
       jobs_(host_, how_jobs_go_on(options_)),
-      uplinks_(options_.parent, host_),
+      uplinks_(options_.parent, options_.standby, host_),
       shards_(host_, jobs_, retry_, options_.parent == nullptr),
       nodes_(machine_, host_),
       maker_({.store = options_.store,
               .kept_checkpoints = options_.checkpoints.keep,
               .has_parent = options_.parent != nullptr,
+              .standby_of = options_.standby_of,
               .through_switch = options_.through_switch},
              machine_, host_, trace_),
       folder_(host_),
@@ -77,8 +79,9 @@ std::vector<int> Server::event_fds() const {
   fds.push_back(host_.coder.event_fd());
   fds.push_back(host_.builder.event_fd());
   fds.push_back(host_.writer.event_fd());
-  if (options_.parent && options_.parent->event_fd() >= 0) {
-    fds.push_back(options_.parent->event_fd());
+  Parent* const above = options_.parent ? options_.parent : options_.standby;
+  if (above && above->event_fd() >= 0) {
+    fds.push_back(above->event_fd());
   }
   return fds;
 }
@@ -123,7 +126,7 @@ void Server::poll() {
     host_.coder.finish();
   } while (host_.builder.finish());  // its ends may give the coder a task
   host_.writer.finish();
-  if (options_.parent) uplinks_.poll();
+  if (options_.parent || options_.standby) uplinks_.poll();
   events_.clear();
   for (const auto& transport : machine_.transports()) transport->handle_events(events_);
   for (const TransportEvent& event : events_) {

@@ -44,6 +44,10 @@ struct ServerOptions : MachineOptions {
   CheckpointOptions checkpoints;
   uint32_t shard_lease_ms = Shards::kLeaseMs;
   Parent* parent = nullptr;  // this box is its rack; it outlives the server; null: there is none
+  // This box's standby (job/standby.h), which outlives the server; null: there is none. Not with a
+  // parent.
+  Parent* standby = nullptr;
+  std::string standby_of = {};  // the source for which this box stands by; "": none
   std::optional<SwitchOptions> through_switch;  // the adding switch of its rack; nullopt: none
   // The quota of the jobs of a creator. Control thread. Null: there are no limits.
   std::function<Quota(const Caller& creator)> quota_of;

@@ -3,23 +3,43 @@
 #include <optional>
 #include <utility>
 
+#include "phub/job/standby.h"
 #include "transport/control/rules.h"
 #include "transport/error.h"
 #include "transport/greeting.h"
 
 namespace phub {
+namespace {
+
+// Whether there can be a standby for the job. Throws Error.
+void check_source(const JoinRequest& join) {
+  check_rules(join.spec, Feature::kHasStandby);
+  if (!join.saves || join.spec.saved == Saved::kNo) return;
+  fail(ErrorCode::kInvalid,
+       "the ranks of job '{}' have state of their own for its checkpoints (residuals of gradients "
+       "of few bits, or what a saver has), which a standby cannot have yet: say saved='no', or use "
+       "a server without a standby",
+       join.spec.name);
+}
+
+}  // namespace
 
 Task<std::shared_ptr<Uplink>> Uplinks::join(std::shared_ptr<JoinRequest> join) {
   JoinRequest above;
   const auto order = [&] {
     complete_spec(join->spec);
+    above = {.transport = parent_->transport(), .id = make_ticket()};
+    if (is_standby_) {
+      check_source(*join);
+      above.spec = spec_at_standby(join->spec);
+      above.rank = 0;
+      return;
+    }
     check_rules(join->spec, Feature::kBelowParent);
-    above = {.spec = spec_above(join->spec),
-             .rank = rank_above(join->spec, join->rank),
-             .transport = parent_->transport(),
-             .id = make_ticket(),
-             .epoch = join->epoch,
-             .saves = join->saves};
+    above.spec = spec_above(join->spec);
+    above.rank = rank_above(join->spec, join->rank);
+    above.epoch = join->epoch;
+    above.saves = join->saves;
   };
   if (const auto refused = co_await beside(host_.coder, order)) throw Error(*refused);
   const auto uplink = std::make_shared<Uplink>(*parent_, host_.time, std::move(above));

@@ -60,7 +60,9 @@ std::unique_ptr<Worker> Worker::rejoin() {
                          : "has not lost its server: it need not rejoin");
     }
     lost.exchange.give_up_ports();
-    auto next = Impl::joined_again(lost.options, lost.keeper.reply(), lost.over.get_token());
+    WorkerOptions options = lost.options;
+    if (const std::string only = lost.keeper.only_server(); !only.empty()) options.server = only;
+    auto next = Impl::joined_again(options, lost.keeper.reply(), lost.over.get_token());
     next->exchange.take_over(lost.exchange);
     lost.replaced = true;
     return std::unique_ptr<Worker>(new Worker(std::move(next)));

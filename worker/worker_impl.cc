@@ -22,6 +22,7 @@ std::unique_ptr<Worker::Impl> Worker::Impl::joined_again(const WorkerOptions& op
   for (;;) {
     Joined joined = phub::rejoin(options, lost, give_up, stop);
     lost.epoch = joined.reply.epoch;
+    lost.incarnation = joined.reply.incarnation;
     std::string file =
         options.trace;  // another one, as the worker before writes its own at its end
     if (!file.empty()) file += fmt::format(".{}-{}", lost.epoch, joined.reply.incarnation);

@@ -81,7 +81,7 @@ std::vector<std::string> split_list(std::string_view text) {
   return parts;
 }
 
-constexpr std::array<Option, 33> kOptions = {{
+constexpr std::array<Option, 35> kOptions = {{
     {"listen", "HOST:PORT", Kind::kTexts,
      "Address of the control port; may be given several times. Port 0: any free port; *:PORT: all "
      "addresses of this machine. [127.0.0.1:7717; with --join 127.0.0.1:0]",
@@ -116,6 +116,20 @@ constexpr std::array<Option, 33> kOptions = {{
      "With --parent: what each NIC sends there at most, with headers: 1gbit, 250mbit, or bytes per "
      "second. What the parent sends down has the parent's --nic-budget. [no limit]",
      [](ServeConfig& config, Values values) { config.parent_bytes_per_s = parse_rate(values[0]); }},
+    {"standby", "HOST:PORT", Kind::kText,
+     "That server stands by for this one: it makes the same steps, and goes on with the jobs when "
+     "this one dies; the token is PHUB_TOKEN's, of role train. [none]",
+     [](ServeConfig& config, Values values) {
+       parse_server_address(values[0]);
+       config.standby = values[0];
+     }},
+    {"standby-of", "HOST:PORT", Kind::kText,
+     "This server stands by for that one, which has it as its --standby: it makes no jobs of its "
+     "own, and needs --checkpoints. [none]",
+     [](ServeConfig& config, Values values) {
+       parse_server_address(values[0]);
+       config.standby_of = values[0];
+     }},
     {"tokens", "FILE", Kind::kText,
      "Who may use the server: a TOML file of mode 0600 with the entries that 'phub token new' "
      "prints, read again on SIGHUP. [whoever reaches the port may]",

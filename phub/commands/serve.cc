@@ -196,7 +196,7 @@ class SavingEnd {
 // Null: the box has none.
 std::unique_ptr<ParentClient> make_parent(const ServeConfig& config) {
   if (config.parent.empty()) {
-    if (config.parent_bytes_per_s == 0) return nullptr;
+    if (config.parent_bytes_per_s == 0 || !config.standby.empty()) return nullptr;
     fail(ErrorCode::kInvalid,
          "--parent-budget needs --parent: it is of what a rack sends to its parent");
   }
@@ -206,6 +206,29 @@ std::unique_ptr<ParentClient> make_parent(const ServeConfig& config) {
   }
   return std::make_unique<ParentClient>(
       ParentClient::Options{.server = config.parent,
+                            .token = token_from_environment(),
+                            .transport = config.parent_transport,
+                            .nic_bytes_per_s = config.parent_bytes_per_s,
+                            .tls = client_tls_from_environment(),
+                            .rack_name = host_name()});
+}
+
+// Null: the box has none.
+std::unique_ptr<ParentClient> make_standby(const ServeConfig& config) {
+  if (!config.standby_of.empty() && config.checkpoints.folder.empty()) {
+    fail(ErrorCode::kInvalid,
+         "--standby-of needs --checkpoints: jobs go on from what a standby has written there");
+  }
+  if (config.standby.empty()) return nullptr;
+  const auto refuse = [](bool given, std::string_view option, std::string_view why) {
+    if (given) fail(ErrorCode::kInvalid, "--standby and {} do not go together: {}", option, why);
+  };
+  refuse(!config.checkpoints.folder.empty(), "--checkpoints", "the standby has what is to be saved");
+  refuse(!config.standby_of.empty(), "--standby-of", "a standby has none itself");
+  refuse(!config.parent.empty(), "--parent", "the parent has what is to be saved");
+  refuse(!config.through_switch.empty(), "--switch", "the standby gets the sums of ranks");
+  return std::make_unique<ParentClient>(
+      ParentClient::Options{.server = config.standby,
                             .token = token_from_environment(),
                             .transport = config.parent_transport,
                             .nic_bytes_per_s = config.parent_bytes_per_s,
@@ -237,6 +260,9 @@ void serve(const ServeConfig& config) {
   }
   const std::unique_ptr<ParentClient> parent = make_parent(config);
   options.parent = parent.get();
+  const std::unique_ptr<ParentClient> standby = make_standby(config);
+  options.standby = standby.get();
+  options.standby_of = config.standby_of;
   if (!config.through_switch.empty()) {
     options.through_switch = {.address = config.through_switch, .slots = config.switch_slots};
     // What no job could use is better known now.

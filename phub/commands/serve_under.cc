@@ -33,6 +33,8 @@ void check_options(const ServeConfig& config) {
   refuse(!config.tokens.empty(), "--tokens");
   refuse(!config.checkpoints.folder.empty(), "--checkpoints");
   refuse(!config.trace.empty(), "--trace");
+  refuse(!config.standby.empty(), "--standby");
+  refuse(!config.standby_of.empty(), "--standby-of");
   refuse(config.parent_bytes_per_s > 0, "--parent-budget");
 }
 

@@ -22,7 +22,7 @@ CoreReport CoreJob::hold() {
   }
   if (intake_) intake_->hold(held);
   shortage_.in_boundary(true);
-  table_.hold_from = held.round;
+  if (!is_frozen_) table_.hold_from = held.round;
   return held;
 }
 
@@ -41,7 +41,7 @@ uint64_t CoreJob::commit(const Boundary& boundary) {
   for (const Boundary::Admitted& admitted : boundary.admitted) admit(admitted);
   if (boundary.hyper) reducer_.set_hyper(*boundary.hyper);
   if (boundary.orders) shelves_.take(*boundary.orders);
-  table_.hold_from = kNever;
+  if (!is_frozen_) table_.hold_from = kNever;
   // Moves begin before rounds without ranks are passed over: another branch may run after those.
   // Moves of an earlier boundary go on.
   moves_.begin(boundary);
@@ -106,6 +106,10 @@ void CoreJob::detach(uint32_t rank) {
   if (!table_.rank(rank).attached) return;  // a reconnection that was given up
   endpoint_.detach(rank);
   table_.rank(rank).attached = false;
+  if (parameters_.rules.mirrors) {  // without its source no chunk closes a round any more
+    is_frozen_ = true;
+    table_.hold_from = 0;
+  }
   table_.free_unread_slots(rank);
   if (intake_) intake_->detached(rank);
 }

@@ -10,6 +10,7 @@
 #include "phub/core/clocked.h"
 #include "phub/core/gated.h"
 #include "phub/core/lock_step.h"
+#include "phub/core/mirrored.h"
 #include "phub/core/quorum.h"
 #include "phub/core/uplinked.h"
 #include "transport/error.h"
@@ -82,6 +83,7 @@ uint64_t CoreJob::bytes(const Size& size) {
          (size.fragments > 0 ? Quorum::bytes(size.chunks, size.max_ranks, size.fragments) : 0) +
          (size.of_racks ? ChunkTable::rack_bytes(size.chunks) : 0) +
          (size.has_parent ? Uplinked::bytes(size.chunks) : 0) +
+         (size.has_standby ? Mirrored::bytes(size.chunks) : 0) +
          size.max_ranks * sizeof(uint32_t);  // wake_after_
 }
 
@@ -258,7 +260,7 @@ bool CoreJob::close_ready(TheWay& way, uint64_t& bytes) {
   if (closed == Way::Closed::kPending) {
     table_.free_slots(index);
     table_[index].closed = true;
-    if (table_.shared_slots() != nullptr) {
+    if (outbox_.tells_taken()) {
       table_.for_each_gradient(
           index, [&](uint32_t rank) { outbox_.tell_taken(rank, index, way.taken(rank, index)); });
     }

@@ -71,6 +71,7 @@ class CoreJob {
     bool of_racks = false;
     bool weighs = false;
     bool has_parent = false;
+    bool has_standby = false;
   };
   static uint64_t bytes(const Size& size);
 
@@ -216,7 +217,8 @@ class CoreJob {
   bool waits_for_one_ = false;
   std::vector<uint32_t> wake_after_;
   uint32_t retries_in_vain_ = 0;
-  std::string failure_;  // empty: none
+  bool is_frozen_ = false;  // the source that this box stands by for is detached
+  std::string failure_;     // empty: none
   bool failure_reported_ = false;
   std::atomic<uint64_t> activity_{1};  // written by the core's thread alone
 };

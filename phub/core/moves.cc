@@ -7,9 +7,10 @@ namespace phub {
 void Moves::begin(const Boundary& boundary) {
   if (boundary.snapshot) {
     const bool at_end = boundary.snapshot_at_end;
-    const uint64_t round =
-        at_end ? boundary.snapshot_round : std::max(boundary.round, boundary.snapshot_round);
-    snapshot_.begin(round, at_end);
+    const uint64_t round = at_end || boundary.snapshot_exact
+                               ? boundary.snapshot_round
+                               : std::max(boundary.round, boundary.snapshot_round);
+    snapshot_.begin(round, at_end, boundary.snapshot_exact);
   }
   if (boundary.get_state) get_.begin(*boundary.get_state, boundary.round);
   if (boundary.set_state) set_.begin(*boundary.set_state, boundary.round);

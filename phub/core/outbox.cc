@@ -20,6 +20,7 @@ Outbox::Outbox(const JobParameters& parameters, const JobArrays& arrays, Endpoin
       box_elements_(parameters.differences ? parameters.differences->box_elements : 0),
       worker_elements_(parameters.differences ? parameters.differences->worker_elements : 0),
       result_stride_(arrays.result_stride),
+      mirrors_(parameters.rules.mirrors),
       lanes_(table.queues()),
       place_(table.size()),
       chunk_(table.size()),
@@ -37,7 +38,9 @@ Outbox::Outbox(const JobParameters& parameters, const JobArrays& arrays, Endpoin
     first += chunks[queue];
     owed_.resize(owed_.size() + table.max_ranks(), IndexSet(chunks[queue]));
   }
-  if (table.shared_slots() != nullptr) untold_.resize(table.max_ranks(), IndexSet(table.size()));
+  if (table.shared_slots() != nullptr || mirrors_) {
+    untold_.resize(table.max_ranks(), IndexSet(table.size()));
+  }
 }
 
 // False: there is nothing that the rank should receive.
@@ -50,10 +53,10 @@ bool Outbox::write_of(uint32_t rank, uint32_t index, uint64_t completed, Write& 
   }
   const uint64_t from = table_.rank(rank).results_from;
   if (completed == kNever || completed < from || from == kNever) return false;
-  // A rank that does not read the chunk is told that its contribution was taken; an idle rank, that
-  // it takes part.
+  // A rank that does not read the chunk is told that its contribution was taken, and so is the box
+  // that this one stands by for; an idle rank, that it takes part.
   const bool idle = table_.is_idle(rank, index);
-  if (idle || !table_.reads(rank, index)) {
+  if (idle || mirrors_ || !table_.reads(rank, index)) {
     write.imm = encode({in_queue, low8(idle ? from : completed), ImmKind::kNull});
     return true;
   }
@@ -117,7 +120,7 @@ bool Outbox::post_taken(uint32_t rank, uint32_t index, uint64_t round) {
 
 void Outbox::tell_taken(uint32_t rank, uint32_t index, uint64_t round) {
   const CoreRank& to = table_.rank(rank);
-  if (table_.shared_slots() == nullptr || round == kNever || !to.attached || to.broken) return;
+  if (untold_.empty() || round == kNever || !to.attached || to.broken) return;
   if (!table_.is_heard(rank, index)) return;  // it is told when that gradient has come once more
   ++unflushed_;
   if (untold_[rank].empty() && post_taken(rank, index, round)) return;

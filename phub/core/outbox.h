@@ -40,6 +40,8 @@ class Outbox {
   // the last part.
   void send(uint32_t rank, uint32_t index, uint64_t completed);
   void send_to_all(uint32_t index, uint64_t completed);
+  // Whether ranks are told that their gradient was taken, and not only of the result.
+  bool tells_taken() const { return !untold_.empty(); }
 
   // Where chunks share slots: tells a rank that its gradient of this round was taken out of the
   // slot; kNever: there is none.
@@ -101,14 +103,15 @@ class Outbox {
   const ResultFormat result_format_;
   const uint64_t box_elements_, worker_elements_;  // all results', where differences are sent
   const uint64_t result_stride_;                   // between the results of two ranks
+  const bool mirrors_;                             // JobRules
   uint32_t unflushed_ = 0;                         // chunks completed since the last flush
   std::vector<Lane> lanes_;                        // by queue
   std::vector<uint32_t> place_;  // by chunk: its place among those of its queue, by priority
   std::vector<uint32_t> chunk_;  // queue after queue, by place
   std::vector<IndexSet> owed_;   // [queue][rank]: places
   size_t owed_total_ = 0;
-  // [rank]: chunks whose gradient was taken out of its slot, and nobody told it. Empty: chunks do
-  // not share slots.
+  // [rank]: chunks whose gradient was taken out of its slot, and nobody told it. Empty: ranks need
+  // not be told.
   std::vector<IndexSet> untold_;
   size_t untold_total_ = 0;
   Notice verdict_;    // of a gated job; its number is the round

@@ -172,6 +172,21 @@ bool Reducer::sum_for_gate(uint32_t index, ChunkSquares& squares) {
   return true;
 }
 
+bool Reducer::sum_aside(uint32_t index, float* to, bool& null) {
+  const CoreChunk& chunk = table_[index];
+  const TraceSpan span = trace_.span("sum", chunk);
+  if (!sum(index, to)) return false;
+  null = slots_.empty() || chunk.unused;
+  return true;
+}
+
+void Reducer::apply(uint32_t index, const float* gradient, kernels::Store store) {
+  const CoreChunk& chunk = table_[index];
+  if (chunk.unused) return leave_out(index);
+  const TraceSpan span = trace_.span("optimize", chunk);
+  optimize(step_of(chunk).step, chunk, 0, gradient, separate_result(chunk), store);
+}
+
 std::optional<Reducer::PartialSum> Reducer::sum_for_parent(uint32_t index, float* to) {
   const CoreChunk& chunk = table_[index];
   const TraceSpan span = trace_.span("sum", chunk);

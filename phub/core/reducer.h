@@ -65,6 +65,10 @@ class Reducer {
     bool null = false;
   };
   std::optional<PartialSum> sum_for_parent(uint32_t index, float* to);
+  // The two halves of reduce() in a job with a standby. The gradient, divided as it is to be, goes to
+  // `to`; `null`: it is zero, or no step is made. False: as above.
+  bool sum_aside(uint32_t index, float* to, bool& null);
+  void apply(uint32_t index, const float* gradient, kernels::Store store);
   // Writes the parameters, or their difference from the view, as the round's result.
   void publish(uint32_t index);
   uint64_t slack(uint64_t round) const { return hyper_.slack(round); }
@@ -80,6 +84,8 @@ class Reducer {
 
   // Stores a part of the initial parameters, which lies at the beginning of rank 0's slot.
   void store_initial(const CoreChunk& chunk, uint32_t part);
+
+  const float* initial_of(const CoreChunk& chunk) const { return parameters_at(chunk); }
 
   // A NaN under the policy `stop`: nothing completes any more.
   bool stopped() const { return stopped_; }

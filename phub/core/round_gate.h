@@ -78,6 +78,7 @@ class RoundGate {
   bool has_decided(uint64_t round) const {
     return decided_.load(std::memory_order_acquire) >= round;
   }
+  uint64_t last_decided() const { return decided_.load(std::memory_order_acquire); }
   // REQUIRES: has_decided(round), and the core has not closed the next one.
   const Decision& decision() const { return decision_; }
   // The norms of the keys in the decided round, over all chunks that make a step. REQUIRES:

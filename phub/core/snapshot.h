@@ -20,10 +20,10 @@ class Snapshot final : public Move {
   Snapshot(const JobArrays& arrays, const Places& places, const ChunkTable& table,
            const CoreTrace& trace);
 
-  // Begins a snapshot at a boundary. `as_they_are` means that no chunk comes to `round` any more,
-  // and drops an incomplete snapshot. REQUIRES otherwise: the snapshot before is complete.
-  void begin(uint64_t round, bool as_they_are = false) {
-    if (as_they_are) chunks.drop();
+  // Begins a snapshot at a boundary. `as_they_are` means that no chunk comes to `round` any more.
+  // `last` drops an incomplete snapshot. REQUIRES otherwise: the snapshot before is complete.
+  void begin(uint64_t round, bool as_they_are = false, bool last = false) {
+    if (as_they_are || last) chunks.drop();
     chunks.begin(
         round, [](const CoreChunk&) { return true; }, as_they_are);
   }

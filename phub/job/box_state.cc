@@ -16,7 +16,8 @@ BoxState::BoxState(const JobContext& context)
       job_(context.job),
       membership_(context.membership),
       remote_(context.remote),
-      driver_(context.driver) {}
+      driver_(context.driver),
+      has_standby_(context.standby != nullptr) {}
 
 // --- calls ---------------------------------------------------------------------------------------
 
@@ -27,6 +28,11 @@ void BoxState::begin(const StateRequest& request, Reply<StateReply> reply) {
          "the state of keys can be read and set in jobs in lock-step with an optimizer; job '{}' "
          "has consistency {}, optimizer {}",
          spec.name, spec.consistency, spec.optimizer);
+  }
+  if (request.set && has_standby_) {
+    fail(ErrorCode::kInvalid,
+         "job '{}' has a standby, which makes the same steps: the state of keys cannot be set",
+         spec.name);
   }
   if (request.set && remote_.empty()) check_no_set_waits();
   const bool is_mine = state_ && state_->rank == request.rank && state_->stage == Stage::kOpen;

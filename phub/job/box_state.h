@@ -58,6 +58,7 @@ class BoxState final : public StateDesk {
   Membership& membership_;
   RemoteParts& remote_;
   JobDriver& driver_;
+  const bool has_standby_;
   std::shared_ptr<StateTransfer> state_;      // a rank reads or sets it; null: none does
   std::shared_ptr<StateTransfer> set_state_;  // was set, and some core has not taken it yet
 };

@@ -42,6 +42,12 @@ void Changes::lose(uint32_t rank, const std::string& reason, bool left, uint64_t
     if (token != 0) actions_.reply(token);
     return;
   }
+  // Its round in progress is not to complete without it.
+  if (members_.rules.mirrors && !left) {
+    if (source_lost_.empty()) actions_.add({.type = MembershipAction::kSaveForRanks});
+    source_lost_ = reason;
+    return;
+  }
   r.losing = true;
   r.reason = reason;
   losses_.push_back({rank, left, reason, token});

@@ -54,6 +54,8 @@ class Changes {
   void advance();  // begins a boundary when something waits for one
   // The job has ended: answers all that wait, and begins no boundary any more.
   void close(ErrorCode code, const std::string& message);
+  // Why a standby has lost its source (standby.h); "": it has not.
+  const std::string& source_lost() const { return source_lost_; }
 
   Decisions& decisions() { return decisions_; }
   Boundary& boundary() { return boundary_; }
@@ -85,6 +87,7 @@ class Changes {
   Boundary next_;  // as far as it was asked for
   bool has_next_ = false;
   bool closed_ = false;
+  std::string source_lost_;
 
   // The boundary under way.
   enum class Phase { kIdle, kHolding, kCommitting } phase_ = Phase::kIdle;

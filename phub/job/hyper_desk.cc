@@ -10,6 +10,7 @@ HyperDesk::HyperDesk(const JobContext& context, const SaveDesk& saves)
       membership_(context.membership),
       seats_(context.seats),
       uplink_(context.uplink),
+      has_standby_(context.standby != nullptr),
       requests_(context.requests),
       driver_(context.driver),
       saves_(saves) {}
@@ -20,6 +21,12 @@ void HyperDesk::set(uint32_t rank, const HyperChange& change, Reply<HyperReply> 
     return uplink_->ask(std::move(reply), [&](Parent& parent, const Credential& who, auto answer) {
       parent.set_hyper(who, {.round = change.round, .values = change.values}, std::move(answer));
     });
+  }
+  if (has_standby_) {
+    fail(ErrorCode::kInvalid,
+         "job '{}' has a standby, which makes the same steps: give it a schedule; values cannot be "
+         "set while it runs",
+         job_.spec().name);
   }
   if (change.values.empty()) fail(ErrorCode::kInvalid, "there are no values to set");
   check_room();

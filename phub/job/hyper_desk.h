@@ -30,6 +30,7 @@ class HyperDesk {
   Membership& membership_;
   const Seats& seats_;
   Uplink* const uplink_;
+  const bool has_standby_;
   Requests& requests_;
   JobDriver& driver_;
   const SaveDesk& saves_;

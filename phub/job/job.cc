@@ -29,15 +29,16 @@ Job::Split::Split(Plan plan) {
 }
 
 Job::Job(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& transport, kernels::Store store,
-         bool snapshots, const Manifest* restored, const Rack* rack, const SwitchedJob* switched)
+         bool snapshots, const Manifest* restored, const Rack* rack, const SwitchedJob* switched,
+         const Standby* standby)
     : Job(std::move(spec), Split(std::move(plan)), transport, store, snapshots, restored, rack,
-          switched) {}
+          switched, standby) {}
 
 Job::Job(std::shared_ptr<const JobSpec> shared, Split plan, Transport& transport,
          kernels::Store store, bool snapshots, const Manifest* restored, const Rack* rack,
-         const SwitchedJob* switched)
+         const SwitchedJob* switched, const Standby* standby)
     : JobPart(std::move(shared), std::move(plan.part), transport, store, snapshots, restored,
-              numbers_of(plan.whole.get()), rack, switched),
+              numbers_of(plan.whole.get()), rack, switched, standby),
       whole_(std::move(plan.whole)),
       membership_(spec(), all_cores(), static_cast<uint32_t>(whole_plan().chunks.size()), ranks(),
                   rack ? rack->incarnation : 1) {
@@ -52,10 +53,12 @@ Job::Job(std::shared_ptr<const JobSpec> shared, Split plan, Transport& transport
 }
 
 NodeMemory Job::memory_for(const Plan& plan, const JobSpec& spec, bool snapshots,
-                           uint64_t saved_ranks, const Rack* rack, const SwitchedJob* switched) {
+                           uint64_t saved_ranks, const Rack* rack, const SwitchedJob* switched,
+                           const Standby* standby) {
   const uint32_t boxes = boxes_of(plan);
   if (boxes == 1) {
-    NodeMemory memory = total_memory(plan, spec, snapshots, saved_ranks, rack);
+    NodeMemory memory = total_memory(plan, spec, snapshots, saved_ranks, rack,
+                                     standby ? &standby->layout : nullptr);
     if (switched) memory.sums += switch_bytes(plan, switched->offer);
     return memory;
   }

@@ -22,13 +22,14 @@ class Job : public JobPart {
   // Parameters are those of JobPart, but `plan` is for all boxes, of which this is the first.
   Job(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& transport, kernels::Store store,
       bool snapshots = false, const Manifest* restored = nullptr, const Rack* rack = nullptr,
-      const SwitchedJob* switched = nullptr);
+      const SwitchedJob* switched = nullptr, const Standby* standby = nullptr);
 
   // The memory that it will take here: that of JobPart, and copies of other boxes' parts of its
   // checkpoints.
   static NodeMemory memory_for(const Plan& plan, const JobSpec& spec, bool snapshots,
                                uint64_t saved_ranks, const Rack* rack = nullptr,
-                               const SwitchedJob* switched = nullptr);
+                               const SwitchedJob* switched = nullptr,
+                               const Standby* standby = nullptr);
   NodeMemory memory() const;
   // The memory, beside that, of a checkpoint's branches that are still to be copied, for all boxes:
   // this box holds its own part until it is copied, and others' parts until they have fetched them.
@@ -78,7 +79,8 @@ class Job : public JobPart {
     Plan part;
   };
   Job(std::shared_ptr<const JobSpec> spec, Split plan, Transport& transport, kernels::Store store,
-      bool snapshots, const Manifest* restored, const Rack* rack, const SwitchedJob* switched);
+      bool snapshots, const Manifest* restored, const Rack* rack, const SwitchedJob* switched,
+      const Standby* standby);
 
   template <typename ArrayOf>
   void visit_parts(size_t key, const ArrayOf& array_of, const VisitPart& visit) const;

@@ -86,7 +86,8 @@ struct JobContext {
   Seats& seats;
   Requests& requests;
   const SavedLife& life;
-  Uplink* uplink;  // a rack's; null: there is no parent
+  Uplink* uplink;   // a rack's; null: there is no parent
+  Uplink* standby;  // to the standby; null: there is none
   JobDriver& driver;
 };
 

@@ -8,6 +8,7 @@
 #include "kernels/trust.h"
 #include "kernels/whole_key.h"
 #include "phub/core/gated.h"
+#include "phub/core/mirrored.h"
 #include "phub/core/switched_way.h"
 #include "phub/job/quorum_fragments.h"
 #include "transport/box_memory.h"
@@ -118,14 +119,16 @@ void complete_spec(JobSpec& spec) {
 
 JobPart::JobPart(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& transport,
                  kernels::Store store, bool snapshots, const Manifest* restored,
-                 QueueNumbers queues, const Rack* rack, const SwitchedJob* switched)
+                 QueueNumbers queues, const Rack* rack, const SwitchedJob* switched,
+                 const Standby* standby)
     : spec_(std::move(spec)),
       plan_(std::move(plan)),
       rules_(rack ? rules_of_sums(*spec_) : rules_of(*spec_)),
       ranks_(rack ? rack->ranks : RankRange{0, spec_->max_ranks}),
       has_parent_(rack != nullptr),
       memory_(with_switch(
-          total_memory(plan_, *spec_, snapshots, saved_ranks_of(*spec_, restored), rack), plan_,
+          total_memory(plan_, *spec_, snapshots, saved_ranks_of(*spec_, restored), rack,
+                       standby ? &standby->layout : nullptr), plan_,
           switched)),
       classes_(key_classes(*spec_)),
       schedules_(*spec_),
@@ -136,7 +139,8 @@ JobPart::JobPart(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& tran
       link_(transport.open_job(link_layout(*spec_, plan_, queues, ranks_))) {
   make_arrays(saved_ranks_of(*spec_, restored));
   if (restored) make_docks(restored->branches);
-  if (rack) connect(*rack);
+  if (rack) uplink_ = rack->connect(layout_above(rack->above));
+  if (standby) uplink_ = standby->connect(layout_above(standby->layout));
   const auto cores_of_plan = static_cast<uint32_t>(plan_.cores.size());
   const uint64_t first_round = restored ? restored->round + 1 : rack ? rack->first_round : 0;
   if (restored && !restored->hyper.empty()) hyper_.change(restored->hyper, first_round);
@@ -161,7 +165,10 @@ JobPart::JobPart(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& tran
   for (uint32_t core = 0; core < cores_of_plan; ++core) {
     const auto make_lock_step = [&, core](const Stages& stages) -> std::unique_ptr<Way> {
       if (quorum_) return make_quorum(stages, *quorum_, *spec_, plan_, core);
-      if (rack) return std::make_unique<Uplinked>(stages, uplink_of(core, *rack));
+      if (rack) return std::make_unique<Uplinked>(stages, uplink_of(core, rack->above));
+      if (standby) {
+        return std::make_unique<Mirrored>(stages, uplink_of(core, standby->layout));
+      }
       auto intake =
           switched ? make_switch_intake(plan_, core, switch_offer_, switched->options, first_round)
                    : nullptr;
@@ -179,10 +186,10 @@ JobPart::JobPart(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& tran
   }
 }
 
-// A queue of the parent's is polled by the core that has its chunks.
-void JobPart::connect(const Rack& rack) {
-  LinkLayout layout = phub::link_layout(rack.above, 1, result_format(*spec_), 1);
-  for (const std::vector<uint32_t>& chunks : rack.above.queue_chunks) {
+// A queue of the box above is polled by the core that has its chunks.
+LinkLayout JobPart::layout_above(const Layout& above) const {
+  LinkLayout layout = phub::link_layout(above, 1, result_format(*spec_), 1);
+  for (const std::vector<uint32_t>& chunks : above.queue_chunks) {
     uint32_t& core = layout.queue_thread.emplace_back(0);
     if (!chunks.empty()) core = plan_.queues[plan_.chunks[chunks.front()].queue].core;
     for (const uint32_t id : chunks) {
@@ -191,20 +198,20 @@ void JobPart::connect(const Rack& rack) {
   }
   layout.threads = static_cast<uint32_t>(plan_.cores.size());
   for (const CorePlan& core : plan_.cores) layout.thread_cpu.push_back(core.os_cpu);
-  uplink_ = rack.connect(layout);
+  return layout;
 }
 
-CoreUplink JobPart::uplink_of(uint32_t core, const Rack& rack) {
+CoreUplink JobPart::uplink_of(uint32_t core, const Layout& box_above) {
   const uint64_t result_bytes = kernels::bytes_of(rules_.parameter_dtype);
-  const std::vector<uint64_t> sums = offsets_of_sums(rack.above);
+  const std::vector<uint64_t> sums = offsets_of_sums(box_above);
   CoreUplink uplink{.endpoint = &uplink_->endpoint_of(core),
                     .sums = uplink_->gradients(),
                     .results = uplink_->results(),
                     .places = {},
-                    .rack_results = arrays_.results};
+                    .own_results = arrays_.results};
   for (const uint32_t queue : plan_.cores[core].queues) {
     for (const uint32_t id : plan_.queue_chunks[queue]) {
-      const ChunkLayout& above = rack.above.chunks[id];
+      const ChunkLayout& above = box_above.chunks[id];
       uplink.places.push_back({.sum = sums[id],
                                .slot = above.slot_offset,
                                .result = above.offset * result_bytes,

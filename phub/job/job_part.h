@@ -26,6 +26,7 @@
 #include "phub/job/memory.h"
 #include "phub/job/rack.h"
 #include "phub/job/saved_image.h"
+#include "phub/job/standby.h"
 #include "phub/job/switched.h"
 #include "phub/job_rules.h"
 #include "phub/plan/plan.h"
@@ -53,10 +54,11 @@ class JobPart {
   // core has it. REQUIRES: complete_spec(spec), at least as many restored.ranks as max_ranks.
   // Throws Error. `rack` is for a box with a parent (null: it has none); then the plan's units are
   // the parent's queues. `switched` is the switch through which its int32 chunks come; null: none.
+  // `standby` is the box that stands by for this one, whose queues are the plan's units; null: none.
   JobPart(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& transport,
           kernels::Store store, bool snapshots = false, const Manifest* restored = nullptr,
           QueueNumbers queues = {}, const Rack* rack = nullptr,
-          const SwitchedJob* switched = nullptr);
+          const SwitchedJob* switched = nullptr, const Standby* standby = nullptr);
 
   const JobSpec& spec() const { return *spec_; }
   const JobRules& rules() const { return rules_; }
@@ -161,8 +163,8 @@ class JobPart {
   };
   void make_docks(const SavedBranches& saved);
   ShelfArrays make_shelves(ShelfMemory& made, bool with_docks) const;
-  void connect(const Rack& rack);
-  CoreUplink uplink_of(uint32_t core, const Rack& rack);
+  LinkLayout layout_above(const Layout& above) const;
+  CoreUplink uplink_of(uint32_t core, const Layout& box_above);
   std::vector<uint64_t> gathered(const uint64_t* steps) const;
   std::vector<CoreChunk> chunks_of(uint32_t core) const;
   SlotWindow* make_window(uint32_t core);
@@ -196,7 +198,7 @@ class JobPart {
   JobArrays arrays_;
   std::unique_ptr<RoundGate> gate_;      // null: rounds are not gated
   std::unique_ptr<QuorumGates> quorum_;  // null: rounds wait for all ranks
-  std::unique_ptr<WorkerLink> uplink_;   // to the parent; null: there is none
+  std::unique_ptr<WorkerLink> uplink_;   // to the parent, or the standby; null: there is none
   std::vector<std::unique_ptr<CoreJob>> core_jobs_;
 };
 

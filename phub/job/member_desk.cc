@@ -10,7 +10,8 @@
 namespace phub {
 
 MemberDesk::MemberDesk(const JobContext& context, const std::string& transport, Savers& savers,
-                       PartDesk& parts, SaveDesk& saves, RackDesk* rack, Remarks& remarks)
+                       PartDesk& parts, SaveDesk& saves, RackDesk* rack,
+                       StandbyDesk* standby, Remarks& remarks)
     : host_(context.host),
       job_(context.job),
       membership_(context.membership),
@@ -24,6 +25,7 @@ MemberDesk::MemberDesk(const JobContext& context, const std::string& transport, 
       parts_(parts),
       saves_(saves),
       rack_(rack),
+      standby_(standby),
       remarks_(remarks) {}
 
 // --- joins ---------------------------------------------------------------------------------------
@@ -192,7 +194,8 @@ Pulse MemberDesk::heartbeat(uint32_t rank) {
   return {.completed_round = membership_.rounds().completed(),
           .durable_round = saves_.durable_round(),
           .missing = ranks_.missing(),
-          .assembling = !membership_.assembled()};
+          .assembling = !membership_.assembled(),
+          .standby_lost = standby_ != nullptr && standby_->is_lost()};
 }
 
 void MemberDesk::take_news(uint32_t rank, RackNews news) {
@@ -201,6 +204,11 @@ void MemberDesk::take_news(uint32_t rank, RackNews news) {
     fail(ErrorCode::kInvalid, "the ranks of job '{}' are not racks", job_.spec().name);
   }
   if (is_rack) savers_.check_news(rank, news);
+  const bool has_incarnations = job_.rules().mirrors && news.failure.empty();
+  if (news.incarnations.size() != (has_incarnations ? news.live.size() : 0)) {
+    fail(ErrorCode::kInvalid, "incarnations: there are {}, with {} live ranks",
+         news.incarnations.size(), news.live.size());
+  }
   Seat& seat = seats_[rank];
   const std::string failure = std::exchange(news.failure, "");
   if (failure.empty()) {

@@ -16,6 +16,7 @@
 #include "phub/job/rack_desk.h"
 #include "phub/job/remarks.h"
 #include "phub/job/save_desk.h"
+#include "phub/job/standby_desk.h"
 #include "phub/task.h"
 
 namespace phub {
@@ -24,7 +25,7 @@ class MemberDesk {
  public:
   // `transport`: of the job, by its name; `rack`: null: there is no parent. All outlive this.
   MemberDesk(const JobContext& context, const std::string& transport, Savers& savers,
-             PartDesk& parts, SaveDesk& saves, RackDesk* rack, Remarks& remarks);
+             PartDesk& parts, SaveDesk& saves, RackDesk* rack, StandbyDesk* standby, Remarks& remarks);
 
   // Any thread. Throw Error: kNotFound or kFenced if the worker was in life `epoch` of a job of
   // this name, which is not this one or is further; kMismatch if a worker that joins means another
@@ -89,6 +90,7 @@ class MemberDesk {
   PartDesk& parts_;
   SaveDesk& saves_;
   RackDesk* const rack_;
+  StandbyDesk* const standby_;  // null: there is no standby
   Remarks& remarks_;
   std::map<uint64_t, WaitingJoin> joins_;  // by token
   // Ranks and incarnations whose join is being answered: they cannot send heartbeats yet.

@@ -207,6 +207,10 @@ void Membership::check_abandoned() {
 }
 
 void Membership::end_saved() {
+  if (!changes_.source_lost().empty()) {
+    return fail(ErrorCode::kRankLost, fmt::format("the box that this one stands by for is lost: {}",
+                                                  changes_.source_lost()));
+  }
   if (std::exchange(saving_end_, false)) check_abandoned();
 }
 

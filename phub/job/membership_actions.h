@@ -21,6 +21,8 @@ struct MembershipAction {
     kReply,   // answer the request `token`
     kFail,    // the job ends with an error: code, message
     kSave,    // the last rank has left: save the job, then call end_saved()
+    kSaveForRanks,  // a standby has lost its source: save the job for the source's ranks, then call
+                    // end_saved()
     kEnd,     // the last rank has left, and the job is over
   };
   Type type = kHold;

@@ -53,7 +53,9 @@ size_t saved_arrays_of(const JobSpec& spec) {
 }
 
 std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& of_job, bool snapshots,
-                                      uint64_t saved_ranks, const Rack* rack) {
+                                      uint64_t saved_ranks, const Rack* rack,
+                                      const Layout* at_standby) {
+  const Layout* const above = rack != nullptr ? &rack->above : at_standby;
   const bool sums_only = rack != nullptr && of_job.optimizer != "none";
   const JobSpec spec = sums_only ? spec_of_sums(of_job) : of_job;
   const ElementBytes element = element_bytes(spec);
@@ -107,9 +109,8 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& of_job, b
                                  : element.state * elements;
     }
     if (rules.gated && !rack) node.sums += sizeof(float) * elements;
-    if (rack) {
-      const uint64_t above = rack->above.box_slot(chunk);
-      node.sums += (sizeof(float) + element.parameter) * above;
+    if (above) {
+      node.sums += (sizeof(float) + element.parameter) * above->box_slot(chunk);
     }
     const uint64_t branch = optimized * sizeof(float) * elements + sizeof(uint64_t);
     node.shelves += spec.branches * branch;
@@ -125,8 +126,8 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& of_job, b
     nodes[plan.cores[plan.queues[q].core].node].bookkeeping +=
         ranks_here * tcp_ring_entries(chunks) * sizeof(Write);
   }
-  if (rack) {
-    for (const std::vector<uint32_t>& chunks : rack->above.queue_chunks) {
+  if (above) {
+    for (const std::vector<uint32_t>& chunks : above->queue_chunks) {
       nodes.begin()->second.bookkeeping +=
           tcp_ring_entries(static_cast<uint32_t>(chunks.size())) * sizeof(Write);
     }
@@ -143,12 +144,13 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& of_job, b
                                                     .lock_step = lock_step,
                                                     .gated = rules.gated,
                                                     .fragments = fragments,
-                                                    .shares_slots = plan.shares_slots(),
+                                                    .shares_slots = plan.shares_slots() || rules.mirrors,
                                                     .differences = rules.difference.has_value(),
                                                     .lazy = lazy,
                                                     .of_racks = !spec.rack_ranks.empty(),
                                                     .weighs = rules.weighs(),
-                                                    .has_parent = rack != nullptr});
+                                                    .has_parent = rack != nullptr,
+                                                    .has_standby = at_standby != nullptr});
   }
   if (copies) {
     nodes[plan.cores.front().node].snapshot +=
@@ -173,9 +175,9 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& of_job, b
 }
 
 NodeMemory total_memory(const Plan& plan, const JobSpec& spec, bool snapshots, uint64_t saved_ranks,
-                        const Rack* rack) {
+                        const Rack* rack, const Layout* at_standby) {
   NodeMemory total;
-  for (const NodeMemory& node : memory_needed(plan, spec, snapshots, saved_ranks, rack)) {
+  for (const NodeMemory& node : memory_needed(plan, spec, snapshots, saved_ranks, rack, at_standby)) {
     total.slots += node.slots;
     total.parameters += node.parameters;
     total.master += node.master;

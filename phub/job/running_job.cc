@@ -30,7 +30,7 @@ std::string why_abandoned(const std::vector<EndedJob::Member>& members) {
 
 RunningJob::RunningJob(std::shared_ptr<Job> job, std::string transport, std::vector<uint32_t> cores,
                        JobHost& host, SavedLife life, std::vector<ShardBox> shards,
-                       std::shared_ptr<Uplink> uplink)
+                       std::shared_ptr<Uplink> uplink, std::shared_ptr<Uplink> standby)
     : host_(host),
       job_(std::move(job)),
       membership_(job_->membership()),
@@ -41,6 +41,7 @@ RunningJob::RunningJob(std::shared_ptr<Job> job, std::string transport, std::vec
           host.mail, host.builder, host.budget),
       remote_(host.shards, host.next_job++, job_->whole_plan(), std::move(shards)),
       uplink_(std::move(uplink)),
+      standby_(std::move(standby)),
       probes_(*job_, meter_, everywhere_, host.clock, host.time),
       switch_(*job_, host.notes, host.clock),
       remarks_(*job_, host.notes, host.clock),
@@ -54,7 +55,8 @@ RunningJob::RunningJob(std::shared_ptr<Job> job, std::string transport, std::vec
       branches_(context(), hyper_),
       state_(context()),
       rack_(uplink_ ? std::make_unique<RackDesk>(context(), savers_) : nullptr),
-      members_(context(), transport_, savers_, parts_, saves_, rack_.get(), remarks_),
+      standby_desk_(standby_ ? std::make_unique<StandbyDesk>(context()) : nullptr),
+      members_(context(), transport_, savers_, parts_, saves_, rack_.get(), standby_desk_.get(), remarks_),
       grown_bytes_(life_.docked_bytes) {
   if (job_->quorum_gates() != nullptr) quorum_.emplace(*job_, membership_, remarks_);
 }
@@ -70,6 +72,7 @@ JobContext RunningJob::context() {
           .requests = requests_,
           .life = life_,
           .uplink = uplink_.get(),
+          .standby = standby_.get(),
           .driver = *this};
 }
 
@@ -81,6 +84,7 @@ void RunningJob::start() {
     membership_.save_at_end();
   }
   if (rack_) rack_->begin();
+  if (standby_desk_) standby_desk_->begin();
 }
 
 uint64_t RunningJob::tick_ms(uint64_t most) const {
@@ -95,12 +99,13 @@ void RunningJob::tick(uint64_t now) {
   members_.tick(now);
   membership_.tick(now);
   if (rack_) rack_->tick();
+  if (standby_desk_) standby_desk_->tick();
   saves_.tick(now);
   branches_.tick();
   probes_.tick(now);
   if (quorum_) quorum_->end_standstill(now);
   if (const std::string note = job_->note_of_windows(); !note.empty()) host_.notes.add(now, note);
-  const bool is_idle = !uplink_ && !probes_.rates_fade(now);
+  const bool is_idle = !uplink_ && !standby_ && !probes_.rates_fade(now);
   next_tick_ms_ = now + tick_ms(is_idle ? kMostIdleProbeMs : kMostProbeMs);
   carry_out();
 }
@@ -169,6 +174,10 @@ void RunningJob::act(MembershipAction& action) {
     case MembershipAction::kSave:
       ++host_.ending;
       return saves_.save_end();
+    case MembershipAction::kSaveForRanks:
+      ++host_.ending;
+      saves_.await_source_detached();
+      return local_.detach(0);
     case MembershipAction::kEnd:
       return end_with(ErrorCode::kInternal, "");
     case MembershipAction::kReply:
@@ -231,7 +240,13 @@ void RunningJob::end_with(ErrorCode code, const std::string& error) {
   reconnections_.refuse(answer.code(), answer.what());
   saves_.end();
   if (rack_) rack_->end(error);
+  if (standby_desk_) standby_desk_->end(error);
   for (Part* const part : everywhere_) part->remove();
+}
+
+void RunningJob::forgo_standby(const Credential& who) {
+  if (standby_desk_) standby_desk_->forgone(who.rank, who.incarnation);
+  carry_out();
 }
 
 RunningJob::Remains RunningJob::finish() {

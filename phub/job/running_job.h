@@ -32,6 +32,7 @@
 #include "phub/job/save_desk.h"
 #include "phub/job/savers.h"
 #include "phub/job/seats.h"
+#include "phub/job/standby_desk.h"
 #include "phub/job/state_desk.h"
 #include "phub/job/switch_use.h"
 #include "phub/job/uplink.h"
@@ -42,10 +43,11 @@ namespace phub {
 class RunningJob final : private JobDriver {
  public:
   // `cores` are the server's, by core of its part of the plan; `shards` have the other parts;
-  // `uplink` is a rack's (null: there is no parent). The host outlives this.
+  // `uplink` is a rack's (null: there is no parent), `standby` leads to the standby (null: there is
+  // none). The host outlives this.
   RunningJob(std::shared_ptr<Job> job, std::string transport, std::vector<uint32_t> cores,
              JobHost& host, SavedLife life = {}, std::vector<ShardBox> shards = {},
-             std::shared_ptr<Uplink> uplink = nullptr);
+             std::shared_ptr<Uplink> uplink = nullptr, std::shared_ptr<Uplink> standby = nullptr);
 
   Job& job() { return *job_; }
   const JobMeter& meter() const { return meter_; }
@@ -111,6 +113,7 @@ class RunningJob final : private JobDriver {
   SaveDesk& saves() { return saves_; }
   PartDesk& parts() { return parts_; }
   Remarks& remarks() { return remarks_; }
+  void forgo_standby(const Credential& who);
   StateDesk& states() { return rack_ ? rack_->states() : state_; }
 
  private:
@@ -133,7 +136,8 @@ class RunningJob final : private JobDriver {
   LocalPart local_;
   RemoteParts remote_;
   const std::array<Part*, 2> everywhere_{&local_, &remote_};
-  const std::shared_ptr<Uplink> uplink_;  // null: there is no parent
+  const std::shared_ptr<Uplink> uplink_;   // null: there is no parent
+  const std::shared_ptr<Uplink> standby_;  // null: there is no standby
   JobProbes probes_;
   SwitchUse switch_;
   Remarks remarks_;
@@ -151,7 +155,8 @@ class RunningJob final : private JobDriver {
   HyperDesk hyper_;
   BranchDesk branches_;
   BoxState state_;
-  const std::unique_ptr<RackDesk> rack_;  // null: there is no parent
+  const std::unique_ptr<RackDesk> rack_;             // null: there is no parent
+  const std::unique_ptr<StandbyDesk> standby_desk_;  // null: there is no standby
   MemberDesk members_;
 
   uint64_t grown_bytes_;  // as counted in the budget

@@ -79,7 +79,11 @@ void RunningJob::handle(const CoreReport& report) {
     case CoreReport::kDetached:
     case CoreReport::kAttached:
       if (report.rank == CoreReport::kNoRank) {
-        rack_->core_answered(report.type);
+        if (rack_) rack_->core_answered(report.type);
+        break;
+      }
+      if (job_->rules().mirrors && report.type == CoreReport::kDetached && ending()) {
+        saves_.source_detached();
         break;
       }
       reconnections_.core_answered(report.rank);
@@ -109,7 +113,7 @@ void RunningJob::handle(const CoreReport& report) {
       switch_.changed(report);
       break;
     case CoreReport::kParentBroke:
-      rack_->link_broke();
+      rack_ ? rack_->link_broke() : standby_desk_->link_broke();
       break;
     case CoreReport::kDecided:
       remote_.decide(job_->gate()->decision(), job_->gate()->norms());

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "phub/job/standby.h"
+
 namespace phub {
 namespace {
 
@@ -20,6 +22,7 @@ SaveDesk::SaveDesk(const JobContext& context, Savers& savers, PartDesk& parts)
       seats_(context.seats),
       life_(context.life),
       uplink_(context.uplink),
+      standby_(context.standby),
       driver_(context.driver),
       savers_(savers),
       part_desk_(parts),
@@ -32,8 +35,8 @@ SaveDesk::SaveDesk(const JobContext& context, Savers& savers, PartDesk& parts)
 // for the next one.
 void SaveDesk::checkpoint(uint64_t round, Reply<CheckpointReply> reply) {
   const std::string& name = job_.spec().name;
-  if (uplink_) {
-    return uplink_->ask(std::move(reply), [&](Parent& parent, const Credential& who, auto answer) {
+  if (Uplink* const above = uplink_ ? uplink_ : standby_) {
+    return above->ask(std::move(reply), [&](Parent& parent, const Credential& who, auto answer) {
       parent.checkpoint(who, {.round = round}, std::move(answer));
     });
   }
@@ -124,13 +127,35 @@ void SaveDesk::save_end() {
   if (is_void || !saving_) return continue_end();
 }
 
+void SaveDesk::await_source_detached() {
+  saving_end_ = source_lost_ = true;
+  cores_without_source_ = 0;
+}
+
+// From now on no core closes a round. One that is decided is still applied everywhere.
+void SaveDesk::source_detached() {
+  if (++cores_without_source_ < job_.cores()) return;
+  const bool is_void = saving_ && copying_round_ > last_round();
+  if (is_void) part_desk_.drop();
+  if (is_void || !saving_) return continue_end();
+}
+
+uint64_t SaveDesk::last_round() const {
+  return source_lost_ ? job_.gate()->last_decided() : membership_.rounds().completed();
+}
+
 void SaveDesk::continue_end() {
-  const uint64_t last = membership_.rounds().completed();
+  if (source_lost_ && cores_without_source_ < job_.cores()) return;
+  const uint64_t last = last_round();
   saving_ = false;
   if (durable_round_ < last && !std::exchange(end_tried_, true)) take_snapshot();
   if (saving_) return;
   if (durable_round_ > 0 && durable_round_ == last) {
-    note(fmt::format("all ranks have left after round {}, and that is saved", last));
+    note(source_lost_
+             ? fmt::format("the box that this one stands by for is lost, and round {} is saved: the "
+                           "job goes on when more than half of its ranks have joined here",
+                           last)
+             : fmt::format("all ranks have left after round {}, and that is saved", last));
   }
   membership_.end_saved();
 }
@@ -143,9 +168,9 @@ void SaveDesk::take_snapshot() {
 
 void SaveDesk::at_boundary(Boundary& boundary) {
   if (saving_end_) {
-    copying_round_ = membership_.rounds().completed();
+    copying_round_ = last_round();
     boundary.snapshot_round = copying_round_ + 1;
-    boundary.snapshot_at_end = true;
+    (source_lost_ ? boundary.snapshot_exact : boundary.snapshot_at_end) = true;
     cores_snapped_ = 0;
     parts_.end();
     await_copies();
@@ -211,6 +236,7 @@ void SaveDesk::finish_copy() {
     shelf.steps = job_.saved_steps_of_shelf(shelf.place);
   }
   snapped_->spec = job_.spec();
+  if (job_.rules().mirrors) save_members(seats_[0].rack, *snapped_);
   snapped_->hyper = job_.hyper().needed_from(round + 1);
   snapped_->steps = job_.saved_steps(round);
   snapped_->epoch = life_.epoch;
@@ -247,7 +273,7 @@ void SaveDesk::check_parts() {
 
 Story SaveDesk::write() {
   const std::shared_ptr<Manifest> saved = std::exchange(snapped_, nullptr);
-  const bool is_end = saving_end_;
+  const bool is_end = saving_end_ && !source_lost_;
   parts_.end();
   writing_round_ = saved->round;
   write_began_ms_ = host_.time.now_ms();

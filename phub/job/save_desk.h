@@ -47,6 +47,10 @@ class SaveDesk {
   // All ranks have left: saves the job, then tells the membership.
   void save_end();
   bool is_saving_end() const { return saving_end_; }
+  // A standby has lost its source (standby.h), which every core detaches now, and says so with
+  // source_detached(). Then saves the job for the source's ranks, and tells the membership.
+  void await_source_detached();
+  void source_detached();
 
   void tick(uint64_t now);
   void at_boundary(Boundary& boundary);  // REQUIRES: boundary.snapshot
@@ -59,9 +63,12 @@ class SaveDesk {
   // Answers the calls that wait for a snapshot's round.
   void answer(const Result<CheckpointReply>& answer);
 
-  // The last round of the newest checkpoint (below a parent, of the parent's); 0: there is none.
+  // The last round of the newest checkpoint (below a parent, of the parent's), or the last that the
+  // standby has; 0: there is none.
   uint64_t durable_round() const {
-    return uplink_ ? uplink_->pulse().durable_round : durable_round_;
+    if (uplink_) return uplink_->pulse().durable_round;
+    if (standby_ && !standby_->ended()) return standby_->pulse().completed_round;
+    return durable_round_;
   }
   uint64_t copying_round() const {
     return copying_round_;
@@ -69,6 +76,7 @@ class SaveDesk {
   void add_to(JobStatus& status) const;
 
  private:
+  uint64_t last_round() const;
   void await_copies();
   void continue_end();
   void take_snapshot();
@@ -85,6 +93,7 @@ class SaveDesk {
   const Seats& seats_;
   const SavedLife& life_;
   Uplink* const uplink_;
+  Uplink* const standby_;
   JobDriver& driver_;
   Savers& savers_;
   PartDesk& part_desk_;
@@ -96,6 +105,8 @@ class SaveDesk {
   bool last_save_ = false;      // this save is the last, as the server ends
   bool saving_end_ = false;     // the job is about to end: all have left
   bool end_tried_ = false;      // the save at the end was tried
+  bool source_lost_ = false;    // the job is about to end: it stood by for a box that is lost
+  uint32_t cores_without_source_ = 0;
   uint64_t next_save_;          // a snapshot begins when this round is complete
   uint64_t durable_round_;      // last round of the newest checkpoint; 0: none
   uint64_t copying_round_ = 0;  // the snapshot that cores still copy; 0: none

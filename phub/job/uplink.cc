@@ -144,12 +144,18 @@ void Uplink::reconnect(Reply<Offer> reply) {
 
 void Uplink::tell(RackNews news) {
   news.name = parent_.rack_name();
-  if (!in_ || ended_ || is_telling_ || news.same_news(news_)) return;
-  is_telling_ = true;
-  parent_.tell(who(), news, guarded<Done>([this, news](const Result<Done>& result) {
-                 is_telling_ = false;
-                 if (result) news_ = news;
+  if (!in_ || ended_ || telling_ || news.same_news(news_)) return;
+  telling_ = news;
+  parent_.tell(who(), news, guarded<Done>([this](const Result<Done>& result) {
+                 std::optional<RackNews> told = std::exchange(telling_, std::nullopt);
+                 if (result) news_ = std::move(*told);
                }));
+}
+
+std::vector<RackNews> Uplink::told() const {
+  std::vector<RackNews> all{news_};
+  if (telling_) all.push_back(*telling_);
+  return all;
 }
 
 void Uplink::leave(const RackNews& last) {

@@ -70,7 +70,7 @@ class CoreParent {
                   .sums = sums_,
                   .results = results_,
                   .places = {},
-                  .rack_results = rack_results};
+                  .own_results = rack_results};
     for (uint32_t chunk = 0; chunk < 4; ++chunk) {
       const uint32_t at = 3 - chunk;
       up.places.push_back({.sum = at * kStride * uint64_t{4},

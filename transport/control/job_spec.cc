@@ -135,7 +135,7 @@ bool steps_whole_keys(const JobSpec& spec) {
 
 bool is_gated(const JobSpec& spec) {
   return clips(spec) || spec.on_nonfinite == "skip" || adapts_by_key(spec) ||
-         steps_whole_keys(spec);
+         steps_whole_keys(spec) || spec.mirrors;
 }
 
 bool has_own_results(const JobSpec& spec) {

@@ -126,6 +126,8 @@ struct JobSpec {
   // The ranks are racks (boxes with a parent), each the sum of so many of the training's ranks.
   // Their gradients are f32, and say how many of these took part. Empty: they are the training's.
   std::vector<uint32_t> rack_ranks;
+  // The one rack is a box with the same job, which this one stands by for (phub/job/standby.h).
+  bool mirrors = false;
   // By rank, the number of its machine (numa/host.h), if that is known when the job is created; 0,
   // and ranks behind the last: unknown. If several boxes serve the job, a chunk lies at the machine
   // of the ranks that exchange it, as far as the boxes stay balanced (phub/plan/homes.h).

@@ -86,6 +86,7 @@ void fields(A& a, const JobSpec*) {
   a.optional("weights", &JobSpec::weights, kWord);
   a.optional("groups", &JobSpec::groups, {0, RankTree::kMaxTextBytes});
   a.optional("rack_ranks", &JobSpec::rack_ranks, {0, kMaxRanks});
+  a.optional("mirrors", &JobSpec::mirrors);
   a.optional("rank_hosts", &JobSpec::rank_hosts, {0, kMaxRanks});
   a.optional("work", &JobSpec::work, kWord);
   a.optional("consistency", &JobSpec::consistency, kWord);
@@ -125,6 +126,7 @@ void fields(A& a, const JoinRequest*) {
   a.optional("transport", &JoinRequest::transport, kWord);
   a.optional("id", &JoinRequest::id, kWord);
   a.optional("epoch", &JoinRequest::epoch);
+  a.optional("incarnation", &JoinRequest::incarnation);
   a.optional("saves", &JoinRequest::saves);
   a.optional("interest", &JoinRequest::interest, {0, kMaxKeys});
 }
@@ -222,6 +224,7 @@ void fields(A& a, const RackNews*) {
   a.optional("epoch", &RackNews::epoch);
   a.optional("name", &RackNews::name, {0, kMaxNameBytes});
   a.optional("live", &RackNews::live, {0, kMaxRanks});
+  a.optional("incarnations", &RackNews::incarnations, {0, kMaxRanks});
   a.optional("failure", &RackNews::failure, kReason);
   a.optional("saves", &RackNews::saves);
   a.optional("known_round", &RackNews::known_round);
@@ -234,6 +237,7 @@ void fields(A& a, const Pulse*) {
   a.optional("durable_round", &Pulse::durable_round);
   a.optional("missing", &Pulse::missing, {0, kMaxRanks});
   a.optional("assembling", &Pulse::assembling);
+  a.optional("standby_lost", &Pulse::standby_lost);
 }
 
 template <class A>

@@ -53,6 +53,7 @@ struct JoinRequest {
   // The epoch of the life of the job which this worker was in and lost; 0: it was in none. The job
   // must go on, as this life or a later one.
   uint64_t epoch = 0;
+  uint32_t incarnation = 0;  // in that life; 0: none
   bool saves = false;  // this rank has state of its own, which belongs to the job's checkpoints; of
                        // a rack: one of its ranks has
   std::vector<KeyInterest> interest = {};  // the ranges that it writes and reads; empty: everything
@@ -173,6 +174,7 @@ struct RackNews {
   uint64_t epoch = 0;
   std::string name;            // the name of its box
   std::vector<uint32_t> live;  // those of its ranks that are there
+  std::vector<uint32_t> incarnations = {};  // theirs, at a standby's source (phub/job/standby.h)
   std::string failure;         // the reason why it cannot go on: then the rank is lost; "": it can
   bool saves = false;          // one of its ranks has state of its own, or had
   // For all rounds up to this one, `savers` has all ranks that took part.
@@ -180,7 +182,8 @@ struct RackNews {
   std::vector<SaverStay> savers;
 
   bool same_news(const RackNews& other) const {
-    return name == other.name && live == other.live && failure == other.failure &&
+    return name == other.name && live == other.live &&
+           incarnations == other.incarnations && failure == other.failure &&
            saves == other.saves && known_round == other.known_round && savers == other.savers;
   }
 };
@@ -191,6 +194,7 @@ struct Pulse {
   uint64_t durable_round = 0;     // the last that survives the server; 0: none does
   std::vector<uint32_t> missing;  // expected ranks that are lost or not there yet
   bool assembling = false;        // the first ranks have not been there all at one time yet
+  bool standby_lost = false;      // the rank is to say that it will never join it: forgo_standby
 };
 
 // POST …/hyper: the values that were asked for hold from this round on.

@@ -58,6 +58,7 @@ constexpr std::array<std::string_view, kFeatures> kNames = {
     "interest",
     "a server with --parent",
     "int32 at a server with --switch",
+    "a server with --standby",
 };
 
 static_assert(!kNames.back().empty());
@@ -75,6 +76,13 @@ constexpr Rule kRules[] = {
     {kSwitch, kOutOfLockStep | kExclude | kUnused | kGroups | kBranches | kInterest,
      "a switch adds what all ranks send in a round, in any order, and does not tell whose it is",
      "change that, or use another format, or a server without a switch"},
+    {kHasStandby, kOutOfLockStep | kPartialWork | kNoOptimizer | kFold,
+     "the standby makes the same steps of the optimizer, round by round",
+     "change that, or use a server without a standby"},
+    {kHasStandby,
+     kGated | kQuorum | kWeights | kBranches | kInterest | kLazyKeys | kDifferences | kRacks,
+     "the standby gets one gradient of every chunk in every round, and cannot do this yet",
+     "change that, or use a server without a standby"},
     {kSlack, kBsp | kAsync, "it is for consistency ssp"},
     {kGated | kUnused | kGroups | kDifferences | kRacks | kInterest | kPartialWork, kOutOfLockStep,
      "it needs rounds that all ranks make together, with consistency bsp"},

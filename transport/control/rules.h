@@ -53,6 +53,7 @@ enum class Feature : uint8_t {
   kInterest,     // ranks write and read some chunks only (interest.h)
   kBelowParent,  // the box is a rack
   kSwitch,       // sums come through a switch
+  kHasStandby,   // another box has the same sums, and goes on when this one dies
   kCount
 };
 inline constexpr size_t kFeatures = static_cast<size_t>(Feature::kCount);

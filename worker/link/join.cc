@@ -167,6 +167,7 @@ Joined rejoin(const WorkerOptions& options, const JoinReply& lost, Clock::time_p
                          .rank = static_cast<int32_t>(lost.rank),
                          .id = make_ticket(),
                          .epoch = lost.epoch,
+                         .incarnation = lost.incarnation,
                          .saves = has_state(options),
                          .interest = options.interest},
                         give_up, after_rejoin, stop);

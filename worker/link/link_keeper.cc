@@ -128,7 +128,8 @@ void LinkKeeper::heartbeat_loop(const std::stop_token& stop) {
     lock.unlock();
     const SteadyTime give_up = now() + milliseconds(patience);
     try {
-      pulse_.heartbeat(credential_, patience);
+      const Pulse pulse = pulse_.heartbeat(credential_, patience);
+      if (pulse.standby_lost && !has_forgone_) forgo_standby(patience);
       last_answer = now();
       ++answers_;
     } catch (const Error& error) {
@@ -139,6 +140,14 @@ void LinkKeeper::heartbeat_loop(const std::stop_token& stop) {
     lock.lock();
     heartbeat_wake_.wait_for(lock, stop, period / 3, [] { return false; });
   }
+}
+
+// It holds from before the server hears of it. The call is made again after the next heartbeat if it
+// failed.
+void LinkKeeper::forgo_standby(uint32_t patience) {
+  forgoes_standby_ = true;
+  pulse_.forgo_standby(credential_, patience);
+  has_forgone_ = true;
 }
 
 void LinkKeeper::no_answer(const Error& error, std::chrono::steady_clock::duration silence) {

@@ -45,6 +45,8 @@ class LinkKeeper {
 
   const WorkerOptions& options() const { return options_; }
   const std::string& server() const { return joined_.server; }
+  // The only server at which the job may go on for this rank, as it has lost its standby; "": any.
+  std::string only_server() const { return forgoes_standby_ ? server() : ""; }
   const JoinReply& reply() const { return joined_.reply; }
   const JobSpec& spec() const { return reply().spec; }
   const Credential& credential() const { return credential_; }
@@ -126,6 +128,7 @@ class LinkKeeper {
     }
   }
   void heartbeat_loop(const std::stop_token& stop);
+  void forgo_standby(uint32_t patience);
   void no_answer(const Error& error, std::chrono::steady_clock::duration silence);
   void fail_without_server(ErrorCode code, const std::string& message);
 
@@ -145,6 +148,9 @@ class LinkKeeper {
   std::condition_variable_any heartbeat_wake_;
   std::jthread heartbeat_;
   std::atomic<uint64_t> answers_ = 0;  // the server's answers to heartbeats
+  // The server has lost the job's standby. This rank will never join that, and has said so.
+  std::atomic<bool> forgoes_standby_ = false;
+  bool has_forgone_ = false;  // heartbeat thread
   bool stopped_ = false;
 };
 
