@@ -63,6 +63,7 @@ Standby standby_of(const JobSpec& spec, const std::shared_ptr<Uplink>& standby) 
          standby->parent(), spec.name, admission.first_round - 1);
   }
   return {.layout = layout_of(admission),
+          .results = result_format(admission.spec),
           .connect = [standby](const LinkLayout& layout) { return standby->connect(layout); }};
 }
 
@@ -108,6 +109,18 @@ void check_hyper_of(const Manifest& saved) {
       fail(ErrorCode::kInvalid, "the checkpoint of job '{}' changes {}", saved.spec.name, fixed);
     }
   }
+}
+
+// Throws Error(kUnauthorized): the job is not the caller's to go on with.
+void check_owner(const JoinRequest& request, const Manifest& saved) {
+  const Caller& caller = request.caller;
+  if (saved.owner.empty() || caller.id.empty() || caller.id == saved.owner || caller.is_admin) {
+    return;
+  }
+  fail(ErrorCode::kUnauthorized,
+       "job '{}' is to go on from the checkpoint of a job that another token created: join with "
+       "that token first, or use another name",
+       saved.spec.name);
 }
 
 // Throws Error: a standby makes no jobs but those of its source.
@@ -161,7 +174,6 @@ Quotas::Needs JobMaker::needs_of(const JobSpec& spec, const Plan& plan,
 // numbers of ranks and other limits than it had; all else is as it was.
 std::optional<Manifest> JobMaker::newest_checkpoint(const JoinRequest& request, const JobSpec& spec,
                                                     std::vector<std::string>& passed_over) {
-  const Caller& caller = request.caller;
   if (request.epoch > 0 && !host_.checkpoints) {
     fail(ErrorCode::kNotFound, "job '{}' cannot go on here: this server keeps no checkpoints",
          spec.name);
@@ -175,12 +187,12 @@ std::optional<Manifest> JobMaker::newest_checkpoint(const JoinRequest& request, 
   if (!host_.checkpoints || !may_be_saved) return std::nullopt;
   if (request.epoch > 0) host_.checkpoints->check_goes_on(spec.name, request.epoch);
   if (box_has_state(spec)) SavedJobs::check(spec);
-  std::optional<Manifest> saved = host_.checkpoints->newest(spec.name, passed_over);
-  if (!saved) {
-    check_makes_jobs(spec, options_.standby_of);
-    return saved;
-  }
-  if (saved->spec.mirrors) check_may_take_over(request, spec, *saved);
+  std::vector<std::string> said;
+  std::optional<Manifest> saved = host_.checkpoints->newest(spec.name, said);
+  if (!saved) check_makes_jobs(spec, options_.standby_of);
+  if (saved && saved->spec.mirrors) check_may_take_over(request, spec, *saved);
+  passed_over.insert(passed_over.end(), said.begin(), said.end());
+  if (!saved) return saved;
   JobSpec expected = saved->spec;
   expected.world_size = spec.world_size;
   expected.min_ranks = spec.min_ranks;
@@ -209,13 +221,7 @@ std::optional<Manifest> JobMaker::newest_checkpoint(const JoinRequest& request, 
   }
   check_hyper_of(*saved);
   Branches(saved->spec).restore(*saved);  // it is known here whether it can be
-  const std::string& owner = saved->owner;
-  if (!owner.empty() && !caller.id.empty() && caller.id != owner && !caller.is_admin) {
-    fail(ErrorCode::kUnauthorized,
-         "job '{}' is to go on from the checkpoint of a job that another token created: join with "
-         "that token first, or use another name",
-         spec.name);
-  }
+  check_owner(request, *saved);
   const bool same_ranks =
       saved->spec.world_size == spec.world_size && saved->spec.max_ranks == spec.max_ranks;
   const bool some_expected = std::ranges::any_of(saved->ranks, &SavedRank::expected);
@@ -242,6 +248,7 @@ void JobMaker::check_may_take_over(const JoinRequest& request, const JobSpec& sp
     members.live.push_back(rank);
     members.incarnations.push_back(saved.ranks[rank].incarnation);
   }
+  check_owner(request, saved);
   auto& joined = for_standby_[spec.name];
   if (request.epoch == saved.epoch && request.rank >= 0) {
     joined.emplace(static_cast<uint32_t>(request.rank), request.incarnation);
@@ -267,6 +274,7 @@ void JobMaker::check_may_take_over(const JoinRequest& request, const JobSpec& sp
          spec.name, saved.round, different);
   }
   saved.spec = std::move(of_ranks);
+  for_standby_.erase(spec.name);
 }
 
 // Over all boxes; over this one alone if the others cannot serve the job: workers read its memory,
@@ -417,7 +425,9 @@ std::shared_ptr<RunningJob> JobMaker::make(const Order& order,
   host_.budget.reserve(spec, at_first);
   SavedLife life{.durable_round = saved ? saved->round : 0,
                  .docked_bytes = docked,
-                 .owner = saved && !saved->owner.empty() ? saved->owner : request.caller.id};
+                 .owner = saved && !saved->owner.empty() ? saved->owner
+                          : spec.mirrors                 ? request.owner
+                                                         : request.caller.id};
   const std::string owner = life.owner;
   if (saved) {
     life.from = {.epoch = saved->epoch, .round = saved->round};

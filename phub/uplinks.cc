@@ -33,6 +33,7 @@ Task<std::shared_ptr<Uplink>> Uplinks::join(std::shared_ptr<JoinRequest> join) {
       check_source(*join);
       above.spec = spec_at_standby(join->spec);
       above.rank = 0;
+      above.owner = join->caller.id;
       return;
     }
     check_rules(join->spec, Feature::kBelowParent);

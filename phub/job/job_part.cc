@@ -139,8 +139,8 @@ JobPart::JobPart(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& tran
       link_(transport.open_job(link_layout(*spec_, plan_, queues, ranks_))) {
   make_arrays(saved_ranks_of(*spec_, restored));
   if (restored) make_docks(restored->branches);
-  if (rack) uplink_ = rack->connect(layout_above(rack->above));
-  if (standby) uplink_ = standby->connect(layout_above(standby->layout));
+  if (rack) uplink_ = rack->connect(layout_above(rack->above, result_format(*spec_)));
+  if (standby) uplink_ = standby->connect(layout_above(standby->layout, standby->results));
   const auto cores_of_plan = static_cast<uint32_t>(plan_.cores.size());
   const uint64_t first_round = restored ? restored->round + 1 : rack ? rack->first_round : 0;
   if (restored && !restored->hyper.empty()) hyper_.change(restored->hyper, first_round);
@@ -187,8 +187,8 @@ JobPart::JobPart(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& tran
 }
 
 // A queue of the box above is polled by the core that has its chunks.
-LinkLayout JobPart::layout_above(const Layout& above) const {
-  LinkLayout layout = phub::link_layout(above, 1, result_format(*spec_), 1);
+LinkLayout JobPart::layout_above(const Layout& above, const ResultFormat& results) const {
+  LinkLayout layout = phub::link_layout(above, 1, results, 1);
   for (const std::vector<uint32_t>& chunks : above.queue_chunks) {
     uint32_t& core = layout.queue_thread.emplace_back(0);
     if (!chunks.empty()) core = plan_.queues[plan_.chunks[chunks.front()].queue].core;

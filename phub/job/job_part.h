@@ -163,7 +163,7 @@ class JobPart {
   };
   void make_docks(const SavedBranches& saved);
   ShelfArrays make_shelves(ShelfMemory& made, bool with_docks) const;
-  LinkLayout layout_above(const Layout& above) const;
+  LinkLayout layout_above(const Layout& above, const ResultFormat& results) const;
   CoreUplink uplink_of(uint32_t core, const Layout& box_above);
   std::vector<uint64_t> gathered(const uint64_t* steps) const;
   std::vector<CoreChunk> chunks_of(uint32_t core) const;

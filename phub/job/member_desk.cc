@@ -45,6 +45,15 @@ void MemberDesk::check_life(uint64_t epoch) const {
 }
 
 void MemberDesk::check_same(const JobSpec& spec, const std::string& transport) const {
+  if (spec.mirrors && !job_.rules().mirrors) {
+    fail(ErrorCode::kUnavailable,
+         "job '{}' goes on at this standby already, as its box was lost: its ranks join here",
+         spec.name);
+  }
+  if (!spec.mirrors && job_.rules().mirrors) {
+    fail(ErrorCode::kUnavailable,
+         "this box stands by for the box of job '{}': its ranks join there", spec.name);
+  }
   JobSpec mine = job_.spec();
   mine.rank_hosts = spec.rank_hosts;  // a rank may be at another machine by now
   const std::string different = difference(spec, mine);

@@ -110,7 +110,8 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& of_job, b
     }
     if (rules.gated && !rack) node.sums += sizeof(float) * elements;
     if (above) {
-      node.sums += (sizeof(float) + element.parameter) * above->box_slot(chunk);
+      const uint64_t result = rack != nullptr ? element.parameter : sizeof(float);
+      node.sums += (sizeof(float) + result) * above->box_slot(chunk);
     }
     const uint64_t branch = optimized * sizeof(float) * elements + sizeof(uint64_t);
     node.shelves += spec.branches * branch;

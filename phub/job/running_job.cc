@@ -240,7 +240,7 @@ void RunningJob::end_with(ErrorCode code, const std::string& error) {
   reconnections_.refuse(answer.code(), answer.what());
   saves_.end();
   if (rack_) rack_->end(error);
-  if (standby_desk_) standby_desk_->end(error);
+  if (standby_desk_) standby_desk_->end(removals_.empty() ? error : "");
   for (Part* const part : everywhere_) part->remove();
 }
 

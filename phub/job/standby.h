@@ -36,7 +36,8 @@ namespace phub {
 
 // The data from which the source makes its job, once the standby has admitted it.
 struct Standby {
-  Layout layout;  // the layout of its job at the standby
+  Layout layout;         // the layout of its job at the standby,
+  ResultFormat results;  // and the format of the results, which it does not send
   // The connection, over the sizes and threads of this layout. Builder's thread.
   std::function<std::unique_ptr<WorkerLink>(const LinkLayout& layout)> connect;
 };

@@ -19,7 +19,7 @@ class StandbyDesk {
 
   void begin();  // from now on the loss of the standby counts
   void tick();   // tells the standby who is a member; or looks whether the job can go on without
-  // `error` is the job's; "": all ranks have left.
+  // `error` is the job's; "": all ranks have left, or it was deleted.
   void end(const std::string& error);
   void link_broke();
 

@@ -127,6 +127,7 @@ void fields(A& a, const JoinRequest*) {
   a.optional("id", &JoinRequest::id, kWord);
   a.optional("epoch", &JoinRequest::epoch);
   a.optional("incarnation", &JoinRequest::incarnation);
+  a.optional("owner", &JoinRequest::owner, {0, 64});
   a.optional("saves", &JoinRequest::saves);
   a.optional("interest", &JoinRequest::interest, {0, kMaxKeys});
 }

@@ -54,6 +54,7 @@ struct JoinRequest {
   // must go on, as this life or a later one.
   uint64_t epoch = 0;
   uint32_t incarnation = 0;  // in that life; 0: none
+  std::string owner = {};    // of a source (phub/job/standby.h): whose token made the job there
   bool saves = false;  // this rank has state of its own, which belongs to the job's checkpoints; of
                        // a rack: one of its ranks has
   std::vector<KeyInterest> interest = {};  // the ranges that it writes and reads; empty: everything

@@ -1,0 +1,141 @@
+"""Two boxes with one job: whichever dies, the other has the bits, and no round is lost."""
+
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+from conftest import SEED, Box, refused, wait_until
+
+import phub
+
+ELEMENTS = {"first": 70_000, "second": 9_000, "third": 3}
+ROUNDS = 60
+
+
+class Pair:
+    """A source, and the standby that has what it has."""
+
+    def __init__(self, folder, *options):
+        self.standby = Box("--checkpoints", str(folder), "--standby-of", "source:7717", *options)
+        self.source = Box("--standby", self.standby.address, *options)
+        self.address = f"{self.source.address},{self.standby.address}"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.source.kill()
+        self.standby.kill()
+
+
+@pytest.fixture
+def pair(memory_path, monkeypatch):
+    with Pair(memory_path / "standby") as two:
+        monkeypatch.setenv("PHUB_SERVER", two.address)
+        monkeypatch.setenv("PHUB_JOB", "job")
+        yield two
+
+
+def gradient(rank, number, key):
+    salt = list(ELEMENTS).index(key)
+    return np.random.default_rng([SEED, rank, number, salt]).standard_normal(
+        ELEMENTS[key], dtype=np.float32
+    )
+
+
+def parameters(worker):
+    return {key: np.array(worker.parameters(key)) for key in ELEMENTS}
+
+
+def trains(rank, rounds, options, pause_s=0.0, until=None):
+    """The parameters after each round, and how often this rank went on elsewhere."""
+    worker = phub.Worker(ELEMENTS, initial="broadcast", lease_ms=1000, **options)
+    initial = {key: gradient(99, 0, key) for key in ELEMENTS}
+    worker.broadcast(initial)
+    after, number, lives = {}, worker.first_round, 1
+    while number <= rounds:
+        try:
+            for key in ELEMENTS:
+                worker.push_copy(key, gradient(rank, number, key))
+            worker.wait_all()
+            after[number] = parameters(worker)
+            number += 1
+            time.sleep(pause_s)
+        except phub.RewoundError:
+            goes_on = worker.rejoin()
+            worker.broadcast(initial)
+            assert number <= goes_on <= number + 1, "a round is lost"
+            after[goes_on - 1] = parameters(worker)
+            number, lives = goes_on, lives + 1
+        if until is not None and number == until:
+            break
+    if until is None:
+        worker.barrier()
+    worker.close()
+    return after[number - 1], lives
+
+
+OPTIONS = [
+    {"optimizer": "momentum", "hyper": {"lr": 0.1, "momentum": 0.9}, "transport": "tcp"},
+    {"optimizer": "adam", "hyper": {"lr": 0.01}, "transport": "tcp", "reduction": "mean"},
+    {"optimizer": "adamw", "hyper": {"lr": 0.01}, "transport": "shm", "parameter_dtype": "bf16"},
+    {"optimizer": "adagrad", "transport": "shm", "gradient_dtype": "int8", "saved": "no"},
+    {"optimizer": "adam", "state_dtype": "8bit", "transport": "tcp", "groups": "1,2"},
+]
+
+
+def reference(monkeypatch, start, world, options):
+    with Box() as box:
+        monkeypatch.setenv("PHUB_SERVER", box.address)
+        return start(trains, world, ROUNDS, options).results()
+
+
+def assert_same(results, expected):
+    for mine, _ in results:
+        for key in ELEMENTS:
+            assert mine[key].tobytes() == expected[0][0][key].tobytes(), key
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: options["optimizer"])
+def test_ranks_go_on_at_the_standby(pair, start, monkeypatch, options):
+    world = 3
+    ranks = start(trains, world, ROUNDS, options, 0.02)
+    time.sleep(random.Random(SEED).uniform(0.3, 1.5))
+    pair.source.kill()
+    results = ranks.results()
+    assert_same(results, reference(monkeypatch, start, world, options))
+    assert {lives for _, lives in results} <= {1, 2}
+
+
+def test_the_source_goes_on_alone(pair, start, monkeypatch):
+    options = OPTIONS[1]
+    ranks = start(trains, 3, ROUNDS, options, 0.02)
+    time.sleep(random.Random(SEED).uniform(0.3, 1.5))
+    pair.standby.kill()
+    results = ranks.results()
+    assert_same(results, reference(monkeypatch, start, 3, options))
+    assert {lives for _, lives in results} == {1}
+
+
+def test_a_lost_rank_does_not_count(pair, start):
+    """The two that are left of three are all members by the time that the source dies."""
+    ranks = start(trains, 3, ROUNDS, OPTIONS[0], 0.02)
+    time.sleep(0.8)
+    ranks.kill(2)
+    time.sleep(0.8)
+    ranks.kill(1)
+    time.sleep(0.8)
+    pair.source.kill()
+    assert ranks.result(0)[1] == 2
+
+
+def test_half_of_the_ranks_is_not_enough(pair, start):
+    ranks = start(trains, 2, 10_000, OPTIONS[0], 0.02)
+    time.sleep(0.8)
+    ranks.kill(1)
+    pair.source.kill()
+    time.sleep(4)
+    assert not ranks.pipes[0].poll(), "the rank goes on alone"
+    assert pair.standby.status("job") == {}
