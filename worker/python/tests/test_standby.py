@@ -81,7 +81,7 @@ OPTIONS = [
     {"optimizer": "momentum", "hyper": {"lr": 0.1, "momentum": 0.9}, "transport": "tcp"},
     {"optimizer": "adam", "hyper": {"lr": 0.01}, "transport": "tcp", "reduction": "mean"},
     {"optimizer": "adamw", "hyper": {"lr": 0.01}, "transport": "shm", "parameter_dtype": "bf16"},
-    {"optimizer": "adagrad", "transport": "shm", "gradient_dtype": "int8", "saved": "no"},
+    {"optimizer": "adagrad", "transport": "shm", "groups": "1,2"},
     {"optimizer": "adam", "state_dtype": "8bit", "transport": "tcp", "groups": "1,2"},
 ]
 
