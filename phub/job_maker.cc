@@ -123,15 +123,6 @@ void check_owner(const JoinRequest& request, const Manifest& saved) {
        saved.spec.name);
 }
 
-// Throws Error: a standby makes no jobs but those of its source.
-void check_makes_jobs(const JobSpec& spec, const std::string& source) {
-  if (source.empty() || spec.mirrors) return;
-  fail(ErrorCode::kUnavailable,
-       "this box stands by for {}: join job '{}' there; if that box is lost, jobs that had begun go "
-       "on here",
-       source, spec.name);
-}
-
 // The part of the checkpoint's manifest that other boxes need.
 ShardRestored restored_elsewhere(const Manifest& saved) {
   ShardRestored restored{.round = saved.round,
@@ -183,16 +174,19 @@ std::optional<Manifest> JobMaker::newest_checkpoint(const JoinRequest& request, 
          "this box is no standby: start it with 'phub serve --checkpoints DIR --standby-of "
          "HOST:PORT'");
   }
-  const bool may_be_saved = spec.saved == Saved::kYes || !options_.standby_of.empty();
-  if (!host_.checkpoints || !may_be_saved) return std::nullopt;
+  if (!host_.checkpoints || spec.saved == Saved::kNo) {
+    check_makes_jobs(spec);
+    return std::nullopt;
+  }
   if (request.epoch > 0) host_.checkpoints->check_goes_on(spec.name, request.epoch);
   if (box_has_state(spec)) SavedJobs::check(spec);
   std::vector<std::string> said;
   std::optional<Manifest> saved = host_.checkpoints->newest(spec.name, said);
-  if (!saved) check_makes_jobs(spec, options_.standby_of);
+  if (!saved) check_makes_jobs(spec);
   if (saved && saved->spec.mirrors) check_may_take_over(request, spec, *saved);
   passed_over.insert(passed_over.end(), said.begin(), said.end());
   if (!saved) return saved;
+  has_taken_over_ = has_taken_over_ || !spec.mirrors;
   JobSpec expected = saved->spec;
   expected.world_size = spec.world_size;
   expected.min_ranks = spec.min_ranks;
@@ -230,6 +224,15 @@ std::optional<Manifest> JobMaker::newest_checkpoint(const JoinRequest& request, 
     saved->ranks[r].expected = r < spec.world_size;
   }
   return saved;
+}
+
+// A standby makes no jobs but those of its source, until it has taken over one. Throws Error.
+void JobMaker::check_makes_jobs(const JobSpec& spec) const {
+  if (options_.standby_of.empty() || spec.mirrors || has_taken_over_) return;
+  fail(ErrorCode::kUnavailable,
+       "this box stands by for {}: join job '{}' there; if that box is lost, jobs that had begun go "
+       "on here",
+       options_.standby_of, spec.name);
 }
 
 // This box has stood by for one that is lost (job/standby.h). Its ranks ask for their job, whose spec
@@ -404,8 +407,7 @@ std::shared_ptr<RunningJob> JobMaker::make(const Order& order,
          spec.name);
   }
   // A job without state in the box is saved if its ranks save.
-  // What a standby goes on with is saved, too, whatever the job says.
-  const bool snapshots = host_.checkpoints != nullptr && (spec.saved == Saved::kYes || saved) &&
+  const bool snapshots = host_.checkpoints != nullptr && spec.saved == Saved::kYes &&
                          (box_has_state(spec) || request.saves || saved);
   const std::optional<SwitchedJob> through =
       switched(spec, plan, link_transport, saved ? &*saved : nullptr, passed_over);

@@ -57,6 +57,7 @@ class JobMaker {
                 const Layout* above, bool may_go_home = true) const;
   std::optional<Manifest> newest_checkpoint(const JoinRequest& request, const JobSpec& spec,
                                             std::vector<std::string>& passed_over);
+  void check_makes_jobs(const JobSpec& spec) const;
   void check_may_take_over(const JoinRequest& request, const JobSpec& spec, Manifest& saved);
   std::optional<SwitchedJob> switched(const JobSpec& spec, const Plan& plan,
                                       const Transport& transport, const Manifest* saved,
@@ -77,6 +78,7 @@ class JobMaker {
   // By job: the ranks of a source that is lost that have joined its standby, with the incarnations
   // that they had (job/standby.h).
   std::map<std::string, std::set<std::pair<uint32_t, uint32_t>>> for_standby_;
+  bool has_taken_over_ = false;  // this box was a standby, and has gone on with a job
 };
 
 }  // namespace phub

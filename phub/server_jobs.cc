@@ -90,7 +90,7 @@ Task<JoinReply> Server::admit(Join join) {
 // The features that a job has from this server: below a parent, with a standby, behind a switch.
 Features Server::features_here(const JobSpec& spec) const {
   if (options_.parent) return Feature::kBelowParent;
-  if (options_.standby) return Feature::kHasStandby;
+  if (options_.standby && wants_standby(spec)) return Feature::kHasStandby;
   if (options_.through_switch && may_switch(spec)) return Feature::kSwitch;
   return {};
 }
@@ -99,7 +99,8 @@ Features Server::features_here(const JobSpec& spec) const {
 Task<RunningJob*> Server::create(Join join) {
   const Quota quota = options_.quota_of ? options_.quota_of(join->caller) : Quota();
   std::shared_ptr<Uplink> uplink;
-  if (options_.parent || options_.standby) uplink = co_await uplinks_.join(join);
+  const bool has_standby = options_.standby && wants_standby(join->spec);
+  if (options_.parent || has_standby) uplink = co_await uplinks_.join(join);
   const numa::Topology topology = machine_.topology_for(machine_.transport_named(join->transport));
   const std::vector<ShardBox> shards = host_.shards.boxes();
   std::shared_ptr<RunningJob> job;
@@ -116,7 +117,7 @@ Task<RunningJob*> Server::create(Join join) {
                          .topology = topology,
                          .shards = shards,
                          .uplink = options_.parent ? uplink : nullptr,
-                         .standby = options_.standby ? uplink : nullptr},
+                         .standby = has_standby ? uplink : nullptr},
                         passed_over);
     });
     if (!refused) return;

@@ -9,28 +9,13 @@
 #include "transport/greeting.h"
 
 namespace phub {
-namespace {
-
-// Whether there can be a standby for the job. Throws Error.
-void check_source(const JoinRequest& join) {
-  check_rules(join.spec, Feature::kHasStandby);
-  if (!join.saves || join.spec.saved == Saved::kNo) return;
-  fail(ErrorCode::kInvalid,
-       "the ranks of job '{}' have state of their own for its checkpoints (residuals of gradients "
-       "of few bits, or what a saver has), which a standby cannot have yet: say saved='no', or use "
-       "a server without a standby",
-       join.spec.name);
-}
-
-}  // namespace
-
 Task<std::shared_ptr<Uplink>> Uplinks::join(std::shared_ptr<JoinRequest> join) {
   JoinRequest above;
   const auto order = [&] {
     complete_spec(join->spec);
     above = {.transport = parent_->transport(), .id = make_ticket()};
     if (is_standby_) {
-      check_source(*join);
+      check_rules(join->spec, Feature::kHasStandby);
       above.spec = spec_at_standby(join->spec);
       above.rank = 0;
       above.owner = join->caller.id;

@@ -324,6 +324,7 @@ JobStatus RunningJob::status() const {
   saves_.add_to(status);
   switch_.add_to(status);
   remarks_.add_to(status);
+  if (standby_desk_) status.standby = standby_desk_->status();
   status.max_ranks = spec.max_ranks;
   status.ranks = membership_.statuses();
   for (RankStatus& rank : status.ranks) {

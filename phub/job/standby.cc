@@ -2,9 +2,13 @@
 
 #include <algorithm>
 
-#include "phub/job_rules.h"
+#include "phub/job/memory.h"
 
 namespace phub {
+
+bool wants_standby(const JobSpec& spec) {
+  return spec.saved == Saved::kYes && spec.work == Work::kAll && box_has_state(spec);
+}
 
 JobSpec spec_at_standby(const JobSpec& spec) {
   constexpr uint32_t kMostMs = 7u * 24 * 3600 * 1000;  // as a spec may have it
@@ -24,9 +28,7 @@ JobSpec spec_at_standby(const JobSpec& spec) {
   // The source has scaled and divided what it sends, and has judged it.
   there.reduction = Reduction::kSum;
   there.on_nonfinite = OnNonFinite::kPass;
-  there.hyper.erase("grad_scale");
-  for (HyperChange& change : there.schedule) change.values.erase("grad_scale");
-  std::erase_if(there.schedule, [](const HyperChange& change) { return change.values.empty(); });
+  drop_grad_scale(there);
   there.on_loss = OnLoss::kFail;
   there.saved = Saved::kYes;
   // The source finds out first which of its ranks is missing.

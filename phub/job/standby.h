@@ -42,6 +42,9 @@ struct Standby {
   std::function<std::unique_ptr<WorkerLink>(const LinkLayout& layout)> connect;
 };
 
+// Whether the job has a standby, where its server has one: there is state to keep, and it may be
+// saved.
+bool wants_standby(const JobSpec& spec);
 // The spec of the source's job at the standby. REQUIRES: check_rules(spec, Feature::kHasStandby).
 JobSpec spec_at_standby(const JobSpec& spec);
 

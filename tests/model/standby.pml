@@ -5,9 +5,9 @@
  * worker/link/link_keeper.cc. `told` are the sets of members of which the source has sent word.
  *
  * What is smaller than the boxes:
- * - A message has no place of its own where the sender's state says that it may come: it comes then,
- *   later, or never. So a partition is a delay, and what a box or a rank makes of it: it gives
- *   somebody up. A connection that one end has given up ends at the other.
+ * - A message has no place of its own where the sender's state says that it may come: it comes
+ *   then, later, or never. So a partition is a delay, and what a box or a rank makes of it: it
+ *   gives somebody up. When one end has given a connection up, the other end learns of it.
  * - Ranks are alike. The last one has a successor, life WORKERS: a new process, which may live
  *   beside the one that it follows. Nothing comes back to a source that has given it up.
  * - Chunks are alike too, so the first one closes a round first.
@@ -35,7 +35,7 @@
 #define TELLS 1
 #endif
 
-#define LIVES (WORKERS + 1) /* rank and incarnation: the first one of each rank, and the successor */
+#define LIVES (WORKERS + 1) /* the first incarnation of each rank, and the successor */
 #define LAST (WORKERS - 1)
 #define SUCCESSOR WORKERS
 #ifdef GROWS
@@ -65,7 +65,6 @@ byte told[TELLS + 1];     /* sets of members; the standby has taken the first on
 byte acked, sent;         /* numbers of such sets: the latest answer, and the latest message */
 bit waiting;              /* for the answer to the latest */
 byte forgone;             /* lives that have said so */
-bit broken;               /* its end of the data's connection */
 
 typedef Chunk {
   byte round = 1;         /* in progress at the source */
@@ -119,13 +118,13 @@ end:
     }
   :: d_step { /* it has been taken, and the source has heard it; or that goes on alone */
       runs && chunk[c].closed &&
-      (source == kAlone || (!broken && chunk[c].taken == chunk[c].round)) ->
+      (source == kAlone || chunk[c].taken == chunk[c].round) ->
       chunk[c].closed = 0;
       chunk[c].round++;
       assert(no_round_lost)
     }
   :: d_step { /* also when the source is dead: it was on its way */
-      chunk[c].closed && chunk[c].taken < chunk[c].round && !chunk[c].frozen && !broken &&
+      chunk[c].closed && chunk[c].taken < chunk[c].round && !chunk[c].frozen &&
       source != kAlone && (standby == kStandsBy || standby == kFreezes) ->
       chunk[c].taken = chunk[c].round;
 #ifndef LATE_GATE
@@ -193,6 +192,7 @@ inline lose_standby() {
   assert(one_goes_on)
 #else
   source = kLost;
+  answered = 0;
   check()
 #endif
 }
@@ -215,7 +215,6 @@ end:
   :: d_step { source == kThere && waiting -> waiting = 0 } /* it takes too long */
   :: d_step { source == kThere && standby != kStandsBy -> lose_standby() }
   :: d_step { source == kThere && box_faults -> box_faults--; lose_standby() }
-  :: d_step { source == kLost && !broken -> broken = 1 }
   :: d_step { runs && !members -> end_source(kFailed) }
   :: d_step { runs && box_faults -> box_faults--; end_source(kDead) }
   od
@@ -249,6 +248,13 @@ bit is_cleared;
 #define list_at_standby (told[saved_as])
 #endif
 
+inline lose_source() {
+  standby = kFreezes;
+#ifndef LATE_NEWS
+  on_the_way = 0
+#endif
+}
+
 proctype standby_loop() {
 end:
   do
@@ -261,9 +267,9 @@ end:
 #ifdef ABANDON_CLEARS
       is_cleared = (source != kDead);
 #endif
-      standby = kFreezes
+      lose_source()
     }
-  :: d_step { standby == kStandsBy && box_faults -> box_faults--; standby = kFreezes }
+  :: d_step { standby == kStandsBy && box_faults -> box_faults--; lose_source() }
   :: d_step {
       standby == kFreezes && chunk[0].frozen && chunk[1].frozen ->
       saved_round = decided;
@@ -312,6 +318,11 @@ end:
 #define counts_for_standby joined
 #endif
 #define one_word (!(forgoes & joined))
+#if WORKERS == 2 || defined(GROWS)
+#define may_fail(m) (rank_faults)
+#else /* ranks 0 and 1 are alike: rank 1 is not the first */
+#define may_fail(m) (rank_faults && (m != 1 || rank_faults < RANK_FAULTS))
+#endif
 
 proctype life(byte m) {
 end:
@@ -344,9 +355,13 @@ end:
       fi;
       assert(one_word)
     }
-  :: d_step { rank_faults && has(members, m) && !has(cut, m) -> rank_faults--; cut = cut | bit(m) }
   :: d_step {
-      rank_faults && has(asked, m) && !has(dead | cut, m) ->
+      may_fail(m) && has(members, m) && !has(cut, m) ->
+      rank_faults--;
+      cut = cut | bit(m)
+    }
+  :: d_step {
+      may_fail(m) && has(asked, m) && !has(dead | cut, m) ->
       rank_faults--;
       cut = cut | bit(m);
       dead = dead | bit(m)
@@ -379,7 +394,7 @@ proctype end_of_all() {
     assert(chunk[0].round == ROUNDS + 1 && chunk[1].round == ROUNDS + 1)
   :: else -> /* the standby goes on, if there is one, and enough ranks that may join it */
     assert(standby == kSaved || standby == kGoesOn || standby == kDead);
-    assert(standby == kDead || standby == kGoesOn || !is_majority(told[saved_as], ~(dead | forgoes)))
+    assert(standby != kSaved || !is_majority(told[saved_as], ~(dead | forgoes)))
   fi;
 #ifdef SOMEBODY
   assert(runs || standby == kGoesOn || !is_majority(told[knows], ~dead))

@@ -114,6 +114,7 @@ std::function<void(JobSpec&)> switched_on(Feature feature) {
     case kInterest:
     case kBelowParent:
     case kSwitch:
+    case kHasStandby:
     case kCount:
       return nullptr;
   }
@@ -205,8 +206,8 @@ TEST(Rules, APairIsRefusedOrTrains) {
 }
 
 // What a server or a rank adds to a spec.
-TEST(Rules, AServerRefusesWhatItsRackOrSwitchCannotDo) {
-  for (const Feature here : {kInterest, kBelowParent, kSwitch}) {
+TEST(Rules, AServerRefusesWhatItsRackOrSwitchOrStandbyCannotDo) {
+  for (const Feature here : {kInterest, kBelowParent, kSwitch, kHasStandby}) {
     for (size_t i = 0; i < kFeatures; ++i) {
       const auto other = static_cast<Feature>(i);
       const Rule* const rule = refused(here, other);

@@ -138,6 +138,18 @@ bool is_gated(const JobSpec& spec) {
          steps_whole_keys(spec) || spec.mirrors;
 }
 
+void drop_grad_scale(JobSpec& spec) {
+  const auto drop = [](std::map<std::string, double>& values) {
+    std::erase_if(values, [](const auto& value) {
+      const auto name = parse_hyper_name(value.first);
+      return name && name->field == "grad_scale";
+    });
+  };
+  drop(spec.hyper);
+  for (HyperChange& change : spec.schedule) drop(change.values);
+  std::erase_if(spec.schedule, [](const HyperChange& change) { return change.values.empty(); });
+}
+
 bool has_own_results(const JobSpec& spec) {
   return spec.consistency != Consistency::kBsp || spec.quorum > 0;
 }

@@ -255,6 +255,9 @@ const std::string& parameter_memory_format(const JobSpec& spec);
 // FNV-1a, 64 bits: it stands for the job in the random numbers of its rounding.
 uint64_t rounding_seed(std::string_view job);
 
+// Gradients come without a scale, in all rounds.
+void drop_grad_scale(JobSpec& spec);
+
 bool clips(const JobSpec& spec);  // a norm may be clipped: max_norm is given
 // Its optimizer makes steps by norms of whole keys: lars, lamb.
 bool adapts_by_key(const JobSpec& spec);

@@ -348,6 +348,7 @@ struct JobStatus {
   double rounds_per_s = 0;      // over the last seconds
   uint64_t chunks_completed = 0;
   uint64_t switch_chunks = 0;  // chunks that came through a switch that adds
+  std::string standby;         // the job's: its address, and whether it is lost; "": it has none
   std::string switch_ended;    // the reason why none comes that way any more; empty: some do
   std::string transport;
   EndpointCounters counters;  // those of the box's endpoints

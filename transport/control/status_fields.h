@@ -117,6 +117,7 @@ void fields(A& a, const JobStatus*) {
   a.optional("max_ranks", &JobStatus::max_ranks, {0, kMaxRanks});
   a.required("ranks", &JobStatus::ranks, {0, kMaxRanks});
   a.optional("missing", &JobStatus::missing, {0, kMaxRanks});
+  a.optional("standby", &JobStatus::standby, kReason);
   a.optional("waiting_for", &JobStatus::waiting_for, {0, kMaxRanks});
   a.optional("branches", &JobStatus::branches, {0, kMostBranchesListed});
   a.optional("remarks", &JobStatus::remarks, {0, kMostRemarks});
