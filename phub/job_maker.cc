@@ -229,14 +229,15 @@ std::optional<Manifest> JobMaker::newest_checkpoint(const JoinRequest& request, 
 // A standby makes no jobs but those of its source, until it has taken over one. Throws Error.
 void JobMaker::check_makes_jobs(const JobSpec& spec) const {
   if (options_.standby_of.empty() || spec.mirrors || has_taken_over_) return;
-  fail(ErrorCode::kUnavailable,
-       "this box stands by for {}: join job '{}' there; if that box is lost, jobs that had begun go "
-       "on here",
-       options_.standby_of, spec.name);
+  fail(
+      ErrorCode::kUnavailable,
+      "this box stands by for {}: join job '{}' there; if that box is lost, jobs that had begun go "
+      "on here",
+      options_.standby_of, spec.name);
 }
 
-// This box has stood by for one that is lost (job/standby.h). Its ranks ask for their job, whose spec
-// the checkpoint then gets. Throws Error(kUnavailable) as long as not enough of them do.
+// This box has stood by for one that is lost (job/standby.h). Its ranks ask for their job, whose
+// spec the checkpoint then gets. Throws Error(kUnavailable) as long as not enough of them do.
 void JobMaker::check_may_take_over(const JoinRequest& request, const JobSpec& spec,
                                    Manifest& saved) {
   if (spec.mirrors) {
@@ -260,10 +261,11 @@ void JobMaker::check_may_take_over(const JoinRequest& request, const JobSpec& sp
     return joined.contains({rank, incarnation});
   };
   if (!is_majority(members, counts)) {
-    fail(ErrorCode::kUnavailable,
-         "the box of job '{}' is lost, and this standby goes on when more than half of its {} ranks "
-         "have joined it, each as the rank that it was",
-         spec.name, members.live.size());
+    fail(
+        ErrorCode::kUnavailable,
+        "the box of job '{}' is lost, and this standby goes on when more than half of its {} ranks "
+        "have joined it, each as the rank that it was",
+        spec.name, members.live.size());
   }
   JobSpec of_ranks = spec;
   for (size_t k = 0; k < std::min(spec.keys.size(), saved.spec.keys.size()); ++k) {
@@ -271,10 +273,11 @@ void JobMaker::check_may_take_over(const JoinRequest& request, const JobSpec& sp
   }
   const std::string different = difference(spec_at_standby(of_ranks), saved.spec);
   if (!different.empty()) {
-    fail(ErrorCode::kMismatch,
-         "job '{}' is to go on after round {}, as its standby has it, and differs from it: {}; join "
-         "as before",
-         spec.name, saved.round, different);
+    fail(
+        ErrorCode::kMismatch,
+        "job '{}' is to go on after round {}, as its standby has it, and differs from it: {}; join "
+        "as before",
+        spec.name, saved.round, different);
   }
   saved.spec = std::move(of_ranks);
   for_standby_.erase(spec.name);
@@ -466,8 +469,7 @@ std::shared_ptr<RunningJob> JobMaker::make(const Order& order,
     for (const ShardBox& shard : shards) load.shards.push_back(shard.id);
     if (!owner.empty()) quotas_.add(job.get(), owner, spec.name, needed);
     return std::make_shared<RunningJob>(job, request.transport, std::move(cores), host_,
-                                        std::move(life), std::move(shards), uplink,
-                                        order.standby);
+                                        std::move(life), std::move(shards), uplink, order.standby);
   } catch (...) {
     if (job) forget(*job);
     job.reset();

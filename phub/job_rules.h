@@ -23,9 +23,9 @@ struct JobRules {
   OnLoss on_loss = OnLoss::kShrink;
   OnNonFinite on_nonfinite = OnNonFinite::kStop;
   Unused unused = Unused::kZero;
-  bool state8 = false;  // the optimizer's states have 8 bits (kernels/state8.h)
-  bool gated = false;   // rounds are applied as a whole: is_gated()
-  bool mirrors = false; // the one rank is a box that this one stands by for, and has the results
+  bool state8 = false;   // the optimizer's states have 8 bits (kernels/state8.h)
+  bool gated = false;    // rounds are applied as a whole: is_gated()
+  bool mirrors = false;  // the one rank is a box that this one stands by for, and has the results
 
   uint32_t quorum = 0;   // ranks that make a round (phub/core/quorum.h); 0: all
   float late_decay = 1;  // JobSpec

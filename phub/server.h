@@ -47,7 +47,7 @@ struct ServerOptions : MachineOptions {
   // This box's standby (job/standby.h), which outlives the server; null: there is none. Not with a
   // parent.
   Parent* standby = nullptr;
-  std::string standby_of = {};  // the source for which this box stands by; "": none
+  std::string standby_of = {};                  // the source for which this box stands by; "": none
   std::optional<SwitchOptions> through_switch;  // the adding switch of its rack; nullopt: none
   // The quota of the jobs of a creator. Control thread. Null: there are no limits.
   std::function<Quota(const Caller& creator)> quota_of;

@@ -1,6 +1,6 @@
 // The memberships of this box in jobs of another one, as far as they live: a rack's in those of its
-// parent, a source's in those of its standby. They are of its jobs, and of jobs that are being made.
-// Control thread only.
+// parent, a source's in those of its standby. They are of its jobs, and of jobs that are being
+// made. Control thread only.
 #pragma once
 
 #include <memory>
@@ -14,8 +14,8 @@ namespace phub {
 
 class Uplinks {
  public:
-  // All outlive this. Both are null if the server has none: then none of these is called. It has one
-  // of them at most.
+  // All outlive this. Both are null if the server has none: then none of these is called. It has
+  // one of them at most.
   Uplinks(Parent* parent, Parent* standby, JobHost& host)
       : parent_(parent ? parent : standby), is_standby_(standby != nullptr), host_(host) {}
 

@@ -22,8 +22,8 @@ namespace phub {
 
 struct ServeConfig {
   std::vector<std::string> listen = {"127.0.0.1:7717"};
-  std::string standby;     // a server that stands by for this one; empty: none
-  std::string standby_of;  // the server for which this one stands by; empty: none
+  std::string standby;                    // a server that stands by for this one; empty: none
+  std::string standby_of;                 // the server for which this one stands by; empty: none
   std::string parent;                     // a server whose rack this is; empty: it has none
   std::string parent_transport = "auto";  // for the gradients that go there
   uint64_t parent_bytes_per_s = 0;        // limit of each NIC for the way there; 0: none

@@ -223,7 +223,8 @@ std::unique_ptr<ParentClient> make_standby(const ServeConfig& config) {
   const auto refuse = [](bool given, std::string_view option, std::string_view why) {
     if (given) fail(ErrorCode::kInvalid, "--standby and {} do not go together: {}", option, why);
   };
-  refuse(!config.checkpoints.folder.empty(), "--checkpoints", "the standby has what is to be saved");
+  refuse(!config.checkpoints.folder.empty(), "--checkpoints",
+         "the standby has what is to be saved");
   refuse(!config.standby_of.empty(), "--standby-of", "a standby has none itself");
   refuse(!config.parent.empty(), "--parent", "the parent has what is to be saved");
   refuse(!config.through_switch.empty(), "--switch", "the standby gets the sums of ranks");

@@ -60,7 +60,7 @@ struct Boundary {
   bool snapshot_at_end = false;  // no rank comes any more: each chunk is copied as it is
   // snapshot_round counts, whatever R is; the snapshot before is dropped if it is incomplete.
   bool snapshot_exact = false;
-  bool moves_state = false;      // gets or sets the state of some keys, before R:
+  bool moves_state = false;  // gets or sets the state of some keys, before R:
   KeyStateMemory* get_state = nullptr;
   const KeyStateMemory* set_state = nullptr;
 };

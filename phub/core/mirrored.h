@@ -1,8 +1,8 @@
 // Lock-step with a standby: another box that makes the same steps on the same parameters, and goes
 // on with the job when this one dies (phub/job/standby.h).
 //
-// A chunk closes when its gradient, divided as it is to be, is on its way to the standby. It is done
-// when the standby has taken it, so no rank has a result that could be lost with this box. The
+// A chunk closes when its gradient, divided as it is to be, is on its way to the standby. It is
+// done when the standby has taken it, so no rank has a result that could be lost with this box. The
 // standby applies the gradients of a round once it has all of them, and says so for each chunk. No
 // chunk here closes the next round before that: so the standby is at most one round behind, and
 // always between two rounds.

@@ -1,5 +1,5 @@
-// Lock-step whose sums go to another box, chunk by chunk: to the parent of a rack (uplinked.h), or to
-// a standby (mirrored.h). A chunk is pending from its sum until that box has answered.
+// Lock-step whose sums go to another box, chunk by chunk: to the parent of a rack (uplinked.h), or
+// to a standby (mirrored.h). A chunk is pending from its sum until that box has answered.
 //
 // Every round of a chunk is sent, so that both boxes count the same rounds: one in which no rank is
 // there, while others come later, is a null of no rank.

@@ -126,10 +126,9 @@ JobPart::JobPart(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& tran
       rules_(rack ? rules_of_sums(*spec_) : rules_of(*spec_)),
       ranks_(rack ? rack->ranks : RankRange{0, spec_->max_ranks}),
       has_parent_(rack != nullptr),
-      memory_(with_switch(
-          total_memory(plan_, *spec_, snapshots, saved_ranks_of(*spec_, restored), rack,
-                       standby ? &standby->layout : nullptr), plan_,
-          switched)),
+      memory_(with_switch(total_memory(plan_, *spec_, snapshots, saved_ranks_of(*spec_, restored),
+                                       rack, standby ? &standby->layout : nullptr),
+                          plan_, switched)),
       classes_(key_classes(*spec_)),
       schedules_(*spec_),
       hyper_(*spec_, rules_.optimizer, classes_),

@@ -54,7 +54,8 @@ class JobPart {
   // core has it. REQUIRES: complete_spec(spec), at least as many restored.ranks as max_ranks.
   // Throws Error. `rack` is for a box with a parent (null: it has none); then the plan's units are
   // the parent's queues. `switched` is the switch through which its int32 chunks come; null: none.
-  // `standby` is the box that stands by for this one, whose queues are the plan's units; null: none.
+  // `standby` is the box that stands by for this one, whose queues are the plan's units; null:
+  // none.
   JobPart(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& transport,
           kernels::Store store, bool snapshots = false, const Manifest* restored = nullptr,
           QueueNumbers queues = {}, const Rack* rack = nullptr,

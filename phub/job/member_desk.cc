@@ -10,8 +10,8 @@
 namespace phub {
 
 MemberDesk::MemberDesk(const JobContext& context, const std::string& transport, Savers& savers,
-                       PartDesk& parts, SaveDesk& saves, RackDesk* rack,
-                       StandbyDesk* standby, Remarks& remarks)
+                       PartDesk& parts, SaveDesk& saves, RackDesk* rack, StandbyDesk* standby,
+                       Remarks& remarks)
     : host_(context.host),
       job_(context.job),
       membership_(context.membership),

@@ -25,7 +25,8 @@ class MemberDesk {
  public:
   // `transport`: of the job, by its name; `rack`: null: there is no parent. All outlive this.
   MemberDesk(const JobContext& context, const std::string& transport, Savers& savers,
-             PartDesk& parts, SaveDesk& saves, RackDesk* rack, StandbyDesk* standby, Remarks& remarks);
+             PartDesk& parts, SaveDesk& saves, RackDesk* rack, StandbyDesk* standby,
+             Remarks& remarks);
 
   // Any thread. Throw Error: kNotFound or kFenced if the worker was in life `epoch` of a job of
   // this name, which is not this one or is further; kMismatch if a worker that joins means another

@@ -23,7 +23,7 @@ struct MembershipAction {
     kSave,    // the last rank has left: save the job, then call end_saved()
     kSaveForRanks,  // a standby has lost its source: save the job for the source's ranks, then call
                     // end_saved()
-    kEnd,     // the last rank has left, and the job is over
+    kEnd,           // the last rank has left, and the job is over
   };
   Type type = kHold;
   uint32_t rank = 0;

@@ -135,23 +135,24 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& of_job, b
   }
   const uint32_t fragments = rules.quorum > 0 ? fragments_of(spec) : 0;
   for (const CorePlan& core : plan.cores) {
-    nodes[core.node].bookkeeping += CoreJob::bytes({.chunks = chunks_on(plan, core),
-                                                    .queues = core.queues.size(),
-                                                    .max_ranks = ranks,
-                                                    .classes = classes,
-                                                    .largest_chunk = largest_chunk,
-                                                    .levels = levels,
-                                                    .places = 1 + 2 * uint64_t{spec.branches},
-                                                    .lock_step = lock_step,
-                                                    .gated = rules.gated,
-                                                    .fragments = fragments,
-                                                    .shares_slots = plan.shares_slots() || rules.mirrors,
-                                                    .differences = rules.difference.has_value(),
-                                                    .lazy = lazy,
-                                                    .of_racks = !spec.rack_ranks.empty(),
-                                                    .weighs = rules.weighs(),
-                                                    .has_parent = rack != nullptr,
-                                                    .has_standby = at_standby != nullptr});
+    nodes[core.node].bookkeeping +=
+        CoreJob::bytes({.chunks = chunks_on(plan, core),
+                        .queues = core.queues.size(),
+                        .max_ranks = ranks,
+                        .classes = classes,
+                        .largest_chunk = largest_chunk,
+                        .levels = levels,
+                        .places = 1 + 2 * uint64_t{spec.branches},
+                        .lock_step = lock_step,
+                        .gated = rules.gated,
+                        .fragments = fragments,
+                        .shares_slots = plan.shares_slots() || rules.mirrors,
+                        .differences = rules.difference.has_value(),
+                        .lazy = lazy,
+                        .of_racks = !spec.rack_ranks.empty(),
+                        .weighs = rules.weighs(),
+                        .has_parent = rack != nullptr,
+                        .has_standby = at_standby != nullptr});
   }
   if (copies) {
     nodes[plan.cores.front().node].snapshot +=
@@ -178,7 +179,8 @@ std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& of_job, b
 NodeMemory total_memory(const Plan& plan, const JobSpec& spec, bool snapshots, uint64_t saved_ranks,
                         const Rack* rack, const Layout* at_standby) {
   NodeMemory total;
-  for (const NodeMemory& node : memory_needed(plan, spec, snapshots, saved_ranks, rack, at_standby)) {
+  for (const NodeMemory& node :
+       memory_needed(plan, spec, snapshots, saved_ranks, rack, at_standby)) {
     total.slots += node.slots;
     total.parameters += node.parameters;
     total.master += node.master;

@@ -42,9 +42,8 @@ size_t saved_arrays_of(const JobSpec& spec);
 
 // One entry per node in use, ascending. `snapshots`: whether the server takes them.
 // `saved_ranks`: the ranks of the checkpoint that the job goes on from, perhaps more than it has
-// now. `rack`: for a box with a parent; null: it has none. `at_standby`: the layout of the job at its
-// standby; null: there is none.
-// Throws Error(kInvalid) on unknown words of `of_job`.
+// now. `rack`: for a box with a parent; null: it has none. `at_standby`: the layout of the job at
+// its standby; null: there is none. Throws Error(kInvalid) on unknown words of `of_job`.
 std::vector<NodeMemory> memory_needed(const Plan& plan, const JobSpec& of_job,
                                       bool snapshots = false, uint64_t saved_ranks = 0,
                                       const Rack* rack = nullptr,

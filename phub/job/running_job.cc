@@ -56,7 +56,8 @@ RunningJob::RunningJob(std::shared_ptr<Job> job, std::string transport, std::vec
       state_(context()),
       rack_(uplink_ ? std::make_unique<RackDesk>(context(), savers_) : nullptr),
       standby_desk_(standby_ ? std::make_unique<StandbyDesk>(context()) : nullptr),
-      members_(context(), transport_, savers_, parts_, saves_, rack_.get(), standby_desk_.get(), remarks_),
+      members_(context(), transport_, savers_, parts_, saves_, rack_.get(), standby_desk_.get(),
+               remarks_),
       grown_bytes_(life_.docked_bytes) {
   if (job_->quorum_gates() != nullptr) quorum_.emplace(*job_, membership_, remarks_);
 }

@@ -151,11 +151,12 @@ void SaveDesk::continue_end() {
   if (durable_round_ < last && !std::exchange(end_tried_, true)) take_snapshot();
   if (saving_) return;
   if (durable_round_ > 0 && durable_round_ == last) {
-    note(source_lost_
-             ? fmt::format("the box that this one stands by for is lost, and round {} is saved: the "
-                           "job goes on when more than half of its ranks have joined here",
-                           last)
-             : fmt::format("all ranks have left after round {}, and that is saved", last));
+    note(
+        source_lost_
+            ? fmt::format("the box that this one stands by for is lost, and round {} is saved: the "
+                          "job goes on when more than half of its ranks have joined here",
+                          last)
+            : fmt::format("all ranks have left after round {}, and that is saved", last));
   }
   membership_.end_saved();
 }

@@ -102,10 +102,10 @@ class SaveDesk {
   // A snapshot is asked for, copied by every core, and written.
   bool saving_ = false;
   bool save_again_ = false;
-  bool last_save_ = false;      // this save is the last, as the server ends
-  bool saving_end_ = false;     // the job is about to end: all have left
-  bool end_tried_ = false;      // the save at the end was tried
-  bool source_lost_ = false;    // the job is about to end: it stood by for a box that is lost
+  bool last_save_ = false;    // this save is the last, as the server ends
+  bool saving_end_ = false;   // the job is about to end: all have left
+  bool end_tried_ = false;    // the save at the end was tried
+  bool source_lost_ = false;  // the job is about to end: it stood by for a box that is lost
   uint32_t cores_without_source_ = 0;
   uint64_t next_save_;          // a snapshot begins when this round is complete
   uint64_t durable_round_;      // last round of the newest checkpoint; 0: none

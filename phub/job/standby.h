@@ -1,7 +1,7 @@
 // Two boxes with one job: the *source*, which the ranks are at, and its *standby*. The source sends
-// the standby the gradient of every chunk and round, as it makes its step with (core/mirrored.h); the
-// standby makes the same steps, so it has the same bits. When the source dies, the ranks join the
-// standby, and go on after the last round that was complete anywhere.
+// the standby the gradient of every chunk and round, as it makes its step with (core/mirrored.h);
+// the standby makes the same steps, so it has the same bits. When the source dies, the ranks join
+// the standby, and go on after the last round that was complete anywhere.
 //
 // At the standby the source is the only rank of a job of its own, a rack with all of the training's
 // ranks, whose rounds are applied as a whole. When it loses the source, it saves what it has, and

@@ -42,8 +42,8 @@ class StandbyDesk {
   JobDriver& driver_;
   const Seats& seats_;
   Stage stage_ = Stage::kThere;
-  std::string why_;                       // it was lost
-  std::vector<RackNews> may_know_;        // then: each set of members that the standby may have
+  std::string why_;                 // it was lost
+  std::vector<RackNews> may_know_;  // then: each set of members that the standby may have
   std::set<std::pair<uint32_t, uint32_t>> forgone_;  // ranks, with their incarnations
 };
 

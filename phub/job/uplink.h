@@ -107,7 +107,7 @@ class Uplink : public std::enable_shared_from_this<Uplink> {
   uint64_t beat_at_ms_ = 0, answered_ms_ = 0;
   std::vector<std::function<void()>> checks_;  // called after the next answer
   Pulse pulse_;
-  RackNews news_;  // the latest that the parent was told
+  RackNews news_;                    // the latest that the parent was told
   std::optional<RackNews> telling_;  // on its way
   std::vector<Reply<Done>> barrier_;
   using Refuse = std::function<void(ErrorCode code, const std::string& why)>;

@@ -173,19 +173,19 @@ struct RackNews {
   uint32_t rank = 0;
   uint32_t incarnation = 0;
   uint64_t epoch = 0;
-  std::string name;            // the name of its box
-  std::vector<uint32_t> live;  // those of its ranks that are there
+  std::string name;                         // the name of its box
+  std::vector<uint32_t> live;               // those of its ranks that are there
   std::vector<uint32_t> incarnations = {};  // theirs, at a standby's source (phub/job/standby.h)
-  std::string failure;         // the reason why it cannot go on: then the rank is lost; "": it can
-  bool saves = false;          // one of its ranks has state of its own, or had
+  std::string failure;  // the reason why it cannot go on: then the rank is lost; "": it can
+  bool saves = false;   // one of its ranks has state of its own, or had
   // For all rounds up to this one, `savers` has all ranks that took part.
   uint64_t known_round = 0;
   std::vector<SaverStay> savers;
 
   bool same_news(const RackNews& other) const {
-    return name == other.name && live == other.live &&
-           incarnations == other.incarnations && failure == other.failure &&
-           saves == other.saves && known_round == other.known_round && savers == other.savers;
+    return name == other.name && live == other.live && incarnations == other.incarnations &&
+           failure == other.failure && saves == other.saves && known_round == other.known_round &&
+           savers == other.savers;
   }
 };
 

@@ -142,8 +142,8 @@ void LinkKeeper::heartbeat_loop(const std::stop_token& stop) {
   }
 }
 
-// It holds from before the server hears of it. The call is made again after the next heartbeat if it
-// failed.
+// It holds from before the server hears of it. The call is made again after the next heartbeat if
+// it failed.
 void LinkKeeper::forgo_standby(uint32_t patience) {
   forgoes_standby_ = true;
   pulse_.forgo_standby(credential_, patience);
