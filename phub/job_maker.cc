@@ -236,8 +236,38 @@ void JobMaker::check_makes_jobs(const JobSpec& spec) const {
       options_.standby_of, spec.name);
 }
 
+// Throws Error(kUnavailable) as long as it is not known that nobody goes on at the source.
+void JobMaker::check_majority(const JoinRequest& request, const Manifest& saved) {
+  const std::string& name = saved.spec.name;
+  if (saved.source_epoch == 0) {
+    fail(ErrorCode::kUnavailable,
+         "this standby has round {} of job '{}', from before it was lost itself, and there may be "
+         "later ones: to go on from it, start this server without --standby-of",
+         saved.round, name);
+  }
+  RackNews members;
+  for (uint32_t rank = 0; rank < saved.ranks.size(); ++rank) {
+    if (!saved.ranks[rank].expected) continue;
+    members.live.push_back(rank);
+    members.incarnations.push_back(saved.ranks[rank].incarnation);
+  }
+  auto& [epoch, joined] = for_standby_[name];
+  if (std::exchange(epoch, saved.source_epoch) != saved.source_epoch) joined.clear();
+  if (request.epoch == saved.source_epoch && request.rank >= 0) {
+    joined.emplace(static_cast<uint32_t>(request.rank), request.incarnation);
+  }
+  const auto counts = [&joined = joined](uint32_t rank, uint32_t incarnation) {
+    return joined.contains({rank, incarnation});
+  };
+  if (is_majority(members, counts)) return;
+  fail(ErrorCode::kUnavailable,
+       "the box of job '{}' is lost, and this standby goes on when more than half of its {} ranks "
+       "have joined it, each as the rank that it was",
+       name, members.live.size());
+}
+
 // This box has stood by for one that is lost (job/standby.h). Its ranks ask for their job, whose
-// spec the checkpoint then gets. Throws Error(kUnavailable) as long as not enough of them do.
+// spec the checkpoint then gets. Throws Error.
 void JobMaker::check_may_take_over(const JoinRequest& request, const JobSpec& spec,
                                    Manifest& saved) {
   if (spec.mirrors) {
@@ -246,27 +276,8 @@ void JobMaker::check_may_take_over(const JoinRequest& request, const JobSpec& sp
          "box cannot begin it anew",
          saved.round, spec.name);
   }
-  RackNews members;
-  for (uint32_t rank = 0; rank < saved.ranks.size(); ++rank) {
-    if (!saved.ranks[rank].expected) continue;
-    members.live.push_back(rank);
-    members.incarnations.push_back(saved.ranks[rank].incarnation);
-  }
   check_owner(request, saved);
-  auto& joined = for_standby_[spec.name];
-  if (request.epoch == saved.epoch && request.rank >= 0) {
-    joined.emplace(static_cast<uint32_t>(request.rank), request.incarnation);
-  }
-  const auto counts = [&joined](uint32_t rank, uint32_t incarnation) {
-    return joined.contains({rank, incarnation});
-  };
-  if (!is_majority(members, counts)) {
-    fail(
-        ErrorCode::kUnavailable,
-        "the box of job '{}' is lost, and this standby goes on when more than half of its {} ranks "
-        "have joined it, each as the rank that it was",
-        spec.name, members.live.size());
-  }
+  if (!options_.standby_of.empty()) check_majority(request, saved);
   JobSpec of_ranks = spec;
   for (size_t k = 0; k < std::min(spec.keys.size(), saved.spec.keys.size()); ++k) {
     of_ranks.keys[k].tile_rows = saved.spec.keys[k].tile_rows;
@@ -280,6 +291,7 @@ void JobMaker::check_may_take_over(const JoinRequest& request, const JobSpec& sp
         spec.name, saved.round, different);
   }
   saved.spec = std::move(of_ranks);
+  saved.source_epoch = 0;
   for_standby_.erase(spec.name);
 }
 

@@ -58,6 +58,7 @@ class JobMaker {
   std::optional<Manifest> newest_checkpoint(const JoinRequest& request, const JobSpec& spec,
                                             std::vector<std::string>& passed_over);
   void check_makes_jobs(const JobSpec& spec) const;
+  void check_majority(const JoinRequest& request, const Manifest& saved);
   void check_may_take_over(const JoinRequest& request, const JobSpec& spec, Manifest& saved);
   std::optional<SwitchedJob> switched(const JobSpec& spec, const Plan& plan,
                                       const Transport& transport, const Manifest* saved,
@@ -75,9 +76,10 @@ class JobMaker {
   };
   std::map<const Job*, Load> loads_;
   Quotas quotas_;  // the needs of each creator's jobs
-  // By job: the ranks of a source that is lost that have joined its standby, with the incarnations
-  // that they had (job/standby.h).
-  std::map<std::string, std::set<std::pair<uint32_t, uint32_t>>> for_standby_;
+  // By job: of a source that is lost, the epoch, and which of its ranks have joined its standby,
+  // with the incarnations that they had (job/standby.h).
+  using Joined = std::set<std::pair<uint32_t, uint32_t>>;
+  std::map<std::string, std::pair<uint64_t, Joined>> for_standby_;
   bool has_taken_over_ = false;  // this box was a standby, and has gone on with a job
 };
 

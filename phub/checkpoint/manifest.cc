@@ -95,6 +95,7 @@ void fields(A& a, const Manifest*) {
   a.required("spec", &Manifest::spec);
   a.required("round", &Manifest::round, {0, kMaxRound});
   a.required("epoch", &Manifest::epoch, {1, kAny});
+  a.optional("source_epoch", &Manifest::source_epoch);
   a.optional("owner", &Manifest::owner, {0, kMaxOwnerBytes});
   a.optional("live_ranks", &Manifest::live_ranks, {0, kMaxRanks});
   a.optional("ranks", &Manifest::ranks, {0, kMaxRanks});

@@ -85,7 +85,10 @@ struct Manifest {
   JobSpec spec;
   uint64_t round = 0;  // completed by every chunk: of the slowest rank, out of lock-step
   uint64_t epoch = 1;  // rises with every restore
-  std::string owner;   // SHA-256 of the token that the job was created with; empty: none
+  // Of a standby that has lost its source (phub/job/standby.h), and `ranks` are the source's: the
+  // epoch that these had. 0: there is no such.
+  uint64_t source_epoch = 0;
+  std::string owner;  // SHA-256 of the token that the job was created with; empty: none
   std::vector<uint32_t> live_ranks;
   std::vector<SavedRank> ranks;  // max_ranks, or more if it once had more
   uint64_t log_first = 0;        // number of the first record below; those before it were dropped

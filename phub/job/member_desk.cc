@@ -220,15 +220,24 @@ void MemberDesk::take_news(uint32_t rank, RackNews news) {
   }
   Seat& seat = seats_[rank];
   const std::string failure = std::exchange(news.failure, "");
+  if (failure.empty() && job_.rules().mirrors) return take_members(seat, std::move(news));
   if (failure.empty()) {
     savers_.take_news(rank, news);
     seat.rack = std::move(news);
     return saves_.check_parts();
   }
-  seat.rack.live.clear();
+  if (!job_.rules().mirrors) seat.rack.live.clear();
   lose(rank, seat.incarnation,
        is_rack ? fmt::format("rack '{}': {}", news.name, failure) : failure);
   driver_.carry_out();
+}
+
+// What it has of a source that is lost stays: its ranks are told apart by that.
+void MemberDesk::take_members(Seat& seat, RackNews news) const {
+  if (const std::string& lost = membership_.changes().source_lost(); !lost.empty()) {
+    fail(ErrorCode::kFenced, "this standby has lost the box: {}", lost);
+  }
+  if (news.number > seat.rack.number) seat.rack = std::move(news);
 }
 
 void MemberDesk::leave(uint32_t rank, Reply<Done> reply) {

@@ -66,6 +66,7 @@ class MemberDesk {
   void refuse(ErrorCode code, const std::string& why);  // joins that wait: the job has ended
 
  private:
+  void take_members(Seat& seat, RackNews news) const;
   struct WaitingJoin {
     std::string id;
     Caller caller;

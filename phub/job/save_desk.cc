@@ -132,21 +132,25 @@ void SaveDesk::await_source_detached() {
   cores_without_source_ = 0;
 }
 
-// From now on no core closes a round. One that is decided is still applied everywhere.
+// From now on no core closes a round. One that is decided is still applied everywhere. A snapshot
+// under way is dropped, unless it is being written.
 void SaveDesk::source_detached() {
-  if (++cores_without_source_ < job_.cores()) return;
-  const bool is_void = saving_ && copying_round_ > last_round();
-  if (is_void) part_desk_.drop();
-  if (is_void || !saving_) return continue_end();
+  if (++cores_without_source_ < job_.cores() || writing_round_ > 0) return;
+  part_desk_.drop();
+  saving_ = false;
+  copying_round_ = 0;
+  snapped_ = nullptr;
+  end_without_source();
 }
 
-uint64_t SaveDesk::last_round() const {
-  return source_lost_ ? job_.gate()->last_decided() : membership_.rounds().completed();
+// Once, in a life of its own: the members belong to these rounds alone.
+void SaveDesk::end_without_source() {
+  if (!std::exchange(end_tried_, true)) take_snapshot();
+  if (!saving_) membership_.end_saved();
 }
 
 void SaveDesk::continue_end() {
-  if (source_lost_ && cores_without_source_ < job_.cores()) return;
-  const uint64_t last = last_round();
+  const uint64_t last = membership_.rounds().completed();
   saving_ = false;
   if (durable_round_ < last && !std::exchange(end_tried_, true)) take_snapshot();
   if (saving_) return;
@@ -168,10 +172,11 @@ void SaveDesk::take_snapshot() {
 }
 
 void SaveDesk::at_boundary(Boundary& boundary) {
+  if (source_lost_) return at_last_boundary(boundary);
   if (saving_end_) {
-    copying_round_ = last_round();
+    copying_round_ = membership_.rounds().completed();
     boundary.snapshot_round = copying_round_ + 1;
-    (source_lost_ ? boundary.snapshot_exact : boundary.snapshot_at_end) = true;
+    boundary.snapshot_at_end = true;
     cores_snapped_ = 0;
     parts_.end();
     await_copies();
@@ -208,6 +213,22 @@ void SaveDesk::at_boundary(Boundary& boundary) {
                       job_.spec().name)});
 }
 
+// All cores are held, so the gate has decided whatever it will.
+void SaveDesk::at_last_boundary(Boundary& boundary) {
+  if (copying_round_ > 0) {  // by a boundary before, which was under way when the source was lost
+    boundary.snapshot = false;
+    return;
+  }
+  copying_round_ = job_.gate()->last_decided();
+  boundary.snapshot_round = copying_round_ + 1;
+  boundary.snapshot_exact = true;
+  cores_snapped_ = 0;
+  parts_.end();
+  if (copying_round_ > 0) return;
+  boundary.snapshot = saving_ = false;  // there is nothing to go on from
+  end_without_source();
+}
+
 // Other boxes send the copies of their cores.
 void SaveDesk::await_copies() {
   for (uint32_t box = 1; box < job_.boxes(); ++box) {
@@ -226,7 +247,7 @@ void SaveDesk::finish_copy() {
   copying_round_ = 0;
   remote_.moves().end({.round = round});
   membership_.rounds().keep_from(kNever);
-  if (round == durable_round_) {
+  if (round == durable_round_ && !source_lost_) {
     part_desk_.drop();
     return written(round, std::nullopt);
   }
@@ -238,6 +259,7 @@ void SaveDesk::finish_copy() {
   }
   snapped_->spec = job_.spec();
   if (job_.rules().mirrors) save_members(seats_[0].rack, *snapped_);
+  if (source_lost_) snapped_->source_epoch = life_.epoch;
   snapped_->hyper = job_.hyper().needed_from(round + 1);
   snapped_->steps = job_.saved_steps(round);
   snapped_->epoch = life_.epoch;
@@ -281,7 +303,10 @@ Story SaveDesk::write() {
   write_is_long_ms_ =
       write_began_ms_ + std::min<uint64_t>(kLongWriteMs, job_.spec().progress_limit_ms);
   std::string problems;  // beside it
-  const auto to_disk = [&] { problems = host_.checkpoints->write(job_, *saved, is_end); };
+  const auto to_disk = [&] {
+    if (saved->source_epoch > 0) saved->epoch = host_.checkpoints->begin_life(saved->spec.name);
+    problems = host_.checkpoints->write(job_, *saved, is_end);
+  };
   const std::optional<Error> failed = co_await beside(driver_, host_.writer, to_disk);
   writing_round_ = 0;
   if (!problems.empty()) note(problems);
@@ -303,6 +328,13 @@ void SaveDesk::written(uint64_t round, const std::optional<Error>& failed) {
   }
   next_save_ =
       (failed ? membership_.rounds().completed() : durable_round_) + host_.checkpoints->every();
+  if (source_lost_ && !failed && end_tried_) {
+    note(
+        fmt::format("the box that this one stands by for is lost, and round {} is saved: the job "
+                    "goes on when more than half of its ranks have joined here",
+                    round));
+  }
+  if (source_lost_) return end_without_source();
   if (saving_end_) return continue_end();
   if (std::exchange(save_again_, false)) return save();
   if (!asked_.empty()) take_snapshot();

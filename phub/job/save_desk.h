@@ -76,7 +76,8 @@ class SaveDesk {
   void add_to(JobStatus& status) const;
 
  private:
-  uint64_t last_round() const;
+  void end_without_source();
+  void at_last_boundary(Boundary& boundary);
   void await_copies();
   void continue_end();
   void take_snapshot();

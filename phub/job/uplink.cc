@@ -144,17 +144,22 @@ void Uplink::reconnect(Reply<Offer> reply) {
 
 void Uplink::tell(RackNews news) {
   news.name = parent_.rack_name();
-  if (!in_ || ended_ || telling_ || news.same_news(news_)) return;
-  telling_ = news;
-  parent_.tell(who(), news, guarded<Done>([this](const Result<Done>& result) {
-                 std::optional<RackNews> told = std::exchange(telling_, std::nullopt);
-                 if (result) news_ = std::move(*told);
+  if (!in_ || ended_ || is_telling_ || (unanswered_.empty() && news.same_news(news_))) return;
+  is_telling_ = true;
+  news.number = ++told_;
+  if (unanswered_.empty() || !unanswered_.back().same_news(news)) unanswered_.emplace_back();
+  unanswered_.back() = news;
+  parent_.tell(who(), news, guarded<Done>([this, news](const Result<Done>& result) {
+                 is_telling_ = false;
+                 if (!result) return;  // the parent may have them all the same
+                 news_ = news;
+                 unanswered_.clear();
                }));
 }
 
 std::vector<RackNews> Uplink::told() const {
   std::vector<RackNews> all{news_};
-  if (telling_) all.push_back(*telling_);
+  all.insert(all.end(), unanswered_.begin(), unanswered_.end());
   return all;
 }
 

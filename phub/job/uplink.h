@@ -72,7 +72,8 @@ class Uplink : public std::enable_shared_from_this<Uplink> {
 
   // Tells the parent news of this rack: the latest, once the parent has answered those before.
   void tell(RackNews news);
-  // The news that the parent may have: the latest that it has answered, and what is on its way.
+  // The news that the parent may have: the latest that it has answered, and all that were sent
+  // after them.
   std::vector<RackNews> told() const;
   // The parent knows that ranks save their state here, and counts on it.
   bool has_told_of_savers() const { return request_.saves || news_.saves; }
@@ -107,8 +108,10 @@ class Uplink : public std::enable_shared_from_this<Uplink> {
   uint64_t beat_at_ms_ = 0, answered_ms_ = 0;
   std::vector<std::function<void()>> checks_;  // called after the next answer
   Pulse pulse_;
-  RackNews news_;                    // the latest that the parent was told
-  std::optional<RackNews> telling_;  // on its way
+  RackNews news_;  // the latest that the parent was told
+  bool is_telling_ = false;
+  uint64_t told_ = 0;                 // the number of the latest news
+  std::vector<RackNews> unanswered_;  // sent after news_
   std::vector<Reply<Done>> barrier_;
   using Refuse = std::function<void(ErrorCode code, const std::string& why)>;
   uint64_t next_call_ = 0;

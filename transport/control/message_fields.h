@@ -225,6 +225,7 @@ void fields(A& a, const RackNews*) {
   a.optional("epoch", &RackNews::epoch);
   a.optional("name", &RackNews::name, {0, kMaxNameBytes});
   a.optional("live", &RackNews::live, {0, kMaxRanks});
+  a.optional("number", &RackNews::number);
   a.optional("incarnations", &RackNews::incarnations, {0, kMaxRanks});
   a.optional("failure", &RackNews::failure, kReason);
   a.optional("saves", &RackNews::saves);

@@ -175,6 +175,7 @@ struct RackNews {
   uint64_t epoch = 0;
   std::string name;                         // the name of its box
   std::vector<uint32_t> live;               // those of its ranks that are there
+  uint64_t number = 0;                      // of a source: the highest counts, whatever comes last
   std::vector<uint32_t> incarnations = {};  // theirs, at a standby's source (phub/job/standby.h)
   std::string failure;  // the reason why it cannot go on: then the rank is lost; "": it can
   bool saves = false;   // one of its ranks has state of its own, or had

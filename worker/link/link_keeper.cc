@@ -142,10 +142,12 @@ void LinkKeeper::heartbeat_loop(const std::stop_token& stop) {
   }
 }
 
-// It holds from before the server hears of it. The call is made again after the next heartbeat if
+// It is decided before the server hears of it. The call is made again after the next heartbeat if
 // it failed.
 void LinkKeeper::forgo_standby(uint32_t patience) {
-  forgoes_standby_ = true;
+  Side side = Side::kUndecided;
+  side_.compare_exchange_strong(side, Side::kThisServer);
+  if (side == Side::kAnyServer) return;  // this worker has failed
   pulse_.forgo_standby(credential_, patience);
   has_forgone_ = true;
 }

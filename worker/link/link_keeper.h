@@ -45,8 +45,13 @@ class LinkKeeper {
 
   const WorkerOptions& options() const { return options_; }
   const std::string& server() const { return joined_.server; }
-  // The only server at which the job may go on for this rank, as it has lost its standby; "": any.
-  std::string only_server() const { return forgoes_standby_ ? server() : ""; }
+  // REQUIRES: this worker has failed. The only server at which the job may go on for this rank, as
+  // the rank has forgone its standby; "": any, and the rank forgoes none from now on.
+  std::string only_server() {
+    Side side = Side::kUndecided;
+    side_.compare_exchange_strong(side, Side::kAnyServer);
+    return side == Side::kThisServer ? server() : "";
+  }
   const JoinReply& reply() const { return joined_.reply; }
   const JobSpec& spec() const { return reply().spec; }
   const Credential& credential() const { return credential_; }
@@ -148,9 +153,10 @@ class LinkKeeper {
   std::condition_variable_any heartbeat_wake_;
   std::jthread heartbeat_;
   std::atomic<uint64_t> answers_ = 0;  // the server's answers to heartbeats
-  // The server has lost the job's standby. This rank will never join that, and has said so.
-  std::atomic<bool> forgoes_standby_ = false;
-  bool has_forgone_ = false;  // heartbeat thread
+  // Where the job may go on for this rank: decided once (phub/job/standby.h).
+  enum class Side : uint8_t { kUndecided, kThisServer, kAnyServer };
+  std::atomic<Side> side_ = Side::kUndecided;
+  bool has_forgone_ = false;  // heartbeat thread: the standby, and the server knows
   bool stopped_ = false;
 };
 

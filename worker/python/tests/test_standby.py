@@ -120,8 +120,8 @@ def test_the_source_goes_on_alone(pair, start, monkeypatch):
 
 
 def test_a_lost_rank_does_not_count(pair, start):
-    """The two that are left of three are all members by the time that the source dies."""
-    ranks = start(trains, 3, ROUNDS, OPTIONS[0], 0.02)
+    """The one that is left of three is the only member by the time that the source dies."""
+    ranks = start(trains, 3, 4 * ROUNDS, OPTIONS[0], 0.02)
     time.sleep(0.8)
     ranks.kill(2)
     time.sleep(0.8)
