@@ -12,10 +12,15 @@
 #include <thread>
 #include <vector>
 
+#include "phub/checkpoint/store.h"
+#include "phub/job/standby.h"
 #include "tests/seeds.h"
+#include "tests/temporary_directory.h"
 #include "tests/worker/box.h"
 #include "tests/worker/racks.h"
 #include "transport/control/rank_tree.h"
+#include "transport/control/rules.h"
+#include "transport/error.h"
 
 namespace phub::testing {
 namespace any_job_test {
@@ -84,6 +89,58 @@ TEST(AnyJob, RanksInRacksDoToo) {
         [&] { return racks.log(spec.name); });
     pairs.add(features);
   }
+}
+
+std::vector<std::byte> saved_parameters(Checkpoints& checkpoints, const std::string& job,
+                                        size_t key) {
+  const auto reader = checkpoints.open(job, checkpoints.list(job).front());
+  const TensorInfo& tensor = reader->tensors(kParametersFile).tensors[key];
+  std::vector<std::byte> bytes(bytes_of(tensor));
+  reader->read_tensor(kParametersFile, key, 0, bytes);
+  return bytes;
+}
+
+bool may_have_standby(const JobSpec& spec) {
+  try {
+    check_rules(spec, Feature::kHasStandby);
+  } catch (const Error&) {
+    return false;
+  }
+  return true;
+}
+
+// What the standby saves at the end of a job is what the ranks have.
+TEST(AnyJob, TheStandbyHasTheSameBits) {
+  const uint64_t seed = fresh_seeds(1).first;
+  Jobs jobs(seed);
+  const TemporaryDirectory directory;
+  Box standby("pack:1 core:3 pu:1", uint64_t{1} << 33, {},
+              {.folder = directory.path() + "/standby", .every = 3}, "", nullptr,
+              {.transport = "", .standby_of = "the source"});
+  Box source("pack:2 core:2 pu:1", uint64_t{1} << 33, {}, {}, standby.address(), nullptr,
+             {.transport = "", .is_standby = true});
+  Checkpoints checkpoints(directory.path() + "/standby");
+  Pairs pairs;
+  int with = 0;
+  for (int i = 0; (i < kJobs || with == 0) && !::testing::Test::HasFailure(); ++i) {
+    const GroupedTraining run = jobs.draw();
+    const JobSpec& spec = run.spec;
+    if (!wants_standby(spec) || !may_have_standby(spec)) {
+      continue;
+    }
+    const std::set<std::string> features = features_of(run);
+    SCOPED_TRACE(fmt::format("PHUB_SEED={}: {}", seed, fmt::join(features, " ")));
+    expect_as_alone(source, run);
+    pairs.add(features);
+    ASSERT_TRUE(standby.becomes_empty());
+    const std::vector<Results> all = alone(run, spec, source.log(spec.name));
+    for (size_t key = 0; key < spec.keys.size() && spec.parameter_dtype == "f32"; ++key) {
+      EXPECT_TRUE(saved_parameters(checkpoints, spec.name, key) == all.back().keys[key])
+          << "key " << spec.keys[key].name;
+      ++with;
+    }
+  }
+  fmt::print("{} keys compared\n", with);
 }
 
 }  // namespace any_job_test

@@ -126,12 +126,13 @@ Box::Box(const std::string& topology, uint64_t memory_limit_bytes, const Wrap& w
   options.checkpoints = checkpoints;
   options.note = [&box](const std::string& line) { box.notes.push_back(line); };
   if (through_switch) options.through_switch = *through_switch;
+  options.standby_of = uplink.standby_of;
   if (!parent.empty()) {
     box.parent = std::make_unique<ParentClient>(ParentClient::Options{
         .server = parent,
         .transport = uplink.transport.empty() ? transport_to_parent() : uplink.transport,
         .nic_bytes_per_s = uplink.nic_bytes_per_s});
-    options.parent = box.parent.get();
+    (uplink.is_standby ? options.standby : options.parent) = box.parent.get();
   }
   std::vector<std::unique_ptr<Transport>> transports;
   transports.push_back(make_shm_transport());

@@ -35,6 +35,8 @@ class Box {
   struct Uplink {
     std::string transport;         // "": as the workers are asked to, or auto
     uint64_t nic_bytes_per_s = 0;  // at most; 0: no limit
+    bool is_standby;               // the parent is no parent, but stands by for this box
+    std::string standby_of;        // the box for which this one stands by; "": none
   };
   // `parent`: the address of a box whose rack this is. `through_switch`: null: there is none.
   // `listen`: as of phub serve.

@@ -1,17 +1,18 @@
 """Two boxes with one job: whichever dies, the other has the bits, and no round is lost."""
 
+import os
 import random
-import threading
 import time
 
 import numpy as np
 import pytest
-from conftest import SEED, Box, refused, wait_until
+from conftest import SEED, Box, wait_until
 
 import phub
 
 ELEMENTS = {"first": 70_000, "second": 9_000, "third": 3}
 ROUNDS = 60
+KILLS = int(os.environ.get("PHUB_KILLS", "3"))
 
 
 class Pair:
@@ -129,6 +130,47 @@ def test_a_lost_rank_does_not_count(pair, start):
     time.sleep(0.8)
     pair.source.kill()
     assert ranks.result(0)[1] == 2
+
+
+def pause_of(rank, rounds):
+    """The longest time between two rounds, of ranks that see no round lost."""
+    worker = phub.Worker(ELEMENTS, initial="broadcast", lease_ms=1000, **OPTIONS[1])
+    initial = {key: gradient(99, 0, key) for key in ELEMENTS}
+    worker.broadcast(initial)
+    sent = {key: gradient(rank, 1, key) for key in ELEMENTS}
+    number, longest, last = worker.first_round, 0.0, time.monotonic()
+    while number <= rounds:
+        try:
+            for key in ELEMENTS:
+                worker.push_copy(key, sent[key])
+            worker.wait_all()
+            number += 1
+        except phub.RewoundError:
+            goes_on = worker.rejoin()
+            worker.broadcast(initial)
+            assert number <= goes_on <= number + 1, "a round is lost"
+            number = goes_on
+        longest, last = max(longest, time.monotonic() - last), time.monotonic()
+    worker.barrier()
+    worker.close()
+    return longest
+
+
+def test_kills(memory_path, start, monkeypatch):
+    """PHUB_KILLS: of so many sources."""
+    monkeypatch.setenv("PHUB_JOB", "job")
+    when = random.Random(SEED)
+    pauses = []
+    for kill in range(KILLS):
+        with Pair(memory_path / f"standby-{kill}") as two:
+            monkeypatch.setenv("PHUB_SERVER", two.address)
+            ranks = start(pause_of, 2, 1500)
+            wait_until(lambda: two.source.status("job").get("completed_round", 0) > 0, "a round")
+            time.sleep(when.uniform(0, 0.3))
+            two.source.kill()
+            pauses.append(max(ranks.results()))
+    pauses.sort()
+    print(f"pauses: median {pauses[len(pauses) // 2]:.2f} s, longest {pauses[-1]:.2f} s")
 
 
 def test_half_of_the_ranks_is_not_enough(pair, start):
