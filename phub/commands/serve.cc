@@ -234,7 +234,8 @@ std::unique_ptr<ParentClient> make_standby(const ServeConfig& config) {
                             .transport = config.parent_transport,
                             .nic_bytes_per_s = config.parent_bytes_per_s,
                             .tls = client_tls_from_environment(),
-                            .rack_name = host_name()});
+                            .rack_name = host_name(),
+                            .title = "standby"});
 }
 
 std::string under(const Parent& parent, const std::string& server) {

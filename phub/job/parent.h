@@ -17,7 +17,8 @@ namespace phub {
 class Parent {
  public:
   virtual ~Parent() = default;
-  virtual std::string name() const = 0;       // its address, for messages
+  virtual std::string name() const = 0;                   // its address, for messages
+  virtual std::string title() const { return "parent"; }  // or "standby"
   virtual std::string transport() const = 0;  // for gradients to the parent; auto: join() finds out
   virtual std::string rack_name() const = 0;  // this box's, for people
   // The most that each NIC sends to the parent; 0: no limit.

@@ -47,8 +47,8 @@ void Uplink::try_to_join() {
                  const Reply<Done> done = std::exchange(joined_, nullptr);
                  if (!result) {
                    ended_ = true;
-                   return done({result.code, fmt::format("the parent at {}: {}", parent_.name(),
-                                                         result.message)});
+                   return done({result.code, fmt::format("the {} at {}: {}", parent_.title(),
+                                                         parent_.name(), result.message)});
                  }
                  admission_ = std::move(*result.value);
                  in_ = true;
@@ -115,7 +115,7 @@ bool Uplink::answered(const Result<Pulse>& result) {
 
 void Uplink::end(ErrorCode code, const std::string& why) {
   if (ended_) return;
-  const Error error(code, fmt::format("the parent at {}: {}", parent_.name(), why));
+  const Error error(code, fmt::format("the {} at {}: {}", parent_.title(), parent_.name(), why));
   end_ = error;
   drop();
   refuse_waiting(code, error.what());

@@ -28,6 +28,7 @@ class ParentClient final : public Parent {
     uint64_t nic_bytes_per_s = 0;  // limit of each NIC towards the parent; 0: none
     ClientTls tls;
     std::string rack_name = "a rack";  // this box's, for people
+    std::string title = "parent";
   };
   explicit ParentClient(Options options);
   ~ParentClient() override;
@@ -35,6 +36,7 @@ class ParentClient final : public Parent {
   ParentClient& operator=(const ParentClient&) = delete;
 
   std::string name() const override { return options_.server; }
+  std::string title() const override { return options_.title; }
   std::string transport() const override { return options_.transport; }
   uint64_t nic_bytes_per_s() const override { return options_.nic_bytes_per_s; }
   std::string rack_name() const override { return options_.rack_name; }

@@ -326,6 +326,21 @@ void check_racks(const JobSpec& spec, uint32_t ranks) {
   check_number("rack_ranks: ranks of all racks", total, 1, kMaxRanks);
 }
 
+// A source's job at its standby (phub/job/standby.h): what the source's may be, as one rack.
+void check_mirror(const JobSpec& spec) {
+  if (!spec.mirrors) return;
+  if (spec.rack_ranks.size() != 1 || spec.optimizer == "none" || spec.work != Work::kAll) {
+    fail(ErrorCode::kInvalid,
+         "mirrors: the job of a box at its standby has one rack, and an optimizer; this one has {} "
+         "racks, optimizer '{}', work '{}'",
+         spec.rack_ranks.size(), printable(spec.optimizer), spec.work);
+  }
+  JobSpec at_source = spec;
+  at_source.mirrors = false;
+  at_source.rack_ranks.clear();
+  check_rules(at_source, Feature::kHasStandby);
+}
+
 void check_quorum(const JobSpec& spec) {
   check_number("quorum", spec.quorum, 0, most_ranks(spec));
   if (spec.quorum == 0 && spec.grace_ms > 0) {
@@ -399,6 +414,7 @@ void validate(const JobSpec& spec) {
   check_folds(spec);
   static_cast<void>(RankTree(spec.groups, most_ranks(spec)));
   check_racks(spec, most_ranks(spec));
+  check_mirror(spec);
   check_number("branches", spec.branches, 0, kMaxBranches);
   if (spec.branches > 0 && spec.optimizer == "none" && spec.consistency != Consistency::kBsp) {
     fail(

@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import time
 
 import numpy as np
@@ -18,9 +19,9 @@ KILLS = int(os.environ.get("PHUB_KILLS", "3"))
 class Pair:
     """A source, and the standby that has what it has."""
 
-    def __init__(self, folder, *options):
+    def __init__(self, folder, *options, towards=()):
         self.standby = Box("--checkpoints", str(folder), "--standby-of", "source:7717", *options)
-        self.source = Box("--standby", self.standby.address, *options)
+        self.source = Box("--standby", self.standby.address, *options, *towards)
         self.address = f"{self.source.address},{self.standby.address}"
 
     def __enter__(self):
@@ -31,9 +32,10 @@ class Pair:
         self.standby.kill()
 
 
-@pytest.fixture
-def pair(memory_path, monkeypatch):
-    with Pair(memory_path / "standby") as two:
+@pytest.fixture(params=["auto", "tcp"])
+def pair(request, memory_path, monkeypatch):
+    """Over memory between the boxes, and over TCP."""
+    with Pair(memory_path / "standby", towards=("--parent-transport", request.param)) as two:
         monkeypatch.setenv("PHUB_SERVER", two.address)
         monkeypatch.setenv("PHUB_JOB", "job")
         yield two
@@ -181,3 +183,14 @@ def test_half_of_the_ranks_is_not_enough(pair, start):
     time.sleep(4)
     assert not ranks.pipes[0].poll(), "the rank goes on alone"
     assert pair.standby.status("job") == {}
+
+
+def test_half_of_the_ranks_dies_with_the_standby(pair, start):
+    """The rank that is left gets no result, and the job ends."""
+    ranks = start(trains, 2, 10_000, OPTIONS[0], 0.02)
+    time.sleep(0.8)
+    ranks.kill(1, signal.SIGSTOP)  # so it cannot forgo the standby
+    pair.standby.kill()
+    wait_until(lambda: pair.source.status("job") == {}, "the job has ended")
+    time.sleep(1.5)
+    assert not ranks.pipes[0].poll(), "the rank goes on alone"
