@@ -89,6 +89,7 @@ class FakeParent final : public Parent {
   void end_state(const Credential&, Reply<Done> reply, uint32_t) override {
     ends.push_back(std::move(reply));
   }
+  void forgo_standby(const Credential&, Reply<Done>, uint32_t) override {}
   void reconnect(const Credential&, Reply<Offer> reply, uint32_t) override {
     offers.push_back(std::move(reply));
   }

@@ -125,6 +125,10 @@ void MembershipDriver::act(const MembershipAction& action) {
       rule(seats_.erase(action.rank) == 1, fmt::format("rank {} has no seat", action.rank));
       rule(commits_ == 0, "a revocation before every core has let go");
       break;
+    case MembershipAction::kSaveForRanks:
+      trace_.emplace_back("save for ranks");
+      membership_.end_saved();
+      break;
     case MembershipAction::kSave:
       trace_.emplace_back("save");
       rule(seats_.empty(), "the end is saved while ranks are there");
