@@ -111,18 +111,6 @@ void check_hyper_of(const Manifest& saved) {
   }
 }
 
-// Throws Error(kUnauthorized): the job is not the caller's to go on with.
-void check_owner(const JoinRequest& request, const Manifest& saved) {
-  const Caller& caller = request.caller;
-  if (saved.owner.empty() || caller.id.empty() || caller.id == saved.owner || caller.is_admin) {
-    return;
-  }
-  fail(ErrorCode::kUnauthorized,
-       "job '{}' is to go on from the checkpoint of a job that another token created: join with "
-       "that token first, or use another name",
-       saved.spec.name);
-}
-
 // The part of the checkpoint's manifest that other boxes need.
 ShardRestored restored_elsewhere(const Manifest& saved) {
   ShardRestored restored{.round = saved.round,
@@ -169,24 +157,23 @@ std::optional<Manifest> JobMaker::newest_checkpoint(const JoinRequest& request, 
     fail(ErrorCode::kNotFound, "job '{}' cannot go on here: this server keeps no checkpoints",
          spec.name);
   }
-  if (spec.mirrors && (!host_.checkpoints || options_.standby_of.empty())) {
+  if (spec.mirrors && (!host_.checkpoints || !take_over_.is_standby())) {
     fail(ErrorCode::kInvalid,
          "this box is no standby: start it with 'phub serve --checkpoints DIR --standby-of "
          "HOST:PORT'");
   }
   if (!host_.checkpoints || spec.saved == Saved::kNo) {
-    check_makes_jobs(spec);
+    take_over_.check_makes_jobs(spec);
     return std::nullopt;
   }
   if (request.epoch > 0) host_.checkpoints->check_goes_on(spec.name, request.epoch);
   if (box_has_state(spec)) SavedJobs::check(spec);
   std::vector<std::string> said;
   std::optional<Manifest> saved = host_.checkpoints->newest(spec.name, said);
-  if (!saved) check_makes_jobs(spec);
-  if (saved && saved->spec.mirrors) check_may_take_over(request, spec, *saved);
+  if (!saved) take_over_.check_makes_jobs(spec);
+  if (saved && saved->spec.mirrors) take_over_.check(request, spec, *saved);
   passed_over.insert(passed_over.end(), said.begin(), said.end());
   if (!saved) return saved;
-  has_taken_over_ = has_taken_over_ || !spec.mirrors;
   JobSpec expected = saved->spec;
   expected.world_size = spec.world_size;
   expected.min_ranks = spec.min_ranks;
@@ -226,75 +213,6 @@ std::optional<Manifest> JobMaker::newest_checkpoint(const JoinRequest& request, 
   return saved;
 }
 
-// A standby makes no jobs but those of its source, until it has taken over one. Throws Error.
-void JobMaker::check_makes_jobs(const JobSpec& spec) const {
-  if (options_.standby_of.empty() || spec.mirrors || has_taken_over_) return;
-  fail(
-      ErrorCode::kUnavailable,
-      "this box stands by for {}: join job '{}' there; if that box is lost, jobs that had begun go "
-      "on here",
-      options_.standby_of, spec.name);
-}
-
-// Throws Error(kUnavailable) as long as it is not known that nobody goes on at the source.
-void JobMaker::check_majority(const JoinRequest& request, const Manifest& saved) {
-  const std::string& name = saved.spec.name;
-  if (saved.source_epoch == 0) {
-    fail(ErrorCode::kUnavailable,
-         "this standby has round {} of job '{}', from before it was lost itself, and there may be "
-         "later ones: to go on from it, start this server without --standby-of",
-         saved.round, name);
-  }
-  RackNews members;
-  for (uint32_t rank = 0; rank < saved.ranks.size(); ++rank) {
-    if (!saved.ranks[rank].expected) continue;
-    members.live.push_back(rank);
-    members.incarnations.push_back(saved.ranks[rank].incarnation);
-  }
-  auto& [epoch, joined] = for_standby_[name];
-  if (std::exchange(epoch, saved.source_epoch) != saved.source_epoch) joined.clear();
-  if (request.epoch == saved.source_epoch && request.rank >= 0) {
-    joined.emplace(static_cast<uint32_t>(request.rank), request.incarnation);
-  }
-  const auto counts = [&joined = joined](uint32_t rank, uint32_t incarnation) {
-    return joined.contains({rank, incarnation});
-  };
-  if (is_majority(members, counts)) return;
-  fail(ErrorCode::kUnavailable,
-       "the box of job '{}' is lost, and this standby goes on when more than half of its {} ranks "
-       "have joined it, each as the rank that it was",
-       name, members.live.size());
-}
-
-// This box has stood by for one that is lost (job/standby.h). Its ranks ask for their job, whose
-// spec the checkpoint then gets. Throws Error.
-void JobMaker::check_may_take_over(const JoinRequest& request, const JobSpec& spec,
-                                   Manifest& saved) {
-  if (spec.mirrors) {
-    fail(ErrorCode::kUnavailable,
-         "this standby has {} rounds of job '{}', whose box was lost: its ranks join here, and a "
-         "box cannot begin it anew",
-         saved.round, spec.name);
-  }
-  check_owner(request, saved);
-  if (!options_.standby_of.empty()) check_majority(request, saved);
-  JobSpec of_ranks = spec;
-  for (size_t k = 0; k < std::min(spec.keys.size(), saved.spec.keys.size()); ++k) {
-    of_ranks.keys[k].tile_rows = saved.spec.keys[k].tile_rows;
-  }
-  const std::string different = difference(spec_at_standby(of_ranks), saved.spec);
-  if (!different.empty()) {
-    fail(
-        ErrorCode::kMismatch,
-        "job '{}' is to go on after round {}, as its standby has it, and differs from it: {}; join "
-        "as before",
-        spec.name, saved.round, different);
-  }
-  saved.spec = std::move(of_ranks);
-  saved.source_epoch = 0;
-  for_standby_.erase(spec.name);
-}
-
 // Over all boxes; over this one alone if the others cannot serve the job: workers read its memory,
 // its creator may have some cores only, or it is so small that one of them would have nothing. Then
 // `shards` is empty. Chunks go home unless a box would have nothing then.
@@ -306,7 +224,8 @@ Plan JobMaker::plan_for(const Order& order, const Transport& transport,
     return std::ranges::count(shard.about.transports, transport.name()) == 0;
   });
   // The cores of one box decide together who makes a quorum, and one of them steps a whole key.
-  const bool one_box = transport.shares_memory() || spec.quorum > 0 || steps_whole_keys(spec);
+  const bool one_box = transport.shares_memory() || spec.quorum > 0 || steps_whole_keys(spec) ||
+                       spec.mirrors;  // whose source alone is lost
   if (one_box || order.quota.cores != Quota::kNone) shards.clear();
   const std::set<uint32_t> cpus = quotas_.cpus_of(order.join.caller.id);
   const uint64_t most_cores = std::clamp<uint64_t>(order.quota.cores, 1, ~uint32_t{0});
@@ -480,6 +399,7 @@ std::shared_ptr<RunningJob> JobMaker::make(const Order& order,
     Load& load = loads_[job.get()] = {.shards = {}, .of_plan = load_of(job->whole_plan(), spec)};
     for (const ShardBox& shard : shards) load.shards.push_back(shard.id);
     if (!owner.empty()) quotas_.add(job.get(), owner, spec.name, needed);
+    if (saved) take_over_.goes_on(spec.name);
     return std::make_shared<RunningJob>(job, request.transport, std::move(cores), host_,
                                         std::move(life), std::move(shards), uplink, order.standby);
   } catch (...) {

@@ -18,6 +18,7 @@
 #include "phub/machine.h"
 #include "phub/quotas.h"
 #include "phub/server_trace.h"
+#include "phub/take_over.h"
 
 namespace phub {
 
@@ -35,7 +36,11 @@ class JobMaker {
   // All of these outlive this; nothing is traced while `trace` is null.
   JobMaker(JobMakerOptions options, Machine& machine, JobHost& host,
            const std::unique_ptr<ServerTrace>& trace)
-      : options_(std::move(options)), machine_(machine), host_(host), trace_(trace) {}
+      : options_(std::move(options)),
+        machine_(machine),
+        host_(host),
+        trace_(trace),
+        take_over_(options_.standby_of) {}
 
   struct Order {
     const JoinRequest& join;        // the first
@@ -57,9 +62,6 @@ class JobMaker {
                 const Layout* above, bool may_go_home = true) const;
   std::optional<Manifest> newest_checkpoint(const JoinRequest& request, const JobSpec& spec,
                                             std::vector<std::string>& passed_over);
-  void check_makes_jobs(const JobSpec& spec) const;
-  void check_majority(const JoinRequest& request, const Manifest& saved);
-  void check_may_take_over(const JoinRequest& request, const JobSpec& spec, Manifest& saved);
   std::optional<SwitchedJob> switched(const JobSpec& spec, const Plan& plan,
                                       const Transport& transport, const Manifest* saved,
                                       std::vector<std::string>& passed_over);
@@ -76,11 +78,7 @@ class JobMaker {
   };
   std::map<const Job*, Load> loads_;
   Quotas quotas_;  // the needs of each creator's jobs
-  // By job: of a source that is lost, the epoch, and which of its ranks have joined its standby,
-  // with the incarnations that they had (job/standby.h).
-  using Joined = std::set<std::pair<uint32_t, uint32_t>>;
-  std::map<std::string, std::pair<uint64_t, Joined>> for_standby_;
-  bool has_taken_over_ = false;  // this box was a standby, and has gone on with a job
+  TakeOver take_over_;
 };
 
 }  // namespace phub

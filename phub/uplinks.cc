@@ -9,6 +9,7 @@
 #include "transport/greeting.h"
 
 namespace phub {
+
 Task<std::shared_ptr<Uplink>> Uplinks::join(std::shared_ptr<JoinRequest> join) {
   JoinRequest above;
   const auto order = [&] {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "phub/core/core_job.h"
+#include "phub/core/lock_step.h"
 
 namespace phub {
 
@@ -109,6 +110,10 @@ void CoreJob::detach(uint32_t rank) {
   if (parameters_.rules.mirrors) {  // without its source no chunk closes a round any more
     is_frozen_ = true;
     table_.hold_from = 0;
+    moves_.drop_snapshot();
+    uint64_t bytes = 0;  // its part of the gate is closed, so that it decides all it will
+    while (finish_pending(static_cast<LockStep&>(*way_), bytes)) {
+    }
   }
   table_.free_unread_slots(rank);
   if (intake_) intake_->detached(rank);

@@ -29,8 +29,12 @@ uint32_t Mirrored::next_done() {
   }
   Arrival arrival;
   while (next_arrival(arrival)) {
-    const uint32_t index = take(arrival);
-    if (index != kNoChunk) return index;
+    try {
+      const uint32_t index = take(arrival);
+      if (index != kNoChunk) return index;
+    } catch (const Error&) {  // it violates the protocol
+      break_off();
+    }
   }
   return kNoChunk;
 }
@@ -75,10 +79,15 @@ void Mirrored::finish(uint32_t index) {
   find_vacant(index);
 }
 
+// The standby has them, or gets them: a successor of rank 0 sends others in vain.
+void Mirrored::store_initial(uint32_t index, uint32_t part) {
+  if (!stages_.table[index].closed) SendsSums::store_initial(index, part);
+}
+
 void Mirrored::begin(uint32_t index) {
   CoreChunk& chunk = stages_.table[index];
+  if (chunk.closed) return;
   if (is_alone_) return finish(index);
-  if (chunk.closed) return;  // a successor of rank 0 sends them once more
   std::memcpy(sum_of(index), stages_.reducer.initial_of(chunk), chunk.elements * sizeof(float));
   chunk.closed = true;
   post(index, ImmKind::kInitial);

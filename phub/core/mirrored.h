@@ -27,6 +27,7 @@ class Mirrored final : public SendsSums {
   Closed close(uint32_t index) override;
   uint32_t next_done() override;
   void finish(uint32_t index) override;
+  void store_initial(uint32_t index, uint32_t part) override;
   void begin(uint32_t index) override;
   void settle(uint32_t index) override {
     if (stages_.table[index].round > 0) find_vacant(index);

@@ -24,6 +24,7 @@ class Moves {
 
   // Called at a boundary: begins its moves.
   void begin(const Boundary& boundary);
+  void drop_snapshot() { snapshot_.chunks.drop(); }
   // The round that every chunk has to begin before all moves can be complete; 0: any.
   uint64_t needs_round() const;
 

@@ -109,11 +109,15 @@ bool SendsSums::next_arrival(Arrival& arrival) {
 
 bool SendsSums::is_break(const Arrival& arrival) {
   if (arrival.ok) return false;
-  if (arrival.violation) fail(ErrorCode::kInternal, "the parent violates the protocol");
+  if (arrival.violation) fail(ErrorCode::kInternal, "the box above violates the protocol");
+  break_off();
+  return true;
+}
+
+void SendsSums::break_off() {
   broken_ = true;
   taken_ = arrived_ = 0;
   stages_.reports.add(CoreReport::kParentBroke, CoreReport::kNoRank);
-  return true;
 }
 
 uint32_t SendsSums::chunk_of(const Arrival& arrival, const Imm& imm) const {
@@ -121,7 +125,7 @@ uint32_t SendsSums::chunk_of(const Arrival& arrival, const Imm& imm) const {
       arrival.queue < queues_.size() && imm.chunk < queues_[arrival.queue].chunks.size();
   const uint32_t index = known ? queues_[arrival.queue].chunks[imm.chunk] : kNoChunk;
   if (index == kNoChunk) {
-    fail(ErrorCode::kInternal, "the parent sent chunk {} of queue {}, which is not of this core",
+    fail(ErrorCode::kInternal, "the box above sent chunk {} of queue {}, which is not of this core",
          imm.chunk, arrival.queue);
   }
   return index;

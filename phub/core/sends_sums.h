@@ -74,6 +74,7 @@ class SendsSums : public LockStep {
   bool next_arrival(Arrival& arrival);
   // It is no message, but the end of the connection: reports that.
   bool is_break(const Arrival& arrival);
+  void break_off();
   // The chunk of the core. Throws Error.
   uint32_t chunk_of(const Arrival& arrival, const Imm& imm) const;
   void find_vacant(uint32_t index);

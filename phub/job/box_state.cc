@@ -9,8 +9,6 @@
 
 namespace phub {
 
-using Stage = StateTransfer::Stage;
-
 BoxState::BoxState(const JobContext& context)
     : host_(context.host),
       job_(context.job),
@@ -35,7 +33,8 @@ void BoxState::begin(const StateRequest& request, Reply<StateReply> reply) {
          spec.name);
   }
   if (request.set && remote_.empty()) check_no_set_waits();
-  const bool is_mine = state_ && state_->rank == request.rank && state_->stage == Stage::kOpen;
+  const bool is_mine =
+      state_ && state_->rank == request.rank && state_->stage == StateTransfer::Stage::kOpen;
   if (state_ && !is_mine) {
     fail(ErrorCode::kTaken, "{} {} {} the state of job '{}': try again when it is done",
          spec.rack_ranks.empty() ? "rank" : "a rank of rack", state_->rank,
@@ -65,7 +64,7 @@ void BoxState::note_allocated(const std::shared_ptr<StateTransfer>& transfer,
     refuse(failed ? failed->code() : ErrorCode::kFenced,
            failed ? failed->what() : "the rank is gone");
   } else if (transfer->sets) {
-    transfer->stage = Stage::kOpen;
+    transfer->stage = StateTransfer::Stage::kOpen;
     std::exchange(transfer->begun, nullptr)(StateReply{.bytes = transfer->bytes});
   } else {
     share();
@@ -85,7 +84,7 @@ void BoxState::check_no_set_waits() const {
 // may set the state again that was set for that round, however long the mail takes.
 void BoxState::share() {
   if (remote_.empty()) return decide();
-  state_->stage = Stage::kSharing;
+  state_->stage = StateTransfer::Stage::kSharing;
   state_->is_shared = true;
   if (state_->sets) move(BoxMoves::Direction::kSend);
   remote_.share_state({.number = state_->number, .set = state_->sets, .keys = state_->keys},
@@ -103,7 +102,7 @@ void BoxState::share() {
 // The state moves at a boundary of its own, or at the one that is made for something else.
 void BoxState::decide() {
   remote_.moves().end({.state = state_->number});
-  state_->stage = Stage::kDeciding;
+  state_->stage = StateTransfer::Stage::kDeciding;
   if (membership_.changes().ask(&Boundary::moves_state)) return;
   refuse(ErrorCode::kInvalid,
          fmt::format("job '{}' has not begun: its ranks and initial parameters come first",
@@ -125,14 +124,14 @@ void BoxState::drop(std::shared_ptr<StateTransfer>& transfer) {
 }
 
 uint64_t BoxState::at_boundary(Boundary& boundary) {
-  if (!state_ || state_->stage != Stage::kDeciding) return 0;
+  if (!state_ || state_->stage != StateTransfer::Stage::kDeciding) return 0;
   if (state_->is_over) {
     drop(state_);
     return 0;
   }
   StateTransfer& transfer = *state_;
   transfer.round = boundary.round;
-  transfer.stage = Stage::kCopying;
+  transfer.stage = StateTransfer::Stage::kCopying;
   transfer.is_shared = false;  // the boxes drop it themselves
   if (!transfer.sets) {
     move(BoxMoves::Direction::kReceive);
@@ -162,7 +161,7 @@ void BoxState::copied(const CoreReport& report) {
   if (++transfer->cores < job_.all_cores()) return;
   if (was_set) return drop(set_state_);
   remote_.moves().end({.state = transfer->number});
-  transfer->stage = Stage::kOpen;
+  transfer->stage = StateTransfer::Stage::kOpen;
   if (transfer->is_over) return drop(state_);
   std::exchange(transfer->begun, nullptr)(StateReply{.round = transfer->round - 1,
                                                      .bytes = transfer->bytes,
@@ -171,7 +170,8 @@ void BoxState::copied(const CoreReport& report) {
 
 // The state that the rank reads or sends now. Throws Error: it does not.
 std::shared_ptr<StateTransfer> BoxState::open(uint32_t rank, bool sets) const {
-  if (!state_ || state_->rank != rank || state_->stage != Stage::kOpen || state_->sets != sets) {
+  if (!state_ || state_->rank != rank || state_->stage != StateTransfer::Stage::kOpen ||
+      state_->sets != sets) {
     fail_not_open(job_.spec().name, rank, sets);
   }
   return state_;
@@ -237,7 +237,7 @@ void BoxState::end(uint32_t rank, Reply<Done> done) {
   if (done) done(Done{});
   if (!state_ || state_->rank != rank) return;
   state_->refuse(ErrorCode::kFenced, fmt::format("rank {} has ended it", rank));
-  if (state_->stage != Stage::kOpen) {
+  if (state_->stage != StateTransfer::Stage::kOpen) {
     state_->is_over = true;
     return;
   }

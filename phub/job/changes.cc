@@ -75,8 +75,8 @@ bool Changes::job_runs() const {
   return members_.policy.assembled() && members_.rounds.in_progress() > 0 && !closed_;
 }
 
-bool Changes::ask(bool Boundary::*what) {
-  if (!job_runs()) return false;
+bool Changes::ask(bool Boundary::*what, bool runs) {
+  if (closed_ || (!runs && !job_runs())) return false;
   next_.*what = true;
   has_next_ = true;
   advance();

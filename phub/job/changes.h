@@ -39,7 +39,7 @@ class Changes {
   }
   // The next boundary has this, too: `snapshot`, or the like. Returns false if the job has not
   // begun, or has ended.
-  bool ask(bool Boundary::*what);
+  bool ask(bool Boundary::*what, bool runs = false);  // `runs`: it is known to have begun
   // A snapshot is wanted, and its boundary is not made yet: it will have all rounds that are
   // complete now.
   bool awaits_snapshot() const {

@@ -199,6 +199,7 @@ void MemberDesk::authenticate(const Credential& who) {
 }
 
 Pulse MemberDesk::heartbeat(uint32_t rank) {
+  check_source_is_there();
   membership_.leases().renew(rank, host_.time.now_ms());
   return {.completed_round = membership_.rounds().completed(),
           .durable_round = saves_.durable_round(),
@@ -232,11 +233,15 @@ void MemberDesk::take_news(uint32_t rank, RackNews news) {
   driver_.carry_out();
 }
 
-// What it has of a source that is lost stays: its ranks are told apart by that.
-void MemberDesk::take_members(Seat& seat, RackNews news) const {
+void MemberDesk::check_source_is_there() const {
   if (const std::string& lost = membership_.changes().source_lost(); !lost.empty()) {
     fail(ErrorCode::kFenced, "this standby has lost the box: {}", lost);
   }
+}
+
+// What it has of a source that is lost stays: its ranks are told apart by that.
+void MemberDesk::take_members(Seat& seat, RackNews news) const {
+  check_source_is_there();
   if (news.number > seat.rack.number) seat.rack = std::move(news);
 }
 

@@ -67,6 +67,7 @@ class MemberDesk {
 
  private:
   void take_members(Seat& seat, RackNews news) const;
+  void check_source_is_there() const;
   struct WaitingJoin {
     std::string id;
     Caller caller;

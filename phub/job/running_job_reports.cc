@@ -72,6 +72,7 @@ void RunningJob::handle(const CoreReport& report) {
       membership_.committed(report, now);
       carry_out();  // its lost ranks count as lost first
       if (!end_.has_come()) saves_.finish_copy();
+      if (standby_desk_ && !end_.has_come()) standby_desk_->tick();  // who is a member now
       break;
     case CoreReport::kProbed:
       probes_.answered();

@@ -92,6 +92,7 @@ void SaveDesk::save() {
 
 void SaveDesk::tick(uint64_t now) {
   if (!host_.checkpoints) return;
+  if (last_ == LastSave::kFailed && now >= save_again_ms_) return save_without_source();
   if (writing_round_ > 0 && now >= write_is_long_ms_) say_that_disk_is_slow(now);
   const bool late = snapped_ && now > parts_until_ms_ && parts_.why_void().empty();
   if (late) check_late_parts();
@@ -128,25 +129,43 @@ void SaveDesk::save_end() {
 }
 
 void SaveDesk::await_source_detached() {
-  saving_end_ = source_lost_ = true;
+  saving_end_ = true;
+  last_ = LastSave::kDetaching;
   cores_without_source_ = 0;
 }
 
-// From now on no core closes a round. One that is decided is still applied everywhere. A snapshot
-// under way is dropped, unless it is being written.
+// From now on no core closes a round, and the gate has decided whatever it will. A snapshot under
+// way is dropped, unless it is being written: then written() goes on.
 void SaveDesk::source_detached() {
-  if (++cores_without_source_ < job_.cores() || writing_round_ > 0) return;
-  part_desk_.drop();
-  saving_ = false;
-  copying_round_ = 0;
-  snapped_ = nullptr;
-  end_without_source();
+  if (++cores_without_source_ == job_.cores() && writing_round_ == 0) save_without_source();
 }
 
-// Once, in a life of its own: the members belong to these rounds alone.
-void SaveDesk::end_without_source() {
-  if (!std::exchange(end_tried_, true)) take_snapshot();
-  if (!saving_) membership_.end_saved();
+// In a life of its own: the members belong to these rounds alone. It is the only copy, so it is
+// tried until it is written.
+void SaveDesk::save_without_source() {
+  last_ = LastSave::kSaving;
+  part_desk_.drop();
+  copying_round_ = 0;
+  cores_snapped_ = 0;
+  snapped_ = nullptr;
+  saving_ = job_.gate()->last_decided() > 0 && membership_.changes().ask(&Boundary::snapshot, true);
+  if (!saving_) membership_.end_saved();  // there is nothing to go on from
+}
+
+void SaveDesk::written_without_source(uint64_t round, const std::optional<Error>& failed) {
+  if (last_ == LastSave::kDetaching) {  // one from before
+    if (cores_without_source_ == job_.cores()) save_without_source();
+  } else if (failed) {
+    constexpr uint64_t kAgainMs = 2000;
+    last_ = LastSave::kFailed;
+    save_again_ms_ = host_.time.now_ms() + kAgainMs;
+  } else {
+    note(
+        fmt::format("the box that this one stands by for is lost, and round {} is saved: the job "
+                    "goes on when more than half of its ranks have joined here",
+                    round));
+    membership_.end_saved();
+  }
 }
 
 void SaveDesk::continue_end() {
@@ -155,12 +174,7 @@ void SaveDesk::continue_end() {
   if (durable_round_ < last && !std::exchange(end_tried_, true)) take_snapshot();
   if (saving_) return;
   if (durable_round_ > 0 && durable_round_ == last) {
-    note(
-        source_lost_
-            ? fmt::format("the box that this one stands by for is lost, and round {} is saved: the "
-                          "job goes on when more than half of its ranks have joined here",
-                          last)
-            : fmt::format("all ranks have left after round {}, and that is saved", last));
+    note(fmt::format("all ranks have left after round {}, and that is saved", last));
   }
   membership_.end_saved();
 }
@@ -172,7 +186,7 @@ void SaveDesk::take_snapshot() {
 }
 
 void SaveDesk::at_boundary(Boundary& boundary) {
-  if (source_lost_) return at_last_boundary(boundary);
+  if (last_ != LastSave::kNone) return at_last_boundary(boundary);
   if (saving_end_) {
     copying_round_ = membership_.rounds().completed();
     boundary.snapshot_round = copying_round_ + 1;
@@ -213,20 +227,14 @@ void SaveDesk::at_boundary(Boundary& boundary) {
                       job_.spec().name)});
 }
 
-// All cores are held, so the gate has decided whatever it will.
+// A boundary may have been under way when the source was lost.
 void SaveDesk::at_last_boundary(Boundary& boundary) {
-  if (copying_round_ > 0) {  // by a boundary before, which was under way when the source was lost
-    boundary.snapshot = false;
-    return;
-  }
+  boundary.snapshot = last_ == LastSave::kSaving && copying_round_ == 0;
+  if (!boundary.snapshot) return;
   copying_round_ = job_.gate()->last_decided();
   boundary.snapshot_round = copying_round_ + 1;
   boundary.snapshot_exact = true;
-  cores_snapped_ = 0;
   parts_.end();
-  if (copying_round_ > 0) return;
-  boundary.snapshot = saving_ = false;  // there is nothing to go on from
-  end_without_source();
 }
 
 // Other boxes send the copies of their cores.
@@ -242,12 +250,13 @@ void SaveDesk::await_copies() {
 // membership knows these, for the manifest, only when the boundary is over.
 void SaveDesk::finish_copy() {
   if (cores_snapped_ < job_.all_cores() || membership_.changes().is_committing()) return;
+  if (last_ == LastSave::kDetaching) return;  // it is dropped
   const uint64_t round = copying_round_;
   cores_snapped_ = 0;
   copying_round_ = 0;
   remote_.moves().end({.round = round});
   membership_.rounds().keep_from(kNever);
-  if (round == durable_round_ && !source_lost_) {
+  if (round == durable_round_ && last_ == LastSave::kNone) {
     part_desk_.drop();
     return written(round, std::nullopt);
   }
@@ -259,7 +268,7 @@ void SaveDesk::finish_copy() {
   }
   snapped_->spec = job_.spec();
   if (job_.rules().mirrors) save_members(seats_[0].rack, *snapped_);
-  if (source_lost_) snapped_->source_epoch = life_.epoch;
+  if (last_ == LastSave::kSaving) snapped_->source_epoch = life_.epoch;
   snapped_->hyper = job_.hyper().needed_from(round + 1);
   snapped_->steps = job_.saved_steps(round);
   snapped_->epoch = life_.epoch;
@@ -296,7 +305,7 @@ void SaveDesk::check_parts() {
 
 Story SaveDesk::write() {
   const std::shared_ptr<Manifest> saved = std::exchange(snapped_, nullptr);
-  const bool is_end = saving_end_ && !source_lost_;
+  const bool is_end = saving_end_ && last_ == LastSave::kNone;
   parts_.end();
   writing_round_ = saved->round;
   write_began_ms_ = host_.time.now_ms();
@@ -328,13 +337,7 @@ void SaveDesk::written(uint64_t round, const std::optional<Error>& failed) {
   }
   next_save_ =
       (failed ? membership_.rounds().completed() : durable_round_) + host_.checkpoints->every();
-  if (source_lost_ && !failed && end_tried_) {
-    note(
-        fmt::format("the box that this one stands by for is lost, and round {} is saved: the job "
-                    "goes on when more than half of its ranks have joined here",
-                    round));
-  }
-  if (source_lost_) return end_without_source();
+  if (last_ != LastSave::kNone) return written_without_source(round, failed);
   if (saving_end_) return continue_end();
   if (std::exchange(save_again_, false)) return save();
   if (!asked_.empty()) take_snapshot();

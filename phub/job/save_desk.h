@@ -67,7 +67,7 @@ class SaveDesk {
   // standby has; 0: there is none.
   uint64_t durable_round() const {
     if (uplink_) return uplink_->pulse().durable_round;
-    if (standby_ && !standby_->ended()) return standby_->pulse().completed_round;
+    if (standby_ && !standby_->has_ended()) return standby_->pulse().completed_round;
     return durable_round_;
   }
   uint64_t copying_round() const {
@@ -76,7 +76,8 @@ class SaveDesk {
   void add_to(JobStatus& status) const;
 
  private:
-  void end_without_source();
+  void save_without_source();
+  void written_without_source(uint64_t round, const std::optional<Error>& failed);
   void at_last_boundary(Boundary& boundary);
   void await_copies();
   void continue_end();
@@ -103,11 +104,14 @@ class SaveDesk {
   // A snapshot is asked for, copied by every core, and written.
   bool saving_ = false;
   bool save_again_ = false;
-  bool last_save_ = false;    // this save is the last, as the server ends
-  bool saving_end_ = false;   // the job is about to end: all have left
-  bool end_tried_ = false;    // the save at the end was tried
-  bool source_lost_ = false;  // the job is about to end: it stood by for a box that is lost
+  bool last_save_ = false;   // this save is the last, as the server ends
+  bool saving_end_ = false;  // the job is about to end: all have left
+  bool end_tried_ = false;   // the save at the end was tried
+  // Of a standby that has lost its source: the cores detach it; the save is under way; it failed,
+  // and is tried again at save_again_ms_.
+  enum class LastSave : uint8_t { kNone, kDetaching, kSaving, kFailed } last_ = LastSave::kNone;
   uint32_t cores_without_source_ = 0;
+  uint64_t save_again_ms_ = 0;
   uint64_t next_save_;          // a snapshot begins when this round is complete
   uint64_t durable_round_;      // last round of the newest checkpoint; 0: none
   uint64_t copying_round_ = 0;  // the snapshot that cores still copy; 0: none

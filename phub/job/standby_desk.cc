@@ -65,8 +65,12 @@ void StandbyDesk::forgone(uint32_t rank, uint32_t incarnation) {
 }
 
 void StandbyDesk::check() {
+  // Who has left will never join the standby.
   const auto has_forgone = [this](uint32_t rank, uint32_t incarnation) {
-    return forgone_.contains({rank, incarnation});
+    const RankRecord& record = membership_.ranks()[rank];
+    const bool has_left =
+        record.stage == RankRecord::Stage::kLeft && record.incarnation == incarnation;
+    return has_left || forgone_.contains({rank, incarnation});
   };
   const auto may_forgo = [&](uint32_t rank, uint32_t incarnation) {
     return has_forgone(rank, incarnation) || membership_.ranks().is_current(rank, incarnation);
@@ -83,10 +87,11 @@ void StandbyDesk::check() {
     return local_.attach(CoreReport::kNoRank, 0);
   }
   if (all(may_forgo)) return;
-  membership_.fail(ErrorCode::kRewound,
-                   fmt::format("the standby at {} was lost ({}), and so was half of the ranks that "
-                               "it knows: the job may have gone on there; join again",
-                               uplink_.parent(), why_));
+  membership_.fail(
+      ErrorCode::kRewound,
+      fmt::format("the standby at {} was lost ({}), and so was half or more of the ranks "
+                  "that it knows: the job may have gone on there; join again",
+                  uplink_.parent(), why_));
 }
 
 std::string StandbyDesk::status() const {

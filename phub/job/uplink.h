@@ -49,6 +49,7 @@ class Uplink : public std::enable_shared_from_this<Uplink> {
   // The parent's job has ended, or goes on without this rack: called once, with the reason.
   void on_end(std::function<void(const Error& why)> call) { on_end_ = std::move(call); }
   const std::optional<Error>& ended() const { return end_; }
+  bool has_ended() const { return ended_; }  // or was given up, or left
 
   // Sends a heartbeat at once, then calls `done`, unless the answer ended this.
   void check(std::function<void()> done);
@@ -79,7 +80,7 @@ class Uplink : public std::enable_shared_from_this<Uplink> {
   bool has_told_of_savers() const { return request_.saves || news_.saves; }
 
  private:
-  static constexpr const char* kHasEnded = "the parent's job has ended";
+  static constexpr const char* kHasEnded = "the job has ended at the box above";
 
   Credential who() const;
   void try_to_join();

@@ -173,11 +173,10 @@ void LinkKeeper::no_answer(const Error& error, std::chrono::steady_clock::durati
 void LinkKeeper::fail_without_server(ErrorCode code, const std::string& message) {
   const bool gone = code == ErrorCode::kUnavailable || code == ErrorCode::kTimeout;
   if (!gone || reply().epoch == 0) return fail_with(code, message);
-  fail_with(
-      ErrorCode::kRewound,
-      fmt::format("{}; job '{}' goes on from its checkpoint when its server is back: rejoin() "
-                  "waits for that",
-                  message, spec().name));
+  fail_with(ErrorCode::kRewound,
+            fmt::format("{}; job '{}' goes on when its server, or its standby, is there: rejoin() "
+                        "waits for that",
+                        message, spec().name));
 }
 
 void LinkKeeper::fail_with(ErrorCode code, const std::string& message) {
