@@ -2049,7 +2049,7 @@ MUTANTS = [
            "transport.shares_memory() ||", "transport.shares_memory() || rules_of(spec).gated ||",
            ("worker/shards_test:*ShardsTest.AJobWithGated*/tcp",)),
     Mutant("shard-state-there: a state is read before other boxes have memory for it", "phub/job/box_state.cc",
-           "  state_->stage = Stage::kSharing;\n  state_->is_shared = true;\n", "  decide();\n",
+           "  state_->stage = StateTransfer::Stage::kSharing;\n  state_->is_shared = true;\n", "  decide();\n",
            ("shards/worker/key_states_test",)),
     Mutant("shard-state-got: a state counts as read before its bytes are here", "phub/shard/served_states.cc",
            "!share->what.set, share->image, done", "!share->what.set, share->what.set ? share->image : SavedImage(), done",
