@@ -8,11 +8,14 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/transport/link_test.h"
@@ -514,12 +517,22 @@ TEST_P(LeftBehindTest, Nothing) {
   open();
   uint32_t incarnation = 0;
   for (int i = 0; i < 2; ++i) end_in_every_way(incarnation);
-  handle();
-  const size_t fds = open_fds(), mappings = phub_mappings();
+  // A connection that still says goodbye is not one that is left behind.
+  const auto settle = [&](const std::function<bool()>& is_settled) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    do {
+      handle();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    } while (!is_settled() && std::chrono::steady_clock::now() < until);
+  };
+  size_t fds = open_fds();
+  int same = 0;
+  settle([&] { return (same = std::exchange(fds, open_fds()) == fds ? same + 1 : 0) == 50; });
+  const size_t mappings = phub_mappings();
   for (int i = 0; i < (door().admission_fds == 0 ? 5 : 25); ++i) end_in_every_way(incarnation);
-  handle();
-  EXPECT_EQ(open_fds(), fds);
-  EXPECT_EQ(phub_mappings(), mappings);
+  settle([&] { return open_fds() <= fds && phub_mappings() <= mappings; });
+  EXPECT_LE(open_fds(), fds);
+  EXPECT_LE(phub_mappings(), mappings);
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, LeftBehindTest, ::testing::ValuesIn(all_doors()),
