@@ -17,7 +17,9 @@ bool goes_on(const QuorumGate& gate) {
 
 QuorumStandstill::QuorumStandstill(const QuorumGates& gates, const RankTable& ranks,
                                    uint64_t progress_limit_ms)
-    : gates_(gates), ranks_(ranks), most_ms_(progress_limit_ms / kPartOfLimit) {}
+    : gates_(gates),
+      ranks_(ranks),
+      most_ms_(std::max<uint64_t>(progress_limit_ms / kPartOfLimit, 1)) {}
 
 std::optional<uint32_t> QuorumStandstill::look(uint64_t now_ms) {
   if (gates_.size() == 1) return std::nullopt;

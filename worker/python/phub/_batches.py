@@ -23,11 +23,13 @@ _MOST_BATCHES = 32  # each is a job
 
 @dataclass
 class Given:
-    """A tensor of this step: its batch and its place there."""
+    """A tensor of a step: its batch and its place there."""
 
     tensor: torch.Tensor
     batch: int
     place: int
+    of: Batches
+    step: int
 
 
 @dataclass
@@ -48,6 +50,7 @@ class _Batch:
 
     def __init__(self, tensors: Sequence[torch.Tensor], options: Mapping[str, Option]) -> None:
         self.buckets: list[_Bucket] = []
+        self._dtypes = [tensor.dtype for tensor in tensors]
         kinds: list[torch.dtype] = []
         self.bucket_of: list[_Bucket] = []  # of each place
         for place, tensor in enumerate(tensors):
@@ -72,18 +75,18 @@ class _Batch:
     def check(self, place: int, tensor: torch.Tensor) -> None:
         bucket = self.bucket_of[place]
         elements = bucket.sizes[place - bucket.first]
-        if tensor.numel() != elements:
+        dtype = self._dtypes[place]
+        if tensor.numel() != elements or tensor.dtype != dtype:
             raise InvalidError(
-                f"allreduce: tensor {place} has {tensor.numel()} elements, and had {elements} in "
-                "the first step with these ranks: give the same tensors in the same order in each "
-                "step"
+                f"allreduce: tensor {place} has {tensor.numel()} elements of {tensor.dtype}, and "
+                f"had {elements} of {dtype} in the first step with these ranks: give the same "
+                "tensors in the same order in each step"
             )
 
     @torch.no_grad()
     def put(self, place: int, tensor: torch.Tensor) -> None:
         bucket = self.bucket_of[place]
-        dtype = DTYPES[self.worker.gradient_dtype(bucket.key)]
-        slot = tensor_over(self.worker.gradient(bucket.key), dtype)
+        slot = self._slot(bucket)
         at = sum(bucket.sizes[: len(bucket.given)])
         slot[at : at + tensor.numel()].copy_(tensor.detach().reshape(-1))
         bucket.given.append(tensor)
@@ -112,9 +115,17 @@ class _Batch:
             at += tensor.numel()
         bucket.given = []
 
+    def _slot(self, bucket: _Bucket) -> torch.Tensor:
+        dtype = DTYPES[self.worker.gradient_dtype(bucket.key)]
+        return tensor_over(self.worker.gradient(bucket.key), dtype)
+
     def end_step(self) -> None:
         """What this step did not have counts as zero."""
         for bucket in self.buckets:
+            if bucket.given and not bucket.is_pushed:
+                self._slot(bucket)[sum(bucket.sizes[: len(bucket.given)]) :].zero_()
+                self.worker.push(bucket.key)
+                bucket.is_pushed = True
             if bucket.is_pushed:
                 self.take(bucket.first)
             else:
@@ -132,6 +143,12 @@ class Batches:
         self._batches: list[_Batch] = []
         self._new: list[Given] = []  # of a batch that is not there yet
         self._at = (0, 0)
+        self._step = 0
+
+    @property
+    def has_some(self) -> bool:
+        """Of the step that has begun."""
+        return self._at != (0, 0)
 
     def add(self, tensor: torch.Tensor) -> Given:
         """Pushes it as soon as may be; at the latest when one of its batch is waited for."""
@@ -141,7 +158,7 @@ class Batches:
                 "float32, bfloat16 and float16"
             )
         number, place = self._at
-        given = Given(tensor, number, place)
+        given = Given(tensor, number, place, self, self._step)
         if not tensor.numel():
             return given
         if number < len(self._batches):
@@ -161,7 +178,7 @@ class Batches:
 
     def take(self, given: Given) -> None:
         """Waits until the tensor has the mean. Raises Error; then this object is of no use."""
-        if not given.tensor.numel():
+        if not given.tensor.numel() or given.step != self._step:  # that step has ended
             return
         if given.batch == len(self._batches) and self._new:
             self._make()
@@ -174,6 +191,7 @@ class Batches:
         for batch in self._batches:
             batch.end_step()
         self._at = (0, 0)
+        self._step += 1
 
     def _make(self) -> None:
         tensors = [given.tensor for given in self._new]

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from phub._numbers import whole_number
 from phub._options import Key, Option, check_results
 from phub.errors import InvalidError
 from phub.worker import Worker
@@ -42,9 +43,17 @@ class Plan:
     @staticmethod
     def of_text(text: str) -> Plan:
         """The same there."""
-        found = json.loads(text)
-        shapes = {name: tuple(shape) for name, shape in found.pop("shapes").items()}
-        return Plan(shapes=shapes, **found)
+        try:
+            found = json.loads(text)
+            shapes = {
+                str(name): tuple(whole_number("shape", size, 40) for size in shape)
+                for name, shape in found.pop("shapes").items()
+            }
+            plan = Plan(shapes=shapes, **found)
+            whole_number("ranks", plan.ranks, 16)
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise InvalidError(f"the server's message has no plan of a round: {error}") from None
+        return plan
 
     def join(self, rank: int) -> Worker:
         """Returns when all ranks have joined, or join_limit_ms is over and min_ranks have."""
@@ -164,6 +173,8 @@ class Taker:
         if kind is not None:
             self._worker.abandon()
             return
-        if not self._plan.averages:
-            self._worker.barrier()
-        self._worker.close()
+        try:
+            if not self._plan.averages:
+                self._worker.barrier()
+        finally:
+            self._worker.close()

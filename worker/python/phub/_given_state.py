@@ -32,13 +32,19 @@ def unpacked(words: torch.Tensor) -> dict[str, Any]:
     """Runs no code, whatever the bytes are. Raises InvalidError."""
     content = io.BytesIO(words.view(torch.uint8).numpy().tobytes())
     try:
-        state: dict[str, Any] = torch.load(content, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
+        state = torch.load(content, map_location="cpu", weights_only=True)
+        is_state = isinstance(state, dict) and all(
+            isinstance(state.get(part), dict) for part in ("user", "manager")
+        )
+        if not is_state:
+            raise pickle.UnpicklingError("it is no state")  # noqa: TRY301
+    except (pickle.UnpicklingError, RuntimeError, ValueError, LookupError, EOFError) as error:
         raise InvalidError(
             "register_state_dict_fn: what another rank gives must be numbers, strings, tensors, "
             f"and lists, tuples and dicts of these: {error}"
         ) from None
-    return state
+    found: dict[str, Any] = state
+    return found
 
 
 def give(

@@ -79,6 +79,9 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
     """
 
     def __init__(self, manager: "Manager", module: nn.Module, **arguments: Any) -> None:
+        for name in ("find_unused_parameters", "init_sync", _SYNC_BUFFERS):
+            if name in arguments:
+                raise InvalidError(f"phub.manager's DistributedDataParallel has no {name}")
         given = {
             "gradient_as_bucket_view": True,
             **arguments,

@@ -24,7 +24,7 @@ class Standing:
     step: int
     is_sound: int = 0  # 1: its state is that of its step, and may be given to others
     exchange: int = 0  # the round in which the ranks that it exchanges with were found; 0: none
-    offer: int = 0  # bytes of state that it gives to others now; 0: none
+    offer: int = 0  # words of state that it gives to others now; 0: none
 
 
 _COLUMNS = 1 + 2 * len(fields(Standing))  # a 1, and of each number two digits

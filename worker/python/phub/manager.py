@@ -18,6 +18,7 @@ from torch.futures import Future
 from phub import _given_state, errors
 from phub._batches import Batches, Given
 from phub._managed import DistributedDataParallel, Optimizer, allreduce_gradients
+from phub._numbers import real_number, whole_number
 from phub._options import Option, check_results
 from phub._quorum import Quorum, Standing, course_of
 from phub.errors import InvalidError, MismatchError
@@ -26,6 +27,7 @@ from phub.worker import fails
 __all__ = ["DistributedDataParallel", "Manager", "Optimizer", "Work", "allreduce_gradients"]
 
 _TRIES = 5  # of a rank that lacks the state of the others
+_MOST_SECONDS = 7 * 24 * 3600
 # Options of the job of all ranks, and those of the jobs that average tensors.
 _OF_RANKS = ("job", "rank", "world_size", "min_ranks", "max_ranks", "replace", "join_limit_ms")
 _OF_TENSORS = ("gradient_dtype", "parameter_dtype", "rounding", "on_nonfinite", "groups")
@@ -56,6 +58,12 @@ _NO_METHOD = {
     "allow_state_dict_read": "state is read in wait_quorum() alone, in the caller's thread",
     "disallow_state_dict_read": "state is read in wait_quorum() alone, in the caller's thread",
 }
+
+
+def _limit_ms(seconds: float) -> int:
+    if not 0 < seconds <= _MOST_SECONDS:
+        raise InvalidError(f"timeout is {seconds} s: it must be above 0 and at most a week")
+    return max(1, int(1000 * seconds))
 
 
 class Work:
@@ -110,7 +118,7 @@ class Manager:
         """Sends nothing yet: the first start_quorum() joins the job.
 
         load_state_dict, state_dict: as `register_state_dict_fn` takes them.
-        min_replica_size: a step with fewer ranks does not count.
+        min_replica_size: a step that begins with fewer ranks does not count.
         use_async_quorum: start_quorum() returns at once, and the first allreduce() waits for the
             ranks, but in a rank that needs the state of another.
         timeout: seconds, or a timedelta, for which the ranks that are found wait for each other
@@ -127,10 +135,13 @@ class Manager:
             raise InvalidError(f"phub.Manager has no {name}: leave it out")
         check_results("phub.Manager", options, gradients=True, **_ONCE)
         self._options: dict[str, Option] = {n: v for n, v in options.items() if n not in _ONCE}
-        self._min, self._is_async = min_replica_size, use_async_quorum
+        self._min = whole_number("min_replica_size", min_replica_size, 16)
+        self._is_async = use_async_quorum
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        self._limit_ms = max(1, int(1000 * seconds))
+        self._limit_ms = _limit_ms(real_number("timeout", seconds))
         self._syncs, self._max_retries = init_sync, max_retries
+        if max_retries is not None:
+            whole_number("max_retries", max_retries, 32)
         self._functions: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {}
         if load_state_dict and state_dict:
             self.register_state_dict_fn("default", load_state_dict, state_dict)
@@ -142,6 +153,7 @@ class Manager:
         self._is_sound = not init_sync
         self._must_wait = True  # this rank may need the state of another
         self._is_asked = False  # the ranks, and they have not answered
+        self._is_open = False  # a step has begun, and has not ended
         self._error: BaseException | None = None
 
     def register_state_dict_fn(
@@ -167,7 +179,9 @@ class Manager:
         """Begins a step: asks which ranks take part. Call it before forward().
 
         Joins at the first time. A rank that joins later, or that lacks a step that others have
-        made, has their state when it returns. The timeout is torchft's: see progress_limit_ms.
+        made, has their state when it returns. A step that has begun, gave some tensors and was not
+        ended is given up: the rank gets the state of those that have made it. The timeout is
+        torchft's: see progress_limit_ms.
         Raises Error if the box is gone, or this rank is lost.
         """
         if not allow_heal or shrink_only:
@@ -181,7 +195,12 @@ class Manager:
                 "Register it, or say init_sync=False if all ranks begin with the same"
             )
         self.wait_quorum()
-        self._error = None
+        if self._is_open and not (self._error or (self._batches and self._batches.has_some)):
+            return  # it has begun, and nothing else
+        if self._is_open:
+            self._drop_batches()
+            self._must_wait = True
+        self._error, self._is_open = None, True
         if self._quorum is None:
             mine = {n: v for n, v in self._options.items() if n not in _OF_TENSORS}
             self._quorum = Quorum(mine)
@@ -202,6 +221,12 @@ class Manager:
             course = course_of(table)
             if not course.behind:
                 break
+            if quorum.rank in course.behind and not self._functions:
+                raise InvalidError(
+                    "start_quorum(): this rank comes later than others, or lacks steps that they "
+                    "have made, and there is no state to get: call register_state_dict_fn() on all "
+                    "ranks"
+                )
             offer = table[course.source].offer
             if offer:
                 tries += 1
@@ -235,12 +260,11 @@ class Manager:
             )
         if reduce_op is not None and "AVG" not in str(reduce_op):
             raise InvalidError(
-                f"allreduce({reduce_op}): phub.Manager averages; multiply by num_participants() "
-                "for the sum"
+                f"allreduce({reduce_op}): phub.Manager averages, over the ranks that take part"
             )
         if self._error is not None:
             return Work(self, tensor, None)
-        if not self._is_asked and self._batches is None:
+        if not self._is_open:
             raise InvalidError("allreduce() before start_quorum(), which begins a step")
         self.wait_quorum()
         given: Given | None = None
@@ -253,13 +277,14 @@ class Manager:
     def should_commit(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002
         """Ends a step: waits for its tensors, and says whether it counts. If so, make it.
 
-        False: there was an error, or fewer ranks than min_replica_size. A rank that alone has an
-        error gets the state of the others in its next start_quorum(). Raises RuntimeError after
-        max_retries.
+        False: there was an error, or fewer ranks than min_replica_size at its beginning. A rank
+        that alone has an error gets the state of the others in its next start_quorum(). Raises
+        RuntimeError after max_retries.
         """
-        self.wait_quorum()
-        if self._batches is None and self._error is None:
+        if not self._is_open and self._error is None:
             raise InvalidError("should_commit() before start_quorum(), which begins a step")
+        self.wait_quorum()
+        self._is_open = False
         if self._error is None and self._batches:
             try:
                 self._batches.end_step()
@@ -327,8 +352,8 @@ class Manager:
 
     def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
         """Goes on from there. Ranks that have come less far get the state of the others."""
-        self._step = state_dict["step"]
-        self._committed = state_dict["batches_committed"]
+        self._step = whole_number("step", state_dict["step"], 40)
+        self._committed = whole_number("batches_committed", state_dict["batches_committed"], 63)
         self._must_wait = True
 
     # ---- The end.
@@ -340,7 +365,8 @@ class Manager:
         if self._quorum:
             self._quorum.close()
         self._batches = self._quorum = None
-        self._is_asked = False
+        self._is_asked = self._is_open = False
+        self._exchange, self._members, self._must_wait = 0, (), True
 
     def __enter__(self) -> Manager:
         return self
@@ -394,7 +420,7 @@ class Manager:
         try:
             words = _given_state.give(name, ranks, quorum.rank, given, **options)
         except errors.Error:
-            if tries == _TRIES:
+            if tries >= _TRIES and quorum.rank != course.source:
                 raise
             return  # in the next round somebody gives it again
         if quorum.rank == course.source:
@@ -424,9 +450,9 @@ class Manager:
         self._batches = Batches(f"{quorum.job}-{number}", options)
 
     def _take(self, given: Given | None) -> bool:
-        if given and self._error is None:
+        if given and self._error is None and given.of is self._batches:
             try:
-                self._joined_batches().take(given)
+                given.of.take(given)
             except errors.Error as error:
                 self._note(error)
         return self._error is None

@@ -302,7 +302,7 @@ def test_tensors_of_many_kinds_and_waits(rank):
             for got, should in zip(mine, wanted[:3], strict=True):
                 assert_same_bits(got.contiguous(), should.contiguous())
         manager.start_quorum()
-        refused("10 elements, and had 2100", manager.allreduce, torch.zeros(10))
+        refused("10 elements of torch.float32, and had 2100", manager.allreduce, torch.zeros(10))
 
 
 @of_ranks(2)
