@@ -352,7 +352,7 @@ def test_what_is_not_there_is_named(rank):
     refused("allow_heal=False", manager.start_quorum, allow_heal=False)
     manager.start_quorum()
     refused("gradient_dtype='int8'", manager.allreduce, torch.zeros(1), should_quantize=True)
-    refused("num_participants", manager.allreduce, torch.zeros(1), reduce_op="SUM")
+    refused("phub.Manager averages", manager.allreduce, torch.zeros(1), reduce_op="SUM")
     refused("float32, bfloat16", manager.allreduce, torch.zeros(1, dtype=torch.int64))
     optimizer = Optimizer(manager, torch.optim.SGD(make_net().parameters(), 0.1))
     refused("with a closure", optimizer.step, lambda: 0)
