@@ -151,7 +151,7 @@ PHUB_API phub_code phub_options_destroy(phub_options* options);
  *   consistency         bsp (rounds), ssp or async (applied as they come)      bsp
  *   slack               ssp: how many rounds a rank may be ahead               0
  *   initial             zeros, or broadcast: rank 0 calls phub_broadcast       zeros
- *   on_loss             shrink, wait or fail, when a rank is lost              shrink
+ *   on_loss             shrink, wait, fail or stop, when a rank is lost        shrink
  *   on_nonfinite        stop, exclude, pass or skip (the round, on all ranks)  stop
  *   unused              zero; skip: what all ranks push null of is no step     zero
  *   branches            how many the box keeps beside the one that runs: phub_fork   0

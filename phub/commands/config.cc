@@ -81,7 +81,7 @@ std::vector<std::string> split_list(std::string_view text) {
   return parts;
 }
 
-constexpr std::array<Option, 35> kOptions = {{
+constexpr std::array<Option, 36> kOptions = {{
     {"listen", "HOST:PORT", Kind::kTexts,
      "Address of the control port; may be given several times. Port 0: any free port; *:PORT: all "
      "addresses of this machine. [127.0.0.1:7717; with --join 127.0.0.1:0]",
@@ -256,6 +256,10 @@ constexpr std::array<Option, 35> kOptions = {{
      [](ServeConfig& config, Values values) {
        config.save_limit_ms = static_cast<uint32_t>(parse_integer(values[0], 10, 3'600'000));
      }},
+    {"end-with-input", "[BOOL]", Kind::kSwitch,
+     "End, as after SIGTERM, when the standard input does: a pipe that those hold open who need the "
+     "server. [false]",
+     [](ServeConfig& config, Values values) { config.end_with_input = parse_switch(values[0]); }},
     {"shard-lease-ms", "MS", Kind::kInteger,
      "A shard that sends no mail for so many milliseconds is lost, and its jobs with it. [10000]",
      [](ServeConfig& config, Values values) {

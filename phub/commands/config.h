@@ -52,6 +52,7 @@ struct ServeConfig {
   size_t trace_events = 200'000;  // the latest of each core
   CheckpointOptions checkpoints;
   uint32_t save_limit_ms = 10'000;   // at its end
+  bool end_with_input = false;       // it ends when its standard input does
   uint32_t shard_lease_ms = 10'000;  // a shard that sends no mail for so long is lost
 };
 

@@ -1,9 +1,13 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
+#include <boost/asio/buffer.hpp>
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -14,6 +18,7 @@
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "numa/topology.h"
@@ -151,20 +156,25 @@ class SecretsWatch {
 };
 
 // A signal ends the server when every job is saved, at the latest after `most_ms`; a second one at
-// once. What is being written then stays unfinished, and the checkpoint before it stands.
+// once. What is being written then stays unfinished, and the checkpoint before it stands. So does
+// the end of the standard input, with `with_input`.
 class SavingEnd {
  public:
   SavingEnd(boost::asio::io_context& io, boost::asio::signal_set& signals, Server& server,
-            uint32_t most_ms)
-      : io_(io), signals_(signals), server_(server), most_ms_(most_ms), timer_(io) {
+            uint32_t most_ms, bool with_input)
+      : io_(io), signals_(signals), server_(server), most_ms_(most_ms), timer_(io), input_(io) {
     signals_.async_wait([this](const boost::system::error_code& error, int) {
-      if (error) return;
-      server_.save_all();
-      signals_.async_wait([](const boost::system::error_code& again, int) {
-        if (!again) end_unsaved("a second signal came");
-      });
-      wait(most_ms_);
+      if (!error) begin();
     });
+    if (!with_input) return;
+    boost::system::error_code failed;
+    input_.assign(dup(STDIN_FILENO), failed);
+    if (failed) {
+      fail(ErrorCode::kInvalid,
+           "--end-with-input: the standard input is to be a pipe, a socket or a terminal: {}",
+           failed.message());
+    }
+    read_input();
   }
 
  private:
@@ -175,6 +185,23 @@ class SavingEnd {
     spdlog::warn("not every job was saved: {}", why);
     spdlog::shutdown();
     std::_Exit(1);
+  }
+
+  void begin() {
+    if (std::exchange(has_begun_, true)) return;
+    server_.save_all();
+    signals_.cancel();
+    signals_.async_wait([](const boost::system::error_code& error, int) {
+      if (!error) end_unsaved("a second signal came");
+    });
+    wait(most_ms_);
+  }
+
+  // What it says does not matter.
+  void read_input() {
+    input_.async_read_some(
+        boost::asio::buffer(read_),
+        [this](const boost::system::error_code& error, size_t) { error ? begin() : read_input(); });
   }
 
   void wait(uint32_t left_ms) {
@@ -191,6 +218,9 @@ class SavingEnd {
   Server& server_;
   const uint32_t most_ms_;
   boost::asio::steady_timer timer_;
+  boost::asio::posix::stream_descriptor input_;
+  std::array<char, 64> read_;
+  bool has_begun_ = false;
 };
 
 // Null: the box has none.
@@ -276,7 +306,7 @@ void serve(const ServeConfig& config) {
   boost::asio::io_context io(1);
   std::signal(SIGPIPE, SIG_IGN);
   boost::asio::signal_set signals(io, SIGINT, SIGTERM);
-  SavingEnd end(io, signals, server, config.save_limit_ms);
+  SavingEnd end(io, signals, server, config.save_limit_ms, config.end_with_input);
   const std::unique_ptr<TlsFront> tls = make_tls(config, io);
   const SecretsWatch watch(io, access, tls.get(), start.tls_of_data ? &*start.tls_of_data : nullptr,
                            server);

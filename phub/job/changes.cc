@@ -48,6 +48,11 @@ void Changes::lose(uint32_t rank, const std::string& reason, bool left, uint64_t
     source_lost_ = reason;
     return;
   }
+  if (!left && members_.policy.stops()) {
+    if (std::exchange(is_stopping_, true)) return;
+    return actions_.add({.type = MembershipAction::kStop,
+                         .message = LossPolicy::lost_text(rank, r.incarnation, reason)});
+  }
   r.losing = true;
   r.reason = reason;
   losses_.push_back({rank, left, reason, token});

@@ -87,6 +87,7 @@ class Changes {
   Boundary next_;  // as far as it was asked for
   bool has_next_ = false;
   bool closed_ = false;
+  bool is_stopping_ = false;  // by its policy
   std::string source_lost_;
 
   // The boundary under way.

@@ -55,6 +55,10 @@ uint64_t LossPolicy::expected_again(const RankLoss& loss, uint64_t boundary_roun
   return !loss.lost || on_loss_ == OnLoss::kShrink ? kNever : rounds_.started() + 1;
 }
 
+std::string LossPolicy::lost_text(uint32_t rank, uint32_t incarnation, const std::string& reason) {
+  return fmt::format("rank {} (incarnation {}) was lost: {}", rank, incarnation, reason);
+}
+
 // A rank that is lost before all first ranks have come may still be replaced, within the time that
 // all of them have: no policy applies to it.
 std::optional<Error> LossPolicy::lost(std::span<const RankLoss> losses, uint64_t round, Ms now) {

@@ -49,6 +49,10 @@ class LossPolicy {
   // The boundary before `round` has taken these out. Returns the error that the job ends with now.
   std::optional<Error> lost(std::span<const RankLoss> losses, uint64_t round, Ms now);
 
+  // Nothing is to be completed without a rank that is lost now.
+  bool stops() const { return on_loss_ == OnLoss::kStop && assembled_; }
+  static std::string lost_text(uint32_t rank, uint32_t incarnation, const std::string& reason);
+
   // The job is about to end with an error, once the round in progress is complete.
   bool is_failing() const { return fail_after_ != kNever; }
   bool is_paused() const { return pause_until_ != 0; }

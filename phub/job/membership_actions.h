@@ -19,6 +19,7 @@ struct MembershipAction {
     kCommit,  // send kCommit with the boundary to every core, with what is `decided`
     kRevoke,  // close the connection of `rank` and give its memory back
     kReply,   // answer the request `token`
+    kStop,    // by its policy the job is to end now: call failed() with the message
     kFail,    // the job ends with an error: code, message
     kSave,    // the last rank has left: save the job, then call end_saved()
     kSaveForRanks,  // a standby has lost its source: save the job for the source's ranks, then call

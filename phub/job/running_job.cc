@@ -170,6 +170,8 @@ void RunningJob::act(MembershipAction& action) {
       if (savers_.lose(action.rank, saves_.durable_round())) saves_.check_parts();
       states().end(action.rank);
       return revoke(action.rank);
+    case MembershipAction::kStop:
+      return membership_.failed(action.message, ErrorCode::kRankLost);
     case MembershipAction::kFail:
       return end_with(action.code, action.message);
     case MembershipAction::kSave:

@@ -95,6 +95,7 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
     EXPECT_EQ(config.switch_slots, 64u);
     EXPECT_EQ(config.shard_lease_ms, 500u);
     EXPECT_EQ(config.save_limit_ms, 60'000u);
+    EXPECT_TRUE(config.end_with_input);
   };
   const struct {
     std::string name;
@@ -126,6 +127,7 @@ TEST_F(Config, FlagsEnvironmentAndFileSayTheSame) {
       {"switch_slots", {"64"}, "64", "64"},
       {"shard_lease_ms", {"500"}, "500", "500"},
       {"save_limit_ms", {"60000"}, "60000", "60000"},
+      {"end_with_input", {""}, "1", "true"},
       {"insecure", {""}, "1", "true"},
   };
   std::vector<std::string> flags;

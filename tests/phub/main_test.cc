@@ -1,10 +1,13 @@
 // The phub binary as a person or a script meets it: output, exit codes, signals.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -327,6 +330,23 @@ TEST(Main, EndsWithConnectionsOpen) {
   ControlClient idle(server.address());
   idle.status();
   server.signal(SIGTERM);
+  EXPECT_EQ(server.exit_code(20000), 0);
+}
+
+// Whoever needs it holds the other end, and it ends with the last of them.
+TEST(Main, EndsWithItsInput) {
+  std::array<int, 2> pipe{};
+  ASSERT_EQ(pipe2(pipe.data(), O_CLOEXEC), 0);
+  const int own = dup(STDIN_FILENO);
+  dup2(pipe[0], STDIN_FILENO);
+  Phub server({"serve", "--listen", "127.0.0.1:0", "--end-with-input"});
+  dup2(own, STDIN_FILENO);
+  close(own);
+  close(pipe[0]);
+  const std::string address = server.address();
+  ASSERT_EQ(write(pipe[1], "x", 1), 1);  // is read, and nothing else
+  EXPECT_THAT(ControlClient(address).status().jobs, ::testing::IsEmpty());
+  close(pipe[1]);
   EXPECT_EQ(server.exit_code(20000), 0);
 }
 

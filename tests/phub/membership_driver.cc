@@ -139,6 +139,8 @@ void MembershipDriver::act(const MembershipAction& action) {
            fmt::format("token {} is answered twice, or was never there", action.token));
       replies_[action.token] = action;
       break;
+    case MembershipAction::kStop:
+      return membership_.failed(action.message, ErrorCode::kRankLost);
     case MembershipAction::kFail:
       trace_.push_back(fmt::format("fail {}", name_of(action.code)));
       rule(open_.empty(), "the job failed with requests unanswered");

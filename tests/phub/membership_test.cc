@@ -147,6 +147,20 @@ TEST(Membership, FailDoesNotWaitForARoundThatNobodyFinishes) {
   )");
 }
 
+TEST(Membership, StopCompletesNothing) {
+  play(R"(
+    assembled 3 stop | cores 5 5 5 | a = barrier 0 | lose 1 | over
+    a: rank_lost: job 'job' ended: rank 1 (incarnation 1) was lost...
+    trace fail rank_lost
+    # Another boundary is under way.
+    assembled 3 max 4 stop | cores 5 5 5 | late = join 3 | lose 1 | over | late: rank_lost: ...
+    # Before the job has begun somebody else may come.
+    job 3 stop | join 0 | join 1 | settle | lose 0 | settle | state assembling
+    join 0 | join 2 | settle | state running
+    assembled 2 stop | leave 1 | settle | state running
+  )");
+}
+
 TEST(Membership, WithoutInitialParametersThereIsNothingToGoOnWith) {
   play(R"(
     assembled 2 broadcast $ | a = barrier 1 | lose 0 | settle | over

@@ -323,7 +323,7 @@ TEST(BadInput, SpecsAreRefusedByTheNameOfTheField) {
       {spec("'reduction':'max'"), "reduction: must be one of sum, mean, got \"max\""},
       {spec("'work':'some'"), "work: must be one of all, sum, none"},
       {spec("'initial':'ones'"), "initial: must be one of"},
-      {spec("'on_loss':'panic'"), "on_loss: must be one of shrink, wait, fail"},
+      {spec("'on_loss':'panic'"), "on_loss: must be one of shrink, wait, fail, stop"},
       {spec("'on_nonfinite':''"), "on_nonfinite: must be one of"},
       {spec("'unused':'none'"), "unused: must be one of zero, skip, got \"none\""},
       {spec("'rounding':'stochastic'"), ""},

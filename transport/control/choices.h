@@ -23,7 +23,7 @@ enum class Consistency : uint8_t { kBsp, kSsp, kAsync };
 enum class Reduction : uint8_t { kSum, kMean };
 enum class Work : uint8_t { kAll, kSumOnly, kNone };  // less than all: only to measure the tax
 enum class Initial : uint8_t { kZeros, kBroadcast };
-enum class OnLoss : uint8_t { kShrink, kWait, kFail };
+enum class OnLoss : uint8_t { kShrink, kWait, kFail, kStop };
 enum class OnNonFinite : uint8_t { kStop, kExclude, kPass, kSkip };
 enum class Unused : uint8_t { kZero, kSkip };
 enum class RoundingMode : uint8_t { kNearest, kStochastic };
@@ -57,7 +57,7 @@ inline constexpr std::string_view kWords<Initial>[] = {"zeros", "broadcast"};
 template <>
 inline constexpr std::string_view kOption<OnLoss> = "on_loss";
 template <>
-inline constexpr std::string_view kWords<OnLoss>[] = {"shrink", "wait", "fail"};
+inline constexpr std::string_view kWords<OnLoss>[] = {"shrink", "wait", "fail", "stop"};
 template <>
 inline constexpr std::string_view kOption<OnNonFinite> = "on_nonfinite";
 template <>

@@ -139,7 +139,7 @@ struct JobSpec {
   Choice<Consistency> consistency = Consistency::kBsp;
   uint32_t slack = 0;
   Choice<Initial> initial = Initial::kZeros;  // or "broadcast": rank 0 sends them before round 1
-  Choice<OnLoss> on_loss = OnLoss::kShrink;   // "wait", "fail"
+  Choice<OnLoss> on_loss = OnLoss::kShrink;   // "wait", "fail", "stop"
   Choice<OnNonFinite> on_nonfinite = OnNonFinite::kStop;  // "exclude", "pass", "skip"
   Choice<Unused> unused = Unused::kZero;  // "skip": elements without a gradient stay as they are
   // The number of branches that the box keeps beside the one that runs: states of the model, each

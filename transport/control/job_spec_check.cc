@@ -363,7 +363,7 @@ void check_quorum(const JobSpec& spec) {
   if (spec.quorum > 0 && spec.on_loss == OnLoss::kWait) {
     fail(ErrorCode::kInvalid,
          "quorum: its rounds go on without ranks that are late, and on_loss 'wait' pauses job '{}' "
-         "for ranks that are lost: choose on_loss 'shrink' or 'fail'",
+         "for ranks that are lost: choose another on_loss",
          printable(spec.name));
   }
 }

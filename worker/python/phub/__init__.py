@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from phub import _registered
 from phub._end import say_losses_in_a_line
 from phub._facts import Branch, Stats, Verdict
 from phub._memory import Memory
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from phub.whole import Adafactor, Muon
 
 say_losses_in_a_line()
+_registered.register()
 
 __version__ = "0.1.0"
 _OF_PYTORCH = {
