@@ -3,14 +3,16 @@
 import contextlib
 import os
 import random
+import re
 import signal
 import socket
+import sys
 import time
 from unittest.mock import patch
 
 import pytest
 import torch
-from conftest import SEED, of_ranks, ran, refused, wait_until
+from conftest import PACKAGE, SEED, of_ranks, ran, refused, wait_until
 from exact import assert_same_bits
 from torch import distributed, nn
 from torch.distributed import ReduceOp
@@ -294,6 +296,19 @@ def test_the_name_is_known(order, tmp_path):
     )
     done = ran("-c", program)
     assert done.stdout == "[1.0, 1.0, 1.0] phub.backend\n", done.stderr
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_the_listings_of_the_page(number, tmp_path):
+    listings = re.findall(
+        r"^```python\n(.*?)^```$", (PACKAGE / "backend.md").read_text(), re.M | re.S
+    )
+    (tmp_path / "reduce.py").write_text(listings[number])
+    done = ran("-m", "phub", "run", "-n", "4", "--", sys.executable, "reduce.py", cwd=tmp_path)
+    lines = sorted(done.stdout.splitlines())
+    end = ["1.25", "in rank order"][number]
+    assert lines == [f"{rank}| rank {rank}: {end}" for rank in range(4)], done.stdout + done.stderr
+    assert len(listings) == 2
 
 
 def test_pieces():
