@@ -202,7 +202,8 @@ PHUB_API phub_code phub_options_set_rows_limit(phub_options* options, size_t key
                                                uint32_t rows_limit, int lazy);
 
 /* Of a job whose optimizer is "fold": what is done with the key's values, in rank order, and then
- * with its state and the outcome: "add", "multiply", "min", "max" or "or". They are of value_type
+ * with its state and the outcome: "add", "multiply", "min", "max" or "or". With the optimizer
+ * "none", for all keys, the outcome of each round is its result. They are of value_type
  * "f32", "f64", "i32" or "i64"; the key's elements are words of 4 bytes, two of them a value of 64
  * bits, the lower first. Memory of floats (phub_gradient, phub_parameters) holds these words. A
  * null leaves all as it is. Whether there are such words is checked when the job is made. */

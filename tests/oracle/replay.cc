@@ -303,7 +303,10 @@ void Replay::apply_round(float factor, const reference::Norms& norms) {
     reference::sum({&slot, 1}, kernels::DType::kF32, factor, sum_.data(), sum_.size());
   }
   model_.steps = round_ - 1 + steps_offset_ - skipped_;
-  if (folds(spec_)) {
+  if (folds(spec_) && spec_.optimizer == "none") {
+    model_.params = sum_;
+    ++model_.steps;
+  } else if (folds(spec_)) {
     reference::Fold(spec_.keys[place_.key]).add(sum_, model_.params);
     ++model_.steps;
   } else if (spec_.keys[place_.key].lazy) {

@@ -73,6 +73,12 @@ void add_folds(JobSpec& spec, bool lazy) {
   }
 }
 
+// Where nothing else keeps a state.
+void fold_by_round(JobSpec& spec) {
+  spec.optimizer = "none";
+  for (KeySpec& key : spec.keys) key.lazy = false;
+}
+
 }  // namespace
 
 std::vector<std::string> Jobs::optimizers() {
@@ -104,6 +110,7 @@ GroupedTraining Jobs::draw() {
   run.spec.optimizer = optimizer_.draw();
   if (folds(run.spec)) {
     add_folds(run.spec, !in_racks_);
+    if (random_() % 2 == 0) fold_by_round(run.spec);
     draw_quorum(run.spec);
     return run;
   }

@@ -47,7 +47,7 @@ std::function<void(JobSpec&)> switched_on(Feature feature) {
     case kSgd:
       return [](JobSpec& spec) { spec.optimizer = "sgd"; };
     case kFold:
-      return [](JobSpec& spec) { spec.optimizer = kFoldOptimizer; };
+      return [](JobSpec& spec) { spec.optimizer = kFoldOptimizer; };  // and operations, below
     case kSumOnly:
       return [](JobSpec& spec) { spec.work = "sum"; };
     case kNoWork:

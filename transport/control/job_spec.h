@@ -58,7 +58,8 @@ struct KeySpec {
   bool lazy = false;
   // In a job with optimizer "fold", whose keys are arrays of values, the operation that joins the
   // values of the ranks, in rank order, and then the state and the outcome: "add", "multiply",
-  // "min", "max" or "or". A rank that sends nothing leaves all as it is. The values' type is "f32",
+  // "min", "max" or "or". With optimizer "none" the outcome of each round is the result. A rank
+  // that sends nothing leaves all as it is. The values' type is "f32",
   // "f64", "i32" or "i64"; "": f32. Elements are words of 4 bytes: a value of 64 bits is two, a row
   // has whole values.
   std::string operation = "";
@@ -218,7 +219,11 @@ void set_rank_limit(KeySpec& key, uint32_t rank_limit);  // the same of one
 size_t set_rows(JobSpec& spec, const std::string& pattern, uint32_t rows_limit, bool lazy);
 void set_rows_limit(KeySpec& key, uint32_t rows_limit, bool lazy);  // the same of one
 
-inline bool folds(const JobSpec& spec) { return spec.optimizer == kFoldOptimizer; }
+// Keys are arrays of values with operations: all of them, or none.
+inline bool folds(const JobSpec& spec) {
+  return spec.optimizer == kFoldOptimizer ||
+         (spec.optimizer == "none" && !spec.keys.empty() && !spec.keys.front().operation.empty());
+}
 inline std::string_view value_type_of(const KeySpec& key) {
   return key.value_type.empty() ? "f32" : std::string_view(key.value_type);
 }

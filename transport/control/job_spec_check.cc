@@ -169,13 +169,22 @@ void check_fold_of(const KeySpec& key, size_t i) {
 }
 
 void check_folds(const JobSpec& spec) {
+  if (folds(spec) && spec.optimizer == "none" && spec.consistency != Consistency::kBsp) {
+    fail(ErrorCode::kInvalid,
+         "keys[0].operation: with optimizer 'none' a result is the outcome of a round, and there "
+         "are "
+         "none with consistency '{}': choose bsp, or optimizer 'fold'",
+         spec.consistency.word());
+  }
   for (size_t i = 0; i < spec.keys.size(); ++i) {
     const KeySpec& key = spec.keys[i];
     if (folds(spec)) {
       check_fold_of(key, i);
     } else if (!key.operation.empty() || !key.value_type.empty()) {
-      fail(ErrorCode::kInvalid, "keys[{}].{}: is for optimizer 'fold', and the job's is '{}'", i,
-           key.operation.empty() ? "value_type" : "operation", printable(spec.optimizer));
+      fail(ErrorCode::kInvalid,
+           "keys[{}].{}: is for optimizer 'fold', or for all keys with 'none', and the job's is "
+           "'{}'",
+           i, key.operation.empty() ? "value_type" : "operation", printable(spec.optimizer));
     }
   }
 }

@@ -25,7 +25,7 @@ constexpr std::array<std::string_view, kFeatures> kNames = {
     "slack",
     "optimizer none",
     "optimizer sgd",
-    "optimizer fold",
+    "keys with operations",
     "work sum",
     "work none",
     "reduction mean",
@@ -155,7 +155,6 @@ std::string words_of(const JobSpec& spec, Feature feature) {
       return fmt::format("slack {}", spec.slack);
     case kNoOptimizer:
     case kSgd:
-    case kFold:
     case kByKey:
     case kWholeKeys:
       return word("optimizer", spec.optimizer);

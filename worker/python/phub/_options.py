@@ -34,9 +34,9 @@ class Key:
     `Worker.push_rows`: those that are not zero; 0: all. `lazy`: the optimizer's step of a round
     changes the rows that a rank sent, and leaves alone parameters and state of the others.
     With both limits, `rows_limit` is all rows, and each push is `push_rows` or `push_factors`.
-    `operation`, of a job with the optimizer "fold": "add", "multiply", "min", "max" or "or" is done
-    with the values, of `value_type` "f32", "f64", "i32" or "i64"; `elements` are words of 4 bytes,
-    two of them a value of 64 bits.
+    `operation`, of a job with the optimizer "fold" or "none": "add", "multiply", "min", "max" or
+    "or" is done with the values, of `value_type` "f32", "f64", "i32" or "i64"; `elements` are words
+    of 4 bytes, two of them a value of 64 bits.
     `writes`, `reads`: what this rank touches of the key, as ranges of its elements (first, end);
     None for both: all. Where only one is given, the other is nothing. Ranks may give other ranges.
     """

@@ -126,8 +126,15 @@ def test_many_at_once(rank, tmp_path):
 def test_what_has_the_same_bits_anyhow(rank, tmp_path):
     with group(rank, 3, tmp_path / "store"):
         numbers = torch.tensor([rank, 7 - rank], dtype=torch.int64)
-        for op, expected in {ReduceOp.SUM: [3, 18], ReduceOp.MAX: [2, 7], ReduceOp.MIN: [0, 5],
-                             ReduceOp.BOR: [3, 7], ReduceOp.PRODUCT: [0, 210]}.items():  # fmt: skip
+        all_expected = {
+            ReduceOp.SUM: [3, 18],
+            ReduceOp.PRODUCT: [0, 210],
+            ReduceOp.MAX: [2, 7],
+            ReduceOp.MIN: [0, 5],
+            ReduceOp.BOR: [3, 7],
+            ReduceOp.BAND: [0, 4],
+        }
+        for op, expected in all_expected.items():
             mine = numbers.clone()
             distributed.all_reduce(mine, op)
             assert mine.tolist() == expected
@@ -149,6 +156,36 @@ def test_what_has_the_same_bits_anyhow(rank, tmp_path):
         sends.wait()
         assert got.tolist() == [(rank - 1) % 3] * 2
         distributed.barrier()
+
+
+@of_ranks(3)
+def test_what_is_moved_has_its_bits(rank, tmp_path):
+    """Bytes of any number, and of words that would be NaNs with a payload."""
+    dice = random.Random(SEED)
+    draw = torch.Generator().manual_seed(SEED)
+    with group(rank, 3, tmp_path / "store"):
+        for length in [0, 1, 3, 1023, 1025, *(dice.randint(1, 3_000_000) for _ in range(6))]:
+            every = [
+                torch.randint(256, (length,), dtype=torch.uint8, generator=draw) for _ in "abc"
+            ]
+            root = dice.randrange(3)
+            mine = every[rank].clone()
+            distributed.broadcast(mine, root)
+            assert torch.equal(mine, every[root])
+            found = [torch.empty(length, dtype=torch.uint8) for _ in range(3)]
+            distributed.all_gather(found, every[rank])
+            assert_same_bits(found, every)
+            together = torch.empty(3 * length, dtype=torch.uint8)
+            distributed.all_gather_into_tensor(together, every[rank])
+            assert torch.equal(together, torch.cat(every))
+            if length:
+                found = [torch.empty(length, dtype=torch.uint8) for _ in range(3)]
+                work = distributed.all_gather(found, every[rank], async_op=True)
+                assert work.wait()
+                assert work.result() == found
+        strided = torch.zeros(4, 6)[:, ::2]
+        distributed.broadcast(strided.copy_(torch.full((4, 3), float(rank))), 1)
+        assert strided.unique().tolist() == [1.0]
 
 
 @of_ranks(4)
@@ -313,9 +350,10 @@ def test_the_listings_of_the_page(number, tmp_path):
 
 def test_pieces():
     dice = random.Random(SEED)
-    for numbers in [1, 255, 256, 257, *(dice.randint(1, 1 << 26) for _ in range(200))]:
-        begin = 0
-        for at, first in _sums.pieces(numbers):
-            assert first == begin < numbers
-            begin += _sums.SIZES[at]
-        assert 0 <= begin - numbers < 256
+    for length in [1, 1023, 1024, 1025, *(dice.randint(1, 1 << 28) for _ in range(200))]:
+        for unit in (2, 4):
+            begin = 0
+            for at, first in _sums.cut(length, unit):
+                assert first == begin < length
+                begin += _sums.SIZES[at] * unit
+            assert 0 <= begin - length < 256 * unit
