@@ -14,7 +14,7 @@ import dataclasses
 import itertools
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from phub import errors
@@ -86,6 +86,7 @@ class Sums:
         self._unit = _BYTES[kind.dtype]
         self._handle = self.worker._worker  # noqa: SLF001  # what follows is on every small sum's way
         self._has_met = False
+        self._failure: errors.Error | None = None
         self._turns = [itertools.cycle(range(TURNS)) for _ in SIZES]
         self._small: dict[int, Any] = {}  # by key of the smallest size: where it is filled up
         smallest = len(SIZES) - 1
@@ -98,9 +99,21 @@ class Sums:
     def run(self, *parts: Part) -> None:
         """Brings together all ranks' parts.
 
-        Raises RankLostError, which names the rank, MismatchError …; it cannot be used any more
-        then.
+        Raises RankLostError, which names the rank, InvalidError …; and so does every later call.
         """
+        if self._failure is not None:
+            raise self._failure
+        try:
+            self._run(parts)
+        except BaseException as failure:
+            if isinstance(failure, errors.Error):
+                self._failure = failure
+            else:
+                self._failure = errors.InvalidError("a call was interrupted")
+            self.worker.abandon()  # nothing reads or writes the parts' memory any more
+            raise
+
+    def _run(self, parts: Sequence[Part]) -> None:
         flying: deque[_Piece] = deque()
         for part in parts:
             for at, begin in cut(part.bytes, self._unit):
@@ -136,15 +149,15 @@ class Sums:
 
     def barrier(self) -> None:
         """Waits for all ranks, as a sum of nothing."""
-        key = (len(SIZES) - 1) * TURNS + next(self._turns[-1])
-        call("push_null", self._handle, key)
-        waiting_call("wait", self._handle, key)
+        self.run(Part(0, 1, False, None))
 
     def close(self) -> None:
         """Leaves together with the other ranks; where they do not come, it is lost to them.
 
         A job goes on without a rank that leaves, and its sums are to be those of all ranks.
         """
+        if self._failure is not None:
+            return
         meeting = threading.Thread(target=self._meet, name="phub-end", daemon=True)
         meeting.start()
         meeting.join(_END_S)
@@ -160,4 +173,5 @@ class Sums:
 
     def abandon(self) -> None:
         """To the others this rank is lost."""
-        self.worker.abandon()
+        if self._failure is None:
+            self.worker.abandon()

@@ -188,6 +188,19 @@ def test_what_is_moved_has_its_bits(rank, tmp_path):
         assert strided.unique().tolist() == [1.0]
 
 
+@of_ranks(2)
+def test_memory_is_left_alone_afterwards(rank, tmp_path):
+    """What comes later on the same keys is for other memory."""
+    with group(rank, 2, tmp_path / "store"):
+        every = [torch.ones(256, dtype=torch.int32) for _ in range(2 * _sums.TURNS)]
+        for each in every:
+            distributed.broadcast(each, 0)
+            each.fill_(7)
+        for _ in every:
+            distributed.barrier()
+        assert all((each == 7).all() for each in every)
+
+
 @of_ranks(4)
 def test_groups_of_some_ranks(rank, tmp_path):
     with group(rank, 4, tmp_path / "store"):
@@ -244,7 +257,9 @@ def test_a_death_is_named(box, start, tmp_path):
 
         refused("rank 1", reduce_for_long, error=phub.RankLostError)
         took = time.monotonic() - begun[-1]
-        refused("", distributed.all_reduce(mine, async_op=True).wait, error=phub.Error)
+        refused(
+            "rank 1", distributed.all_reduce(mine, async_op=True).wait, error=phub.RankLostError
+        )
         distributed.destroy_process_group()
         return took
 
