@@ -13,7 +13,7 @@ rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 torch.set_num_threads(1)
 model = torch.nn.ParameterList([torch.zeros(shape) for shape in shapes(parts)])
 for weight in model.parameters():
-    weight.grad = -torch.ones_like(weight)
+    weight.grad = torch.tensor(-1.0).expand(weight.shape)  # without memory of its own
 inner = torch.optim.SGD(model.parameters(), lr=step_of(rank))
 with phub.DiLoCo(model, inner, sync_every=1, lr=1, momentum=0, nesterov=False):
     began = time.monotonic()

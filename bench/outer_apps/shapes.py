@@ -1,15 +1,22 @@
-"""The parameters of GPT-2 small, as the programs of bench/outer exchange them; without computing."""
+"""The parameters of GPT-2, as the programs of bench/outer exchange them; without computing."""
 
-LAYERS, WIDTH, WORDS, POSITIONS = 12, 768, 50257, 1024
+import os
+
+WORDS, POSITIONS = 50257, 1024
+SIZES = {"small": (12, 768), "medium": (24, 1024)}  # layers and width: 498 MB and 1.42 GB
 
 
 def shapes(parts):
-    """Those of the first 1/parts of the layers, with as large a part of the words."""
-    norm = [(WIDTH,), (WIDTH,)]
-    attention = [(WIDTH, 3 * WIDTH), (3 * WIDTH,), (WIDTH, WIDTH), (WIDTH,)]
-    fully = [(WIDTH, 4 * WIDTH), (4 * WIDTH,), (4 * WIDTH, WIDTH), (WIDTH,)]
+    """Those of the first 1/parts of the layers, with as large a part of the words.
+
+    OUTER_MODEL of the environment says of which size the model is, by default small.
+    """
+    layers, width = SIZES[os.environ.get("OUTER_MODEL", "small")]
+    norm = [(width,), (width,)]
+    attention = [(width, 3 * width), (3 * width,), (width, width), (width,)]
+    fully = [(width, 4 * width), (4 * width,), (4 * width, width), (width,)]
     layer = norm + attention + norm + fully
-    return [(WORDS // parts, WIDTH), (POSITIONS, WIDTH)] + layer * max(1, LAYERS // parts) + norm
+    return [(WORDS // parts, width), (POSITIONS, width)] + layer * max(1, layers // parts) + norm
 
 
 def step_of(rank):

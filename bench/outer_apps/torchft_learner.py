@@ -39,7 +39,7 @@ manager = Manager(
 with DiLoCo(manager, [model], inner, outer, sync_every=1):
     for round in range(1, rounds + 1):
         for weight in model.parameters():
-            weight.grad = -torch.ones_like(weight)
+            weight.grad = torch.tensor(-1.0).expand(weight.shape)  # without memory of its own
         began = time.monotonic()
         inner.step()
         if rank == 0:
