@@ -1,16 +1,44 @@
 """Processes of bench/outer and bench/outer_goodput, and the memory that they have."""
 
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
-from peers_runs import ROOT, Failure
+from peers_runs import ROOT, Failure, run
 
 APPS = ROOT / "bench" / "outer_apps"
 LIMIT_S = 600
+FOLDER = ROOT / "build" / "outer"
+PACKAGES = {
+    "torchft": ["torchft==0.2.0", "torch==2.13.0", "numpy==2.4.6"],
+    "nvflare": ["nvflare==2.9.0", "numpy==2.4.6"],
+    "flower": ["flwr==1.42.0", "numpy==2.4.6"],
+}
+
+
+def environment_of(peer):
+    """The Python of a folder that has the peer's packages. Raises Failure if pip cannot install them."""
+    folder = FOLDER / peer
+    python = folder / "bin" / "python"
+    wanted = folder / "packages.txt"
+    if not wanted.exists() or wanted.read_text().split() != PACKAGES[peer]:
+        shutil.rmtree(folder, ignore_errors=True)
+        run([sys.executable, "-m", "venv", str(folder)])
+        run([str(python), "-m", "pip", "install", "-q", *PACKAGES[peer]])
+        wanted.write_text("\n".join(PACKAGES[peer]))
+    return folder / "bin"
+
+
+def phub_environment(arguments, job):
+    """Of its learners."""
+    return {"PHUB_LIBRARY": str(arguments.build / "worker" / "libphub_worker.so"),
+            "PHUB_TRANSPORT": "tcp", "PHUB_JOB": job,
+            "PYTHONPATH": f"{APPS}:{ROOT / 'worker' / 'python'}"}
 
 
 class Processes:
