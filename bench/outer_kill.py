@@ -20,6 +20,7 @@ from peers_runs import Failure
 
 BEFORE = 5  # rounds, of which the first may wait for learners that join
 STEP_MS = 300
+LIMIT_S = 60
 MOMENTS = ("computing", "exchanging")
 ADDRESS = "127.0.0.1:7729"
 
@@ -50,7 +51,7 @@ def waits(runs, learners, moment):
         return [at for at in rounds_of(runs, rank) if at > killed]
 
     runs.wait_for("the next round", lambda: all(after(rank) for rank in others),
-                  alive=[learners[rank] for rank in others])
+                  alive=[learners[rank] for rank in others], limit_s=LIMIT_S)
     found = []
     for rank in others:
         before = [at for at in rounds_of(runs, rank) if at < killed][1:]
@@ -118,7 +119,7 @@ def later_by(peer, form, moment, arguments):
 def report_kills(arguments):
     """Prints a table. Returns its rows."""
     if others := set(arguments.peers) - set(FORMS):
-        raise Failure(f"--kill: only {' and '.join(FORMS)}: leave {', '.join(others)} out of --peers")
+        raise Failure(f"--kill: it is of {' and '.join(FORMS)}: leave out {', '.join(others)}")
     cases = [(peer, form, moment) for peer in arguments.peers for form in FORMS[peer]
              for moment in MOMENTS]
     found = {case: [] for case in cases}

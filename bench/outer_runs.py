@@ -22,7 +22,7 @@ PACKAGES = {
 
 
 def environment_of(peer):
-    """The Python of a folder that has the peer's packages. Raises Failure if pip cannot install them."""
+    """The programs of a folder that has its packages. Raises Failure if pip cannot install them."""
     folder = FOLDER / peer
     python = folder / "bin" / "python"
     wanted = folder / "packages.txt"
@@ -74,13 +74,13 @@ class Processes:
         self.watching = threading.Thread(target=look)
         self.watching.start()
 
-    def wait_for(self, what, done, alive=()):
-        """Until done(). Raises Failure after LIMIT_S, or if one of the processes `alive` has ended."""
+    def wait_for(self, what, done, alive=(), limit_s=LIMIT_S):
+        """Until done(). Raises Failure after limit_s, or if one of `alive` has ended."""
         began = time.monotonic()
         while not done():
             ended = any(process.poll() is not None for process in alive)
-            if ended or time.monotonic() - began > LIMIT_S:
-                why = "a process ended" if ended else f"not after {LIMIT_S} s"
+            if ended or time.monotonic() - began > limit_s:
+                why = "a process ended" if ended else f"not after {limit_s} s"
                 raise Failure(f"{what}: {why}\n{self.tails()}")
             time.sleep(0.05)
 

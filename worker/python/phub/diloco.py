@@ -426,8 +426,8 @@ class DiLoCo:
         keys = [key for fragment in fragments for key in self._fragments[fragment]]
 
         def merge() -> None:
-            self._take(keys)
-            for key in keys:
+            for key in keys:  # while the others come, and what came is in the caches
+                self._take([key])
                 key.merge(self._alpha)
 
         self._island.share(merge, [p for key in keys for p in key.members.values()])
