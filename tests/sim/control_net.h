@@ -23,8 +23,12 @@ using Mail = std::deque<std::function<void()>>;
 
 class ControlNet {
  public:
-  ControlNet(SimNet& net, double loss, double duplicate, uint64_t max_delay_ns)
-      : net_(net), loss_(loss), duplicate_(duplicate), max_delay_ns_(max_delay_ns) {}
+  ControlNet(SimNet& net, double loss, double duplicate, uint64_t max_delay_ns, uint64_t timeout_ns)
+      : net_(net),
+        loss_(loss),
+        duplicate_(duplicate),
+        max_delay_ns_(max_delay_ns),
+        timeout_ns_(timeout_ns) {}
 
   // `done` runs from the process's mail, once; with kTimeout when request or answer was lost.
   template <typename T>
@@ -56,7 +60,8 @@ class ControlNet {
 
   // What this process sends (`requests`), or is sent, is lost for so long.
   void cut(const std::shared_ptr<Mail>& mail, bool requests, uint64_t ns) {
-    cuts_[mail] = {requests, net_.now_ns() + ns};
+    Cut& cut = cuts_[mail];
+    (requests ? cut.requests_until_ns : cut.answers_until_ns) = net_.now_ns() + ns;
   }
 
   void server_died() {
@@ -78,7 +83,7 @@ class ControlNet {
     const bool request_lost = net_.random().chance(loss_) || is_cut(process, true);
     const bool answer_lost = net_.random().chance(loss_);
     if (request_lost || answer_lost) {
-      net_.after(kTimeoutNs, [deliver] { deliver({ErrorCode::kTimeout, "no answer"}); });
+      net_.after(timeout_ns_, [deliver] { deliver({ErrorCode::kTimeout, "no answer"}); });
     }
     if (request_lost) return;
     net_.after(delay(), [this, name, process, request, deliver, answer_lost, life = life_] {
@@ -95,7 +100,7 @@ class ControlNet {
         net_.trace(name, 1, static_cast<uint64_t>(result.code), result ? 1 : 0);
         if (answer_lost) return;
         if (is_cut(process, false)) {
-          net_.after(kTimeoutNs, [connection] {
+          net_.after(timeout_ns_, [connection] {
             connection->deliver({ErrorCode::kTimeout, "no answer"});
           });
           return;
@@ -132,20 +137,19 @@ class ControlNet {
   };
   bool is_cut(const std::weak_ptr<Mail>& process, bool requests) const {
     const auto at = cuts_.find(process);
-    return at != cuts_.end() && at->second.requests == requests &&
-           net_.now_ns() < at->second.until_ns;
+    if (at == cuts_.end()) return false;
+    const Cut& cut = at->second;
+    return net_.now_ns() < (requests ? cut.requests_until_ns : cut.answers_until_ns);
   }
   template <typename T>
   static constexpr uint64_t kCounts = std::is_same_v<T, ShardOrders> ? 0 : 1;
   uint64_t delay() { return net_.random().between(1'000, max_delay_ns_); }
 
-  static constexpr uint64_t kTimeoutNs = 4'000'000;
   SimNet& net_;
   const double loss_, duplicate_;
-  const uint64_t max_delay_ns_;
+  const uint64_t max_delay_ns_, timeout_ns_;
   struct Cut {
-    bool requests = false;  // else answers
-    uint64_t until_ns = 0;
+    uint64_t requests_until_ns = 0, answers_until_ns = 0;
   };
   std::map<std::weak_ptr<Mail>, Cut, std::owner_less<>> cuts_;  // by process
   std::function<void()> on_request_;

@@ -64,7 +64,8 @@ Rack::Rack(const RackPlan& plan, bool verbose)
     : plan_(plan),
       net_(plan.net),
       clock_(net_),
-      control_(net_, plan.control_loss, plan.control_duplicate, plan.control_delay_ns),
+      control_(net_, plan.control_loss, plan.control_duplicate, plan.control_delay_ns,
+               plan.control_timeout_ns),
       switch_(plan.through_switch ? std::make_unique<SimSwitch>(net_, *plan.through_switch)
                                   : nullptr),
       losses_(plan.seed) {
@@ -263,6 +264,7 @@ bool Rack::step_control(uint32_t number) {
     }
     set_server_timer();
     watch_jobs();
+    look_at_learners();
   }
   const BoxState& box = boxes_[number];
   for (size_t core = 0; core < box.cores.size(); ++core) hot_.add(box.first + 1 + core);

@@ -60,6 +60,7 @@ struct RackResult {
   uint64_t switched_jobs = 0, switch_chunks = 0;  // behind a switch that adds; through it
   uint64_t switch_generations = 0;                // in which some came
   SimStats net;
+  OuterCounts outer;
   std::vector<std::string> text;
 };
 
@@ -106,6 +107,8 @@ struct JobRun {
   std::vector<BoxLog> logs_below;              // of its lives there
   std::map<uint32_t, JobLife> life_at;         // by box below the root: of its latest join
   std::map<uint64_t, uint64_t> life_of_epoch;  // of the root's job, as a rack joined it
+  OuterCounts outer;
+  size_t partitions = 0;  // that have begun
 };
 
 class Rack {
@@ -182,6 +185,14 @@ class Rack {
   void harm_below(const RackFault& fault, uint32_t box);
   void replace_ranks(JobRun& job, const RackFault& fault, uint32_t box);
   RackBox* below(const BoxState& box) const;  // null: it is the root, or a shard
+  // rack_outer.cc
+  void cut_off_in_time(JobRun& job);
+  void cut_off(JobRun& job, const Partition& cut);
+  void look_at_learners();
+  void look_at_fragment(JobRun& job, uint32_t fragment);
+  std::set<Member> live_ranks(const JobRun& job) const;
+  static void count_learners(JobRun& job);
+
   void kill_server(const BoxFault& fault);
   void kill_server_in_time();
   void harm_box_in_time();
@@ -240,6 +251,7 @@ class Rack {
   uint64_t box_deaths_below_ = 0;
   uint64_t root_hangs_until_ns_ = 0;
   uint64_t server_timer_ns_ = 0;
+  uint64_t looked_at_learners_ns_ = 0;
   std::string failure_;
   uint64_t steps_ = 0;
 };

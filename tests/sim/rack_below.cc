@@ -35,7 +35,7 @@ void Rack::start_below() {
     below_.push_back(std::make_unique<RackBox>(
         net_, number,
         std::make_unique<ControlNet>(net_, plan_.control_loss, plan_.control_duplicate,
-                                     plan_.control_delay_ns),
+                                     plan_.control_delay_ns, plan_.control_timeout_ns),
         control(box.above),
         [this, above = box.above]() -> ControlHandler& { return server(above); }, watch_on(i + 1),
         way, make));

@@ -141,6 +141,7 @@ std::string describe(const RackPlan& plan) {
           out, "    weights {}, quorum {}, grace {} ({} ms), late_decay {}, fragments {}\n",
           s.weights.word(), s.quorum, s.grace.word(), s.grace_ms, s.late_decay, fragments_of(s));
     }
+    if (job.outer) text += describe(*job.outer);
     for (uint32_t rank = 0; rank < job.interest.size(); ++rank) {
       for (const KeyInterest& of : job.interest[rank]) {
         fmt::format_to(out, "    rank {}, {}: writes{}, reads{}\n", rank, of.key,

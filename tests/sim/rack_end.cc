@@ -14,6 +14,12 @@ bool ends_with_box(const LogRecord& record) {
   return record.reason.find("the box 'box") != record.reason.npos;
 }
 
+uint64_t most_ms_of_learners(const JobPlan& job) {
+  const uint64_t harms = job.faults.size() + job.outer->partitions.size();
+  return 2 * (job.rounds + 4) * job.outer->longest_cycle_ms() +
+         4 * uint64_t{job.spec.progress_limit_ms} + 4 * job.spec.lease_ms * (harms + 1);
+}
+
 }  // namespace
 
 bool Rack::finished() const {
@@ -47,6 +53,9 @@ uint64_t Rack::limit_ns() const {
   // What has a budget takes its time: a write of a chunk, of a worker.
   if (plan_.worker_bytes_per_s + plan_.box_bytes_per_s + plan_.uplink_bytes_per_s > 0) {
     for (const auto& job : jobs_) ms += 50 * job->plan.rounds;
+  }
+  for (const auto& job : jobs_) {
+    if (job->plan.outer) ms += most_ms_of_learners(job->plan);
   }
   // Where packets are lost on both ways, a part is sent again and again.
   if (switch_) ms += 200 * jobs_.front()->plan.rounds;
@@ -84,6 +93,8 @@ void Rack::check_end(RackResult& result) {
       result.failed_jobs += record.kind == LogRecord::Kind::kFailed;
       result.dead_devices += record.reason.find("simulated device") != std::string::npos;
     }
+    count_learners(*job);
+    result.outer.add(job->outer);
     result.restored += job->restored;
     result.spread_jobs += job->spread;
     result.switched_jobs += switch_ && job == jobs_.front();

@@ -134,6 +134,7 @@ void Rack::pushed(JobRun& job, Trainer& trainer) {
   harm_shards_in_time();
   harm_switch_in_time();
   harm_below_in_time();
+  cut_off_in_time(job);
   while (job.late_started < job.plan.late_ranks &&
          job.plan.late_after_pushes[job.late_started] < job.pushes) {
     ++job.late_started;

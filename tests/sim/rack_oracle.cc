@@ -78,6 +78,24 @@ float Oracle::weight_of(const Contribution& from, uint32_t key) const {
   return hash % 4 == 0 ? 1.0f : 1 + static_cast<float>(hash >> 40) * 0x1p-20f;
 }
 
+// Which have a digit of each rank, as far as there are elements.
+uint32_t Oracle::digit_elements(const ChunkLayout& chunk) const {
+  const uint32_t all = (job_.spec.max_ranks + kDigitsPerElement - 1) / kDigitsPerElement;
+  return std::min(std::max(2u, all), chunk.elements);
+}
+
+uint64_t Oracle::rounds() const {
+  std::map<uint32_t, uint64_t> last;
+  for (uint32_t c = 0; c < seen_.size(); ++c) {
+    if (seen_[c].empty()) continue;
+    uint64_t& of = last[job_.spec.keys[plan_.chunks[c].key].fragment];
+    of = std::max(of, seen_[c].rbegin()->first);
+  }
+  uint64_t all = 0;
+  for (const auto& [fragment, round] : last) all += round;
+  return all;
+}
+
 bool Oracle::has_bad(const Contribution& from, uint32_t key) const {
   return std::ranges::any_of(job_.bad, [&](const BadGradient& bad) {
     return bad.key == key && bad.round == from.round &&
@@ -183,7 +201,7 @@ void Oracle::fill_chunk(const Contribution& from, uint32_t chunk, std::byte* out
   }
   if (job_.digits) {
     const uint32_t element = from.rank / kDigitsPerElement;
-    for (uint32_t i = 0; i < std::min(2u, c.elements); ++i) {
+    for (uint32_t i = 0; i < digit_elements(c); ++i) {
       const float one = std::ldexp(1.0f, static_cast<int>(2 * (from.rank % kDigitsPerElement)));
       reference::store(out, dtype, i, i == element ? one : 0.0f);
     }
@@ -479,7 +497,7 @@ void Oracle::check_digits_of(uint32_t chunk, const Replay& replay,
     return who != replay.counted().end() && !is_null({*who, replay.sent_for(rank)}, c.key) &&
            touches(rank, chunk, &KeyInterest::writes);
   };
-  for (uint32_t i = 0; i < std::min(2u, c.elements); ++i) {
+  for (uint32_t i = 0; i < digit_elements(c); ++i) {
     const uint32_t first = i * kDigitsPerElement;
     if (first >= job_.spec.max_ranks) break;
     float value = 0;

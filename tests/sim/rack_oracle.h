@@ -90,6 +90,7 @@ class Oracle {
   std::string check(const std::vector<LogRecord>& log);
 
   uint64_t observations() const { return observations_; }
+  uint64_t rounds() const;  // of fragments, that somebody has the result of; in lock-step
   uint64_t states() const { return states_; }  // of chunks, that were compared
   uint64_t forks() const { return forks_; }    // of rounds that somebody has the result of
   uint64_t switches() const { return switches_; }
@@ -105,6 +106,7 @@ class Oracle {
   void fill_rows(const Contribution& from, uint32_t chunk, std::byte* out) const;
   float exact_value(uint32_t key, uint64_t hash) const;
   void fix_scale(const ChunkLayout& chunk, std::byte* gradient) const;
+  uint32_t digit_elements(const ChunkLayout& chunk) const;
   bool has_bad(const Contribution& from, uint32_t key) const;
   // Whether one of the ranges has some of the chunk. `of`: KeyInterest::writes or reads.
   bool touches(uint32_t rank, uint32_t chunk, std::vector<ElementRange> KeyInterest::*of) const;

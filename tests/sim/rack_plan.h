@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tests/phub/simulated_disk.h"
+#include "tests/sim/outer_plan.h"
 #include "transport/control/interest.h"
 #include "transport/control/job_spec.h"
 #include "transport/sim/net.h"
@@ -108,7 +109,8 @@ struct JobPlan {
   std::vector<Ranks> later_ranks;  // of each time that it is begun again by other workers
   // By rank the box below the root where it joins, 1 + its number in the plan; empty: the root.
   std::vector<uint32_t> box_of;
-  uint32_t levels = 0;  // of boxes below the root
+  uint32_t levels = 0;             // of boxes below the root
+  std::optional<OuterPlan> outer;  // ranks make steps by themselves, and exchange now and then
 
   bool lock_step() const { return spec.consistency == "bsp"; }
 };
@@ -209,7 +211,8 @@ struct RackPlan {
   double control_loss = 0;              // of each control message
   double control_duplicate = 0;         // of each request
   uint64_t control_delay_ns = 200'000;  // at most
-  double core_pause_chance = 0;         // a core is not scheduled for a while
+  uint64_t control_timeout_ns = 4'000'000;
+  double core_pause_chance = 0;  // a core is not scheduled for a while
   std::vector<BoxFault> box_faults;
   std::vector<DiskFault> disk_faults;
   std::vector<ClockJump> clock_jumps;
@@ -234,6 +237,8 @@ RackPlan make_rack_plan(uint64_t seed);
 // that goes wrong (rack_plan_large.cc).
 RackPlan make_large_plan(uint64_t seed);
 RackPlan thousand_ranks(uint64_t seed);  // nothing goes wrong
+// Up to 64 learners that exchange now and then, with a quorum (rack_plan_outer.cc).
+RackPlan make_outer_plan(uint64_t seed);
 
 Fault some_fault(SimRandom& random, const JobPlan& job);
 void move_states(SimRandom& random, JobPlan& job);
@@ -253,5 +258,6 @@ uint32_t level_of(const RackPlan& plan, const JobPlan& job, uint32_t above);
 void put_behind_switch(SimRandom& random, RackPlan& plan);
 
 std::string describe(const RackPlan& plan);
+std::string describe(const OuterPlan& outer);
 
 }  // namespace phub::sim

@@ -2,6 +2,7 @@
 //   rack_sim --seeds 1..10000 [--jobs 2] [--replay-check]
 //   rack_sim --seed 42 --verbose
 //   rack_sim --large --seeds 1..1000
+//   rack_sim --outer --seeds 1..10000
 #include <fmt/format.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -41,6 +42,7 @@ struct Options {
   bool stop = false;
   bool racks = false;
   bool large = false;
+  bool outer = false;
   bool switches = false;
 };
 
@@ -57,15 +59,37 @@ struct Totals {
   uint64_t kills = 0, revivals = 0, spread_kills = 0, spread_revivals = 0, revived_runs = 0;
   uint64_t racked_jobs = 0, racks_admitted = 0, racks_lost = 0, boxes_below_died = 0;
   uint64_t switched_jobs = 0, switch_chunks = 0, switch_generations = 0;
+  phub::sim::OuterCounts outer;
 };
+
+RackPlan plan_of(uint64_t seed, const Options& options) {
+  if (options.outer) return phub::sim::make_outer_plan(seed);
+  return options.large ? phub::sim::make_large_plan(seed) : phub::sim::make_rack_plan(seed);
+}
+
+// What was drawn, so that one sees that it was not empty.
+void print_outer(const Totals& totals) {
+  const phub::sim::OuterCounts& outer = totals.outer;
+  fmt::print(
+      "{} outer jobs, {} failures; {} learners, {} of them slow, {} with slow links; {} rounds of "
+      "fragments, {} contributions, {} times one was late for a round, {} results of chunks "
+      "compared; {} processes ended, {} hung, {} ranks lost; {} partitions, {} one-sided, cut off "
+      "{} ranks; {} new ranks joined later, {} were there again; {} times looked who waits, the "
+      "longest for {} ms with a quorum; {} jobs failed as they should, {} queue pairs broken, {} "
+      "steps\n",
+      totals.racks, totals.failures, outer.learners, outer.slow_learners, outer.slow_links,
+      outer.rounds, outer.sent, outer.late, totals.observations, outer.ended, outer.hung,
+      totals.lost, outer.partitions, outer.one_sided, outer.cut_off, outer.joined_late,
+      outer.joined_again, outer.waits, outer.longest_wait_ms, totals.failed_jobs, totals.breaks,
+      totals.steps);
+}
 
 bool run_one(uint64_t seed, const Options& options, Totals& totals) {
   current_seed = seed;
   const time_t most_s = options.large ? 1200 : 120;
   const itimerval limit = {.it_interval = {}, .it_value = {.tv_sec = most_s, .tv_usec = 0}};
   setitimer(ITIMER_PROF, &limit, nullptr);  // of the CPU: the machine may be busy
-  const RackPlan plan =
-      options.large ? phub::sim::make_large_plan(seed) : phub::sim::make_rack_plan(seed);
+  const RackPlan plan = plan_of(seed, options);
   if (options.racks && plan.racks.empty()) return true;
   if (options.switches && !plan.through_switch) return true;
   if (options.verbose) fmt::print("{}", describe(plan));
@@ -128,10 +152,14 @@ bool run_one(uint64_t seed, const Options& options, Totals& totals) {
   totals.switched_jobs += result.switched_jobs;
   totals.switch_chunks += result.switch_chunks;
   totals.switch_generations += result.switch_generations;
+  totals.outer.add(result.outer);
   if (result.failure.empty()) return true;
   ++totals.failures;
   fmt::print("seed {}: {}\n  replay: rack_sim{} --seed {} --verbose\n", seed, result.failure,
-             options.large ? " --large" : "", seed);
+             options.outer   ? " --outer"
+             : options.large ? " --large"
+                             : "",
+             seed);
   std::fflush(stdout);
   return false;
 }
@@ -140,6 +168,10 @@ int run_range(uint64_t first, uint64_t last, uint64_t stride, const Options& opt
   Totals totals;
   for (uint64_t seed = first; seed <= last; seed += stride) {
     if (!run_one(seed, options, totals) && options.stop) break;
+  }
+  if (options.outer) {
+    print_outer(totals);
+    return totals.failures == 0 ? 0 : 1;
   }
   fmt::print(
       "{} racks, {} failures; {} results and {} states of chunks compared, {} ranks admitted, {} "
@@ -209,6 +241,8 @@ int main(int argc, char** argv) {
   app.add_flag("--racks", options.racks, "leave out seeds without racks below the root");
   app.add_flag("--switches", options.switches, "leave out seeds without a switch that adds");
   app.add_flag("--large", options.large, "a thousand ranks over three levels of boxes, each");
+  app.add_flag("--outer", options.outer,
+               "up to 64 learners that exchange now and then, with a quorum, each");
   app.add_flag("--stop", options.stop, "end with the first failure");
   CLI11_PARSE(app, argc, argv);
   for (int number : {SIGABRT, SIGSEGV, SIGPROF, SIGFPE}) std::signal(number, on_signal);

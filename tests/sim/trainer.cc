@@ -13,7 +13,11 @@
 namespace phub::sim {
 namespace {
 
-constexpr uint64_t kPatienceNs = 700 * kMs;  // longer than any limit of a job takes to free a rank
+// Longer than any limit of a job takes to free a rank.
+uint64_t patience_ns(const JobSpec& spec) {
+  return std::max<uint64_t>(700, 3 * uint64_t{spec.lease_ms}) * kMs;
+}
+constexpr uint64_t kTries = 350;  // within it
 
 }  // namespace
 
@@ -78,9 +82,10 @@ void Trainer::on_join(const Result<JoinReply>& result) {
         result.code == ErrorCode::kTimeout || result.code == ErrorCode::kUnavailable ||
         result.code == ErrorCode::kRewound || (result.code == ErrorCode::kTaken && patient) ||
         (result.code == ErrorCode::kMismatch && box() > 0);  // it has a job whose root has died
-    if (again && !job_.ended && rack_.net().now_ns() < started_ns_ + kPatienceNs) {
+    const uint64_t most_ns = patience_ns(job_.spec);
+    if (again && !job_.ended && rack_.net().now_ns() < started_ns_ + most_ns) {
       std::weak_ptr<Mail> mail = mail_;
-      rack_.net().after(2 * kMs, [this, mail] {
+      rack_.net().after(most_ns / kTries, [this, mail] {
         if (auto open = mail.lock()) open->push_back([this] { join(); });
       });
       return;
@@ -109,6 +114,7 @@ void Trainer::on_join(const Result<JoinReply>& result) {
   parts_out_ = 0;
   transfer_ = nullptr;
   sets_unsure_ = false;
+  begin_course();
   state_ = State::kRunning;
   broadcasting_ = reply_->send_initial;
   if (broadcasting_) {
@@ -138,7 +144,9 @@ std::unique_ptr<WorkerLink> Trainer::connect() {
                             return port;
                           });
   }
-  const uint64_t rate = rack_.plan().worker_bytes_per_s;
+  const auto& outer = job_.plan.outer;
+  const bool is_slow = outer && outer->has_slow_link(reply_->rank);
+  const uint64_t rate = is_slow ? outer->slow_link_bytes_per_s : rack_.plan().worker_bytes_per_s;
   if (rate == 0) return link;
   const auto queues = static_cast<uint32_t>(reply_->offer.queues.size());
   return make_paced(std::move(link), queues, rack_.budget_of(rate));
@@ -244,6 +252,7 @@ void Trainer::crash(bool silent) {
 void Trainer::hang(uint64_t ms, bool beating) {
   rack_.net().trace("hang", id_, ms, beating);
   hung_until_ns_ = rack_.net().now_ns() + ms * kMs;
+  whole_since_ns_ = std::max(whole_since_ns_, hung_until_ns_);
   beating_ = beating;
   rack_.net().after(ms * kMs, [] {});  // so that there is a moment of waking up
 }
@@ -253,6 +262,7 @@ void Trainer::hang(uint64_t ms, bool beating) {
 void Trainer::cut_off(bool mute, uint64_t ms) {
   rack_.net().trace("cut off", id_, mute, ms);
   control().cut(mail_, mute, ms * kMs);
+  whole_since_ns_ = std::max(whole_since_ns_, rack_.net().now_ns() + ms * kMs);
   if (behind_switch_) {
     const uint64_t until = rack_.net().now_ns() + ms * kMs;
     (mute ? behind_switch_->mute_until_ns : behind_switch_->deaf_until_ns) = until;
@@ -326,6 +336,7 @@ void Trainer::reconnect() {
               return;  // outdated already: asks again
             }
             session_->resend();
+            whole_since_ns_ = std::max(whole_since_ns_, rack_.net().now_ns());
           });
         });
       });

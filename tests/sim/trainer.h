@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -71,6 +72,9 @@ class Trainer {
   uint64_t pushes() const { return pushes_; }
   const std::optional<Error>& error() const { return error_; }
   WorkerLink* link() { return link_ ? sim_link_ : nullptr; }  // the network's own
+  // Since when it waits for the others' part of a fragment, if it does: all that it has sent should
+  // be at the box. REQUIRES: the job has an OuterPlan.
+  std::optional<uint64_t> waits_since_ns(uint32_t fragment) const;
   std::string describe() const;
 
  private:
@@ -98,6 +102,20 @@ class Trainer {
   void push(uint32_t key);
   void fill(const Contribution& from, uint32_t key);
   void carry_over();
+
+  // trainer_outer.cc
+  void begin_course();
+  bool train_outer();
+  bool computes() const;
+  bool is_ready(uint32_t fragment) const;
+  bool merge_due();
+  std::optional<uint32_t> key_to_wait_for() const;
+  uint64_t next_step_of(uint32_t fragment, uint64_t after) const;
+  bool send_fragment();
+  bool push_rest();
+  void compute();
+  void sleep_between_steps();
+
   void call_hyper();
   void finish();
   void leave();
@@ -172,6 +190,17 @@ class Trainer {
   uint32_t fragment_ = 0;            // in step: that is pushed next
   std::vector<uint32_t> to_push_;    // what is left of this round
   uint32_t wait_key_ = 0;            // and then the key that is waited for
+  // Where it makes steps by itself: the next one that sends or needs something.
+  struct Course {
+    uint64_t steps = 0;
+    uint64_t computes_until_ns = 0;  // up to that step
+    uint64_t sent_at = ~uint64_t{0};
+    bool ends = false;
+    std::map<uint32_t, uint64_t> under_way;  // fragments, and the step that needs each
+    std::vector<uint64_t> sent_ns;           // by fragment: when it was sent last
+  };
+  Course course_;
+  uint64_t whole_since_ns_ = 0;  // it could send and receive since
   uint64_t hung_until_ns_ = 0;
   uint64_t room_at_ns_ = 0;  // while it sleeps: of its NIC's budget
   bool beating_ = false;

@@ -18,6 +18,7 @@ bool Trainer::train() {
     return true;
   }
   if (looking_again_) return look_again();
+  if (job_.plan.outer) return train_outer();
   return job_.plan.lockstep ? train_in_step() : train_freely();
 }
 
@@ -209,6 +210,7 @@ void Trainer::call_hyper() {
 
 void Trainer::sleep() {
   wake_when_parts_are_due();
+  if (job_.plan.outer) return sleep_between_steps();
   if (state_ != State::kRunning || !job_.plan.lockstep || session_->all_ready()) return;
   if (broadcasting_ || wait_key_ >= session_->keys() || session_->ready(wait_key_)) return;
   const bool all = rack_.random().chance(0.5);
