@@ -112,16 +112,18 @@ bool CoreJob::pass(TheWay& way, uint64_t& bytes) {
 
   size_t handled = 0;  // chunks
   uint64_t spent = 0;
+  bool went_on = false;  // then it may have sent results of rounds that were passed over
   if (!reducer_.stopped()) {
     while (spent < kPassBytes && finish_pending(way, spent)) ++handled;
-    if (way.moved_on()) insert_ready();
+    went_on = way.moved_on();
+    if (went_on) insert_ready();
     while (spent < kPassBytes && close_ready(way, spent)) ++handled;
   }
   bytes += spent;
   pass_was_full_ = spent >= kPassBytes;
   if (n == 0 && !more && handled == 0 && moves_.make_when_idle(way, bytes)) ++handled;
 
-  const bool moved = n > 0 || more || handled > 0;
+  const bool moved = n > 0 || more || went_on || handled > 0;
   if (moved) note_activity();
   return outbox_.flush_if_due(moved, handled) || moved;
 }
