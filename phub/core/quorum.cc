@@ -101,9 +101,11 @@ void Quorum::put_aside(const Fragment& of, uint32_t rank) {
   }
 }
 
-// The contribution has arrived, and counts in the chunk's round.
+// The contribution has arrived, and counts in the chunk's round. That of an earlier incarnation did
+// so when that was lost.
 void Quorum::decay(uint32_t rank, uint32_t index) {
   if (!stages_.table.has_weights() || !stages_.table.has(rank, index)) return;
+  if (has_of(rank, index) == kNever) return;
   const uint64_t late = stages_.table[index].round - (has_of(rank, index) + 1);
   if (late == 0) return;
   stages_.table.reduce_weight(rank, index, late_factor(stages_.parameters.rules.late_decay, late));

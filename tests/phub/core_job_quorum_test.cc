@@ -183,6 +183,16 @@ TEST(CoreJobQuorum, ALateRankThatIsLostInADecidedRoundCountsLessOnce) {
   )");
 }
 
+// The successor of rank 1 is lost while what that had sent late is not summed up yet.
+TEST(CoreJobQuorum, WhatALostRankSentLateCountsLessOnceWhoeverFollowsIt) {
+  play_core(R"(
+    job quorum=1 chunks=1 ranks=0,1 max=2 late-decay=0.5 | push 0 0@1=1 | told quorum @1
+    grace-over 0,1 | sent 0:0@1 | push 1 0@1=10 | told quorum @2 | hold 2 2 | commit 2 -1
+    last 1 2 | hold 2 | commit 2 +1.2@3 | hold 2 | commit 2 -1 | last 1 0
+    push 0 0@2=1 | sent 0:0@2 | has 0:0=6
+  )");
+}
+
 // Rank 2 is late in round 1 of fragment 0, and then in time in that of fragment 1.
 TEST(CoreJobQuorum, WhoTakesPartIsDecidedForEachFragment) {
   play_core(R"(
@@ -222,6 +232,16 @@ TEST(CoreJobQuorum, ABoundaryHoldsAllFragments) {
     sent 0,1:0@1 | hold 2 | push 0,1 1@1 | sent | commit 1 +2.1@2 | sent-mixed 0-2:1@1 2:0@1
     push 0-2 0@2=1 | told quorum @2 | sent 0-2:0@2 | has 2:0=3
     push 0-2 1@2=2 | told quorum @2 | sent 0-2:1@2 | has 2:1=6
+  )");
+}
+
+// Rank 1 waits for round 2 of fragment 1, in which nobody is left: it is passed over, and the core
+// sends its result before it sleeps.
+TEST(CoreJobQuorum, WhatARoundGivesThatIsPassedOverIsSent) {
+  play_core(R"(
+    job quorum=1 chunks=2 fragments=0,1 max=2 ranks=0 | push 0 0@1 | sent 0:0@1
+    push 0 0@2 | sent 0:0@2 | hold 3 | commit 1 +1.1@3 | sent 1:0@2
+    hold 3 | commit 1 -0 | last 0 2 0 | run | flushed 1 | sent 1:1@2
   )");
 }
 

@@ -31,6 +31,9 @@ std::string text_of(const JobPlan& job, const LogRecord& record, std::string_vie
   if (record.branch + record.parent > 0) {
     text += fmt::format(" branch {} of {}", record.branch, record.parent);
   }
+  if (record.kind == LogRecord::Kind::kLate) {
+    text += fmt::format("until {} of fragment {}", record.last_round, record.fragment);
+  }
   for (const ChunkSpan& span : record.chunks) {
     text += fmt::format(" {}..{} until {}", span.first, span.last, record.last_round);
   }

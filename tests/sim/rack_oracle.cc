@@ -470,6 +470,16 @@ void Oracle::check_gated_rounds(GatedReplay replay) const {
   }
 }
 
+// In words: who took part in the latest round, and for which round it was sent.
+std::string Oracle::members_of(const Replay& replay) {
+  std::string text;
+  for (const Member& who : replay.counted()) {
+    text += fmt::format("{}{}.{} for round {}", text.empty() ? ", the sum of " : ", ", who.rank,
+                        who.incarnation, replay.sent_for(who.rank));
+  }
+  return text;
+}
+
 void Oracle::check_round(uint32_t chunk, const Replay& replay) const {
   const auto at = seen_[chunk].find(replay.round());
   if (at == seen_[chunk].end()) return;
@@ -479,10 +489,10 @@ void Oracle::check_round(uint32_t chunk, const Replay& replay) const {
     const auto element =
         static_cast<size_t>(std::ranges::mismatch(seen, result).in1 - seen.begin()) /
         kernels::bytes_of(parameter_dtype_);
-    fail(ErrorCode::kInvalid, "{} round {}: element {} is {}, the reference has {}",
+    fail(ErrorCode::kInvalid, "{} round {}: element {} is {}, the reference has {}{}",
          name_of_chunk(job_, plan_, chunk), round, element,
          reference::load(seen.data(), parameter_dtype_, element),
-         reference::load(result.data(), parameter_dtype_, element));
+         reference::load(result.data(), parameter_dtype_, element), members_of(replay));
   }
   if (job_.digits && round > 0) check_digits_of(chunk, replay, seen);
 }

@@ -123,6 +123,7 @@ class Oracle {
   void check_branches(const HyperHistory& history);
   void check_killed(uint32_t branch, bool kills, uint64_t round, const HyperHistory& history) const;
   void check_gated_rounds(GatedReplay replay) const;
+  static std::string members_of(const Replay& replay);
   void check_round(uint32_t chunk, const Replay& replay) const;
 
   // rack_oracle_states.cc
