@@ -20,7 +20,7 @@ QuorumRounds::QuorumRounds(Job& job, Membership& membership, Remarks& remarks)
       gates_(*job.quorum_gates()),
       membership_(membership),
       remarks_(remarks),
-      standstill_(gates_, membership.ranks(), job.spec().progress_limit_ms),
+      standstill_(gates_, membership.ranks(), membership.barrier(), job.spec().progress_limit_ms),
       due_(gates_.size()),
       late_(gates_.size(), std::vector<Late>(job.spec().max_ranks)) {}
 
@@ -100,7 +100,7 @@ void QuorumRounds::end_grace(uint32_t fragment, uint64_t now_ms) {
 void QuorumRounds::end_standstill(uint64_t now_ms) {
   if (!may_decide()) return;
   if (const std::optional<uint32_t> fragment = standstill_.look(now_ms)) {
-    decide(*fragment, gates_[*fragment].collecting(), 1);
+    decide(*fragment, gates_[*fragment].collecting(), 0);
   }
 }
 

@@ -16,9 +16,10 @@ bool goes_on(const QuorumGate& gate) {
 }  // namespace
 
 QuorumStandstill::QuorumStandstill(const QuorumGates& gates, const RankTable& ranks,
-                                   uint64_t progress_limit_ms)
+                                   const Barrier& barrier, uint64_t progress_limit_ms)
     : gates_(gates),
       ranks_(ranks),
+      barrier_(barrier),
       most_ms_(std::max<uint64_t>(progress_limit_ms / kPartOfLimit, 1)) {}
 
 std::optional<uint32_t> QuorumStandstill::look(uint64_t now_ms) {
@@ -43,18 +44,23 @@ void QuorumStandstill::note(uint64_t now_ms) {
   changed_ms_ = now_ms;
 }
 
-// Of those that somebody has sent, and of these the one that the most have; nullopt: there is none,
-// or some fragment goes on by itself.
+// Of those that somebody has sent, and of these the one that the most have; if there is none, of
+// those that a newcomer waits for. nullopt: there is none either, or some fragment goes on by
+// itself.
 std::optional<uint32_t> QuorumStandstill::lowest() const {
   std::optional<uint32_t> lowest;
   for (uint32_t f = 0; f < gates_.size(); ++f) {
     if (goes_on(gates_[f])) return std::nullopt;
     const auto [round, senders] = latest_[f];
-    if (senders == 0) continue;
-    const bool is_lower = !lowest || round < latest_[*lowest].first;
-    const bool has_more =
-        lowest && round == latest_[*lowest].first && senders > latest_[*lowest].second;
-    if (is_lower || has_more) lowest = f;
+    if (senders == 0 && !is_awaited(gates_[f])) continue;
+    if (!lowest) {
+      lowest = f;
+      continue;
+    }
+    const auto [lowest_round, most] = latest_[*lowest];
+    const bool some_have = (senders > 0) == (most > 0);
+    const bool is_lower = round < lowest_round || (round == lowest_round && senders > most);
+    if (some_have ? is_lower : senders > 0) lowest = f;
   }
   return lowest;
 }
@@ -66,10 +72,22 @@ bool QuorumStandstill::all_wait() const {
   return true;
 }
 
-// For the result of what it has sent, or for that of the round before its first.
+// In a barrier, for the result of what it has sent, or for that of the round before its first.
 bool QuorumStandstill::waits(uint32_t rank) const {
+  if (barrier_.has(rank)) return true;
   for (uint32_t f = 0; f < gates_.size(); ++f) {
-    if (gates_[f].has_sent(rank) || ranks_[rank].first_round > gates_[f].collecting()) return true;
+    if (gates_[f].has_sent(rank) || waits_to_begin(rank, gates_[f])) return true;
+  }
+  return false;
+}
+
+bool QuorumStandstill::waits_to_begin(uint32_t rank, const QuorumGate& gate) const {
+  return ranks_[rank].expected && ranks_[rank].first_round > gate.collecting();
+}
+
+bool QuorumStandstill::is_awaited(const QuorumGate& gate) const {
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (waits_to_begin(rank, gate)) return true;
   }
   return false;
 }
