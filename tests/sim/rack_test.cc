@@ -1,6 +1,7 @@
-// Six hundred racks, others in every run (scripts/proof racks runs ten thousand). PHUB_TEST_SCALE
-// (a number, 1 if unset) multiplies their count; PHUB_SEED=N runs one alone, and so does
-// rack_sim --seed N --verbose, which tells what happens in it.
+// Six hundred racks and thirty jobs of learners, others in every run (scripts/proof racks and
+// outer run ten thousand). PHUB_TEST_SCALE (a number, 1 if unset) multiplies their count;
+// PHUB_SEED=N runs one alone, and so does rack_sim --seed N --verbose (with --outer for learners),
+// which tells what happens in it.
 #include "tests/sim/rack.h"
 
 #include <gtest/gtest.h>
@@ -18,10 +19,11 @@ namespace phub::sim {
 namespace rack_test {
 
 uint64_t current_seed = 0;
+bool current_is_outer = false;
 
 extern "C" void on_signal(int number) {
-  std::fprintf(stderr, "signal %d in seed %llu; replay: rack_sim --seed %llu --verbose\n", number,
-               static_cast<unsigned long long>(current_seed),
+  std::fprintf(stderr, "signal %d in seed %llu; replay: rack_sim%s --seed %llu --verbose\n", number,
+               static_cast<unsigned long long>(current_seed), current_is_outer ? " --outer" : "",
                static_cast<unsigned long long>(current_seed));
   std::signal(number, SIG_DFL);
   std::raise(number);
@@ -41,8 +43,15 @@ class RackTest : public ::testing::TestWithParam<int> {
   }
   static RackResult run(uint64_t seed) {
     current_seed = seed;
+    current_is_outer = false;
     limit(240);
     return run_rack(make_rack_plan(seed));
+  }
+  static RackResult run_outer(uint64_t seed) {
+    current_seed = seed;
+    current_is_outer = true;
+    limit(240);
+    return run_rack(make_outer_plan(seed));
   }
 };
 
@@ -140,6 +149,38 @@ TEST_P(RackTest, EveryContributionCountsOnceAndNobodyHangs) {
   EXPECT_GT(all.switch_chunks, 0u);
 }
 INSTANTIATE_TEST_SUITE_P(Batch, RackTest, ::testing::Range(0, 3));
+
+// Of learners in which something was found once.
+constexpr uint64_t kKeptOuter[] = {1051, 1065, 200086, 200087};
+
+void expect_outer_success(uint64_t seed, const RackResult& result) {
+  ASSERT_EQ(result.failure, "") << "seed " << seed << "; replay: rack_sim --outer --seed " << seed
+                                << " --verbose\n"
+                                << describe(make_outer_plan(seed));
+}
+
+TEST_F(RackTest, LearnersAgreeAndNobodyWaitsForLongerThanTheGrace) {
+  for (const uint64_t seed : kKeptOuter) {
+    ASSERT_NO_FATAL_FAILURE(expect_outer_success(seed, run_outer(seed)));
+  }
+  const testing::Seeds seeds = testing::fresh_seeds(testing::scaled(30));
+  OuterCounts all;
+  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+    const RackResult result = run_outer(seed);
+    ASSERT_NO_FATAL_FAILURE(expect_outer_success(seed, result));
+    all.add(result.outer);
+  }
+  if (seeds.count < 30) return;
+  EXPECT_GT(all.learners, 10 * seeds.count);
+  EXPECT_GT(all.rounds, 5 * seeds.count);
+  EXPECT_GT(all.sent, 100 * seeds.count);
+  EXPECT_GT(all.late, 10 * seeds.count);
+  EXPECT_GT(all.ended, seeds.count / 2);
+  EXPECT_GT(all.partitions, seeds.count / 4);
+  EXPECT_GT(all.cut_off, seeds.count / 2);
+  EXPECT_GT(all.joined_again, seeds.count / 4);
+  EXPECT_GT(all.waits, 100 * seeds.count);
+}
 
 TEST_F(RackTest, TheSameSeedGivesTheSameTrace) {
   const testing::Seeds seeds = testing::fresh_seeds(testing::scaled(50));

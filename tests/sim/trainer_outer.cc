@@ -137,6 +137,9 @@ void Trainer::sleep_between_steps() {
 std::optional<uint64_t> Trainer::waits_since_ns(uint32_t fragment) const {
   if (session_ == nullptr || state_ != State::kRunning || hung() || session_->broken()) return {};
   if (!link_->connected() || job_.plan.outer->has_slow_link(reply_->rank)) return {};
+  // While it sleeps for another fragment, it does not look at what comes of this one.
+  const std::optional<uint32_t> awaited = computes() ? std::nullopt : key_to_wait_for();
+  if (awaited && fragment_of(*awaited) != fragment) return {};
   const bool is_sent = course_.sent_ns[fragment] > 0 && (fragment != fragment_ || to_push_.empty());
   const uint64_t since = std::max(course_.sent_ns[fragment], whole_since_ns_);
   if (!is_sent || since > rack_.net().now_ns() || is_ready(fragment)) return {};

@@ -247,6 +247,39 @@ TEST(Quorum, RanksAtDifferentFragmentsGoOnWhenOneOfAQuorumIsLost) {
   }
 }
 
+// Fragment 1 is a round behind when the others have sent all that they have. They wait in a barrier
+// for the one that joins then, which waits for that round.
+TEST(Quorum, ANewcomerDoesNotWaitForARoundOfThoseThatAreInABarrier) {
+  Box box;
+  JobSpec spec = spec_of("none");
+  spec.keys[1].fragment = 1;
+  spec.world_size = spec.quorum = 2;
+  spec.max_ranks = 3;
+  spec.progress_limit_ms = 1200;
+  each_worker(box, spec, [&](Worker& worker, uint32_t rank) {
+    for (const size_t key : {0, 1, 0}) {
+      worker.push_null(key);
+      worker.wait(key);
+    }
+    if (rank == 1) return worker.barrier();
+    WorkerOptions options = box.options(spec, 2);
+    options.wait_timeout_ms = 10'000;
+    std::thread joins([&] {
+      Worker newcomer(options);
+      EXPECT_NO_THROW(newcomer.wait_all());
+      EXPECT_EQ(newcomer.round(1), 2u);
+      if (newcomer.test(1)) newcomer.barrier();
+    });
+    const auto is_in = [&box] {
+      const std::vector<RankStatus> ranks = box.status().jobs.front().ranks;
+      return ranks.size() == 3 && ranks[2].state == "live";
+    };
+    while (!is_in()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    worker.barrier();
+    joins.join();
+  });
+}
+
 TEST(Quorum, ResultsAreThoseOfTheRanksThatTheLogNames) {
   const uint64_t seed = testing::fresh_seeds(1).first;
   for (const std::string optimizer : {"none", "adam"}) {
