@@ -130,6 +130,75 @@ def test_parameters_are_those_of_the_plain_hook(name, accumulated, tmp_path):
     assert len(set(same)) == 4  # or the ranks had the same batches
 
 
+# What of a listing is phub's, and what takes its place where phub is the backend alone.
+PLAIN = {
+    "accelerate": [
+        (r"import phub\n", "torch.distributed.init_process_group(BACKEND)\n"),
+        (r"state = phub.DDPState.*\n", ""),
+        (r"model.register_comm_hook.*\n", ""),
+        (r"state.close\(\)\n", "net = model.module\n"),
+    ],
+    "lightning": [
+        (r"from phub.lightning.*\n", ""),
+        (r"devices=4", "devices=2"),
+        (
+            r"Strategy\(\)",
+            "lightning.pytorch.strategies.DDPStrategy(process_group_backend=BACKEND)",
+        ),
+    ],
+    "transformers": [
+        (r"from phub.transformers.*\n", "torch.distributed.init_process_group(BACKEND)\n"),
+        (r"trainer.add_callback.*\n", ""),
+    ],
+}
+BITS = """
+import hashlib, os
+bits = hashlib.sha256()
+for p in (net if "net" in globals() else model).parameters():
+    bits.update(p.detach().numpy().tobytes())
+over = torch.distributed.get_backend()
+print(f"parameters {bits.hexdigest()} over {over}\\n", end="", flush=True)
+if over == "gloo":
+    os._exit(0)  # at its end it may abort
+"""
+
+
+def plain(name):
+    """The listing without a word of phub, and with a backend."""
+    found = LISTINGS[name]
+    for phubs, others in PLAIN[name]:
+        found, count = re.subn(phubs, others, found)
+        assert count == 1, phubs
+    assert "phub" not in found
+    return found + BITS
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_with_another_backend_nothing_else_changes(name, tmp_path):
+    pytest.importorskip(name)
+    launch = ["-m", "phub", "run", "-n", "2", "--", sys.executable]
+    launches = {
+        "gloo": launch,
+        "phub": launch,
+        "by torchrun": ["-m", "torch.distributed.run", "--nproc-per-node=2"],
+    }
+    found = {}
+    for way, before in launches.items():
+        backend = "gloo" if way == "gloo" else "phub"
+        head = f"import phub\nBACKEND = {backend!r}\n"
+        (tmp_path / "train.py").write_text(head + plain(name))
+        done = ran(*before, "train.py", cwd=tmp_path)
+        print(done.stdout, done.stderr)
+        assert done.returncode == 0
+        bits = re.findall(rf"parameters (\w+) over {backend}", done.stdout)
+        losses = sorted(re.findall(r"rank \d: loss \d+\.\d+", done.stdout))
+        assert len(bits) == len(losses) == 2
+        assert bits[0] == bits[1]
+        found[way] = bits[0], losses
+    # Of two numbers there is one sum.
+    assert found["phub"] == found["gloo"] == found["by torchrun"]
+
+
 @pytest.mark.parametrize("name", ["lightning", "transformers"])
 def test_nothing_of_the_frameworks_is_loaded_unasked(name):
     code = f"import phub.pytorch, phub.optimizer, sys; assert {name!r} not in sys.modules"
