@@ -257,7 +257,8 @@ constexpr std::array<Option, 36> kOptions = {{
        config.save_limit_ms = static_cast<uint32_t>(parse_integer(values[0], 10, 3'600'000));
      }},
     {"end-with-input", "[BOOL]", Kind::kSwitch,
-     "End, as after SIGTERM, when the standard input does: a pipe that those hold open who need the "
+     "End, as after SIGTERM, when the standard input does: a pipe that those hold open who need "
+     "the "
      "server. [false]",
      [](ServeConfig& config, Values values) { config.end_with_input = parse_switch(values[0]); }},
     {"shard-lease-ms", "MS", Kind::kInteger,

@@ -25,11 +25,12 @@ class Work(distributed._Work):  # type: ignore[misc, name-defined]  # noqa: SLF0
     def end(self, error: BaseException | None = None) -> None:
         """It is complete, or has failed."""
         self._error = error
-        self._ended.set()
+        # First the future: after wait() it is complete, as gloo's is, which torchft relies on.
         if error is None:
             self._future.set_result(self._tensors)
         else:
             self._future.set_exception(error)
+        self._ended.set()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Returns True once it is complete. Raises its error; RuntimeError: the time is over."""
@@ -69,6 +70,7 @@ class Course:
         self._waiting = queue.SimpleQueue()
         self._left = 0
         self._lock = threading.Lock()
+        self._running = threading.Lock()  # by the thread or a caller, never by two at once
         self._thread: threading.Thread | None = None
 
     def run(self, body: Callable[[], None], work: Work, *, later: bool) -> Work:
@@ -78,7 +80,8 @@ class Course:
             if not here:
                 self._left += 1
         if here:
-            _run(body, work)
+            with self._running:
+                _run(body, work)
         else:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="phub-group", daemon=True)
@@ -90,7 +93,8 @@ class Course:
 
     def _run(self) -> None:
         while (given := self._waiting.get()) is not None:
-            _run(*given)
+            with self._running:
+                _run(*given)
             del given  # its tensors live no longer than the collective
             with self._lock:
                 self._left -= 1
