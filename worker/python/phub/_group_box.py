@@ -1,18 +1,15 @@
 """The box of a process group: the one that PHUB_SERVER names, or one that rank 0 starts.
 
-A box that rank 0 starts serves this machine alone. It ends when no process holds a certain FIFO
-open any more, in whatever way they have ended; each rank holds it until its own end. So the box
-outlives rank 0 as long as others need it.
+A box that rank 0 starts serves this machine alone. It ends when no process holds its standard input
+open any more, a pipe, in whatever way they have ended; each rank holds it until its own end. So the
+box outlives rank 0 as long as others need it.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import secrets
-import shutil
-import tempfile
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -20,7 +17,6 @@ from phub import _library, errors
 
 _READY = b"listening on "  # what the box says before its address
 _OWN_ENVIRONMENT = "environment"  # in place of an address: each rank's PHUB_SERVER
-_FIFO = "held"
 
 
 class Store(Protocol):
@@ -37,35 +33,48 @@ class Meeting(NamedTuple):
     job: str
 
 
-_held: dict[str, int] = {}  # by FIFO: it is open here for as long as the process is there
-_own: tuple[str, str] | None = None  # address and FIFO of the box that this process has started
+_held: dict[str, int] = {}  # by pipe: it is open here for as long as the process is there
+_own: tuple[str, str] | None = None  # address and pipe of the box that this process has started
 
 
 def meet(store: Store, rank: int, size: int) -> Meeting:
     """For a new group; all ranks call it. Raises UnavailableError, InvalidError, LibraryError."""
-    store.set(f"host{rank}", _host())
+    if size == 1:
+        return Meeting(None, "")
+    named = os.environ.get("PHUB_SERVER", "")
+    store.set(f"host{rank}", f"{_host()}\n{'PHUB_SERVER' if named else ''}")
     if rank == 0:
         try:
-            hosts = [store.get(f"host{other}").decode() for other in range(size)]
-            store.set("box", "\n".join(_offer(hosts)))
+            found = [store.get(f"host{other}").decode().split("\n") for other in range(size)]
+            store.set("box", "\n".join(_offer(found)))
         except BaseException as failed:
             store.set("box", f"!{failed}")
             raise
     offer = store.get("box").decode()
     if offer.startswith("!"):
         raise errors.UnavailableError(f"rank 0 has found no box: {offer[1:]}")
-    job, server, fifo = offer.split("\n")
-    if fifo and fifo not in _held:
-        _held[fifo] = os.open(fifo, os.O_WRONLY)
+    job, server, pipe = offer.split("\n")
+    if pipe and pipe not in _held:
+        try:
+            _held[pipe] = os.open(pipe, os.O_WRONLY)
+        except OSError as failed:
+            raise errors.UnavailableError("rank 0 has ended, which started the box") from failed
     return Meeting(None if server == _OWN_ENVIRONMENT else server, job)
 
 
-def _offer(hosts: list[str]) -> tuple[str, str, str]:
-    """The job's name, the box's address, and its FIFO; "": it has none."""
+def _offer(ranks: list[list[str]]) -> tuple[str, str, str]:
+    """The job's name, the box's address, and its pipe; "": it has none."""
     job = f"{os.environ.get('PHUB_JOB', 'group')}-{secrets.token_hex(6)}"
-    if os.environ.get("PHUB_SERVER"):
+    hosts, named = {host for host, _ in ranks}, [name for _, name in ranks]
+    if len(set(named)) > 1:
+        with_name, without = named.index("PHUB_SERVER"), named.index("")
+        raise errors.InvalidError(
+            f"rank {with_name} has PHUB_SERVER in its environment, rank {without} has not: set it "
+            "on all, or on none"
+        )
+    if named[0]:
         return job, _OWN_ENVIRONMENT, ""
-    if len(set(hosts)) > 1:
+    if len(hosts) > 1:
         raise errors.InvalidError(
             'the ranks of a group of backend "phub" are on several hosts: start a box that all of '
             "them reach (`phub serve`), and set PHUB_SERVER to its address on each"
@@ -74,23 +83,20 @@ def _offer(hosts: list[str]) -> tuple[str, str, str]:
 
 
 def _host() -> str:
-    """The same for those that reach each other's loopback addresses."""
+    """The same for those that reach each other's loopback addresses and descriptors."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{boot} {os.readlink('/proc/self/ns/net')}"
+    return f"{boot} {os.readlink('/proc/self/ns/net')} {os.readlink('/proc/self/ns/pid')}"
 
 
 def _start() -> tuple[str, str]:
-    """Starts the box, unless this process has done so. Returns its address and FIFO."""
+    """Starts the box, unless this process has done so. Returns its address and pipe."""
     global _own
     if _own is not None:
         return _own
     program = _library.find_program()
-    folder = tempfile.mkdtemp(prefix="phub-group-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    fifo = os.path.join(folder, _FIFO)
-    os.mkfifo(fifo, 0o600)
-    read_end = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
-    _held[fifo] = os.open(fifo, os.O_WRONLY)
+    read_end, write_end = os.pipe()
+    pipe = f"/proc/{os.getpid()}/fd/{write_end}"
+    _held[pipe] = write_end
     output, box_output = os.pipe()
     arguments = ["serve", "--listen", "127.0.0.1:0", "--pin", "false", "--end-with-input"]
     try:
@@ -112,7 +118,7 @@ def _start() -> tuple[str, str]:
         address = next((line.split()[-1] for line in lines if line.startswith(_READY)), None)
     if address is None:
         raise errors.UnavailableError("the box did not start: its messages are above")
-    _own = address.decode(), fifo
+    _own = address.decode(), pipe
     return _own
 
 

@@ -28,8 +28,9 @@ class Work(distributed._Work):  # type: ignore[misc, name-defined]  # noqa: SLF0
         # First the future: after wait() it is complete, as gloo's is, which torchft relies on.
         if error is None:
             self._future.set_result(self._tensors)
-        else:
-            self._future.set_exception(error)
+        else:  # a future takes no KeyboardInterrupt
+            is_one = isinstance(error, Exception)
+            self._future.set_exception(error if is_one else RuntimeError("interrupted"))
         self._ended.set()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -109,7 +110,8 @@ class Course:
 
 def _run(body: Callable[[], None], work: Work) -> None:
     try:
-        body()
+        with torch.inference_mode():  # in whatever mode the tensors were made
+            body()
     except BaseException as error:
         work.end(error)
     else:

@@ -25,7 +25,6 @@ from phub.worker import Worker
 
 SIZES = tuple(256 * 4**power for power in range(6, -1, -1))  # elements, 1 Mi to 256
 TURNS = 4
-_END_S = 10.0  # that a rank waits for the others at the end
 _BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 
 
@@ -147,26 +146,25 @@ class Sums:
         if piece.filled_up_at is not None and piece.into is not None:
             ctypes.memmove(piece.into, piece.filled_up_at, piece.bytes)
 
-    def barrier(self) -> None:
-        """Waits for all ranks, as a sum of nothing."""
-        self.run(Part(0, 1, False, None))
+    def leave(self) -> threading.Thread:
+        """Begins to meet the other ranks, to leave together: the thread that does so."""
+        meeting = threading.Thread(target=self._meet, name="phub-end", daemon=True)
+        meeting.start()
+        return meeting
 
     def close(self) -> None:
-        """Leaves together with the other ranks; where they do not come, it is lost to them.
+        """Ends; where the others have not met it, it is lost to them.
 
         A job goes on without a rank that leaves, and its sums are to be those of all ranks.
         """
-        if self._failure is not None:
-            return
-        meeting = threading.Thread(target=self._meet, name="phub-end", daemon=True)
-        meeting.start()
-        meeting.join(_END_S)
         if self._has_met:
             self.worker.close()
         else:
-            self.worker.abandon()
+            self.abandon()
 
     def _meet(self) -> None:
+        if self._failure is not None:
+            return
         with contextlib.suppress(errors.Error):
             self.worker.barrier()
             self._has_met = True

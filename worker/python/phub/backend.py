@@ -17,6 +17,7 @@ Where the environment has no PHUB_SERVER, rank 0 starts a box for the ranks of t
 import atexit
 import contextlib
 import sys
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -26,23 +27,25 @@ import torch
 from torch import distributed
 from torch.distributed import PrefixStore, ReduceOp, Store  # type: ignore[attr-defined]
 
-from phub import _group_box
+from phub import _group_box, errors
+from phub._group_calls import Agreement, Call
+from phub._group_options import (
+    all_given,
+    are_here,
+    goes_here,
+    is_later,
+    kind_of,
+    name_of,
+    op_of,
+    options,
+)
 from phub._group_work import Course, Work
 from phub._sums import MOVES, Kind, Part, Sums
 
 NAME = "phub"
-_ADDED = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
-_VALUES = {torch.float32: "f32", torch.float64: "f64", torch.int32: "i32", torch.int64: "i64"}
-_OPERATIONS = (
-    (ReduceOp.SUM, "add"),
-    (ReduceOp.AVG, "add"),
-    (ReduceOp.PRODUCT, "multiply"),
-    (ReduceOp.MIN, "min"),
-    (ReduceOp.MAX, "max"),
-    (ReduceOp.BOR, "or"),
-)
 _GATHERED_BYTES = 64 * 1024  # of tensors that are reduced together: smaller ones go as one
 _MOST_MS = 7 * 24 * 3600 * 1000  # of a job's limits
+_END_S = 10.0  # that a rank waits for the others at the end
 
 
 class ProcessGroup(distributed.ProcessGroup):
@@ -54,7 +57,10 @@ class ProcessGroup(distributed.ProcessGroup):
         self._rank, self._size = rank, size
         self._course = Course()
         self._sums: dict[Kind, Sums] = {}
-        self._meeting = _group_box.meet(PrefixStore("phub", store), rank, size)
+        self._agreement: Optional[Agreement] = None
+        # A store may have served a group before this one.
+        store = PrefixStore(f"phub{store.add(f'phub{rank}', 1)}", store)
+        self._meeting = _group_box.meet(PrefixStore("box", store), rank, size)
         self._gloo = distributed.ProcessGroupGloo(
             PrefixStore("gloo", store), rank, size, timeout=timeout
         )
@@ -80,22 +86,24 @@ class ProcessGroup(distributed.ProcessGroup):
 
     def allreduce(self, tensors: Any, opts: Any = None, *_: Any) -> Any:
         """Each tensor becomes the reduction of all ranks'."""
-        tensors, op, later = _given(tensors, opts)
-        if not _goes_here(tensors, op):
-            return self._other(tensors[0]).allreduce(tensors, _options(opts, op))
-        return self._run(lambda: self._reduce(tensors, op), tensors, later=later)
+        tensors, op, later = all_given(tensors, opts)
+        if not goes_here(tensors, op):
+            return self._other(tensors[0]).allreduce(tensors, options(opts, op))
+        call = Call("all_reduce", tensors, name_of(op))
+        return self._run(call.packed, lambda: self._reduce(tensors, op), tensors, later=later)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
         """Of several tensors; small ones travel together."""
-        tensors, op, later = _given(tensors, opts)
-        if not _goes_here(tensors, op):
-            return self._other(tensors[0]).allreduce_coalesced(tensors, _options(opts, op))
-        return self._run(lambda: self._reduce(tensors, op), tensors, later=later)
+        tensors, op, later = all_given(tensors, opts)
+        if not goes_here(tensors, op):
+            return self._other(tensors[0]).allreduce_coalesced(tensors, options(opts, op))
+        call = Call("all_reduce", tensors, name_of(op))
+        return self._run(call.packed, lambda: self._reduce(tensors, op), tensors, later=later)
 
     def reduce(self, tensors: Any, opts: Any = None, *_: Any) -> Any:
         """The root's tensor becomes the reduction; the others' stay."""
-        tensors, op, later = _given(tensors, opts)
-        if not _goes_here(tensors, op):
+        tensors, op, later = all_given(tensors, opts)
+        if not goes_here(tensors, op):
             return self._other(tensors[0]).reduce(tensors, opts)
 
         def body() -> None:
@@ -104,31 +112,40 @@ class ProcessGroup(distributed.ProcessGroup):
             else:
                 self._reduce(tensors, op, takes=False)
 
-        return self._run(body, tensors, later=later)
+        call = Call("reduce", tensors, name_of(op), opts.rootRank)
+        return self._run(call.packed, body, tensors, later=later)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> Any:
         """Rank r's output becomes the reduction of input r of all ranks."""
-        op = _op_of(opts)
+        op = op_of(opts)
         is_one = isinstance(outputs, torch.Tensor)
         (output,), (parts,) = ((outputs,), (inputs,)) if is_one else (outputs, inputs)
-        if not _goes_here([output, *parts], op):
+        if not goes_here([output, *parts], op):
             return self._other(output).reduce_scatter(outputs, inputs, opts)
 
         def body() -> None:
             self._scatter(output, [part.contiguous() for part in parts], op)
 
-        return self._run(body, [output], later=_is_later(opts))
+        def call() -> bytes:
+            self._check_parts("reduce_scatter", parts, output)
+            return Call("reduce_scatter", parts, name_of(op)).packed()
+
+        return self._run(call, body, [output], later=is_later(opts))
 
     def _reduce_scatter_base(self, output: Any, given: Any, opts: Any = None) -> Any:
         """As reduce_scatter, of one tensor of all inputs."""
-        op = _op_of(opts)
-        if not _goes_here([output, given], op) or given.numel() != self._size * output.numel():
+        op = op_of(opts)
+        if not goes_here([output, given], op):
             return self._other(output)._reduce_scatter_base(output, given, opts)  # noqa: SLF001
 
         def body() -> None:
             self._scatter(output, given.contiguous().view(-1).tensor_split(self._size), op)
 
-        return self._run(body, [output], later=_is_later(opts))
+        def call() -> bytes:
+            self._check_whole("reduce_scatter", given, output)
+            return Call("reduce_scatter", [given], name_of(op)).packed()
+
+        return self._run(call, body, [output], later=is_later(opts))
 
     def reduce_scatter_single(self, output: Any, given: Any, opts: Any = None) -> Any:
         """The same by its name since PyTorch 2.13."""
@@ -151,38 +168,52 @@ class ProcessGroup(distributed.ProcessGroup):
     def broadcast(self, tensors: Any, opts: Any = None, *_: Any) -> Any:
         """The root's tensors, at every rank."""
         every = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        if not _are_here(every):
+        if not are_here(every):
             return self._other(every[0]).broadcast(tensors, opts)
         root = opts if isinstance(opts, int) else opts.rootRank
+        call = Call("broadcast", every, root=root)
         return self._run(
-            lambda: self._move([(t, root) for t in every]), every, later=_is_later(opts)
+            call.packed,
+            lambda: self._move([(t, root) for t in every]),
+            every,
+            later=is_later(opts),
         )
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> Any:
         """Of each rank's input a copy at every rank."""
         is_one = isinstance(inputs, torch.Tensor)
         (every,), (given,) = ((outputs,), (inputs,)) if is_one else (outputs, inputs)
-        if not _are_here([given, *every]):
+        if not are_here([given, *every]):
             return self._other(given).allgather(outputs, inputs, opts)
 
         def body() -> None:
             every[self._rank].copy_(given)
             self._move([(tensor, rank) for rank, tensor in enumerate(every)])
 
-        return self._run(body, every, later=_is_later(opts))
+        def call() -> bytes:
+            self._check_parts("all_gather", every, given)
+            return Call("all_gather", every).packed()
+
+        return self._run(call, body, every, later=is_later(opts))
 
     def _allgather_base(self, output: Any, given: Any, opts: Any = None) -> Any:
         """As allgather, into one tensor."""
-        is_here = _are_here([output, given]) and output.is_contiguous()
-        if not is_here or output.numel() != self._size * given.numel() or output.numel() == 0:
+        if not are_here([output, given]):
             return self._other(given)._allgather_base(output, given, opts)  # noqa: SLF001
 
         def body() -> None:
-            every = output.view(-1).chunk(self._size)
+            flat = output if output.is_contiguous() else torch.empty_like(output.contiguous())
+            every = flat.view(-1).tensor_split(self._size)
             every[self._rank].copy_(given.reshape(-1))
             self._move([(row, rank) for rank, row in enumerate(every)])
+            if flat is not output:
+                output.copy_(flat)
 
-        return self._run(body, [output], later=_is_later(opts))
+        def call() -> bytes:
+            self._check_whole("all_gather", output, given)
+            return Call("all_gather", [output]).packed()
+
+        return self._run(call, body, [output], later=is_later(opts))
 
     def all_gather_single(self, output: Any, given: Any, opts: Any = None) -> Any:
         """The same by its name since PyTorch 2.13."""
@@ -202,9 +233,7 @@ class ProcessGroup(distributed.ProcessGroup):
 
     def barrier(self, opts: Any = None, *_: Any) -> Any:
         """Waits for all ranks."""
-        if self._size == 1:
-            return self._run(lambda: None, [], later=False)
-        return self._run(lambda: self._sums_of(MOVES).barrier(), [], later=_is_later(opts))
+        return self._run(Call("barrier").packed, lambda: None, [], later=is_later(opts))
 
     # ---- The end.
 
@@ -212,6 +241,9 @@ class ProcessGroup(distributed.ProcessGroup):
         """Waits for what was begun, and ends together with the other ranks."""
         self._course.close()
         _open.discard(self)
+        end = time.monotonic() + _END_S
+        for leaving in [sums.leave() for sums in self._sums.values()]:
+            leaving.join(max(0.0, end - time.monotonic()))
         while self._sums:
             self._sums.popitem()[1].close()
 
@@ -230,9 +262,52 @@ class ProcessGroup(distributed.ProcessGroup):
         return self._get_backend(tensor.device)
 
     def _run(
-        self, body: Callable[[], None], tensors: Sequence[torch.Tensor], *, later: bool
+        self,
+        call: Callable[[], bytes],
+        body: Callable[[], None],
+        tensors: Sequence[torch.Tensor],
+        *,
+        later: bool,
     ) -> Work:
-        return self._course.run(body, Work(tensors), later=later)
+        """call: what it is; raises InvalidError before anything is sent."""
+
+        def whole() -> None:
+            try:
+                self._agreed(call, body)
+            except errors.UnavailableError as failed:
+                if self._meeting.server is None:
+                    raise
+                own = f"the box that rank 0 started has ended ({self._meeting.server})"
+                raise errors.UnavailableError(own) from failed
+
+        return self._course.run(whole, Work(tensors), later=later)
+
+    def _agreed(self, call: Callable[[], bytes], body: Callable[[], None]) -> None:
+        if self._agreement is None and self._size > 1:
+            self._agreement = Agreement(self._sums_of(MOVES), self._rank, self._size)
+        try:
+            packed = call()
+        except errors.InvalidError:
+            if self._agreement is not None:
+                with contextlib.suppress(errors.Error):
+                    self._agreement.fail()
+            raise
+        if self._agreement is not None:
+            self._agreement.reach(packed)
+        body()
+
+    def _check_parts(self, name: str, parts: Sequence[torch.Tensor], own: torch.Tensor) -> None:
+        """Of each rank one, this rank's as its own."""
+        if len(parts) != self._size:
+            raise errors.InvalidError(f"{name}: {len(parts)} tensors for {self._size} ranks")
+        part = parts[self._rank]
+        _check_same(name, part, part.numel(), own)
+
+    def _check_whole(self, name: str, whole: torch.Tensor, own: torch.Tensor) -> None:
+        """All ranks' in one, each as long as this rank's own."""
+        if whole.numel() % self._size != 0:
+            raise errors.InvalidError(f"{name}: {whole.numel()} elements for {self._size} ranks")
+        _check_same(name, whole, whole.numel() // self._size, own)
 
     def _sums_of(self, kind: Kind) -> Sums:
         """All ranks come here for the first time with the same collective."""
@@ -269,7 +344,7 @@ class ProcessGroup(distributed.ProcessGroup):
 
     def _reduce_one(self, tensor: torch.Tensor, op: Any, *, takes: bool) -> None:
         flat = tensor if tensor.is_contiguous() else tensor.contiguous()
-        kind = _kind_of(tensor.dtype, op)
+        kind = kind_of(tensor.dtype, op)
         if kind is None:
             flat = flat if takes else flat.clone()
             self._multiply_gathered(flat)
@@ -291,7 +366,7 @@ class ProcessGroup(distributed.ProcessGroup):
 
     def _scatter(self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: Any) -> None:
         """parts: of each rank, contiguous."""
-        kind = _kind_of(output.dtype, op)
+        kind = kind_of(output.dtype, op)
         flat = output if output.is_contiguous() else torch.empty_like(output.contiguous())
         if kind is None:
             reduced = [part.clone() for part in parts]
@@ -326,6 +401,13 @@ class ProcessGroup(distributed.ProcessGroup):
                 tensor.copy_(each)
 
 
+def _check_same(name: str, whole: torch.Tensor, numel: int, own: torch.Tensor) -> None:
+    if numel != own.numel() or whole.dtype != own.dtype:
+        raise errors.InvalidError(
+            f"{name}: {own.numel()} {own.dtype} of this rank, where {numel} {whole.dtype} are due"
+        )
+
+
 _open: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()  # those that take part in sums
 
 
@@ -335,53 +417,3 @@ def _end_all() -> None:
     for group in list(_open):
         with contextlib.suppress(Exception):
             group.abort() if failed else group.shutdown()
-
-
-def _given(tensors: Any, opts: Any) -> tuple[list[torch.Tensor], Any, bool]:
-    """Tensors, operation, and whether the caller goes on before it is complete."""
-    every = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    return every, _op_of(opts), _is_later(opts)
-
-
-def _op_of(opts: Any) -> Any:
-    if opts is None:
-        return ReduceOp.SUM
-    return opts.reduceOp if hasattr(opts, "reduceOp") else opts
-
-
-def _is_later(opts: Any) -> bool:
-    return bool(getattr(opts, "asyncOp", True))
-
-
-def _options(opts: Any, op: Any) -> Any:
-    if hasattr(opts, "reduceOp"):
-        return opts
-    made = distributed.AllreduceOptions()
-    made.reduceOp = op
-    return made
-
-
-def _are_here(tensors: Sequence[torch.Tensor]) -> bool:
-    return all(tensor.device.type == "cpu" and tensor.layout == torch.strided for tensor in tensors)
-
-
-def _kind_of(dtype: torch.dtype, op: Any) -> Optional[Kind]:
-    """None: the box does not do that."""
-    operation = next((name for kind, name in _OPERATIONS if op == kind), None)
-    if operation == "add" and dtype in _ADDED:
-        return Kind(_ADDED[dtype])
-    if operation == "or" and not dtype.is_floating_point:
-        return MOVES
-    if operation in (None, "or") or dtype not in _VALUES:
-        return None
-    if op == ReduceOp.AVG and not dtype.is_floating_point:
-        return None
-    return Kind("f32", operation, _VALUES[dtype])
-
-
-def _goes_here(tensors: Sequence[torch.Tensor], op: Any) -> bool:
-    """Else another backend does it, where no order changes the bits."""
-    products = op == ReduceOp.PRODUCT
-    return _are_here(tensors) and all(
-        _kind_of(t.dtype, op) is not None or (products and t.dtype in _ADDED) for t in tensors
-    )

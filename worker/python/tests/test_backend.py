@@ -19,7 +19,7 @@ from torch.distributed import ReduceOp
 from torch.nn.parallel import DistributedDataParallel
 
 import phub
-from phub import _group_box, _sums
+from phub import _group_box, _sums, backend
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 TRANSPORTS = pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -272,7 +272,7 @@ def test_a_death_is_named(box, start, tmp_path):
 
 def test_a_rank_that_ends_early_is_missed(box, start, tmp_path, monkeypatch):
     """A sum of the others alone would be wrong, and nobody would know."""
-    monkeypatch.setattr(_sums, "_END_S", 0.5)
+    monkeypatch.setattr(backend, "_END_S", 0.5)
 
     def body(rank):
         with group(rank, 2, tmp_path / "store"):

@@ -12,7 +12,7 @@ if "TEMP_DIR" not in os.environ:  # or this is one of the processes that a test 
         (folder / name).mkdir()
     os.environ.update(
         BACKEND="phub",
-        WORLD_SIZE="3",
+        WORLD_SIZE="4",
         TEMP_DIR=str(folder),
         INIT_METHOD=f"file://{folder / 'ranks'}",
         DISTRIBUTED_TESTS_DEFAULT_TIMEOUT="150",
