@@ -326,6 +326,9 @@ void serve(const ServeConfig& config) {
            parent ? under(*parent, config.parent) : "", port, tls != nullptr);
   if (parent) server.background().run([&config] { look_at_parent(config); });
   io.run();
+  // The rest is short. A signal that comes twice, from a launcher and to its group, is no failure.
+  signals.clear();
+  for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_IGN);
   port.stop();
   server.stop_threads();
   if (trace) {

@@ -333,6 +333,24 @@ TEST(Main, EndsWithConnectionsOpen) {
   EXPECT_EQ(server.exit_code(20000), 0);
 }
 
+// A launcher sends the signal to its child, which is in the group that got it, too.
+TEST(Main, EndsWhenToldAgainAndAgain) {
+  Phub server({"serve", "--listen", "127.0.0.1:0"});
+  const std::string address = server.address();
+  JoinRequest request;  // memory that takes a while to be given back
+  request.spec.name = "large";
+  request.spec.keys = {{"w", 64 << 20}};
+  request.transport = "shm";
+  ControlClient client(address);
+  client.join(request, 20000);
+  int code = -1;
+  for (int i = 0; i < 20000 && code == -1; ++i) {
+    server.signal(SIGTERM);
+    code = server.exit_code(1);
+  }
+  EXPECT_EQ(code, 0);
+}
+
 // Whoever needs it holds the other end, and it ends with the last of them.
 TEST(Main, EndsWithItsInput) {
   std::array<int, 2> pipe{};
