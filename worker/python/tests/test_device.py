@@ -395,5 +395,10 @@ def test_a_failure_is_the_error_of_the_next_call(rank):
     loss_of(net, 0, 0).backward()
     optimizer.step()
     call("leave", optimizer.worker._worker)
-    refused("has left", loss_of(net, 0, 1).backward, error=phub.FencedError)
+
+    def next_calls():
+        loss_of(net, 0, 1).backward()
+        optimizer.step()
+
+    refused("has left", next_calls, error=phub.FencedError)
     optimizer.close()
