@@ -176,7 +176,7 @@ bool Reducer::sum_aside(uint32_t index, float* to, bool& null) {
   const CoreChunk& chunk = table_[index];
   const TraceSpan span = trace_.span("sum", chunk);
   if (!sum(index, to)) return false;
-  null = slots_.empty() || chunk.unused;
+  null = chunk.unused;
   return true;
 }
 

@@ -66,7 +66,7 @@ class Reducer {
   };
   std::optional<PartialSum> sum_for_parent(uint32_t index, float* to);
   // The two halves of reduce() in a job with a standby. The gradient, divided as it is to be, goes
-  // to `to`; `null`: it is zero, or no step is made. False: as above.
+  // to `to`; `null`: no step is made. False: as above.
   bool sum_aside(uint32_t index, float* to, bool& null);
   void apply(uint32_t index, const float* gradient, kernels::Store store);
   // Writes the parameters, or their difference from the view, as the round's result.

@@ -448,8 +448,10 @@ std::vector<CoreChunk> JobPart::chunks_of(uint32_t core) const {
       c.value = fold.type;
       c.operation = fold.operation;
       // A rank without rows of this chunk has rows of another one, and has sent a gradient of both.
-      // Where rows are but the other form of pairs, a chunk without any has none.
-      c.skips = spec_->keys[chunk.key].rows_limit == 0 || spec_->keys[chunk.key].rank_limit > 0;
+      // Where rows are but the other form of pairs, a chunk without any has none. What a source
+      // sends to its standby has no rows.
+      c.skips = spec_->keys[chunk.key].rows_limit == 0 || spec_->keys[chunk.key].rank_limit > 0 ||
+                rules_.mirrors;
       c.id = id;
       c.priority = spec_->keys[chunk.key].priority;
       c.hyper_class = classes_.of_key[chunk.key];

@@ -25,8 +25,10 @@ JobSpec spec_at_standby(const JobSpec& spec) {
     key.format.clear();
     key.exchanged_by.clear();
   }
-  // The source has scaled and divided what it sends, and has judged it.
+  // The source has weighed, scaled and divided what it sends, and has judged it: a null is no step.
   there.reduction = Reduction::kSum;
+  there.weights = Weights::kNo;
+  there.unused = Unused::kSkip;
   there.on_nonfinite = OnNonFinite::kPass;
   drop_grad_scale(there);
   there.on_loss = OnLoss::kFail;

@@ -2841,6 +2841,8 @@ MUTANTS = [
     Mutant("standby-early: ranks get results before the standby has them", "phub/core/mirrored.cc",
            "  return Closed::kPending;", "  return sent_[index] = kNothing, stages_.reducer.apply(index, sum_of(index), store_of(index)), Closed::kDone;",
            ("python/test_standby.py:kills",)),
-    Mutant("standby-null: what is null here is not null there", "phub/core/reducer.cc",
-           "  null = slots_.empty() || chunk.unused;", "  null = chunk.unused;", ("worker/any_job_test",)),
+    Mutant("standby-null: a gradient of zero is no step there", "phub/core/reducer.cc",
+           "  null = chunk.unused;", "  null = slots_.empty() || chunk.unused;", ("worker/any_job_test",)),
+    Mutant("standby-weighs: the standby weighs what the source has weighed", "phub/job/standby.cc",
+           "  there.weights = Weights::kNo;\n", "", ("worker/any_job_test",)),
 ]

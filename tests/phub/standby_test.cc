@@ -22,6 +22,7 @@ JobSpec job() {
   spec.reduction = "mean";
   spec.groups = "1,2";
   spec.on_nonfinite = "exclude";
+  spec.weights = "yes";
   return spec;
 }
 
@@ -52,6 +53,8 @@ TEST(Standby, HasTheSameStepsOfOneRack) {
   EXPECT_EQ(there.rack_ranks, std::vector<uint32_t>{3});
   EXPECT_EQ(there.gradient_dtype, "f32");
   EXPECT_EQ(there.reduction, Reduction::kSum);
+  EXPECT_EQ(there.weights, Weights::kNo);
+  EXPECT_EQ(there.unused, Unused::kSkip);
   EXPECT_EQ(there.hyper, (std::map<std::string, double>{{"lr", 0.1}}));
   ASSERT_EQ(there.schedule.size(), 1u);
   EXPECT_EQ(there.schedule[0].round, 5u);

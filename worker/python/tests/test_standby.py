@@ -48,6 +48,10 @@ def gradient(rank, number, key):
     )
 
 
+def weight(rank, number):
+    return 0.5 + rank + number % 4
+
+
 def parameters(worker):
     return {key: np.array(worker.parameters(key)) for key in ELEMENTS}
 
@@ -60,6 +64,8 @@ def trains(rank, rounds, options, pause_s=0.0, until=None):
     after, number, lives = {}, worker.first_round, 1
     while number <= rounds:
         try:
+            if "weights" in options:
+                worker.weight(weight(rank, number))
             for key in ELEMENTS:
                 worker.push_copy(key, gradient(rank, number, key))
             worker.wait_all()
@@ -86,6 +92,8 @@ OPTIONS = [
     {"optimizer": "adamw", "hyper": {"lr": 0.01}, "transport": "shm", "parameter_dtype": "bf16"},
     {"optimizer": "adagrad", "transport": "shm", "groups": "1,2"},
     {"optimizer": "adam", "state_dtype": "8bit", "transport": "tcp", "groups": "1,2"},
+    {"optimizer": "adam", "weights": "yes", "reduction": "mean", "transport": "tcp"},
+    {"optimizer": "momentum", "weights": "yes", "groups": "2,1", "transport": "shm"},
 ]
 
 
