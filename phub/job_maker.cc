@@ -332,12 +332,13 @@ std::shared_ptr<RunningJob> JobMaker::make(const Order& order,
     passed_over.push_back(where_chunks_lie(spec, plan));
   }
   if (host_.checkpoints && request.saves) SavedJobs::check_own_states(spec);
-  if (host_.checkpoints && request.saves && spec.quorum > 0 && spec.saved == Saved::kYes) {
+  const bool is_saved = (host_.checkpoints || order.standby) && spec.saved == Saved::kYes;
+  if (is_saved && request.saves && spec.quorum > 0) {
     fail(ErrorCode::kInvalid,
          "quorum: the ranks of job '{}' have state of their own for its checkpoints (residuals of "
          "gradients of few bits, or what a saver has), which is as of a round, and a late rank may "
          "have no part in that. Say saved='no', leave the quorum out, or use a server without "
-         "checkpoints",
+         "checkpoints and without a standby",
          spec.name);
   }
   // A job without state in the box is saved if its ranks save.

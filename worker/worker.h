@@ -212,7 +212,8 @@ class Worker {
   // After kRewound (the server of a job that it saves died, or answers no more): waits for a server
   // that goes on with the job, and joins as the same rank. The new worker's first_round() may be
   // earlier than this one's latest round, and all parameters are those of the round before: call
-  // broadcast(), and go on from there. Memory that was registered is registered there, and this
+  // broadcast(), and go on from there. With a quorum what was pushed for an earlier round, without
+  // a result so far, counted once or never will. Memory that was registered is registered there, and this
   // worker does not use it any more. Throws Error, and may be called again: kUnavailable or
   // kTimeout after rejoin_limit_ms; kRankLost, the other ranks did not come until then; kNotFound,
   // the job has ended; kTaken, another worker has the rank; kFenced, only servers with an earlier

@@ -35,7 +35,7 @@ void ChunkTable::begin_round(uint32_t index, uint64_t round) {
   for (uint32_t r = 0; r < max_ranks(); ++r) set_in_round(r, index, rank(r).first_round <= round);
 }
 
-uint64_t ChunkTable::next_round(uint32_t index, uint64_t round) const {
+uint64_t ChunkTable::round_with_ranks(uint32_t index, uint64_t round) const {
   if ((*this)[index].expected > 0 || round + 1 < follows_to_[index]) return round + 1;
   uint64_t next = kNever;
   for (uint32_t r = 0; r < max_ranks(); ++r) {

@@ -67,7 +67,11 @@ class ChunkTable : public Contributions {
   // The first round after `round` in which some rank is expected at the chunk. If all ranks of a
   // round are gone and the others begin later, no rank will ever take part in it: such rounds are
   // skipped, and change nothing.
-  uint64_t next_round(uint32_t index, uint64_t round) const;
+  uint64_t round_with_ranks(uint32_t index, uint64_t round) const;
+  // That round; or the very next one, if every round is made.
+  uint64_t next_round(uint32_t index, uint64_t round) const {
+    return every_round ? round + 1 : round_with_ranks(index, round);
+  }
 
   // The bytes of a slot with a gradient of that round, which is the chunk's or an earlier one.
   uint64_t slot_bytes(const CoreChunk& chunk, uint64_t round) const {
@@ -133,6 +137,7 @@ class ChunkTable : public Contributions {
 
   // Between hold and commit of a boundary no chunk completes this round or a later one.
   uint64_t hold_from = kNever;
+  bool every_round = false;        // rounds that no rank takes part in are made, and not skipped
   uint64_t closes_up_to = kNever;  // behind a gate, chunks close this round and earlier ones
   uint32_t attached_end = 0;       // one past the highest rank that was ever attached
 

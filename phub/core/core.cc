@@ -241,7 +241,7 @@ void Core::carry_out(const CoreMessage& message, CoreReport& report) {
       awake_.push_back(&job);
       job.turn.awake = true;
       watch(epoll_fd_, job.wake_fd(), &job);
-      watch(epoll_fd_, job.way_fd(), &job);
+      for (const int fd : job.way_fds()) watch(epoll_fd_, fd, &job);
       watch(epoll_fd_, job.input_fd(), &job);
       break;
     case CoreMessage::kRemoveJob:
@@ -249,7 +249,8 @@ void Core::carry_out(const CoreMessage& message, CoreReport& report) {
       forward_reports();
       std::erase(jobs_, &job);
       std::erase(awake_, &job);
-      for (const int fd : {job.wake_fd(), job.way_fd(), job.input_fd()}) {
+      for (const int fd :
+           {job.wake_fd(), job.way_fds().front(), job.way_fds().back(), job.input_fd()}) {
         if (fd >= 0) epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, fd, nullptr);
       }
       job.detach_all();

@@ -83,7 +83,7 @@ uint64_t CoreJob::bytes(const Size& size) {
          (size.fragments > 0 ? Quorum::bytes(size.chunks, size.max_ranks, size.fragments) : 0) +
          (size.of_racks ? ChunkTable::rack_bytes(size.chunks) : 0) +
          (size.has_parent ? Uplinked::bytes(size.chunks) : 0) +
-         (size.has_standby ? Mirrored::bytes(size.chunks) : 0) +
+         (size.has_standby ? Mirrored<LockStep>::bytes(size.chunks) : 0) +
          size.max_ranks * sizeof(uint32_t);  // wake_after_
 }
 

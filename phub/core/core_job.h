@@ -9,6 +9,7 @@
 // that grows (shortage.h).
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -144,8 +145,8 @@ class CoreJob {
     way_->disarm();
   }
   int wake_fd() const { return endpoint_.wake_fd(); }
-  // The descriptor by which other cores wake this one; -1: they do not.
-  int way_fd() const { return way_->wake_fd(); }
+  // The descriptors by which results that come from elsewhere wake this core; -1: none.
+  std::array<int, 2> way_fds() const { return way_->wake_fds(); }
   // Edge triggered; -1: nothing comes otherwise than through the endpoint.
   int input_fd() const { return intake_ ? intake_->fd() : -1; }
   bool is_called() const { return failure_.empty() && way_->is_called(); }

@@ -40,7 +40,7 @@ class Gated : public LockStep {
     return stage_ == Stage::kWaiting && gate_.has_decided(round());
   }
   bool arm() override { return stage_ != Stage::kWaiting || gate_.arm(core_, round()); }
-  int wake_fd() const override { return gate_.wake_fd(core_); }
+  std::array<int, 2> wake_fds() const override { return {gate_.wake_fd(core_), -1}; }
 
  private:
   enum class Stage : uint8_t { kClosing, kWaiting, kFinishing };

@@ -20,12 +20,14 @@ void LockStep::admit(const Boundary::Admitted& admitted) {
   }
 }
 
-// Skips rounds in which no rank takes part any more.
+// Skips rounds in which no rank takes part any more, or makes them without any.
 void LockStep::settle(uint32_t index) {
-  const CoreChunk& chunk = stages_.table[index];
-  if (chunk.round == 0 || chunk.arrived > 0 || chunk.missing > 0) return;
-  const uint64_t next = stages_.table.next_round(index, chunk.round - 1);
-  if (next > chunk.round) begin_round(index, next);
+  CoreChunk& chunk = stages_.table[index];
+  if (chunk.round == 0 || chunk.arrived > 0 || chunk.missing > 0 || chunk.closed) return;
+  const uint64_t next = stages_.table.round_with_ranks(index, chunk.round - 1);
+  if (next == chunk.round) return;
+  if (!stages_.table.every_round) return begin_round(index, next);
+  chunk.vacant = true;
 }
 
 void InStep::restore(const SavedClocks& from) {

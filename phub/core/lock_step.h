@@ -64,8 +64,10 @@ class LockStep : public InStep {
     return may_close(chunk, chunk.arrived > 0 || chunk.vacant || stages_.table.follows(index));
   }
   void finish(uint32_t index) override {
-    stages_.table.count_completed(index);
-    begin_round(index, stages_.table.next_round(index, stages_.table[index].round));
+    const uint64_t round = stages_.table[index].round;
+    if (round >= stages_.parameters.first_round) stages_.table.count_completed(index);
+    begin_round(index, stages_.table.next_round(index, round));
+    if (stages_.table.every_round) settle(index);
   }
   uint64_t completed(uint32_t /*rank*/, uint32_t index) const final {
     return stages_.table[index].round - 1;

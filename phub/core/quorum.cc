@@ -55,9 +55,12 @@ void Quorum::find_expected(const Fragment& of) {
 }
 
 // Decides the round if nobody is missing. During a boundary its ranks are not final.
-void Quorum::check(const Fragment& of) {
+void Quorum::check(Fragment& of) {
   QuorumGate& gate = *of.gate;
+  of.held = false;
   if (!waits(of) || stages_.table.hold_from != kNever || gate.collecting() != of.round) return;
+  of.held = of.recheck = gate.is_held(of.round);
+  if (of.held) return;
   find_expected(of);
   uint32_t all = 0;
   for (const uint64_t word : expected_) all += static_cast<uint32_t>(__builtin_popcountll(word));
@@ -224,11 +227,12 @@ void Quorum::settle(uint32_t index) {
 
 // No rank that is left takes part in the chunk's round: then nothing comes any more.
 void Quorum::pass_over(uint32_t index) {
-  const CoreChunk& chunk = stages_.table[index];
+  CoreChunk& chunk = stages_.table[index];
   if (chunk.round == 0 || chunk.arrived > 0 || chunk.missing > 0 || chunk.closed) return;
   if (!at_fragment(index).gate->has_decided(chunk.round)) return;
   if (stages_.table.expected_count() == 0) return;
-  begin_round(index, chunk.round + 1);
+  if (!stages_.table.every_round) return begin_round(index, chunk.round + 1);
+  chunk.vacant = true;
 }
 
 }  // namespace phub

@@ -25,7 +25,7 @@
 
 namespace phub {
 
-class Quorum final : public InStep {
+class Quorum : public InStep {
  public:
   // The gates outlive this. `core` is the core's index in the job; `fragment_of`: by chunk here.
   Quorum(const Stages& stages, QuorumGates& gates, uint32_t core,
@@ -36,15 +36,15 @@ class Quorum final : public InStep {
            (2 * chunks + 1) * bit_words(ranks) * sizeof(uint64_t);
   }
 
-  Verdict accept(uint32_t rank, uint32_t index, const Imm& imm) override;
-  bool ready(uint32_t index) const override {
+  Verdict accept(uint32_t rank, uint32_t index, const Imm& imm) final;
+  bool ready(uint32_t index) const final {
     const CoreChunk& chunk = stages_.table[index];
     return chunk.round <= at_fragment(index).closes_up_to &&
            may_close(chunk, chunk.arrived > 0 || chunk.vacant);
   }
   void finish(uint32_t index) override;
-  uint64_t completed(uint32_t rank, uint32_t index) const override { return has_of(rank, index); }
-  uint64_t taken(uint32_t /*rank*/, uint32_t /*index*/) const override { return kNever; }
+  uint64_t completed(uint32_t rank, uint32_t index) const final { return has_of(rank, index); }
+  uint64_t taken(uint32_t /*rank*/, uint32_t /*index*/) const final { return kNever; }
 
   void begin(uint32_t index) override { begin_round(index, stages_.table.next_round(index, 0)); }
   uint64_t last_round(uint32_t rank, uint32_t index) const override;
@@ -61,14 +61,17 @@ class Quorum final : public InStep {
   uint64_t lacking(uint32_t index, uint32_t word) const override;
 
   bool moved_on() override;
-  bool is_called() const override { return std::ranges::any_of(fragments_, is_decided); }
+  bool is_called() const override {
+    return std::ranges::any_of(fragments_,
+                               [](const Fragment& of) { return is_decided(of) || may_go_on(of); });
+  }
   bool arm() override {
     return std::ranges::all_of(fragments_, [this](const Fragment& of) {
       if (of.completes) return of.open > 0;  // else that is still to be said
-      return !waits(of) || of.gate->arm(core_, of.round);
+      return !waits(of) || (of.gate->arm(core_, of.round) && !may_go_on(of));
     });
   }
-  int wake_fd() const override { return gates_.wake_fd(core_); }
+  std::array<int, 2> wake_fds() const override { return {gates_.wake_fd(core_), -1}; }
 
  private:
   struct OfRank {
@@ -89,6 +92,7 @@ class Quorum final : public InStep {
     bool completes = false;     // it is decided, and some chunk here may not have completed it
     uint32_t open = 0;          // if it completes: chunks that have not completed it
     bool recheck = true;        // whether the round can be decided: a boundary may have changed it
+    bool held = false;          // not before other fragments: looked at again and again
   };
 
   uint64_t& has_of(uint32_t rank, uint32_t index) { return has_of_[at(rank, index)]; }
@@ -105,11 +109,12 @@ class Quorum final : public InStep {
   // For the decision on its round. A core without chunks of it has none.
   static bool waits(const Fragment& of) { return !of.completes && !of.chunks.empty(); }
   static bool is_decided(const Fragment& of) { return waits(of) && of.gate->has_decided(of.round); }
+  static bool may_go_on(const Fragment& of) { return of.held && !of.gate->is_held(of.round); }
   void count_chunk(Fragment& of, uint32_t rank);
   static void forget_chunks(Fragment& of, uint32_t rank);
   bool waits_elsewhere(uint32_t rank, const Fragment& than) const;
   void find_expected(const Fragment& of);
-  void check(const Fragment& of);
+  void check(Fragment& of);
   bool moved_on(Fragment& of);
   void take_decision(Fragment& of);
   void put_aside(const Fragment& of, uint32_t rank);

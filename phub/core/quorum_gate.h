@@ -4,7 +4,8 @@
 // sent a round of it when every core has all of its chunks of that round. A round is decided once
 // all expected ranks have sent it, by the core that notices; or once the control thread finds that
 // a quorum has sent it and its grace is over. The other ranks are then late. A round can be decided
-// when every core has completed the fragment's round before it.
+// when every core has completed the fragment's round before it; if the job says so, that of all
+// fragments: then they are at most a round apart.
 //
 // It is made with the job by the control thread; a core that has the job calls each function,
 // unless it says otherwise.
@@ -21,12 +22,16 @@
 
 namespace phub {
 
+class QuorumGates;
+
 class QuorumGate {
  public:
   // `quorum`: ranks. `with_chunks`: cores that have some of the fragment, at least one. The first
   // round to be decided is `first_round`. `bells`, which are the same for all gates, outlive it.
+  // `beside`: the gates of all fragments, which decide a round before any decides the next one;
+  // null: they do not depend on each other.
   QuorumGate(CoreBells& bells, uint32_t with_chunks, uint32_t max_ranks, uint32_t quorum,
-             uint64_t first_round);
+             uint64_t first_round, const QuorumGates* beside = nullptr);
   static constexpr uint64_t bytes(uint64_t ranks) {
     return sizeof(QuorumGate) + sizeof(QuorumTimes) + ranks * sizeof(std::atomic<uint32_t>) +
            (ranks + 63) / 64 * sizeof(uint64_t);
@@ -50,6 +55,7 @@ class QuorumGate {
   bool has_decided(uint64_t round) const {
     return decided_.load(std::memory_order_seq_cst) >= round;
   }
+  bool is_held(uint64_t round) const;  // some fragment has not completed the round before
   bool has_sent(uint32_t rank) const {
     return cores_with_[rank].load(std::memory_order_seq_cst) == cores_;
   }
@@ -80,6 +86,7 @@ class QuorumGate {
   const std::unique_ptr<std::atomic<uint32_t>[]> cores_with_;  // by rank: that have all its chunks
   std::vector<uint64_t> late_;                                 // guarded by decided_
   CoreBells& bells_;
+  const QuorumGates* const beside_;
   std::unique_ptr<QuorumTimes> times_;
   alignas(64) std::atomic<uint32_t> open_;  // cores that have not completed the decided round
   alignas(64) std::atomic<uint64_t> collecting_;
@@ -91,9 +98,10 @@ class QuorumGate {
 // Those of a job, by fragment.
 class QuorumGates {
  public:
-  // `with_chunks`: by fragment.
+  // `with_chunks`: by fragment. `together`: no fragment's round is decided before all have
+  // completed the one before.
   QuorumGates(uint32_t cores, std::span<const uint32_t> with_chunks, uint32_t max_ranks,
-              uint32_t quorum, uint64_t first_round);
+              uint32_t quorum, uint64_t first_round, bool together = false);
   static constexpr uint64_t bytes(uint64_t cores, uint64_t ranks, uint64_t fragments) {
     return sizeof(QuorumGates) + CoreBells::bytes(cores) + fragments * QuorumGate::bytes(ranks);
   }
@@ -101,8 +109,11 @@ class QuorumGates {
   QuorumGate& operator[](uint32_t fragment) { return *gates_[fragment]; }
   const QuorumGate& operator[](uint32_t fragment) const { return *gates_[fragment]; }
   int wake_fd(uint32_t core) const { return bells_.fd(core); }
+  bool go_together() const { return together_; }
+  uint64_t lowest() const;  // the round that is decided next of those that have come least far
 
  private:
+  const bool together_;
   CoreBells bells_;
   std::vector<std::unique_ptr<QuorumGate>> gates_;
 };

@@ -10,10 +10,11 @@
 
 namespace phub {
 
-SendsSums::SendsSums(const Stages& stages, CoreUplink uplink)
-    : LockStep(stages),
-      uplink_(std::move(uplink)),
+SumSender::SumSender(const Stages& stages, CoreUplink uplink)
+    : uplink_(std::move(uplink)),
       sent_(stages.table.size(), kNothing),
+      chunks_(stages.table),
+      reports_of_sums_(stages.reports),
       place_(stages.table.size()) {
   for (uint32_t i = 0; i < uplink_.places.size(); ++i) {
     const CoreUplink::Place& place = uplink_.places[i];
@@ -27,32 +28,32 @@ SendsSums::SendsSums(const Stages& stages, CoreUplink uplink)
                          [](uint32_t chunk) { return chunk != kNoChunk; });
     std::ranges::sort(queue.order);
     std::ranges::stable_sort(queue.order, std::greater(),
-                             [this](uint32_t chunk) { return stages_.table[chunk].priority; });
+                             [this](uint32_t chunk) { return chunks_[chunk].priority; });
     for (uint32_t at = 0; at < queue.order.size(); ++at) place_[queue.order[at]] = at;
     queue.unposted = IndexSet(queue.order.size());
   }
 }
 
-void SendsSums::post_sum(uint32_t index, uint32_t participants, bool null) {
+void SumSender::post_sum(uint32_t index, uint32_t participants, bool null) {
   float* const to = sum_of(index);
-  std::memcpy(to + stages_.table[index].elements, &participants, sizeof participants);
+  std::memcpy(to + chunks_[index].elements, &participants, sizeof participants);
   post(index, null ? ImmKind::kNull : ImmKind::kData);
 }
 
-void SendsSums::post(uint32_t index, ImmKind kind) {
+void SumSender::post(uint32_t index, ImmKind kind) {
   sent_[index] = kind;
   const bool first = queues_[uplink_.places[index].queue].unposted.empty();
   if (!first || !post_again(index)) wait_for_room(index);
 }
 
-void SendsSums::wait_for_room(uint32_t index) {
+void SumSender::wait_for_room(uint32_t index) {
   IndexSet& unposted = queues_[uplink_.places[index].queue].unposted;
   const size_t before = unposted.size();
   unposted.insert(place_[index]);
   unposted_ += unposted.size() - before;
 }
 
-void SendsSums::post_unposted() {
+void SumSender::post_unposted() {
   for (Queue& queue : queues_) {
     while (!queue.unposted.empty() && post_again(queue.order[queue.unposted.lowest()])) {
       queue.unposted.erase(queue.unposted.lowest());
@@ -62,9 +63,9 @@ void SendsSums::post_unposted() {
 }
 
 // False: there is no room, or no budget.
-bool SendsSums::post_again(uint32_t index) {
+bool SumSender::post_again(uint32_t index) {
   if (broken_) return false;
-  const CoreChunk& chunk = stages_.table[index];
+  const CoreChunk& chunk = chunks_[index];
   const CoreUplink::Place& place = uplink_.places[index];
   const uint32_t gradient = chunk.elements * static_cast<uint32_t>(sizeof(float));
   constexpr uint32_t kTrailer = kTrailerElements * sizeof(float);
@@ -94,7 +95,7 @@ bool SendsSums::post_again(uint32_t index) {
   return true;
 }
 
-bool SendsSums::next_arrival(Arrival& arrival) {
+bool SumSender::next_arrival(Arrival& arrival) {
   if (broken_) return false;
   if (unposted_ > 0) post_unposted();
   if (std::exchange(unflushed_, false)) uplink_.endpoint->flush();
@@ -107,20 +108,20 @@ bool SendsSums::next_arrival(Arrival& arrival) {
   return true;
 }
 
-bool SendsSums::is_break(const Arrival& arrival) {
+bool SumSender::is_break(const Arrival& arrival) {
   if (arrival.ok) return false;
   if (arrival.violation) fail(ErrorCode::kInternal, "the box above violates the protocol");
   break_off();
   return true;
 }
 
-void SendsSums::break_off() {
+void SumSender::break_off() {
   broken_ = true;
   taken_ = arrived_ = 0;
-  stages_.reports.add(CoreReport::kParentBroke, CoreReport::kNoRank);
+  reports_of_sums_.add(CoreReport::kParentBroke, CoreReport::kNoRank);
 }
 
-uint32_t SendsSums::chunk_of(const Arrival& arrival, const Imm& imm) const {
+uint32_t SumSender::chunk_of(const Arrival& arrival, const Imm& imm) const {
   const bool known =
       arrival.queue < queues_.size() && imm.chunk < queues_[arrival.queue].chunks.size();
   const uint32_t index = known ? queues_[arrival.queue].chunks[imm.chunk] : kNoChunk;
@@ -131,28 +132,13 @@ uint32_t SendsSums::chunk_of(const Arrival& arrival, const Imm& imm) const {
   return index;
 }
 
-void SendsSums::finish(uint32_t index) {
-  const uint64_t round = stages_.table[index].round;
-  if (round >= stages_.parameters.first_round) stages_.table.count_completed(index);
-  begin_round(index, round + 1);
-  find_vacant(index);
-}
-
-void SendsSums::find_vacant(uint32_t index) {
-  CoreChunk& chunk = stages_.table[index];
-  const bool empty = !chunk.closed && chunk.arrived == 0 && chunk.missing == 0;
-  if (!empty || stages_.table.next_round(index, chunk.round - 1) == chunk.round) return;
-  chunk.vacant = true;
-  moved_on_ = true;
-}
-
-void SendsSums::suspend_parent() {
+void SumSender::suspend() {
   broken_ = true;
   unflushed_ = false;
   taken_ = arrived_ = 0;
 }
 
-bool SendsSums::arm() {
+bool SumSender::arm_endpoint() {
   if (broken_) return true;
   if (unflushed_ || taken_ < arrived_) return false;
   return uplink_.endpoint->arm({});

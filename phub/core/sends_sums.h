@@ -1,5 +1,5 @@
-// Lock-step whose sums go to another box, chunk by chunk: to the parent of a rack (uplinked.h), or
-// to a standby (mirrored.h). A chunk is pending from its sum until that box has answered.
+// What goes to another box, chunk by chunk: to the parent of a rack (uplinked.h), or to a standby
+// (mirrored.h). A chunk is pending from its sum until that box has answered.
 //
 // Every round of a chunk is sent, so that both boxes count the same rounds: one in which no rank is
 // there, while others come later, is a null of no rank.
@@ -16,8 +16,10 @@
 #include <utility>
 #include <vector>
 
+#include "phub/core/chunk_table.h"
 #include "phub/core/index_set.h"
-#include "phub/core/lock_step.h"
+#include "phub/core/reports.h"
+#include "phub/core/way.h"
 #include "transport/transport.h"
 
 namespace phub {
@@ -38,26 +40,12 @@ struct CoreUplink {
   std::byte* own_results = nullptr;    // those of this box's job (JobArrays)
 };
 
-class SendsSums : public LockStep {
+class SumSender {
  public:
-  SendsSums(const Stages& stages, CoreUplink uplink);
+  SumSender(const Stages& stages, CoreUplink uplink);
   static constexpr uint64_t bytes(uint64_t chunks) {  // held
     return IndexSet::bytes(chunks) +
            chunks * (sizeof(CoreUplink::Place) + 3 * sizeof(uint32_t) + sizeof(ImmKind));
-  }
-
-  bool moved_on() override { return std::exchange(moved_on_, false); }
-  void finish(uint32_t index) override;
-  void settle(uint32_t index) override { find_vacant(index); }
-  void suspend_parent() override;
-  bool arm() override;
-  void disarm() override {
-    if (!broken_) uplink_.endpoint->disarm();
-  }
-  int wake_fd() const override { return uplink_.endpoint->wake_fd(); }
-  uint64_t waits_for_room_ns() const override {
-    if (broken_ || unposted_ == 0) return 0;
-    return std::max(uplink_.endpoint->refused_for_ns(), kTryAgainNs);
   }
 
  protected:
@@ -77,7 +65,16 @@ class SendsSums : public LockStep {
   void break_off();
   // The chunk of the core. Throws Error.
   uint32_t chunk_of(const Arrival& arrival, const Imm& imm) const;
-  void find_vacant(uint32_t index);
+
+  void suspend();
+  bool arm_endpoint();
+  void disarm_endpoint() {
+    if (!broken_) uplink_.endpoint->disarm();
+  }
+  uint64_t room_in_ns() const {  // 0: nothing waits
+    if (broken_ || unposted_ == 0) return 0;
+    return std::max(uplink_.endpoint->refused_for_ns(), kTryAgainNs);
+  }
 
   const CoreUplink uplink_;
   struct Queue {                   // by the other box's plan
@@ -87,8 +84,7 @@ class SendsSums : public LockStep {
   };
   std::vector<Queue> queues_;
   std::vector<ImmKind> sent_;  // by chunk: the kind that the other box has not answered
-  bool moved_on_ = false;
-  bool broken_ = false;  // the connection is
+  bool broken_ = false;        // the connection is
 
  private:
   static constexpr size_t kArrivals = 64;
@@ -97,11 +93,37 @@ class SendsSums : public LockStep {
   bool post_again(uint32_t index);
   void post_unposted();
 
+  ChunkTable& chunks_;
+  Reports& reports_of_sums_;
   std::vector<uint32_t> place_;  // by chunk: in its queue's order
   size_t unposted_ = 0;          // in all queues
   std::array<Arrival, kArrivals> arrivals_;
   size_t taken_ = 0, arrived_ = 0;  // in arrivals_
   bool unflushed_ = false;
+};
+
+// A way whose sums go there. `Base` says how chunks close.
+template <typename Base>
+class SendsSums : public Base, protected SumSender {
+ public:
+  // `of_base`: what Base needs beside the stages.
+  template <typename... OfBase>
+  SendsSums(CoreUplink uplink, const Stages& stages, OfBase&&... of_base)
+      : Base(stages, std::forward<OfBase>(of_base)...), SumSender(stages, std::move(uplink)) {
+    stages.table.every_round = true;
+  }
+  using SumSender::bytes;
+
+  void suspend_parent() override { suspend(); }
+  bool arm() override { return Base::arm() && arm_endpoint(); }
+  void disarm() override {
+    Base::disarm();
+    disarm_endpoint();
+  }
+  std::array<int, 2> wake_fds() const override {
+    return {Base::wake_fds().front(), uplink_.endpoint->wake_fd()};
+  }
+  uint64_t waits_for_room_ns() const override { return room_in_ns(); }
 };
 
 }  // namespace phub

@@ -9,7 +9,7 @@
 namespace phub {
 
 Uplinked::Uplinked(const Stages& stages, CoreUplink uplink)
-    : SendsSums(stages, std::move(uplink)),
+    : SendsSums(std::move(uplink), stages),
       result_bytes_(
           static_cast<uint32_t>(kernels::bytes_of(stages.parameters.rules.parameter_dtype))) {
   if (!stages_.parameters.rules.gated) return;

@@ -16,13 +16,14 @@
 #include <cstdint>
 #include <vector>
 
+#include "phub/core/lock_step.h"
 #include "phub/core/sends_sums.h"
 #include "transport/transport.h"
 #include "transport/verdict.h"
 
 namespace phub {
 
-class Uplinked final : public SendsSums {
+class Uplinked final : public SendsSums<LockStep> {
  public:
   Uplinked(const Stages& stages, CoreUplink uplink);
   static constexpr uint64_t bytes(uint64_t chunks) {

@@ -11,6 +11,7 @@
 // this one: CoreJob::step() chooses once per pass.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "phub/core/chunk_table.h"
@@ -54,11 +55,11 @@ class PendingResults {
   virtual bool moved_on() { return false; }
   // Whether the event that next_done() waits for has come. The core's thread may ask at any time.
   virtual bool is_called() const { return false; }
-  // Before the core sleeps: the event that next_done() waits for will wake it, by wake_fd()
-  // (eventfd, edge triggered; -1: there is none). Returns false if the event has come already.
+  // Before the core sleeps: the event that next_done() waits for will wake it, by one of
+  // wake_fds() (eventfd, edge triggered; -1: none). Returns false if the event has come already.
   virtual bool arm() { return true; }
   virtual void disarm() {}
-  virtual int wake_fd() const { return -1; }
+  virtual std::array<int, 2> wake_fds() const { return {-1, -1}; }
   // Messages may wait for the budget of a NIC, or for room, and possibly nothing rings when the
   // wait is over. Returns for how long only an arrival makes another try worth while; 0: nothing
   // waits.

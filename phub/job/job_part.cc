@@ -9,6 +9,7 @@
 #include "kernels/whole_key.h"
 #include "phub/core/gated.h"
 #include "phub/core/mirrored.h"
+#include "phub/core/quorum.h"
 #include "phub/core/switched_way.h"
 #include "phub/job/quorum_fragments.h"
 #include "transport/box_memory.h"
@@ -159,14 +160,15 @@ JobPart::JobPart(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& tran
         make_key_steps(cores_of_plan));
   }
   if (rules_.quorum > 0) {
-    quorum_ = make_quorum_gates(*spec_, plan_, std::max<uint64_t>(first_round, 1));
+    quorum_ =
+        make_quorum_gates(*spec_, plan_, std::max<uint64_t>(first_round, 1), standby != nullptr);
   }
   for (uint32_t core = 0; core < cores_of_plan; ++core) {
     const auto make_lock_step = [&, core](const Stages& stages) -> std::unique_ptr<Way> {
-      if (quorum_) return make_quorum(stages, *quorum_, *spec_, plan_, core);
       if (rack) return std::make_unique<Uplinked>(stages, uplink_of(core, rack->above));
+      if (quorum_) return make_quorum(stages, core, standby);
       if (standby) {
-        return std::make_unique<Mirrored>(stages, uplink_of(core, standby->layout));
+        return std::make_unique<Mirrored<LockStep>>(uplink_of(core, standby->layout), stages);
       }
       auto intake =
           switched ? make_switch_intake(plan_, core, switch_offer_, switched->options, first_round)
@@ -183,6 +185,14 @@ JobPart::JobPart(std::shared_ptr<const JobSpec> spec, Plan plan, Transport& tran
         static_cast<uint32_t>(plan_.cores[core].queues.size()), make_lock_step, make_window(core),
         make_shared_slots(core)));
   }
+}
+
+std::unique_ptr<Way> JobPart::make_quorum(const Stages& stages, uint32_t core,
+                                          const Standby* standby) {
+  const std::vector<uint32_t> fragments = fragments_of(stages.table, *spec_, plan_);
+  if (!standby) return std::make_unique<Quorum>(stages, *quorum_, core, fragments);
+  return std::make_unique<Mirrored<Quorum>>(uplink_of(core, standby->layout), stages, *quorum_,
+                                            core, fragments);
 }
 
 // A queue of the box above is polled by the core that has its chunks.

@@ -166,6 +166,7 @@ class JobPart {
   ShelfArrays make_shelves(ShelfMemory& made, bool with_docks) const;
   LinkLayout layout_above(const Layout& above, const ResultFormat& results) const;
   CoreUplink uplink_of(uint32_t core, const Layout& box_above);
+  std::unique_ptr<Way> make_quorum(const Stages& stages, uint32_t core, const Standby* standby);
   std::vector<uint64_t> gathered(const uint64_t* steps) const;
   std::vector<CoreChunk> chunks_of(uint32_t core) const;
   SlotWindow* make_window(uint32_t core);

@@ -6,7 +6,7 @@
 namespace phub {
 
 std::unique_ptr<QuorumGates> make_quorum_gates(const JobSpec& spec, const Plan& plan,
-                                               uint64_t first_round) {
+                                               uint64_t first_round, bool together) {
   std::vector<std::set<uint32_t>> cores(fragments_of(spec));
   for (const ChunkLayout& chunk : plan.chunks) {
     cores[spec.keys[chunk.key].fragment].insert(plan.queues[chunk.queue].core);
@@ -16,19 +16,18 @@ std::unique_ptr<QuorumGates> make_quorum_gates(const JobSpec& spec, const Plan& 
     with_chunks.push_back(static_cast<uint32_t>(of.size()));
   }
   auto gates = std::make_unique<QuorumGates>(static_cast<uint32_t>(plan.cores.size()), with_chunks,
-                                             spec.max_ranks, spec.quorum, first_round);
+                                             spec.max_ranks, spec.quorum, first_round, together);
   for (uint32_t f = 0; f < gates->size() && spec.grace == Grace::kAuto; ++f) (*gates)[f].measure();
   return gates;
 }
 
-std::unique_ptr<Way> make_quorum(const Stages& stages, QuorumGates& gates, const JobSpec& spec,
-                                 const Plan& plan, uint32_t core) {
+std::vector<uint32_t> fragments_of(const ChunkTable& table, const JobSpec& spec, const Plan& plan) {
   std::vector<uint32_t> fragments;
-  fragments.reserve(stages.table.size());
-  for (const CoreChunk& chunk : stages.table.chunks()) {
+  fragments.reserve(table.size());
+  for (const CoreChunk& chunk : table.chunks()) {
     fragments.push_back(spec.keys[plan.chunks[chunk.id].key].fragment);
   }
-  return std::make_unique<Quorum>(stages, gates, core, fragments);
+  return fragments;
 }
 
 }  // namespace phub

@@ -3,19 +3,21 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
-#include "phub/core/quorum.h"
+#include "phub/core/chunk_table.h"
+#include "phub/core/quorum_gate.h"
 #include "phub/plan/plan.h"
 #include "transport/control/job_spec.h"
 
 namespace phub {
 
-// REQUIRES: the job has a quorum, and max_ranks. `first_round`: the first to be decided.
+// REQUIRES: the job has a quorum, and max_ranks. `first_round`: the first to be decided;
+// `together`: see QuorumGates.
 std::unique_ptr<QuorumGates> make_quorum_gates(const JobSpec& spec, const Plan& plan,
-                                               uint64_t first_round);
+                                               uint64_t first_round, bool together);
 
-// The way of the chunks that this core of the plan has.
-std::unique_ptr<Way> make_quorum(const Stages& stages, QuorumGates& gates, const JobSpec& spec,
-                                 const Plan& plan, uint32_t core);
+// The fragment of each of a core's chunks.
+std::vector<uint32_t> fragments_of(const ChunkTable& table, const JobSpec& spec, const Plan& plan);
 
 }  // namespace phub

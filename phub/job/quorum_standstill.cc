@@ -45,14 +45,16 @@ void QuorumStandstill::note(uint64_t now_ms) {
 }
 
 // Of those that somebody has sent, and of these the one that the most have; if there is none, of
-// those that a newcomer waits for. nullopt: there is none either, or some fragment goes on by
-// itself.
+// those that a newcomer waits for, or, where fragments go together, of those that others wait for.
+// nullopt: there is none either, or some fragment goes on by itself.
 std::optional<uint32_t> QuorumStandstill::lowest() const {
   std::optional<uint32_t> lowest;
   for (uint32_t f = 0; f < gates_.size(); ++f) {
     if (goes_on(gates_[f])) return std::nullopt;
     const auto [round, senders] = latest_[f];
-    if (senders == 0 && !is_awaited(gates_[f])) continue;
+    const bool is_due = gates_.go_together() ? round == gates_.lowest()
+                                             : senders > 0 || is_awaited(gates_[f]);
+    if (!is_due) continue;
     if (!lowest) {
       lowest = f;
       continue;

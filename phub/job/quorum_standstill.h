@@ -10,7 +10,8 @@
 // has changed for twice as long as is usual (at least a second, at most a quarter of the job's
 // progress limit). Then the lowest round ends with those that have sent it, however few, and they
 // go on to meet the others; if nobody has sent any, the lowest that somebody waits for is passed
-// over.
+// over. Where fragments go together (QuorumGates), higher rounds wait for the lowest, which ends
+// even if nobody has sent it.
 #pragma once
 
 #include <cstdint>

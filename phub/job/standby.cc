@@ -32,6 +32,7 @@ JobSpec spec_at_standby(const JobSpec& spec) {
   there.on_nonfinite = OnNonFinite::kPass;
   drop_grad_scale(there);
   there.on_loss = OnLoss::kFail;
+  wait_for_all_ranks(there);
   there.saved = Saved::kYes;
   // The source finds out first which of its ranks is missing.
   const uint64_t pause = spec.on_loss == OnLoss::kWait ? spec.wait_limit_ms : 0;

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <map>
@@ -121,6 +122,31 @@ TEST(QuorumGate, ADecisionNeedsEnoughRanksAndTheRoundBefore) {
   EXPECT_TRUE(gate.completed_here(1));
   EXPECT_TRUE(gate.decide(2, {&but_two, 1}, 2));
   EXPECT_FALSE(gate.is_late(2));  // it is not expected
+}
+
+TEST(QuorumGates, TogetherNoneIsMoreThanARoundAhead) {
+  const uint32_t cores[] = {1, 1};
+  QuorumGates gates(1, cores, 3, 2, 4, true);
+  const uint64_t all = 7;
+  gates[0].sent_here(0);
+  EXPECT_TRUE(gates[0].decide(4, {&all, 1}, 1));
+  gates[0].took_here(0);
+  EXPECT_TRUE(gates[0].completed_here(4));
+  EXPECT_EQ(gates.lowest(), 4u);
+  gates[0].sent_here(0);
+  EXPECT_TRUE(gates[0].is_held(5));
+  EXPECT_FALSE(gates[0].decide(5, {&all, 1}, 1));
+  EXPECT_TRUE(gates[0].arm(0, 5));
+  EXPECT_TRUE(gates[1].decide(4, {&all, 1}, 0));  // nobody has sent it
+  pollfd bell = {gates.wake_fd(0), POLLIN, 0};
+  EXPECT_EQ(::poll(&bell, 1, 0), 1);
+  uint64_t rung = 0;
+  EXPECT_EQ(::read(bell.fd, &rung, sizeof rung), 8);
+  EXPECT_TRUE(gates[0].arm(0, 5));
+  EXPECT_TRUE(gates[1].completed_here(4));
+  EXPECT_EQ(::poll(&bell, 1, 0), 1);  // to look again
+  EXPECT_FALSE(gates[0].is_held(5));
+  EXPECT_TRUE(gates[0].decide(5, {&all, 1}, 1));
 }
 
 }  // namespace quorum_gate_test

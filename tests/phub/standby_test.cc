@@ -23,6 +23,9 @@ JobSpec job() {
   spec.groups = "1,2";
   spec.on_nonfinite = "exclude";
   spec.weights = "yes";
+  spec.quorum = 2;
+  spec.grace_ms = 5;
+  spec.late_decay = 0.5;
   return spec;
 }
 
@@ -54,6 +57,8 @@ TEST(Standby, HasTheSameStepsOfOneRack) {
   EXPECT_EQ(there.gradient_dtype, "f32");
   EXPECT_EQ(there.reduction, Reduction::kSum);
   EXPECT_EQ(there.weights, Weights::kNo);
+  EXPECT_EQ(there.quorum + there.grace_ms, 0u);
+  EXPECT_EQ(there.late_decay, 1);
   EXPECT_EQ(there.unused, Unused::kSkip);
   EXPECT_EQ(there.hyper, (std::map<std::string, double>{{"lr", 0.1}}));
   ASSERT_EQ(there.schedule.size(), 1u);

@@ -21,6 +21,7 @@
 #include "transport/control/rank_tree.h"
 #include "transport/control/rules.h"
 #include "transport/error.h"
+#include "worker/memory/gradient_coder.h"
 
 namespace phub::testing {
 namespace any_job_test {
@@ -101,6 +102,7 @@ std::vector<std::byte> saved_parameters(Checkpoints& checkpoints, const std::str
 }
 
 bool may_have_standby(const JobSpec& spec) {
+  if (spec.quorum > 0 && saves_residuals(spec)) return false;
   try {
     check_rules(spec, Feature::kHasStandby);
   } catch (const Error&) {

@@ -18,10 +18,12 @@
 #include <utility>
 #include <vector>
 
+#include "phub/checkpoint/store.h"
 #include "phub/job/quorum_grace.h"
 #include "tests/oracle/participation.h"
 #include "tests/oracle/replay.h"
 #include "tests/seeds.h"
+#include "tests/temporary_directory.h"
 #include "tests/worker/box.h"
 #include "tests/worker/expect_error.h"
 
@@ -67,6 +69,18 @@ class Seen {
         results_.try_emplace({key, round}, std::vector<float>(result.begin(), result.end()));
     EXPECT_TRUE(is_new || std::ranges::equal(at->second, result)) << key << " of " << round;
   }
+  // A standby has saved the results of the latest round of all keys.
+  void check_saved(const JobSpec& spec, Checkpoints at) const {
+    const CheckpointId id = at.list(spec.name).at(0);
+    EXPECT_GE(id.round, 40u);
+    const auto reader = at.open(spec.name, id);
+    for (size_t key = 0; key < spec.keys.size(); ++key) {
+      std::vector<float> saved(spec.keys[key].elements);
+      reader->read_tensor(kParametersFile, key, 0, std::as_writable_bytes(std::span(saved)));
+      EXPECT_TRUE(saved == std::prev(results_.upper_bound({key, id.round}))->second)
+          << "key " << key << " of round " << id.round;
+    }
+  }
   void check(const JobSpec& spec, uint64_t seed, std::span<const LogRecord> log) const {
     const std::vector<ChunkPlace> places = chunks_of(spec);
     const Participation participation(log, static_cast<uint32_t>(places.size()),
@@ -104,11 +118,9 @@ class Seen {
 
 // Ranks are slow now and then, between keys and between rounds. Rank 0 never is, and each of the
 // others is late sometimes.
-void expect_what_the_log_says(const JobSpec& spec, uint64_t seed) {
+void expect_what_the_log_says(Box& box, const JobSpec& spec, uint64_t seed, Seen& seen) {
   SCOPED_TRACE(fmt::format("PHUB_SEED={}: {} weights {} late_decay {}", seed, spec.optimizer,
                            spec.weights.word(), spec.late_decay));
-  Box box;
-  Seen seen;
   constexpr uint64_t kRounds = 60;
   each_worker(box, spec, [&](Worker& worker, uint32_t rank) {
     std::mt19937_64 random(seed + rank);
@@ -144,12 +156,10 @@ void expect_what_the_log_says(const JobSpec& spec, uint64_t seed) {
 
 // Each key is a fragment. Ranks go through them in one order, and wait for the result of one before
 // they send the next; a rank may be late at one of them alone.
-void expect_what_the_log_says_of_fragments(const JobSpec& spec, uint64_t seed,
-                                           const std::string& transport) {
+void expect_what_the_log_says_of_fragments(Box& box, const JobSpec& spec, uint64_t seed,
+                                           const std::string& transport, Seen& seen) {
   SCOPED_TRACE(fmt::format("PHUB_SEED={}: {} ranks, quorum {}, {} over {}", seed, spec.world_size,
                            spec.quorum, spec.optimizer, transport));
-  Box box;
-  Seen seen;
   std::atomic<uint64_t> jumps = 0;
   each_worker(
       box, spec,
@@ -187,18 +197,67 @@ TEST(Quorum, ARankIsLateInOneFragmentAndNotInAnother) {
       spec.world_size = ranks;
       spec.quorum = static_cast<uint32_t>(1 + random() % ranks);
       spec.late_decay = random() % 2 == 0 ? 0.5 : 1;
-      expect_what_the_log_says_of_fragments(spec, random(), transport);
+      Box box;
+      Seen seen;
+      expect_what_the_log_says_of_fragments(box, spec, random(), transport, seen);
     }
   }
 }
 
+// A source, and the standby that has what it has.
+class Pair {
+ public:
+  Box& source() { return source_; }
+  Checkpoints saved() {  // once no job is there
+    EXPECT_TRUE(standby_.becomes_empty());
+    return Checkpoints(folder_);
+  }
+
+ private:
+  const testing::TemporaryDirectory directory_;
+  const std::string folder_ = directory_.path() + "/standby";
+  Box standby_{"pack:1 core:3 pu:1",
+               uint64_t{1} << 33,
+               {},
+               {.folder = folder_},
+               "",
+               nullptr,
+               {.transport = "", .standby_of = "the source"}};
+  Box source_{"pack:2 core:2 pu:1",
+              uint64_t{1} << 33,
+              {},
+              {},
+              standby_.address(),
+              nullptr,
+              {.transport = "", .is_standby = true}};
+};
+
+TEST(Quorum, TheStandbyHasTheSameBits) {
+  std::mt19937_64 random(testing::fresh_seeds(1).first);
+  for (const double decay : {1.0, 0.75, 0.0}) {
+    Pair pair;
+    JobSpec spec = spec_of("adam");
+    spec.quorum = decay == 0 ? 1 : 2;
+    spec.late_decay = decay;
+    spec.weights = random() % 2 == 0 ? Weights::kYes : Weights::kNo;
+    Seen seen;
+    expect_what_the_log_says(pair.source(), spec, random(), seen);
+    seen.check_saved(spec, pair.saved());
+  }
+  Pair pair;
+  JobSpec spec = spec_of("momentum");
+  for (uint32_t key = 0; key < spec.keys.size(); ++key) spec.keys[key].fragment = key;
+  Seen seen;
+  expect_what_the_log_says_of_fragments(pair.source(), spec, random(), "tcp", seen);
+  seen.check_saved(spec, pair.saved());
+}
+
 // Each rank goes through the fragments in orders of its own. They meet where they can, and where
 // all wait, each at another fragment, a round ends with fewer.
-TEST(Quorum, NoOrderOfTheFragmentsIsADeadlock) {
+void expect_no_deadlock(Box& box, const std::string& optimizer) {
   const uint64_t seed = testing::fresh_seeds(1).first;
   SCOPED_TRACE(fmt::format("PHUB_SEED={}", seed));
-  Box box;
-  JobSpec spec = spec_of("none");
+  JobSpec spec = spec_of(optimizer);
   spec.keys.clear();
   for (uint32_t f = 0; f < 4; ++f) {
     spec.keys.push_back({.name = fmt::format("key{}", f), .elements = 64, .fragment = f});
@@ -219,6 +278,16 @@ TEST(Quorum, NoOrderOfTheFragmentsIsADeadlock) {
     ++ended;
   });
   EXPECT_EQ(ended, kRanks);
+}
+
+TEST(Quorum, NoOrderOfTheFragmentsIsADeadlock) {
+  Box box;
+  expect_no_deadlock(box, "none");
+}
+
+TEST(Quorum, NoOrderOfTheFragmentsIsADeadlockWithAStandby) {
+  Pair pair;
+  expect_no_deadlock(pair.source(), "sgd");
 }
 
 // Two have made fragment 0's round without the third. One of them is lost, the other is at fragment
@@ -283,7 +352,9 @@ TEST(Quorum, ANewcomerDoesNotWaitForARoundOfThoseThatAreInABarrier) {
 TEST(Quorum, ResultsAreThoseOfTheRanksThatTheLogNames) {
   const uint64_t seed = testing::fresh_seeds(1).first;
   for (const std::string optimizer : {"none", "adam"}) {
-    expect_what_the_log_says(spec_of(optimizer), seed);
+    Box box;
+    Seen seen;
+    expect_what_the_log_says(box, spec_of(optimizer), seed, seen);
   }
 }
 
@@ -298,7 +369,9 @@ TEST(Quorum, LateContributionsCountLessOrNotAtAll) {
       spec.weights = weights;
       spec.keys[1].elements = 4500;
       spec.keys[1].format = weights == Weights::kYes ? "topk-10" : "int8";
-      expect_what_the_log_says(spec, seed);
+      Box box;
+      Seen seen;
+      expect_what_the_log_says(box, spec, seed, seen);
     }
   }
 }

@@ -138,6 +138,13 @@ bool is_gated(const JobSpec& spec) {
          steps_whole_keys(spec) || spec.mirrors;
 }
 
+void wait_for_all_ranks(JobSpec& spec) {
+  spec.quorum = spec.grace_ms = 0;
+  spec.grace = Grace::kFixed;
+  spec.late_decay = 1;
+  for (KeySpec& key : spec.keys) key.fragment = 0;
+}
+
 void drop_grad_scale(JobSpec& spec) {
   const auto drop = [](std::map<std::string, double>& values) {
     std::erase_if(values, [](const auto& value) {

@@ -262,6 +262,8 @@ uint64_t rounding_seed(std::string_view job);
 
 // Gradients come without a scale, in all rounds.
 void drop_grad_scale(JobSpec& spec);
+// Has every round wait for all ranks.
+void wait_for_all_ranks(JobSpec& spec);
 
 bool clips(const JobSpec& spec);  // a norm may be clipped: max_norm is given
 // Its optimizer makes steps by norms of whole keys: lars, lamb.

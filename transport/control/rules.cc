@@ -77,8 +77,7 @@ constexpr Rule kRules[] = {
      "a switch adds what all ranks send in a round, in any order, and does not tell whose it is",
      "change that, or use another format, or a server without a switch"},
     {kHasStandby,
-     kOutOfLockStep | kFold | kGated | kQuorum | kBranches | kInterest | kLazyKeys | kDifferences |
-         kRacks,
+     kOutOfLockStep | kFold | kGated | kBranches | kInterest | kLazyKeys | kDifferences | kRacks,
      "its standby makes the same steps, with one gradient of every chunk in every round",
      "change that, say saved='no', or use a server without a standby"},
     {kSlack, kBsp | kAsync, "it is for consistency ssp"},

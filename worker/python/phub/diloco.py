@@ -161,7 +161,7 @@ class DiLoCo:
                 {key.name: key.for_job() for key in self._keys},
                 hyper=hyper,
                 formats=formats,
-                saver=self._steps.save,
+                saver=None if has_quorum(options) else self._steps.save,  # it has no steps()
                 **given,
             )
             self._begin()
@@ -275,7 +275,8 @@ class DiLoCo:
         """After RewoundError: waits for a box that goes on with the job, from its checkpoint.
 
         The model is the checkpoint's base, and `steps_done` that of its round. Call steps() again,
-        which gives back what this rank had.
+        which gives back what this rank had. With a quorum there are no steps(): train on from the
+        base. What this rank had sent counted, or is lost, as is what it had moved since.
         """
         check_alone("rejoin()", is_alone=self._island.is_alone)
         while True:

@@ -175,7 +175,8 @@ class DistributedOptimizer(Optimizer):
             lambda: me._values.sent,
             has_branches=bool(options.get("branches")),
         )
-        saver = self._steps.save if server else None
+        # With a quorum there are no steps(), and a late rank has no part in a checkpoint.
+        saver = self._steps.save if server and not options.get("quorum") else None
         self.worker = Worker(keys.keys, hyper=fixed, formats=formats, saver=saver, **given)
         self._mine = keys.exchanged(
             self.worker, is_mean=not server, zero_copy=zero_copy, delay=bool(delay)

@@ -387,7 +387,9 @@ class Worker(BranchCalls, StateCalls):
         """After RewoundError: waits for a server that goes on with the job. Returns the next round.
 
         That round may be earlier than what this rank has seen, and the parameters are those of the
-        round before: call `broadcast`. Views of the worker's memory become invalid: drop them.
+        round before: call `broadcast`. Views of the worker's memory become invalid: drop them. With
+        a quorum what was pushed for an earlier round, without a result so far, counted once or
+        never will: do not push it again.
         """
         self._leave_device()
         found = c_uint64()
