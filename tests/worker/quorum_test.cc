@@ -214,7 +214,7 @@ class Pair {
   }
 
  private:
-  const testing::TemporaryDirectory directory_;
+  const TemporaryDirectory directory_;
   const std::string folder_ = directory_.path() + "/standby";
   Box standby_{"pack:1 core:3 pu:1",
                uint64_t{1} << 33,
