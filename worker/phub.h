@@ -333,13 +333,13 @@ PHUB_API phub_code phub_worker_create(const phub_options* options, phub_worker**
  * the job, for up to rejoin_limit_ms, and joins as the same rank. The handle then is the new
  * worker's: pointers to gradients and parameters become invalid; registered memory stays
  * registered. `first_round` (null: not wanted) may be earlier than what this rank has seen, and all
- * parameters are those of the round before: call phub_broadcast, and go on from there. With a quorum
- * what was pushed for an earlier round, without a result so far, counted once or never will. Calls of
- * other threads end with PHUB_REWOUND, and so do pushes whose completion is due. May be called
- * again if it fails: PHUB_UNAVAILABLE or PHUB_TIMEOUT after the limit; PHUB_RANK_LOST, the other
- * ranks did not come until then; PHUB_NOT_FOUND, the job has ended; PHUB_TAKEN, another worker has
- * the rank; PHUB_FENCED, only servers with an earlier state of the job answer, or the worker was
- * destroyed; PHUB_INVALID, the worker has not lost its server, or has a phub_geeps. */
+ * parameters are those of the round before: call phub_broadcast, and go on from there. With a
+ * quorum what was pushed for an earlier round, without a result so far, counted once or never will.
+ * Calls of other threads end with PHUB_REWOUND, and so do pushes whose completion is due. May be
+ * called again if it fails: PHUB_UNAVAILABLE or PHUB_TIMEOUT after the limit; PHUB_RANK_LOST, the
+ * other ranks did not come until then; PHUB_NOT_FOUND, the job has ended; PHUB_TAKEN, another
+ * worker has the rank; PHUB_FENCED, only servers with an earlier state of the job answer, or the
+ * worker was destroyed; PHUB_INVALID, the worker has not lost its server, or has a phub_geeps. */
 PHUB_API phub_code phub_rejoin(phub_worker* worker, uint64_t* first_round);
 
 /* Leaves the job, unless phub_leave did, and frees the worker: its pointers to gradients and

@@ -52,8 +52,8 @@ std::optional<uint32_t> QuorumStandstill::lowest() const {
   for (uint32_t f = 0; f < gates_.size(); ++f) {
     if (goes_on(gates_[f])) return std::nullopt;
     const auto [round, senders] = latest_[f];
-    const bool is_due = gates_.go_together() ? round == gates_.lowest()
-                                             : senders > 0 || is_awaited(gates_[f]);
+    const bool is_due =
+        gates_.go_together() ? round == gates_.lowest() : senders > 0 || is_awaited(gates_[f]);
     if (!is_due) continue;
     if (!lowest) {
       lowest = f;
