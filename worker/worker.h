@@ -213,12 +213,13 @@ class Worker {
   // that goes on with the job, and joins as the same rank. The new worker's first_round() may be
   // earlier than this one's latest round, and all parameters are those of the round before: call
   // broadcast(), and go on from there. With a quorum what was pushed for an earlier round, without
-  // a result so far, counted once or never will. Memory that was registered is registered there, and this
-  // worker does not use it any more. Throws Error, and may be called again: kUnavailable or
-  // kTimeout after rejoin_limit_ms; kRankLost, the other ranks did not come until then; kNotFound,
-  // the job has ended; kTaken, another worker has the rank; kFenced, only servers with an earlier
-  // state of the job answer, or end() or leave() was called; kInvalid, this worker's calls do not
-  // throw kRewound, or it was replaced. The new worker's trace has .EPOCH-INCARNATION in its name.
+  // a result so far, counted once or never will. Memory that was registered is registered there,
+  // and this worker does not use it any more. Throws Error, and may be called again: kUnavailable
+  // or kTimeout after rejoin_limit_ms; kRankLost, the other ranks did not come until then;
+  // kNotFound, the job has ended; kTaken, another worker has the rank; kFenced, only servers with
+  // an earlier state of the job answer, or end() or leave() was called; kInvalid, this worker's
+  // calls do not throw kRewound, or it was replaced. The new worker's trace has .EPOCH-INCARNATION
+  // in its name.
   std::unique_ptr<Worker> rejoin();
 
   uint32_t rank() const;
