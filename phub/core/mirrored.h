@@ -49,7 +49,7 @@ class Mirrored final : public SendsSums<Base> {
   }
   void resume_parent() override;  // the standby is given up: goes on alone
   bool arm() override {
-    return is_alone_ ? Base::arm() && next_alone_ == sent_.size() : SendsSums<Base>::arm();
+    return SendsSums<Base>::arm() && (!is_alone_ || next_alone_ == sent_.size());
   }
 
  private:
