@@ -48,6 +48,7 @@ class Driver:
     ) -> None:
         """branch: that runs when all is done that was decided. there: those that there are."""
         self._job, self._report = job, report
+        self._had: set[int] = set()  # branches, also some that it has discarded
         self._begin(decisions, branch, [(0, branch)], max([branch, *there]))
 
     def _begin(
@@ -58,6 +59,7 @@ class Driver:
         self.branch = branch  # that runs when all is done that was decided
         self._newest = newest  # branches up to it are not forked by this driver, but for _alive
         self._alive = {branch}
+        self._had.add(branch)
         self._runs = [*runs]  # (from this round on, this branch)
         self._heard: dict[int, list[tuple[int, float]]] = {}  # by branch, and not told yet
         self._run = Run(branch, 1)  # only then it may fork
@@ -137,6 +139,7 @@ class Driver:
         search begins.
         """
         self._alive, self._newest = {*state["alive"]}, state["newest"]
+        self._had |= self._alive
         self.decisions = self.decisions.afresh(state["diverged"])
         self.decisions.safe = state["safe"]
         if not self._alive <= {*there} or not self._replays(state):
@@ -161,8 +164,10 @@ class Driver:
         if root != running:
             runs = _with(runs, job.schedule(root, round=0), root)
         for branch in there:
-            if branch != root and (branch in self._alive or branch > self._newest):
+            # What it had discarded may be there again.
+            if branch != root and (branch in self._had or branch > self._newest):
                 job.discard(branch, round=0)
+        self._had &= {*there}  # others may get the numbers of those that are gone
         self._job = job
         diverged = self.decisions.diverged
         self._begin(self.decisions.afresh(diverged), root, runs, max(there))
@@ -217,6 +222,7 @@ class Driver:
         if isinstance(request, Fork):
             branch, at = self._job.fork(request.parent, request.values, round=soonest)
             self._alive.add(branch)
+            self._had.add(branch)
             self._newest = max(self._newest, branch)
             self._since = at
             self._told(at, request, branch=branch)

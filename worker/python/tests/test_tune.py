@@ -398,7 +398,7 @@ def test_a_tuner_begins_anew_when_the_job_goes_on_from_a_checkpoint(
         kinds = [row["kind"] for row in rows_of(log)]
         return kinds[kinds.index("rewound") :].count("fork")
 
-    wait_until(lambda: forks_since() >= 2, "another search")
+    wait_until(lambda: forks_since() >= 2, "another search", 40)
     (tmp_path / "enough").touch()
     ranks.results()
     out, err = ended(tuner, 0)

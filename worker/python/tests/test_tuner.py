@@ -323,6 +323,30 @@ def test_a_driver_goes_on_from_its_state(latest):
         assert left == {changed.branch} == {state["safe"]} or not state["course"]
 
 
+@pytest.mark.parametrize("latest", [0, 3])
+def test_a_driver_begins_anew_with_its_job(latest):
+    """As it was rounds before: there may be branches again that had been discarded since."""
+    dice = random.Random(SEED)
+    came_back = 0
+    for _ in range(60):
+        job, then = Late(lambda: 1 + latest), {}
+        assert job.fork(0, {}, 0)[0] == BACKUP
+        driver = driver_of(job, [])
+        died = dice.randrange(20, 120)
+        saved = dice.randrange(died - 15, died)
+        while job.round < died and not driver.done:
+            driver.hear(*job.step())
+            driver.decide()
+            if job.round == saved:
+                then = copy.deepcopy(job)
+        if not then:
+            continue
+        came_back += bool(then.there() - {BACKUP} - driver._alive)
+        driver.begin_anew(then, then.there(), then.runs)
+        assert then.there() - {BACKUP} == {driver.branch} == {then.runs[-1][1]}
+    assert came_back > 0
+
+
 # ---- What is shown.
 
 
